@@ -1,0 +1,116 @@
+"""The command line `python train.py`: Hydra composes, bitcycle validates and runs, and every error is one readable line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import hydra
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from bitcycle.configuration import nearest_key, read_config, register_schemas
+from bitcycle.errors import EXIT_DATA_MISSING, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION, DataError, RunError
+from bitcycle.help import help_text
+from bitcycle.settings import SettingError, nearest
+from bitcycle.training.display import set_up_console
+from bitcycle.training.interruption import Interrupted
+from bitcycle.training.plan import make_plan
+from bitcycle.training.report import plan_report, print_report, summary_report
+from bitcycle.training.run import execute
+
+logger = logging.getLogger("bitcycle")
+
+
+def main(conf: Path, arguments: list[str]) -> int:
+    """Run the command line and return its exit code; `conf` is the folder of the configuration files."""
+    if {"--help", "-h"} & set(arguments):
+        print(help_text(conf))
+        return EXIT_DONE
+    set_up_console()
+    register_schemas()
+    # Hydra would print errors in its own words and exit with 1; with this it raises them.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    exit_codes: list[int] = []
+    job = hydra.main(version_base="1.3", config_path=str(conf), config_name="config")(
+        lambda config: exit_codes.append(guarded(lambda: run(config)))
+    )
+    exit_codes.append(guarded(lambda: _call(job)))
+    return max(exit_codes, key=_severity)
+
+
+def _call(job: Callable[[], None]) -> int:
+    job()
+    return EXIT_DONE
+
+
+def _severity(code: int) -> int:
+    return (EXIT_DONE, EXIT_INTERRUPTED, EXIT_FAILED, EXIT_DATA_MISSING, EXIT_WRONG_CONFIGURATION).index(code)
+
+
+def run(config: DictConfig) -> int:
+    """Run one composed configuration: validate, plan, then show the plan or execute it."""
+    run_config = read_config(config)
+    plan = make_plan(run_config)
+    if run_config.dry_run == "json":
+        print(json.dumps(plan.describe()))
+    elif run_config.dry_run == "true":
+        print_report(plan_report(plan))
+    else:
+        print_report(summary_report(execute(plan), plan.schedule.reference))
+        print(plan.folder.path)
+    return EXIT_DONE
+
+
+def guarded(action: Callable[[], int]) -> int:
+    """The exit code of an action; known errors become one line on standard error, unknown ones a traceback."""
+    try:
+        return action()
+    except SettingError as error:
+        return _complain("wrong configuration", error, EXIT_WRONG_CONFIGURATION)
+    except (HydraException, OmegaConfBaseException) as error:
+        return _complain("wrong configuration", explain_hydra(error), EXIT_WRONG_CONFIGURATION)
+    except DataError as error:
+        return _complain("data missing", error, EXIT_DATA_MISSING)
+    except RunError as error:
+        return _complain("run failed", error, EXIT_FAILED)
+    except Interrupted:
+        return EXIT_INTERRUPTED
+    except KeyboardInterrupt:
+        return _complain("interrupted", "stopped at once; the last checkpoint is kept", EXIT_INTERRUPTED)
+    except Exception:
+        logger.exception("unexpected error; this is a bug of bitcycle or of a library")
+        return EXIT_FAILED
+
+
+def _complain(kind: str, message: object, code: int) -> int:
+    print(f"{kind}: {message}", file=sys.stderr)
+    return code
+
+
+def explain_hydra(error: BaseException) -> str:
+    """What Hydra or OmegaConf complains about, with a remedy instead of its advice to add unknown keys."""
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.__cause__
+    for cause in causes:
+        if isinstance(cause, MissingConfigException) and cause.options:
+            group, _, name = str(cause.missing_cfg_file).rpartition("/")
+            return str(SettingError(group, name, "is not one of its options", nearest(name, cause.options)))
+    text = "\n".join(str(cause) for cause in causes)
+    unknown = re.search(r"Could not override '([^']+)'", text)
+    if unknown and "not in" in text:
+        return str(SettingError(unknown[1], "...", "nobody reads this setting", nearest_key(unknown[1])))
+    wrong_type = re.search(r"Error merging override ([^=]+)=.*?Value '(.*?)' .*?could not be converted to (\w+)", text, re.DOTALL)
+    if wrong_type:
+        return str(SettingError(wrong_type[1], wrong_type[2], "has the wrong type", f"give a value of type {wrong_type[3]}"))
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("  ")]
+    return "; ".join(dict.fromkeys(lines)) + ". Remedy: `python train.py --help` lists all groups, options and settings."

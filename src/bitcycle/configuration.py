@@ -1,0 +1,196 @@
+"""The configuration of a run: one dataclass for each group, checked before anything is loaded.
+
+Hydra composes the files of `conf/` with what the command line says; this module turns the result into dataclasses. It refuses
+what Hydra would let through: keys that nobody reads (also added with +), and values that make no sense together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from bitcycle.dataset import DATASETS, DatasetOptions
+from bitcycle.hardware import HARDWARE, HardwareOptions
+from bitcycle.model import MODELS, ModelOptions
+from bitcycle.quantizer import QUANTIZERS, QuantizerOptions
+from bitcycle.schedule import SCHEDULES, ScheduleOptions
+from bitcycle.settings import MISSING, Settings, SettingError, nearest, setting
+from bitcycle.task import ClassificationOptions
+from bitcycle.training.options import LoggingOptions, TrainingOptions
+
+
+@dataclasses.dataclass
+class RunConfig(Settings):
+    """Everything that one run is made of; one field for each configuration group, and what belongs to none."""
+
+    schedule: Any = setting(MISSING, "when which precision is used")
+    model: Any = setting(MISSING, "the network that is trained")
+    dataset: Any = setting(MISSING, "the data that it is trained on")
+    task: Any = setting(MISSING, "what is learned: loss and metrics")
+    quantizer: Any = setting(MISSING, "how tensors are mapped onto few bits, and which layers stay float")
+    hardware: Any = setting(MISSING, "how cost is counted", affects_result=False)
+    training: TrainingOptions = setting(TrainingOptions, "length, optimizer, learning rate, evaluation, devices, checkpoints")
+    logging: LoggingOptions = setting(LoggingOptions, "where metrics go beside metrics.jsonl", affects_result=False)
+    scale: str = setting("paper", "size of the experiment", choices=("paper", "mini", "smoke"), affects_result=False)
+    seed: int = setting(0, "of weights, order, augmentation and noise", minimum=0, affects_result=False)
+    data_root: str = setting(
+        "${oc.env:BITCYCLE_DATA,data}", "folder of the data sets; default: BITCYCLE_DATA, else ./data", affects_result=False
+    )
+    results_root: str = setting("results/runs", "folder of the run folders", affects_result=False)
+    dry_run: str = setting(
+        "false",
+        "true: print what would run and what it would cost, without data; json: the same as JSON",
+        choices=("false", "true", "json"),
+        affects_result=False,
+    )
+
+    @property
+    def data_folder(self) -> Path:
+        """data_root as a path."""
+        return Path(self.data_root).expanduser()
+
+
+GROUPS: dict[str, dict[str, type[Settings]]] = {
+    "schedule": {name: kind for name, (kind, _) in SCHEDULES.items()},
+    "model": {name: kind for name, (kind, _) in MODELS.items()},
+    "dataset": dict(DATASETS),
+    "task": {"classification": ClassificationOptions},
+    "quantizer": dict(QUANTIZERS),
+    "hardware": dict(HARDWARE),
+}
+"""Configuration group -> option -> the dataclass that describes it."""
+
+TYPES: dict[str, type[Settings]] = {
+    "schedule": ScheduleOptions,
+    "model": ModelOptions,
+    "dataset": DatasetOptions,
+    "task": ClassificationOptions,
+    "quantizer": QuantizerOptions,
+    "hardware": HardwareOptions,
+}
+
+
+def register_schemas() -> None:
+    """Make the dataclasses known to Hydra as `/schema/GROUP: CLASS`; each file of `conf/` begins with its own."""
+    store = ConfigStore.instance()
+    store.store(group="schema", name="RunConfig", node=RunConfig)
+    store.store(group="schema/training", name="TrainingOptions", node=TrainingOptions)
+    for group, options in GROUPS.items():
+        for kind in set(options.values()):
+            store.store(group=f"schema/{group}", name=kind.__name__, node=kind)
+
+
+def read_config(config: DictConfig) -> RunConfig:
+    """The validated configuration of a run.
+
+    Raises:
+        SettingError (a ValueError): for an unknown key, a value of the wrong type or out of range, naming field and remedy.
+    """
+    refuse_unknown_keys(config)
+    try:
+        run: RunConfig = _to_settings(config, "")
+    except OmegaConfBaseException as error:
+        raise SettingError(str(error.full_key or "configuration"), "?", str(error.msg), "correct this value") from error
+    for group, kind in TYPES.items():
+        if not isinstance(getattr(run, group), kind):
+            raise SettingError(group, getattr(run, group), "is not one of its options", nearest("", GROUPS[group]))
+    return run
+
+
+def refuse_unknown_keys(config: DictConfig) -> None:
+    """Raise SettingError for the first key that no dataclass declares, with the nearest one that is declared."""
+    known = set(_declared_keys(config, ""))
+    for key, value in _present_keys(config, ""):
+        if key not in known:
+            raise SettingError(key, value, "nobody reads this setting", nearest_key(key, known))
+
+
+def nearest_key(key: str, known: Iterable[str] | None = None) -> str:
+    """A remedy for an unknown key: the known one that looks most like it, by its whole name, its last part or initials.
+
+    >>> nearest_key("train.lrr")
+    "did you mean 'training.learning_rate'? `python train.py --help` lists all settings"
+    """
+    known = sorted(known if known is not None else all_keys())
+    leaf = key.rsplit(".", 1)[-1]
+    spellings: dict[str, str] = {}
+    for name in known:
+        last = name.rsplit(".", 1)[-1]
+        initials = "".join(word[0] for word in last.split("_"))
+        for spelling in (name, last, *([initials] if len(initials) > 1 else [])):
+            spellings.setdefault(spelling, name)
+    alike = [spellings[word] for word in difflib.get_close_matches(leaf, spellings, 5, 0.7)]
+    close = difflib.get_close_matches(key, known, 1, 0.85) or difflib.get_close_matches(key, alike, 1, 0.0)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"{hint}`python train.py --help` lists all settings"
+
+
+def all_keys() -> Iterator[str]:
+    """Every setting of every option of every group, by dotted name."""
+    for group, kinds in {"": [RunConfig], **{f"{group}.": set(options.values()) for group, options in GROUPS.items()}}.items():
+        for kind in kinds:
+            yield from _fields_below(kind, group)
+
+
+def _fields_below(kind: type[Settings], prefix: str) -> Iterator[str]:
+    for field in dataclasses.fields(kind):
+        yield f"{prefix}{field.name}"
+        nested = field.default_factory
+        if isinstance(nested, type) and issubclass(nested, Settings):
+            yield from _fields_below(nested, f"{prefix}{field.name}.")
+
+
+def _declared_keys(node: DictConfig, prefix: str) -> Iterator[str]:
+    kind = OmegaConf.get_type(node)
+    if kind is None or not dataclasses.is_dataclass(kind):
+        return
+    for field in dataclasses.fields(kind):
+        yield f"{prefix}{field.name}"
+        if OmegaConf.is_dict(child := _child(node, field.name)):
+            yield from _declared_keys(child, f"{prefix}{field.name}.")
+
+
+def _present_keys(node: DictConfig, prefix: str) -> Iterator[tuple[str, Any]]:
+    for key in map(str, node):
+        child = _child(node, key)
+        yield f"{prefix}{key}", child
+        if OmegaConf.is_dict(child):
+            yield from _present_keys(child, f"{prefix}{key}.")
+
+
+def _child(node: DictConfig, key: str) -> Any:
+    return None if key not in node or OmegaConf.is_missing(node, key) else node[key]
+
+
+def _to_settings(node: DictConfig, path: str) -> Any:
+    """A configuration node as an instance of its dataclass, with errors that name fields from the top."""
+    values: dict[str, Any] = {}
+    for key in map(str, node):
+        full_key = f"{path}.{key}".lstrip(".")
+        if OmegaConf.is_missing(node, key):
+            raise SettingError(full_key, MISSING, "is not given and has no default", f"set {full_key}=...")
+        value = node[key]
+        if OmegaConf.is_dict(value):
+            value = _to_settings(value, full_key)
+        elif OmegaConf.is_list(value):
+            value = OmegaConf.to_container(value, resolve=True)
+        values[key] = value
+    kind = OmegaConf.get_type(node)
+    if kind is None or not dataclasses.is_dataclass(kind):
+        raise SettingError(path, values, "is not one of the known options of this group", f"give a name, as in {path}=NAME")
+    try:
+        return kind(**values)
+    except SettingError as error:
+        raise error.within(path) from None
+
+
+def to_plain(config: RunConfig) -> dict[str, Any]:
+    """A configuration as nested dictionaries of plain values."""
+    return dataclasses.asdict(config)

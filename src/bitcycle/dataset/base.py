@@ -1,0 +1,86 @@
+"""What every data set configuration provides: what it holds, known without reading it, and its two splits."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+import torch
+
+from bitcycle.dataset.images import Images
+from bitcycle.model import ImageShape
+from bitcycle.settings import MISSING, Settings, SettingError, setting
+
+logger = logging.getLogger(__name__)
+
+
+class DatasetInfo(NamedTuple):
+    """The shape of a data set's images and the sizes of its splits."""
+
+    shape: ImageShape
+    train_samples: int
+    test_samples: int
+
+
+class Splits(NamedTuple):
+    """Training and test images."""
+
+    train: Images
+    test: Images
+
+
+@dataclass
+class DatasetOptions(Settings):
+    """Options that every image data set has."""
+
+    name: str = setting(MISSING, "the data set's name, as in dataset=NAME")
+    mean: list[float] = setting([0.5], "mean of each channel that images are normalised with, pixels in [0, 1]")
+    std: list[float] = setting([0.5], "standard deviation of each channel that images are normalised with", minimum=1e-6)
+    crop_padding: int = setting(0, "training images are padded with this many zeros and cropped at random; 0: no crop", minimum=0)
+    flip: bool = setting(False, "training images are flipped horizontally at random")
+    train_samples: Optional[int] = setting(None, "train on the first so many images of a fixed random order; null: all", minimum=1)
+    test_samples: Optional[int] = setting(None, "evaluate on the first so many images of a fixed random order; null: all", minimum=1)
+
+    def full_info(self, data_root: Path) -> DatasetInfo:
+        """What the whole data set holds; reads no image."""
+        raise NotImplementedError
+
+    def read(self, data_root: Path) -> Splits:
+        """Both splits, whole.
+
+        Raises:
+            DataError: if the data are missing or cannot be read.
+        """
+        raise NotImplementedError
+
+    def info(self, data_root: Path) -> DatasetInfo:
+        """What is used of the data set: `full_info` after train_samples and test_samples."""
+        full = self.full_info(data_root)
+        for option, available in (("train_samples", full.train_samples), ("test_samples", full.test_samples)):
+            wanted = getattr(self, option)
+            if wanted is not None and wanted > available:
+                raise SettingError(option, wanted, f"{self.name} has only {available}", f"use at most {available}, or null for all")
+        for option in ("mean", "std"):
+            values = getattr(self, option)
+            if len(values) not in (1, full.shape.channels):
+                problem = f"images of {self.name} have {full.shape.channels} channels"
+                raise SettingError(option, values, problem, "give one number, or one for each channel")
+        return full._replace(
+            train_samples=self.train_samples or full.train_samples, test_samples=self.test_samples or full.test_samples
+        )
+
+    def load(self, data_root: Path) -> Splits:
+        """The images that are used of both splits."""
+        splits = self.read(data_root)
+        return Splits(_first(splits.train, self.train_samples), _first(splits.test, self.test_samples))
+
+
+def _first(images: Images, count: int | None) -> Images:
+    """The first `count` images of an order that is random but the same for every run."""
+    if count is None or count >= len(images):
+        return images
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    return images.subset(order[:count])
+

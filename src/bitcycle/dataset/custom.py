@@ -1,0 +1,104 @@
+"""Your own images: any folder of class sub-folders, or Hugging Face image parquet files."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Optional
+
+import torch
+
+from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, logger
+from bitcycle.dataset.images import Images, StreamedImages, decode_all, open_image
+from bitcycle.dataset.source import Encoded, find_class_folders, find_parquet, read_class_folders, read_parquet
+from bitcycle.errors import DataError
+from bitcycle.model import ImageShape
+from bitcycle.settings import MISSING, setting
+
+
+@dataclass
+class CustomImages(DatasetOptions):
+    """Options of a data set of your own."""
+
+    path: str = setting(MISSING, "the folder, absolute or below data_root: train/ and test/ (or val/), or class folders alone")
+    image_size: Optional[int] = setting(
+        None, "pixels; other images are scaled by the shorter side and cropped; null: that of the first image", minimum=4
+    )
+    label_column: Optional[str] = setting(None, "parquet column of labels; null: label, fine_label or the only integer one")
+    test_fraction: float = setting(
+        0.2, "share of each class held out for testing where there is no test split", minimum=0.001, maximum=0.9
+    )
+    memory_gib: float = setting(
+        4.0, "images are held in memory decoded up to this size, else decoded batch by batch", minimum=0, affects_result=False
+    )
+    workers: int = setting(
+        min(16, os.cpu_count() or 1), "processes that decode where images are not held in memory", minimum=0, affects_result=False
+    )
+
+    def full_info(self, data_root: Path) -> DatasetInfo:
+        train, test = _read_encoded(self._folder(data_root), self.name, self.label_column, self.test_fraction)
+        first = open_image(train.images[0])
+        size = self.image_size or first.size[0]
+        if self.image_size is None and first.size[0] != first.size[1]:
+            raise DataError(f"{train.images[0].origin} is {first.size[0]}x{first.size[1]} pixels; set dataset.image_size")
+        shape = ImageShape(1 if first.mode in ("1", "L") else 3, size, len(train.class_names))
+        return DatasetInfo(shape, len(train.images), len(test.images))
+
+    def read(self, data_root: Path) -> Splits:
+        splits = _read_encoded(self._folder(data_root), self.name, self.label_column, self.test_fraction)
+        shape = self.full_info(data_root).shape
+        size_gib = sum(len(split.images) for split in splits) * shape.size**2 * shape.channels / 2**30
+        if size_gib > self.memory_gib:
+            logger.info("%.1f GiB of images exceed dataset.memory_gib=%g: decoding batch by batch", size_gib, self.memory_gib)
+            return Splits(
+                *(StreamedImages(split.images, split.labels, shape.channels, shape.size, self.workers) for split in splits)
+            )
+        return Splits(*(Images(decode_all(split.images, shape.channels, shape.size), split.labels) for split in splits))
+
+    def _folder(self, data_root: Path) -> Path:
+        folder = data_root / Path(self.path).expanduser()  # an absolute path stands for itself
+        if not folder.is_dir():
+            raise DataError(f"dataset.path={self.path}: {folder} is not a folder. Give an absolute path or one below data_root.")
+        return folder
+
+
+@lru_cache(maxsize=4)
+def _read_encoded(folder: Path, kind: str, label_column: str | None, test_fraction: float) -> tuple[Encoded, Encoded]:
+    if kind == "image_parquet":
+        files = {split: find_parquet(folder, split) for split in ("train", "test")}
+        if not files["train"]:
+            raise DataError(f"no parquet file whose name begins with train in {folder}")
+        train = read_parquet(files["train"], label_column)
+        test = read_parquet(files["test"], label_column) if files["test"] else None
+    else:
+        found = find_class_folders(folder, "train")
+        whole = found or find_class_folders(folder, None)
+        if whole is None:
+            raise DataError(f"no images in class sub-folders of {folder}; expected CLASS/IMAGE.png or train/CLASS/IMAGE.png")
+        train = read_class_folders(whole)
+        test_folder = find_class_folders(folder, "test") if found else None
+        test = read_class_folders(test_folder) if test_folder else None
+    if test is None:
+        return _split(train, test_fraction)
+    if len(test.class_names) > len(train.class_names):
+        raise DataError(f"{folder}: the test split has classes that the training split lacks: {set(test.class_names)}")
+    return train, test
+
+
+def _split(whole: Encoded, test_fraction: float) -> tuple[Encoded, Encoded]:
+    """Hold out a share of each class, at least one image; the same for every run."""
+    held_out = torch.zeros(len(whole.images), dtype=torch.bool)
+    generator = torch.Generator().manual_seed(0)
+    for label in range(len(whole.class_names)):
+        members = (whole.labels == label).nonzero().flatten()
+        if len(members) < 2:
+            raise DataError(f"class {whole.class_names[label]} has {len(members)} images: too few to hold one out for testing")
+        count = max(1, round(test_fraction * len(members)))
+        held_out[members[torch.randperm(len(members), generator=generator)[:count]]] = True
+    parts = []
+    for mask in (~held_out, held_out):
+        indices = mask.nonzero().flatten()
+        parts.append(Encoded([whole.images[i] for i in indices.tolist()], whole.labels[indices], whole.class_names))
+    return parts[0], parts[1]

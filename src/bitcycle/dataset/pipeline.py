@@ -1,0 +1,124 @@
+"""Training batches whose order and augmentation follow from (seed, epoch, sample), so that any step can be the first.
+
+Augmentation happens on the device, a batch at a time, on unsigned bytes; batches come out normalised and channels-last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bitcycle.dataset.base import DatasetOptions
+from bitcycle.dataset.images import Images
+from bitcycle.randomness import derive, hash_bits, int32_key
+
+
+class Batch(NamedTuple):
+    """Inputs [N, C, H, W], float32 and channels-last, and targets [N]."""
+
+    inputs: Tensor
+    targets: Tensor
+
+
+def steps_per_epoch(samples: int, batch_size: int) -> int:
+    """Batches in an epoch; the last, smaller one is kept, as in the released code."""
+    return -(-samples // batch_size)
+
+
+def batch_length(step: int, samples: int, batch_size: int) -> int:
+    """Samples in the batch of `step`."""
+    position = step % steps_per_epoch(samples, batch_size)
+    return min(batch_size, samples - position * batch_size)
+
+
+def epoch_order(samples: int, seed: int, epoch: int) -> Tensor:
+    """The order of the samples in an epoch, a permutation of 0 .. samples-1."""
+    return torch.randperm(samples, generator=torch.Generator().manual_seed(derive(seed, "order", epoch)))
+
+
+class TrainingBatches:
+    """The endless sequence of training batches, startable at any step.
+
+    Args:
+        images: the training images.
+        options: normalisation and augmentation.
+        batch_size: samples a step.
+        seed: of order and augmentation.
+        device: where batches are made.
+    """
+
+    def __init__(self, images: Images, options: DatasetOptions, batch_size: int, seed: int, device: torch.device) -> None:
+        self.images, self.options = images.to(device), options
+        self.batch_size, self.seed, self.device = batch_size, seed, device
+        self.normalise = Normalise(options, device)
+
+    def starting_at(self, step: int) -> Iterator[Batch]:
+        """Batches of steps `step`, `step` + 1, and so on without end."""
+        per_epoch = steps_per_epoch(len(self.images), self.batch_size)
+        for indices, pixels, labels in self.images.batches(self._index_batches(step)):
+            pixels = self._augment(pixels.to(self.device), indices.to(self.device), step // per_epoch)
+            yield Batch(self.normalise(pixels), labels.to(self.device))
+            step += 1
+
+    def _index_batches(self, step: int) -> Iterator[Tensor]:
+        epoch, position = divmod(step, steps_per_epoch(len(self.images), self.batch_size))
+        while True:
+            yield from epoch_order(len(self.images), self.seed, epoch).split(self.batch_size)[position:]
+            epoch, position = epoch + 1, 0
+
+    def _augment(self, pixels: Tensor, indices: Tensor, epoch: int) -> Tensor:
+        """Random crop with zero padding and random horizontal flip, from (seed, epoch, sample)."""
+        padding, size = self.options.crop_padding, pixels.shape[1]
+        if not padding and not self.options.flip:
+            return pixels
+        bits = self._random_bits(indices, epoch)
+        rows = torch.arange(size, device=pixels.device).repeat(len(indices), 1)
+        columns = rows
+        if self.options.flip:
+            columns = torch.where((bits >> 30)[:, None] == 1, size - 1 - columns, columns)
+        if padding:
+            pixels = torch.nn.functional.pad(pixels, (0, 0, padding, padding, padding, padding))
+            rows = rows + _choice(bits, 2 * padding + 1)[:, None]
+            columns = columns + _choice(bits >> 11, 2 * padding + 1)[:, None]
+        images = torch.arange(len(indices), device=pixels.device)
+        return pixels[images[:, None, None], rows[:, :, None], columns[:, None, :]]
+
+    def _random_bits(self, indices: Tensor, epoch: int) -> Tensor:
+        """31 random bits for each sample, independent of the batch that it is in."""
+        key = torch.tensor(int32_key(self.seed, "augmentation", epoch), dtype=torch.int32, device=indices.device)
+        return hash_bits(indices.to(torch.int32), key).long() & 0x7FFFFFFF
+
+
+def _choice(bits: Tensor, count: int) -> Tensor:
+    """A number in 0 .. count-1 from the lowest 11 bits."""
+    return (bits & 0x7FF) * count >> 11
+
+
+class EvaluationBatches:
+    """The images of a split in order, normalised, without augmentation; can be gone through many times."""
+
+    def __init__(self, images: Images, options: DatasetOptions, batch_size: int, device: torch.device) -> None:
+        self.images, self.batch_size, self.device = images.to(device), batch_size, device
+        self.normalise = Normalise(options, device)
+
+    def __iter__(self) -> Iterator[Batch]:
+        order = torch.arange(len(self.images)).split(self.batch_size)
+        for _, pixels, labels in self.images.batches(order):
+            yield Batch(self.normalise(pixels.to(self.device)), labels.to(self.device))
+
+    def __len__(self) -> int:
+        return -(-len(self.images) // self.batch_size)
+
+
+class Normalise:
+    """Bytes [N, H, W, C] to normalised float32 [N, C, H, W] in channels-last layout."""
+
+    def __init__(self, options: DatasetOptions, device: torch.device) -> None:
+        self.mean = torch.tensor(options.mean, device=device) * 255
+        self.std = torch.tensor(options.std, device=device) * 255
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        return ((pixels - self.mean) / self.std).permute(0, 3, 1, 2)

@@ -1,0 +1,17 @@
+"""Every data set by its name."""
+
+from __future__ import annotations
+
+from bitcycle.dataset.base import DatasetOptions
+from bitcycle.dataset.cifar import Cifar
+from bitcycle.dataset.custom import CustomImages
+from bitcycle.dataset.digits import Digits
+
+DATASETS: dict[str, type[DatasetOptions]] = {
+    "cifar10": Cifar,
+    "cifar100": Cifar,
+    "digits": Digits,
+    "image_folder": CustomImages,
+    "image_parquet": CustomImages,
+}
+"""Data set name -> its class of options; `conf/dataset/NAME.yaml` is the same."""

@@ -1,0 +1,92 @@
+"""The products that a network computes, as shapes and numbers: all that a cost model needs to know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bitcycle.schedule import FLOAT, Precision
+
+FLOAT_PRECISION = Precision(FLOAT, FLOAT, FLOAT)
+
+
+class MatrixProduct(NamedTuple):
+    """Dimensions of the forward product of one sample (and one group): m output positions, n output channels, c reduction
+    channels, t kernel taps. Multiply-accumulates = m n c t."""
+
+    m: int
+    n: int
+    c: int
+    t: int = 1
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One product of the forward pass.
+
+    Attributes:
+        name: the module that computes it, as in `model.named_modules()`; with a suffix where it computes several.
+        kind: conv, linear (an activation times a weight) or matmul (two activations).
+        macs: multiply-accumulates of the forward product, for `Workload.samples` samples.
+        product: the dimensions of one group's matrix product, for `Workload.samples` samples.
+        groups: number of such products.
+        input_positions: positions of the input map (for a convolution height times width), the m of the error product.
+        weight_elements, input_elements, output_elements: sizes of its operands, for `Workload.samples` samples.
+        needs_input_gradient: False for a layer that reads the network's input: its error product is never computed.
+        fixed_precision: its bits if no schedule changes them (float32 for a layer that is not quantized), else None.
+    """
+
+    name: str
+    kind: str
+    macs: int
+    product: MatrixProduct
+    groups: int
+    input_positions: int
+    weight_elements: int
+    input_elements: int
+    output_elements: int
+    needs_input_gradient: bool
+    fixed_precision: Precision | None
+
+    @property
+    def is_float(self) -> bool:
+        """Whether this operation is never quantized."""
+        return self.fixed_precision == FLOAT_PRECISION
+
+    def precision(self, scheduled: Precision) -> Precision:
+        """The bits of this operation while the schedule says `scheduled`."""
+        return scheduled if self.fixed_precision is None else self.fixed_precision
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Everything that one forward pass over `samples` samples computes.
+
+    Attributes:
+        operations: the products, in the order of execution.
+        samples: samples in the traced input; counts are for all of them.
+        batch_norm_elements: elements that batch normalisations return.
+        relu_elements: elements that ReLUs return.
+        pooled_inputs, pooled_outputs: elements that average-pooling modules read and return.
+    """
+
+    operations: tuple[Operation, ...]
+    samples: int = 1
+    batch_norm_elements: int = 0
+    relu_elements: int = 0
+    pooled_inputs: int = 0
+    pooled_outputs: int = 0
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of the forward pass, of `samples` samples."""
+        return sum(operation.macs for operation in self.operations)
+
+    @property
+    def macs_per_sample(self) -> dict[str, int | float]:
+        """Multiply-accumulates of one sample by operation."""
+        return {operation.name: _ratio(operation.macs, self.samples) for operation in self.operations}
+
+
+def _ratio(numerator: int, denominator: int) -> int | float:
+    return numerator // denominator if numerator % denominator == 0 else numerator / denominator

@@ -1,0 +1,99 @@
+"""`python train.py --help`: every group and every setting in plain words, from the dataclasses and the files of `conf/`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bitcycle.configuration import GROUPS, RunConfig
+from bitcycle.settings import MISSING, Settings
+from bitcycle.training.options import TrainingOptions
+
+INTRODUCTION = """\
+bitcycle trains neural networks with few bits whose number changes along the way.
+
+    python train.py schedule=RTH model=resnet74                   one run; finished runs are skipped, interrupted ones resumed
+    python train.py schedule=RTH model=resnet74 dry_run=true      what would run and what it would cost; trains nothing
+    python train.py -m schedule=static,CR,RTH seed=0,1,2          every combination, one after the other
+
+GROUP=NAME chooses an option of a group, GROUP.SETTING=VALUE changes a setting. Lists are written [0.5,0.75], nothing is null.
+Exit codes: 0 done or already done; 1 the run failed; 2 the configuration is wrong; 3 the data are missing; 75 interrupted,
+run the same command again. `python train.py --hydra-help` explains Hydra's own flags (-m, --cfg job, -sc for tab completion).
+"""
+
+
+def help_text(conf: Path) -> str:
+    """The whole help text; `conf` is the folder of the configuration files."""
+    return "\n".join([INTRODUCTION, *_groups(conf), "SETTINGS OF NO GROUP", *_settings(RunConfig, "", only_plain=True)])
+
+
+def _groups(conf: Path) -> Iterator[str]:
+    helps = {field.name: field.metadata["help"] for field in dataclasses.fields(RunConfig)}
+    for group in sorted({path.parent.name for path in conf.glob("*/*.yaml")}, key=_group_order):
+        yield f"{group.upper()}: {helps[group]}"
+        for path in sorted(conf.glob(f"{group}/*.yaml"), key=_natural):
+            yield f"  {group}={path.stem:<18} {first_comment(path)}"
+        kinds = list(dict.fromkeys(GROUPS[group].values())) if group in GROUPS else []
+        if group == "training":
+            kinds = [TrainingOptions]
+        shown: set[str] = set()
+        for kind in kinds:
+            lines = [line for line in _settings(kind, f"{group}.") if line not in shown]
+            if lines:
+                yield "  settings" + (f" of {_names(group, kind)}" if len(kinds) > 1 else "") + ":"
+                yield from (f"  {line}" for line in lines)
+                shown |= set(lines)
+        yield ""
+
+
+def _group_order(group: str) -> tuple[int, str]:
+    fields = [field.name for field in dataclasses.fields(RunConfig)]
+    return (fields.index(group) if group in fields else len(fields), group)
+
+
+def _natural(path: Path) -> tuple[str, int]:
+    digits = "".join(letter for letter in path.stem if letter.isdigit())
+    return ("".join(letter for letter in path.stem if not letter.isdigit()), int(digits or 0))
+
+
+def _names(group: str, kind: type[Settings]) -> str:
+    names = [name for name, option in GROUPS[group].items() if option is kind]
+    return ", ".join(names)
+
+
+def first_comment(path: Path) -> str:
+    """The first comment line of a configuration file: what it is, in one line."""
+    for line in path.read_text().splitlines():
+        if line.startswith("#") and not line.startswith("# @"):
+            return line.lstrip("# ")
+    return ""
+
+
+def _settings(kind: type[Settings], prefix: str, only_plain: bool = False) -> Iterator[str]:
+    for field in dataclasses.fields(kind):
+        default = _default(field)
+        if isinstance(default, Settings):
+            if not only_plain or field.name not in {path for path in (*GROUPS, "training")}:
+                yield from _settings(type(default), f"{prefix}{field.name}.")
+        elif field.name != "name" and not (only_plain and field.name in GROUPS):
+            yield f"  {prefix}{field.name + '=' + _shown(default):<40} {field.metadata.get('help', '')}"
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    if value == MISSING:
+        return "?"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "[" + ",".join(map(str, value)) + "]"
+    return str(value)

@@ -1,0 +1,102 @@
+"""The controller sets the bits of all layers at each step and counts what the steps cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from bitcycle.hardware import Cost, CostMeter, HardwareOptions, Workload, hardware_options, trace
+from bitcycle.layer.state import PrecisionState
+from bitcycle.randomness import int32_key
+from bitcycle.schedule import Precision, Schedule
+
+
+class PrecisionController:
+    """Applies a schedule to a converted model: call `step(t)` before the forward pass of step t.
+
+    Costs need the shapes of the model's products. They are traced from the first training batch that the model sees, and
+    the samples of a step are counted in the model's training-mode forward passes, so a plain loop need say nothing.
+
+    Args:
+        model: converted by `quantize_model`; a float model is accepted and costs what float32 costs.
+        schedule: what `bitcycle.schedule` returns.
+        seed: of the noise for stochastic rounding, which depends on (seed, step, layer, element).
+        hardware: name or options of the cost model.
+        workload: the traced model, if known; otherwise it is traced at the first training batch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        schedule: Schedule,
+        *,
+        seed: int = 0,
+        hardware: str | HardwareOptions = "bitops",
+        workload: Workload | None = None,
+    ) -> None:
+        self.schedule, self.seed = schedule, seed
+        self.states = [module for module in model.modules() if isinstance(module, PrecisionState)]
+        self.precision: Precision | None = None
+        self._hardware = hardware_options(hardware)
+        self._meter: CostMeter | None = None
+        if workload is not None:
+            self._meter = CostMeter(workload, self._hardware, schedule.reference)
+        else:
+            self._hook = model.register_forward_pre_hook(self._count_batch, with_kwargs=True)
+
+    def step(self, t: int, samples: int = 0) -> Precision:
+        """Set the bits and the noise of step t; count `samples` training samples at these bits, if given.
+
+        Raises:
+            SettingError (a ValueError): for a step outside the schedule's run.
+        """
+        precision = self.schedule(t)
+        key = int32_key("noise", self.seed, t)
+        for state in self.states:
+            state.step_key.fill_(key)
+            if precision != state.precision and not state.fixed:
+                state.set(precision)
+        self.precision = precision
+        if samples and self._meter is not None:
+            self._meter.add(precision, samples)
+        return precision
+
+    def use(self, precision: Precision) -> None:
+        """Set bits outside the schedule, as for an evaluation at q_max; the next `step` sets them anew."""
+        for state in self.states:
+            if not state.fixed:
+                state.set(precision)
+
+    def cost(self) -> Cost:
+        """What the steps so far cost, in total and relative to the same steps at static q_max.
+
+        Raises:
+            RuntimeError: before the model has seen a training batch, since its shapes are not known yet.
+        """
+        if self._meter is None:
+            raise RuntimeError("the cost is not known before the first forward pass in training mode; train one step first")
+        return self._meter.cost()
+
+    @property
+    def meter(self) -> CostMeter:
+        """The counter behind `cost`, for saving and restoring."""
+        assert self._meter is not None, "the meter exists once the operations are known"
+        return self._meter
+
+    def _count_batch(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if not model.training or self.precision is None:
+            return
+        if self._meter is None:
+            self._hook.remove()  # or tracing would call it again
+            workload = trace(model, *arguments, **keywords)
+            self._hook = model.register_forward_pre_hook(self._count_batch, with_kwargs=True)
+            self._meter = CostMeter(workload, self._hardware, self.schedule.reference)
+        self._meter.add(self.precision, _batch_size(arguments, keywords))
+
+
+def _batch_size(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> int:
+    for value in (*arguments, *keywords.values()):
+        if isinstance(value, Tensor):
+            return int(value.shape[0]) if value.dim() else 1
+    raise RuntimeError("cannot tell the batch size: the model's forward pass has no tensor argument")

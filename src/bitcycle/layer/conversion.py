@@ -1,0 +1,138 @@
+"""Conversion of a float model: which layers are quantized is a rule that can be read, set and printed."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import nn
+
+from bitcycle.layer.quantized import CONVERSIONS
+from bitcycle.layer.state import PrecisionState
+from bitcycle.quantizer import NoQuantizer, QuantizerOptions, quantizer_options
+from bitcycle.schedule import Precision
+from bitcycle.settings import SettingError
+
+ROLES = ("first", "last", "shortcut", "depthwise")
+DEFAULT_FLOAT_LAYERS = ("first", "last", "shortcut")
+"""Float layers of a model that names none itself: CPT's and FracTrain's rule for ImageNet (released code)."""
+
+_SHORTCUT_NAMES = ("shortcut", "downsample", "skip", "projection")
+
+
+class LayerRule(NamedTuple):
+    """One convertible layer of a model: its name, its roles, and what becomes of it (quantized, float, fixed bits)."""
+
+    name: str
+    kind: str
+    roles: tuple[str, ...]
+    treatment: str
+
+
+def convertible_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """All layers that have a quantized counterpart, by name, in the order of registration; a shared layer once."""
+    return {name: module for name, module in model.named_modules() if type(module) in CONVERSIONS}
+
+
+def layer_roles(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Roles of the convertible layers.
+
+    first: the first in the order of registration; last: the last one; shortcut: a part of its name contains shortcut,
+    downsample, skip or projection; depthwise: a convolution with one input channel per group.
+    """
+    layers = convertible_layers(model)
+    roles: dict[str, tuple[str, ...]] = {}
+    for index, (name, layer) in enumerate(layers.items()):
+        found = {
+            "first": index == 0,
+            "last": index == len(layers) - 1 and index > 0,
+            "shortcut": any(word in part for part in name.lower().split(".") for word in _SHORTCUT_NAMES),
+            "depthwise": isinstance(layer, nn.Conv2d) and layer.groups > 1 and layer.groups == layer.in_channels,
+        }
+        roles[name] = tuple(role for role in ROLES if found[role])
+    return roles
+
+
+def conversion_plan(model: nn.Module, options: QuantizerOptions) -> list[LayerRule]:
+    """What `quantize_model` would do to each convertible layer of `model`.
+
+    Raises:
+        SettingError (a ValueError): if an entry of options.float_layers is neither a role nor matches a module's name.
+    """
+    float_layers = options.float_layers
+    if float_layers is None:
+        float_layers = list(getattr(model, "float_layers", DEFAULT_FLOAT_LAYERS))
+    roles = layer_roles(model)
+    for entry in float_layers:
+        if entry not in ROLES and not any(fnmatch.fnmatch(name, entry) for name in roles):
+            remedy = f"use the roles {', '.join(ROLES)} or patterns of these names: {', '.join(roles) or 'none'}"
+            raise SettingError("float_layers", entry, "is neither a role nor matches a layer of the model", remedy)
+    layers, plan = convertible_layers(model), []
+    for name, layer in layers.items():
+        is_float = any(entry in roles[name] or fnmatch.fnmatch(name, entry) for entry in float_layers)
+        treatment = "quantized"
+        if is_float or isinstance(options, NoQuantizer):
+            treatment = "float"
+        elif "depthwise" in roles[name] and options.depthwise_bits is not None:
+            treatment = "fixed {}/{}".format(*options.depthwise_bits)
+        plan.append(LayerRule(name, type(layer).__name__, roles[name], treatment))
+    return plan
+
+
+def quantize_model(
+    model: nn.Module,
+    quantizer: str | QuantizerOptions = "sbm",
+    *,
+    float_layers: Sequence[str] | None = None,
+    compile: bool = False,
+) -> nn.Module:
+    """Replace the convolutions and linear layers of a float model by quantized ones that share its parameters.
+
+    Args:
+        model: any torch.nn.Module; changed in place (a model that is itself one layer is replaced).
+        quantizer: name or options.
+        float_layers: roles or name patterns of layers to leave float; None means options.float_layers, and if that is None
+            the model's own attribute `float_layers`, else first, last and shortcut layers (the papers' rule for ImageNet).
+        compile: fuse each quantizer into one kernel by torch.compile; the numbers stay the same.
+
+    Returns:
+        the converted model; its precision is 8 bits until a `PrecisionController` says otherwise.
+
+    Raises:
+        SettingError (a ValueError): if nothing would be quantized, or `float_layers` names no layer.
+    """
+    options = quantizer_options(quantizer)
+    if float_layers is not None:
+        options = type(options)(**{**vars(options), "float_layers": list(float_layers)})
+    if isinstance(options, NoQuantizer):
+        return model
+    plan = [rule for rule in conversion_plan(model, options) if rule.treatment != "float"]
+    if not plan:
+        problem = "no layer of the model would be quantized (its Conv2d and Linear layers are all float, or it has none)"
+        raise SettingError("float_layers", options.float_layers, problem, "leave fewer layers float, e.g. float_layers=[last]")
+    shared, fixed = PrecisionState(), None
+    if options.depthwise_bits is not None:
+        forward, gradient = options.depthwise_bits
+        fixed = PrecisionState(Precision(forward, forward, gradient), fixed=True)
+    layers = convertible_layers(model)
+    for rule in plan:
+        layer = layers[rule.name]
+        state = shared if rule.treatment == "quantized" else fixed
+        converted = CONVERSIONS[type(layer)](layer)  # type: ignore[operator]
+        converted.attach(options, state, key=rule.name, compile=compile)
+        converted.to(next(layer.parameters()).device)
+        converted.train(layer.training)
+        model = _replace(model, layer, converted)
+    return model
+
+
+def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
+    """Put `new` in every place of the model where `old` is."""
+    if model is old:
+        return new
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child is old:
+                parent._modules[name] = new
+    return model

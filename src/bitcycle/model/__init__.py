@@ -1,0 +1,17 @@
+"""What is trained: the networks. They are float networks; quantization is a conversion of the `layer` package."""
+
+from bitcycle.model.base import ImageShape, ModelOptions, build_seeded
+from bitcycle.model.mobilenet_v2_cifar import CifarMobileNetV2, MobileNetV2Cifar
+from bitcycle.model.registry import MODELS
+from bitcycle.model.resnet_cifar import CifarResNet, ResNetCifar
+
+__all__ = [
+    "MODELS",
+    "CifarMobileNetV2",
+    "CifarResNet",
+    "ImageShape",
+    "MobileNetV2Cifar",
+    "ModelOptions",
+    "ResNetCifar",
+    "build_seeded",
+]

@@ -1,0 +1,86 @@
+"""MobileNetV2 for CIFAR: stride 1 in the stem and in the second stage, ReLU, 1x1 shortcuts where the width changes.
+
+Source: released code of CPT and FracTrain, models.py, after E2-Train. Differs from torchvision's network in strides, in ReLU
+instead of ReLU6, in the expansion convolution that also the first stage has, and in its shortcut convolutions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitcycle.model.base import ImageShape, ModelOptions
+from bitcycle.settings import SettingError
+
+STAGES = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+"""(expansion, width, blocks, stride of the first block) of each stage."""
+
+
+class InvertedResidual(nn.Module):
+    """Expand 1x1, depthwise 3x3, project 1x1; blocks of stride 1 add a shortcut."""
+
+    def __init__(self, in_channels: int, channels: int, expansion: int, stride: int) -> None:
+        super().__init__()
+        hidden = expansion * in_channels
+        self.stride = stride
+        self.conv1 = nn.Conv2d(in_channels, hidden, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(hidden)
+        self.conv2 = nn.Conv2d(hidden, hidden, 3, stride=stride, padding=1, groups=hidden, bias=False)
+        self.bn2 = nn.BatchNorm2d(hidden)
+        self.conv3 = nn.Conv2d(hidden, channels, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(channels)
+        self.relu = nn.ReLU(inplace=True)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride == 1 and in_channels != channels:
+            convolution = nn.Conv2d(in_channels, channels, 1, bias=False)
+            self.shortcut = nn.Sequential(convolution, nn.BatchNorm2d(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.relu(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        return y + self.shortcut(x) if self.stride == 1 else y  # type: ignore[no-any-return]
+
+
+class CifarMobileNetV2(nn.Module):
+    """[N, channels, H, W] -> [N, classes]; 32x32 images give 4x4 maps before the global average pool."""
+
+    float_layers = ("last",)
+    """Layers that the papers leave float on CIFAR: the classifier only (released code of CPT and FracTrain)."""
+
+    def __init__(self, shape: ImageShape) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(shape.channels, 32, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(32)
+        self.relu = nn.ReLU(inplace=True)
+        blocks, width = [], 32
+        for expansion, channels, count, stride in STAGES:
+            for index in range(count):
+                blocks.append(InvertedResidual(width, channels, expansion, stride if index == 0 else 1))
+                width = channels
+        self.blocks = nn.Sequential(*blocks)
+        self.conv2 = nn.Conv2d(width, 1280, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(1280)
+        self.fc = nn.Linear(1280, shape.classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks(self.relu(self.bn1(self.conv1(x))))
+        x = self.relu(self.bn2(self.conv2(x)))
+        # A function and not a module: CPT's published costs count pooling modules only.
+        return self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))  # type: ignore[no-any-return]
+
+
+@dataclass
+class MobileNetV2Cifar(ModelOptions):
+    """Options of MobileNetV2 for CIFAR."""
+
+    name: str = "mobilenet_v2"
+
+    def check(self, shape: ImageShape) -> None:
+        if shape.size < 8:
+            raise SettingError("name", self.name, f"images of {shape.size} pixels vanish in it", "use images of 8 pixels or more")
+
+    def build(self, shape: ImageShape) -> CifarMobileNetV2:
+        return CifarMobileNetV2(shape)

@@ -1,0 +1,77 @@
+"""The affine fake quantizer that SBM, CPT, FracTrain and Better Schedules share, as pure functions on tensors.
+
+    n = 2^b - 1,   s = max(r / n, 1e-8),   Q(x) = s rint(clamp((x - z) / s + u, 0, n)) + z
+
+with zero point z, range r and noise u in [-1/2, 1/2) for stochastic rounding (0 otherwise). Bits are int64 tensors, so that
+another precision is another number and not another program; 0 bits means float32 and returns x.
+
+Source: released code of CPT and FracTrain, modules/quantize.py. All functions here are element-wise or reductions in
+float32: eager and compiled results are equal bit for bit on a CPU.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bitcycle.quantizer.noise import uniform
+
+MINIMUM_SCALE = 1e-8
+"""Floor of the step s; a (nearly) constant tensor is left (nearly) unchanged."""
+
+
+def fake_quantize(x: Tensor, zero_point: Tensor, value_range: Tensor, bits: Tensor, noise: Tensor | None = None) -> Tensor:
+    """Round x onto the 2^bits values between zero_point and zero_point + value_range; values outside are clamped.
+
+    Args:
+        x: float32 tensor of any shape.
+        zero_point, value_range: float32, broadcastable to x.
+        bits: int64, broadcastable to x; 0 returns x.
+        noise: float32 in units of the step, added before rounding.
+
+    >>> fake_quantize(torch.tensor([0.0, 0.4, 1.0]), torch.tensor(0.0), torch.tensor(1.0), torch.tensor(2)).tolist()
+    [0.0, 0.3333333432674408, 1.0]
+    """
+    levels = ((1 << bits) - 1).to(x.dtype)
+    scale = (value_range / levels).clamp_min(MINIMUM_SCALE)
+    code = (x - zero_point) / scale
+    if noise is not None:
+        code = code + noise
+    code = torch.minimum(code.clamp_min(0), levels).round()
+    return torch.where(bits > 0, code * scale + zero_point, x)
+
+
+def quantize_per_tensor(x: Tensor, bits: Tensor) -> Tensor:
+    """Fake-quantize with one minimum and maximum over the whole tensor."""
+    low, high = torch.aminmax(x)
+    return fake_quantize(x, low, high - low, bits)
+
+
+def quantize_per_row(rows: Tensor, bits: Tensor) -> Tensor:
+    """Fake-quantize each row of a matrix with its own minimum and maximum."""
+    low, high = torch.aminmax(rows, dim=1, keepdim=True)
+    return fake_quantize(rows, low, high - low, bits)
+
+
+def quantize_stochastically(x: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
+    """Fake-quantize a flat tensor with one range and unbiased stochastic rounding; the noise is that of (step, layer)."""
+    low, high = torch.aminmax(x)
+    return fake_quantize(x, low, high - low, bits, uniform(x.shape, step_key ^ layer_key))
+
+
+def quantize_and_observe(
+    x: Tensor, bits: Tensor, running_zero_point: Tensor, running_range: Tensor, momentum: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Fake-quantize with the range of this batch, and move the running range towards it.
+
+        running <- momentum * running + (1 - momentum) * current          where bits > 0; unchanged at full precision
+
+    Returns:
+        the quantized tensor, the new running zero point and the new running range.
+    """
+    low, high = torch.aminmax(x)
+    value_range = high - low
+    quantized = fake_quantize(x, low, value_range, bits)
+    zero_point = torch.where(bits > 0, running_zero_point * momentum + low * (1 - momentum), running_zero_point)
+    new_range = torch.where(bits > 0, running_range * momentum + value_range * (1 - momentum), running_range)
+    return quantized, zero_point, new_range

@@ -1,0 +1,45 @@
+"""Gradients through rounding: straight through in the forward direction, quantized in the backward direction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, function: Callable[..., Any], *arguments: Any) -> Any:
+        outputs = function(x, *arguments)
+        if isinstance(outputs, tuple):
+            ctx.mark_non_differentiable(*outputs[1:])
+        ctx.argument_count = len(arguments)  # type: ignore[attr-defined]
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0], None, *([None] * ctx.argument_count)
+
+
+class _BackwardOnly(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        ctx.function, ctx.arguments = function, arguments
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return ctx.function(gradients[0], *ctx.arguments), None, *([None] * len(ctx.arguments))
+
+
+def straight_through(function: Callable[..., Any], x: Tensor, *arguments: Any) -> Any:
+    """function(x, *arguments), whose (first) result has the gradient of x: dL/dx = dL/dy, without a clipping mask."""
+    return _StraightThrough.apply(x, function, *arguments)
+
+
+def backward_only(function: Callable[..., Tensor], x: Tensor, *arguments: Any) -> Tensor:
+    """x itself; its gradient is replaced by function(dL/dx, *arguments) on the way back."""
+    return _BackwardOnly.apply(x, function, *arguments)  # type: ignore[no-any-return]

@@ -1,0 +1,22 @@
+"""Views of tensors as flat vectors or as rows, in channels-last order, without copying channels-last tensors."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def flat(x: Tensor) -> Tensor:
+    """All elements as a vector; tensors of four and more dimensions in channels-last order (N, H, W, C)."""
+    return (x.movedim(1, -1) if x.dim() >= 4 else x).reshape(-1)
+
+
+def unflat(vector: Tensor, like: Tensor) -> Tensor:
+    """The inverse of `flat`, in the shape of `like`."""
+    if like.dim() < 4:
+        return vector.view(like.shape)
+    return vector.view(like.movedim(1, -1).shape).movedim(-1, 1)
+
+
+def rows(weight: Tensor) -> Tensor:
+    """A weight as a matrix with one row per output channel."""
+    return (weight.movedim(1, -1) if weight.dim() >= 4 else weight).reshape(weight.shape[0], -1)

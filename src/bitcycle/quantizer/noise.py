@@ -1,0 +1,25 @@
+"""Noise for stochastic rounding, computed from (seed, step, layer, element) instead of drawn from a generator.
+
+The integer operations fuse with the rounding itself, and give the same numbers compiled or not.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bitcycle.randomness import hash_bits
+
+
+def uniform(shape: tuple[int, ...] | torch.Size, key: Tensor) -> Tensor:
+    """Uniform noise in [-1/2, 1/2) on the 24-bit grid of float32, element i from counter i.
+
+    Args:
+        shape: shape of the result.
+        key: int32 tensor with one element.
+    """
+    count = 1
+    for size in shape:
+        count = count * size
+    counter = torch.arange(count, dtype=torch.int32, device=key.device).view(shape)
+    return ((hash_bits(counter, key) >> 8) & 0xFFFFFF).to(torch.float32) * 2.0**-24 - 0.5

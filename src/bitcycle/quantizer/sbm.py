@@ -1,0 +1,114 @@
+"""SBM: the affine min-max quantizer ("scalable methods for 8-bit training") of Better Schedules, CPT and FracTrain.
+
+    weight      one range per output channel, rounded to nearest
+    activation  one range per tensor, that of the batch in training and a running one in evaluation, rounded to nearest
+    gradient    one range per tensor at the layer's output, rounded stochastically; one copy serves both products
+
+>>> import torch
+>>> from bitcycle.quantizer import quantize
+>>> quantize(torch.tensor([[-1.0, 0.1, 2.0]]), 2, quantizer="sbm", role="activation").tolist()
+[[-1.0, 0.0, 2.0]]
+
+Source: semantics of the released code of CPT and FracTrain, modules/quantize.py. Differs from the authors' code in the
+noise, which is a hash of (seed, step, layer, element) and not drawn from the global generator. Differs from the original
+SBM paper, as their code does, in the single copy of the gradient and in plain BatchNorm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bitcycle.quantizer import affine
+from bitcycle.quantizer.autograd import backward_only, straight_through
+from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
+from bitcycle.quantizer.kernel import kernel
+from bitcycle.quantizer.layout import flat, rows, unflat
+from bitcycle.settings import setting
+
+
+class SbmWeight(TensorQuantizer):
+    """Affine quantizer with one range per output channel (dimension 0)."""
+
+    def __init__(self, compile: bool = False) -> None:
+        super().__init__()
+        self.compile_kernel = compile
+
+    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        return straight_through(self._quantize, x, bits)  # type: ignore[no-any-return]
+
+    def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
+        return unflat(kernel(affine.quantize_per_row, self.compile_kernel)(rows(x), bits), like=x)
+
+
+class SbmActivation(TensorQuantizer):
+    """Affine quantizer with the range of the current batch, and an observer that remembers a running range.
+
+    In evaluation the running range clamps. It starts at zero without bias correction, is shared by all precisions and moves
+    in training steps with quantized activations only, as in the released code.
+    """
+
+    running_zero_point: Tensor
+    running_range: Tensor
+
+    def __init__(self, momentum: float = 0.9, compile: bool = False) -> None:
+        super().__init__()
+        self.momentum, self.compile_kernel = momentum, compile
+        self.register_buffer("running_zero_point", torch.zeros(()))
+        self.register_buffer("running_range", torch.zeros(()))
+
+    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        if not self.training:
+            return straight_through(self._quantize_as_observed, x, bits)  # type: ignore[no-any-return]
+        y, zero_point, value_range = straight_through(self._quantize, x, bits)
+        self.running_zero_point.copy_(zero_point)
+        self.running_range.copy_(value_range)
+        return y  # type: ignore[no-any-return]
+
+    def _quantize(self, x: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        function = kernel(affine.quantize_and_observe, self.compile_kernel)
+        y, zero_point, value_range = function(flat(x), bits, self.running_zero_point, self.running_range, self.momentum)
+        return unflat(y, like=x), zero_point, value_range
+
+    def _quantize_as_observed(self, x: Tensor, bits: Tensor) -> Tensor:
+        function = kernel(affine.fake_quantize, self.compile_kernel)
+        return unflat(function(flat(x), self.running_zero_point, self.running_range, bits), like=x)
+
+
+class SbmGradient(GradientQuantizer):
+    """Affine quantizer of the gradient with one range per tensor, stochastic unless told otherwise."""
+
+    def __init__(self, stochastic: bool = True, compile: bool = False) -> None:
+        super().__init__()
+        self.stochastic, self.compile_kernel = stochastic, compile
+
+    def forward(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
+        return backward_only(self._quantize, x, bits, step_key, layer_key)
+
+    def _quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
+        if self.stochastic:
+            function = kernel(affine.quantize_stochastically, self.compile_kernel)
+            return unflat(function(flat(gradient), bits, step_key, layer_key), like=gradient)
+        return unflat(kernel(affine.quantize_per_tensor, self.compile_kernel)(flat(gradient), bits), like=gradient)
+
+
+@dataclass
+class Sbm(QuantizerOptions):
+    """Options of the SBM quantizer."""
+
+    name: str = "sbm"
+    momentum: float = setting(
+        0.9, "kept fraction of the running activation range; FracTrain's CIFAR code has 0.1", minimum=0, maximum=1
+    )
+    stochastic: bool = setting(True, "round gradients stochastically (unbiased)")
+
+    def weight(self, compile: bool) -> SbmWeight:
+        return SbmWeight(compile)
+
+    def activation(self, compile: bool) -> SbmActivation:
+        return SbmActivation(self.momentum, compile)
+
+    def gradient(self, compile: bool) -> SbmGradient:
+        return SbmGradient(self.stochastic, compile)

@@ -1,0 +1,23 @@
+"""When is which precision used: pure functions of the step that know nothing but numbers."""
+
+from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions
+from bitcycle.schedule.cyclic import Cyclic, Delayed
+from bitcycle.schedule.precision import FLOAT, Precision, run_lengths
+from bitcycle.schedule.registry import SCHEDULES, SUITE, schedule
+from bitcycle.schedule.static import Deficit, Static
+
+__all__ = [
+    "FLOAT",
+    "SCHEDULES",
+    "SUITE",
+    "Cyclic",
+    "Deficit",
+    "Delayed",
+    "Precision",
+    "RunLength",
+    "Schedule",
+    "ScheduleOptions",
+    "Static",
+    "run_lengths",
+    "schedule",
+]

@@ -1,0 +1,96 @@
+"""What all precision schedules share: options that are a value, and a schedule bound to the length of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from bitcycle.schedule.precision import Precision, run_lengths
+from bitcycle.settings import MISSING, Settings, SettingError, setting
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """How long a run is, in optimizer steps; the length of an epoch is needed by schedules that count epochs only."""
+
+    total_steps: int
+    steps_per_epoch: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.total_steps < 1:
+            raise SettingError("total_steps", self.total_steps, "a run has at least one step", "use 1 or more")
+        if self.steps_per_epoch is not None and self.steps_per_epoch < 1:
+            raise SettingError("steps_per_epoch", self.steps_per_epoch, "an epoch has at least one step", "use 1 or more")
+
+
+@dataclass
+class ScheduleOptions(Settings):
+    """Options that every schedule has. Subclasses add theirs and say which precision a step has."""
+
+    name: str = setting(MISSING, "the schedule's name, as in schedule=NAME")
+    q_min: int = setting(3, "lowest forward precision in bits (weights and activations)", minimum=1, maximum=32)
+    q_max: int = setting(8, "highest forward precision in bits, that of the static baseline", minimum=1, maximum=32)
+
+    def validate(self) -> None:
+        if self.q_min > self.q_max:
+            raise SettingError("q_min", self.q_min, f"is above q_max={self.q_max}", "choose q_min <= q_max")
+
+    def precision(self, step: int, length: RunLength) -> Precision:
+        """Bits of `step`, counted from 0, in a run of `length`. A pure function."""
+        raise NotImplementedError
+
+    @property
+    def reference(self) -> Precision:
+        """The static precision that savings are relative to: q_max everywhere."""
+        return Precision(self.q_max, self.q_max, self.q_max)
+
+    def check_length(self, length: RunLength) -> None:
+        """Raise SettingError where these options make no sense in a run of `length`."""
+
+    def bind(self, total_steps: int, steps_per_epoch: int | None = None) -> Schedule:
+        """The schedule of a run of this length."""
+        return Schedule(self, RunLength(total_steps, steps_per_epoch))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Precision as a function of the step: `schedule(step)` gives the bits of optimizer step `step`, counted from 0.
+
+    Raises:
+        SettingError (a ValueError): for a step outside the run, and at construction for options that do not fit its length.
+    """
+
+    options: ScheduleOptions
+    length: RunLength
+
+    def __post_init__(self) -> None:
+        self.options.check_length(self.length)
+
+    @property
+    def name(self) -> str:
+        """The schedule's name, such as `RTH`."""
+        return self.options.name
+
+    def __call__(self, step: int) -> Precision:
+        if not 0 <= step < self.length.total_steps:
+            remedy = f"steps run from 0 to total_steps - 1 = {self.length.total_steps - 1}; bind the schedule to more steps"
+            raise SettingError("step", step, "lies outside the run", remedy)
+        return self.options.precision(step, self.length)
+
+    @cached_property
+    def run_lengths(self) -> list[tuple[Precision, int]]:
+        """All steps of the run, neighbours of equal precision joined: [(precision, steps), ...]."""
+        return run_lengths(self.options.precision(step, self.length) for step in range(self.length.total_steps))
+
+    @property
+    def reference(self) -> Precision:
+        """The static precision that this schedule is compared with (static q_max)."""
+        return self.options.reference
+
+    def state_dict(self) -> dict[str, Any]:
+        """State to save in a checkpoint; empty, since the precision follows from the step alone."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""

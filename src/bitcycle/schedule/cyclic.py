@@ -1,0 +1,167 @@
+"""Cyclic precision: the ten schedules of Better Schedules, the three patterns of CPT, cycles of the gradient, late starts."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Optional
+
+from bitcycle.schedule.base import RunLength, ScheduleOptions
+from bitcycle.schedule.precision import Precision
+from bitcycle.schedule.profile import PROFILES, growth_profile
+from bitcycle.settings import MISSING, SettingError, setting
+
+FORMS = ("repeated", "vertical", "horizontal", "within", "annealing")
+ROUNDINGS: dict[str, Callable[[float], int]] = {"rint": round, "ceil": math.ceil, "floor": math.floor}
+
+
+@dataclass
+class Cyclic(ScheduleOptions):
+    """Precision that moves between q_min and q_max in `cycles` cycles along a growth profile g.
+
+    With T steps, period P = T / cycles, cycle c = floor(t / P) from 0 and z = (t mod P) / P:
+
+        s(t) = g(z)                                           form = repeated
+        s(t) = 1 - g(z) in even cycles, g(z) in odd ones       form = vertical    (triangular, value mirrored)
+        s(t) = g(1 - z) in even cycles, g(z) in odd ones       form = horizontal  (triangular, time mirrored)
+        s(t) = g(1 - |2z - 1|)                                form = within      (up and down in one cycle)
+        s(t) = g(1 - z)                                       form = annealing   (high to low in each cycle)
+        bits = round(q_min + (q_max - q_min) s(t))
+
+    The gradient's bits follow the same formula between gradient_min and gradient_max, which both default to q_max.
+
+    Source: Better Schedules, section 3.2 (the first three forms), CPT, equation 1, table 6 (`within`, `annealing`) and
+    table 8 (cycles of the gradient). Differs from the authors' code in rounding the period up where cycles does not divide
+    the steps (`period_rounding=floor` is theirs and starts a spurious cycle), and in `end_at_q_max`.
+    """
+
+    profile: str = setting(MISSING, "growth profile within a cycle", choices=(*PROFILES, MISSING))
+    form: str = setting("repeated", "how cycles follow each other", choices=FORMS)
+    cycles: int = setting(8, "number of cycles in the run (Better Schedules: 8, CPT: 32)", minimum=1)
+    gradient_min: Optional[int] = setting(None, "lowest gradient bits; null means q_max", minimum=1, maximum=32)
+    gradient_max: Optional[int] = setting(None, "highest gradient bits; null means q_max", minimum=1, maximum=32)
+    rounding: str = setting("rint", "to whole bits; CPT prints ceil, code and costs say rint", choices=ROUNDINGS)
+    unit: str = setting("iteration", "the step t that is counted; CPT's text says epoch", choices=("iteration", "epoch"))
+    period_rounding: str = setting(
+        "ceil",
+        "period when cycles does not divide T: ceil(T/n), floor(T/n) as the CIFAR code, floor(T/n)+1 as GNN and PTB code",
+        choices=("ceil", "floor", "floor_plus_one"),
+    )
+    rex_d: float = setting(0.9, "constant d of the REX profile; the REX paper's own is 0.5", minimum=0, maximum=0.999)
+    exp_k: float = setting(4.0, "constant k of the exponential profile", minimum=0.01)
+    renormalise: bool = setting(False, "divide the exponential profile by its value at 1")
+    end_at_q_max: bool = setting(
+        True, "the last step has the highest precision even where a short or cut-off cycle would not reach it"
+    )
+
+    def validate(self) -> None:
+        super().validate()
+        if self.lowest_gradient > self.highest_gradient:
+            problem = f"is above gradient_max={self.highest_gradient}"
+            raise SettingError("gradient_min", self.lowest_gradient, problem, "choose gradient_min <= gradient_max")
+        if self.form in ("vertical", "horizontal") and self.cycles % 2:
+            problem = "a triangular schedule with an odd number of cycles would end at q_min"
+            raise SettingError("cycles", self.cycles, problem, f"use an even number such as {self.cycles + 1}")
+        if self.form in ("within", "annealing"):
+            self.end_at_q_max = False  # these patterns of CPT's table 6 end low by definition
+
+    def check_length(self, length: RunLength) -> None:
+        if self.unit == "epoch" and length.steps_per_epoch is None:
+            raise SettingError("unit", self.unit, "the length of an epoch is not known", "bind with steps_per_epoch")
+        steps = self._duration(length)
+        if self.cycles > steps:
+            problem = f"the run has only {steps} {self.unit}s, less than one for each cycle"
+            raise SettingError("cycles", self.cycles, problem, f"use at most {steps} cycles or train longer")
+        end = self.q_min + (self.q_max - self.q_min) * self._growth(1.0)
+        if self.profile == "exponential" and ROUNDINGS[self.rounding](end) < self.q_max:
+            warnings.warn(
+                f"exp_k={self.exp_k} is so small that a cycle ends at {end:.2f} bits, below q_max={self.q_max}; "
+                "set renormalise=true or a larger exp_k",
+                stacklevel=2,
+            )
+
+    @property
+    def lowest_gradient(self) -> int:
+        """Lowest bits of the gradient."""
+        return self.q_max if self.gradient_min is None else self.gradient_min
+
+    @property
+    def highest_gradient(self) -> int:
+        """Highest bits of the gradient."""
+        return max(self.q_max, self.lowest_gradient) if self.gradient_max is None else self.gradient_max
+
+    @property
+    def reference(self) -> Precision:
+        return Precision(self.q_max, self.q_max, self.highest_gradient)
+
+    def precision(self, step: int, length: RunLength) -> Precision:
+        if self.end_at_q_max and step == length.total_steps - 1:
+            return self.reference
+        level = self.level(step, length)
+        forward = self._bits(level, self.q_min, self.q_max)
+        return Precision(forward, forward, self._bits(level, self.lowest_gradient, self.highest_gradient))
+
+    def level(self, step: int, length: RunLength) -> float:
+        """s(t) in [0, 1] before scaling and rounding, for `step` of a run of `length`."""
+        cycle, position = divmod(self._time(step, length), self._period(length))
+        z = position / self._period(length)
+        reflected = cycle % 2 == 0
+        if self.form == "annealing" or (self.form == "horizontal" and reflected):
+            return self._growth(1 - z)
+        if self.form == "vertical" and reflected:
+            return 1 - self._growth(z)
+        if self.form == "within":
+            return self._growth(1 - abs(2 * z - 1))
+        return self._growth(z)
+
+    def _growth(self, z: float) -> float:
+        return growth_profile(self.profile, self.rex_d, self.exp_k, self.renormalise)(z)
+
+    def _bits(self, level: float, low: int, high: int) -> int:
+        return min(high, max(low, ROUNDINGS[self.rounding](low + (high - low) * level)))
+
+    def _time(self, step: int, length: RunLength) -> int:
+        return step if self.unit == "iteration" else step // (length.steps_per_epoch or 1)
+
+    def _duration(self, length: RunLength) -> int:
+        return self._time(length.total_steps - 1, length) + 1
+
+    def _period(self, length: RunLength) -> int:
+        duration = self._duration(length)
+        if self.period_rounding == "ceil":
+            return -(-duration // self.cycles)
+        return duration // self.cycles + (self.period_rounding == "floor_plus_one")
+
+
+@dataclass
+class Delayed(Cyclic):
+    """q_min until `start`, then the cyclic schedule: CPT enabled late.
+
+    Source: CPT, appendix B and table 7. The paper does not say how long the cycles are after a late start: `cycle_length`
+    spreads all of them over the rest of the run (`rescaled`) or leaves their length as in a run without delay (`unchanged`).
+    """
+
+    start: float = setting(0.5, "fraction of the run at which the cycles begin; 1 means never", minimum=0, maximum=1)
+    cycle_length: str = setting("rescaled", "cycles after the start", choices=("rescaled", "unchanged"))
+
+    def check_length(self, length: RunLength) -> None:
+        if self._first(length) < length.total_steps:
+            super().check_length(self._rest(length))
+
+    def precision(self, step: int, length: RunLength) -> Precision:
+        first = self._first(length)
+        if step < first:
+            return Precision(self.q_min, self.q_min, self.lowest_gradient)
+        if self.cycle_length == "unchanged":
+            return super().precision(step, length)
+        return super().precision(step - first, self._rest(length))
+
+    def _first(self, length: RunLength) -> int:
+        return round(self.start * length.total_steps)
+
+    def _rest(self, length: RunLength) -> RunLength:
+        if self.cycle_length == "unchanged":
+            return length
+        return RunLength(length.total_steps - self._first(length), length.steps_per_epoch)

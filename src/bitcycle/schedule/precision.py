@@ -1,0 +1,31 @@
+"""Precision: how many bits the weights, the activations and the gradients have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import NamedTuple
+
+FLOAT = 32
+"""The number of bits that stands for float32, that is, for no quantization."""
+
+
+class Precision(NamedTuple):
+    """Bits of one training step; 32 means float32, not quantized.
+
+    >>> Precision(weight=3, activation=3, gradient=8)
+    Precision(weight=3, activation=3, gradient=8)
+    """
+
+    weight: int
+    activation: int
+    gradient: int
+
+
+def run_lengths(precisions: Iterable[Precision]) -> list[tuple[Precision, int]]:
+    """Neighbouring equal precisions joined, with their number of steps.
+
+    >>> run_lengths([Precision(3, 3, 8)] * 2 + [Precision(4, 4, 8)])
+    [(Precision(weight=3, activation=3, gradient=8), 2), (Precision(weight=4, activation=4, gradient=8), 1)]
+    """
+    return [(precision, sum(1 for _ in group)) for precision, group in groupby(precisions)]

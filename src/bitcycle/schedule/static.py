@@ -1,0 +1,68 @@
+"""Static precision, and static precision with a window of low precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+from bitcycle.schedule.base import RunLength, ScheduleOptions
+from bitcycle.schedule.precision import Precision
+from bitcycle.settings import SettingError, setting
+
+
+@dataclass
+class Static(ScheduleOptions):
+    """The same precision at every step: q_max forward, `gradient` backward. The baseline of all papers."""
+
+    name: str = "static"
+    q_min: int = setting(3, "not used; accepted so that sweeps over schedules need no exception", affects_result=False)
+    cycles: int = setting(8, "not used; accepted so that sweeps over schedules need no exception", affects_result=False)
+    gradient: Optional[int] = setting(None, "gradient precision in bits; null means q_max", minimum=1, maximum=32)
+
+    def validate(self) -> None:
+        """q_min is not used, hence not compared with q_max."""
+
+    @property
+    def reference(self) -> Precision:
+        return Precision(self.q_max, self.q_max, self.q_max if self.gradient is None else self.gradient)
+
+    def precision(self, step: int, length: RunLength) -> Precision:
+        return self.reference
+
+
+@dataclass
+class Deficit(ScheduleOptions):
+    """q_min inside a window of the run, q_max outside it, gradients at q_max throughout.
+
+    Source: Better Schedules, section 5 (critical learning periods). Differs from the authors' code in counting the window
+    as a fraction of the run unless `unit` says otherwise; their CIFAR deficit runs include the last step (`inclusive`).
+    """
+
+    name: str = "deficit"
+    cycles: int = setting(8, "not used; accepted so that sweeps over schedules need no exception", affects_result=False)
+    start: float = setting(0.0, "where the window of low precision begins, in `unit`", minimum=0)
+    end: float = setting(0.25, "where the window of low precision ends, in `unit`", minimum=0)
+    unit: str = setting("fraction", "unit of start and end", choices=("fraction", "step", "epoch"))
+    inclusive: bool = setting(False, "also the step or epoch `end` itself is low (the authors' CIFAR code: t <= R)")
+
+    def validate(self) -> None:
+        super().validate()
+        if self.start > self.end:
+            raise SettingError("start", self.start, f"is after end={self.end}", "choose start <= end")
+        if self.unit == "fraction" and self.end > 1:
+            raise SettingError("end", self.end, "a fraction of the run is at most 1", "or set unit to step or epoch")
+
+    def check_length(self, length: RunLength) -> None:
+        if self.unit == "epoch" and length.steps_per_epoch is None:
+            raise SettingError("unit", self.unit, "the length of an epoch is not known", "bind with steps_per_epoch")
+
+    def precision(self, step: int, length: RunLength) -> Precision:
+        start, end, position = self.start, self.end, step
+        if self.unit == "fraction":
+            start, end = round(start * length.total_steps), round(end * length.total_steps)
+        elif self.unit == "epoch":
+            assert length.steps_per_epoch is not None
+            position = step // length.steps_per_epoch
+        low = start <= position < end or (self.inclusive and position == end)
+        bits = self.q_min if low else self.q_max
+        return Precision(bits, bits, self.q_max)

@@ -1,0 +1,112 @@
+"""Settings that are declared once: type, default, help text and bounds in one place.
+
+A dataclass that derives from `Settings` is at the same time the Hydra schema of its configuration group, the source of
+`python train.py --help`, the validation of a run's configuration and the list of what names a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+MISSING = "???"
+
+
+class SettingError(ValueError):
+    """A setting that a user can correct: says which field, which value, what is wrong with it and what to do."""
+
+    def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
+        self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
+        super().__init__(field, value, problem, remedy)
+
+    def __str__(self) -> str:
+        return f"{self.field}={self.value}: {self.problem}. Remedy: {self.remedy}."
+
+    def within(self, group: str) -> SettingError:
+        """The same error with its field named from the top of the configuration, `q_min` -> `schedule.q_min`."""
+        return SettingError(f"{group}.{self.field}" if group else self.field, self.value, self.problem, self.remedy)
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    choices: Iterable[str] | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    affects_result: bool = True,
+) -> Any:
+    """Declare one field of a `Settings` dataclass.
+
+    Args:
+        default: its value when nothing is said; lists and other mutable values are copied for each instance.
+        help: one plain sentence for `--help`, with the paper's section where a paper fixes the value.
+        choices: the words that are allowed.
+        minimum, maximum: inclusive bounds of a number (or of each number of a list).
+        affects_result: False for what cannot change a run's numbers (logging, paths): it is left out of the run's name.
+    """
+    metadata = {
+        "help": help,
+        "choices": tuple(choices) if choices is not None else None,
+        "minimum": minimum,
+        "maximum": maximum,
+        "affects_result": affects_result,
+    }
+    if isinstance(default, (list, dict)):
+        return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
+    if isinstance(default, type):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A remedy for a misspelled word: the closest known one first, then all of them."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    listed = ", ".join(known)
+    return f"did you mean '{close[0]}'? Known: {listed}" if close else f"use one of: {listed}"
+
+
+@dataclasses.dataclass
+class Settings:
+    """Base of all configuration dataclasses; checks choices and bounds when constructed.
+
+    Raises:
+        SettingError: for a value outside its choices or bounds.
+    """
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            self._read_yaml_words(field)
+            _check_choice(field, getattr(self, field.name))
+            _check_bounds(field, getattr(self, field.name))
+        self.validate()
+
+    def _read_yaml_words(self, field: dataclasses.Field[Any]) -> None:
+        """YAML and Hydra read true and false as booleans, also where they are two of several words."""
+        value = getattr(self, field.name)
+        if str(value).lower() in ("true", "false") and "true" in (field.metadata.get("choices") or ()):
+            setattr(self, field.name, str(value).lower())
+
+    def validate(self) -> None:
+        """Check what involves several fields; overridden where there is such a rule."""
+
+
+def _check_choice(field: dataclasses.Field[Any], value: Any) -> None:
+    choices = field.metadata.get("choices")
+    for word in value if isinstance(value, list) else [value]:
+        if choices is not None and word is not None and word not in choices:
+            raise SettingError(field.name, word, "is not one of the allowed words", nearest(str(word), choices))
+
+
+def _check_bounds(field: dataclasses.Field[Any], value: Any) -> None:
+    minimum, maximum = field.metadata.get("minimum"), field.metadata.get("maximum")
+    for number in value if isinstance(value, list) else [value]:
+        if not isinstance(number, (int, float)) or isinstance(number, bool):
+            continue
+        if minimum is not None and not number >= minimum:
+            raise SettingError(field.name, value, "is too small", f"use {minimum:g} or more")
+        if maximum is not None and not number <= maximum:
+            raise SettingError(field.name, value, "is too large", f"use {maximum:g} or less")

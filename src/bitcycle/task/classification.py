@@ -1,0 +1,79 @@
+"""Image classification: cross-entropy, top-1 and top-5 accuracy on the test images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitcycle.dataset import Batch, DatasetOptions, EvaluationBatches, Splits, TrainingBatches, batch_length
+from bitcycle.settings import Settings, setting
+
+
+@dataclass
+class ClassificationOptions(Settings):
+    """Options of image classification."""
+
+    name: str = setting("classification", "the task's name, as in task=NAME")
+    label_smoothing: float = setting(0.0, "share of the target spread over all classes (papers: 0)", minimum=0, maximum=1)
+    evaluation_batch_size: int = setting(500, "images evaluated at once", minimum=1, affects_result=False)
+
+
+class Classification:
+    """A classification task on two splits of images.
+
+    Args:
+        options: of the task.
+        dataset: normalisation and augmentation.
+        splits: training and test images.
+        batch_size: training samples a step.
+        seed: of order and augmentation.
+        device: where batches are made.
+    """
+
+    metric = "test_accuracy"
+    higher_is_better = True
+
+    def __init__(
+        self,
+        options: ClassificationOptions,
+        dataset: DatasetOptions,
+        splits: Splits,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.options, self.batch_size = options, batch_size
+        self.train = TrainingBatches(splits.train, dataset, batch_size, seed, device)
+        self.test = EvaluationBatches(splits.test, dataset, options.evaluation_batch_size, device)
+
+    def batches(self, step: int) -> Iterator[Batch]:
+        return self.train.starting_at(step)
+
+    def samples(self, step: int) -> int:
+        return batch_length(step, len(self.train.images), self.batch_size)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return F.cross_entropy(model(batch.inputs), batch.targets, label_smoothing=self.options.label_smoothing)
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """`test_accuracy` and `test_accuracy_top5` in percent, `test_loss` as mean cross-entropy."""
+        from torchmetrics import MeanMetric, MetricCollection
+        from torchmetrics.classification import MulticlassAccuracy
+
+        metrics, mean_loss = None, MeanMetric().to(self.test.device)
+        for batch in self.test:
+            logits = model(batch.inputs)
+            if metrics is None:
+                top = {"test_accuracy": 1, "test_accuracy_top5": min(5, logits.shape[1])}
+                accuracy = {name: MulticlassAccuracy(logits.shape[1], top_k=k, average="micro") for name, k in top.items()}
+                metrics = MetricCollection(accuracy, compute_groups=False).to(logits.device)
+            metrics.update(logits, batch.targets)
+            mean_loss.update(F.cross_entropy(logits, batch.targets), weight=len(batch.targets))
+        assert metrics is not None, "a split has at least one image"
+        percent = {name: 100 * float(value) for name, value in metrics.compute().items()}
+        return {**percent, "test_loss": float(mean_loss.compute())}

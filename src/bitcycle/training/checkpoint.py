@@ -1,0 +1,110 @@
+"""Checkpoints that exist whole or not at all: the newest two are kept, and a damaged one is passed over."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from bitcycle.errors import RunError
+
+logger = logging.getLogger(__name__)
+
+
+def write_atomically(path: Path, write: Any) -> None:
+    """Create or replace a file so that a reader, or a crash, sees the old content or the new one and nothing between.
+
+    Args:
+        path: the file.
+        write: called with a binary stream.
+
+    Raises:
+        OSError: if it cannot be written (full disk); the old file is then still there.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as stream:
+            write(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make renames in a folder survive a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class CheckpointFolder:
+    """The checkpoints of one run: `last.pt` and, behind it, `previous.pt`.
+
+    They hold tensors, numbers, strings, lists and dictionaries only, and load with `torch.load(..., weights_only=True)`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.last, self.previous = folder / "last.pt", folder / "previous.pt"
+
+    def exists(self) -> bool:
+        """Whether there is anything to resume from."""
+        return self.last.exists() or self.previous.exists()
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Write `state` as the last checkpoint and keep the one before.
+
+        Raises:
+            RunError: if it cannot be written; the checkpoints that were there are still there.
+        """
+
+        def write(stream: BinaryIO) -> None:
+            torch.save(state, stream)
+
+        fresh = self.last.with_name("next.pt")
+        try:
+            self.last.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(fresh, write)
+        except (OSError, RuntimeError) as error:
+            fresh.unlink(missing_ok=True)
+            raise RunError(
+                f"cannot write a checkpoint to {self.last.parent}: {error}. The previous checkpoint is untouched: free space "
+                "on that disk and run the same command again to go on from there."
+            ) from error
+        if self.last.exists():
+            os.replace(self.last, self.previous)
+        os.replace(fresh, self.last)
+        _sync_folder(self.last.parent)
+
+    def load(self, device: torch.device) -> dict[str, Any] | None:
+        """The newest readable checkpoint, or None if there is none at all.
+
+        Raises:
+            RunError: if there are checkpoints and none of them can be read.
+        """
+        problems = []
+        for path in (self.last, self.previous):
+            if not path.exists():
+                continue
+            try:
+                state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+            except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+                problems.append(f"{path.name}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+                logger.warning("the checkpoint %s is damaged and passed over (%s)", path, problems[-1])
+                continue
+            return state
+        if problems:
+            raise RunError(
+                f"no readable checkpoint in {self.last.parent} ({'; '.join(problems)}). Delete that folder to start this run anew."
+            )
+        return None

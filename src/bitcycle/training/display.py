@@ -1,0 +1,75 @@
+"""What a person sees of a run: a progress bar on a terminal, plain lines in a log file and everywhere else."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+logger = logging.getLogger("bitcycle")
+PLAIN = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")
+
+
+def set_up_console() -> None:
+    """Show the package's log on standard error, in colour on a terminal and as plain lines elsewhere."""
+    if any(getattr(handler, "is_console", False) for handler in logger.handlers):
+        return
+    handler: logging.Handler
+    if sys.stderr.isatty():
+        handler = RichHandler(console=Console(stderr=True), show_path=False, markup=False)
+    else:
+        handler = logging.StreamHandler()
+        handler.setFormatter(PLAIN)
+    handler.is_console = True  # type: ignore[attr-defined]
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+@contextmanager
+def log_to_file(path: Path) -> Iterator[None]:
+    """Also write the package's log to a file."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(PLAIN)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+
+
+class ProgressBar:
+    """A bar with the current precision, loss and metric; silent where the output is no terminal."""
+
+    def __init__(self, total_steps: int, done: int, enabled: bool) -> None:
+        console = Console(stderr=True)
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            disable=not (enabled and console.is_terminal),
+        )
+        self.task = self.progress.add_task("training", total=total_steps, completed=done, note="")
+        self.progress.start()
+
+    def update(self, step: int, note: str | None = None) -> None:
+        """Show that `step` steps are done."""
+        if note is None:
+            self.progress.update(self.task, completed=step)
+        else:
+            self.progress.update(self.task, completed=step, note=note)
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        self.progress.stop()

@@ -1,0 +1,63 @@
+"""What a run was computed with: versions, commit and machine."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("bitcycle", "torch", "torchvision", "torchmetrics", "numpy", "hydra-core", "omegaconf")
+
+
+def describe_environment(device: torch.device) -> dict[str, Any]:
+    """Versions of libraries, the commit of this repository with uncommitted changes, processor and threads."""
+    return {
+        "python": sys.version.split()[0],
+        "packages": {package: _version(package) for package in PACKAGES},
+        "commit": _git("rev-parse", "HEAD"),
+        "uncommitted": _git("diff", "HEAD", "--stat"),
+        "platform": platform.platform(),
+        "processor": processor(device),
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+    }
+
+
+def processor(device: torch.device) -> str:
+    """The name of the GPU or CPU that computes."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return _cpu_name()
+
+
+@cache
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass  # not Linux; the platform module knows less but something
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says about the repository of this file; None outside a repository or without git."""
+    try:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,48 @@
+"""A run is named by what it computes: a hash of the settings that can change its result.
+
+Only settings that differ from their default count, so that a new setting with a neutral default leaves every old name as it
+is. The seed is not hashed: runs that differ in nothing else lie beside each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from bitcycle.configuration import RunConfig
+from bitcycle.settings import MISSING, Settings
+
+
+def result_settings(settings: Settings, prefix: str = "") -> dict[str, Any]:
+    """The settings that can change a result and differ from their default, by dotted name."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if not field.metadata.get("affects_result", True):
+            continue
+        if isinstance(value, Settings):
+            found |= result_settings(value, f"{prefix}{field.name}.")
+        elif value != _default(field):
+            found[prefix + field.name] = value
+    return found
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default if field.default is not dataclasses.MISSING else MISSING
+
+
+def run_hash(config: RunConfig) -> str:
+    """Ten hexadecimal digits that name what a configuration computes."""
+    text = json.dumps(result_settings(config), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def run_path(config: RunConfig) -> Path:
+    """The folder of a run: results_root/SCALE/MODEL-DATASET-QUANTIZER-SCHEDULE-HASH/seed=N."""
+    words = (config.model.name, config.dataset.name, config.quantizer.name, config.schedule.name, run_hash(config))
+    return Path(config.results_root) / config.scale / "-".join(words) / f"seed={config.seed}"

@@ -1,0 +1,64 @@
+"""Options of training: length, optimizer, evaluation, and what does not change a result (devices, checkpoints, logging)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+from bitcycle.dataset import steps_per_epoch
+from bitcycle.settings import Settings, SettingError, setting
+from bitcycle.training.learning_rate import LearningRateOptions
+from bitcycle.training.optimizer import OptimizerOptions
+
+
+@dataclass
+class TrainingOptions(Settings):
+    """Options of the training loop."""
+
+    steps: Optional[int] = setting(64_000, "length of the run in optimizer steps; or set epochs", minimum=1)
+    epochs: Optional[float] = setting(None, "length of the run in passes over the training data; or set steps", minimum=0)
+    batch_size: int = setting(128, "training samples a step", minimum=1)
+    optimizer: OptimizerOptions = setting(OptimizerOptions, "the optimizer")
+    learning_rate: LearningRateOptions = setting(LearningRateOptions, "the learning rate as a function of the step")
+    evaluation_steps: int = setting(390, "evaluate every so many steps, and at the end (released code: 390)", minimum=1)
+    evaluation_precision: str = setting(
+        "last",
+        "bits in evaluations: last (those of the last training step, as the released code), max (q_max) or float;"
+        " accuracy at q_max is always logged too",
+        choices=("last", "max", "float"),
+    )
+    compile: str = setting(
+        "auto",
+        "fuse quantizers with torch.compile, with the same numbers: true, false, or auto (where it saves more time than it takes)",
+        choices=("auto", "true", "false"),
+        affects_result=False,
+    )
+    device: str = setting("auto", "cpu, cuda, or auto", choices=("auto", "cpu", "cuda"), affects_result=False)
+    threads: Optional[int] = setting(None, "CPU threads; null: PyTorch's choice", minimum=1, affects_result=False)
+    deterministic: bool = setting(True, "use deterministic algorithms, which exact resuming needs on a GPU", affects_result=False)
+    checkpoint_seconds: float = setting(60.0, "save a checkpoint when the last is older than this", minimum=0, affects_result=False)
+    log_steps: int = setting(50, "write the mean training loss every so many steps", minimum=1, affects_result=False)
+
+    def validate(self) -> None:
+        if (self.steps is None) == (self.epochs is None):
+            problem = f"and epochs={self.epochs}: the length of the run is given {'twice' if self.steps else 'nowhere'}"
+            raise SettingError("steps", self.steps, problem, "set one of the two and the other to null")
+
+    def total_steps(self, train_samples: int) -> int:
+        """Length of the run in optimizer steps, on so many training samples."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return max(1, round(self.epochs * steps_per_epoch(train_samples, self.batch_size)))
+
+
+@dataclass
+class LoggingOptions(Settings):
+    """Where metrics go beside metrics.jsonl, which is always written."""
+
+    wandb: str = setting(
+        "disabled", "Weights & Biases: disabled, offline (sync later) or online", choices=("disabled", "offline", "online")
+    )
+    wandb_project: str = setting("bitcycle", "project name at Weights & Biases")
+    tensorboard: bool = setting(False, "write TensorBoard event files into the run folder")
+    progress: bool = setting(True, "show a progress bar where the output is a terminal")

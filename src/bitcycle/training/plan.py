@@ -1,0 +1,137 @@
+"""What a configuration would run: length, precision, products, cost, folder. Needs no data and trains nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from bitcycle.configuration import RunConfig
+from bitcycle.dataset import DatasetInfo, batch_length, steps_per_epoch
+from bitcycle.hardware import Cost, Workload, trace
+from bitcycle.layer import LayerRule, conversion_plan, quantize_model
+from bitcycle.model import build_seeded
+from bitcycle.quantizer import NoQuantizer, QuantizerOptions, Sbm
+from bitcycle.randomness import derive
+from bitcycle.schedule import FLOAT, Precision, Schedule, Static
+from bitcycle.settings import SettingError
+from bitcycle.training.identity import run_path
+from bitcycle.training.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A validated run before it begins."""
+
+    config: RunConfig
+    info: DatasetInfo
+    total_steps: int
+    schedule: Schedule
+    workload: Workload
+    layers: tuple[LayerRule, ...]
+    parameters: int
+    folder: RunFolder
+
+    @property
+    def batch_size(self) -> int:
+        """Training samples in a full batch."""
+        return self.config.training.batch_size
+
+    def histogram(self) -> Counter[Precision]:
+        """Training samples of the whole run at each precision, the smaller last batch of each epoch included."""
+        histogram: Counter[Precision] = Counter()
+        step = 0
+        for precision, steps in self.schedule.run_lengths:
+            for _ in range(steps):
+                histogram[precision] += batch_length(step, self.info.train_samples, self.batch_size)
+                step += 1
+        return histogram
+
+    def cost(self) -> Cost:
+        """What the whole run will cost."""
+        cost: Cost = self.config.hardware.cost(self.workload, self.histogram(), self.schedule.reference)
+        return cost
+
+    def build_model(self, compile: bool = False) -> nn.Module:
+        """The converted model with its initial weights."""
+        model = build_seeded(self.config.model, self.info.shape, derive(self.config.seed, "weights"))
+        return quantize_model(model, self.config.quantizer, compile=compile)
+
+    def describe(self) -> dict[str, Any]:
+        """The plan as plain values: the content of `dry_run=json`."""
+        cost = self.cost()
+        return {
+            "run_dir": str(self.folder.path),
+            "state": self.folder.state(),
+            "scale": self.config.scale,
+            "total_steps": self.total_steps,
+            "batch_size": self.batch_size,
+            "steps_per_epoch": steps_per_epoch(self.info.train_samples, self.batch_size),
+            "parameters": self.parameters,
+            "precision": [[*precision, steps] for precision, steps in self.schedule.run_lengths],
+            "macs_per_sample": {"total": self.workload.macs, "by_layer": self.workload.macs_per_sample},
+            "cost": cost.summary(),
+            "layers": [rule._asdict() for rule in self.layers],
+        }
+
+
+def make_plan(config: RunConfig) -> Plan:
+    """Work out what `config` would run.
+
+    Raises:
+        SettingError (a ValueError): for settings that do not fit each other.
+        DataError: for a data set of your own whose folder is missing.
+    """
+    info = _within("dataset", config.dataset.info, config.data_folder)
+    _within("model", config.model.check, info.shape)
+    total_steps = config.training.total_steps(info.train_samples)
+    schedule = _bind_schedule(config, total_steps, steps_per_epoch(info.train_samples, config.training.batch_size))
+    model = config.model.build(info.shape)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    layers = _within("quantizer", conversion_plan, model, config.quantizer)
+    converted = _within("quantizer", quantize_model, model, _charged_quantizer(config.quantizer))
+    sample = torch.zeros(1, info.shape.channels, info.shape.size, info.shape.size)
+    return Plan(
+        config=config,
+        info=info,
+        total_steps=total_steps,
+        schedule=schedule,
+        workload=trace(converted, sample),
+        layers=tuple(layers),
+        parameters=parameters,
+        folder=RunFolder(run_path(config)),
+    )
+
+
+def _bind_schedule(config: RunConfig, total_steps: int, per_epoch: int) -> Schedule:
+    schedule: Schedule = _within("schedule", config.schedule.bind, total_steps, per_epoch)
+    if isinstance(config.quantizer, NoQuantizer):
+        return _FloatSchedule(Static(q_max=FLOAT), schedule.length, schedule.reference)
+    return schedule
+
+
+@dataclass(frozen=True)
+class _FloatSchedule(Schedule):
+    """Float32 at every step, for runs without quantizer; its cost is still compared with the schedule's static q_max."""
+
+    compared_with: Precision = Precision(FLOAT, FLOAT, FLOAT)
+
+    @property
+    def reference(self) -> Precision:
+        return self.compared_with
+
+
+def _charged_quantizer(quantizer: QuantizerOptions) -> QuantizerOptions:
+    """The quantizer whose converted layers follow the schedule in the cost; a float run is charged as SBM at 32 bits."""
+    return Sbm(float_layers=quantizer.float_layers) if isinstance(quantizer, NoQuantizer) else quantizer
+
+
+def _within(group: str, function: Any, *arguments: Any) -> Any:
+    """function(*arguments), with setting errors that name the configuration group."""
+    try:
+        return function(*arguments)
+    except SettingError as error:
+        raise error.within(group) from None

@@ -1,0 +1,193 @@
+"""One run from its plan to its summary: skipped if finished, resumed if interrupted, otherwise begun."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+
+from bitcycle.configuration import to_plain
+from bitcycle.errors import DataError, RunError
+from bitcycle.layer import PrecisionController
+from bitcycle.quantizer import NoQuantizer, compiler_works
+from bitcycle.task import Classification
+from bitcycle.training.checkpoint import write_atomically
+from bitcycle.training.display import ProgressBar, log_to_file
+from bitcycle.training.environment import describe_environment, processor
+from bitcycle.training.identity import run_hash
+from bitcycle.training.interruption import Interrupted, StopSignal
+from bitcycle.training.loop import Trainer
+from bitcycle.training.metrics_log import JsonLines, MetricsLog, Sink, TensorBoardSink, WandbSink
+from bitcycle.training.plan import Plan
+from bitcycle.training.run_folder import read_json, write_json
+
+logger = logging.getLogger(__name__)
+
+COMPILATION_PAYS_ABOVE = 3e9
+"""Quantized activations in a run above which compiling is worth its 20 to 30 seconds: an eager quantizer takes about 20 ns
+longer for each (one activation and one gradient; two CPU cores)."""
+
+MEAN_OF_LAST = 5
+"""Evaluations at the end of a run whose mean the summary reports."""
+
+
+def execute(plan: Plan) -> dict[str, Any]:
+    """Train what is planned and return the summary; returns the old summary of a run that is done.
+
+    Raises:
+        Interrupted: after a signal, with a checkpoint to go on from.
+        DataError: if the data are missing.
+        RunError: if the run fails; status.json says why.
+    """
+    folder = plan.folder
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with folder.lock(), log_to_file(folder.log):
+        if folder.state() == "done":
+            logger.info("already done: %s", folder.path)
+            summary: dict[str, Any] = read_json(folder.summary)
+            return summary
+        try:
+            return _train(plan)
+        except Interrupted as stop:
+            logger.warning("interrupted: %s; run the same command again to go on", stop)
+            raise
+        except Exception as error:
+            _record_failure(plan, error)
+            raise
+
+
+def _record_failure(plan: Plan, error: Exception) -> None:
+    step = plan.folder.read_status().get("step", 0)
+    logger.error("%s", error, exc_info=not isinstance(error, (RunError, DataError)))
+    try:
+        plan.folder.write_status("failed", step, plan.total_steps, reason=f"{type(error).__name__}: {error}")
+    except OSError as second:
+        logger.error("cannot write %s: %s", plan.folder.status, second)
+
+
+def _train(plan: Plan) -> dict[str, Any]:
+    config, folder = plan.config, plan.folder
+    device = set_up_torch(plan)
+    trainer = build_trainer(plan, device)
+    state = folder.checkpoint.load(device)
+    if state is not None:
+        trainer.resume(state)
+        logger.info("resuming after step %d of %d: %s", trainer.step, plan.total_steps, folder.path)
+    else:
+        logger.info("new run of %d steps: %s", plan.total_steps, folder.path)
+    write_config(plan)
+    write_json(folder.environment, describe_environment(device))
+    folder.write_status("running", trainer.step, plan.total_steps)
+    metrics = MetricsLog(folder.metrics, trainer.metrics_bytes, make_sinks(plan))
+    timing = JsonLines(folder.timing, trainer.timing_bytes)
+    bar = ProgressBar(plan.total_steps, trainer.step, config.logging.progress)
+    started = time.monotonic()
+    try:
+        with StopSignal() as stop:
+            trainer.train(metrics, timing, bar, stop)
+    finally:
+        bar.close()
+        metrics.close()
+        timing.close()
+    logger.info("trained in %.0f s", time.monotonic() - started)
+    summary = summarise(plan, trainer)
+    write_json(folder.summary, summary)
+    folder.write_status("done", plan.total_steps, plan.total_steps)
+    return summary
+
+
+def set_up_torch(plan: Plan) -> torch.device:
+    """Choose the device and make its computations repeatable.
+
+    Raises:
+        RunError: if a GPU is asked for and there is none.
+    """
+    options = plan.config.training
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise RunError("training.device=cuda, but PyTorch sees no GPU; use training.device=cpu or auto")
+    use_gpu = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    if options.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.benchmark = False
+    return torch.device("cuda" if use_gpu else "cpu")
+
+
+def wants_compilation(plan: Plan, device: torch.device) -> bool:
+    """Whether the quantizers of this run are to be compiled; both ways compute the same numbers."""
+    choice = plan.config.training.compile
+    if choice == "false" or isinstance(plan.config.quantizer, NoQuantizer):
+        return False
+    elements = sum(operation.input_elements for operation in plan.workload.operations)
+    pays = elements * plan.batch_size * plan.total_steps > COMPILATION_PAYS_ABOVE
+    return (choice == "true" or pays) and compiler_works(device.type)
+
+
+def build_trainer(plan: Plan, device: torch.device) -> Trainer:
+    """Model, optimizer, controller and task of a run, at step 0."""
+    config = plan.config
+    splits = config.dataset.load(config.data_folder)
+    task = Classification(config.task, config.dataset, splits, plan.batch_size, config.seed, device)
+    model: nn.Module = plan.build_model(compile=wants_compilation(plan, device))
+    model = model.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    controller = PrecisionController(
+        model, plan.schedule, seed=config.seed, hardware=config.hardware, workload=plan.workload
+    )
+    optimizer = config.training.optimizer.build(model)
+    return Trainer(task, model, optimizer, controller, config.training, plan.total_steps, config.seed, plan.folder, device)
+
+
+def make_sinks(plan: Plan) -> list[Sink]:
+    """The optional copies of the metrics."""
+    options, folder = plan.config.logging, plan.folder.path
+    sinks: list[Sink] = []
+    if options.wandb != "disabled":
+        run_id = f"{run_hash(plan.config)}-seed{plan.config.seed}-{plan.config.scale}"
+        sinks.append(WandbSink(options, folder, run_id, to_plain(plan.config)))
+    if options.tensorboard:
+        sinks.append(TensorBoardSink(folder))
+    return sinks
+
+
+def write_config(plan: Plan) -> None:
+    """Write every setting, resolved, to config.yaml."""
+    text = OmegaConf.to_yaml(OmegaConf.create(to_plain(plan.config)))
+    write_atomically(plan.folder.config, lambda stream: stream.write(text.encode()))
+
+
+def summarise(plan: Plan, trainer: Trainer) -> dict[str, Any]:
+    """The result of a finished run: final and best metric, cost in total and up to the best, speed."""
+    best, metric = trainer.best, trainer.task.metric
+    last = best.history[-MEAN_OF_LAST:]
+    choose = max if trainer.task.higher_is_better else min
+    return {
+        "metric": metric,
+        "final": best.history[-1],
+        "best": best.value,
+        "best_step": best.step,
+        "mean_of_last": {"mean": sum(last) / len(last), "evaluations": len(last)},
+        "at_q_max": {"final": best.at_q_max[-1], "best": choose(best.at_q_max)},
+        "cost": {"total": trainer.controller.cost().summary(), "to_best": best.cost},
+        "scale": plan.config.scale,
+        "model": plan.config.model.name,
+        "dataset": plan.config.dataset.name,
+        "quantizer": plan.config.quantizer.name,
+        "schedule": plan.config.schedule.name,
+        "seed": plan.config.seed,
+        "hash": run_hash(plan.config),
+        "total_steps": plan.total_steps,
+        "train_samples": plan.info.train_samples,
+        "parameters": plan.parameters,
+        "seconds": trainer.elapsed,
+        "steps_per_second": plan.total_steps / trainer.elapsed if trainer.elapsed else None,
+        "processor": processor(trainer.device),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+    }

@@ -1,0 +1,109 @@
+"""A run's folder: its name, its files and its status. No file name of a run is spelled anywhere else."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bitcycle.errors import RunError
+from bitcycle.training.checkpoint import CheckpointFolder, write_atomically
+
+
+class RunFolder:
+    """The folder of one run.
+
+    | file | what |
+    |---|---|
+    | config.yaml | every setting, resolved |
+    | status.json | running, done, or failed with the reason |
+    | metrics.jsonl | training and evaluation records, one JSON object a line: the truth of the run |
+    | timing.jsonl | wall-clock time and speed, apart, so that metrics of equal runs are equal files |
+    | summary.json | final and best metric, cost in total and up to the best |
+    | environment.json | versions, commit, hardware |
+    | log.txt | what was shown, as plain lines |
+    | checkpoint/ | last.pt and previous.pt |
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.status = path / "status.json"
+        self.metrics = path / "metrics.jsonl"
+        self.timing = path / "timing.jsonl"
+        self.summary = path / "summary.json"
+        self.environment = path / "environment.json"
+        self.log = path / "log.txt"
+        self.picture = path / "picture.png"
+        self.checkpoint = CheckpointFolder(path / "checkpoint")
+
+    def state(self) -> str:
+        """new, resumable or done."""
+        if self.read_status().get("state") == "done" and self.summary.exists():
+            return "done"
+        return "resumable" if self.checkpoint.exists() else "new"
+
+    def read_status(self) -> dict[str, Any]:
+        """The content of status.json; empty if there is none or it cannot be read."""
+        return read_json(self.status) or {}
+
+    def write_status(self, state: str, step: int, total_steps: int, reason: str | None = None) -> None:
+        """Write status.json: the state, how far the run is, and its last sign of life."""
+        record = {
+            "state": state,
+            "reason": reason,
+            "step": step,
+            "total_steps": total_steps,
+            "updated": datetime.now(UTC).isoformat(timespec="seconds"),
+            "host": platform.node(),
+            "pid": os.getpid(),
+        }
+        write_json(self.status, record)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder for this process.
+
+        Raises:
+            RunError: if another process is training this run.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with open(self.path / ".lock", "a") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                status = self.read_status()
+                raise RunError(
+                    f"another process trains this run: pid {status.get('pid')} on {status.get('host')}, {self.path}. Wait for it."
+                ) from error
+            yield
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file atomically."""
+    write_atomically(path, lambda stream: stream.write((json.dumps(value, indent=2) + "\n").encode()))
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file, or None if it is missing or damaged."""
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
+        return None
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The records of a JSON-lines file; a last line that was torn by a crash is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    torn = lines.pop()  # what follows the last newline: nothing, or a line that was never finished
+    records = [json.loads(line) for line in lines if line.strip()]
+    del torn
+    return records

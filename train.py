@@ -1,0 +1,9 @@
+"""Train one network: `python train.py schedule=RTH model=resnet74`; `python train.py --help` explains every setting."""
+
+import sys
+from pathlib import Path
+
+from bitcycle.command import main
+
+if __name__ == "__main__":
+    sys.exit(main(conf=Path(__file__).parent.resolve() / "conf", arguments=sys.argv[1:]))

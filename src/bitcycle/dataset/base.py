@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import NamedTuple, Optional
 
 import torch
+from torch import Tensor
 
 from bitcycle.dataset.images import Images
+from bitcycle.errors import DataError
 from bitcycle.model import ImageShape
 from bitcycle.settings import MISSING, Settings, SettingError, setting
 
@@ -84,3 +86,19 @@ def _first(images: Images, count: int | None) -> Images:
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     return images.subset(order[:count])
 
+
+def hold_out(labels: Tensor, fraction: float) -> Tensor:
+    """A mask of the samples held out for testing: a share of each class, at least one; the same for every run.
+
+    Raises:
+        DataError: for a class with fewer than two samples.
+    """
+    held_out = torch.zeros(len(labels), dtype=torch.bool)
+    generator = torch.Generator().manual_seed(0)
+    for label in labels.unique():
+        members = (labels == label).nonzero().flatten()
+        if len(members) < 2:
+            raise DataError(f"class {int(label)} has a single image: add another, or a test split")
+        count = max(1, round(fraction * len(members)))
+        held_out[members[torch.randperm(len(members), generator=generator)[:count]]] = True
+    return held_out

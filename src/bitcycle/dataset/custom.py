@@ -10,7 +10,7 @@ from typing import Optional
 
 import torch
 
-from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, logger
+from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, hold_out, logger
 from bitcycle.dataset.images import Images, StreamedImages, decode_all, open_image
 from bitcycle.dataset.source import Encoded, find_class_folders, find_parquet, read_class_folders, read_parquet
 from bitcycle.errors import DataError
@@ -88,15 +88,7 @@ def _read_encoded(folder: Path, kind: str, label_column: str | None, test_fracti
 
 
 def _split(whole: Encoded, test_fraction: float) -> tuple[Encoded, Encoded]:
-    """Hold out a share of each class, at least one image; the same for every run."""
-    held_out = torch.zeros(len(whole.images), dtype=torch.bool)
-    generator = torch.Generator().manual_seed(0)
-    for label in range(len(whole.class_names)):
-        members = (whole.labels == label).nonzero().flatten()
-        if len(members) < 2:
-            raise DataError(f"class {whole.class_names[label]} has {len(members)} images: too few to hold one out for testing")
-        count = max(1, round(test_fraction * len(members)))
-        held_out[members[torch.randperm(len(members), generator=generator)[:count]]] = True
+    held_out = hold_out(whole.labels, test_fraction)
     parts = []
     for mask in (~held_out, held_out):
         indices = mask.nonzero().flatten()

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import torch
 
-from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits
+from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, hold_out
 from bitcycle.dataset.images import Images
 from bitcycle.model import ImageShape
 from bitcycle.settings import setting
 
-TRAIN_SAMPLES, TEST_SAMPLES = 1437, 360
+TRAIN_SAMPLES, TEST_SAMPLES = 1438, 359
 
 
 @dataclass
@@ -24,8 +24,8 @@ class Digits(DatasetOptions):
     """Options of the digits. Differs from CIFAR's recipe: no flips, since a mirrored digit is no digit."""
 
     name: str = "digits"
-    mean: list[float] = setting([0.3053], "mean of each channel, pixels in [0, 1]")
-    std: list[float] = setting([0.3761], "standard deviation of each channel", minimum=1e-6)
+    mean: list[float] = setting([0.3060], "mean of each channel, pixels in [0, 1]")
+    std: list[float] = setting([0.3763], "standard deviation of each channel", minimum=1e-6)
     crop_padding: int = setting(1, "training images are padded with this many zeros and cropped at random; 0: no crop", minimum=0)
 
     def full_info(self, data_root: Path) -> DatasetInfo:
@@ -33,10 +33,9 @@ class Digits(DatasetOptions):
 
     def read(self, data_root: Path) -> Splits:
         from sklearn.datasets import load_digits
-        from sklearn.model_selection import train_test_split
 
         images, labels = load_digits(return_X_y=True)
         pixels = torch.from_numpy(images.reshape(-1, 8, 8, 1) * (255 / 16)).round().to(torch.uint8)
-        train, test = train_test_split(range(len(labels)), test_size=TEST_SAMPLES, stratify=labels, random_state=0)
         whole = Images(pixels, torch.from_numpy(labels).long())
-        return Splits(whole.subset(torch.tensor(train)), whole.subset(torch.tensor(test)))
+        held_out = hold_out(whole.labels, 0.2)
+        return Splits(whole.subset((~held_out).nonzero().flatten()), whole.subset(held_out.nonzero().flatten()))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +17,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from bitcycle.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+CHUNK = 500
+"""Images that one thread decodes at a time; single ones would cost more to hand out than to decode."""
+SMALL = 64
+"""Pixels up to which one thread decodes faster than several."""
 
 
 @dataclass(frozen=True)
@@ -113,14 +122,20 @@ def decode(image: EncodedImage, channels: int, size: int) -> np.ndarray[Any, np.
     return np.asarray(picture, dtype=np.uint8).reshape(size, size, channels)
 
 
-def decode_all(
-    encoded: Sequence[EncodedImage], channels: int, size: int, progress: Callable[[int, int], None] | None = None
-) -> Tensor:
-    """All images as uint8 [N, size, size, channels], decoded in parallel; `progress(done, total)` is told now and then."""
+def decode_all(encoded: Sequence[EncodedImage], channels: int, size: int) -> Tensor:
+    """All images as uint8 [N, size, size, channels], decoded by several threads; says in the log how far it is."""
     pixels = np.empty((len(encoded), size, size, channels), dtype=np.uint8)
-    with ThreadPoolExecutor() as pool:
-        for index, picture in enumerate(pool.map(lambda image: decode(image, channels, size), encoded)):
-            pixels[index] = picture
-            if progress is not None and (index + 1) % 1000 == 0:
-                progress(index + 1, len(encoded))
+    chunks = [range(start, min(start + CHUNK, len(encoded))) for start in range(0, len(encoded), CHUNK)]
+
+    def decode_chunk(chunk: range) -> None:
+        for index in chunk:
+            pixels[index] = decode(encoded[index], channels, size)
+
+    reported = time.monotonic()
+    workers = 1 if size <= SMALL else None  # threads get in each other's way where an image takes microseconds
+    with ThreadPoolExecutor(workers) as pool:
+        for chunk, _ in zip(chunks, pool.map(decode_chunk, chunks), strict=True):
+            if time.monotonic() - reported > 10:
+                reported = time.monotonic()
+                logger.info("decoded %d of %d images", chunk.stop, len(encoded))
     return torch.from_numpy(pixels)

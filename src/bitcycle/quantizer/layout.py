@@ -1,4 +1,8 @@
-"""Views of tensors as flat vectors or as rows, in channels-last order, without copying channels-last tensors."""
+"""Views of tensors as flat vectors or as rows, in channels-last order, without copying channels-last tensors.
+
+The views are detached: quantizers define their gradients themselves, and compiled kernels would otherwise be compiled anew for
+tensors that differ in what they are views of.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from torch import Tensor
 
 def flat(x: Tensor) -> Tensor:
     """All elements as a vector; tensors of four and more dimensions in channels-last order (N, H, W, C)."""
-    return (x.movedim(1, -1) if x.dim() >= 4 else x).reshape(-1)
+    return (x.movedim(1, -1) if x.dim() >= 4 else x).reshape(-1).detach()
 
 
 def unflat(vector: Tensor, like: Tensor) -> Tensor:
@@ -19,4 +23,4 @@ def unflat(vector: Tensor, like: Tensor) -> Tensor:
 
 def rows(weight: Tensor) -> Tensor:
     """A weight as a matrix with one row per output channel."""
-    return (weight.movedim(1, -1) if weight.dim() >= 4 else weight).reshape(weight.shape[0], -1)
+    return (weight.movedim(1, -1) if weight.dim() >= 4 else weight).reshape(weight.shape[0], -1).detach()

@@ -27,8 +27,9 @@ def set_up_console() -> None:
         handler = logging.StreamHandler()
         handler.setFormatter(PLAIN)
     handler.is_console = True  # type: ignore[attr-defined]
+    handler.setLevel(logging.INFO)
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    logger.setLevel(logging.DEBUG)
     logger.propagate = False
 
 

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from bitcycle.configuration import to_plain
-from bitcycle.errors import DataError, RunError
+from bitcycle.errors import RunError
 from bitcycle.layer import PrecisionController
 from bitcycle.quantizer import NoQuantizer, compiler_works
 from bitcycle.task import Classification
@@ -64,7 +64,7 @@ def execute(plan: Plan) -> dict[str, Any]:
 
 def _record_failure(plan: Plan, error: Exception) -> None:
     step = plan.folder.read_status().get("step", 0)
-    logger.error("%s", error, exc_info=not isinstance(error, (RunError, DataError)))
+    logger.debug("failed", exc_info=error)  # the whole story in log.txt; the command line says it in one line
     try:
         plan.folder.write_status("failed", step, plan.total_steps, reason=f"{type(error).__name__}: {error}")
     except OSError as second:
@@ -114,7 +114,7 @@ def set_up_torch(plan: Plan) -> torch.device:
     use_gpu = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    if options.deterministic:
+    if options.deterministic and use_gpu:  # on a CPU nothing that is used here is random in its order
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.backends.cudnn.benchmark = False

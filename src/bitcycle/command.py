@@ -16,7 +16,15 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from bitcycle.configuration import nearest_key, read_config, register_schemas
-from bitcycle.errors import EXIT_DATA_MISSING, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION, DataError, RunError
+from bitcycle.errors import (
+    EXIT_DATA_MISSING,
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_WRONG_CONFIGURATION,
+    DataError,
+    RunError,
+)
 from bitcycle.help import help_text
 from bitcycle.settings import SettingError, nearest
 from bitcycle.training.display import set_up_console
@@ -64,7 +72,11 @@ def run(config: DictConfig) -> int:
         print_report(plan_report(plan))
     else:
         print_report(summary_report(execute(plan), plan.schedule.reference))
-        print(plan.folder.path)
+        if run_config.logging.picture:
+            from bitcycle.figure.run import draw_run
+
+            print(f"picture: {draw_run(plan)}")
+        print(f"run folder: {plan.folder.path}")
     return EXIT_DONE
 
 
@@ -109,8 +121,14 @@ def explain_hydra(error: BaseException) -> str:
     unknown = re.search(r"Could not override '([^']+)'", text)
     if unknown and "not in" in text:
         return str(SettingError(unknown[1], "...", "nobody reads this setting", nearest_key(unknown[1])))
-    wrong_type = re.search(r"Error merging override ([^=]+)=.*?Value '(.*?)' .*?could not be converted to (\w+)", text, re.DOTALL)
+    wrong_type = re.search(
+        r"Error merging override ([^=]+)=.*?Value '(.*?)' .*?could not be converted to (\w+)", text, re.DOTALL
+    )
     if wrong_type:
-        return str(SettingError(wrong_type[1], wrong_type[2], "has the wrong type", f"give a value of type {wrong_type[3]}"))
+        return str(
+            SettingError(wrong_type[1], wrong_type[2], "has the wrong type", f"give a value of type {wrong_type[3]}")
+        )
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("  ")]
-    return "; ".join(dict.fromkeys(lines)) + ". Remedy: `python train.py --help` lists all groups, options and settings."
+    return (
+        "; ".join(dict.fromkeys(lines)) + ". Remedy: `python train.py --help` lists all groups, options and settings."
+    )

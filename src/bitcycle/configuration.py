@@ -21,7 +21,7 @@ from bitcycle.hardware import HARDWARE, HardwareOptions
 from bitcycle.model import MODELS, ModelOptions
 from bitcycle.quantizer import QUANTIZERS, QuantizerOptions
 from bitcycle.schedule import SCHEDULES, ScheduleOptions
-from bitcycle.settings import MISSING, Settings, SettingError, nearest, setting
+from bitcycle.settings import MISSING, SettingError, Settings, nearest, setting
 from bitcycle.task import ClassificationOptions
 from bitcycle.training.options import LoggingOptions, TrainingOptions
 
@@ -36,12 +36,16 @@ class RunConfig(Settings):
     task: Any = setting(MISSING, "what is learned: loss and metrics")
     quantizer: Any = setting(MISSING, "how tensors are mapped onto few bits, and which layers stay float")
     hardware: Any = setting(MISSING, "how cost is counted", affects_result=False)
-    training: TrainingOptions = setting(TrainingOptions, "length, optimizer, learning rate, evaluation, devices, checkpoints")
+    training: TrainingOptions = setting(
+        TrainingOptions, "length, optimizer, learning rate, evaluation, devices, checkpoints"
+    )
     logging: LoggingOptions = setting(LoggingOptions, "where metrics go beside metrics.jsonl", affects_result=False)
     scale: str = setting("paper", "size of the experiment", choices=("paper", "mini", "smoke"), affects_result=False)
     seed: int = setting(0, "of weights, order, augmentation and noise", minimum=0, affects_result=False)
     data_root: str = setting(
-        "${oc.env:BITCYCLE_DATA,data}", "folder of the data sets; default: BITCYCLE_DATA, else ./data", affects_result=False
+        "${oc.env:BITCYCLE_DATA,data}",
+        "folder of the data sets; default: BITCYCLE_DATA, else ./data",
+        affects_result=False,
     )
     results_root: str = setting("results/runs", "folder of the run folders", affects_result=False)
     dry_run: str = setting(
@@ -134,7 +138,10 @@ def nearest_key(key: str, known: Iterable[str] | None = None) -> str:
 
 def all_keys() -> Iterator[str]:
     """Every setting of every option of every group, by dotted name."""
-    for group, kinds in {"": [RunConfig], **{f"{group}.": set(options.values()) for group, options in GROUPS.items()}}.items():
+    for group, kinds in {
+        "": [RunConfig],
+        **{f"{group}.": set(options.values()) for group, options in GROUPS.items()},
+    }.items():
         for kind in kinds:
             yield from _fields_below(kind, group)
 
@@ -142,7 +149,7 @@ def all_keys() -> Iterator[str]:
 def _fields_below(kind: type[Settings], prefix: str) -> Iterator[str]:
     for field in dataclasses.fields(kind):
         yield f"{prefix}{field.name}"
-        nested = field.default_factory
+        nested: Any = field.default_factory
         if isinstance(nested, type) and issubclass(nested, Settings):
             yield from _fields_below(nested, f"{prefix}{field.name}.")
 
@@ -184,7 +191,9 @@ def _to_settings(node: DictConfig, path: str) -> Any:
         values[key] = value
     kind = OmegaConf.get_type(node)
     if kind is None or not dataclasses.is_dataclass(kind):
-        raise SettingError(path, values, "is not one of the known options of this group", f"give a name, as in {path}=NAME")
+        raise SettingError(
+            path, values, "is not one of the known options of this group", f"give a name, as in {path}=NAME"
+        )
     try:
         return kind(**values)
     except SettingError as error:

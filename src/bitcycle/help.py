@@ -75,7 +75,7 @@ def _settings(kind: type[Settings], prefix: str, only_plain: bool = False) -> It
     for field in dataclasses.fields(kind):
         default = _default(field)
         if isinstance(default, Settings):
-            if not only_plain or field.name not in {path for path in (*GROUPS, "training")}:
+            if not (only_plain and field.name == "training"):
                 yield from _settings(type(default), f"{prefix}{field.name}.")
         elif field.name != "name" and not (only_plain and field.name in GROUPS):
             yield f"  {prefix}{field.name + '=' + _shown(default):<40} {field.metadata.get('help', '')}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import zlib
 
-import torch
 from torch import Tensor
 
 _MASK64 = (1 << 64) - 1

@@ -13,7 +13,7 @@ from torch import Tensor
 from bitcycle.dataset.images import Images
 from bitcycle.errors import DataError
 from bitcycle.model import ImageShape
-from bitcycle.settings import MISSING, Settings, SettingError, setting
+from bitcycle.settings import MISSING, SettingError, Settings, setting
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +39,19 @@ class DatasetOptions(Settings):
 
     name: str = setting(MISSING, "the data set's name, as in dataset=NAME")
     mean: list[float] = setting([0.5], "mean of each channel that images are normalised with, pixels in [0, 1]")
-    std: list[float] = setting([0.5], "standard deviation of each channel that images are normalised with", minimum=1e-6)
-    crop_padding: int = setting(0, "training images are padded with this many zeros and cropped at random; 0: no crop", minimum=0)
+    std: list[float] = setting(
+        [0.5], "standard deviation of each channel that images are normalised with", minimum=1e-6
+    )
+    crop_padding: int = setting(
+        0, "training images are padded with this many zeros and cropped at random; 0: no crop", minimum=0
+    )
     flip: bool = setting(False, "training images are flipped horizontally at random")
-    train_samples: Optional[int] = setting(None, "train on the first so many images of a fixed random order; null: all", minimum=1)
-    test_samples: Optional[int] = setting(None, "evaluate on the first so many images of a fixed random order; null: all", minimum=1)
+    train_samples: Optional[int] = setting(
+        None, "train on the first so many images of a fixed random order; null: all", minimum=1
+    )
+    test_samples: Optional[int] = setting(
+        None, "evaluate on the first so many images of a fixed random order; null: all", minimum=1
+    )
 
     def full_info(self, data_root: Path) -> DatasetInfo:
         """What the whole data set holds; reads no image."""
@@ -63,7 +71,9 @@ class DatasetOptions(Settings):
         for option, available in (("train_samples", full.train_samples), ("test_samples", full.test_samples)):
             wanted = getattr(self, option)
             if wanted is not None and wanted > available:
-                raise SettingError(option, wanted, f"{self.name} has only {available}", f"use at most {available}, or null for all")
+                raise SettingError(
+                    option, wanted, f"{self.name} has only {available}", f"use at most {available}, or null for all"
+                )
         for option in ("mean", "std"):
             values = getattr(self, option)
             if len(values) not in (1, full.shape.channels):

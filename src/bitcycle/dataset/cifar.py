@@ -15,7 +15,13 @@ import torch
 
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, logger
 from bitcycle.dataset.images import Images, decode_all
-from bitcycle.dataset.source import find_class_folders, find_parquet, read_cifar_pickles, read_class_folders, read_parquet
+from bitcycle.dataset.source import (
+    find_class_folders,
+    find_parquet,
+    read_cifar_pickles,
+    read_class_folders,
+    read_parquet,
+)
 from bitcycle.errors import DataError
 from bitcycle.model import ImageShape
 from bitcycle.settings import setting
@@ -32,8 +38,12 @@ class Cifar(DatasetOptions):
     """Options of CIFAR-10 and CIFAR-100. Normalisation and augmentation: released code of CPT, modules/data.py."""
 
     mean: list[float] = setting([0.4914, 0.4822, 0.4465], "mean of each channel, pixels in [0, 1]")
-    std: list[float] = setting([0.2023, 0.1994, 0.2010], "standard deviation of each channel (the released code's)", minimum=1e-6)
-    crop_padding: int = setting(4, "training images are padded with this many zeros and cropped at random; 0: no crop", minimum=0)
+    std: list[float] = setting(
+        [0.2023, 0.1994, 0.2010], "standard deviation of each channel (the released code's)", minimum=1e-6
+    )
+    crop_padding: int = setting(
+        4, "training images are padded with this many zeros and cropped at random; 0: no crop", minimum=0
+    )
     flip: bool = setting(True, "training images are flipped horizontally at random")
 
     @property
@@ -96,8 +106,8 @@ class Cifar(DatasetOptions):
             raise DataError(
                 f"{self.name} is not in {folder} and cannot be downloaded ({error}). Put it there as parquet files (the hub's "
                 f"uoft-cs/{self.name}: {folder}/data/train-*.parquet and test-*.parquet), as class folders "
-                f"({folder}/train/CLASS/*.png and test/), or as the official {OFFICIAL[self.name][0]} folder; or point data_root= "
-                "(or BITCYCLE_DATA) at the folder that holds it. dataset=digits needs no download."
+                f"({folder}/train/CLASS/*.png and test/), or as the official {OFFICIAL[self.name][0]} folder; or point "
+                "data_root= (or BITCYCLE_DATA) at the folder that holds it. dataset=digits needs no download."
             ) from error
         finally:
             socket.setdefaulttimeout(timeout)

@@ -8,8 +8,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Optional
 
-import torch
-
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, hold_out, logger
 from bitcycle.dataset.images import Images, StreamedImages, decode_all, open_image
 from bitcycle.dataset.source import Encoded, find_class_folders, find_parquet, read_class_folders, read_parquet
@@ -22,19 +20,31 @@ from bitcycle.settings import MISSING, setting
 class CustomImages(DatasetOptions):
     """Options of a data set of your own."""
 
-    path: str = setting(MISSING, "the folder, absolute or below data_root: train/ and test/ (or val/), or class folders alone")
-    image_size: Optional[int] = setting(
-        None, "pixels; other images are scaled by the shorter side and cropped; null: that of the first image", minimum=4
+    path: str = setting(
+        MISSING, "the folder, absolute or below data_root: train/ and test/ (or val/), or class folders alone"
     )
-    label_column: Optional[str] = setting(None, "parquet column of labels; null: label, fine_label or the only integer one")
+    image_size: Optional[int] = setting(
+        None,
+        "pixels; other images are scaled by the shorter side and cropped; null: that of the first image",
+        minimum=4,
+    )
+    label_column: Optional[str] = setting(
+        None, "parquet column of labels; null: label, fine_label or the only integer one"
+    )
     test_fraction: float = setting(
         0.2, "share of each class held out for testing where there is no test split", minimum=0.001, maximum=0.9
     )
     memory_gib: float = setting(
-        4.0, "images are held in memory decoded up to this size, else decoded batch by batch", minimum=0, affects_result=False
+        4.0,
+        "images are held in memory decoded up to this size, else decoded batch by batch",
+        minimum=0,
+        affects_result=False,
     )
     workers: int = setting(
-        min(16, os.cpu_count() or 1), "processes that decode where images are not held in memory", minimum=0, affects_result=False
+        min(16, os.cpu_count() or 1),
+        "processes that decode where images are not held in memory",
+        minimum=0,
+        affects_result=False,
     )
 
     def full_info(self, data_root: Path) -> DatasetInfo:
@@ -42,7 +52,9 @@ class CustomImages(DatasetOptions):
         first = open_image(train.images[0])
         size = self.image_size or first.size[0]
         if self.image_size is None and first.size[0] != first.size[1]:
-            raise DataError(f"{train.images[0].origin} is {first.size[0]}x{first.size[1]} pixels; set dataset.image_size")
+            raise DataError(
+                f"{train.images[0].origin} is {first.size[0]}x{first.size[1]} pixels; set dataset.image_size"
+            )
         shape = ImageShape(1 if first.mode in ("1", "L") else 3, size, len(train.class_names))
         return DatasetInfo(shape, len(train.images), len(test.images))
 
@@ -51,16 +63,23 @@ class CustomImages(DatasetOptions):
         shape = self.full_info(data_root).shape
         size_gib = sum(len(split.images) for split in splits) * shape.size**2 * shape.channels / 2**30
         if size_gib > self.memory_gib:
-            logger.info("%.1f GiB of images exceed dataset.memory_gib=%g: decoding batch by batch", size_gib, self.memory_gib)
+            logger.info(
+                "%.1f GiB of images exceed dataset.memory_gib=%g: decoding batch by batch", size_gib, self.memory_gib
+            )
             return Splits(
-                *(StreamedImages(split.images, split.labels, shape.channels, shape.size, self.workers) for split in splits)
+                *(
+                    StreamedImages(split.images, split.labels, shape.channels, shape.size, self.workers)
+                    for split in splits
+                )
             )
         return Splits(*(Images(decode_all(split.images, shape.channels, shape.size), split.labels) for split in splits))
 
     def _folder(self, data_root: Path) -> Path:
         folder = data_root / Path(self.path).expanduser()  # an absolute path stands for itself
         if not folder.is_dir():
-            raise DataError(f"dataset.path={self.path}: {folder} is not a folder. Give an absolute path or one below data_root.")
+            raise DataError(
+                f"dataset.path={self.path}: {folder} is not a folder. Give an absolute path or one below data_root."
+            )
         return folder
 
 
@@ -76,7 +95,9 @@ def _read_encoded(folder: Path, kind: str, label_column: str | None, test_fracti
         found = find_class_folders(folder, "train")
         whole = found or find_class_folders(folder, None)
         if whole is None:
-            raise DataError(f"no images in class sub-folders of {folder}; expected CLASS/IMAGE.png or train/CLASS/IMAGE.png")
+            raise DataError(
+                f"no images in class sub-folders of {folder}; expected CLASS/IMAGE.png or train/CLASS/IMAGE.png"
+            )
         train = read_class_folders(whole)
         test_folder = find_class_folders(folder, "test") if found else None
         test = read_class_folders(test_folder) if test_folder else None

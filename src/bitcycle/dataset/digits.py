@@ -26,7 +26,9 @@ class Digits(DatasetOptions):
     name: str = "digits"
     mean: list[float] = setting([0.3060], "mean of each channel, pixels in [0, 1]")
     std: list[float] = setting([0.3763], "standard deviation of each channel", minimum=1e-6)
-    crop_padding: int = setting(1, "training images are padded with this many zeros and cropped at random; 0: no crop", minimum=0)
+    crop_padding: int = setting(
+        1, "training images are padded with this many zeros and cropped at random; 0: no crop", minimum=0
+    )
 
     def full_info(self, data_root: Path) -> DatasetInfo:
         return DatasetInfo(ImageShape(1, 8, 10), TRAIN_SAMPLES, TEST_SAMPLES)

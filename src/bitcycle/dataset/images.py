@@ -81,7 +81,7 @@ class StreamedImages(Images):
     def batches(self, index_batches: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         decode = _Decode(self.encoded, self.channels, self.size)
         sampler = (indices.tolist() for indices in index_batches)
-        loader: DataLoader[Any] = DataLoader(decode, batch_sampler=sampler, num_workers=self.workers)  # type: ignore[arg-type]
+        loader: DataLoader[Any] = DataLoader(decode, batch_sampler=sampler, num_workers=self.workers)
         for pixels, indices in loader:
             yield indices, pixels, self.labels[indices]
 
@@ -107,7 +107,9 @@ def open_image(image: EncodedImage) -> Image.Image:
         picture = Image.open(io.BytesIO(image.read()))
         picture.load()
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"cannot read the image {image.origin}: {error}. Replace it, or remove it from the data set.") from error
+        raise DataError(
+            f"cannot read the image {image.origin}: {error}. Replace it, or remove it from the data set."
+        ) from error
     return picture
 
 

@@ -50,7 +50,9 @@ class TrainingBatches:
         device: where batches are made.
     """
 
-    def __init__(self, images: Images, options: DatasetOptions, batch_size: int, seed: int, device: torch.device) -> None:
+    def __init__(
+        self, images: Images, options: DatasetOptions, batch_size: int, seed: int, device: torch.device
+    ) -> None:
         self.images, self.options = images.to(device), options
         self.batch_size, self.seed, self.device = batch_size, seed, device
         self.normalise = Normalise(options, device)

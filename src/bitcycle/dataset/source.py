@@ -94,7 +94,9 @@ def read_parquet(files: Sequence[Path], label_column: str | None = None) -> Enco
     Raises:
         DataError: if a file cannot be read or has no such columns.
     """
-    images, labels, names = [], [], ()
+    images: list[EncodedImage] = []
+    labels: list[Tensor] = []
+    names: tuple[str, ...] = ()
     for file in files:
         try:
             table = parquet.read_table(file)
@@ -138,7 +140,9 @@ def read_cifar_pickles(folder: Path, files: Sequence[str], label_key: bytes) -> 
             with open(folder / name, "rb") as stream:
                 batch = pickle.load(stream, encoding="bytes")  # the official format; from the official archive only
         except (OSError, pickle.UnpicklingError, EOFError) as error:
-            raise DataError(f"cannot read {folder / name}: {error}. Delete {folder} and fetch the archive again.") from error
+            raise DataError(
+                f"cannot read {folder / name}: {error}. Delete {folder} and fetch the archive again."
+            ) from error
         pixels.append(torch.from_numpy(batch[b"data"].reshape(-1, 3, 32, 32)))
         labels += batch[label_key]
     return torch.cat(pixels).permute(0, 2, 3, 1).contiguous(), torch.tensor(labels)

@@ -88,13 +88,13 @@ class HardwareOptions(Settings):
     name: str = setting(MISSING, "the cost model's name, as in hardware=NAME", affects_result=False)
     convention: str = setting(
         "actual",
-        "whose rules of counting: actual is what this run computes; a paper's name gives the numbers of its tables",
+        "whose rules of counting: actual is what this run computes, a paper's name gives the numbers of its tables",
         choices=CONVENTIONS,
         affects_result=False,
     )
     count: Optional[str] = setting(
         None,
-        "operations counted: conv_linear, with_bn (CPT: batch norm and pooling too), with_bn_relu (FracTrain); null: by convention",
+        "operations counted: conv_linear, with_bn (CPT: and pooling), with_bn_relu (FracTrain); null: by convention",
         choices=("conv_linear", "with_bn", "with_bn_relu"),
         affects_result=False,
     )

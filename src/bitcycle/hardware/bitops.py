@@ -32,7 +32,9 @@ class BitOps(HardwareOptions):
         layers = self.layer_costs(workload, histogram)
         total = Fraction(sum(layer.total for layer in layers), workload.samples)
         samples = sum(histogram.values())
-        static = Fraction(sum(layer.total for layer in self.layer_costs(workload, {reference: samples})), workload.samples)
+        static = Fraction(
+            sum(layer.total for layer in self.layer_costs(workload, {reference: samples})), workload.samples
+        )
         scale = Fraction(PUBLISHED_IMAGES, samples) if samples and self.rule("images") == "published" else Fraction(1)
         return Cost(
             samples=samples,

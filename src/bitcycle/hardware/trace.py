@@ -97,7 +97,9 @@ class _Recorder(TorchDispatchMode):
             self.counts["relu_elements"] += output.numel()
         return output
 
-    def _record(self, kind: str, product: MatrixProduct, groups: int, input_positions: int, operands: Any, args: Any) -> None:
+    def _record(
+        self, kind: str, product: MatrixProduct, groups: int, input_positions: int, operands: Any, args: Any
+    ) -> None:
         moving, held, output = operands
         name, module, needs_gradient = self.stack[-1] if self.stack else ("", nn.Identity(), True)
         self.names[name] += 1
@@ -124,7 +126,9 @@ class _Recorder(TorchDispatchMode):
 
 def _fixed_precision(module: nn.Module) -> Precision | None:
     """Bits that no schedule changes: those of a fixed layer, float32 for a layer that is not quantized, else None."""
-    state = getattr(module, "precision", None)  # a layer.PrecisionState; named by its attributes, as hardware knows no layers
+    state = getattr(
+        module, "precision", None
+    )  # a layer.PrecisionState; named by its attributes, as hardware knows no layers
     if state is None or not hasattr(state, "fixed"):
         return FLOAT_PRECISION
     return state.precision if state.fixed else None

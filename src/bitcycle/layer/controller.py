@@ -75,7 +75,9 @@ class PrecisionController:
             RuntimeError: before the model has seen a training batch, since its shapes are not known yet.
         """
         if self._meter is None:
-            raise RuntimeError("the cost is not known before the first forward pass in training mode; train one step first")
+            raise RuntimeError(
+                "the cost is not known before the first forward pass in training mode; train one step first"
+            )
         return self._meter.cost()
 
     @property

@@ -109,8 +109,12 @@ def quantize_model(
         return model
     plan = [rule for rule in conversion_plan(model, options) if rule.treatment != "float"]
     if not plan:
-        problem = "no layer of the model would be quantized (its Conv2d and Linear layers are all float, or it has none)"
-        raise SettingError("float_layers", options.float_layers, problem, "leave fewer layers float, e.g. float_layers=[last]")
+        problem = (
+            "no layer of the model would be quantized (its Conv2d and Linear layers are all float, or it has none)"
+        )
+        raise SettingError(
+            "float_layers", options.float_layers, problem, "leave fewer layers float, e.g. float_layers=[last]"
+        )
     shared, fixed = PrecisionState(), None
     if options.depthwise_bits is not None:
         forward, gradient = options.depthwise_bits

@@ -25,7 +25,11 @@ class QuantizedLayer(nn.Module):
     layer_key: Tensor
 
     def attach(
-        self, quantizer: str | QuantizerOptions, precision: PrecisionState | None = None, key: str = "", compile: bool = False
+        self,
+        quantizer: str | QuantizerOptions,
+        precision: PrecisionState | None = None,
+        key: str = "",
+        compile: bool = False,
     ) -> None:
         """Give the layer its quantizers.
 
@@ -52,8 +56,8 @@ class QuantizedLayer(nn.Module):
 
     def quantize_gradient_of(self, y: Tensor) -> Tensor:
         """y, whose gradient will be quantized."""
-        y = self.gradient_quantizer(y, self.precision.gradient_bits, self.precision.step_key, self.layer_key)
-        return y
+        state = self.precision
+        return self.gradient_quantizer(y, state.gradient_bits, state.step_key, self.layer_key)  # type: ignore[no-any-return]
 
 
 class QuantizedConv2d(QuantizedLayer, nn.Conv2d):

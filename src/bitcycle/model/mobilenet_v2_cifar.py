@@ -80,7 +80,9 @@ class MobileNetV2Cifar(ModelOptions):
 
     def check(self, shape: ImageShape) -> None:
         if shape.size < 8:
-            raise SettingError("name", self.name, f"images of {shape.size} pixels vanish in it", "use images of 8 pixels or more")
+            raise SettingError(
+                "name", self.name, f"images of {shape.size} pixels vanish in it", "use images of 8 pixels or more"
+            )
 
     def build(self, shape: ImageShape) -> CifarMobileNetV2:
         return CifarMobileNetV2(shape)

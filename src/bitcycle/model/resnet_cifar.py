@@ -101,7 +101,9 @@ class ResNetCifar(ModelOptions):
 
     def check(self, shape: ImageShape) -> None:
         if shape.size < 4:
-            raise SettingError("name", self.name, f"images of {shape.size} pixels vanish in it", "use images of 4 pixels or more")
+            raise SettingError(
+                "name", self.name, f"images of {shape.size} pixels vanish in it", "use images of 4 pixels or more"
+            )
 
     def build(self, shape: ImageShape) -> CifarResNet:
         n = (self.depth - 2) // 6

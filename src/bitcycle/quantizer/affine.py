@@ -20,7 +20,9 @@ MINIMUM_SCALE = 1e-8
 """Floor of the step s; a (nearly) constant tensor is left (nearly) unchanged."""
 
 
-def fake_quantize(x: Tensor, zero_point: Tensor, value_range: Tensor, bits: Tensor, noise: Tensor | None = None) -> Tensor:
+def fake_quantize(
+    x: Tensor, zero_point: Tensor, value_range: Tensor, bits: Tensor, noise: Tensor | None = None
+) -> Tensor:
     """Round x onto the 2^bits values between zero_point and zero_point + value_range; values outside are clamped.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Optional
 
 from torch import Tensor, nn
 
-from bitcycle.settings import MISSING, Settings, SettingError, setting
+from bitcycle.settings import MISSING, SettingError, Settings, setting
 
 ROLES = ("weight", "activation", "gradient")
 
@@ -48,7 +48,9 @@ class QuantizerOptions(Settings):
 
     def validate(self) -> None:
         if self.depthwise_bits is not None and len(self.depthwise_bits) != 2:
-            raise SettingError("depthwise_bits", self.depthwise_bits, "needs two numbers", "write [forward, gradient], as [8, 16]")
+            raise SettingError(
+                "depthwise_bits", self.depthwise_bits, "needs two numbers", "write [forward, gradient], as [8, 16]"
+            )
 
     def weight(self, compile: bool) -> TensorQuantizer:
         """A new quantizer of a layer's weight."""

@@ -34,7 +34,9 @@ def compiler_works(device_type: str) -> bool:
     try:
         compiled(_probe)(torch.zeros(8, device=device_type))
     except Exception as error:  # a broken tool chain raises anything at all, and eager mode is always right
-        logger.warning("torch.compile does not work here (%s): quantizers run eagerly, more slowly", str(error).split("\n")[0])
+        logger.warning(
+            "torch.compile does not work here (%s): quantizers run eagerly, more slowly", str(error).split("\n")[0]
+        )
         return False
     return True
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from bitcycle.quantizer.base import ROLES, QuantizerOptions
-from bitcycle.randomness import int32_key
 from bitcycle.quantizer.sbm import Sbm
+from bitcycle.randomness import int32_key
 from bitcycle.schedule import FLOAT
 from bitcycle.settings import SettingError, nearest
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from bitcycle.schedule.precision import Precision, run_lengths
-from bitcycle.settings import MISSING, Settings, SettingError, setting
+from bitcycle.settings import MISSING, SettingError, Settings, setting
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,9 @@ class RunLength:
         if self.total_steps < 1:
             raise SettingError("total_steps", self.total_steps, "a run has at least one step", "use 1 or more")
         if self.steps_per_epoch is not None and self.steps_per_epoch < 1:
-            raise SettingError("steps_per_epoch", self.steps_per_epoch, "an epoch has at least one step", "use 1 or more")
+            raise SettingError(
+                "steps_per_epoch", self.steps_per_epoch, "an epoch has at least one step", "use 1 or more"
+            )
 
 
 @dataclass
@@ -74,7 +76,9 @@ class Schedule:
 
     def __call__(self, step: int) -> Precision:
         if not 0 <= step < self.length.total_steps:
-            remedy = f"steps run from 0 to total_steps - 1 = {self.length.total_steps - 1}; bind the schedule to more steps"
+            remedy = (
+                f"steps run from 0 to total_steps - 1 = {self.length.total_steps - 1}; bind the schedule to more steps"
+            )
             raise SettingError("step", step, "lies outside the run", remedy)
         return self.options.precision(step, self.length)
 

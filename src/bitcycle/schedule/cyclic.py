@@ -43,7 +43,9 @@ class Cyclic(ScheduleOptions):
     gradient_min: Optional[int] = setting(None, "lowest gradient bits; null means q_max", minimum=1, maximum=32)
     gradient_max: Optional[int] = setting(None, "highest gradient bits; null means q_max", minimum=1, maximum=32)
     rounding: str = setting("rint", "to whole bits; CPT prints ceil, code and costs say rint", choices=ROUNDINGS)
-    unit: str = setting("iteration", "the step t that is counted; CPT's text says epoch", choices=("iteration", "epoch"))
+    unit: str = setting(
+        "iteration", "the step t that is counted; CPT's text says epoch", choices=("iteration", "epoch")
+    )
     period_rounding: str = setting(
         "ceil",
         "period when cycles does not divide T: ceil(T/n), floor(T/n) as the CIFAR code, floor(T/n)+1 as GNN and PTB code",

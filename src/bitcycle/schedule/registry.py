@@ -59,5 +59,10 @@ def schedule(name: str, *, total_steps: int, steps_per_epoch: int | None = None,
     kind, preset = SCHEDULES[name]
     for option in options:
         if option not in kind.__dataclass_fields__:
-            raise SettingError(option, options[option], f"schedule {name} has no such option", nearest(option, kind.__dataclass_fields__))
+            raise SettingError(
+                option,
+                options[option],
+                f"schedule {name} has no such option",
+                nearest(option, kind.__dataclass_fields__),
+            )
     return kind(**{"name": name, **preset, **options}).bind(total_steps, steps_per_epoch)

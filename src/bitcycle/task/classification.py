@@ -18,7 +18,9 @@ class ClassificationOptions(Settings):
     """Options of image classification."""
 
     name: str = setting("classification", "the task's name, as in task=NAME")
-    label_smoothing: float = setting(0.0, "share of the target spread over all classes (papers: 0)", minimum=0, maximum=1)
+    label_smoothing: float = setting(
+        0.0, "share of the target spread over all classes (papers: 0)", minimum=0, maximum=1
+    )
     evaluation_batch_size: int = setting(500, "images evaluated at once", minimum=1, affects_result=False)
 
 
@@ -29,6 +31,7 @@ class Classification:
         options: of the task.
         dataset: normalisation and augmentation.
         splits: training and test images.
+        classes: number of classes.
         batch_size: training samples a step.
         seed: of order and augmentation.
         device: where batches are made.
@@ -42,11 +45,12 @@ class Classification:
         options: ClassificationOptions,
         dataset: DatasetOptions,
         splits: Splits,
+        classes: int,
         batch_size: int,
         seed: int,
         device: torch.device,
     ) -> None:
-        self.options, self.batch_size = options, batch_size
+        self.options, self.batch_size, self.classes = options, batch_size, classes
         self.train = TrainingBatches(splits.train, dataset, batch_size, seed, device)
         self.test = EvaluationBatches(splits.test, dataset, options.evaluation_batch_size, device)
 
@@ -62,18 +66,20 @@ class Classification:
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """`test_accuracy` and `test_accuracy_top5` in percent, `test_loss` as mean cross-entropy."""
-        from torchmetrics import MeanMetric, MetricCollection
+        from torchmetrics import MeanMetric, Metric
         from torchmetrics.classification import MulticlassAccuracy
 
-        metrics, mean_loss = None, MeanMetric().to(self.test.device)
+        metrics: dict[str, Metric] = {
+            "test_accuracy": MulticlassAccuracy(self.classes, average="micro"),
+            "test_accuracy_top5": MulticlassAccuracy(self.classes, top_k=min(5, self.classes), average="micro"),
+        }
+        mean_loss = MeanMetric().to(self.test.device)
+        for metric in metrics.values():
+            metric.to(self.test.device)
         for batch in self.test:
             logits = model(batch.inputs)
-            if metrics is None:
-                top = {"test_accuracy": 1, "test_accuracy_top5": min(5, logits.shape[1])}
-                accuracy = {name: MulticlassAccuracy(logits.shape[1], top_k=k, average="micro") for name, k in top.items()}
-                metrics = MetricCollection(accuracy, compute_groups=False).to(logits.device)
-            metrics.update(logits, batch.targets)
             mean_loss.update(F.cross_entropy(logits, batch.targets), weight=len(batch.targets))
-        assert metrics is not None, "a split has at least one image"
-        percent = {name: 100 * float(value) for name, value in metrics.compute().items()}
+            for metric in metrics.values():
+                metric.update(logits, batch.targets)
+        percent = {name: 100 * float(metric.compute()) for name, metric in metrics.items()}
         return {**percent, "test_loss": float(mean_loss.compute())}

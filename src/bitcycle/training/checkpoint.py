@@ -98,13 +98,21 @@ class CheckpointFolder:
                 continue
             try:
                 state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-            except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+            except (
+                RuntimeError,
+                EOFError,
+                OSError,
+                ValueError,
+                KeyError,
+                pickle.UnpicklingError,
+                zipfile.BadZipFile,
+            ) as error:
                 problems.append(f"{path.name}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
                 logger.warning("the checkpoint %s is damaged and passed over (%s)", path, problems[-1])
                 continue
             return state
         if problems:
             raise RunError(
-                f"no readable checkpoint in {self.last.parent} ({'; '.join(problems)}). Delete that folder to start this run anew."
+                f"no readable checkpoint in {self.last.parent} ({'; '.join(problems)}). Delete that folder to start anew."
             )
         return None

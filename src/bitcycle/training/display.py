@@ -13,12 +13,13 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 logger = logging.getLogger("bitcycle")
+CONSOLE = "bitcycle console"
 PLAIN = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")
 
 
 def set_up_console() -> None:
     """Show the package's log on standard error, in colour on a terminal and as plain lines elsewhere."""
-    if any(getattr(handler, "is_console", False) for handler in logger.handlers):
+    if any(handler.get_name() == CONSOLE for handler in logger.handlers):
         return
     handler: logging.Handler
     if sys.stderr.isatty():
@@ -26,7 +27,7 @@ def set_up_console() -> None:
     else:
         handler = logging.StreamHandler()
         handler.setFormatter(PLAIN)
-    handler.is_console = True  # type: ignore[attr-defined]
+    handler.set_name(CONSOLE)
     handler.setLevel(logging.INFO)
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)

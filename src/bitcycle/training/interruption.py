@@ -13,7 +13,7 @@ class Interrupted(Exception):
 
 
 class StopSignal:
-    """While active, SIGTERM, SIGUSR1 (SLURM's warning) and the first SIGINT ask the loop to stop; a second SIGINT stops at once."""
+    """While active, SIGTERM, SIGUSR1 (SLURM's warning) and SIGINT ask the loop to stop; a second SIGINT stops at once."""
 
     SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
@@ -26,7 +26,9 @@ class StopSignal:
             self._previous = {number: signal.signal(number, self._handle) for number in self.SIGNALS}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 

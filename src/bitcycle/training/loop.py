@@ -97,7 +97,7 @@ class Trainer:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.task.loss(self.model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimizer.step()
         self.loss_sum += loss.detach()
         self.loss_count += 1
@@ -122,7 +122,9 @@ class Trainer:
         """Evaluate at the chosen precision and, where that is another one, at q_max; remember the best."""
         current, highest = self.controller.precision, self.controller.schedule.reference
         assert current is not None, "a step has been trained"
-        chosen = {"last": current, "max": highest, "float": Precision(FLOAT, FLOAT, FLOAT)}[self.options.evaluation_precision]
+        chosen = {"last": current, "max": highest, "float": Precision(FLOAT, FLOAT, FLOAT)}[
+            self.options.evaluation_precision
+        ]
         values = self.evaluate_at(chosen)
         same = (chosen.weight, chosen.activation) == (highest.weight, highest.activation)
         values_at_q_max = values if same else self.evaluate_at(highest)
@@ -131,7 +133,9 @@ class Trainer:
         self.best.history.append(value)
         self.best.at_q_max.append(at_q_max)
         cost = self.controller.cost().summary()
-        better = self.best.value is None or (value > self.best.value if self.task.higher_is_better else value < self.best.value)
+        better = self.best.value is None or (
+            value > self.best.value if self.task.higher_is_better else value < self.best.value
+        )
         if better:
             self.best.value, self.best.step, self.best.cost = value, self.step, cost
         at_highest = {f"{self.task.metric}_at_q_max": at_q_max}

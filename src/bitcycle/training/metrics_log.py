@@ -39,7 +39,9 @@ class JsonLines:
             self.stream.write(json.dumps(record).encode() + b"\n")
             self.stream.flush()
         except OSError as error:
-            raise RunError(f"cannot write {self.stream.name}: {error}. Free space and run the same command again.") from error
+            raise RunError(
+                f"cannot write {self.stream.name}: {error}. Free space and run the same command again."
+            ) from error
 
     def position(self) -> int:
         """Length of the file, on disk, in bytes."""
@@ -58,7 +60,9 @@ class WandbSink:
         try:
             import wandb
         except ImportError as error:
-            raise RunError("logging.wandb needs the package wandb: install bitcycle[wandb] or set logging.wandb=disabled") from error
+            raise RunError(
+                "logging.wandb needs the package wandb: install bitcycle[wandb] or set logging.wandb=disabled"
+            ) from error
 
         self.run = wandb.init(
             project=options.wandb_project,
@@ -84,7 +88,9 @@ class TensorBoardSink:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise RunError("logging.tensorboard needs the package tensorboard: install bitcycle[tensorboard]") from error
+            raise RunError(
+                "logging.tensorboard needs the package tensorboard: install bitcycle[tensorboard]"
+            ) from error
         self.writer = SummaryWriter(str(folder / "tensorboard"))
 
     def write(self, step: int, values: dict[str, float]) -> None:

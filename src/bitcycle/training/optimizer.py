@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from bitcycle.settings import Settings, SettingError, setting
+from bitcycle.settings import SettingError, Settings, setting
 
 
 @dataclass
@@ -17,7 +17,9 @@ class OptimizerOptions(Settings):
     name: str = setting("sgd", "sgd or adam", choices=("sgd", "adam"))
     momentum: float = setting(0.9, "sgd: momentum", minimum=0, maximum=1)
     nesterov: bool = setting(False, "sgd: Nesterov momentum (partial pre-training)")
-    weight_decay: float = setting(1e-4, "decay of all parameters, batch norm included as in the released code", minimum=0)
+    weight_decay: float = setting(
+        1e-4, "decay of all parameters, batch norm included as in the released code", minimum=0
+    )
     beta1: float = setting(0.9, "adam: decay of the first moment", minimum=0, maximum=1)
     beta2: float = setting(0.999, "adam: decay of the second moment", minimum=0, maximum=1)
     epsilon: float = setting(1e-8, "adam: added to the denominator", minimum=0)
@@ -31,7 +33,9 @@ class OptimizerOptions(Settings):
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if self.name == "adam":
             betas = (self.beta1, self.beta2)
-            return torch.optim.Adam(parameters, betas=betas, eps=self.epsilon, weight_decay=self.weight_decay, foreach=True)
+            return torch.optim.Adam(
+                parameters, betas=betas, eps=self.epsilon, weight_decay=self.weight_decay, foreach=True
+            )
         return torch.optim.SGD(
             parameters,
             lr=0.0,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from bitcycle.dataset import steps_per_epoch
-from bitcycle.settings import Settings, SettingError, setting
+from bitcycle.settings import SettingError, Settings, setting
 from bitcycle.training.learning_rate import LearningRateOptions
 from bitcycle.training.optimizer import OptimizerOptions
 
@@ -16,7 +16,9 @@ class TrainingOptions(Settings):
     """Options of the training loop."""
 
     steps: Optional[int] = setting(64_000, "length of the run in optimizer steps; or set epochs", minimum=1)
-    epochs: Optional[float] = setting(None, "length of the run in passes over the training data; or set steps", minimum=0)
+    epochs: Optional[float] = setting(
+        None, "length of the run in passes over the training data; or set steps", minimum=0
+    )
     batch_size: int = setting(128, "training samples a step", minimum=1)
     optimizer: OptimizerOptions = setting(OptimizerOptions, "the optimizer")
     learning_rate: LearningRateOptions = setting(LearningRateOptions, "the learning rate as a function of the step")
@@ -29,14 +31,18 @@ class TrainingOptions(Settings):
     )
     compile: str = setting(
         "auto",
-        "fuse quantizers with torch.compile, with the same numbers: true, false, or auto (where it saves more time than it takes)",
+        "fuse quantizers with torch.compile, with the same numbers: true, false, or auto (where it saves time)",
         choices=("auto", "true", "false"),
         affects_result=False,
     )
     device: str = setting("auto", "cpu, cuda, or auto", choices=("auto", "cpu", "cuda"), affects_result=False)
     threads: Optional[int] = setting(None, "CPU threads; null: PyTorch's choice", minimum=1, affects_result=False)
-    deterministic: bool = setting(True, "use deterministic algorithms, which exact resuming needs on a GPU", affects_result=False)
-    checkpoint_seconds: float = setting(60.0, "save a checkpoint when the last is older than this", minimum=0, affects_result=False)
+    deterministic: bool = setting(
+        True, "use deterministic algorithms, which exact resuming needs on a GPU", affects_result=False
+    )
+    checkpoint_seconds: float = setting(
+        60.0, "save a checkpoint when the last is older than this", minimum=0, affects_result=False
+    )
     log_steps: int = setting(50, "write the mean training loss every so many steps", minimum=1, affects_result=False)
 
     def validate(self) -> None:
@@ -57,8 +63,13 @@ class LoggingOptions(Settings):
     """Where metrics go beside metrics.jsonl, which is always written."""
 
     wandb: str = setting(
-        "disabled", "Weights & Biases: disabled, offline (sync later) or online", choices=("disabled", "offline", "online")
+        "disabled",
+        "Weights & Biases: disabled, offline (sync later) or online",
+        choices=("disabled", "offline", "online"),
     )
     wandb_project: str = setting("bitcycle", "project name at Weights & Biases")
     tensorboard: bool = setting(False, "write TensorBoard event files into the run folder")
+    picture: bool = setting(
+        False, "draw precision, accuracy and loss over the steps into the run folder, as picture.png"
+    )
     progress: bool = setting(True, "show a progress bar where the output is a terminal")

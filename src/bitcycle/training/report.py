@@ -20,13 +20,17 @@ def plan_report(plan: Plan) -> Group:
     facts = Table.grid(padding=(0, 2))
     for name, value in _facts(plan):
         facts.add_row(Text(name, style="bold"), value)
-    layers = Table("layers", "count", "bits", "MMACs", "forward", "error", "weight gradient", "share", title="cost by layer group")
+    layers = Table(
+        "layers", "count", "bits", "MMACs", "forward", "error", "weight gradient", "share", title="cost by layer group"
+    )
     for row in _layer_rows(plan, cost):
         layers.add_row(*row)
     counting = f"counted as {hardware.convention}: " + ", ".join(
         f"{rule}={hardware.rule(rule)}" for rule in ("count", "images", "float_layers", "input_gradient")
     )
-    return Group(facts, layers, Text(f"(GBitOps; {counting})", style="dim"), *_cost_lines(cost, plan.schedule.reference))
+    return Group(
+        facts, layers, Text(f"(GBitOps; {counting})", style="dim"), *_cost_lines(cost, plan.schedule.reference)
+    )
 
 
 def _facts(plan: Plan) -> list[tuple[str, str]]:
@@ -34,7 +38,10 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
     lengths = plan.schedule.run_lengths
     shown = "  ".join(f"{'/'.join(map(str, precision))}x{steps}" for precision, steps in lengths[:8])
     return [
-        ("run", f"{config.model.name} on {config.dataset.name}, schedule {config.schedule.name}, quantizer {config.quantizer.name}"),
+        (
+            "run",
+            f"{config.model.name} on {config.dataset.name}, schedule {config.schedule.name}, quantizer {config.quantizer.name}",
+        ),
         ("scale", config.scale),
         ("folder", str(plan.folder.path)),
         ("state", plan.folder.state()),
@@ -51,18 +58,31 @@ def _layer_rows(plan: Plan, cost: Cost) -> list[list[str]]:
     operations = {operation.name: operation for operation in plan.workload.operations}
     groups: dict[str, list[LayerCost]] = {}
     for layer in cost.layers:
-        groups.setdefault(treatments.get(layer.name, "float" if layer.name in operations else layer.name), []).append(layer)
+        groups.setdefault(treatments.get(layer.name, "float" if layer.name in operations else layer.name), []).append(
+            layer
+        )
     total = sum(layer.total for layer in cost.layers) or 1
     rows = []
     for treatment, members in groups.items():
         macs = sum(operations[layer.name].macs for layer in members if layer.name in operations)
-        passes = [sum(getattr(layer, name) for layer in members) / 1e9 for name in ("forward", "error", "weight_gradient")]
+        passes = [
+            sum(getattr(layer, name) for layer in members) / 1e9 for name in ("forward", "error", "weight_gradient")
+        ]
         share = sum(layer.total for layer in members) / total
-        bits = {"quantized": "schedule", "float": "32"}.get(treatment, "schedule" if treatment.startswith("(") else treatment)
+        bits = {"quantized": "schedule", "float": "32"}.get(
+            treatment, "schedule" if treatment.startswith("(") else treatment
+        )
         if treatment == "float" and plan.config.hardware.rule("float_layers") == "schedule":
             bits = "32, charged as the schedule"
         rows.append(
-            [treatment, str(len(members)), bits, f"{macs / 1e6:.2f}", *(f"{value:.4g}" for value in passes), f"{share:.1%}"]
+            [
+                treatment,
+                str(len(members)),
+                bits,
+                f"{macs / 1e6:.2f}",
+                *(f"{value:.4g}" for value in passes),
+                f"{share:.1%}",
+            ]
         )
     return rows
 

@@ -135,14 +135,18 @@ def build_trainer(plan: Plan, device: torch.device) -> Trainer:
     """Model, optimizer, controller and task of a run, at step 0."""
     config = plan.config
     splits = config.dataset.load(config.data_folder)
-    task = Classification(config.task, config.dataset, splits, plan.batch_size, config.seed, device)
+    task = Classification(
+        config.task, config.dataset, splits, plan.info.shape.classes, plan.batch_size, config.seed, device
+    )
     model: nn.Module = plan.build_model(compile=wants_compilation(plan, device))
     model = model.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     controller = PrecisionController(
         model, plan.schedule, seed=config.seed, hardware=config.hardware, workload=plan.workload
     )
     optimizer = config.training.optimizer.build(model)
-    return Trainer(task, model, optimizer, controller, config.training, plan.total_steps, config.seed, plan.folder, device)
+    return Trainer(
+        task, model, optimizer, controller, config.training, plan.total_steps, config.seed, plan.folder, device
+    )
 
 
 def make_sinks(plan: Plan) -> list[Sink]:

@@ -1,0 +1,48 @@
+# `make` lists the targets. Each sets up .venv first, if it is not there or not up to date.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+export HYDRA_FULL_ERROR := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint status readme lock clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(VENV)/.ready ## create .venv with the pinned packages (about 5 GB, most of it the GPU half of PyTorch)
+
+$(VENV)/.ready: requirements.lock requirements-uv.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "bitcycle needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@test -x $(RUN) || $(PYTHON) -m venv $(VENV) \
+		|| { rm -rf $(VENV); echo "cannot create $(VENV); on Debian: apt install python3-venv"; exit 1; }
+	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-uv.lock
+	$(VENV)/bin/uv pip install --python $(RUN) --require-hashes -r requirements.lock
+	$(VENV)/bin/uv pip install --python $(RUN) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: $(VENV)/.ready ## train a small ResNet with RTH on real digits: accuracy, cost, saving and a picture, in about two minutes
+	$(RUN) train.py schedule=RTH model=resnet8 dataset=digits scale=mini logging.picture=true
+
+test: $(VENV)/.ready lint ## style, types, then all tests (under 12 minutes on two cores)
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal
+
+lint: $(VENV)/.ready ## ruff and mypy
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+status: $(VENV)/.ready ## table of the runs under results/runs and how far each is
+	$(RUN) -m bitcycle.training.status
+
+readme: $(VENV)/.ready ## write the generated parts of README.md anew
+	$(RUN) scripts/readme.py
+
+lock: $(VENV)/.ready ## resolve the packages anew and write requirements.lock
+	$(VENV)/bin/uv pip compile --quiet pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --no-header --upgrade-package torch==2.13.0 --upgrade-package torchvision==0.28.0 \
+		--output-file requirements.lock
+
+clean: ## remove .venv and caches; results stay
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,1 @@
+"""What did we see: pictures drawn from finished runs."""

@@ -1,0 +1,39 @@
+"""`make status`: the runs below a folder, how far each is, and why it stopped."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bitcycle.training.run_folder import RunFolder, read_json
+
+DEFAULT_ROOT = Path("results/runs")
+
+
+def status_table(root: Path) -> Table:
+    """One row for each run folder below `root`."""
+    table = Table("run", "state", "step", "last sign of life", "result", title=f"runs in {root}")
+    for status_file in sorted(root.rglob("status.json")):
+        folder = RunFolder(status_file.parent)
+        status, summary = folder.read_status(), read_json(folder.summary)
+        state = str(status.get("state", "unreadable"))
+        result = (
+            f"{summary['metric']} {summary['final']:.2f}" if state == "done" and summary else status.get("reason") or ""
+        )
+        step = f"{status.get('step', '?')}/{status.get('total_steps', '?')}"
+        table.add_row(str(folder.path.relative_to(root)), state, step, str(status.get("updated", "")), str(result)[:60])
+    return table
+
+
+def main() -> None:
+    """Print the table of the folder given on the command line."""
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_ROOT
+    console = Console(width=None if Console().is_terminal else 160)
+    console.print(status_table(root))
+
+
+if __name__ == "__main__":
+    main()

@@ -6,4 +6,4 @@ from pathlib import Path
 from bitcycle.command import main
 
 if __name__ == "__main__":
-    sys.exit(main(conf=Path(__file__).parent.resolve() / "conf", arguments=sys.argv[1:]))
+    sys.exit(main(conf=Path(__file__).parent.resolve() / "conf"))

@@ -36,9 +36,9 @@ from bitcycle.training.run import execute
 logger = logging.getLogger("bitcycle")
 
 
-def main(conf: Path, arguments: list[str]) -> int:
-    """Run the command line and return its exit code; `conf` is the folder of the configuration files."""
-    if {"--help", "-h"} & set(arguments):
+def main(conf: Path) -> int:
+    """Run the command line in `sys.argv` and return its exit code; `conf` is the folder of the configuration files."""
+    if {"--help", "-h"} & set(sys.argv[1:]):
         print(help_text(conf))
         return EXIT_DONE
     set_up_console()

@@ -81,5 +81,5 @@ class Classification:
             mean_loss.update(F.cross_entropy(logits, batch.targets), weight=len(batch.targets))
             for metric in metrics.values():
                 metric.update(logits, batch.targets)
-        percent = {name: 100 * float(metric.compute()) for name, metric in metrics.items()}
+        percent = {name: round(100 * float(metric.compute()), 4) for name, metric in metrics.items()}
         return {**percent, "test_loss": float(mean_loss.compute())}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -96,23 +95,25 @@ class CheckpointFolder:
         for path in (self.last, self.previous):
             if not path.exists():
                 continue
-            try:
-                state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-            except (
-                RuntimeError,
-                EOFError,
-                OSError,
-                ValueError,
-                KeyError,
-                pickle.UnpicklingError,
-                zipfile.BadZipFile,
-            ) as error:
-                problems.append(f"{path.name}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
-                logger.warning("the checkpoint %s is damaged and passed over (%s)", path, problems[-1])
+            problem = _damage(path)
+            if problem is not None:
+                problems.append(f"{path.name}: {problem}")
+                logger.warning("the checkpoint %s is damaged and passed over (%s)", path, problem)
                 continue
+            state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
             return state
         if problems:
             raise RunError(
                 f"no readable checkpoint in {self.last.parent} ({'; '.join(problems)}). Delete that folder to start anew."
             )
         return None
+
+
+def _damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint file, found by its checksums; None if it is whole."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            broken = archive.testzip()
+    except (zipfile.BadZipFile, OSError, EOFError) as error:
+        return str(error)
+    return None if broken is None else f"{broken} does not match its checksum"

@@ -39,6 +39,7 @@ def log_to_file(path: Path) -> Iterator[None]:
     """Also write the package's log to a file."""
     handler = logging.FileHandler(path)
     handler.setFormatter(PLAIN)
+    logger.setLevel(logging.DEBUG)
     logger.addHandler(handler)
     try:
         yield

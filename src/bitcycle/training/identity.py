@@ -1,7 +1,7 @@
 """A run is named by what it computes: a hash of the settings that can change its result.
 
-Only settings that differ from their default count, so that a new setting with a neutral default leaves every old name as it
-is. The seed is not hashed: runs that differ in nothing else lie beside each other.
+Names of options always count, other settings only where they differ from their default, so that a new setting with a neutral
+default leaves every old name as it is. The seed is not hashed: runs that differ in nothing else lie beside each other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bitcycle.settings import MISSING, Settings
 
 
 def result_settings(settings: Settings, prefix: str = "") -> dict[str, Any]:
-    """The settings that can change a result and differ from their default, by dotted name."""
+    """The settings that can change a result and differ from their default, and the names of options, by dotted name."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
@@ -25,7 +25,7 @@ def result_settings(settings: Settings, prefix: str = "") -> dict[str, Any]:
             continue
         if isinstance(value, Settings):
             found |= result_settings(value, f"{prefix}{field.name}.")
-        elif value != _default(field):
+        elif field.name == "name" or value != _default(field):  # names tell the options' classes apart
             found[prefix + field.name] = value
     return found
 

@@ -1,0 +1,67 @@
+"""What several tests need: golden data, composed configurations, and runs of the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+from bitcycle.configuration import RunConfig, read_config, register_schemas
+from bitcycle.training.plan import Plan, make_plan
+
+ROOT = Path(__file__).parent.parent
+GOLDEN = Path(__file__).parent / "data" / "golden"
+
+
+def golden_arrays(name: str) -> dict[str, torch.Tensor]:
+    with np.load(GOLDEN / f"{name}.npz") as arrays:
+        return {key: torch.from_numpy(arrays[key]) for key in arrays.files}
+
+
+def golden_json(name: str):
+    return json.loads((GOLDEN / f"{name}.json").read_text())
+
+
+def configure(*overrides: str) -> RunConfig:
+    """The configuration of `python train.py OVERRIDES`."""
+    register_schemas()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return read_config(compose("config", overrides=list(overrides)))
+
+
+def plan(*overrides: str) -> Plan:
+    return make_plan(configure(*overrides))
+
+
+@pytest.fixture
+def digits(tmp_path):
+    """Plans of smoke runs on the digits, below a temporary folder."""
+
+    def make(*overrides: str) -> Plan:
+        return plan("dataset=digits", "model=resnet8", "scale=smoke", f"results_root={tmp_path}/runs", *overrides)
+
+    return make
+
+
+def train_command(*overrides: str) -> list[str]:
+    return [sys.executable, str(ROOT / "train.py"), *overrides]
+
+
+def run_train(*overrides: str, **options) -> subprocess.CompletedProcess[str]:
+    """Run the command line and wait for it."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **options.pop("env", {})}
+    return subprocess.run(
+        train_command(*overrides),
+        capture_output=True,
+        text=True,
+        cwd=options.pop("cwd", ROOT),
+        env=environment,
+        **options,
+    )

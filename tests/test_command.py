@@ -1,0 +1,290 @@
+"""The command line as a person meets it: what it prints, how it refuses, and with which exit code."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bitcycle.command import main
+from bitcycle.configuration import GROUPS, nearest_key
+from bitcycle.quantizer import QUANTIZERS
+from bitcycle.schedule import SCHEDULES
+from bitcycle.training.run_folder import RunFolder, read_json
+from tests.conftest import ROOT, configure, plan, run_train
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    """Runs `python train.py ARGUMENTS` in this process: (exit code, standard output, standard error)."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["train.py", *arguments, f"results_root={tmp_path}/runs"])
+        code = main(ROOT / "conf")
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+WRONG = {
+    "+train.lrr=1": ("train", "nobody reads this setting"),
+    "train.lrr=1": ("train.lrr", "did you mean 'training.learning_rate'"),
+    "training.lr=0.1": ("training.lr", "did you mean 'training.learning_rate'"),
+    "+training.optimizer.momentun=0": ("training.optimizer.momentun", "did you mean 'training.optimizer.momentum'"),
+    "schedule.qmin=3": ("schedule.qmin", "did you mean 'schedule.q_min'"),
+    "schedule=RTX": ("schedule=RTX", "did you mean 'RT"),
+    "model=resnet75": ("model=resnet75", "did you mean 'resnet74'"),
+    "quantizer=smb": ("quantizer=smb", "did you mean 'sbm'"),
+    "dataset=cifar": ("dataset=cifar", "did you mean 'cifar10'"),
+    "scale=tiny": ("scale=tiny", "mini"),
+    "hardware=fpga": ("hardware=fpga", "bitops"),
+    "schedule=RTH schedule.q_min=9": ("schedule.q_min=9", "choose q_min <= q_max"),
+    "schedule=RTH schedule.cycles=5": ("schedule.cycles=5", "even number such as 6"),
+    "schedule=RTH schedule.cycles=100000": ("schedule.cycles=100000", "at most 64000"),
+    "schedule=RTH schedule.q_min=three": ("schedule.q_min=three", "type Integer"),
+    "schedule=RTH schedule.rounding=up": ("schedule.rounding=up", "ceil, floor, rint"),
+    "training.steps=0": ("training.steps=0", "use 1 or more"),
+    "training.epochs=3": ("training.steps=64000", "set one of the two"),
+    "training.learning_rate.milestones=[0.7,0.1]": ("training.learning_rate.milestones", "write [0.1, 0.7]"),
+    "dataset.train_samples=60000": ("dataset.train_samples=60000", "at most 50000"),
+    "dataset.mean=[0.1,0.2]": ("dataset.mean", "3 channels"),
+    "dataset=image_folder": ("dataset.path", "is not given"),
+    "model.depth=21": ("model.depth=21", "use 20 or 26"),
+    "quantizer.float_layers=[frist]": ("quantizer.float_layers=frist", "first, last, shortcut, depthwise"),
+    "quantizer.depthwise_bits=[8]": ("quantizer.depthwise_bits", "two numbers"),
+    "seed=-1": ("seed=-1", "use 0 or more"),
+    "dry_run=yes": ("dry_run=yes", "use one of: false, json, true"),
+    "schedule": ("schedule", "missing EQUAL"),
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG)
+def test_wrong_configuration_names_field_value_and_remedy(command, arguments):
+    code, out, err = command(*arguments.split())
+    assert code == 2
+    assert out == ""
+    assert len(err.splitlines()) == 1, err
+    for words in WRONG[arguments]:
+        assert words in err
+
+
+def test_a_model_that_does_not_fit_the_data(command, tmp_path):
+    from PIL import Image
+
+    for name in ("a", "b"):
+        (tmp_path / "tiny" / name).mkdir(parents=True)
+        for index in range(3):
+            Image.new("RGB", (4, 4)).save(tmp_path / "tiny" / name / f"{index}.png")
+    code, _, err = command("dataset=image_folder", f"dataset.path={tmp_path}/tiny", "model=mobilenet_v2")
+    assert code == 2
+    assert "model.name=mobilenet_v2: images of 4 pixels vanish" in err
+
+
+def test_missing_data_exit_with_3_within_seconds(tmp_path):
+    started = time.monotonic()
+    done = run_train("dataset=image_folder", "dataset.path=absent", f"results_root={tmp_path}")
+    assert done.returncode == 3
+    assert "data missing: dataset.path=absent" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert time.monotonic() - started < 30  # seconds on an idle machine; most of it is importing PyTorch
+    done = run_train(
+        "dataset=cifar100",
+        "scale=smoke",
+        f"data_root={tmp_path}/empty",
+        f"results_root={tmp_path}/runs",
+        env={"https_proxy": "http://127.0.0.1:9"},
+    )
+    assert done.returncode == 3
+    assert "cannot be downloaded" in done.stderr
+    assert "BITCYCLE_DATA" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_diverging_run_fails_with_the_reason(command, tmp_path):
+    arguments = (
+        "dataset=digits",
+        "model=resnet8",
+        "scale=smoke",
+        "quantizer=none",
+        "training.learning_rate.initial=1e30",
+    )
+    code, _, err = command(*arguments)
+    assert code == 1
+    assert "training diverged" in err
+    folder = plan(*arguments, f"results_root={tmp_path}/runs").folder
+    assert folder.read_status()["state"] == "failed"
+    assert "diverged" in folder.read_status()["reason"]
+
+
+def test_dry_run_needs_no_data_and_leaves_nothing_behind(command, tmp_path):
+    code, out, _ = command("schedule=RTH", "model=resnet74", "dry_run=true", f"data_root={tmp_path}/absent")
+    assert code == 0
+    for words in ("64000 of 128 samples", "1,147,418", "168,215,168", "60.1 % less than static 8/8/8", "state", "new"):
+        assert words in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def dry_run(*arguments: str):
+    return plan(*arguments, "dry_run=json").describe()
+
+
+def test_dry_run_json_is_one_object_with_what_the_contract_promises(command):
+    code, out, _ = command("schedule=RTH", "model=resnet74", "dry_run=json")
+    assert code == 0
+    described = json.loads(out)
+    assert {"run_dir", "state", "total_steps", "batch_size", "precision", "macs_per_sample", "cost"} <= set(described)
+    assert {"gbitops", "effective_macs", "relative_to_static", "energy_j", "latency_s"} <= set(described["cost"])
+    assert (described["state"], described["total_steps"], described["batch_size"]) == ("new", 64_000, 128)
+    assert described["precision"][0] == [8, 8, 8, 88]
+    assert sum(row[3] for row in described["precision"]) == 64_000
+    assert (
+        described["macs_per_sample"]["total"] == sum(described["macs_per_sample"]["by_layer"].values()) == 168_215_168
+    )
+    assert described["cost"]["relative_to_static"] == pytest.approx(0.3990, abs=2e-4)
+
+
+def published_rows():
+    with open(Path(__file__).parent / "data" / "cost_expectations.csv") as stream:
+        rows = [
+            row
+            for row in csv.DictReader(stream)
+            if row["metric"] in ("gbitops", "gbitops_saving_pct", "effective_macs")
+        ]
+    networks = {"ResNet-74": "resnet74", "MobileNetV2": "mobilenet_v2"}
+    return [row for row in rows if row["model"] in networks and row["bw"].isdigit()], networks
+
+
+@pytest.mark.parametrize(
+    "row", published_rows()[0], ids=lambda r: f"{r['paper']}-{r['model']}-{r['method']}-{r['fw']}-{r['metric']}"
+)
+def test_published_costs_of_cifar_networks(row):
+    low, _, high = row["fw"].partition("-")
+    kind = (
+        ["schedule=CR", f"schedule.q_min={low}", f"schedule.q_max={high}", "schedule.cycles=32"]
+        if high
+        else ["schedule=static", f"schedule.q_max={low}"]
+    )
+    convention = {"CPT": "cpt", "FracTrain": "fractrain"}[row["paper"]]
+    cost = dry_run(*kind, f"model={published_rows()[1][row['model']]}", f"hardware.convention={convention}")["cost"]
+    ours = {**cost, "gbitops_saving_pct": 100 * (1 - cost["relative_to_static"])}[row["metric"]]
+    assert ours == pytest.approx(float(row["published"]), rel=float(row["tolerance_rel"]))
+    assert ours == pytest.approx(float(row["formula_value"]), rel=1e-4)
+
+
+def test_run_folder_holds_what_the_contract_promises(command, tmp_path):
+    code, out, err = command(
+        "dataset=digits",
+        "model=resnet8",
+        "scale=smoke",
+        "schedule=RTH",
+        "logging.picture=true",
+        "logging.tensorboard=true",
+    )
+    assert code == 0, err
+    folder = RunFolder(Path(out.splitlines()[-1].removeprefix("run folder: ")))
+    assert folder.read_status()["state"] == "done"
+    summary = read_json(folder.summary)
+    for key in ("final", "best", "best_step", "mean_of_last", "cost"):
+        assert key in summary
+    assert set(summary["cost"]) == {"total", "to_best"}
+    assert f"final {summary['final']:.2f}, best {summary['best']:.2f}" in out
+    assert f"{summary['cost']['total']['gbitops']:.4g} GBitOps" in out
+    resolved = yaml.safe_load(folder.config.read_text())
+    assert resolved["schedule"]["name"] == "RTH"
+    assert resolved["training"]["steps"] == 64
+    assert read_json(folder.environment)["packages"]["torch"]
+    assert folder.picture.stat().st_size > 10_000
+    assert folder.picture.with_suffix(".svg").exists()
+    assert list((folder.path / "tensorboard").iterdir())
+    assert "step 64/64" in folder.log.read_text()
+    assert "\x1b" not in folder.log.read_text()
+    again = command("dataset=digits", "model=resnet8", "scale=smoke", "schedule=RTH")
+    assert again[0] == 0
+    assert "already done" in again[2]
+    assert f"final {summary['final']:.2f}" in again[1]
+
+
+def test_wandb_is_offline_by_default_and_optional(command, tmp_path):
+    code, out, err = command(
+        "dataset=digits", "model=resnet8", "scale=smoke", "training.steps=8", "logging.wandb=offline"
+    )
+    assert code == 0, err
+    folder = Path(out.splitlines()[-1].removeprefix("run folder: "))
+    assert list(folder.glob("wandb/offline-run-*"))
+
+
+def test_multirun_goes_through_every_combination_and_reports_the_worst_code(command, tmp_path):
+    code, _, err = command(
+        "-m",
+        "dataset=digits",
+        "model=resnet8",
+        "scale=smoke",
+        "training.steps=16",
+        "schedule=static,RTH",
+        "schedule.cycles=2,3",
+    )
+    assert code == 2  # RTH with three cycles
+    assert "schedule.cycles=3: a triangular schedule" in err
+    states = sorted(RunFolder(path.parent).read_status()["state"] for path in (tmp_path / "runs").rglob("status.json"))
+    assert states == ["done"] * 2  # static twice the same run, and RTH with two cycles
+
+
+def test_help_explains_every_group_option_and_setting(command):
+    code, out, _ = command("--help")
+    assert code == 0
+    for group, options in GROUPS.items():
+        assert f"{group.upper()}: " in out
+        for name in options:
+            assert f"{group}={name}" in out
+    for setting in (
+        "schedule.q_min=3",
+        "training.learning_rate.initial=0.1",
+        "quantizer.float_layers=null",
+        "dry_run=false",
+        "hardware.convention=actual",
+        "seed=0",
+    ):
+        assert setting in out
+    assert max(len(line) for line in out.splitlines()) < 260
+
+
+def test_each_option_of_a_group_is_a_file_that_says_what_the_registry_says():
+    """conf/ and the registries are two views of one thing: the same names, and the same defining options."""
+    for group, options in GROUPS.items():
+        assert {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")} == set(options), group
+    for name in SCHEDULES:
+        options, (kind, preset) = configure(f"schedule={name}").schedule, SCHEDULES[name]
+        expected = kind(**{"name": name, **preset})
+        assert vars(options) == vars(expected), name
+    for name in QUANTIZERS:
+        assert configure(f"quantizer={name}").quantizer == QUANTIZERS[name]()
+
+
+def test_scales_change_what_they_are_combined_with():
+    assert configure("scale=smoke").training.steps == 64
+    assert configure("scale=mini", "dataset=digits").scale == "mini"
+    assert configure("scale=mini", "training.steps=77").training.steps == 77
+    assert configure("dataset=digits").training.batch_size == 64
+
+
+def test_nearest_key_knows_abbreviations():
+    assert "'training.optimizer.weight_decay'" in nearest_key("optim.wd")
+    assert "'training.batch_size'" in nearest_key("train.bs")
+    assert "did you mean" not in nearest_key("xyzzy")
+
+
+def test_tab_completion_completes_groups(tmp_path):
+    """What the README documents: Hydra's completion works with train.py."""
+    query = {**os.environ, "COMP_LINE": "train.py schedule=RT", "COMP_POINT": "20"}
+    done = subprocess.run(
+        [sys.executable, "train.py", "-sc", "query=bash"], capture_output=True, text=True, cwd=ROOT, env=query
+    )
+    assert {"schedule=RTH", "schedule=RTV"} <= set(done.stdout.split()), done.stderr

@@ -1,0 +1,267 @@
+"""Data sets: real files in every published layout, and batches that follow from (seed, epoch, sample)."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+import torch
+from PIL import Image
+
+from bitcycle.dataset import (
+    Cifar,
+    CustomImages,
+    Digits,
+    EvaluationBatches,
+    Images,
+    TrainingBatches,
+    batch_length,
+    cifar,
+    steps_per_epoch,
+)
+from bitcycle.errors import DataError
+from bitcycle.settings import SettingError
+
+CPU = torch.device("cpu")
+
+
+def picture(label: int, index: int, size: tuple[int, int] = (32, 32), mode: str = "RGB") -> Image.Image:
+    shape = (size[1], size[0], 3) if mode == "RGB" else (size[1], size[0])
+    pixels = np.random.default_rng([label, index]).integers(0, 256, shape, dtype=np.uint8)
+    return Image.fromarray(pixels, mode)
+
+
+def png(image: Image.Image) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, "png")
+    return stream.getvalue()
+
+
+def write_folders(folder, counts: dict[str, int], **options) -> None:
+    for label, (name, count) in enumerate(counts.items()):
+        (folder / name).mkdir(parents=True)
+        for index in range(count):
+            picture(label, index, **options).save(folder / name / f"{index}.png")
+
+
+def write_parquet(path, labels: list[int], image_column="img", label_column="label") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    images = [{"bytes": png(picture(label, index)), "path": f"{index}.png"} for index, label in enumerate(labels)]
+    features = {"info": {"features": {label_column: {"names": ["cat", "dog"]}}}}
+    table = pa.table({image_column: images, label_column: labels})
+    parquet.write_table(table.replace_schema_metadata({b"huggingface": json.dumps(features).encode()}), path)
+
+
+@pytest.fixture
+def small_cifar(monkeypatch):
+    """CIFAR with two images a class, so that its layouts can be written in a moment."""
+    monkeypatch.setattr(cifar, "TRAIN_SAMPLES", 20)
+    monkeypatch.setattr(cifar, "TEST_SAMPLES", 10)
+
+
+TRAIN_LABELS, TEST_LABELS = list(range(10)) * 2, list(range(10))
+
+
+@pytest.mark.parametrize("layout", ["hub", "snapshot", "official", "folders"])
+def test_cifar_layouts_hold_the_same_images(tmp_path, small_cifar, layout):
+    root = tmp_path / "cifar10"
+    expected = torch.stack(
+        [torch.from_numpy(np.asarray(picture(label, index))) for index, label in enumerate(TRAIN_LABELS)]
+    )
+    if layout in ("hub", "snapshot"):
+        sub = "data" if layout == "hub" else "plain_text"
+        write_parquet(root / sub / "train-00000-of-00001.parquet", TRAIN_LABELS)
+        write_parquet(root / sub / "test-00000-of-00001.parquet", TEST_LABELS)
+    elif layout == "official":
+        folder = root / "cifar-10-batches-py"
+        folder.mkdir(parents=True)
+        flat = expected.permute(0, 3, 1, 2).reshape(20, -1).numpy()
+        for batch in range(5):
+            part = slice(4 * batch, 4 * batch + 4)
+            (folder / f"data_batch_{batch + 1}").write_bytes(
+                pickle.dumps({b"data": flat[part], b"labels": TRAIN_LABELS[part]})
+            )
+        (folder / "test_batch").write_bytes(pickle.dumps({b"data": flat[:10], b"labels": TEST_LABELS}))
+    else:
+        write_folders(root / "train", {str(label): 2 for label in range(10)})
+        write_folders(root / "test", {str(label): 1 for label in range(10)})
+        expected = torch.stack(
+            [torch.from_numpy(np.asarray(picture(label, index))) for label in range(10) for index in range(2)]
+        )
+    train, test = Cifar(name="cifar10").load(tmp_path)
+    assert torch.equal(train.pixels, expected)
+    assert (len(train), len(test)) == (20, 10)
+
+
+def test_cifar_refuses_another_data_set_in_its_place(tmp_path):
+    write_parquet(tmp_path / "cifar10" / "train-0.parquet", [0, 1])
+    write_parquet(tmp_path / "cifar10" / "test-0.parquet", [0, 1])
+    with pytest.raises(DataError, match="holds 2 training and 2 test images"):
+        Cifar(name="cifar10").load(tmp_path)
+
+
+def test_missing_cifar_says_what_to_do(tmp_path, monkeypatch):
+    def refuse(*arguments, **options):
+        raise OSError("no network")
+
+    monkeypatch.setattr("torchvision.datasets.CIFAR100.__init__", refuse)
+    with pytest.raises(DataError, match=r"cannot be downloaded \(no network\).*BITCYCLE_DATA"):
+        Cifar(name="cifar100").load(tmp_path)
+
+
+def test_unreadable_image_is_named(tmp_path):
+    write_folders(tmp_path, {"cat": 3, "dog": 3})
+    (tmp_path / "dog" / "1.png").write_bytes(b"not an image")
+    with pytest.raises(DataError, match=r"dog/1\.png.*Replace it"):
+        CustomImages(name="image_folder", path=str(tmp_path)).load(tmp_path)
+
+
+def test_damaged_parquet_is_named(tmp_path):
+    (tmp_path / "train-0.parquet").write_bytes(b"PAR1 torn")
+    with pytest.raises(DataError, match=r"train-0\.parquet"):
+        CustomImages(name="image_parquet", path=str(tmp_path)).load(tmp_path)
+
+
+@pytest.mark.parametrize("memory_gib", [4.0, 0.0], ids=["in memory", "streamed"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_class_folders_of_any_size(tmp_path, memory_gib, workers):
+    write_folders(tmp_path / "train", {"cat": 5, "dog": 4}, size=(40, 50))
+    write_folders(tmp_path / "val", {"cat": 2, "dog": 1}, size=(64, 30))
+    options = CustomImages(
+        name="image_folder", path=str(tmp_path), image_size=24, memory_gib=memory_gib, workers=workers
+    )
+    info = options.info(tmp_path)
+    assert (info.shape, info.train_samples, info.test_samples) == ((3, 24, 2), 9, 3)
+    train, test = options.load(tmp_path)
+    reference = CustomImages(name="image_folder", path=str(tmp_path), image_size=24).load(tmp_path).train
+    (batch,) = itertools.islice(EvaluationBatches(train, options, 100, CPU), 1)
+    (expected,) = itertools.islice(EvaluationBatches(reference, options, 100, CPU), 1)
+    assert torch.equal(batch.inputs, expected.inputs)
+    assert batch.targets.tolist() == [0] * 5 + [1] * 4
+    assert len(test) == 3
+
+
+def test_folder_without_test_split_is_split_in_the_same_way_every_time(tmp_path):
+    write_folders(tmp_path, {"a": 10, "b": 5}, mode="L")
+    options = CustomImages(name="image_folder", path=str(tmp_path))
+    train, test = options.load(tmp_path)
+    assert options.info(tmp_path).shape == (1, 32, 2)
+    assert torch.bincount(test.labels).tolist() == [2, 1]
+    assert torch.bincount(train.labels).tolist() == [8, 4]
+    assert torch.equal(test.pixels, options.load(tmp_path).test.pixels)
+    joined = torch.cat([train.pixels, test.pixels]).flatten(1)
+    assert len(joined.unique(dim=0)) == 15
+
+
+def test_parquet_of_ones_own(tmp_path):
+    write_parquet(tmp_path / "mine" / "train-0.parquet", [0, 1, 1], "picture", "kind")
+    write_parquet(tmp_path / "mine" / "validation-0.parquet", [1], "picture", "kind")
+    train, test = CustomImages(name="image_parquet", path="mine", label_column="kind").load(tmp_path)
+    assert train.labels.tolist() == [0, 1, 1]
+    assert len(test) == 1
+
+
+@pytest.mark.parametrize(("path", "words"), [("absent", "is not a folder"), (".", "no images in class sub-folders")])
+def test_wrong_folder(tmp_path, path, words):
+    with pytest.raises(DataError, match=words):
+        CustomImages(name="image_folder", path=path).load(tmp_path)
+
+
+def test_digits_are_real_and_split_by_class(tmp_path):
+    train, test = Digits().load(tmp_path)
+    info = Digits().info(tmp_path)
+    assert (len(train), len(test)) == (info.train_samples, info.test_samples) == (1438, 359)
+    assert train.labels.unique().tolist() == list(range(10))
+    pixels = train.pixels.float() / 255
+    assert pixels.mean().item() == pytest.approx(Digits().mean[0], abs=5e-4)
+    assert pixels.std().item() == pytest.approx(Digits().std[0], abs=5e-4)
+
+
+def test_subsets_are_fixed_and_checked(tmp_path):
+    small = Digits(train_samples=100, test_samples=50)
+    train, test = small.load(tmp_path)
+    assert (len(train), len(test)) == (100, 50)
+    assert torch.equal(train.pixels, small.load(tmp_path).train.pixels)
+    with pytest.raises(SettingError, match="at most 1438"):
+        Digits(train_samples=2000).info(tmp_path)
+    with pytest.raises(SettingError, match="one for each channel"):
+        Digits(mean=[0.1, 0.2]).info(tmp_path)
+
+
+def batches(seed: int, start: int, count: int, options=None, workers_images: Images | None = None):
+    pixels = torch.arange(50 * 6 * 6, dtype=torch.int64).remainder(251).to(torch.uint8).view(50, 6, 6, 1)
+    images = workers_images or Images(pixels, torch.arange(50))
+    source = TrainingBatches(images, options or Digits(crop_padding=2, flip=True), 16, seed, CPU)
+    return list(itertools.islice(source.starting_at(start), count))
+
+
+def test_any_step_can_be_the_first():
+    whole = batches(seed=1, start=0, count=12)
+    for start in (1, 3, 4, 7):  # an epoch has four steps
+        for expected, batch in zip(whole[start:], batches(seed=1, start=start, count=12 - start), strict=True):
+            assert torch.equal(batch.inputs, expected.inputs)
+            assert torch.equal(batch.targets, expected.targets)
+
+
+def test_an_epoch_holds_every_sample_once_and_epochs_and_seeds_differ():
+    first, second = batches(0, 0, 4), batches(0, 4, 4)
+    labels = [torch.cat([batch.targets for batch in epoch]) for epoch in (first, second)]
+    assert all(label.sort().values.tolist() == list(range(50)) for label in labels)
+    assert [len(batch.targets) for batch in first] == [16, 16, 16, 2]
+    assert not torch.equal(*labels)
+    assert not torch.equal(first[0].targets, batches(1, 0, 1)[0].targets)
+
+
+def test_augmentation_is_a_crop_of_the_padded_image_or_its_mirror():
+    options = Digits(crop_padding=2, flip=True, mean=[0.0], std=[1 / 255])
+    pixels = torch.randint(1, 255, (50, 6, 6, 1), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    source = TrainingBatches(Images(pixels, torch.arange(50)), options, 50, 0, CPU)
+    seen = set()
+    for batch in itertools.islice(source.starting_at(0), 40):
+        for image, label in zip(batch.inputs, batch.targets.tolist(), strict=True):
+            padded = torch.nn.functional.pad(pixels[label, :, :, 0].float(), (2, 2, 2, 2))
+            places = [
+                (mirrored, row, column)
+                for mirrored in (False, True)
+                for row in range(5)
+                for column in range(5)
+                if torch.equal(image[0].flip(1) if mirrored else image[0], padded[row : row + 6, column : column + 6])
+            ]
+            assert places, "not a crop of its image"
+            seen.update(places)
+    assert len(seen) == 2 * 5 * 5  # every crop and mirror occurs
+
+
+def test_augmentation_does_not_depend_on_the_batch():
+    """The crop of a sample follows from seed, epoch and sample: another batch size gives the same images."""
+    pixels = torch.randint(0, 255, (40, 6, 6, 1), dtype=torch.uint8)
+    found = []
+    for size in (8, 20):
+        source = TrainingBatches(Images(pixels, torch.arange(40)), Digits(crop_padding=2), size, 3, CPU)
+        epoch = list(itertools.islice(source.starting_at(0), 40 // size))
+        order = torch.cat([batch.targets for batch in epoch]).argsort()
+        found.append(torch.cat([batch.inputs for batch in epoch])[order])
+    assert torch.equal(*found)
+
+
+def test_inputs_are_normalised_and_channels_last(tmp_path):
+    splits = Digits().load(tmp_path)
+    batch = next(iter(EvaluationBatches(splits.train, Digits(), len(splits.train), CPU)))
+    assert batch.inputs.mean().abs() < 0.01
+    assert batch.inputs.std().item() == pytest.approx(1, abs=0.01)
+    three = torch.zeros(4, 5, 5, 3, dtype=torch.uint8)
+    batch = next(
+        iter(EvaluationBatches(Images(three, torch.zeros(4, dtype=torch.long)), Cifar(name="cifar10"), 4, CPU))
+    )
+    assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_batch_lengths():
+    assert [batch_length(step, 50, 16) for step in range(6)] == [16, 16, 16, 2, 16, 16]
+    assert (steps_per_epoch(50_000, 128), batch_length(390, 50_000, 128)) == (391, 80)

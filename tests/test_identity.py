@@ -1,0 +1,67 @@
+"""Run names: pinned, blind to what cannot change a result, and different for everything that can."""
+
+from __future__ import annotations
+
+import pytest
+
+from bitcycle.training.identity import run_hash, run_path
+from tests.conftest import configure
+
+# A changed name orphans finished runs: a new setting needs a neutral default, and a default must never change.
+PINNED = {
+    "": "8fb22129cb",
+    "schedule=RTH model=resnet74": "c15b922d71",
+    "schedule=CR schedule.cycles=32 quantizer.depthwise_bits=[8,16] model=mobilenet_v2 dataset=cifar100": "1835b35fd0",
+    "dataset=digits model=resnet8 scale=smoke": "8100f8ce33",
+}
+
+
+@pytest.mark.parametrize("overrides", PINNED)
+def test_names_are_for_ever(overrides):
+    assert run_hash(configure(*overrides.split())) == PINNED[overrides]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "seed=3",
+        "training.compile=true",
+        "training.checkpoint_seconds=1",
+        "logging.wandb=offline",
+        "data_root=elsewhere",
+        "hardware.convention=cpt",
+        "training.threads=1",
+        "dry_run=true",
+    ],
+)
+def test_what_cannot_change_a_result_is_not_in_the_name(override):
+    assert run_hash(configure("schedule=RTH", override)) == run_hash(configure("schedule=RTH"))
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "schedule.q_min=4",
+        "schedule=RR",
+        "model=resnet38",
+        "dataset=cifar100",
+        "quantizer=none",
+        "training.steps=100",
+        "training.learning_rate.factor=0.2",
+        "quantizer.momentum=0.1",
+        "task.label_smoothing=0.1",
+    ],
+)
+def test_what_can_change_a_result_is_in_the_name(override):
+    assert run_hash(configure("schedule=RTH", override)) != run_hash(configure("schedule=RTH"))
+
+
+def test_path_is_readable_and_keeps_scales_and_seeds_apart():
+    path = run_path(configure("schedule=RTH", "model=resnet74", "seed=2"))
+    assert str(path) == f"results/runs/paper/resnet74-cifar10-sbm-RTH-{PINNED['schedule=RTH model=resnet74']}/seed=2"
+
+
+def test_unused_options_of_static_do_not_split_its_runs():
+    assert run_hash(configure("schedule=static", "schedule.q_min=5", "schedule.cycles=2")) == run_hash(
+        configure("schedule=static")
+    )

@@ -1,0 +1,240 @@
+"""Exact resume: however and wherever a run is cut off, it ends with the metrics and weights of the undisturbed run."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+
+import bitcycle.training.run as run_module
+from bitcycle.errors import RunError
+from bitcycle.training.checkpoint import CheckpointFolder
+from bitcycle.training.loop import Trainer
+from bitcycle.training.run import execute
+from bitcycle.training.run_folder import RunFolder, read_json, read_records
+from tests.conftest import ROOT, run_train, train_command
+from tests.settings import RESUME
+
+CPU = torch.device("cpu")
+UNTIMED = ("seconds", "steps_per_second", "finished")
+
+
+class Crash(BaseException):
+    """Ends a run as a kill does: nothing gets to clean up."""
+
+
+def result(folder: RunFolder):
+    """Everything about a finished run that must not depend on interruptions."""
+    state = folder.checkpoint.load(CPU)
+    state = {key: value for key, value in state.items() if key not in ("elapsed", "timing_bytes")}
+    summary = {key: value for key, value in read_json(folder.summary).items() if key not in UNTIMED}
+    return folder.metrics.read_bytes(), summary, state
+
+
+def assert_equal(found, expected) -> None:
+    assert found[0] == expected[0], "metrics.jsonl differs"
+    assert found[1] == expected[1], "summary.json differs"
+    torch.testing.assert_close(found[2], expected[2], rtol=0, atol=0)
+
+
+def crash_at(monkeypatch, crash_step: int, checkpoint_step: int) -> None:
+    """Save a checkpoint after `checkpoint_step` steps only, and crash before step `crash_step`."""
+    train_step, save = Trainer.train_step, Trainer.save
+
+    def dying_step(self, batch):
+        if self.step == crash_step:
+            raise Crash
+        train_step(self, batch)
+
+    monkeypatch.setattr(Trainer, "train_step", dying_step)
+    monkeypatch.setattr(Trainer, "save", lambda self: save(self) if self.step == checkpoint_step else None)
+
+
+@pytest.mark.parametrize("case", RESUME)
+def test_a_crash_leaves_no_trace(case, digits, monkeypatch, tmp_path):
+    overrides = [*RESUME[case], "training.checkpoint_seconds=0"]
+    undisturbed, disturbed = (
+        digits(*overrides, f"results_root={tmp_path}/{name}") for name in ("undisturbed", "disturbed")
+    )
+    execute(undisturbed)
+    generator = random.Random(case)
+    first, second, third, fourth = sorted(generator.sample(range(1, undisturbed.total_steps), 4))
+    for checkpoint_step, crash_step in ((first, second), (third, fourth)):
+        with monkeypatch.context() as patch:
+            crash_at(patch, crash_step, checkpoint_step)
+            with pytest.raises(Crash):
+                execute(disturbed)
+    execute(disturbed)
+    assert_equal(result(disturbed.folder), result(undisturbed.folder))
+
+
+def test_another_seed_gives_another_result(digits):
+    results = [result(plan.folder) for plan in (digits("seed=0"), digits("seed=1")) if execute(plan)]
+    assert results[0][0] != results[1][0]
+    assert not torch.equal(results[0][2]["model"]["conv1.weight"], results[1][2]["model"]["conv1.weight"])
+
+
+def test_resume_in_another_mode_of_compilation(digits, monkeypatch, tmp_path):
+    """Compiled and eager quantizers compute the same numbers: a run may change from one to the other."""
+    if not run_module.compiler_works("cpu"):
+        pytest.skip("no C++ compiler on this machine")
+    plans = {
+        mode: digits("schedule=RTH", f"training.compile={mode}", f"results_root={tmp_path}/{mode}")
+        for mode in ("true", "false")
+    }
+    with monkeypatch.context() as patch:
+        crash_at(patch, 30, 25)
+        with pytest.raises(Crash):
+            execute(plans["true"])
+    for plan in plans.values():
+        execute(plan)
+    mixed = digits("schedule=RTH", "training.compile=false", f"results_root={tmp_path}/true")
+    assert mixed.folder.state() == "done"
+    assert_equal(result(plans["true"].folder), result(plans["false"].folder))
+
+
+def wait_for_step(folder: RunFolder, process: subprocess.Popen, step: int) -> None:
+    deadline = time.monotonic() + 120
+    while folder.read_status().get("step", 0) < step:
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_killed_process_resumes_exactly(digits, tmp_path):
+    """A real process, killed without warning at random moments, then asked politely to stop, then left alone."""
+    overrides = ["schedule=RTH", "training.steps=600", "training.evaluation_steps=150", "training.log_steps=7"]
+    undisturbed = digits(*overrides, f"results_root={tmp_path}/undisturbed")
+    execute(undisturbed)
+    killed = digits(*overrides, "training.checkpoint_seconds=0.2", f"results_root={tmp_path}/killed")
+    command = train_command(
+        *("dataset=digits", "model=resnet8", "scale=smoke", *overrides, "training.checkpoint_seconds=0.2"),
+        f"results_root={tmp_path}/killed",
+    )
+    generator = random.Random(4)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    for signal_number, after in ((signal.SIGKILL, 60), (signal.SIGKILL, 200), (signal.SIGTERM, 330)):
+        process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment)
+        wait_for_step(killed.folder, process, after)
+        time.sleep(generator.random() * 0.3)
+        process.send_signal(signal_number)
+        code = process.wait(timeout=60)
+        assert code == (75 if signal_number == signal.SIGTERM else -signal.SIGKILL)
+    assert killed.folder.state() == "resumable"
+    last = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=120)
+    assert last.returncode == 0, last.stderr
+    assert "resuming after step" in last.stderr
+    assert_equal(result(killed.folder), result(undisturbed.folder))
+
+
+def test_a_finished_run_is_not_run_again(digits):
+    plan = digits()
+    summary = execute(plan)
+    before = {
+        path: path.stat().st_mtime_ns for path in plan.folder.path.rglob("*") if path.name not in ("log.txt", ".lock")
+    }
+    assert execute(plan) == summary
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_two_processes_do_not_train_the_same_run(digits, tmp_path):
+    plan = digits()
+    with plan.folder.lock():
+        done = run_train("dataset=digits", "model=resnet8", "scale=smoke", f"results_root={tmp_path}/runs")
+    assert done.returncode == 1
+    assert "another process trains this run" in done.stderr
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "garbage", "one flipped bit"])
+def test_a_damaged_checkpoint_falls_back_to_the_previous_one(digits, monkeypatch, tmp_path, damage, caplog):
+    plans = [
+        digits("training.checkpoint_seconds=0", f"results_root={tmp_path}/{name}") for name in ("whole", "damaged")
+    ]
+    execute(plans[0])
+    folder = plans[1].folder
+    with monkeypatch.context() as patch:
+        train_step = Trainer.train_step
+        patch.setattr(
+            Trainer,
+            "train_step",
+            lambda self, batch: (_ for _ in ()).throw(Crash) if self.step == 30 else train_step(self, batch),
+        )
+        with pytest.raises(Crash):
+            execute(plans[1])
+    last = folder.checkpoint.last
+    content = last.read_bytes()
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    damaged = {
+        "truncated": content[: len(content) // 2],
+        "empty": b"",
+        "garbage": os.urandom(2000),
+        "one flipped bit": flipped,
+    }
+    last.write_bytes(damaged[damage])
+    with open(folder.metrics, "ab") as stream:
+        stream.write(b'{"kind": "train", "st')  # the torn line of a crash
+    assert read_records(folder.metrics)[-1]["step"] == 24
+    execute(plans[1])
+    assert "damaged and passed over" in folder.log.read_text()
+    assert_equal(result(folder), result(plans[0].folder))
+
+
+def test_two_damaged_checkpoints_are_an_error_with_a_remedy(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    for step in (1, 2):
+        folder.save({"step": step})
+    for path in (folder.last, folder.previous):
+        path.write_bytes(b"torn")
+    with pytest.raises(RunError, match="Delete that folder to start anew"):
+        folder.load(CPU)
+
+
+def test_the_previous_checkpoint_is_kept_and_a_lost_last_one_replaced(tmp_path):
+    folder = CheckpointFolder(tmp_path / "checkpoint")
+    assert folder.load(CPU) is None
+    for step in (1, 2, 3):
+        folder.save({"step": step, "weights": torch.ones(2)})
+    assert folder.load(CPU)["step"] == 3
+    folder.last.unlink()  # killed between the two renames
+    assert folder.exists()
+    assert folder.load(CPU)["step"] == 2
+
+
+def test_a_full_disk_keeps_the_previous_checkpoint(digits, monkeypatch, tmp_path):
+    plans = [digits("training.checkpoint_seconds=0", f"results_root={tmp_path}/{name}") for name in ("roomy", "full")]
+    execute(plans[0])
+    save = torch.save
+
+    def fill(state, stream):
+        if state["step"] == 17:
+            stream.write(b"half a checkpoint")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(state, stream)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", fill)
+        with pytest.raises(RunError, match=r"No space left.*free space .* same command again"):
+            execute(plans[1])
+    folder = plans[1].folder
+    assert folder.read_status()["state"] == "failed"
+    assert "No space left" in folder.read_status()["reason"]
+    assert sorted(path.name for path in folder.checkpoint.last.parent.iterdir()) == ["last.pt", "previous.pt"]
+    assert folder.checkpoint.load(CPU)["step"] == 16
+    execute(plans[1])
+    assert_equal(result(folder), result(plans[0].folder))
+
+
+def test_checkpoints_load_without_pickled_code(digits):
+    plan = digits()
+    execute(plan)
+    state = torch.load(plan.folder.checkpoint.last, weights_only=True)
+    model = plan.build_model()
+    model.load_state_dict(state["model"])
+    assert state["step"] == plan.total_steps

@@ -1,0 +1,254 @@
+"""Schedules: equal to the released code step by step, and the properties that the papers state for any options."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bitcycle.schedule import SCHEDULES, SUITE, Precision, schedule
+from bitcycle.settings import SettingError
+from tests.conftest import golden_json
+
+LARGE, MEDIUM, SMALL = ("RR", "RTH"), ("LR", "LT", "CR", "CT", "RTV", "ETV"), ("ER", "ETH")
+AS_RELEASED = {"period_rounding": "floor", "end_at_q_max": False}
+
+
+def forward_lengths(bound) -> list[list[int]]:
+    return [[precision.weight, steps] for precision, steps in bound.run_lengths]
+
+
+def relative_cost(bound) -> float:
+    """Mean of (w a + w g + a g) over the steps, relative to static q_max, written down again from the paper."""
+    total = sum(
+        steps * (p.weight * p.activation + p.weight * p.gradient + p.activation * p.gradient)
+        for p, steps in bound.run_lengths
+    )
+    w, a, g = bound.reference
+    return total / (bound.length.total_steps * (w * a + w * g + a * g))
+
+
+@pytest.mark.parametrize(
+    "case",
+    golden_json("schedules")["cases"],
+    ids=lambda c: f"{c['schedule']}-{c['q_min']}-{c['q_max']}-{c['cycles']}-{c['total_steps']}",
+)
+def test_suite_equals_released_code_step_by_step(case):
+    options = {key: case[key] for key in ("q_min", "q_max", "cycles", "total_steps")}
+    bound = schedule(case["schedule"], **options, **AS_RELEASED)
+    assert forward_lengths(bound) == case["bits_rle"]
+    assert relative_cost(bound) == pytest.approx(case["cost_relative_to_static"], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "case",
+    golden_json("cyclic_precision"),
+    ids=lambda c: f"{c['min_bits']}-{c['max_bits']}-{c['iters']}-{c['num_cycles']}",
+)
+def test_cosine_equals_released_code_step_by_step(case):
+    bound = schedule(
+        "CR",
+        q_min=case["min_bits"],
+        q_max=case["max_bits"],
+        cycles=case["num_cycles"],
+        total_steps=case["iters"],
+        **AS_RELEASED,
+    )
+    bits = [bound(step).weight for step in range(case["iters"])]
+    if "sequence_rle" in case:
+        assert bits == [b for b, count in case["sequence_rle"] for _ in range(count)]
+    else:
+        first = [b for b, count in case["first_period_rle"] for _ in range(count)]
+        assert bits == [first[step % case["period"]] for step in range(case["iters"])]
+        assert bits[-20:] == case["last_20"]
+    assert {bound(step).gradient for step in range(case["iters"])} == set(case["backward_bits"])
+    assert relative_cost(bound) == pytest.approx(case["relative_to_static_max"], rel=1e-12)
+
+
+def test_patterns_of_cpt_table_6():
+    names = {"cosine": "CR", "triangular": "triangular", "cosine_anneal": "cosine_anneal"}
+    for case in golden_json("table6_schedules"):
+        options = {
+            "q_min": case["q_min"],
+            "q_max": case["q_max"],
+            "cycles": case["cycles"],
+            "total_steps": case["iters"],
+        }
+        for pattern, name in names.items():
+            bound = schedule(name, **options, **AS_RELEASED)
+            assert forward_lengths(bound) == case[pattern], (pattern, options)
+            assert relative_cost(bound) == pytest.approx(case["mean_cost"][pattern], rel=1e-12)
+
+
+# Better Schedules' groups and CPT's printed savings, computed in the reference from the papers' formulas (q 3 to 8, n = 8).
+PUBLISHED_COST = {
+    "RR": 0.3990,
+    "RTH": 0.3990,
+    "LR": 0.6276,
+    "LT": 0.6276,
+    "CR": 0.6334,
+    "CT": 0.6334,
+    "ETV": 0.6348,
+    "RTV": 0.6373,
+    "ER": 0.8224,
+    "ETH": 0.8225,
+}
+
+
+@pytest.mark.parametrize("name", SUITE)
+def test_relative_cost_of_the_suite(name):
+    bound = schedule(name, q_min=3, q_max=8, cycles=8, total_steps=64_000)
+    assert relative_cost(bound) == pytest.approx(PUBLISHED_COST[name], abs=5.1e-5)
+    assert bound(0).weight == (8 if name[1] == "T" else 3)
+
+
+@given(
+    q_min=st.integers(1, 8),
+    spread=st.integers(2, 8),
+    cycles=st.integers(1, 6).map(lambda half: 2 * half),
+    steps_per_cycle=st.integers(100, 400),
+)
+def test_groups_are_ordered_by_cost(q_min, spread, cycles, steps_per_cycle):
+    costs = {
+        name: relative_cost(
+            schedule(
+                name,
+                q_min=q_min,
+                q_max=q_min + spread,
+                cycles=cycles,
+                total_steps=cycles * steps_per_cycle,
+                renormalise=True,
+            )
+        )
+        for name in SUITE
+    }
+    assert max(costs[name] for name in LARGE) < min(costs[name] for name in MEDIUM)
+    assert max(costs[name] for name in MEDIUM) < min(costs[name] for name in SMALL)
+
+
+@given(
+    name=st.sampled_from([*SUITE, "static", "deficit", "delayed", "cosine_anneal", "triangular", "gradient_cycle"]),
+    bounds=st.lists(st.integers(1, 32), min_size=2, max_size=2).map(sorted),
+    half_cycles=st.integers(1, 10),
+    steps=st.integers(20, 600),
+    data=st.data(),
+)
+def test_bits_stay_within_bounds_and_end_at_q_max(name, bounds, half_cycles, steps, data):
+    q_min, q_max = bounds
+    options = {"gradient_min": None, "gradient_max": None} if name == "gradient_cycle" else {}
+    if name == "delayed":
+        options["start"] = data.draw(st.sampled_from([0.0, 0.3, 0.5]))
+        half_cycles = min(half_cycles, steps // 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an exponential that ends low says so
+        bound = schedule(
+            name, q_min=q_min, q_max=q_max, cycles=max(2, 2 * half_cycles), total_steps=max(steps, 20), **options
+        )
+    forward = [precision.weight for precision, _ in bound.run_lengths]
+    assert min(forward) >= (q_max if name == "static" else q_min)
+    assert max(forward) <= q_max
+    assert {precision.gradient for precision, _ in bound.run_lengths} == {q_max}
+    if name not in ("cosine_anneal", "triangular"):  # those end low by definition
+        assert bound(bound.length.total_steps - 1) == Precision(q_max, q_max, q_max)
+    assert sum(steps for _, steps in bound.run_lengths) == bound.length.total_steps
+
+
+@given(cycles=st.integers(1, 20), steps=st.integers(20, 500))
+def test_period_rounded_up_has_no_spurious_cycle(cycles, steps):
+    bound = schedule("LR", q_min=2, q_max=8, cycles=cycles, total_steps=steps, end_at_q_max=False)
+    restarts = sum(bound(t).weight < bound(t - 1).weight for t in range(1, steps))
+    assert restarts <= cycles - 1
+
+
+def test_leftover_steps_of_the_released_code():
+    bound = schedule("CR", q_min=3, q_max=8, cycles=7, total_steps=64_000, **AS_RELEASED)
+    assert [bound(step).weight for step in range(63_994, 64_000)] == [3] * 6
+    assert schedule("CR", q_min=3, q_max=8, cycles=7, total_steps=64_000)(63_999).weight == 8
+
+
+def test_rounding_switch():
+    level = {
+        name: schedule("LR", q_min=3, q_max=8, cycles=1, total_steps=1000, rounding=name)(150).weight
+        for name in ("rint", "ceil", "floor")
+    }
+    assert level == {"rint": 4, "ceil": 4, "floor": 3}  # S = 3.75
+
+
+def test_epoch_unit_changes_precision_at_epoch_borders_only():
+    bound = schedule("LR", q_min=2, q_max=8, cycles=1, total_steps=100, steps_per_epoch=10, unit="epoch")
+    assert all(len({bound(10 * epoch + i) for i in range(9)}) == 1 for epoch in range(10))
+    with pytest.raises(SettingError, match="steps_per_epoch"):
+        schedule("LR", total_steps=100, unit="epoch")
+
+
+def test_gradient_cycle_moves_the_gradient_only():
+    bound = schedule("gradient_cycle", total_steps=3200)
+    assert {p.weight for p, _ in bound.run_lengths} == {6}
+    assert {p.gradient for p, _ in bound.run_lengths} == {6, 7, 8}
+    assert bound.reference == Precision(6, 6, 8)
+
+
+@pytest.mark.parametrize("cycle_length", ["rescaled", "unchanged"])
+def test_delayed_start(cycle_length):
+    plain = schedule("CR", cycles=4, total_steps=400)
+    late = schedule("delayed", cycles=4, total_steps=400, start=0.5, cycle_length=cycle_length)
+    assert {late(step) for step in range(200)} == {Precision(3, 3, 8)}
+    if cycle_length == "unchanged":
+        assert [late(step) for step in range(200, 400)] == [plain(step) for step in range(200, 400)]
+    else:
+        half = schedule("CR", cycles=4, total_steps=200)
+        assert [late(200 + step) for step in range(200)] == [half(step) for step in range(200)]
+    never = schedule("delayed", total_steps=400, start=1.0)
+    assert {never(step) for step in range(400)} == {Precision(3, 3, 8)}
+
+
+def test_deficit_window():
+    bound = schedule("deficit", total_steps=100, start=0.2, end=0.5)
+    assert [bound(t).weight for t in (19, 20, 49, 50)] == [8, 3, 3, 8]
+    assert {bound(t).gradient for t in range(100)} == {8}
+    released = schedule("deficit", total_steps=100, start=0, end=16, unit="step", inclusive=True)
+    assert sum(released(t).weight == 3 for t in range(100)) == 17  # t <= R, as in the CIFAR scripts
+    by_epoch = schedule("deficit", total_steps=100, steps_per_epoch=10, start=1, end=3, unit="epoch")
+    assert [t for t in range(100) if by_epoch(t).weight == 3] == list(range(10, 30))
+
+
+def test_small_exponential_constant_warns():
+    with pytest.warns(UserWarning, match="renormalise"):
+        schedule("ER", exp_k=2, total_steps=1000)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("RTX", {}, "did you mean 'RT"),
+        ("RTH", {"qmin": 3}, "did you mean 'q_min'"),
+        ("RTH", {"q_min": 9}, "choose q_min <= q_max"),
+        ("RTH", {"cycles": 3}, "even number such as 4"),
+        ("RTH", {"cycles": 0}, "use 1 or more"),
+        ("RTH", {"cycles": 2000}, "use at most 1000"),
+        ("RTH", {"rounding": "up"}, "rint"),
+        ("RTH", {"q_max": 33}, "use 32 or less"),
+        ("gradient_cycle", {"gradient_min": 9, "gradient_max": 8}, "gradient_min <= gradient_max"),
+        ("deficit", {"start": 0.5, "end": 0.2}, "start <= end"),
+        ("deficit", {"end": 2}, "set unit to step"),
+    ],
+)
+def test_nonsense_is_refused_with_a_remedy(name, options, words):
+    with pytest.raises(SettingError, match=words):
+        schedule(name, total_steps=1000, **options)
+
+
+def test_step_outside_the_run_is_refused():
+    bound = schedule("RTH", total_steps=100)
+    for step in (-1, 100):
+        with pytest.raises(ValueError, match="outside the run"):
+            bound(step)
+
+
+def test_every_schedule_is_printable_and_repeatable():
+    for name in SCHEDULES:
+        first, second = schedule(name, total_steps=3200), schedule(name, total_steps=3200)
+        assert first == second
+        assert name in repr(first)

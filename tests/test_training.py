@@ -1,0 +1,203 @@
+"""The loop and what it records: precision as scheduled, cost as predicted, metrics that mean what they say."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from bitcycle.errors import RunError
+from bitcycle.schedule import Precision
+from bitcycle.training.checkpoint import write_atomically
+from bitcycle.training.loop import Trainer
+from bitcycle.training.metrics_log import JsonLines
+from bitcycle.training.optimizer import OptimizerOptions
+from bitcycle.training.run import build_trainer, execute, wants_compilation
+from bitcycle.training.run_folder import read_json, read_records
+from bitcycle.training.status import status_table
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["schedule=RTH"],
+        ["schedule=static"],
+        ["schedule=gradient_cycle"],
+        ["quantizer=none"],
+        ["schedule=CR", "model=mobilenet_v2", "quantizer.depthwise_bits=[8,16]"],
+    ],
+    ids=" ".join,
+)
+def test_cost_of_a_run_equals_its_prediction_to_the_last_digit(digits, overrides):
+    plan = digits(*overrides)
+    summary = execute(plan)
+    assert summary["cost"]["total"] == plan.cost().summary()
+    assert summary["cost"]["total"] == plan.describe()["cost"]
+
+
+def test_recorded_precision_and_rate_are_those_of_the_schedule(digits):
+    plan = digits("schedule=RTH", "training.log_steps=1")
+    execute(plan)
+    train = [record for record in read_records(plan.folder.metrics) if record["kind"] == "train"]
+    assert [record["step"] for record in train] == list(range(1, 65))
+    assert [tuple(record["precision"]) for record in train] == [plan.schedule(step) for step in range(64)]
+    rates = plan.config.training.learning_rate
+    assert [record["learning_rate"] for record in train] == [rates.rate(step, 64) for step in range(64)]
+
+
+def test_logged_loss_is_the_mean_since_the_last_record(digits, tmp_path):
+    every, eighth = (digits(f"training.log_steps={n}", f"results_root={tmp_path}/{n}") for n in (1, 8))
+    for plan in (every, eighth):
+        execute(plan)
+    losses = [r["loss"] for r in read_records(every.folder.metrics) if r["kind"] == "train"]
+    means = [r["loss"] for r in read_records(eighth.folder.metrics) if r["kind"] == "train"]
+    assert means == pytest.approx([sum(losses[i : i + 8]) / 8 for i in range(0, 64, 8)], rel=1e-12)
+
+
+def test_the_network_learns(digits):
+    plan = digits(
+        "schedule=RTH",
+        "training.steps=300",
+        "training.batch_size=64",
+        "training.evaluation_steps=150",
+        "dataset.train_samples=null",
+        "dataset.test_samples=null",
+    )
+    summary = execute(plan)
+    assert summary["final"] > 90
+    losses = [record["loss"] for record in read_records(plan.folder.metrics) if record["kind"] == "train"]
+    assert losses[-1] < 0.3 * losses[0]
+
+
+def test_summary_follows_from_the_metrics(digits):
+    plan = digits("schedule=RTH", "training.evaluation_steps=8")
+    summary = execute(plan)
+    tests = [record for record in read_records(plan.folder.metrics) if record["kind"] == "evaluation"]
+    accuracy = [record["test_accuracy"] for record in tests]
+    best = max(range(len(tests)), key=lambda i: accuracy[i])
+    assert summary["final"] == accuracy[-1]
+    assert (summary["best"], summary["best_step"]) == (accuracy[best], tests[best]["step"])
+    assert summary["cost"]["to_best"] == tests[best]["cost"]
+    assert summary["cost"]["total"] == tests[-1]["cost"]
+    assert summary["mean_of_last"] == {"mean": pytest.approx(sum(accuracy[-5:]) / 5), "evaluations": 5}
+    assert summary["at_q_max"]["best"] == max(record["test_accuracy_at_q_max"] for record in tests)
+
+
+@pytest.mark.parametrize(("choice", "bits"), [("last", [3, 3, 8]), ("max", [8, 8, 8]), ("float", [32, 32, 32])])
+def test_evaluation_precision(digits, choice, bits):
+    plan = digits("schedule=RTH", "training.evaluation_steps=10", f"training.evaluation_precision={choice}")
+    execute(plan)
+    first = next(record for record in read_records(plan.folder.metrics) if record["kind"] == "evaluation")
+    assert plan.schedule(9) == Precision(3, 3, 8)
+    assert first["precision"] == bits
+
+
+def test_evaluation_leaves_training_undisturbed(digits, tmp_path):
+    seldom, often = (
+        digits("schedule=RTH", f"training.evaluation_steps={n}", f"results_root={tmp_path}/{n}") for n in (64, 3)
+    )
+    for plan in (seldom, often):
+        execute(plan)
+    models = [plan.folder.checkpoint.load(CPU)["model"] for plan in (seldom, often)]
+    torch.testing.assert_close(*models, rtol=0, atol=0)
+
+
+def test_float_baseline_is_the_plain_model(digits):
+    trainer = build_trainer(digits("quantizer=none"), CPU)
+    assert not any("quantizer" in name for name, _ in trainer.model.named_modules())
+    assert trainer.controller.schedule(0) == Precision(32, 32, 32)
+    assert digits("quantizer=none", "hardware.float_layers=schedule").cost().relative_to_static == 3072 / 192
+
+
+def test_epochs_and_steps_are_two_ways_to_say_the_same(digits):
+    plan = digits("training.steps=null", "training.epochs=2.5")
+    assert plan.total_steps == 40  # 256 samples in batches of 16
+
+
+def test_automatic_compilation_weighs_the_length_of_the_run(digits):
+    assert not wants_compilation(digits(), CPU)
+    assert not wants_compilation(digits("training.steps=1000000", "training.compile=false"), CPU)
+    assert not wants_compilation(digits("training.steps=1000000", "quantizer=none"), CPU)
+
+
+def test_a_gpu_that_is_not_there(digits):
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(RunError, match="sees no GPU"):
+        execute(digits("training.device=cuda"))
+
+
+def test_failed_runs_start_again_from_their_checkpoint(digits, monkeypatch):
+    plan = digits("training.checkpoint_seconds=0")
+    train_step = Trainer.train_step
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train_step", lambda self, batch: 1 / 0 if self.step == 20 else train_step(self, batch))
+        with pytest.raises(ZeroDivisionError):
+            execute(plan)
+    status = plan.folder.read_status()
+    assert (status["state"], status["step"]) == ("failed", 20)
+    assert "ZeroDivisionError" in status["reason"]
+    assert "Traceback" in plan.folder.log.read_text()
+    assert plan.folder.state() == "resumable"
+    assert execute(plan)["total_steps"] == 64
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_sgd_is_the_published_update(nesterov):
+    """v = 0.9 v + g + wd w;  w -= rate (v, or g + wd w + 0.9 v with Nesterov)."""
+    model = torch.nn.Linear(2, 1, bias=False)
+    weight, velocity = model.weight.detach().clone(), torch.zeros(1, 2)
+    optimizer = OptimizerOptions(nesterov=nesterov, weight_decay=0.01).build(model)
+    for step in range(3):
+        gradient = torch.tensor([[1.0, -2.0]]) * (step + 1)
+        model.weight.grad = gradient.clone()
+        optimizer.param_groups[0]["lr"] = 0.1
+        optimizer.step()
+        decayed = gradient + 0.01 * weight
+        velocity = 0.9 * velocity + decayed
+        weight = weight - 0.1 * (decayed + 0.9 * velocity if nesterov else velocity)
+        torch.testing.assert_close(model.weight.detach(), weight)
+
+
+def test_atomic_writes_leave_the_old_file_on_failure(tmp_path):
+    path = tmp_path / "file"
+    write_atomically(path, lambda stream: stream.write(b"old"))
+
+    def fail(stream):
+        stream.write(b"new, but not whole")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, fail)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_metrics_on_a_full_disk_say_so():
+    """/dev/full refuses every write as a full disk does."""
+    lines = JsonLines.__new__(JsonLines)
+    lines.stream = open("/dev/full", "ab")
+    with pytest.raises(RunError, match="Free space"):
+        lines.write({"step": 1})
+
+
+def test_torn_last_line_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"step": 2}\n{"st')
+    assert read_records(path) == [{"step": 1}, {"step": 2}]
+    assert read_records(tmp_path / "absent") == []
+    (tmp_path / "status.json").write_text('{"state": ')
+    assert read_json(tmp_path / "status.json") is None
+
+
+def test_status_table_lists_every_run(digits, tmp_path):
+    execute(digits())
+    table = status_table(tmp_path / "runs")
+    assert table.row_count == 1
+    cells = [next(iter(column.cells)) for column in table.columns]
+    assert cells[1] == "done"
+    assert cells[2] == "64/64"
+    assert cells[4].startswith("test_accuracy ")

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import pickle
+import random
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,8 @@ from bitcycle.dataset import (
     cifar,
     steps_per_epoch,
 )
+from bitcycle.dataset.imagenet import ImageNet
+from bitcycle.dataset.images import random_box
 from bitcycle.errors import DataError
 from bitcycle.settings import SettingError
 
@@ -72,7 +75,7 @@ TRAIN_LABELS, TEST_LABELS = list(range(10)) * 2, list(range(10))
 def test_cifar_layouts_hold_the_same_images(tmp_path, small_cifar, layout):
     root = tmp_path / "cifar10"
     expected = torch.stack(
-        [torch.from_numpy(np.asarray(picture(label, index))) for index, label in enumerate(TRAIN_LABELS)]
+        [torch.from_numpy(np.array(picture(label, index))) for index, label in enumerate(TRAIN_LABELS)]
     )
     if layout in ("hub", "snapshot"):
         sub = "data" if layout == "hub" else "plain_text"
@@ -92,7 +95,7 @@ def test_cifar_layouts_hold_the_same_images(tmp_path, small_cifar, layout):
         write_folders(root / "train", {str(label): 2 for label in range(10)})
         write_folders(root / "test", {str(label): 1 for label in range(10)})
         expected = torch.stack(
-            [torch.from_numpy(np.asarray(picture(label, index))) for label in range(10) for index in range(2)]
+            [torch.from_numpy(np.array(picture(label, index))) for label in range(10) for index in range(2)]
         )
     train, test = Cifar(name="cifar10").load(tmp_path)
     assert torch.equal(train.pixels, expected)
@@ -265,3 +268,44 @@ def test_inputs_are_normalised_and_channels_last(tmp_path):
 def test_batch_lengths():
     assert [batch_length(step, 50, 16) for step in range(6)] == [16, 16, 16, 2, 16, 16]
     assert (steps_per_epoch(50_000, 128), batch_length(390, 50_000, 128)) == (391, 80)
+
+
+def crops(tmp_path, start: int, count: int, workers: int = 0, seed: int = 0):
+    if not (tmp_path / "train").exists():
+        write_folders(tmp_path / "train", {"cat": 6, "dog": 5}, size=(40, 50))
+        write_folders(tmp_path / "val", {"cat": 2, "dog": 1}, size=(64, 30))
+    options = CustomImages(
+        name="image_folder", path=str(tmp_path), image_size=16, random_crop=True, flip=True, workers=workers
+    )
+    source = TrainingBatches(options.load(tmp_path).train, options, 4, seed, CPU)
+    return torch.cat([batch.inputs for batch in itertools.islice(source.starting_at(start), count)])
+
+
+def test_random_crops_follow_from_seed_epoch_and_sample(tmp_path):
+    whole = crops(tmp_path, 0, 6)  # two epochs of three steps: 4 + 4 + 3 images
+    assert torch.equal(crops(tmp_path, 2, 4), whole[8:])
+    assert torch.equal(crops(tmp_path, 0, 6, workers=2), whole)
+    assert not torch.equal(crops(tmp_path, 0, 6, seed=1), whole)
+    assert len(whole.flatten(1).unique(dim=0)) == 22  # the second epoch has other crops
+
+
+def test_random_boxes_lie_within_the_image_and_fill_the_range():
+    generator = random.Random(0)
+    boxes = [random_box(60, 40, generator) for _ in range(4000)]
+    areas = [(right - left) * (bottom - top) / 2400 for left, top, right, bottom in boxes]
+    ratios = [(right - left) / (bottom - top) for left, top, right, bottom in boxes]
+    assert all(left >= 0 and top >= 0 and right <= 60 and bottom <= 40 for left, top, right, bottom in boxes)
+    assert min(areas) < 0.1
+    assert max(areas) > 0.8
+    assert 0.65 < min(ratios) < 0.8
+    assert 1.25 < max(ratios) < 1.5
+
+
+def test_imagenet_is_never_replaced(tmp_path):
+    assert ImageNet().info(tmp_path) == ((3, 224, 1000), 1_281_167, 50_000)
+    with pytest.raises(DataError, match=r"image-net\.org"):
+        ImageNet().load(tmp_path)
+    write_folders(tmp_path / "imagenet" / "train", {"n01": 2})
+    write_folders(tmp_path / "imagenet" / "val", {"n01": 1})
+    with pytest.raises(DataError, match="holds 2 training and 1 validation images"):
+        ImageNet().load(tmp_path)

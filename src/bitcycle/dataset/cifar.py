@@ -14,7 +14,7 @@ from urllib.error import URLError
 import torch
 
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, logger
-from bitcycle.dataset.images import Images, decode_all
+from bitcycle.dataset.images import Framing, Images, decode_all
 from bitcycle.dataset.source import (
     find_class_folders,
     find_parquet,
@@ -79,7 +79,7 @@ class Cifar(DatasetOptions):
         else:
             return None
         logger.info("decoding %d images of %s", sum(len(split.images) for split in encoded), folder)
-        return Splits(*(Images(decode_all(split.images, 3, 32), split.labels) for split in encoded))
+        return Splits(*(Images(decode_all(split.images, 3, Framing(32, 32)), split.labels) for split in encoded))
 
     def _checked(self, splits: Splits, folder: Path) -> Splits:
         """Refuse anything but the whole data set."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Optional
 
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, hold_out, logger
-from bitcycle.dataset.images import Images, StreamedImages, decode_all, open_image
+from bitcycle.dataset.images import Framing, Images, StreamedImages, decode_all, open_image
 from bitcycle.dataset.source import Encoded, find_class_folders, find_parquet, read_class_folders, read_parquet
 from bitcycle.errors import DataError
 from bitcycle.model import ImageShape
@@ -30,6 +30,12 @@ class CustomImages(DatasetOptions):
     )
     label_column: Optional[str] = setting(
         None, "parquet column of labels; null: label, fine_label or the only integer one"
+    )
+    random_crop: bool = setting(
+        False, "training images are cut out at random places, sizes (8 to 100 %) and aspect ratios, as for ImageNet"
+    )
+    resize: Optional[int] = setting(
+        None, "pixels of the shorter side before the centre is cut out (ImageNet: 256); null: image_size", minimum=4
     )
     test_fraction: float = setting(
         0.2, "share of each class held out for testing where there is no test split", minimum=0.001, maximum=0.9
@@ -61,18 +67,23 @@ class CustomImages(DatasetOptions):
     def read(self, data_root: Path) -> Splits:
         splits = _read_encoded(self._folder(data_root), self.name, self.label_column, self.test_fraction)
         shape = self.full_info(data_root).shape
+        resize = self.resize or shape.size
+        framings = (Framing(shape.size, resize, self.random_crop), Framing(shape.size, resize))
         size_gib = sum(len(split.images) for split in splits) * shape.size**2 * shape.channels / 2**30
-        if size_gib > self.memory_gib:
-            logger.info(
-                "%.1f GiB of images exceed dataset.memory_gib=%g: decoding batch by batch", size_gib, self.memory_gib
-            )
+        if self.random_crop or size_gib > self.memory_gib:
+            logger.info("images of %s are decoded batch by batch, by %d processes", self.name, self.workers)
             return Splits(
                 *(
-                    StreamedImages(split.images, split.labels, shape.channels, shape.size, self.workers)
-                    for split in splits
+                    StreamedImages(split.images, split.labels, shape.channels, framing, self.workers)
+                    for split, framing in zip(splits, framings, strict=True)
                 )
             )
-        return Splits(*(Images(decode_all(split.images, shape.channels, shape.size), split.labels) for split in splits))
+        return Splits(
+            *(
+                Images(decode_all(split.images, shape.channels, framing), split.labels)
+                for split, framing in zip(splits, framings, strict=True)
+            )
+        )
 
     def _folder(self, data_root: Path) -> Path:
         folder = data_root / Path(self.path).expanduser()  # an absolute path stands for itself

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import logging
+import math
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from bitcycle.errors import DataError
+from bitcycle.randomness import derive
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +35,36 @@ class EncodedImage:
 
     origin: str
     read: Callable[[], bytes]
+
+
+@dataclass(frozen=True)
+class Framing:
+    """How an image of any size becomes `size` x `size` pixels.
+
+    Attributes:
+        size: pixels of the result.
+        resize: the shorter side is scaled to this before the centre is cut out (ImageNet: 256 for 224).
+        random_crop: training images are cut out at random places, sizes and aspect ratios instead.
+    """
+
+    size: int
+    resize: int
+    random_crop: bool = False
+
+
+class IndexBatch(NamedTuple):
+    """Which samples are in a batch, and what their random crops depend on beside their index: (seed, epoch)."""
+
+    indices: Tensor
+    crop_seed: int = 0
+
+
+class ImageBatch(NamedTuple):
+    """The samples of a batch: uint8 pixels [N, H, W, C] and labels [N]."""
+
+    samples: IndexBatch
+    pixels: Tensor
+    labels: Tensor
 
 
 class Images:
@@ -57,41 +90,53 @@ class Images:
         """The same images on a device, where batches are then made."""
         return Images(self.pixels.to(device), self.labels.to(device))
 
-    def batches(self, index_batches: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """(indices, pixels, labels) of each batch of indices."""
-        for indices in index_batches:
-            here = indices.to(self.pixels.device)
-            yield indices, self.pixels[here], self.labels[here]
+    def batches(self, index_batches: Iterable[IndexBatch]) -> Iterator[ImageBatch]:
+        """The images of each batch of indices."""
+        for index_batch in index_batches:
+            here = index_batch.indices.to(self.pixels.device)
+            yield ImageBatch(index_batch, self.pixels[here], self.labels[here])
 
 
 class StreamedImages(Images):
-    """Labelled images that are decoded when a batch asks for them, by worker processes that read ahead."""
+    """Labelled images that are decoded when a batch asks for them, by worker processes that read ahead.
 
-    def __init__(self, encoded: Sequence[EncodedImage], labels: Tensor, channels: int, size: int, workers: int) -> None:
+    Args:
+        encoded, labels: the images.
+        channels: 1 or 3.
+        framing: how an image becomes `size` x `size` pixels.
+        workers: processes that decode; 0 decodes in this one.
+    """
+
+    def __init__(
+        self, encoded: Sequence[EncodedImage], labels: Tensor, channels: int, framing: Framing, workers: int
+    ) -> None:
         self.encoded, self.labels = encoded, labels
-        self.channels, self.size, self.workers = channels, size, workers
+        self.channels, self.framing, self.workers = channels, framing, workers
 
     def subset(self, indices: Tensor) -> StreamedImages:
         encoded = [self.encoded[index] for index in indices.tolist()]
-        return StreamedImages(encoded, self.labels[indices], self.channels, self.size, self.workers)
+        return StreamedImages(encoded, self.labels[indices], self.channels, self.framing, self.workers)
 
     def to(self, device: torch.device) -> StreamedImages:
         return self  # batches are moved one by one
 
-    def batches(self, index_batches: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        decode = _Decode(self.encoded, self.channels, self.size)
-        sampler = (indices.tolist() for indices in index_batches)
+    def batches(self, index_batches: Iterable[IndexBatch]) -> Iterator[ImageBatch]:
+        decode = _Decode(self.encoded, self.channels, self.framing)
+        sampler = ([(batch.crop_seed, index) for index in batch.indices.tolist()] for batch in index_batches)
         loader: DataLoader[Any] = DataLoader(decode, batch_sampler=sampler, num_workers=self.workers)
-        for pixels, indices in loader:
-            yield indices, pixels, self.labels[indices]
+        for pixels, crop_seeds, indices in loader:
+            yield ImageBatch(IndexBatch(indices, int(crop_seeds[0])), pixels, self.labels[indices])
 
 
-class _Decode(Dataset[tuple[Tensor, int]]):
-    def __init__(self, encoded: Sequence[EncodedImage], channels: int, size: int) -> None:
-        self.encoded, self.channels, self.size = encoded, channels, size
+class _Decode(Dataset[tuple[Tensor, int, int]]):
+    def __init__(self, encoded: Sequence[EncodedImage], channels: int, framing: Framing) -> None:
+        self.encoded, self.channels, self.framing = encoded, channels, framing
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return torch.from_numpy(decode(self.encoded[index], self.channels, self.size)), index
+    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int, int]:
+        crop_seed, index = key
+        generator = random.Random(derive(crop_seed, index)) if self.framing.random_crop else None
+        pixels = decode(self.encoded[index], self.channels, self.framing, generator)
+        return torch.from_numpy(pixels), crop_seed, index
 
     def __len__(self) -> int:
         return len(self.encoded)
@@ -113,25 +158,52 @@ def open_image(image: EncodedImage) -> Image.Image:
     return picture
 
 
-def decode(image: EncodedImage, channels: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """An image as uint8 [size, size, channels]; other sizes are scaled by the shorter side and cropped at the centre."""
+def decode(
+    image: EncodedImage, channels: int, framing: Framing, generator: random.Random | None = None
+) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """An image as uint8 [size, size, channels], framed at random with a generator, at the centre without one."""
     picture = open_image(image).convert("L" if channels == 1 else "RGB")
-    if picture.size != (size, size):
-        scale = size / min(picture.size)
-        width, height = (max(size, round(side * scale)) for side in picture.size)
-        left, top = (width - size) // 2, (height - size) // 2
-        picture = picture.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))
-    return np.asarray(picture, dtype=np.uint8).reshape(size, size, channels)
+    size = (framing.size, framing.size)
+    if generator is not None:
+        box = random_box(picture.width, picture.height, generator)
+        picture = picture.resize(size, Image.Resampling.BILINEAR, box=box)
+    elif picture.size != size or framing.resize != framing.size:
+        side = min(picture.size) * framing.size / framing.resize
+        box = central_box(picture.width, picture.height, side)
+        picture = picture.resize(size, Image.Resampling.BILINEAR, box=box)
+    return np.array(picture, dtype=np.uint8).reshape(*size, channels)
 
 
-def decode_all(encoded: Sequence[EncodedImage], channels: int, size: int) -> Tensor:
+def random_box(width: int, height: int, generator: random.Random) -> tuple[float, float, float, float]:
+    """A box of 8 % to 100 % of the area and an aspect ratio of 3/4 to 4/3: left, top, right, bottom in pixels.
+
+    The distribution of torchvision's RandomResizedCrop, with the whole shorter side where ten tries find no box that fits.
+    """
+    for _ in range(10):
+        area = width * height * generator.uniform(0.08, 1)
+        ratio = math.exp(generator.uniform(math.log(3 / 4), math.log(4 / 3)))
+        box_width, box_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < box_width <= width and 0 < box_height <= height:
+            left, top = generator.randint(0, width - box_width), generator.randint(0, height - box_height)
+            return left, top, left + box_width, top + box_height
+    return central_box(width, height, min(width, height))
+
+
+def central_box(width: int, height: int, side: float) -> tuple[float, float, float, float]:
+    """The square of `side` pixels in the middle: left, top, right, bottom in pixels."""
+    left, top = (width - side) / 2, (height - side) / 2
+    return left, top, left + side, top + side
+
+
+def decode_all(encoded: Sequence[EncodedImage], channels: int, framing: Framing) -> Tensor:
     """All images as uint8 [N, size, size, channels], decoded by several threads; says in the log how far it is."""
+    size = framing.size
     pixels = np.empty((len(encoded), size, size, channels), dtype=np.uint8)
     chunks = [range(start, min(start + CHUNK, len(encoded))) for start in range(0, len(encoded), CHUNK)]
 
     def decode_chunk(chunk: range) -> None:
         for index in chunk:
-            pixels[index] = decode(encoded[index], channels, size)
+            pixels[index] = decode(encoded[index], channels, framing)
 
     reported = time.monotonic()
     workers = 1 if size <= SMALL else None  # threads get in each other's way where an image takes microseconds

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bitcycle.dataset.base import DatasetOptions
-from bitcycle.dataset.images import Images
+from bitcycle.dataset.images import Images, IndexBatch
 from bitcycle.randomness import derive, hash_bits, int32_key
 
 
@@ -60,15 +60,17 @@ class TrainingBatches:
     def starting_at(self, step: int) -> Iterator[Batch]:
         """Batches of steps `step`, `step` + 1, and so on without end."""
         per_epoch = steps_per_epoch(len(self.images), self.batch_size)
-        for indices, pixels, labels in self.images.batches(self._index_batches(step)):
-            pixels = self._augment(pixels.to(self.device), indices.to(self.device), step // per_epoch)
+        for samples, pixels, labels in self.images.batches(self._index_batches(step)):
+            pixels = self._augment(pixels.to(self.device), samples.indices.to(self.device), step // per_epoch)
             yield Batch(self.normalise(pixels), labels.to(self.device))
             step += 1
 
-    def _index_batches(self, step: int) -> Iterator[Tensor]:
+    def _index_batches(self, step: int) -> Iterator[IndexBatch]:
         epoch, position = divmod(step, steps_per_epoch(len(self.images), self.batch_size))
         while True:
-            yield from epoch_order(len(self.images), self.seed, epoch).split(self.batch_size)[position:]
+            crop_seed = derive(self.seed, "crop", epoch)
+            for indices in epoch_order(len(self.images), self.seed, epoch).split(self.batch_size)[position:]:
+                yield IndexBatch(indices, crop_seed)
             epoch, position = epoch + 1, 0
 
     def _augment(self, pixels: Tensor, indices: Tensor, epoch: int) -> Tensor:
@@ -107,7 +109,7 @@ class EvaluationBatches:
         self.normalise = Normalise(options, device)
 
     def __iter__(self) -> Iterator[Batch]:
-        order = torch.arange(len(self.images)).split(self.batch_size)
+        order = map(IndexBatch, torch.arange(len(self.images)).split(self.batch_size))
         for _, pixels, labels in self.images.batches(order):
             yield Batch(self.normalise(pixels.to(self.device)), labels.to(self.device))
 

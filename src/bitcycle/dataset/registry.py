@@ -6,11 +6,13 @@ from bitcycle.dataset.base import DatasetOptions
 from bitcycle.dataset.cifar import Cifar
 from bitcycle.dataset.custom import CustomImages
 from bitcycle.dataset.digits import Digits
+from bitcycle.dataset.imagenet import ImageNet
 
 DATASETS: dict[str, type[DatasetOptions]] = {
     "cifar10": Cifar,
     "cifar100": Cifar,
     "digits": Digits,
+    "imagenet": ImageNet,
     "image_folder": CustomImages,
     "image_parquet": CustomImages,
 }

@@ -1,0 +1,40 @@
+"""ImageNet ResNets, torchvision's own networks; their first, last and shortcut layers stay float.
+
+Source: CPT, section 4.1 and table 3; FracTrain, tables 2 and 4; Better Schedules, section 4.2 (He et al. 2016).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from bitcycle.model.base import ImageShape, ModelOptions
+from bitcycle.settings import MISSING, SettingError, setting
+
+
+@dataclass
+class ResNetImagenet(ModelOptions):
+    """Options of torchvision's ResNets, untrained."""
+
+    depth: int = setting(MISSING, "layers: 18, 34, 50, 101 or 152")
+
+    def validate(self) -> None:
+        if self.depth not in (18, 34, 50, 101, 152):
+            raise SettingError("depth", self.depth, "torchvision has no such ResNet", "use 18, 34, 50, 101 or 152")
+
+    def check(self, shape: ImageShape) -> None:
+        if shape.size < 32:
+            problem = f"images of {shape.size} pixels vanish in it"
+            raise SettingError(
+                "name", self.name, problem, "use images of 32 pixels or more, or a CIFAR network as model=resnet20"
+            )
+
+    def build(self, shape: ImageShape) -> nn.Module:
+        from torchvision import models
+
+        model: nn.Module = getattr(models, f"resnet{self.depth}")(weights=None, num_classes=shape.classes)
+        if shape.channels != 3:
+            model.conv1 = nn.Conv2d(shape.channels, 64, 7, stride=2, padding=3, bias=False)
+            nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
+        return model

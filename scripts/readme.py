@@ -1,0 +1,70 @@
+"""Write the generated parts of README.md anew: the picture and table of schedules, and the table of first results."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from bitcycle.analysis.collect import SUMMARY, read_summary
+from bitcycle.figure.schedules import draw_suite, group_of, relative_cost
+from bitcycle.help import first_comment
+from bitcycle.schedule import SUITE, schedule
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+PICTURE = ROOT / "results" / "pictures" / "schedules.png"
+
+
+def schedules_table() -> str:
+    """The suite of Better Schedules, cheapest first."""
+    bound = {name: schedule(name, q_min=3, q_max=8, cycles=8, total_steps=64_000) for name in SUITE}
+    lines = ["| schedule | what it does | group | cost | saving |", "|---|---|---|---|---|"]
+    for name in sorted(SUITE, key=lambda name: (relative_cost(bound[name]), name)):
+        what = first_comment(ROOT / "conf" / "schedule" / f"{name}.yaml").split(" (group")[0]
+        cost = relative_cost(bound[name])
+        lines.append(f"| `{name}` | {what} | {group_of(name)} | {cost:.3f} | {100 * (1 - cost):.1f} % |")
+    return "\n".join(lines)
+
+
+def results_table() -> str:
+    """All recorded runs, each with its scale and hardware; n = 1 for each row."""
+    rows = read_summary(ROOT / SUMMARY)
+    if not rows:
+        return "No runs are recorded yet."
+    lines = [
+        "| run | scale | steps | final | best | cost of static q_max | GBitOps | minutes | on |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        bits = (
+            "float"
+            if row["quantizer"] == "none"
+            else f"{row['schedule']} {row['q_min'] or ''}-{row['q_max']}".replace(" -", " ")
+        )
+        name = f"{row['model']} / {row['dataset']} / {bits} / seed {row['seed']}"
+        machine = f"{row['processor']}, {row['threads']} threads, torch {row['torch']}"
+        lines.append(
+            f"| {name} | {row['scale']} | {row['total_steps']} | {float(row['final']):.2f} % | {float(row['best']):.2f} % "
+            f"| {float(row['relative_to_static']):.3f} | {float(row['gbitops']):.3g} | {float(row['seconds']) / 60:.0f} | {machine} |"
+        )
+    return "\n".join(lines)
+
+
+GENERATED: dict[str, Callable[[], str]] = {"schedules": schedules_table, "results": results_table}
+
+
+def fill(text: str) -> str:
+    """`text` with every generated part made anew."""
+    for name, make in GENERATED.items():
+        pattern = rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)"
+        if not re.search(pattern, text, re.DOTALL):
+            sys.exit(f"README.md has no part 'generated: {name}'")
+        text = re.sub(pattern, lambda match, make=make: f"{match[1]}{make()}\n{match[2]}", text, flags=re.DOTALL)  # type: ignore[misc]
+    return text
+
+
+if __name__ == "__main__":
+    README.write_text(fill(README.read_text()))
+    print(f"{README}, {draw_suite(PICTURE)}")

@@ -1,0 +1,96 @@
+"""`make collect`: one row for each finished run, gathered from the run folders into results/summary/runs.csv.
+
+Summaries are committed, run folders are not; everything that this repository reports is computed from that file. A row that is
+gathered again replaces the older one of the same run.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from bitcycle.training.checkpoint import write_atomically
+from bitcycle.training.run_folder import RunFolder, read_json
+
+SUMMARY = Path("results/summary/runs.csv")
+RUNS = Path("results/runs")
+KEY = ("scale", "hash", "seed")
+COLUMNS = (
+    *("scale", "model", "dataset", "quantizer", "schedule", "q_min", "q_max", "cycles", "seed", "hash", "total_steps"),
+    *("metric", "final", "best", "best_step", "mean_of_last", "final_at_q_max", "best_at_q_max"),
+    *("gbitops", "gbitops_to_best", "relative_to_static", "energy_j", "latency_s", "hardware", "convention"),
+    *("parameters", "train_samples", "seconds", "steps_per_second"),
+    *("processor", "threads", "torch", "python", "commit", "finished", "settings"),
+)
+
+
+def collect(root: Path, summary: Path) -> list[dict[str, Any]]:
+    """Add the finished runs below `root` to the file `summary` and return all its rows."""
+    rows = {tuple(str(row[key]) for key in KEY): row for row in read_summary(summary)}
+    for path in sorted(root.rglob("summary.json")):
+        folder = RunFolder(path.parent)
+        if folder.state() == "done":
+            row = summary_row(folder)
+            rows[tuple(str(row[key]) for key in KEY)] = row
+    ordered = sorted(rows.values(), key=lambda row: [str(row[name]) for name in COLUMNS[:9]])
+    summary.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(summary, lambda stream: stream.write(_as_csv(ordered).encode()))
+    return ordered
+
+
+def read_summary(summary: Path) -> list[dict[str, Any]]:
+    """The rows of a summary file, as text; none if there is no file."""
+    if not summary.exists():
+        return []
+    with open(summary, newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def summary_row(folder: RunFolder) -> dict[str, Any]:
+    """One finished run as a row of `COLUMNS`."""
+    summary, environment = read_json(folder.summary), read_json(folder.environment) or {}
+    config: Any = OmegaConf.to_container(OmegaConf.load(folder.config))
+    schedule, hardware, cost = config["schedule"], config["hardware"], summary["cost"]
+    values = {
+        **summary,
+        "q_min": schedule.get("q_min"),
+        "q_max": schedule.get("q_max"),
+        "cycles": schedule.get("cycles"),
+        "mean_of_last": summary["mean_of_last"]["mean"],
+        "final_at_q_max": summary["at_q_max"]["final"],
+        "best_at_q_max": summary["at_q_max"]["best"],
+        **{name: cost["total"][name] for name in ("gbitops", "relative_to_static", "energy_j", "latency_s")},
+        "gbitops_to_best": cost["to_best"]["gbitops"],
+        "hardware": hardware["name"],
+        "convention": hardware["convention"],
+        "threads": environment.get("threads"),
+        "torch": environment.get("packages", {}).get("torch"),
+        "python": environment.get("python"),
+        "commit": environment.get("commit"),
+        "settings": json.dumps(config, sort_keys=True),
+    }
+    return {name: values.get(name) for name in COLUMNS}
+
+
+def _as_csv(rows: list[dict[str, Any]]) -> str:
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
+
+
+def main() -> None:
+    """Collect from the folder given on the command line, or from results/runs."""
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else RUNS
+    print(f"{SUMMARY}: {len(collect(root, SUMMARY))} runs")
+
+
+if __name__ == "__main__":
+    main()

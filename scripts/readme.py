@@ -38,18 +38,21 @@ def results_table() -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        bits = (
-            "float"
-            if row["quantizer"] == "none"
-            else f"{row['schedule']} {row['q_min'] or ''}-{row['q_max']}".replace(" -", " ")
-        )
-        name = f"{row['model']} / {row['dataset']} / {bits} / seed {row['seed']}"
+        run = f"{row['model']} / {row['dataset']} / {bits_of(row)} / seed {row['seed']}"
+        accuracy = f"{float(row['final']):.2f} % | {float(row['best']):.2f} %"
+        cost = f"{float(row['relative_to_static']):.3f} | {float(row['gbitops']):.3g}"
         machine = f"{row['processor']}, {row['threads']} threads, torch {row['torch']}"
-        lines.append(
-            f"| {name} | {row['scale']} | {row['total_steps']} | {float(row['final']):.2f} % | {float(row['best']):.2f} % "
-            f"| {float(row['relative_to_static']):.3f} | {float(row['gbitops']):.3g} | {float(row['seconds']) / 60:.0f} | {machine} |"
-        )
+        minutes = f"{float(row['seconds']) / 60:.0f}"
+        lines.append(f"| {run} | {row['scale']} | {row['total_steps']} | {accuracy} | {cost} | {minutes} | {machine} |")
     return "\n".join(lines)
+
+
+def bits_of(row: dict[str, str]) -> str:
+    """Schedule and bits of a recorded run in words."""
+    if row["quantizer"] == "none":
+        return "float32"
+    bits = row["q_max"] if row["schedule"] == "static" else f"{row['q_min']}-{row['q_max']}"
+    return f"{row['schedule']} {bits}"
 
 
 GENERATED: dict[str, Callable[[], str]] = {"schedules": schedules_table, "results": results_table}

@@ -102,7 +102,8 @@ def test_importing_the_package_does_nothing_else(tmp_path):
 import logging, sys, torch
 before = torch.random.get_rng_state()
 import bitcycle
-print(len(logging.getLogger("bitcycle").handlers), torch.equal(before, torch.random.get_rng_state()), "torch._dynamo" in sys.modules)
+print(len(logging.getLogger("bitcycle").handlers))
+print(torch.equal(before, torch.random.get_rng_state()), "torch._dynamo" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.split() == ["0", "True", "False"], done.stderr

@@ -2,6 +2,7 @@
 
 from bitcycle.layer.controller import PrecisionController
 from bitcycle.layer.conversion import DEFAULT_FLOAT_LAYERS, LayerRule, conversion_plan, quantize_model
+from bitcycle.layer.penalty import penalty
 from bitcycle.layer.quantized import QuantizedConv2d, QuantizedLayer, QuantizedLinear
 from bitcycle.layer.state import PrecisionState
 
@@ -14,5 +15,6 @@ __all__ = [
     "QuantizedLayer",
     "QuantizedLinear",
     "conversion_plan",
+    "penalty",
     "quantize_model",
 ]

@@ -7,9 +7,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from bitcycle.hardware import Cost, CostMeter, HardwareOptions, Workload, hardware_options, trace
+from bitcycle.layer.quantized import QuantizedLayer
 from bitcycle.layer.state import PrecisionState
 from bitcycle.randomness import int32_key
 from bitcycle.schedule import Precision, Schedule
+from bitcycle.settings import SettingError
 
 
 class PrecisionController:
@@ -24,6 +26,9 @@ class PrecisionController:
         seed: of the noise for stochastic rounding, which depends on (seed, step, layer, element).
         hardware: name or options of the cost model.
         workload: the traced model, if known; otherwise it is traced at the first training batch.
+
+    Raises:
+        SettingError (a ValueError): if the quantizer counts epochs and the schedule does not know how long they are.
     """
 
     def __init__(
@@ -37,6 +42,12 @@ class PrecisionController:
     ) -> None:
         self.schedule, self.seed = schedule, seed
         self.states = [module for module in model.modules() if isinstance(module, PrecisionState)]
+        layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
+        self._quantizers = list({id(layer.quantizer_options): layer.quantizer_options for layer in layers}.values())
+        self._stepping = [layer for layer in layers if layer.weight_quantizer.works_each_step]
+        if schedule.length.steps_per_epoch is None and any(quantizer.needs_epochs for quantizer in self._quantizers):
+            remedy = "bind the schedule with steps_per_epoch"
+            raise SettingError("update", "epoch", "the length of an epoch is not known", remedy)
         self.precision: Precision | None = None
         self._hardware = hardware_options(hardware)
         self._meter: CostMeter | None = None
@@ -49,9 +60,14 @@ class PrecisionController:
         """Set the bits and the noise of step t; count `samples` training samples at these bits, if given.
 
         Raises:
-            SettingError (a ValueError): for a step outside the schedule's run.
+            SettingError (a ValueError): for a step outside the schedule's run, and for bits that the model's quantizer lacks.
         """
         precision = self.schedule(t)
+        if precision != self.precision:
+            for quantizer in self._quantizers:
+                quantizer.check([precision])
+        for layer in self._stepping:
+            layer.begin_step(new_epoch=self._begins_epoch(t))
         key = int32_key("noise", self.seed, t)
         for state in self.states:
             state.step_key.fill_(key)
@@ -61,6 +77,10 @@ class PrecisionController:
         if samples and self._meter is not None:
             self._meter.add(precision, samples)
         return precision
+
+    def _begins_epoch(self, t: int) -> bool:
+        epoch = self.schedule.length.steps_per_epoch
+        return epoch is not None and t % epoch == 0
 
     def use(self, precision: Precision) -> None:
         """Set bits outside the schedule, as for an evaluation at q_max; the next `step` sets them anew."""

@@ -18,6 +18,9 @@ ROLES = ("first", "last", "shortcut", "depthwise")
 DEFAULT_FLOAT_LAYERS = ("first", "last", "shortcut")
 """Float layers of a model that names none itself: CPT's and FracTrain's rule for ImageNet (released code)."""
 
+DEFAULT_SIGNED_INPUTS = ("first",)
+"""Layers of a model that names none itself whose input is not the output of a ReLU: the one that reads the data."""
+
 _SHORTCUT_NAMES = ("shortcut", "downsample", "skip", "projection")
 
 
@@ -54,15 +57,25 @@ def layer_roles(model: nn.Module) -> dict[str, tuple[str, ...]]:
     return roles
 
 
+def _matches(name: str, roles: Sequence[str], entries: Sequence[str]) -> bool:
+    return any(entry in roles or fnmatch.fnmatch(name, entry) for entry in entries)
+
+
+def has_signed_input(model: nn.Module, name: str, roles: Sequence[str]) -> bool:
+    """Whether layer `name` reads something else than the output of a ReLU.
+
+    A model says so by an attribute `signed_inputs`, roles or patterns of names; without it, its first layer does.
+    """
+    return _matches(name, roles, getattr(model, "signed_inputs", DEFAULT_SIGNED_INPUTS))
+
+
 def conversion_plan(model: nn.Module, options: QuantizerOptions) -> list[LayerRule]:
     """What `quantize_model` would do to each convertible layer of `model`.
 
     Raises:
         SettingError (a ValueError): if an entry of options.float_layers is neither a role nor matches a module's name.
     """
-    float_layers = options.float_layers
-    if float_layers is None:
-        float_layers = list(getattr(model, "float_layers", DEFAULT_FLOAT_LAYERS))
+    float_layers = options.float_rule(getattr(model, "float_layers", DEFAULT_FLOAT_LAYERS))
     roles = layer_roles(model)
     for entry in float_layers:
         if entry not in ROLES and not any(fnmatch.fnmatch(name, entry) for name in roles):
@@ -70,7 +83,7 @@ def conversion_plan(model: nn.Module, options: QuantizerOptions) -> list[LayerRu
             raise SettingError("float_layers", entry, "is neither a role nor matches a layer of the model", remedy)
     layers, plan = convertible_layers(model), []
     for name, layer in layers.items():
-        is_float = any(entry in roles[name] or fnmatch.fnmatch(name, entry) for entry in float_layers)
+        is_float = _matches(name, roles[name], float_layers)
         treatment = "quantized"
         if is_float or isinstance(options, NoQuantizer):
             treatment = "float"
@@ -93,11 +106,13 @@ def quantize_model(
         model: any torch.nn.Module; changed in place (a model that is itself one layer is replaced).
         quantizer: name or options.
         float_layers: roles or name patterns of layers to leave float; None means options.float_layers, and if that is None
-            the model's own attribute `float_layers`, else first, last and shortcut layers (the papers' rule for ImageNet).
+            the quantizer's own rule or the model's attribute `float_layers`, else first, last and shortcut layers (the papers'
+            rule for ImageNet).
         compile: fuse each quantizer into one kernel by torch.compile; the numbers stay the same.
 
     Returns:
-        the converted model; its precision is 8 bits until a `PrecisionController` says otherwise.
+        the converted model; its precision is 8 bits, or the most that the quantizer has below, until a
+        `PrecisionController` says otherwise.
 
     Raises:
         SettingError (a ValueError): if nothing would be quantized, or `float_layers` names no layer.
@@ -115,16 +130,17 @@ def quantize_model(
         raise SettingError(
             "float_layers", options.float_layers, problem, "leave fewer layers float, e.g. float_layers=[last]"
         )
-    shared, fixed = PrecisionState(), None
+    shared, fixed = PrecisionState(options.initial_precision), None
     if options.depthwise_bits is not None:
         forward, gradient = options.depthwise_bits
         fixed = PrecisionState(Precision(forward, forward, gradient), fixed=True)
     layers = convertible_layers(model)
+    signed = {rule.name for rule in plan if has_signed_input(model, rule.name, rule.roles)}
     for rule in plan:
         layer = layers[rule.name]
         state = shared if rule.treatment == "quantized" else fixed
         converted = CONVERSIONS[type(layer)](layer)  # type: ignore[operator]
-        converted.attach(options, state, key=rule.name, compile=compile)
+        converted.attach(options, state, key=rule.name, compile=compile, signed=rule.name in signed)
         converted.to(next(layer.parameters()).device)
         converted.train(layer.training)
         model = _replace(model, layer, converted)

@@ -2,9 +2,9 @@
 
     y = product(Q_activation(x; b_a), Q_weight(W; b_w)) + bias,     dL/dy := Q_gradient(dL/dy; g) on the way back
 
-The gradient is quantized once, at the layer's output, and serves both the input's and the weight's gradient. Master weights,
-bias and updates are float32. Source: released code of CPT, modules/quantize.py (QConv2d). Differs from it in that a bias,
-which theirs cannot have, is kept in float32.
+The gradient is quantized once, at the layer's output, and serves both the input's and the weight's gradient, unless the
+quantizer asks for a finer copy for the latter. Master weights, bias and updates are float32. Source: released code of CPT,
+modules/quantize.py (QConv2d). Differs from it in that a bias, which theirs cannot have, is kept in float32.
 """
 
 from __future__ import annotations
@@ -14,15 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bitcycle.layer.bifurcation import Product, bifurcated
 from bitcycle.layer.state import PrecisionState
-from bitcycle.quantizer import QuantizerOptions, quantizer_options
+from bitcycle.quantizer import QuantizerOptions, encode_bits, quantizer_options
 from bitcycle.randomness import int32_key
+from bitcycle.schedule import Precision
 
 
 class QuantizedLayer(nn.Module):
     """The quantizing half of a quantized layer; the other half is an ordinary PyTorch layer."""
 
     layer_key: Tensor
+    fine_key: Tensor
+    fine_bits: Tensor
 
     def attach(
         self,
@@ -30,34 +34,99 @@ class QuantizedLayer(nn.Module):
         precision: PrecisionState | None = None,
         key: str = "",
         compile: bool = False,
+        signed: bool = False,
     ) -> None:
         """Give the layer its quantizers.
 
         Args:
             quantizer: name or options.
-            precision: where the layer reads its bits; its own, 8 bits, if None.
+            precision: where the layer reads its bits; its own, at the quantizer's initial precision, if None.
             key: what the layer's noise depends on, beside seed and step: its name in the model.
             compile: fuse each quantizer into one kernel.
+            signed: the layer's input is something else than the (pooled) output of a ReLU.
         """
         options = quantizer_options(quantizer)
-        self.precision = precision if precision is not None else PrecisionState()
+        self.quantizer_options = options
+        self.precision = precision if precision is not None else PrecisionState(options.initial_precision)
         self.weight_quantizer = options.weight(compile)
-        self.activation_quantizer = options.activation(compile)
+        self.activation_quantizer = options.activation(compile, signed)
         self.gradient_quantizer = options.gradient(compile)
-        self.register_buffer("layer_key", torch.tensor(int32_key("layer", key), dtype=torch.int32), persistent=False)
+        self.input_gradient_quantizer = options.input_gradient(compile)
+        self.weight_gradient_quantizer = options.weight_gradient(compile)
+        self.weight_quantizer.initialise(self.weight)  # type: ignore[arg-type]
+        self._keep("layer_key", torch.tensor(int32_key("layer", key), dtype=torch.int32))
+        if options.fine_gradient_bits is not None:
+            self._keep("fine_key", torch.tensor(int32_key("layer", key, "fine"), dtype=torch.int32))
+            self._keep("fine_bits", torch.tensor(encode_bits(options.fine_gradient_bits)))
+        self.prepared: tuple[Precision, bool] | None = None
+        self.register_load_state_dict_post_hook(_forget_preparation)
+
+    def _keep(self, name: str, value: Tensor) -> None:
+        self.register_buffer(name, value, persistent=False)
 
     def quantized_operands(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Input and weight at the current bits."""
         weight: Tensor = self.weight  # type: ignore[assignment]
+        if self.prepared != (self.precision.precision, self.training):
+            self._prepare(x, weight)
+        state = self.precision
+        if self.input_gradient_quantizer is not None:
+            x = self.input_gradient_quantizer(x, state.gradient_bits, state.step_key, self.layer_key)
+        if self.weight_gradient_quantizer is not None:
+            weight = self.weight_gradient_quantizer(weight, state.gradient_bits, state.step_key, self.layer_key)
         return (
-            self.activation_quantizer(x, self.precision.activation_bits),
-            self.weight_quantizer(weight, self.precision.weight_bits),
+            self.activation_quantizer(x, state.activation_bits),
+            self.weight_quantizer(weight, state.weight_bits),
         )
+
+    def _prepare(self, x: Tensor, weight: Tensor) -> None:
+        """Let the quantizers adapt to bits, or to a mode, that they have not seen last. Compares numbers of the host only."""
+        precision = self.precision.precision
+        if not weight.is_meta:  # without numbers there is nothing to adapt to
+            self.activation_quantizer.prepare(x.detach(), encode_bits(precision.activation))
+            self.weight_quantizer.prepare(weight.detach(), encode_bits(precision.weight))
+        self.prepared = (precision, self.training)
+
+    def begin_step(self, new_epoch: bool) -> None:
+        """Let the weight's quantizer work before a training step."""
+        weight: Tensor = self.weight  # type: ignore[assignment]
+        self.weight_quantizer.begin_step(weight.detach(), new_epoch)
+
+    def penalties(self) -> list[Tensor]:
+        """Terms that the layer's quantizers add to the loss at the current bits."""
+        state = self.precision
+        found = (
+            self.weight_quantizer.penalty(state.weight_bits),
+            self.activation_quantizer.penalty(state.activation_bits),
+        )
+        return [term for term in found if term is not None]
 
     def quantize_gradient_of(self, y: Tensor) -> Tensor:
         """y, whose gradient will be quantized."""
         state = self.precision
         return self.gradient_quantizer(y, state.gradient_bits, state.step_key, self.layer_key)  # type: ignore[no-any-return]
+
+    def quantized_product(self, x: Tensor, product: Product) -> Tensor:
+        """product(x, weight, bias) of the quantized operands, with quantized gradients."""
+        x, weight = self.quantized_operands(x)
+        bias: Tensor | None = self.bias  # type: ignore[assignment]
+        if self.quantizer_options.fine_gradient_bits is None:
+            return self.quantize_gradient_of(product(x, weight, bias))
+        return bifurcated(product, x, weight, bias, self._coarse, self._fine)
+
+    def _coarse(self, gradient: Tensor) -> Tensor:
+        state = self.precision
+        return self.gradient_quantizer.quantize(gradient, state.gradient_bits, state.step_key, self.layer_key)
+
+    def _fine(self, gradient: Tensor) -> Tensor:
+        state = self.precision
+        bits = torch.where(state.gradient_bits > 0, self.fine_bits, 0)
+        return self.gradient_quantizer.quantize(gradient, bits, state.step_key, self.fine_key)
+
+
+def _forget_preparation(layer: nn.Module, _incompatible_keys: Any) -> None:
+    """A loaded state may hold step sizes for other bits: look again."""
+    layer.prepared = None  # type: ignore[assignment]
 
 
 class QuantizedConv2d(QuantizedLayer, nn.Conv2d):
@@ -68,8 +137,7 @@ class QuantizedConv2d(QuantizedLayer, nn.Conv2d):
         self.attach(quantizer)
 
     def forward(self, x: Tensor) -> Tensor:
-        x, weight = self.quantized_operands(x)
-        return self.quantize_gradient_of(self._conv_forward(x, weight, self.bias))
+        return self.quantized_product(x, self._conv_forward)
 
 
 class QuantizedLinear(QuantizedLayer, nn.Linear):
@@ -80,8 +148,7 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
         self.attach(quantizer)
 
     def forward(self, x: Tensor) -> Tensor:
-        x, weight = self.quantized_operands(x)
-        return self.quantize_gradient_of(nn.functional.linear(x, weight, self.bias))
+        return self.quantized_product(x, nn.functional.linear)
 
 
 def quantized_conv2d(layer: nn.Conv2d) -> QuantizedConv2d:

@@ -49,6 +49,8 @@ class CifarMobileNetV2(nn.Module):
 
     float_layers = ("last",)
     """Layers that the papers leave float on CIFAR: the classifier only (released code of CPT and FracTrain)."""
+    signed_inputs = ("conv1", "blocks.[1-9]*.conv1", "blocks.[1-9]*.shortcut.0", "conv2")
+    """Layers that read the image or the output of a block, which ends without ReLU (block 0 reads one)."""
 
     def __init__(self, shape: ImageShape) -> None:
         super().__init__()

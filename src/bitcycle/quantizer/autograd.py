@@ -24,6 +24,21 @@ class _StraightThrough(torch.autograd.Function):
         return gradients[0], None, *([None] * ctx.argument_count)
 
 
+class _Replaced(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, function: Callable[..., Tensor], gradient: Callable[..., Tensor], *arguments: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(x, *arguments)  # x costs no memory: ReLU and the optimizer hold it anyway
+        ctx.gradient = gradient
+        return function(x, *arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        x, *arguments = ctx.saved_tensors
+        return ctx.gradient(gradients[0], x, *arguments), None, None, *([None] * len(arguments))
+
+
 class _BackwardOnly(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
@@ -38,6 +53,13 @@ class _BackwardOnly(torch.autograd.Function):
 def straight_through(function: Callable[..., Any], x: Tensor, *arguments: Any) -> Any:
     """function(x, *arguments), whose (first) result has the gradient of x: dL/dx = dL/dy, without a clipping mask."""
     return _StraightThrough.apply(x, function, *arguments)
+
+
+def with_gradient(
+    function: Callable[..., Tensor], gradient: Callable[..., Tensor], x: Tensor, *arguments: Tensor
+) -> Tensor:
+    """function(x, *arguments), whose gradient is what we say: dL/dx = gradient(dL/dy, x, *arguments)."""
+    return _Replaced.apply(x, function, gradient, *arguments)  # type: ignore[no-any-return]
 
 
 def backward_only(function: Callable[..., Tensor], x: Tensor, *arguments: Any) -> Tensor:

@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Optional
 
 from torch import Tensor, nn
 
+from bitcycle.quantizer.autograd import backward_only
+from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import MISSING, SettingError, Settings, setting
 
 ROLES = ("weight", "activation", "gradient")
+INITIAL_BITS = 8
+"""Bits of a converted model before anybody sets others, or the most that its quantizer offers below."""
 
 
 class TensorQuantizer(nn.Module):
-    """Maps a tensor onto 2^bits levels. `bits` is an int64 tensor; 0 means float32 and leaves the tensor as it is."""
+    """Maps a tensor onto few levels. `bits` is an int64 tensor; 0 means float32 and leaves the tensor as it is.
+
+    Parameters of a quantizer are trained with those of the model, without weight decay.
+    """
+
+    works_each_step = False
+    """Whether `begin_step` does anything."""
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        """x quantized, with the straight-through gradient."""
+        """x quantized, with its straight-through gradient."""
         raise NotImplementedError
+
+    def initialise(self, x: Tensor) -> None:
+        """See the weight once, when the layer gets its quantizers: its shape, and its initial values."""
+
+    def prepare(self, x: Tensor, bits: int) -> None:
+        """Adapt to x, as it will be quantized to `bits` bits (0: float32) from now on.
+
+        A layer calls this at the first forward pass, and at the first one at other bits or in another mode (training or
+        evaluation). What evaluation computes here must leave training as it was, and a resumed run must keep what it had.
+        """
+
+    def begin_step(self, x: Tensor, new_epoch: bool) -> None:
+        """Work on the weight x itself, or on step sizes, before a training step; called if `works_each_step`."""
+
+    def penalty(self, bits: Tensor) -> Tensor | None:
+        """A term that training adds to the loss, or None."""
+        return None
 
 
 class GradientQuantizer(nn.Module):
@@ -25,18 +53,30 @@ class GradientQuantizer(nn.Module):
 
     def forward(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         """x, whose gradient will be quantized with the noise of (step_key, layer_key)."""
+        return backward_only(self.quantize, x, bits, step_key, layer_key)
+
+    def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
+        """The gradient quantized with the noise of (step_key, layer_key); dimension 0 counts samples."""
         raise NotImplementedError
+
+
+class FloatGradient(GradientQuantizer):
+    """Leaves gradients in float32: for quantizers that have none of their own."""
+
+    def forward(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
+        return x
 
 
 @dataclass
 class QuantizerOptions(Settings):
-    """Options that every quantizer has, and the three modules that a quantized layer is made of."""
+    """Options that every quantizer has, and the modules that a quantized layer is made of."""
 
     name: str = setting(MISSING, "the quantizer's name, as in quantizer=NAME")
     float_layers: Optional[list[str]] = setting(
         None,
         "layers that stay float: first, last, shortcut, depthwise, or patterns of module names; null means the papers' choice:"
-        " [last] for CIFAR networks, [first, last, shortcut] for all others",
+        " [first, last, shortcut] for pact_binary, [] for uniform_l2, ternary, ttq and multibit, otherwise [last] for CIFAR"
+        " networks and [first, last, shortcut] for all others",
     )
     depthwise_bits: Optional[list[int]] = setting(
         None,
@@ -52,14 +92,86 @@ class QuantizerOptions(Settings):
                 "depthwise_bits", self.depthwise_bits, "needs two numbers", "write [forward, gradient], as [8, 16]"
             )
 
+    def bits(self, role: str) -> range:
+        """The bits to which tensors of `role` can be quantized; float32 (32) is possible everywhere."""
+        return range(1, FLOAT)
+
+    def check_bits(self, role: str, bits: int) -> None:
+        """Refuse bits that this quantizer does not have.
+
+        Raises:
+            SettingError (a ValueError): naming the quantizer, the bits it has and what to do.
+        """
+        offered = self.bits(role)
+        if bits in (0, FLOAT) or bits in offered:
+            return
+        if not offered:
+            problem = f"has no quantizer of {role}s, but {bits}-bit {role}s are asked for"
+            raise SettingError("name", self.name, problem, _float_remedy(role))
+        words = str(offered[0]) if len(offered) == 1 else f"{offered[0]} to {offered[-1]}"
+        problem = f"quantizes {role}s to {words} bits, not to {bits}"
+        remedy = f"use a schedule of {words} or 32 bits, as schedule=static schedule.q_max={offered[-1]}"
+        raise SettingError("name", self.name, problem, f"{remedy}, or another quantizer")
+
+    def check(self, precisions: Iterable[Precision]) -> None:
+        """Refuse what this quantizer cannot do among the precisions of a run, and of depthwise convolutions.
+
+        Gradients of float layers are float whatever their bits, hence not checked.
+
+        Raises:
+            SettingError (a ValueError): naming the quantizer, the bits it has and what to do.
+        """
+        if self.depthwise_bits is not None:
+            forward, gradient = self.depthwise_bits
+            precisions = [*precisions, Precision(forward, forward, gradient)]
+        for precision in precisions:
+            self.check_bits("weight", precision.weight)
+            self.check_bits("activation", precision.activation)
+            if min(precision.weight, precision.activation) < FLOAT:
+                self.check_bits("gradient", precision.gradient)
+
+    @property
+    def initial_precision(self) -> Precision:
+        """Precision of a converted model until somebody sets another."""
+        highest = (max((bits for bits in self.bits(role) if bits <= INITIAL_BITS), default=FLOAT) for role in ROLES)
+        return Precision(*highest)
+
+    def float_rule(self, model_rule: Sequence[str]) -> list[str]:
+        """Roles and patterns of the layers that stay float in a model whose own rule is `model_rule`."""
+        return list(model_rule) if self.float_layers is None else list(self.float_layers)
+
     def weight(self, compile: bool) -> TensorQuantizer:
         """A new quantizer of a layer's weight."""
         raise NotImplementedError
 
-    def activation(self, compile: bool) -> TensorQuantizer:
-        """A new quantizer of a layer's input."""
+    def activation(self, compile: bool, signed: bool = False) -> TensorQuantizer:
+        """A new quantizer of a layer's input, which is `signed`, or the output of a ReLU (or a pooled one)."""
         raise NotImplementedError
 
     def gradient(self, compile: bool) -> GradientQuantizer:
         """A new quantizer of the gradient at a layer's output."""
-        raise NotImplementedError
+        return FloatGradient()
+
+    def input_gradient(self, compile: bool) -> GradientQuantizer | None:
+        """A new quantizer of the gradient that a layer hands to its input; None leaves it as it is."""
+        return None
+
+    def weight_gradient(self, compile: bool) -> GradientQuantizer | None:
+        """A new quantizer of the gradient of a layer's weight; None leaves it as it is."""
+        return None
+
+    @property
+    def needs_epochs(self) -> bool:
+        """Whether something happens at the beginning of each epoch, so that its length must be known."""
+        return False
+
+    @property
+    def fine_gradient_bits(self) -> int | None:
+        """Bits of a finer copy of the output's gradient for the weight's gradient; None: one copy serves both products."""
+        return None
+
+
+def _float_remedy(role: str) -> str:
+    if role == "gradient":
+        return "leave gradients float: schedule.gradient=32 with schedule=static, schedule.gradient_min=32 with cyclic ones"
+    return f"use a schedule with float {role}s (32 bits), or another quantizer"

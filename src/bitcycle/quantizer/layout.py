@@ -24,3 +24,8 @@ def unflat(vector: Tensor, like: Tensor) -> Tensor:
 def rows(weight: Tensor) -> Tensor:
     """A weight as a matrix with one row per output channel."""
     return (weight.movedim(1, -1) if weight.dim() >= 4 else weight).reshape(weight.shape[0], -1).detach()
+
+
+def samples(x: Tensor) -> Tensor:
+    """Activations or gradients as a matrix with one row per sample (dimension 0); a vector is one sample."""
+    return rows(x) if x.dim() > 1 else x.view(1, -1).detach()

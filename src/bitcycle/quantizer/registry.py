@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from bitcycle.quantizer.base import ROLES, QuantizerOptions
+from bitcycle.quantizer.dorefa import Dorefa
+from bitcycle.quantizer.multibit import Multibit
+from bitcycle.quantizer.pact_binary import PactBinary
 from bitcycle.quantizer.sbm import Sbm
+from bitcycle.quantizer.ternary import Ternary
+from bitcycle.quantizer.ttq import Ttq
+from bitcycle.quantizer.uniform import UniformL2
+from bitcycle.quantizer.wageubn import Wageubn
 from bitcycle.randomness import int32_key
 from bitcycle.schedule import FLOAT
 from bitcycle.settings import SettingError, nearest
@@ -21,7 +28,17 @@ class NoQuantizer(QuantizerOptions):
     name: str = "none"
 
 
-QUANTIZERS: dict[str, type[QuantizerOptions]] = {"sbm": Sbm, "none": NoQuantizer}
+QUANTIZERS: dict[str, type[QuantizerOptions]] = {
+    "sbm": Sbm,
+    "dorefa": Dorefa,
+    "wageubn": Wageubn,
+    "pact_binary": PactBinary,
+    "uniform_l2": UniformL2,
+    "ternary": Ternary,
+    "multibit": Multibit,
+    "ttq": Ttq,
+    "none": NoQuantizer,
+}
 """Quantizer name -> its options; `conf/quantizer/NAME.yaml` is the same."""
 
 
@@ -56,33 +73,36 @@ def quantize(
     role: str = "activation",
     stochastic: bool = True,
     seed: int = 0,
+    signed: bool = False,
 ) -> Tensor:
     """Quantize one tensor as a layer would: an activation or gradient of a batch in training, or a weight.
 
     Args:
-        x: float tensor; a weight has its output channels in dimension 0.
-        bits: 1 to 31; 32 (or 0) returns x.
+        x: float tensor; a weight has its output channels in dimension 0, activations and gradients their samples.
+        bits: bits that the quantizer offers, 1 to 31 with SBM; 32 (or 0) returns x.
         quantizer: name or options.
         role: activation, weight or gradient.
         stochastic: False gives the deterministic version of a stochastic rounding.
         seed: of the noise, where rounding is stochastic.
+        signed: an activation that is not the output of a ReLU.
 
     Raises:
-        SettingError (a ValueError): for an unknown quantizer or role, or bits out of range.
+        SettingError (a ValueError): for an unknown quantizer or role, or bits that the quantizer does not have.
     """
     options = quantizer_options(quantizer)
     if role not in ROLES:
         raise SettingError("role", role, "is not a role of a tensor", nearest(role, ROLES))
     encoded = torch.tensor(encode_bits(bits), device=x.device)
+    options.check_bits(role, bits)
     if isinstance(options, NoQuantizer):
         return x
     if role == "gradient":
-        if isinstance(options, Sbm) and not stochastic:
-            options = replace(options, stochastic=False)
+        if hasattr(options, "stochastic") and not stochastic:
+            options = replace(options, stochastic=False)  # type: ignore[call-arg]
         key = torch.tensor(int32_key(seed), dtype=torch.int32, device=x.device)
-        y = torch.zeros_like(x, requires_grad=True)
-        options.gradient(compile=False)(y, encoded, key, torch.zeros_like(key)).backward(x)
-        assert y.grad is not None
-        return y.grad
-    module = options.weight(compile=False) if role == "weight" else options.activation(compile=False)
-    return module.to(x.device)(x, encoded)  # type: ignore[no-any-return]
+        return options.gradient(compile=False).quantize(x, encoded, key, torch.zeros_like(key))
+    module = options.weight(compile=False) if role == "weight" else options.activation(compile=False, signed=signed)
+    module.initialise(x)
+    module.to(x.device).prepare(x.detach(), encode_bits(bits))
+    y: Tensor = module(x, encoded)
+    return y if x.requires_grad else y.detach()

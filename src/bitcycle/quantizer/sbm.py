@@ -2,7 +2,8 @@
 
     weight      one range per output channel, rounded to nearest
     activation  one range per tensor, that of the batch in training and a running one in evaluation, rounded to nearest
-    gradient    one range per tensor at the layer's output, rounded stochastically; one copy serves both products
+    gradient    one range per tensor at the layer's output, rounded stochastically; one copy serves both products, or a
+                finer one with `bifurcate` bits the weight's gradient
 
 >>> import torch
 >>> from bitcycle.quantizer import quantize
@@ -11,22 +12,25 @@
 
 Source: semantics of the released code of CPT and FracTrain, modules/quantize.py. Differs from the authors' code in the
 noise, which is a hash of (seed, step, layer, element) and not drawn from the global generator. Differs from the original
-SBM paper, as their code does, in the single copy of the gradient and in plain BatchNorm.
+SBM paper, as their code does, in the single copy of the gradient (unless `bifurcate` is set) and in plain BatchNorm.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Optional
 
 import torch
 from torch import Tensor
 
 from bitcycle.quantizer import affine
-from bitcycle.quantizer.autograd import backward_only, straight_through
+from bitcycle.quantizer.autograd import straight_through
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.kernel import kernel
 from bitcycle.quantizer.layout import flat, rows, unflat
-from bitcycle.settings import setting
+from bitcycle.schedule import FLOAT, Precision
+from bitcycle.settings import SettingError, setting
 
 
 class SbmWeight(TensorQuantizer):
@@ -84,10 +88,7 @@ class SbmGradient(GradientQuantizer):
         super().__init__()
         self.stochastic, self.compile_kernel = stochastic, compile
 
-    def forward(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
-        return backward_only(self._quantize, x, bits, step_key, layer_key)
-
-    def _quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
+    def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         if self.stochastic:
             function = kernel(affine.quantize_stochastically, self.compile_kernel)
             return unflat(function(flat(gradient), bits, step_key, layer_key), like=gradient)
@@ -103,11 +104,30 @@ class Sbm(QuantizerOptions):
         0.9, "kept fraction of the running activation range; FracTrain's CIFAR code has 0.1", minimum=0, maximum=1
     )
     stochastic: bool = setting(True, "round gradients stochastically (unbiased)")
+    bifurcate: Optional[int] = setting(
+        None,
+        "bits of a second, finer copy of the gradient for the product that gives the weight's gradient (SBM's own paper: 16);"
+        " null: one copy serves both, as in the code of CPT; costs are counted at the schedule's bits either way",
+        minimum=2,
+        maximum=32,
+    )
+
+    @property
+    def fine_gradient_bits(self) -> int | None:
+        return self.bifurcate
+
+    def check(self, precisions: Iterable[Precision]) -> None:
+        precisions = list(precisions)
+        super().check(precisions)
+        coarse = max((p.gradient for p in precisions if p.gradient < FLOAT), default=0)
+        if self.bifurcate is not None and self.bifurcate < coarse:
+            problem = f"the second copy would be coarser than the first, which has up to {coarse} bits"
+            raise SettingError("bifurcate", self.bifurcate, problem, f"use {coarse} or more, or null for one copy")
 
     def weight(self, compile: bool) -> SbmWeight:
         return SbmWeight(compile)
 
-    def activation(self, compile: bool) -> SbmActivation:
+    def activation(self, compile: bool, signed: bool = False) -> SbmActivation:
         return SbmActivation(self.momentum, compile)
 
     def gradient(self, compile: bool) -> SbmGradient:

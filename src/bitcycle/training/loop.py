@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle.errors import RunError
-from bitcycle.layer import PrecisionController
+from bitcycle.layer import PrecisionController, penalty
 from bitcycle.randomness import derive
 from bitcycle.schedule import FLOAT, Precision
 from bitcycle.task import Task
@@ -62,6 +62,7 @@ class Trainer:
         self.loss_count = 0
         self.metrics_bytes = 0
         self.timing_bytes = 0
+        self.has_penalty = penalty(self.model) is not None
 
     def train(self, metrics: MetricsLog, timing: JsonLines, bar: ProgressBar, stop: StopSignal) -> None:
         """Train to the last step.
@@ -97,7 +98,8 @@ class Trainer:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.task.loss(self.model, batch)
-        loss.backward()
+        added = penalty(self.model) if self.has_penalty else None
+        (loss if added is None else loss + added).backward()
         self.optimizer.step()
         self.loss_sum += loss.detach()
         self.loss_count += 1

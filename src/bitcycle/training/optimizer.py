@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
+from bitcycle.quantizer import TensorQuantizer
 from bitcycle.settings import SettingError, Settings, setting
 
 
@@ -18,7 +20,9 @@ class OptimizerOptions(Settings):
     momentum: float = setting(0.9, "sgd: momentum", minimum=0, maximum=1)
     nesterov: bool = setting(False, "sgd: Nesterov momentum (partial pre-training)")
     weight_decay: float = setting(
-        1e-4, "decay of all parameters, batch norm included as in the released code", minimum=0
+        1e-4,
+        "decay of all parameters, batch norm included as in the released code; those of quantizers (PACT's alpha) excluded",
+        minimum=0,
     )
     beta1: float = setting(0.9, "adam: decay of the first moment", minimum=0, maximum=1)
     beta2: float = setting(0.999, "adam: decay of the second moment", minimum=0, maximum=1)
@@ -30,7 +34,7 @@ class OptimizerOptions(Settings):
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of all parameters; the learning rate is set at each step."""
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        parameters = self._parameters(model)
         if self.name == "adam":
             betas = (self.beta1, self.beta2)
             return torch.optim.Adam(
@@ -44,3 +48,11 @@ class OptimizerOptions(Settings):
             weight_decay=self.weight_decay,
             foreach=True,
         )
+
+    def _parameters(self, model: nn.Module) -> list[Any]:
+        """All trained parameters; those of quantizers, if there are any, in a group of their own without weight decay."""
+        quantizers = [module for module in model.modules() if isinstance(module, TensorQuantizer)]
+        undecayed = [parameter for module in quantizers for parameter in module.parameters(recurse=False)]
+        ids = {id(parameter) for parameter in undecayed}
+        decayed = [p for p in model.parameters() if p.requires_grad and id(p) not in ids]
+        return [{"params": decayed}, {"params": undecayed, "weight_decay": 0.0}] if undecayed else decayed

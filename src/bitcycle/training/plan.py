@@ -89,6 +89,7 @@ def make_plan(config: RunConfig) -> Plan:
     _within("model", config.model.check, info.shape)
     total_steps = config.training.total_steps(info.train_samples)
     schedule = _bind_schedule(config, total_steps, steps_per_epoch(info.train_samples, config.training.batch_size))
+    _within("quantizer", config.quantizer.check, _precisions(schedule))
     model = config.model.build(info.shape)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     layers = _within("quantizer", conversion_plan, model, config.quantizer)
@@ -111,6 +112,12 @@ def _bind_schedule(config: RunConfig, total_steps: int, per_epoch: int) -> Sched
     if isinstance(config.quantizer, NoQuantizer):
         return _FloatSchedule(Static(q_max=FLOAT), schedule.length, schedule.reference)
     return schedule
+
+
+def _precisions(schedule: Schedule) -> list[Precision]:
+    """Every precision of the run, and that of the evaluation at q_max, which has no gradients."""
+    weight, activation, _ = schedule.reference
+    return [*{precision for precision, _ in schedule.run_lengths}, Precision(weight, activation, FLOAT)]
 
 
 @dataclass(frozen=True)

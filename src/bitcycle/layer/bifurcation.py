@@ -1,0 +1,53 @@
+"""Two copies of one gradient: a coarse one for the product with the weight, a finer one for the product with the input.
+
+    y = product(x, W) + bias:     dL/dx from Q(dL/dy; g),     dL/dW and dL/dbias from Q(dL/dy; g_fine)
+
+Source: the SBM paper ("scalable methods for 8-bit training of neural networks", gradients bifurcation); paper and code of CPT
+and FracTrain have a single copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+Product = Callable[[Tensor, Tensor, Optional[Tensor]], Tensor]
+Rounding = Callable[[Tensor], Tensor]
+
+
+class _Bifurcated(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, product: Product, coarse: Rounding, fine: Rounding
+    ) -> Tensor:
+        # The product's own graph, cut off from the one around it: it can be run backward twice, with a gradient for each side.
+        operands = [t if t is None else t.detach().requires_grad_(t.requires_grad) for t in (x, weight, bias)]
+        with torch.enable_grad():
+            y = product(*operands)  # type: ignore[arg-type]
+        ctx.operands, ctx.y, ctx.coarse, ctx.fine = operands, y, coarse, fine
+        return y.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, *parameters = ctx.operands
+        trained = [t for t in parameters if t is not None and t.requires_grad]
+        for_parameters = iter(_gradients(ctx.y, trained, ctx.fine, gradient))
+        of_x = next(iter(_gradients(ctx.y, [x] if x.requires_grad else [], ctx.coarse, gradient)), None)
+        of_parameters = (next(for_parameters) if t is not None and t.requires_grad else None for t in parameters)
+        return of_x, *of_parameters, None, None, None
+
+
+def _gradients(y: Tensor, inputs: list[Tensor], rounding: Rounding, gradient: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(y, inputs, rounding(gradient), retain_graph=True) if inputs else ()
+
+
+def bifurcated(
+    product: Product, x: Tensor, weight: Tensor, bias: Tensor | None, coarse: Rounding, fine: Rounding
+) -> Tensor:
+    """product(x, weight, bias), whose output gradient goes through `coarse` to x and through `fine` to weight and bias."""
+    return _Bifurcated.apply(x, weight, bias, product, coarse, fine)  # type: ignore[no-any-return]

@@ -1,0 +1,166 @@
+"""DoReFa: weights through tanh onto [-1, 1], activations clipped to [0, 1], gradients with one range per sample.
+
+    n = 2^k - 1,   q_k(x) = rint(n x) / n,   straight-through
+    weight      k > 1: t = tanh(w), M = max |t| of the layer, w_q = 2 q_k(t / (2M) + 1/2) - 1, differentiated through M as well
+                k = 1: E sign(w), E = mean |w| of the layer, straight through, E constant; the sign of 0 is +1
+    activation  q_k(clip(x, 0, 1)), gradient 1 on [0, 1], else 0
+    gradient    M = max |g| of each sample, 2M (q_k(clip(g / (2M) + 1/2 + u/n, 0, 1)) - 1/2), u uniform in [-1/2, 1/2)
+
+>>> from bitcycle.quantizer import quantize
+>>> quantize(torch.tensor([-0.2, 0.4, 1.7]), 2, quantizer="dorefa", role="activation").tolist()
+[0.0, 0.3333333432674408, 1.0]
+
+Source: Zhou et al. 2016, DoReFa-Net, sections 2.3 to 2.5, and its official code (tensorpack, examples/DoReFa-Net); a baseline
+of CPT, table 2, and FracTrain, table 2, which do not describe theirs. Differs from the authors' code in a sample without
+gradient, which stays zero (theirs divides by zero), and in the sign of 0 for k = 1. Clip and rounding sit at the input of each
+layer that follows a ReLU; what a skip connection carries is not clipped, as in the official ResNet, whose activations are part
+of the branch. Inputs that are signed, the image among them, have SBM's affine quantizer: [0, 1] would cut them off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitcycle.quantizer.autograd import with_gradient
+from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
+from bitcycle.quantizer.kernel import kernel
+from bitcycle.quantizer.layout import flat, samples, unflat
+from bitcycle.quantizer.noise import uniform
+from bitcycle.quantizer.sbm import SbmActivation
+from bitcycle.settings import setting
+
+
+def round_unit(x: Tensor, bits: Tensor) -> Tensor:
+    """q_k: x in [0, 1] rounded onto the 2^bits values k / (2^bits - 1), at 1 bit or more."""
+    levels = ((1 << bits) - 1).clamp_min(1).to(x.dtype)
+    return (x * levels).round() / levels
+
+
+def quantize_activation(x: Tensor, bits: Tensor) -> Tensor:
+    """q_k(clip(x, 0, 1)); 0 bits returns x."""
+    return torch.where(bits > 0, round_unit(x.clamp(0, 1), bits), x)
+
+
+def activation_gradient(gradient: Tensor, x: Tensor, bits: Tensor) -> Tensor:
+    """The gradient where x is in [0, 1], else 0; at 0 bits the gradient."""
+    return torch.where(((x >= 0) & (x <= 1)) | (bits == 0), gradient, 0)
+
+
+def quantize_weight(weight: Tensor, bits: Tensor) -> Tensor:
+    """The weight of a layer on 2^bits values; 0 bits returns it."""
+    t = weight.tanh()
+    several = 2 * round_unit(t / (2 * _largest(t)) + 0.5, bits) - 1
+    mean = weight.abs().mean()
+    single = torch.where(weight >= 0, mean, -mean)
+    return torch.where(bits > 1, several, torch.where(bits == 1, single, weight))
+
+
+def weight_gradient(gradient: Tensor, weight: Tensor, bits: Tensor) -> Tensor:
+    """dL/dw = (G/M - [|t| = M] sign(t) sum(G t) / M^2) (1 - t^2) for 2 bits and more; G at 0 bits and 1.
+
+    Several maxima share their part, as in automatic differentiation.
+    """
+    t = weight.tanh()
+    largest = _largest(t)
+    at_maximum = (t.abs() == largest).to(t.dtype)
+    through_maximum = at_maximum * t.sign() * ((gradient * t).sum() / largest**2) / at_maximum.sum().clamp_min(1)
+    return torch.where(bits > 1, (gradient / largest - through_maximum) * (1 - t * t), gradient)
+
+
+def _largest(t: Tensor) -> Tensor:
+    """max |t|, or 1 for a layer of zeros."""
+    largest = t.abs().amax()
+    return torch.where(largest > 0, largest, 1)
+
+
+def quantize_gradient(gradient: Tensor, bits: Tensor, noise: Tensor | None = None) -> Tensor:
+    """Each row (sample) of a matrix with its own range +-M; a row of zeros stays zero. 0 bits returns the gradient.
+
+    Args:
+        gradient: [samples, elements].
+        bits: int64 scalar.
+        noise: u in [-1/2, 1/2), in units of the step; None rounds to nearest.
+    """
+    levels = ((1 << bits) - 1).clamp_min(1).to(gradient.dtype)
+    largest = gradient.abs().amax(dim=1, keepdim=True)
+    unit = gradient / (2 * torch.where(largest > 0, largest, 1)) + 0.5
+    if noise is not None:
+        unit = unit + noise / levels
+    quantized = 2 * largest * (round_unit(unit.clamp(0, 1), bits) - 0.5)
+    return torch.where(bits > 0, quantized, gradient)
+
+
+def quantize_gradient_stochastically(gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
+    """`quantize_gradient` with the noise of (step, layer)."""
+    return quantize_gradient(gradient, bits, uniform(gradient.shape, step_key ^ layer_key))
+
+
+class DorefaWeight(TensorQuantizer):
+    """Weights through tanh, one range per layer. Not compiled: tanh and sums differ in the last bit when compiled."""
+
+    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        return with_gradient(quantize_weight, weight_gradient, x, bits)
+
+
+class DorefaActivation(TensorQuantizer):
+    """Activations clipped to [0, 1] and rounded."""
+
+    def __init__(self, compile: bool = False) -> None:
+        super().__init__()
+        self.compile_kernel = compile
+
+    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        return with_gradient(self._quantize, self._gradient, x, bits)
+
+    def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
+        return unflat(kernel(quantize_activation, self.compile_kernel)(flat(x), bits), like=x)
+
+    def _gradient(self, gradient: Tensor, x: Tensor, bits: Tensor) -> Tensor:
+        return unflat(kernel(activation_gradient, self.compile_kernel)(flat(gradient), flat(x), bits), like=x)
+
+
+class DorefaGradient(GradientQuantizer):
+    """Gradients with one range per sample, stochastic unless told otherwise."""
+
+    def __init__(self, stochastic: bool = True, compile: bool = False) -> None:
+        super().__init__()
+        self.stochastic, self.compile_kernel = stochastic, compile
+
+    def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
+        arguments: tuple[Any, ...] = (step_key, layer_key) if self.stochastic else ()
+        function = quantize_gradient_stochastically if self.stochastic else quantize_gradient
+        return unflat(kernel(function, self.compile_kernel)(samples(gradient), bits, *arguments), like=gradient)
+
+
+@dataclass
+class Dorefa(QuantizerOptions):
+    """Options of DoReFa."""
+
+    name: str = "dorefa"
+    first: str = setting(
+        "quantized",
+        "the first layer: quantized, so that costs compare with SBM's, or float as in the official code",
+        choices=("quantized", "float"),
+    )
+    stochastic: bool = setting(True, "add noise to gradients before rounding (DoReFa 2.5)")
+
+    def bits(self, role: str) -> range:
+        return range(1, 17)
+
+    def float_rule(self, model_rule: Sequence[str]) -> list[str]:
+        rule = super().float_rule(model_rule)
+        return ["first", *rule] if self.first == "float" and "first" not in rule else rule
+
+    def weight(self, compile: bool) -> DorefaWeight:
+        return DorefaWeight()
+
+    def activation(self, compile: bool, signed: bool = False) -> TensorQuantizer:
+        return SbmActivation(compile=compile) if signed else DorefaActivation(compile)
+
+    def gradient(self, compile: bool) -> DorefaGradient:
+        return DorefaGradient(self.stochastic, compile)

@@ -1,0 +1,155 @@
+"""multibit: vectors as sums of k sign vectors, 2^k levels that need not be uniform.
+
+    w ~ sum_i a_i b_i,   b_i in {-1, +1}^n, the sign of 0 is +1
+    greedy       r = w;   b_i = sign(r), a_i = mean |r|, r := r - a_i b_i
+    refined      the same, but after each new b_i all a = least squares of w on b_1..b_i, r = w - B a
+    alternating  from greedy, twice: a = |least squares|, sorted;   codes = the nearest of the 2^k sums
+
+>>> from bitcycle.quantizer import quantize
+>>> quantize(torch.tensor([[-3.0, 0.5, 1.5]]), 2, quantizer="multibit", role="weight").tolist()
+[[-3.0, 1.0, 1.0]]
+
+Source: HLHLp, section 4.2, which names Guo et al. 2017 ("network sketching", refined) for its 4-level networks; alternating is
+Xu et al. 2018. A vector is an output channel of a weight; of an activation it is the last dimension (x_t or h_t of a recurrent
+network), or a whole sample of a convolution's input. Straight-through without a mask. Differs from the authors' code in nothing
+that we know of: HLHLp released none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bitcycle.quantizer.autograd import straight_through
+from bitcycle.quantizer.base import QuantizerOptions, TensorQuantizer
+from bitcycle.quantizer.layout import rows, unflat
+from bitcycle.settings import setting
+
+MAXIMUM_BITS = 4
+"""Sign vectors that are computed; those beyond the current bits are masked, since bits are data and not code."""
+METHODS = ("greedy", "refined", "alternating")
+RIDGE = 1e-10
+"""Added to the diagonal of the normal equations, in units of n: equal sign vectors (as of a constant) share their weight."""
+
+
+def decompose(vectors: Tensor, bits: Tensor, method: str = "refined", rounds: int = 2) -> tuple[Tensor, Tensor]:
+    """Coefficients and sign vectors of each row.
+
+    Args:
+        vectors: [rows, n].
+        bits: int64 scalar k, 0 to 4.
+        method: greedy, refined or alternating.
+        rounds: of alternating.
+
+    Returns:
+        a [rows, 4] and B [rows, n, 4] with vectors ~ B a; columns from k on are zero.
+    """
+    coefficients, codes = _greedy(vectors, bits, refine=method == "refined")
+    if method == "alternating":
+        for _ in range(rounds):
+            coefficients = _least_squares(vectors, codes).abs().sort(dim=1, descending=True).values
+            codes = _nearest_codes(vectors, coefficients, bits)
+    return coefficients, codes
+
+
+def reconstruct(vectors: Tensor, bits: Tensor, method: str, rounds: int) -> Tensor:
+    """Each row as the sum of its sign vectors; 0 bits returns the vectors."""
+    coefficients, codes = decompose(vectors, bits, method, rounds)
+    return torch.where(bits > 0, (codes * coefficients.unsqueeze(1)).sum(dim=2), vectors)
+
+
+def _greedy(vectors: Tensor, bits: Tensor, refine: bool) -> tuple[Tensor, Tensor]:
+    rest = vectors
+    codes = vectors.new_zeros(*vectors.shape, MAXIMUM_BITS)
+    coefficients = vectors.new_zeros(len(vectors), MAXIMUM_BITS)
+    for i in range(MAXIMUM_BITS):
+        is_used = (i < bits).to(vectors.dtype)
+        codes[:, :, i] = torch.where(rest >= 0, is_used, -is_used)
+        coefficients[:, i] = rest.abs().mean(dim=1) * is_used
+        if refine:
+            coefficients = _least_squares(vectors, codes)
+        rest = vectors - (codes * coefficients.unsqueeze(1)).sum(dim=2)
+    return coefficients, codes
+
+
+def _least_squares(vectors: Tensor, codes: Tensor) -> Tensor:
+    """a that minimises |w - B a|^2 in each row; 0 for columns of zeros."""
+    n = vectors.shape[1]
+    columns = codes.double()
+    products = columns.mT @ columns / n
+    values = columns.mT @ vectors.double().unsqueeze(2) / n
+    is_used = products.diagonal(dim1=1, dim2=2) > 0
+    diagonal = torch.where(is_used, RIDGE, 1.0)
+    # The _ex variant does not wait for the device to report singular systems, of which there are none.
+    solution: Tensor = torch.linalg.solve_ex(products + torch.diag_embed(diagonal), values)[0]
+    return solution.squeeze(2).to(vectors.dtype)
+
+
+def _nearest_codes(vectors: Tensor, coefficients: Tensor, bits: Tensor) -> Tensor:
+    """Signs of the nearest sum of +-a_i to each element; halfway goes up."""
+    patterns = _sign_patterns(coefficients)
+    sums, order = (coefficients @ patterns.T).sort(dim=1)
+    middles = (sums[:, 1:] + sums[:, :-1]) / 2
+    index = torch.searchsorted(middles, vectors.contiguous(), right=True)
+    codes = patterns[order.gather(1, index)]
+    is_used = torch.arange(MAXIMUM_BITS, device=bits.device) < bits
+    return codes * is_used.to(codes.dtype)
+
+
+def _sign_patterns(like: Tensor) -> Tensor:
+    """All 2^4 combinations of four signs, [16, 4]."""
+    numbers = torch.arange(1 << MAXIMUM_BITS, device=like.device).unsqueeze(1)
+    digits = (numbers >> torch.arange(MAXIMUM_BITS, device=like.device)) & 1
+    return (2 * digits - 1).to(like.dtype)
+
+
+class MultibitWeight(TensorQuantizer):
+    """Each output channel as a sum of sign vectors of the current weights."""
+
+    def __init__(self, method: str, rounds: int) -> None:
+        super().__init__()
+        self.method, self.rounds = method, rounds
+
+    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        return straight_through(self._quantize, x, bits)  # type: ignore[no-any-return]
+
+    def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
+        return unflat(reconstruct(self._vectors(x), bits, self.method, self.rounds), like=x)
+
+    def _vectors(self, x: Tensor) -> Tensor:
+        return rows(x)
+
+
+class MultibitActivation(MultibitWeight):
+    """Each vector of the last dimension as a sum of sign vectors; of tensors with four and more dimensions each sample."""
+
+    def _vectors(self, x: Tensor) -> Tensor:
+        return rows(x) if x.dim() >= 4 else x.reshape(-1, x.shape[-1]).detach()
+
+
+@dataclass
+class Multibit(QuantizerOptions):
+    """Options of sums of sign vectors."""
+
+    name: str = "multibit"
+    method: str = setting(
+        "refined",
+        "greedy, refined (Guo et al. 2017, named by HLHLp 4.2) or alternating (Xu et al. 2018)",
+        choices=METHODS,
+    )
+    rounds: int = setting(2, "rounds of alternating (Xu et al. 2018)", minimum=1)
+
+    def bits(self, role: str) -> range:
+        return range(1, MAXIMUM_BITS + 1) if role != "gradient" else range(0)
+
+    def float_rule(self, model_rule: Sequence[str]) -> list[str]:
+        return super().float_rule(())
+
+    def weight(self, compile: bool) -> MultibitWeight:
+        return MultibitWeight(self.method, self.rounds)
+
+    def activation(self, compile: bool, signed: bool = False) -> MultibitActivation:
+        return MultibitActivation(self.method, self.rounds)

@@ -1,0 +1,93 @@
+"""ttq: weights Wp, 0 and -Wn, two trainable values for each layer.
+
+    th = t max |w| of the layer, t = 0.05;   w_q = Wp where w > th,  -Wn where w < -th,  else 0;   Wp = Wn = 1 at first
+    dL/dw  = g (Wp, 1, Wn) on (positive, zero, negative) weights, g = dL/dw_q
+    dL/dWp = sum of g over the positive,   dL/dWn = - sum of g over the negative ones
+
+>>> from bitcycle.quantizer import quantize
+>>> quantize(torch.tensor([[-1.0, 0.04, 0.3]]), 2, quantizer="ttq", role="weight").tolist()
+[[-1.0, 0.0, 1.0]]
+
+Source: HLHLp, section 4.1, after Zhu et al. 2017, "Trained ternary quantization". The TTQ paper prints dL/dWn without the
+minus, which its authors' code, differentiated automatically, has; `grad_sign=published` follows the print. As there, nothing
+keeps Wp and Wn positive. Activations are those of uniform_l2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitcycle.quantizer.base import TensorQuantizer
+from bitcycle.quantizer.uniform import UniformActivationOptions
+from bitcycle.settings import setting
+
+
+def ternary_signs(weight: Tensor, threshold: float) -> Tensor:
+    """+1 above threshold * max |w|, -1 below its negative, else 0."""
+    limit = threshold * weight.abs().amax()
+    return (weight > limit).to(weight.dtype) - (weight < -limit).to(weight.dtype)
+
+
+def trained_ternary(weight: Tensor, positive: Tensor, negative: Tensor, threshold: float, bits: Tensor) -> Tensor:
+    """Wp, 0 or -Wn for each weight; 0 bits returns the weight."""
+    signs = ternary_signs(weight, threshold)
+    return torch.where(bits > 0, torch.where(signs > 0, positive, torch.where(signs < 0, -negative, 0)), weight)
+
+
+class _TrainedTernary(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, weight: Tensor, positive: Tensor, negative: Tensor, bits: Tensor, threshold: float, published: bool
+    ) -> Tensor:
+        ctx.save_for_backward(weight, positive, negative, bits)
+        ctx.threshold, ctx.published = threshold, published
+        return trained_ternary(weight, positive, negative, threshold, bits)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        weight, positive, negative, bits = ctx.saved_tensors
+        gradient = gradients[0]
+        signs = torch.where(bits > 0, ternary_signs(weight, ctx.threshold), 0)
+        of_weight = gradient * torch.where(signs > 0, positive, torch.where(signs < 0, negative, 1))
+        of_positive = torch.where(signs > 0, gradient, 0).sum()
+        of_negative = torch.where(signs < 0, gradient, 0).sum() * (1 if ctx.published else -1)
+        return of_weight, of_positive, of_negative, None, None, None
+
+
+class TrainedTernaryWeight(TensorQuantizer):
+    """Asymmetric ternary weights with trainable values; in the float phase (0 bits) the values rest."""
+
+    def __init__(self, threshold: float, published_sign: bool) -> None:
+        super().__init__()
+        self.threshold, self.published_sign = threshold, published_sign
+        self.positive = nn.Parameter(torch.ones(()))
+        self.negative = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        return _TrainedTernary.apply(x, self.positive, self.negative, bits, self.threshold, self.published_sign)  # type: ignore[no-any-return]
+
+
+@dataclass
+class Ttq(UniformActivationOptions):
+    """Options of trained ternary quantization."""
+
+    name: str = "ttq"
+    threshold: float = setting(
+        0.05, "times the layer's max |w|, below which a weight becomes 0 (TTQ 4)", minimum=0, maximum=1
+    )
+    grad_sign: str = setting(
+        "derivative",
+        "sign of dL/dWn: minus the sum over the negative weights, as the derivative and the authors' code have it, or plus, as"
+        " the TTQ paper prints it (published)",
+        choices=("derivative", "published"),
+    )
+
+    def bits(self, role: str) -> range:
+        return range(2, 3) if role == "weight" else super().bits(role)
+
+    def weight(self, compile: bool) -> TrainedTernaryWeight:
+        return TrainedTernaryWeight(self.threshold, self.grad_sign == "published")

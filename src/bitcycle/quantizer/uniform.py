@@ -1,0 +1,229 @@
+"""uniform_l2: symmetric levels D z with the step D that leaves the smallest squared error.
+
+    L = 2^(b-1) - 1;   weight      D sign(w) min(floor(|w| / D + 1/2), L), straight-through; halves away from zero
+                       activation  the same for signed inputs; D min(floor(x / D + 1/2), 2^b - 1) after a ReLU;
+                                   straight-through inside the range, no gradient outside
+                       gradient    float32
+    activation_levels = unit:      2^b levels from -1 to 1 for signed inputs (tanh), from 0 to 1 otherwise (sigmoid)
+
+>>> import torch
+>>> from bitcycle.quantizer import quantize
+>>> quantize(torch.tensor([[-0.9, 0.2, 1.1]]), 2, quantizer="uniform_l2", role="weight").tolist()
+[[-1.0, 0.0, 1.0]]
+
+Source: HLHLp, section 3.1 (no code was released): the step minimises the squared error. The paper does not say when it is
+computed anew, nor how activations are quantized: both are settings. By default the step of a layer is computed from its master
+weights in the first training step at other bits, that of its input from the batch of that step, and both stay until the bits
+change again. An evaluation at bits other than those of training computes steps of its own, from the weights as they are and
+from its first batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bitcycle.quantizer import affine
+from bitcycle.quantizer.autograd import straight_through, with_gradient
+from bitcycle.quantizer.base import QuantizerOptions, TensorQuantizer
+from bitcycle.quantizer.kernel import kernel
+from bitcycle.quantizer.l2_step import improved_step, optimal_step, uniform_codes
+from bitcycle.quantizer.layout import flat, rows, unflat
+from bitcycle.settings import setting
+
+NEVER = -1
+"""Bits for which a step was computed, as long as there was none."""
+CALIBRATION_ELEMENTS = 1 << 16
+"""Elements of a batch, evenly spread, from which the step of an activation is computed."""
+
+
+def symmetric_top(bits: Tensor) -> Tensor:
+    """L = 2^(b-1) - 1, the highest code of b bits with sign."""
+    return (1 << (bits - 1).clamp_min(0)) - 1
+
+
+def unsigned_top(bits: Tensor) -> Tensor:
+    """2^b - 1, the highest code of b bits without sign."""
+    return (1 << bits) - 1
+
+
+def quantize_symmetric(x: Tensor, step: Tensor, bits: Tensor) -> Tensor:
+    """D sign(x) min(floor(|x| / D + 1/2), L); 0 bits returns x.
+
+    >>> quantize_symmetric(torch.tensor([-0.9, 0.2, 0.5]), torch.tensor(1.0), torch.tensor(2)).tolist()
+    [-1.0, 0.0, 1.0]
+    """
+    return torch.where(bits > 0, x.sign() * uniform_codes(x.abs(), step, symmetric_top(bits)) * step, x)
+
+
+def quantize_unsigned(x: Tensor, step: Tensor, bits: Tensor) -> Tensor:
+    """D min(floor(x / D + 1/2), 2^b - 1), 0 for negative x; 0 bits returns x."""
+    return torch.where(bits > 0, uniform_codes(x.clamp_min(0), step, unsigned_top(bits)) * step, x)
+
+
+def gradient_inside(gradient: Tensor, x: Tensor, low: Tensor, high: Tensor, bits: Tensor) -> Tensor:
+    """The gradient where low <= x <= high, else 0; at 0 bits the gradient."""
+    return torch.where(((x >= low) & (x <= high)) | (bits == 0), gradient, 0)
+
+
+class _StepKeeper(TensorQuantizer):
+    """Keeps the step of the bits that are trained with, and apart from it that of another precision in evaluation."""
+
+    step: Tensor
+    other_step: Tensor
+    step_bits: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._resize(torch.ones(1, 1))
+        self.register_buffer("step_bits", torch.tensor(NEVER))
+
+    def _resize(self, step: Tensor) -> None:
+        self.register_buffer("step", step)
+        self.register_buffer("other_step", step.clone(), persistent=False)
+
+    def prepare(self, x: Tensor, bits: int) -> None:
+        if bits == int(self.step_bits):  # a resumed run finds the step that it had
+            return
+        if bits:
+            (self.step if self.training else self.other_step).copy_(self._optimal(x, bits))
+        if self.training:
+            self.step_bits.fill_(bits)
+
+    def _optimal(self, x: Tensor, bits: int) -> Tensor:
+        raise NotImplementedError
+
+    def _step(self, bits: Tensor) -> Tensor:
+        return torch.where(bits == self.step_bits, self.step, self.other_step)
+
+
+class UniformWeight(_StepKeeper):
+    """Weights on symmetric levels with the L2-optimal step of the layer or of each output channel (`per_row`).
+
+    `update` says when the step is computed anew: when the bits change (stage), at the first step of each epoch too (epoch),
+    or, by one iteration from the last one, before every training step (step).
+    """
+
+    def __init__(self, per_row: bool = False, update: str = "stage", compile: bool = False) -> None:
+        super().__init__()
+        self.per_row, self.update, self.compile_kernel = per_row, update, compile
+        self.works_each_step = update != "stage"
+
+    def initialise(self, x: Tensor) -> None:
+        if self.per_row:
+            self._resize(torch.ones(len(x), 1, device=x.device))
+
+    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        return straight_through(self._quantize, x, bits)  # type: ignore[no-any-return]
+
+    def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
+        function = kernel(quantize_symmetric, self.compile_kernel)
+        return unflat(function(rows(x), self._step(bits), bits), like=x)
+
+    def _groups(self, x: Tensor) -> Tensor:
+        return rows(x) if self.per_row else rows(x).reshape(1, -1)
+
+    def _optimal(self, x: Tensor, bits: int) -> Tensor:
+        return optimal_step(self._groups(x), (1 << (bits - 1)) - 1)
+
+    def begin_step(self, x: Tensor, new_epoch: bool) -> None:
+        if self.update == "step":
+            improved = improved_step(self._groups(x).abs(), self.step, symmetric_top(self.step_bits).clamp_min(1))
+            self.step.copy_(torch.where(self.step_bits > 0, improved, self.step))
+        elif new_epoch and (bits := int(self.step_bits)) > 0:
+            self.step.copy_(self._optimal(x, bits))
+
+
+class UniformActivation(_StepKeeper):
+    """Inputs on symmetric levels, or after a ReLU on unsigned ones, with the L2-optimal step of one batch."""
+
+    def __init__(self, signed: bool = False, compile: bool = False) -> None:
+        super().__init__()
+        self.signed, self.compile_kernel = signed, compile
+
+    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        return with_gradient(self._quantize, self._gradient, x, self._step(bits), bits)
+
+    def _quantize(self, x: Tensor, step: Tensor, bits: Tensor) -> Tensor:
+        function = kernel(quantize_symmetric if self.signed else quantize_unsigned, self.compile_kernel)
+        return unflat(function(flat(x), step.view(1), bits), like=x)
+
+    def _gradient(self, gradient: Tensor, x: Tensor, step: Tensor, bits: Tensor) -> Tensor:
+        high = step.view(1) * (symmetric_top(bits) if self.signed else unsigned_top(bits))
+        low = -high if self.signed else torch.zeros_like(high)
+        function = kernel(gradient_inside, self.compile_kernel)
+        return unflat(function(flat(gradient), flat(x), low, high, bits), like=x)
+
+    def _optimal(self, x: Tensor, bits: int) -> Tensor:
+        elements = flat(x)
+        # An odd stride meets every channel, whose number is even where there are many.
+        elements = elements[:: -(-len(elements) // CALIBRATION_ELEMENTS) | 1]
+        return optimal_step(elements.view(1, -1), (1 << (bits - 1)) - 1 if self.signed else (1 << bits) - 1)
+
+
+class UnitActivation(TensorQuantizer):
+    """Inputs on 2^b levels from -1 to 1 where they are signed (tanh), else from 0 to 1 (sigmoid)."""
+
+    def __init__(self, signed: bool = False, compile: bool = False) -> None:
+        super().__init__()
+        self.low, self.compile_kernel = -1.0 if signed else 0.0, compile
+
+    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        low = x.new_full((1,), self.low)
+        return with_gradient(self._quantize, self._gradient, x, low, torch.ones_like(low), bits)
+
+    def _quantize(self, x: Tensor, low: Tensor, high: Tensor, bits: Tensor) -> Tensor:
+        return unflat(kernel(affine.fake_quantize, self.compile_kernel)(flat(x), low, high - low, bits), like=x)
+
+    def _gradient(self, gradient: Tensor, x: Tensor, low: Tensor, high: Tensor, bits: Tensor) -> Tensor:
+        function = kernel(gradient_inside, self.compile_kernel)
+        return unflat(function(flat(gradient), flat(x), low, high, bits), like=x)
+
+
+@dataclass
+class UniformActivationOptions(QuantizerOptions):
+    """What the quantizers of HLHLp share: uniform activations where the schedule asks for them, float gradients, all layers."""
+
+    activation_levels: str = setting(
+        "l2",
+        "levels of activations where the schedule quantizes them: l2, the step of least squared error of one batch, or unit,"
+        " from -1 to 1 for signed inputs (tanh), else from 0 to 1 (HLHLp 3.2 says only that they can be quantized)",
+        choices=("l2", "unit"),
+    )
+
+    def bits(self, role: str) -> range:
+        return range(2, 9) if role != "gradient" else range(0)
+
+    def float_rule(self, model_rule: Sequence[str]) -> list[str]:
+        return super().float_rule(())
+
+    def activation(self, compile: bool, signed: bool = False) -> TensorQuantizer:
+        return (UniformActivation if self.activation_levels == "l2" else UnitActivation)(signed, compile)
+
+
+@dataclass
+class UniformL2(UniformActivationOptions):
+    """Options of the uniform quantizer."""
+
+    name: str = "uniform_l2"
+    granularity: str = setting(
+        "layer",
+        "one step for each layer, or for each output channel (row); HLHLp 3.1 says neither",
+        choices=("layer", "row"),
+    )
+    update: str = setting(
+        "stage",
+        "when the step of a weight is computed from the master weights: when the bits change (stage), at each epoch too, or"
+        " by one iteration at every step (HLHLp 3.1 does not say)",
+        choices=("stage", "epoch", "step"),
+    )
+
+    @property
+    def needs_epochs(self) -> bool:
+        return self.update == "epoch"
+
+    def weight(self, compile: bool) -> UniformWeight:
+        return UniformWeight(self.granularity == "row", self.update, compile)

@@ -1,0 +1,203 @@
+"""WAGEUBN: weights, activations and errors in fixed point, with steps and ranges that are powers of two.
+
+    Q(x, k) = rint(x 2^(k-1)) / 2^(k-1);     R(e) = 2^rint(log2 max |e|) of the tensor
+    weight      W   clip(Q(w, k), -1 + 2^(1-k), 1 - 2^(1-k)), straight-through
+    activation  A   Q(x, k) without clip, straight-through
+    gradient    E2  at a layer's output, s = R 2^(1-k), v = e / s:
+                    s sign(v) Q(|v|, k) where |v| < 1, else s clip(rint v, +-(2^(k-1) - 1))
+                E1  what a layer hands to its input: R clip(Q(e / R, k), -1, 1)
+    update      G   (option) weight gradient: m / 2^14 with m = rint(c g / R(g) + u) within +-(c - 1), u uniform in [-1/2, 1/2)
+
+>>> from bitcycle.quantizer import quantize
+>>> quantize(torch.tensor([[-2.0, 0.3, 0.4]]), 3, quantizer="wageubn", role="weight").tolist()
+[[-0.75, 0.25, 0.5]]
+
+Source: Yang et al. 2020, "Training high-performance and large-scale deep neural networks with full 8-bit integers", section 3,
+and its official code; a baseline of CPT, table 2, and FracTrain, table 2, which do not describe theirs. Differs from the
+authors' code in what stays float32 (batch norm, momentum, update, and weight gradients unless
+`weight_gradient_constant` is set), in an
+error of zeros, which stays zero, and in E1, which meets what each layer hands back and not its sum with what a skip connection
+carries. Their paper clips E1 one step earlier than their code, which is followed here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from bitcycle.quantizer.autograd import straight_through
+from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
+from bitcycle.quantizer.kernel import kernel
+from bitcycle.quantizer.layout import flat, unflat
+from bitcycle.quantizer.noise import uniform
+from bitcycle.settings import SettingError, setting
+
+GRADIENT_UNIT = 2.0**-14
+"""Step of a quantized weight gradient, which has 15 bits."""
+
+
+def half_levels(bits: Tensor, dtype: torch.dtype) -> Tensor:
+    """2^(bits - 1), at 1 bit or more."""
+    return (1 << (bits.clamp_min(1) - 1)).to(dtype)
+
+
+def round_fixed(x: Tensor, bits: Tensor) -> Tensor:
+    """Q(x, k): x in steps of 2^(1-k)."""
+    scale = half_levels(bits, x.dtype)
+    return (x * scale).round() / scale
+
+
+def quantize_weight(weight: Tensor, bits: Tensor) -> Tensor:
+    """W: fixed point within +-(1 - 2^(1-k)); 0 bits returns the weight."""
+    limit = 1 - 1 / half_levels(bits, weight.dtype)
+    quantized = torch.minimum(torch.maximum(round_fixed(weight, bits), -limit), limit)
+    return torch.where(bits > 0, quantized, weight)
+
+
+def quantize_activation(x: Tensor, bits: Tensor) -> Tensor:
+    """A: fixed point without limit; 0 bits returns x."""
+    return torch.where(bits > 0, round_fixed(x, bits), x)
+
+
+def power_of_two_range(x: Tensor) -> Tensor:
+    """R = 2^rint(log2 max |x|), exactly, as a scalar; 0 for a tensor of zeros.
+
+    max |x| = m 2^e with m in [1/2, 1): dividing by m leaves a power of two without a logarithm's rounding.
+    """
+    largest = x.abs().amax()
+    mantissa, _ = torch.frexp(largest)
+    above = torch.where(mantissa > 0, largest / mantissa, 0)
+    return torch.where(mantissa >= 0.5**0.5, above, above / 2)
+
+
+def quantize_error_of_layer(error: Tensor, value_range: Tensor, bits: Tensor) -> Tensor:
+    """E2: large errors in steps of R 2^(1-k), small ones (below one step) in steps 2^(k-1) times finer."""
+    scale = half_levels(bits, error.dtype)
+    step = _positive(value_range) / scale
+    v = error / step
+    small = v.sign() * round_fixed(v.abs(), bits)
+    large = torch.minimum(torch.maximum(v.round(), 1 - scale), scale - 1)
+    quantized = step * torch.where(v.abs() < 1, small, large)
+    return torch.where(bits > 0, quantized, error)
+
+
+def quantize_error_of_input(error: Tensor, value_range: Tensor, bits: Tensor) -> Tensor:
+    """E1: steps of R 2^(1-k) within +-R."""
+    unit = _positive(value_range)
+    return torch.where(bits > 0, unit * round_fixed(error / unit, bits).clamp(-1, 1), error)
+
+
+def quantize_weight_gradient(
+    gradient: Tensor, value_range: Tensor, constant: float, noise: Tensor | None = None
+) -> Tensor:
+    """G: gradients without their scale, whole multiples of 2^-14 up to constant - 1 of them."""
+    scaled = gradient * (constant / _positive(value_range))
+    if noise is not None:
+        scaled = scaled + noise
+    return scaled.round().clamp(1 - constant, constant - 1) * GRADIENT_UNIT
+
+
+def _positive(value_range: Tensor) -> Tensor:
+    """The range, or 1 for a tensor of zeros, which any step leaves zero."""
+    return torch.where(value_range > 0, value_range, 1)
+
+
+class WageubnWeight(TensorQuantizer):
+    """W, straight-through."""
+
+    def __init__(self, compile: bool = False) -> None:
+        super().__init__()
+        self.compile_kernel = compile
+
+    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        return straight_through(self._quantize, x, bits)  # type: ignore[no-any-return]
+
+    def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
+        return unflat(kernel(quantize_weight, self.compile_kernel)(flat(x), bits), like=x)
+
+
+class WageubnActivation(TensorQuantizer):
+    """A, straight-through."""
+
+    def __init__(self, compile: bool = False) -> None:
+        super().__init__()
+        self.compile_kernel = compile
+
+    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        return straight_through(self._quantize, x, bits)  # type: ignore[no-any-return]
+
+    def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
+        return unflat(kernel(quantize_activation, self.compile_kernel)(flat(x), bits), like=x)
+
+
+class WageubnError(GradientQuantizer):
+    """E2 at a layer's output, or E1 at its input (`of_input`); rounded to nearest."""
+
+    def __init__(self, of_input: bool = False, compile: bool = False) -> None:
+        super().__init__()
+        self.function = quantize_error_of_input if of_input else quantize_error_of_layer
+        self.compile_kernel = compile
+
+    def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
+        value_range = power_of_two_range(gradient)
+        return unflat(kernel(self.function, self.compile_kernel)(flat(gradient), value_range, bits), like=gradient)
+
+
+class WageubnWeightGradient(GradientQuantizer):
+    """G, rounded stochastically."""
+
+    def __init__(self, constant: float) -> None:
+        super().__init__()
+        self.constant = constant
+
+    def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
+        vector = flat(gradient)
+        noise = uniform(vector.shape, step_key ^ layer_key)
+        quantized = quantize_weight_gradient(vector, power_of_two_range(gradient), self.constant, noise)
+        return unflat(torch.where(bits > 0, quantized, vector), like=gradient)
+
+
+@dataclass
+class Wageubn(QuantizerOptions):
+    """Options of WAGEUBN."""
+
+    name: str = "wageubn"
+    weight_gradient_constant: Optional[int] = setting(
+        None,
+        "c of the weight gradient's quantizer G, 128 in WAGEUBN, whose code lowers it to 32, 8 and 2 where others lower the"
+        " learning rate; gradients then lose their scale. null: float weight gradients",
+        minimum=2,
+        maximum=2**14,
+    )
+    full: bool = setting(
+        False, "quantize batch norm, momentum, update and learning rate too (WAGEUBN 3); not offered, true is refused"
+    )
+
+    def validate(self) -> None:
+        super().validate()
+        if self.full:
+            problem = "batch norm, momentum and update have no quantizers here"
+            raise SettingError(
+                "full", True, problem, "use full=false; weight_gradient_constant=128 adds the quantizer G"
+            )
+
+    def bits(self, role: str) -> range:
+        return range(2, 17)
+
+    def weight(self, compile: bool) -> WageubnWeight:
+        return WageubnWeight(compile)
+
+    def activation(self, compile: bool, signed: bool = False) -> WageubnActivation:
+        return WageubnActivation(compile)
+
+    def gradient(self, compile: bool) -> WageubnError:
+        return WageubnError(compile=compile)
+
+    def input_gradient(self, compile: bool) -> WageubnError:
+        return WageubnError(of_input=True, compile=compile)
+
+    def weight_gradient(self, compile: bool) -> WageubnWeightGradient | None:
+        return None if self.weight_gradient_constant is None else WageubnWeightGradient(self.weight_gradient_constant)

@@ -5,9 +5,39 @@ from __future__ import annotations
 from bitcycle.quantizer import QUANTIZERS
 from bitcycle.schedule import SCHEDULES
 
+FLOAT_THEN_LOW = ["schedule=deficit", "schedule.q_max=32", "schedule.start=0.3", "schedule.end=0.7"]
+"""float32, then few bits with float gradients, then float32 again; schedule.q_min says how few."""
+
+QUANTIZER_SCHEDULES: dict[str, list[str]] = {
+    "wageubn": ["schedule=CR", "schedule.q_min=6", "quantizer.weight_gradient_constant=128"],
+    "pact_binary": [*FLOAT_THEN_LOW, "schedule.q_min=1", "quantizer.clip=1.25", "quantizer.scale=init_std"],
+    "uniform_l2": [
+        "schedule=LR",
+        "schedule.q_min=2",
+        "schedule.q_max=3",
+        "schedule.cycles=4",
+        "schedule.gradient_min=32",
+    ],
+    "ternary": [*FLOAT_THEN_LOW, "schedule.q_min=2"],
+    "multibit": [*FLOAT_THEN_LOW, "schedule.q_min=2"],
+    "ttq": [*FLOAT_THEN_LOW, "schedule.q_min=2"],
+}
+"""Quantizer -> a schedule within the bits that it offers; CR for the others."""
+
 RESUME: dict[str, list[str]] = {
     **{f"schedule={name}": [f"schedule={name}"] for name in SCHEDULES},
-    **{f"quantizer={name}": [f"quantizer={name}", "schedule=CR"] for name in QUANTIZERS},
+    **{
+        f"quantizer={name}": [f"quantizer={name}", *QUANTIZER_SCHEDULES.get(name, ["schedule=CR"])]
+        for name in QUANTIZERS
+    },
+    "quantizer=sbm bifurcate": ["quantizer.bifurcate=16", "schedule=CR"],
+    "quantizer=uniform_l2 epoch": [
+        "quantizer=uniform_l2",
+        "quantizer.update=epoch",
+        *FLOAT_THEN_LOW,
+        "schedule.q_min=3",
+    ],
+    "quantizer=uniform_l2 step": ["quantizer=uniform_l2", "quantizer.update=step", *FLOAT_THEN_LOW, "schedule.q_min=3"],
     "model=mobilenet_v2": ["model=mobilenet_v2", "schedule=RTH", "quantizer.depthwise_bits=[8,16]"],
     "optimizer=adam": ["training.optimizer.name=adam", "training.learning_rate.initial=0.001"],
     "optimizer=nesterov": ["training.optimizer.nesterov=true", "training.learning_rate.name=cosine"],

@@ -75,8 +75,8 @@ class QuantizerOptions(Settings):
     float_layers: Optional[list[str]] = setting(
         None,
         "layers that stay float: first, last, shortcut, depthwise, or patterns of module names; null means the papers' choice:"
-        " [first, last, shortcut] for pact_binary, [] for uniform_l2, ternary, ttq and multibit, otherwise [last] for CIFAR"
-        " networks and [first, last, shortcut] for all others",
+        " [first, last, shortcut] for pact_binary, [first, last] for ttq, [] for uniform_l2, ternary and multibit; otherwise"
+        " [last] for CIFAR networks and [first, last, shortcut] for all others",
     )
     depthwise_bits: Optional[list[int]] = setting(
         None,

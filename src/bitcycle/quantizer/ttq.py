@@ -8,22 +8,27 @@
 >>> quantize(torch.tensor([[-1.0, 0.04, 0.3]]), 2, quantizer="ttq", role="weight").tolist()
 [[-1.0, 0.0, 1.0]]
 
-Source: HLHLp, section 4.1, after Zhu et al. 2017, "Trained ternary quantization". The TTQ paper prints dL/dWn without the
-minus, which its authors' code, differentiated automatically, has; `grad_sign=published` follows the print. As there, nothing
-keeps Wp and Wn positive. Activations are those of uniform_l2.
+Source: HLHLp, section 3.2, after Zhu et al. 2017, "Trained ternary quantization". The TTQ paper prints dL/dWn without the
+minus, which its authors' code, differentiated automatically, has; `grad_sign=published` follows the print. Differs from the
+authors' code in nothing else that we know of: as there, nothing keeps Wp and Wn positive, they have no weight decay, and first
+and last layer stay float. Activations are those of uniform_l2.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bitcycle.quantizer.base import TensorQuantizer
+from bitcycle.quantizer.base import QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.uniform import UniformActivationOptions
 from bitcycle.settings import setting
+
+FLOAT_LAYERS = ("first", "last")
+"""As in the authors' code; Wp = Wn = 1 in a classifier, which no batch norm follows, hardly trains."""
 
 
 def ternary_signs(weight: Tensor, threshold: float) -> Tensor:
@@ -88,6 +93,9 @@ class Ttq(UniformActivationOptions):
 
     def bits(self, role: str) -> range:
         return range(2, 3) if role == "weight" else super().bits(role)
+
+    def float_rule(self, model_rule: Sequence[str]) -> list[str]:
+        return QuantizerOptions.float_rule(self, FLOAT_LAYERS)
 
     def weight(self, compile: bool) -> TrainedTernaryWeight:
         return TrainedTernaryWeight(self.threshold, self.grad_sign == "published")

@@ -36,7 +36,7 @@ from bitcycle.settings import setting
 
 NEVER = -1
 """Bits for which a step was computed, as long as there was none."""
-CALIBRATION_ELEMENTS = 1 << 16
+CALIBRATION_ELEMENTS = 1 << 14
 """Elements of a batch, evenly spread, from which the step of an activation is computed."""
 
 
@@ -185,7 +185,10 @@ class UnitActivation(TensorQuantizer):
 
 @dataclass
 class UniformActivationOptions(QuantizerOptions):
-    """What the quantizers of HLHLp share: uniform activations where the schedule asks for them, float gradients, all layers."""
+    """What the quantizers of HLHLp share: uniform activations where the schedule asks for them, float gradients, all layers.
+
+    Source: HLHLp, section 4.1 ("all layers in the models including the first and the last ones are quantized").
+    """
 
     activation_levels: str = setting(
         "l2",

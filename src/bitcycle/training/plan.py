@@ -94,13 +94,14 @@ def make_plan(config: RunConfig) -> Plan:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     layers = _within("quantizer", conversion_plan, model, config.quantizer)
     converted = _within("quantizer", quantize_model, model, _charged_quantizer(config.quantizer))
-    sample = torch.zeros(1, info.shape.channels, info.shape.size, info.shape.size)
+    # On the meta device, which knows shapes only: no quantizer computes anything, and a large network takes no longer.
+    sample = torch.zeros(1, info.shape.channels, info.shape.size, info.shape.size, device="meta")
     return Plan(
         config=config,
         info=info,
         total_steps=total_steps,
         schedule=schedule,
-        workload=trace(converted, sample),
+        workload=trace(converted.to("meta"), sample),
         layers=tuple(layers),
         parameters=parameters,
         folder=RunFolder(run_path(config)),

@@ -1,4 +1,4 @@
-"""Write the generated parts of README.md anew: the picture and table of schedules, and the table of first results."""
+"""Write the generated parts of README.md anew: picture and table of schedules, tables of quantizers and of first results."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from bitcycle.analysis.collect import SUMMARY, read_summary
 from bitcycle.figure.schedules import draw_suite, group_of, relative_cost
 from bitcycle.help import first_comment
+from bitcycle.quantizer import QUANTIZERS, ROLES, NoQuantizer
 from bitcycle.schedule import SUITE, schedule
 
 ROOT = Path(__file__).parent.parent
@@ -26,6 +27,30 @@ def schedules_table() -> str:
         cost = relative_cost(bound[name])
         lines.append(f"| `{name}` | {what} | {group_of(name)} | {cost:.3f} | {100 * (1 - cost):.1f} % |")
     return "\n".join(lines)
+
+
+def quantizers_table() -> str:
+    """Every quantizer with the bits that it offers and the layers that it leaves float."""
+    lines = [
+        "| quantizer | what it does | weights | activations | gradients | float layers |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, kind in QUANTIZERS.items():
+        if kind is NoQuantizer:
+            continue
+        options = kind()
+        what = first_comment(ROOT / "conf" / "quantizer" / f"{name}.yaml")
+        bits = " | ".join(bits_in_words(options.bits(role)) for role in ROLES)
+        floats = ", ".join(options.float_rule(["the model's rule"])) or "none"
+        lines.append(f"| `{name}` | {what} | {bits} | {floats} |")
+    return "\n".join(lines)
+
+
+def bits_in_words(bits: range) -> str:
+    """A range of bits: 2, 2 to 8, or float."""
+    if not bits:
+        return "float"
+    return str(bits[0]) if len(bits) == 1 else f"{bits[0]} to {bits[-1]}"
 
 
 def results_table() -> str:
@@ -55,7 +80,11 @@ def bits_of(row: dict[str, str]) -> str:
     return f"{row['schedule']} {bits}"
 
 
-GENERATED: dict[str, Callable[[], str]] = {"schedules": schedules_table, "results": results_table}
+GENERATED: dict[str, Callable[[], str]] = {
+    "schedules": schedules_table,
+    "quantizers": quantizers_table,
+    "results": results_table,
+}
 
 
 def fill(text: str) -> str:

@@ -74,9 +74,8 @@ class QuantizerOptions(Settings):
     name: str = setting(MISSING, "the quantizer's name, as in quantizer=NAME")
     float_layers: Optional[list[str]] = setting(
         None,
-        "layers that stay float: first, last, shortcut, depthwise, or patterns of module names; null means the papers' choice:"
-        " [first, last, shortcut] for pact_binary, [first, last] for ttq, [] for uniform_l2, ternary and multibit; otherwise"
-        " [last] for CIFAR networks and [first, last, shortcut] for all others",
+        "layers that stay float: first, last, shortcut, depthwise, or patterns of module names; null means the papers' choice for"
+        " this quantizer and network (README; dry_run=json lists the layers)",
     )
     depthwise_bits: Optional[list[int]] = setting(
         None,
@@ -109,7 +108,7 @@ class QuantizerOptions(Settings):
             problem = f"has no quantizer of {role}s, but {bits}-bit {role}s are asked for"
             raise SettingError("name", self.name, problem, _float_remedy(role))
         words = str(offered[0]) if len(offered) == 1 else f"{offered[0]} to {offered[-1]}"
-        problem = f"quantizes {role}s to {words} bits, not to {bits}"
+        problem = f"quantizes {role}s to {words} bit{'s' if offered[-1] > 1 else ''}, not to {bits}"
         remedy = f"use a schedule of {words} or 32 bits, as schedule=static schedule.q_max={offered[-1]}"
         raise SettingError("name", self.name, problem, f"{remedy}, or another quantizer")
 

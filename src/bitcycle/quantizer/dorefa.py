@@ -68,7 +68,7 @@ def weight_gradient(gradient: Tensor, weight: Tensor, bits: Tensor) -> Tensor:
     t = weight.tanh()
     largest = _largest(t)
     at_maximum = (t.abs() == largest).to(t.dtype)
-    through_maximum = at_maximum * t.sign() * ((gradient * t).sum() / largest**2) / at_maximum.sum().clamp_min(1)
+    through_maximum = at_maximum * t.sign() * ((gradient * t).sum() / largest / largest) / at_maximum.sum().clamp_min(1)
     return torch.where(bits > 1, (gradient / largest - through_maximum) * (1 - t * t), gradient)
 
 

@@ -78,9 +78,8 @@ def _greedy(vectors: Tensor, bits: Tensor, refine: bool) -> tuple[Tensor, Tensor
 def _least_squares(vectors: Tensor, codes: Tensor) -> Tensor:
     """a that minimises |w - B a|^2 in each row; 0 for columns of zeros."""
     n = vectors.shape[1]
-    columns = codes.double()
-    products = columns.mT @ columns / n
-    values = columns.mT @ vectors.double().unsqueeze(2) / n
+    products = (codes.mT @ codes).double() / n  # whole numbers, exact in float32
+    values = (codes.mT @ vectors.unsqueeze(2)).double() / n
     is_used = products.diagonal(dim1=1, dim2=2) > 0
     diagonal = torch.where(is_used, RIDGE, 1.0)
     # The _ex variant does not wait for the device to report singular systems, of which there are none.

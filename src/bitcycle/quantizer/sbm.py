@@ -106,8 +106,8 @@ class Sbm(QuantizerOptions):
     stochastic: bool = setting(True, "round gradients stochastically (unbiased)")
     bifurcate: Optional[int] = setting(
         None,
-        "bits of a second, finer copy of the gradient for the product that gives the weight's gradient (SBM's own paper: 16);"
-        " null: one copy serves both, as in the code of CPT; costs are counted at the schedule's bits either way",
+        "bits of a finer copy of the gradient for the weight's gradient (SBM's own paper: 16; not counted in costs); null: one"
+        " copy serves both products, as in the code of CPT",
         minimum=2,
         maximum=32,
     )

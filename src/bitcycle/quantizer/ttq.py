@@ -82,7 +82,7 @@ class Ttq(UniformActivationOptions):
 
     name: str = "ttq"
     threshold: float = setting(
-        0.05, "times the layer's max |w|, below which a weight becomes 0 (TTQ 4)", minimum=0, maximum=1
+        0.05, "times the layer's max |w|, below which a weight becomes 0 (0.05 in TTQ)", minimum=0, maximum=1
     )
     grad_sign: str = setting(
         "derivative",

@@ -192,8 +192,8 @@ class UniformActivationOptions(QuantizerOptions):
 
     activation_levels: str = setting(
         "l2",
-        "levels of activations where the schedule quantizes them: l2, the step of least squared error of one batch, or unit,"
-        " from -1 to 1 for signed inputs (tanh), else from 0 to 1 (HLHLp 3.2 says only that they can be quantized)",
+        "levels of quantized activations: l2, the step of least squared error of one batch, or unit, from -1 to 1 if signed"
+        " (tanh), else from 0 to 1 (HLHLp 3.2 leaves them open)",
         choices=("l2", "unit"),
     )
 

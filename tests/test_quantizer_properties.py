@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -72,6 +74,7 @@ def test_float_bits_change_nothing_in_either_direction(name, role):
             x = tensor(shape)
             y, gradient, of_parameters = run(VARIANTS[name], role, x, FLOAT, signed)
             assert torch.equal(y, x)
+            assert torch.equal(bitcycle.quantize(x, FLOAT, quantizer=VARIANTS[name], role=role, signed=signed), x)
             assert torch.equal(gradient, tensor(shape, seed=1))
             assert not any(found.any() for found in of_parameters)
 
@@ -109,6 +112,15 @@ def test_memory_layout_changes_neither_numbers_nor_itself(name, role):
             other = run(VARIANTS[name], role, x.contiguous(memory_format=torch.channels_last), number, signed)
             torch.testing.assert_close(other, plain, rtol=1e-6, atol=1e-7)  # sums add in another order
             assert other[0].is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_docstrings_say_what_is_computed_and_where_it_comes_from(name):
+    text = sys.modules[QUANTIZERS[name].__module__].__doc__
+    assert f'quantizer="{name}"' in text or name == "sbm"
+    assert ">>> quantize(torch.tensor(" in text
+    for words in ("Source: ", "Differs from the authors' code in"):
+        assert words in text.replace("\n", " ")
 
 
 LEVELS = {"ternary": {2: 3}, "ttq": {2: 3}}
@@ -304,3 +316,18 @@ def test_compiled_and_eager_give_the_same_bits(name):
                     eager = run(options, role, x, number, signed)
                     compiled = run(options, role, x, number, signed, compile=True)
                     torch.testing.assert_close(compiled, eager, rtol=0, atol=0)
+
+
+@pytest.mark.skipif(not compiler_works("cpu"), reason="no C++ compiler on this machine: there is only the eager mode")
+@pytest.mark.parametrize("name", NAMES)
+def test_other_bits_compile_nothing_new(name):
+    from torch._dynamo.utils import counters
+
+    options, x = VARIANTS[name], tensor((6, 8, 5, 5))
+    for role in ("weight", "activation", "gradient"):
+        numbers = [FLOAT, *offered(options, role)]
+        run(options, role, x, numbers[-1], compile=True)
+        before = counters["stats"]["unique_graphs"]
+        for number in numbers:
+            run(options, role, x, number, compile=True)
+        assert counters["stats"]["unique_graphs"] == before

@@ -195,6 +195,14 @@ def test_steps_can_follow_the_weights_at_each_step():
         assert not torch.equal(found[step][0], found[step - 1][0])
 
 
+def test_calibration_sees_all_channels_of_a_large_batch():
+    quantizer = UniformL2().activation(compile=False)
+    batch = torch.zeros(16, 64, 32, 32)
+    batch[:, 5] = torch.rand(16, 32, 32) + 3
+    quantizer.prepare(batch, 2)
+    assert 1 < quantizer.step.item() < 4  # three steps reach the one channel that is not zero
+
+
 def test_shapes_alone_need_no_steps():
     model = uniform_model().to("meta")
     assert model(torch.zeros(2, 1, 8, 8, device="meta")).shape == (2, 3)
@@ -354,6 +362,8 @@ def test_the_controller_and_single_tensors_refuse_the_same():
     control = bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=8, total_steps=3))
     with pytest.raises(SettingError, match="no quantizer of gradients"):
         control.step(0)
+    with pytest.raises(SettingError, match="2 to 8 bits, not to 9"):
+        control.use(Precision(9, 32, 8))
     with pytest.raises(SettingError, match="weights to 2 bits"):
         bitcycle.quantize(torch.ones(2, 2), 3, quantizer="ttq", role="weight")
     with pytest.raises(SettingError, match="no quantizer of gradients"):

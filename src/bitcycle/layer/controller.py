@@ -10,7 +10,7 @@ from bitcycle.hardware import Cost, CostMeter, HardwareOptions, Workload, hardwa
 from bitcycle.layer.quantized import QuantizedLayer
 from bitcycle.layer.state import PrecisionState
 from bitcycle.randomness import int32_key
-from bitcycle.schedule import Precision, Schedule
+from bitcycle.schedule import FLOAT, Precision, Schedule
 from bitcycle.settings import SettingError
 
 
@@ -64,8 +64,7 @@ class PrecisionController:
         """
         precision = self.schedule(t)
         if precision != self.precision:
-            for quantizer in self._quantizers:
-                quantizer.check([precision])
+            self._check(precision)
         for layer in self._stepping:
             layer.begin_step(new_epoch=self._begins_epoch(t))
         key = int32_key("noise", self.seed, t)
@@ -78,12 +77,21 @@ class PrecisionController:
             self._meter.add(precision, samples)
         return precision
 
+    def _check(self, precision: Precision) -> None:
+        for quantizer in self._quantizers:
+            quantizer.check([precision])
+
     def _begins_epoch(self, t: int) -> bool:
         epoch = self.schedule.length.steps_per_epoch
         return epoch is not None and t % epoch == 0
 
     def use(self, precision: Precision) -> None:
-        """Set bits outside the schedule, as for an evaluation at q_max; the next `step` sets them anew."""
+        """Set bits outside the schedule, as for an evaluation at q_max; the next `step` sets them anew.
+
+        Raises:
+            SettingError (a ValueError): for weight or activation bits that the model's quantizer lacks.
+        """
+        self._check(precision._replace(gradient=FLOAT))
         for state in self.states:
             if not state.fixed:
                 state.set(precision)

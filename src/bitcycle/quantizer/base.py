@@ -66,6 +66,9 @@ class FloatGradient(GradientQuantizer):
     def forward(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         return x
 
+    def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
+        return gradient
+
 
 @dataclass
 class QuantizerOptions(Settings):

@@ -6,8 +6,9 @@
 >>> quantize(torch.tensor([[-1.0, 0.25, 2.0]]), 2, quantizer="ternary", role="weight").tolist()
 [[-1.5, 0.0, 1.5]]
 
-Source: HLHLp, section 4.2, which names HitNet (Wang et al. 2018) for its ternary recurrent networks. Differs from HitNet in
-leaving out its stochastic activations and slope factor: HLHLp has 4-level activations, those of uniform_l2 here.
+Source: HLHLp, section 4.2, which names HitNet (Wang et al. 2018) for its ternary recurrent networks. Differs from the
+authors' code in nothing that we know of: none was released. Differs from HitNet in leaving out its stochastic activations and
+slope factor: HLHLp has 4-level activations, those of uniform_l2 here.
 """
 
 from __future__ import annotations

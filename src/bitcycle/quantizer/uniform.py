@@ -11,8 +11,8 @@
 >>> quantize(torch.tensor([[-0.9, 0.2, 1.1]]), 2, quantizer="uniform_l2", role="weight").tolist()
 [[-1.0, 0.0, 1.0]]
 
-Source: HLHLp, section 3.1 (no code was released): the step minimises the squared error. The paper does not say when it is
-computed anew, nor how activations are quantized: both are settings. By default the step of a layer is computed from its master
+Source: HLHLp, section 3.1: the step minimises the squared error. Differs from the authors' code in nothing that we know of:
+none was released. The paper does not say when the step is computed anew, nor how activations are quantized: both are settings. By default the step of a layer is computed from its master
 weights in the first training step at other bits, that of its input from the batch of that step, and both stay until the bits
 change again. An evaluation at bits other than those of training computes steps of its own, from the weights as they are and
 from its first batch.
@@ -36,8 +36,9 @@ from bitcycle.settings import setting
 
 NEVER = -1
 """Bits for which a step was computed, as long as there was none."""
-CALIBRATION_ELEMENTS = 1 << 14
-"""Elements of a batch, evenly spread, from which the step of an activation is computed."""
+CALIBRATION_ELEMENTS = 16381
+"""Elements of a batch, evenly spread, from which the step of an activation is computed; a prime number, so that the spread
+does not fall on a few channels again and again."""
 
 
 def symmetric_top(bits: Tensor) -> Tensor:
@@ -159,8 +160,9 @@ class UniformActivation(_StepKeeper):
 
     def _optimal(self, x: Tensor, bits: int) -> Tensor:
         elements = flat(x)
-        # An odd stride meets every channel, whose number is even where there are many.
-        elements = elements[:: -(-len(elements) // CALIBRATION_ELEMENTS) | 1]
+        if len(elements) > CALIBRATION_ELEMENTS:
+            numbers = torch.arange(CALIBRATION_ELEMENTS, device=x.device)
+            elements = elements[numbers * len(elements) // CALIBRATION_ELEMENTS]
         return optimal_step(elements.view(1, -1), (1 << (bits - 1)) - 1 if self.signed else (1 << bits) - 1)
 
 

@@ -101,7 +101,7 @@ class Trainer:
         added = penalty(self.model) if self.has_penalty else None
         (loss if added is None else loss + added).backward()
         self.optimizer.step()
-        self.loss_sum += loss.detach()
+        self.loss_sum += loss.detach()  # of the task, without penalties
         self.loss_count += 1
         self.step += 1
 

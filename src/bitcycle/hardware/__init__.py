@@ -8,6 +8,7 @@ from bitcycle.hardware.histogram import Histogram, SampleCounts
 from bitcycle.hardware.meter import CostMeter
 from bitcycle.hardware.operation import FLOAT_PRECISION, MatrixProduct, Operation, Workload
 from bitcycle.hardware.registry import HARDWARE, hardware_options
+from bitcycle.hardware.table import CostTable, cost_table, saving
 from bitcycle.hardware.trace import trace
 from bitcycle.hardware.zc706 import Zc706
 
@@ -22,6 +23,7 @@ __all__ = [
     "BitOps",
     "Cost",
     "CostMeter",
+    "CostTable",
     "HardwareOptions",
     "Histogram",
     "LayerCost",
@@ -30,6 +32,8 @@ __all__ = [
     "SampleCounts",
     "Workload",
     "Zc706",
+    "cost_table",
     "hardware_options",
+    "saving",
     "trace",
 ]

@@ -8,8 +8,9 @@ Each layer becomes three matrix products, which run one after another, for one s
                        (K^2 C_in, C_out, 1, positions)        the same                                (wgrad=outer_product)
 
 Their cycles and memory traffic are those of the best tiling (`bitcycle.hardware.gemm`). Energy is the sum over active array
-cycles, buffer accesses and external memory; latency is cycles divided by the clock. Lookups, normalisation, activation
-functions and pooling are not modelled.
+cycles, buffer accesses and external memory; latency is cycles divided by the clock. Numbers of more than 8 bits, float32
+included, are integers of several digits. An error or weight gradient that training does not need takes nothing, whatever the
+convention. Lookups, normalisation, activation functions and pooling are not modelled.
 
 Source: FracTrain, section 4.1 and table 3; the constants are those of the public simulator, none is fitted. The paper gives
 no configuration; `fractrain` is what a public notebook of one of its authors uses: 1000 pJ for an active cycle of the array,

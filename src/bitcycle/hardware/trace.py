@@ -62,7 +62,9 @@ def trace(model: nn.Module, *inputs: Any, samples: int | None = None, **keywords
             try:
                 model(*inputs, **keywords)
             except RuntimeError as error:
-                raise _explained(error, model, tensors) from error
+                if _lacks_values(error, tensors):
+                    raise _without_values(error, model) from error
+                raise
     return recorder.workload(samples)
 
 
@@ -75,10 +77,11 @@ def _samples(tensors: list[Tensor]) -> int:
     return next((tensor.shape[0] for tensor in tensors if tensor.dim()), 1)
 
 
-def _explained(error: RuntimeError, model: nn.Module, inputs: list[Tensor]) -> Exception:
-    """The error itself, or what to do about it where it says that the meta device has no values."""
-    if not any(tensor.is_meta for tensor in inputs) or "meta" not in str(error).lower():
-        return error
+def _lacks_values(error: RuntimeError, inputs: list[Tensor]) -> bool:
+    return any(tensor.is_meta for tensor in inputs) and "meta" in str(error).lower()
+
+
+def _without_values(error: RuntimeError, model: nn.Module) -> SettingError:
     problem = f"cannot be traced on the meta device, as values decide its shapes ({str(error).splitlines()[0]})"
     return SettingError("model", type(model).__name__, problem, "trace it on the CPU with a real sample")
 

@@ -195,7 +195,7 @@ class HardwareOptions(Settings):
     def precision_of(self, operation: Operation, scheduled: Precision) -> Precision:
         """Bits at which an operation is charged; the second operand of an activation product is an activation."""
         bits = operation.precision(scheduled)
-        if operation.is_float and self.rule("float_layers") == "schedule":
+        if operation.is_float and operation.kind != "unknown" and self.rule("float_layers") == "schedule":
             bits = scheduled
         return bits._replace(weight=bits.activation) if operation.kind in ("matmul", "aggregation") else bits
 

@@ -9,7 +9,9 @@ which is M (q^2 + 2 q g) where weights and activations both have q bits. A produ
 
     GBitOps = 1e-9 * sum        effective MACs = sum / 32^2        compute percentage = 100 * sum / sum at 32 bits
 
-Source: CPT, tables 2 to 5; FracTrain, section 4.1; Better Schedules, section 4.1. Sums are exact integers.
+Effective MACs are what Better Schedules calls BitOps.
+
+Source: CPT, tables 2, 3 and 5; FracTrain, section 4.1; Better Schedules, section 4.1. Sums are exact integers.
 """
 
 from __future__ import annotations

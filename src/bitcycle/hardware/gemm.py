@@ -20,7 +20,6 @@ this finds the same, within ties (tests/data/hardware/bitfusion_sample.json).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cache
 from itertools import permutations
@@ -104,18 +103,18 @@ def energy_pj(usage: Usage[Any], energy: Energy) -> dict[str, Any]:
 def cheapest(gemm: Gemm, array: Array) -> Usage[int]:
     """The usage of the tiling with the fewest cycles and, among those, the least energy; exact.
 
-    Where not even one channel's taps fit the buffers, taps are cut like channels (the source has no such layers).
+    Taps are not cut, as in the source, unless those of one channel fit no buffer; they count as channels then.
 
     Raises:
         SettingError (a ValueError): for buffers that cannot hold a tile of one element.
     """
     tiles = _tiles(gemm, array)
-    while not tiles.shape[1]:
-        if gemm.t == 1:
-            remedy = "use larger buffers or fewer rows and columns"
-            raise SettingError("weight_buffer_kib", array.weight_buffer // 8192, "the array needs more buffer", remedy)
-        gemm = gemm._replace(c=2 * gemm.c, t=math.ceil(gemm.t / 2))
+    if not tiles.shape[1]:
+        gemm = gemm._replace(c=gemm.c * gemm.t, t=1)
         tiles = _tiles(gemm, array)
+    if not tiles.shape[1]:
+        remedy = "use larger buffers or fewer rows and columns"
+        raise SettingError("weight_buffer_kib", array.weight_buffer // 8192, "the array needs more buffer", remedy)
     found = [_best(_usage(gemm, array, tiles, order), array.energy) for order in permutations("mnc")]
     return min(found)[1]
 

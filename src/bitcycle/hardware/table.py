@@ -131,7 +131,8 @@ def _titled(operations: tuple[Operation, ...]) -> list[tuple[str, Operation]]:
 
 def _bits(operation: Operation, hardware: HardwareOptions) -> str:
     if operation.is_float:
-        return "32, as schedule" if hardware.rule("float_layers") == "schedule" else "32"
+        charged = hardware.precision_of(operation, Precision(1, 1, 1)) == Precision(1, 1, 1)
+        return "32, as schedule" if charged else "32"
     return "schedule" if operation.fixed_precision is None else "/".join(map(str, operation.fixed_precision))
 
 

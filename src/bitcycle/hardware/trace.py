@@ -12,10 +12,11 @@ the gradients that its operands ask for).
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -98,13 +99,24 @@ def _taken_apart(model: nn.Module) -> Iterator[None]:
             backend.enabled = was_enabled and not recurrent
         torch.backends.mha.set_fastpath_enabled(False)
         torch.set_num_threads(1)  # threads that wait for each other on a busy machine take a hundred times longer
-        with sdpa_kernel([SDPBackend.MATH]):
+        with sdpa_kernel([SDPBackend.MATH]), _eagerly(model):
             yield
     finally:
         for backend, was_enabled in zip(backends, enabled):
             backend.enabled = was_enabled
         torch.backends.mha.set_fastpath_enabled(fast)
         torch.set_num_threads(threads)
+
+
+def _eagerly(model: nn.Module) -> AbstractContextManager[None]:
+    """Compiled functions run uncompiled, lest the recorder be compiled with them; where nothing is compiled, as it is."""
+    will_compile = any(
+        getattr(module, "compile_kernel", False) for module in model.modules()
+    )  # a quantizer.TensorQuantizer
+    if not will_compile and "torch._dynamo" not in sys.modules:  # importing the compiler takes seconds
+        return nullcontext()
+    stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 @contextmanager

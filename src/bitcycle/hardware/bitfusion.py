@@ -122,7 +122,7 @@ class BitFusion(BitOps):
         return {
             operation.name: self._usage(operation, workload.samples, counts.of(operation), scale)
             for operation in workload.operations
-            if not (quantized_only and operation.is_float)
+            if operation.macs and not (quantized_only and operation.is_float)
         }
 
     @property
@@ -159,12 +159,11 @@ class BitFusion(BitOps):
             products = MatrixProduct(rows, n, c), MatrixProduct(rows, c, n), MatrixProduct(c, n, rows)
             return dict(zip(PASSES, products))
         wgrad = self.wgrad or PRESETS[self.preset]["wgrad"]
+        exact = wgrad == "outer_product"
         return {
             "forward": MatrixProduct(int(operation.output_positions * share), n, c, t),
             "error": MatrixProduct(int(operation.input_positions * share), c, n, t),
-            "weight_gradient": MatrixProduct(t, n, c, rows)
-            if wgrad == "kernel_map"
-            else MatrixProduct(t * c, n, 1, rows),
+            "weight_gradient": MatrixProduct(t * c, n, 1, rows) if exact else MatrixProduct(t, n, c, rows),
         }
 
     def _rule_for_array(self) -> str:
@@ -182,7 +181,7 @@ class BitFusion(BitOps):
         for scheduled, samples in histogram.items():
             w, a, g = self.precision_of(operation, scheduled)
             for name, bits, present in zip(PASSES, ((a, w), (g, w), (a, g)), computed):
-                if present and operation.macs:
+                if present:
                     usage = cheapest(Gemm(*products[name], *bits), array)
                     sums[name] = [sum_ + samples * number for sum_, number in zip(sums[name], usage)]
         return {name: Usage(*(number * executions * scale for number in sums[name])) for name in PASSES}
@@ -207,9 +206,8 @@ class BitFusion(BitOps):
 
 def _total(usages: Usages) -> Usage[Fraction]:
     everything = [usage for passes in usages.values() for usage in passes.values()]
-    return (
-        Usage(*(sum(numbers, Fraction(0)) for numbers in zip(*everything))) if everything else Usage(*[Fraction(0)] * 8)
-    )
+    nothing = [Fraction(0)] * len(Usage._fields)
+    return Usage(*(sum(numbers, Fraction(0)) for numbers in zip(nothing, *everything)))
 
 
 def _by_layer(usages: Usages, measure: Callable[[Usage[Fraction]], float]) -> tuple[LayerCost, ...]:

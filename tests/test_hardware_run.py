@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from bitcycle.command import main
 from bitcycle.configuration import read_config, register_schemas
 from bitcycle.hardware import HARDWARE, CostMeter, cost_table, saving
 from bitcycle.schedule import Precision
 from bitcycle.training.plan import Plan, make_plan
-from bitcycle.training.report import summary_report
+from bitcycle.training.report import plan_report, print_report, summary_report
 from bitcycle.training.run import execute
 
 ROOT = Path(__file__).parent.parent
@@ -76,14 +75,13 @@ def test_dry_run_json_holds_energy_and_latency(tmp_path, hardware):
         assert 0 < cost["energy_relative_to_static"] < 1
 
 
-def shown(capsys, monkeypatch, *overrides: str) -> str:
-    monkeypatch.setattr("sys.argv", ["train.py", *overrides, "dry_run=true"])
-    assert main(ROOT / "conf", list(overrides)) == 0
+def shown(capsys, *overrides: str) -> str:
+    print_report(plan_report(planned(*overrides)))
     return capsys.readouterr().out
 
 
-def test_dry_run_shows_groups_total_and_saving(capsys, monkeypatch):
-    out = shown(capsys, monkeypatch, "schedule=RTH", "model=resnet20", "hardware=bitfusion")
+def test_dry_run_shows_groups_total_and_saving(capsys):
+    out = shown(capsys, "schedule=RTH", "model=resnet20", "hardware=bitfusion")
     for word in ("conv1", "group1", "group2", "group3", "fc", "total", "static 8/8/8", "saved", "weight gradient"):
         assert word in out
     assert "GBitOps = " in out
@@ -92,8 +90,8 @@ def test_dry_run_shows_groups_total_and_saving(capsys, monkeypatch):
     assert "counted as actual: count=conv_linear, images=actual" in out
 
 
-def test_dry_run_shows_all_side_by_side(capsys, monkeypatch):
-    out = shown(capsys, monkeypatch, "schedule=RTH", "model=resnet20", "hardware=all")
+def test_dry_run_shows_all_side_by_side(capsys):
+    out = shown(capsys, "schedule=RTH", "model=resnet20", "hardware=all")
     for word in ("GBitOps", "bitfusion J", "bitfusion s", "zc706 s", "bitfusion: energy", "zc706: latency"):
         assert word in " ".join(out.split())
 

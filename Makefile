@@ -49,3 +49,7 @@ lock: $(VENV)/.ready ## resolve the packages anew and write requirements.lock
 
 clean: ## remove .venv and caches; results stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+
+.PHONY: costs
+costs: $(VENV)/.ready ## compare every published cost number with ours: results/published_costs.md
+	$(RUN) scripts/published_costs.py

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -95,7 +95,7 @@ def make_plan(config: RunConfig) -> Plan:
     converted = _within("quantizer", quantize_model, model, _charged_quantizer(config.quantizer))
     sample = torch.zeros(1, info.shape.channels, info.shape.size, info.shape.size)
     return Plan(
-        config=config,
+        config=_with_run_samples(config, total_steps, info.train_samples),
         info=info,
         total_steps=total_steps,
         schedule=schedule,
@@ -104,6 +104,16 @@ def make_plan(config: RunConfig) -> Plan:
         parameters=parameters,
         folder=RunFolder(run_path(config)),
     )
+
+
+def _with_run_samples(config: RunConfig, total_steps: int, train_samples: int) -> RunConfig:
+    """The configuration with the samples of the whole run, which the cost of a part of it may be relative to."""
+    if config.hardware.run_samples is not None:
+        return config
+    batch_size = config.training.batch_size
+    epochs, steps = divmod(total_steps, steps_per_epoch(train_samples, batch_size))
+    hardware = replace(config.hardware, run_samples=epochs * train_samples + steps * batch_size)
+    return replace(config, hardware=hardware)
 
 
 def _bind_schedule(config: RunConfig, total_steps: int, per_epoch: int) -> Schedule:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from bitcycle.quantizer import QUANTIZERS
 from bitcycle.schedule import SCHEDULES
 
+OPTIONS = {"pfq": ["schedule.epoch_steps=2", "schedule.epsilon=0.5", "schedule.alpha=1"]}
+"""Options that let a schedule show what it does in a smoke run."""
+
 RESUME: dict[str, list[str]] = {
-    **{f"schedule={name}": [f"schedule={name}"] for name in SCHEDULES},
+    **{f"schedule={name}": [f"schedule={name}", *OPTIONS.get(name, [])] for name in SCHEDULES},
     **{f"quantizer={name}": [f"quantizer={name}", "schedule=CR"] for name in QUANTIZERS},
     "model=mobilenet_v2": ["model=mobilenet_v2", "schedule=RTH", "quantizer.depthwise_bits=[8,16]"],
     "optimizer=adam": ["training.optimizer.name=adam", "training.learning_rate.initial=0.001"],

@@ -108,6 +108,12 @@ class Schedule:
         """The static precision that this schedule is compared with (static q_max)."""
         return self.options.reference
 
+    @property
+    def lowest(self) -> Precision:
+        """The lowest bits of each kind that a step can have."""
+        weight, activation, gradient = zip(*(precision for precision, _ in self.run_lengths))
+        return Precision(min(weight), min(activation), min(gradient))
+
     def state_dict(self) -> dict[str, Any]:
         """State to save in a checkpoint; empty where the precision follows from the step alone."""
         return {}

@@ -138,6 +138,10 @@ class PfqSchedule(Schedule):
             self.indicator.update(loss)
 
     @property
+    def lowest(self) -> Precision:
+        return Precision(min(self.options.stages), min(self.options.stages), min(self.options.gradient_stages))
+
+    @property
     def stage(self) -> int:
         """Index of the current stage."""
         return min(self.indicator.turning_points, len(self.options.stages) - 1)

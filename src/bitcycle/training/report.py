@@ -19,20 +19,24 @@ def plan_report(plan: Plan) -> Group:
     facts = Table.grid(padding=(0, 2))
     for name, value in _facts(plan):
         facts.add_row(Text(name, style="bold"), value)
-    cost = cost_table(plan.workload, plan.config.hardware, plan.cost(), plan.schedule.reference)
-    layers = Table(*cost.columns, title="cost by layer group")
+    planned, reference = plan.cost(), plan.schedule.reference
+    shown = plan.cost_at(reference) if planned is None else planned
+    cost = cost_table(plan.workload, plan.config.hardware, shown, reference)
+    title = "cost by layer group" if planned is not None else "cost at most: the highest bits at every step"
+    layers = Table(*cost.columns, title=title)
     for section in cost.sections:
         for row in section:
             layers.add_row(*row)
         layers.add_section()
     counting, *totals = cost.notes
+    if planned is None:
+        least = plan.cost_at(plan.schedule.lowest).gbitops
+        totals.insert(0, f"the schedule reacts to the training: between {least:.4g} and {shown.gbitops:.4g} GBitOps")
     return Group(facts, layers, Text(f"({counting})", style="dim"), *(Text(line, style="bold") for line in totals))
 
 
 def _facts(plan: Plan) -> list[tuple[str, str]]:
     config = plan.config
-    lengths = plan.schedule.run_lengths
-    shown = "  ".join(f"{'/'.join(map(str, precision))}x{steps}" for precision, steps in lengths[:8])
     return [
         (
             "run",
@@ -44,8 +48,17 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         ("steps", f"{plan.total_steps} of {plan.batch_size} samples ({plan.info.train_samples} in the training set)"),
         ("parameters", f"{plan.parameters:,}"),
         ("MACs a sample", f"{plan.workload.macs:,}"),
-        ("bits w/a/g x steps", shown + (f"  ... ({len(lengths)} stretches)" if len(lengths) > 8 else "")),
+        ("bits w/a/g x steps", _precision(plan)),
     ]
+
+
+def _precision(plan: Plan) -> str:
+    """The first stretches of equal bits."""
+    if not plan.schedule.fixed:
+        return f"from {'/'.join(map(str, plan.schedule(0)))} on, as the training goes"
+    lengths = plan.schedule.run_lengths
+    shown = "  ".join(f"{'/'.join(map(str, precision))}x{steps}" for precision, steps in lengths[:8])
+    return shown + (f"  ... ({len(lengths)} stretches)" if len(lengths) > 8 else "")
 
 
 def summary_report(summary: dict[str, Any], reference: Precision) -> list[str]:

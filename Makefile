@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 export HYDRA_FULL_ERROR := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint status collect readme lock clean
+.PHONY: help setup demo test lint status collect costs readme lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ status: $(VENV)/.ready ## table of the runs under results/runs and how far each 
 
 collect: $(VENV)/.ready ## gather finished runs into results/summary/runs.csv
 	$(RUN) -m bitcycle.analysis.collect
+
+costs: $(VENV)/.ready ## compare every published cost number with ours: results/published_costs.md
+	$(RUN) scripts/published_costs.py
 
 readme: $(VENV)/.ready ## write the generated parts of README.md anew
 	$(RUN) scripts/readme.py

@@ -12,9 +12,14 @@ import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from hypothesis import settings
 
 from bitcycle.configuration import RunConfig, read_config, register_schemas
 from bitcycle.training.plan import Plan, make_plan
+
+# The same examples in every run, and no deadline: a busy machine is no failure.
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.load_profile("repeatable")
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "data" / "golden"

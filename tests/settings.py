@@ -5,6 +5,9 @@ from __future__ import annotations
 from bitcycle.quantizer import QUANTIZERS
 from bitcycle.schedule import SCHEDULES
 
+OPTIONS = {"pfq": ["schedule.epoch_steps=2", "schedule.epsilon=0.5", "schedule.alpha=1"]}
+"""Options that let a schedule show what it does in a smoke run."""
+
 FLOAT_THEN_LOW = ["schedule=deficit", "schedule.q_max=32", "schedule.start=0.3", "schedule.end=0.7"]
 """float32, then few bits with float gradients, then float32 again; schedule.q_min says how few."""
 
@@ -25,7 +28,7 @@ QUANTIZER_SCHEDULES: dict[str, list[str]] = {
 """Quantizer -> a schedule within the bits that it offers; CR for the others."""
 
 RESUME: dict[str, list[str]] = {
-    **{f"schedule={name}": [f"schedule={name}"] for name in SCHEDULES},
+    **{f"schedule={name}": [f"schedule={name}", *OPTIONS.get(name, [])] for name in SCHEDULES},
     **{
         f"quantizer={name}": [f"quantizer={name}", *QUANTIZER_SCHEDULES.get(name, ["schedule=CR"])]
         for name in QUANTIZERS

@@ -151,8 +151,22 @@ def test_dry_run_json_is_one_object_with_what_the_contract_promises(command):
     assert described["cost"]["relative_to_static"] == pytest.approx(0.3990, abs=2e-4)
 
 
+def test_dry_run_of_a_schedule_that_reacts(command):
+    code, out, _ = command("schedule=pfq", "model=resnet38", "dry_run=json")
+    described = json.loads(out)
+    assert code == 0
+    assert described["precision"] is None
+    assert described["cost"]["gbitops"] is None
+    assert "energy_j" in described["cost"]
+    bounds = described["cost_bounds"]
+    assert bounds["least"]["relative_to_static"] == pytest.approx((9 + 2 * 18) / 192, rel=0.01)
+    assert bounds["most"]["relative_to_static"] == 1
+    out = command("schedule=pfq", "model=resnet38", "dry_run=true")[1]
+    assert "the schedule reacts to the training: between" in out
+
+
 def published_rows():
-    with open(Path(__file__).parent / "data" / "cost_expectations.csv") as stream:
+    with open(Path(__file__).parent / "data" / "hardware" / "cost_expectations.csv") as stream:
         rows = [
             row
             for row in csv.DictReader(stream)

@@ -22,7 +22,7 @@ from tests.conftest import ROOT, run_train, train_command
 from tests.settings import RESUME
 
 CPU = torch.device("cpu")
-UNTIMED = ("seconds", "steps_per_second", "finished")
+UNTIMED = ("seconds", "evaluation_seconds", "steps_per_second", "finished")
 
 
 class Crash(BaseException):
@@ -32,7 +32,7 @@ class Crash(BaseException):
 def result(folder: RunFolder):
     """Everything about a finished run that must not depend on interruptions."""
     state = folder.checkpoint.load(CPU)
-    state = {key: value for key, value in state.items() if key not in ("elapsed", "timing_bytes")}
+    state = {key: value for key, value in state.items() if key not in ("elapsed", "evaluating", "timing_bytes")}
     summary = {key: value for key, value in read_json(folder.summary).items() if key not in UNTIMED}
     return folder.metrics.read_bytes(), summary, state
 

@@ -249,6 +249,6 @@ def test_step_outside_the_run_is_refused():
 
 def test_every_schedule_is_printable_and_repeatable():
     for name in SCHEDULES:
-        first, second = schedule(name, total_steps=3200), schedule(name, total_steps=3200)
+        first, second = (schedule(name, total_steps=3200, steps_per_epoch=100) for _ in range(2))
         assert first == second
         assert name in repr(first)

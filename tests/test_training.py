@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from bitcycle.training.optimizer import OptimizerOptions
 from bitcycle.training.run import build_trainer, execute, wants_compilation
 from bitcycle.training.run_folder import read_json, read_records
 from bitcycle.training.status import status_table
+from tests.settings import OPTIONS
 
 CPU = torch.device("cpu")
 
@@ -46,6 +48,18 @@ def test_recorded_precision_and_rate_are_those_of_the_schedule(digits):
     assert [tuple(record["precision"]) for record in train] == [plan.schedule(step) for step in range(64)]
     rates = plan.config.training.learning_rate
     assert [record["learning_rate"] for record in train] == [rates.rate(step, 64) for step in range(64)]
+
+
+def test_pfq_goes_through_its_stages_and_costs_what_it_trained(digits):
+    plan = digits("schedule=pfq", *OPTIONS["pfq"], "training.log_steps=1")
+    summary = execute(plan)
+    train = [record for record in read_records(plan.folder.metrics) if record["kind"] == "train"]
+    bits = [(record["precision"][0], record["precision"][2]) for record in train]
+    assert list(dict.fromkeys(bits)) == [(3, 6), (4, 6), (6, 8), (8, 8)]
+    histogram = Counter(Precision(*record["precision"]) for record in train)
+    samples = {precision: 16 * steps for precision, steps in histogram.items()}
+    expected = plan.config.hardware.cost(plan.workload, samples, Precision(8, 8, 8))
+    assert summary["cost"]["total"] == expected.summary()
 
 
 def test_logged_loss_is_the_mean_since_the_last_record(digits, tmp_path):

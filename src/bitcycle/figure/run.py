@@ -30,13 +30,23 @@ def draw_run(plan: Plan) -> Path:
     figure, (above, below) = plt.subplots(
         2, 1, figsize=(8, 5), sharex=True, height_ratios=(2, 3), constrained_layout=True
     )
-    draw_precision(above, plan.schedule.run_lengths)
+    draw_precision(above, plan.schedule.run_lengths if plan.schedule.fixed else recorded_precision(records))
     draw_training(below, records, plan.config)
     figure.suptitle(_title(plan, summary), fontsize=10)
     figure.savefig(plan.folder.picture, dpi=150)
     figure.savefig(plan.folder.picture.with_suffix(".svg"))
     plt.close(figure)
     return plan.folder.picture
+
+
+def recorded_precision(records: list[dict[str, Any]]) -> list[tuple[Precision, int]]:
+    """The precision that a run recorded, at each of its records: [(precision, steps), ...]."""
+    train = [record for record in records if record["kind"] == "train"]
+    ends = [record["step"] for record in train]
+    return [
+        (Precision(*record["precision"]), end - start)
+        for record, start, end in zip(train, [0, *ends[:-1]], ends, strict=True)
+    ]
 
 
 def draw_precision(axes: Axes, lengths: list[tuple[Precision, int]]) -> None:

@@ -1,11 +1,16 @@
 """What does a run cost: a model's products by tracing, and cost models over them. Knows shapes and bits only."""
 
-from bitcycle.hardware.base import CONVENTIONS, PASSES, PUBLISHED_IMAGES, Cost, HardwareOptions, Histogram, LayerCost
+from bitcycle.hardware.base import CONVENTIONS, PASSES, PUBLISHED_IMAGES, Cost, HardwareOptions, LayerCost
+from bitcycle.hardware.bitfusion import BitFusion
 from bitcycle.hardware.bitops import BitOps
+from bitcycle.hardware.combined import AllHardware
+from bitcycle.hardware.histogram import Histogram, SampleCounts
 from bitcycle.hardware.meter import CostMeter
 from bitcycle.hardware.operation import FLOAT_PRECISION, MatrixProduct, Operation, Workload
 from bitcycle.hardware.registry import HARDWARE, hardware_options
+from bitcycle.hardware.table import CostTable, cost_table, saving
 from bitcycle.hardware.trace import trace
+from bitcycle.hardware.zc706 import Zc706
 
 __all__ = [
     "CONVENTIONS",
@@ -13,15 +18,22 @@ __all__ = [
     "HARDWARE",
     "PASSES",
     "PUBLISHED_IMAGES",
+    "AllHardware",
+    "BitFusion",
     "BitOps",
     "Cost",
     "CostMeter",
+    "CostTable",
     "HardwareOptions",
     "Histogram",
     "LayerCost",
     "MatrixProduct",
     "Operation",
+    "SampleCounts",
     "Workload",
+    "Zc706",
+    "cost_table",
     "hardware_options",
+    "saving",
     "trace",
 ]

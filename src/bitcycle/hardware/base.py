@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Optional
+from fractions import Fraction
+from typing import Any, Optional
 
-from bitcycle.hardware.operation import Workload
+from bitcycle.hardware.histogram import Histogram, SampleCounts, check_precision
+from bitcycle.hardware.operation import Operation, Workload
 from bitcycle.schedule import Precision
 from bitcycle.settings import MISSING, Settings, setting
 
@@ -17,29 +19,50 @@ PUBLISHED_IMAGES = 64_000 * 128
 """Images that CPT and FracTrain count for every CIFAR and ImageNet run (cost-models, inferred from their tables)."""
 
 CONVENTIONS: dict[str, dict[str, str]] = {
-    "actual": {"count": "conv_linear", "images": "actual", "float_layers": "float32", "input_gradient": "needed"},
-    "better": {"count": "conv_linear", "images": "actual", "float_layers": "schedule", "input_gradient": "all"},
-    "cpt": {"count": "with_bn", "images": "published", "float_layers": "schedule", "input_gradient": "all"},
-    "fractrain": {"count": "with_bn_relu", "images": "published", "float_layers": "schedule", "input_gradient": "all"},
+    "actual": {
+        "count": "conv_linear",
+        "images": "actual",
+        "float_layers": "float32",
+        "input_gradient": "needed",
+        "passes": "all",
+    },
+    "better": {
+        "count": "weights_only",
+        "images": "actual",
+        "float_layers": "schedule",
+        "input_gradient": "all",
+        "passes": "all",
+    },
+    "cpt": {
+        "count": "with_bn",
+        "images": "published",
+        "float_layers": "schedule",
+        "input_gradient": "all",
+        "passes": "all",
+    },
+    "fractrain": {
+        "count": "with_bn_relu",
+        "images": "published",
+        "float_layers": "schedule",
+        "input_gradient": "all",
+        "passes": "all",
+    },
 }
 """What a paper counts, by name: which operations, how many images, float layers at which bits, whose error products."""
-
-Histogram = Mapping[Precision, int]
-"""How many samples were trained at which precision."""
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """Bit operations of one layer over a run, by pass."""
+    """Cost of one layer over a run, by pass: bit operations (exact), joules or seconds."""
 
     name: str
-    forward: int
-    error: int
-    weight_gradient: int
+    forward: int | float | Fraction
+    error: int | float | Fraction
+    weight_gradient: int | float | Fraction
 
     @property
-    def total(self) -> int:
-        """Bit operations of all three passes."""
+    def total(self) -> int | float | Fraction:
+        """The cost of all three passes."""
         return self.forward + self.error + self.weight_gradient
 
 
@@ -48,42 +71,74 @@ class Cost:
     """What some training cost.
 
     Attributes:
-        samples: training samples that were counted.
+        samples: training samples that were trained on.
         gbitops: 1e9 bit operations; a multiply-accumulate of an a-bit and a b-bit number is a*b bit operations.
         effective_macs: bit operations divided by 32^2: multiply-accumulates of float32 that they are worth.
-        relative_to_static: this cost divided by that of the same samples at static q_max.
+        relative_to_static: bit operations divided by those of the same samples at static q_max.
+        compute_percentage: bit operations in percent of those of the same products in float32 (FracTrain's cp).
         energy_j, latency_s: joules and seconds on the accelerator; None where the cost model has none.
+        energy_relative_to_static, latency_relative_to_static: the same as a fraction of static q_max.
+        energy_parts, latency_parts: what they are made of: array, buffer and dram; compute and memory (waiting for it).
+        dram_bits: bits that cross the interface to the external memory.
         layers: bit operations by layer and pass; those of normalisation and pooling, if counted, as `(elementwise)`.
+        energy_layers, latency_layers: joules and seconds by layer and pass.
+        by_hardware: the costs of several cost models by name, for `hardware=all`; empty otherwise.
     """
 
     samples: int
     gbitops: float
     effective_macs: float
     relative_to_static: float
+    compute_percentage: float
     energy_j: float | None = None
     latency_s: float | None = None
+    energy_relative_to_static: float | None = None
+    latency_relative_to_static: float | None = None
+    energy_parts: Mapping[str, float] = field(default_factory=dict)
+    latency_parts: Mapping[str, float] = field(default_factory=dict)
+    dram_bits: float | None = None
     layers: tuple[LayerCost, ...] = field(default=(), repr=False)
+    energy_layers: tuple[LayerCost, ...] = field(default=(), repr=False)
+    latency_layers: tuple[LayerCost, ...] = field(default=(), repr=False)
+    by_hardware: Mapping[str, Cost] = field(default_factory=dict)
 
     @property
     def saving_percent(self) -> float:
-        """Percent saved against static q_max."""
+        """Percent of bit operations saved against static q_max."""
         return 100 * (1 - self.relative_to_static)
 
-    def summary(self) -> dict[str, float | int | None]:
+    @property
+    def average_power_w(self) -> float | None:
+        """Energy divided by latency, in watts; None unless the cost model has both."""
+        return self.energy_j / self.latency_s if self.energy_j is not None and self.latency_s else None
+
+    def summary(self) -> dict[str, Any]:
         """The totals as plain numbers, for logs and JSON."""
         return {
             "gbitops": self.gbitops,
             "effective_macs": self.effective_macs,
             "relative_to_static": self.relative_to_static,
+            "compute_percentage": self.compute_percentage,
             "energy_j": self.energy_j,
+            "energy_relative_to_static": self.energy_relative_to_static,
             "latency_s": self.latency_s,
+            "latency_relative_to_static": self.latency_relative_to_static,
+            "average_power_w": self.average_power_w,
+            "dram_bits": self.dram_bits,
+            **{f"energy_{part}_j": value for part, value in self.energy_parts.items()},
+            **{f"latency_{part}_s": value for part, value in self.latency_parts.items()},
             "samples": self.samples,
+            **{name: cost.summary() for name, cost in self.by_hardware.items()},
         }
 
 
 @dataclass
 class HardwareOptions(Settings):
-    """Options that every cost model has: what is counted. Each cost model turns a histogram of precisions into a `Cost`."""
+    """Options that every cost model has: what is counted. Each cost model turns a histogram of precisions into a `Cost`.
+
+    A run's cost is reported in total and up to its best evaluation, as FracTrain counts, side by side; so there is no switch
+    for it.
+    """
 
     name: str = setting(MISSING, "the cost model's name, as in hardware=NAME", affects_result=False)
     convention: str = setting(
@@ -94,14 +149,22 @@ class HardwareOptions(Settings):
     )
     count: Optional[str] = setting(
         None,
-        "operations counted: conv_linear, with_bn (CPT: and pooling), with_bn_relu (FracTrain); null: by convention",
-        choices=("conv_linear", "with_bn", "with_bn_relu"),
+        "bit operations counted: conv_linear (all products), weights_only (Better Schedules: neither attention products nor "
+        "aggregation), with_bn (CPT: and pooling), with_bn_relu (FracTrain); null: by convention",
+        choices=("conv_linear", "weights_only", "with_bn", "with_bn_relu"),
         affects_result=False,
     )
     images: Optional[str] = setting(
         None,
-        "training samples counted: actual, or published (8.192e6 whatever the run); null: by convention",
+        "training samples counted: actual, or published (CPT table 3, FracTrain tables 2 to 4: 64,000 x 128 = 8.192e6 for the "
+        "whole run, whatever the data); null: by convention",
         choices=("actual", "published"),
+        affects_result=False,
+    )
+    run_samples: Optional[int] = setting(
+        None,
+        "training samples of the whole run, for which images=published puts 8.192e6; null: as planned",
+        minimum=1,
         affects_result=False,
     )
     float_layers: Optional[str] = setting(
@@ -116,18 +179,63 @@ class HardwareOptions(Settings):
         choices=("needed", "all"),
         affects_result=False,
     )
+    passes: Optional[str] = setting(
+        None,
+        "all: forward, error and weight gradient; forward: only that (the other reading of Better Schedules, section 4.1); "
+        "null: by convention",
+        choices=("all", "forward"),
+        affects_result=False,
+    )
 
     def rule(self, name: str) -> str:
-        """The value of count, images, float_layers or input_gradient: the option's own, else that of the convention."""
+        """The value of one of the rules in CONVENTIONS: the option's own, else that of the convention."""
         chosen: str | None = getattr(self, name)
         return CONVENTIONS[self.convention][name] if chosen is None else chosen
 
-    def cost(self, workload: Workload, histogram: Histogram, reference: Precision) -> Cost:
+    def precision_of(self, operation: Operation, scheduled: Precision) -> Precision:
+        """Bits at which an operation is charged; the second operand of an activation product is an activation."""
+        bits = operation.precision(scheduled)
+        if operation.is_float and operation.kind != "unknown" and self.rule("float_layers") == "schedule":
+            bits = scheduled
+        return bits._replace(weight=bits.activation) if operation.kind in ("matmul", "aggregation") else bits
+
+    def passes_of(self, operation: Operation) -> dict[str, bool]:
+        """Which of the passes of an operation count."""
+        both = self.rule("passes") == "all"
+        error = operation.needs_input_gradient or self.rule("input_gradient") == "all"
+        return {"forward": True, "error": both and error, "weight_gradient": both and operation.needs_weight_gradient}
+
+    def images_per_sample(self, samples: int) -> Fraction:
+        """Images that are counted for each training sample: 1, or what makes the whole run 8.192e6 images."""
+        whole_run = self.run_samples or samples
+        if self.rule("images") == "published" and whole_run:
+            return Fraction(PUBLISHED_IMAGES, whole_run)
+        return Fraction(1)
+
+    def cost(
+        self,
+        workload: Workload,
+        histogram: Histogram,
+        reference: Precision,
+        per_operation: Mapping[str, Histogram] | None = None,
+    ) -> Cost:
         """Cost of training on `histogram[precision]` samples at each precision.
 
         Args:
             workload: the traced model.
             histogram: samples by precision.
-            reference: static precision that `relative_to_static` compares with.
+            reference: static precision that the relative costs compare with.
+            per_operation: samples by precision of operations (or modules) that choose theirs sample by sample; see
+                `SampleCounts`.
+
+        Raises:
+            SettingError (a ValueError): for bits outside 1 to 32 and for counts that contradict each other.
         """
+        counts = SampleCounts(histogram, per_operation or {})
+        counts.check(workload)
+        check_precision(reference)
+        return self.measure(workload, counts, reference)
+
+    def measure(self, workload: Workload, counts: SampleCounts, reference: Precision) -> Cost:
+        """The cost of samples that have been checked; what each cost model provides."""
         raise NotImplementedError

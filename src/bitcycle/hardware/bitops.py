@@ -7,18 +7,21 @@ gradient bits w, a, g, training on one sample costs, for each layer,
 
 which is M (q^2 + 2 q g) where weights and activations both have q bits. A product of two activations (attention) has a for w.
 
-    GBitOps = 1e-9 * sum        effective MACs = sum / 32^2
+    GBitOps = 1e-9 * sum        effective MACs = sum / 32^2        compute percentage = 100 * sum / sum at 32 bits
 
-Source: CPT, tables 2 to 5; FracTrain, section 4.1; Better Schedules, section 4.1. Sums are exact integers.
+Effective MACs are what Better Schedules calls BitOps.
+
+Source: CPT, tables 2, 3 and 5; FracTrain, section 4.1; Better Schedules, section 4.1. Sums are exact integers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from bitcycle.hardware.base import PUBLISHED_IMAGES, Cost, HardwareOptions, Histogram, LayerCost
-from bitcycle.hardware.operation import Operation, Workload
+from bitcycle.hardware.base import PASSES, Cost, HardwareOptions, LayerCost
+from bitcycle.hardware.histogram import Histogram, SampleCounts
+from bitcycle.hardware.operation import FLOAT_PRECISION, Operation, Workload
 from bitcycle.schedule import Precision
 
 
@@ -28,51 +31,53 @@ class BitOps(HardwareOptions):
 
     name: str = "bitops"
 
-    def cost(self, workload: Workload, histogram: Histogram, reference: Precision) -> Cost:
-        layers = self.layer_costs(workload, histogram)
-        total = Fraction(sum(layer.total for layer in layers), workload.samples)
-        samples = sum(histogram.values())
-        static = Fraction(
-            sum(layer.total for layer in self.layer_costs(workload, {reference: samples})), workload.samples
-        )
-        scale = Fraction(PUBLISHED_IMAGES, samples) if samples and self.rule("images") == "published" else Fraction(1)
+    def measure(self, workload: Workload, counts: SampleCounts, reference: Precision) -> Cost:
+        layers = self.layer_costs(workload, counts)
+        total = sum((layer.total for layer in layers), Fraction(0))
+        static = self._total_at(reference, workload, counts.samples)
+        in_float32 = self._total_at(FLOAT_PRECISION, _without_fixed_bits(workload), counts.samples)
         return Cost(
-            samples=samples,
-            gbitops=float(total * scale / 10**9),
-            effective_macs=float(total * scale / 1024),
+            samples=counts.samples,
+            gbitops=float(total / 10**9),
+            effective_macs=float(total / 1024),
             relative_to_static=float(total / static) if static else 1.0,
+            compute_percentage=float(100 * total / in_float32) if in_float32 else 100.0,
             layers=tuple(layers),
         )
 
-    def layer_costs(self, workload: Workload, histogram: Histogram) -> list[LayerCost]:
-        """Bit operations by layer, times the samples in the workload."""
-        layers = [self._layer_cost(operation, histogram) for operation in workload.operations]
+    def layer_costs(self, workload: Workload, counts: SampleCounts) -> list[LayerCost]:
+        """Bit operations by layer: whole numbers, or fractions where the trace or the convention counts parts of samples."""
+        scale = self.images_per_sample(counts.samples) / workload.samples
+        not_counted = ("matmul", "aggregation") if self.rule("count") == "weights_only" else ()
+        layers = [
+            self._layer_cost(operation, counts.of(operation), scale)
+            for operation in workload.operations
+            if operation.kind not in not_counted
+        ]
         elements = self._elementwise(workload)
         if elements:
-            forward = sum(samples * elements * p.weight * p.activation for p, samples in histogram.items())
-            backward = sum(samples * elements * p.activation * p.gradient for p, samples in histogram.items())
-            layers.append(LayerCost("(elementwise)", forward, backward, backward))
+            bits = [
+                (samples * elements, p.weight * p.activation, p.activation * p.gradient)
+                for p, samples in counts.histogram.items()
+            ]
+            forward = sum(number * ahead for number, ahead, _ in bits)
+            backward = sum(number * back for number, _, back in bits) if self.rule("passes") == "all" else 0
+            layers.append(LayerCost("(elementwise)", *(_exact(part * scale) for part in (forward, backward, backward))))
         return layers
 
-    def _layer_cost(self, operation: Operation, histogram: Histogram) -> LayerCost:
-        forward = error = weight_gradient = 0
-        has_error = operation.needs_input_gradient or self.rule("input_gradient") == "all"
+    def _total_at(self, precision: Precision, workload: Workload, samples: int) -> Fraction:
+        layers = self.layer_costs(workload, SampleCounts({precision: samples}))
+        return sum((Fraction(layer.total) for layer in layers), Fraction(0))
+
+    def _layer_cost(self, operation: Operation, histogram: Histogram, scale: Fraction) -> LayerCost:
+        sums = dict.fromkeys(PASSES, 0)
+        counted = self.passes_of(operation)
         for scheduled, samples in histogram.items():
             w, a, g = self.precision_of(operation, scheduled)
-            if operation.kind == "matmul":
-                w = a
-            macs = operation.macs * samples
-            forward += macs * w * a
-            error += macs * w * g if has_error else 0
-            weight_gradient += macs * a * g
-        return LayerCost(operation.name, forward, error, weight_gradient)
-
-    def precision_of(self, operation: Operation, scheduled: Precision) -> Precision:
-        """Bits at which an operation is charged."""
-        precision = operation.precision(scheduled)
-        if operation.is_float and self.rule("float_layers") == "schedule":
-            return scheduled
-        return precision
+            bits = {"forward": w * a, "error": w * g, "weight_gradient": a * g}
+            for name in PASSES:
+                sums[name] += operation.macs * samples * bits[name] * counted[name]
+        return LayerCost(operation.name, *(_exact(sums[name] * scale) for name in PASSES))
 
     def _elementwise(self, workload: Workload) -> int:
         """Operations of normalisation, pooling and activation functions that the convention counts as MACs.
@@ -86,3 +91,11 @@ class BitOps(HardwareOptions):
         if count == "with_bn_relu":
             return 2 * workload.batch_norm_elements + workload.pooled_inputs + workload.relu_elements
         return 0
+
+
+def _without_fixed_bits(workload: Workload) -> Workload:
+    return replace(workload, operations=tuple(replace(o, fixed_precision=None) for o in workload.operations))
+
+
+def _exact(value: Fraction | int) -> int | Fraction:
+    return value.numerator if value.denominator == 1 else value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from bitcycle.hardware.base import Cost, HardwareOptions
 from bitcycle.hardware.operation import Workload
@@ -21,19 +21,42 @@ class CostMeter:
     def __init__(self, workload: Workload, hardware: HardwareOptions, reference: Precision) -> None:
         self.workload, self.hardware, self.reference = workload, hardware, reference
         self.histogram: Counter[Precision] = Counter()
+        self.per_operation: defaultdict[str, Counter[Precision]] = defaultdict(Counter)
 
-    def add(self, precision: Precision, samples: int) -> None:
-        """Count `samples` more training samples at `precision`."""
-        self.histogram[precision] += samples
+    def add(self, precision: Precision, samples: int, operation: str | None = None) -> None:
+        """Count `samples` more training samples at `precision`.
+
+        Args:
+            precision: the bits that they were trained at.
+            samples: how many.
+            operation: an operation, or a module around operations, whose bits are chosen sample by sample: counts for it
+                alone, and the samples of the run count once without it. Samples that skip it are not counted for it.
+        """
+        counts = self.histogram if operation is None else self.per_operation[operation]
+        counts[precision] += samples
 
     def cost(self) -> Cost:
         """The cost of all samples counted so far."""
-        return self.hardware.cost(self.workload, self.histogram, self.reference)
+        return self.hardware.cost(self.workload, self.histogram, self.reference, self.per_operation)
 
     def state_dict(self) -> dict[str, int]:
-        """The counts, for a checkpoint: {"3,3,8": samples, ...}."""
-        return {",".join(map(str, precision)): samples for precision, samples in self.histogram.items()}
+        """The counts, for a checkpoint: {"3,3,8": samples, "block1:4,2,6": samples, ...}."""
+        whole = {_words(precision): samples for precision, samples in self.histogram.items()}
+        parts = {
+            f"{name}:{_words(precision)}": samples
+            for name, counts in self.per_operation.items()
+            for precision, samples in counts.items()
+        }
+        return whole | parts
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Restore what `state_dict` returned."""
-        self.histogram = Counter({Precision(*map(int, key.split(","))): samples for key, samples in state.items()})
+        self.histogram.clear()
+        self.per_operation.clear()
+        for key, samples in state.items():
+            operation, _, words = key.rpartition(":")
+            self.add(Precision(*map(int, words.split(","))), samples, operation or None)
+
+
+def _words(precision: Precision) -> str:
+    return ",".join(map(str, precision))

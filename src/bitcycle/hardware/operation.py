@@ -25,8 +25,10 @@ class Operation:
     """One product of the forward pass.
 
     Attributes:
-        name: the module that computes it, as in `model.named_modules()`; with a suffix where it computes several.
-        kind: conv, linear (an activation times a weight) or matmul (two activations).
+        name: the module that computes it, as in `model.named_modules()`; with a suffix `#k` where it computes several.
+        kind: conv, linear (an activation times a weight), matmul (two activations), aggregation (a sum over the edges of a
+            graph: a sparse product, or index_add and its kin), embedding (a lookup: no multiply-accumulate) or unknown
+            (arithmetic that no quantized product stands for; always float32).
         macs: multiply-accumulates of the forward product, for `Workload.samples` samples.
         product: the dimensions of one group's matrix product, for `Workload.samples` samples.
         groups: number of such products.
@@ -34,6 +36,7 @@ class Operation:
         weight_elements, input_elements, output_elements: sizes of its operands, for `Workload.samples` samples.
         needs_input_gradient: False for a layer that reads the network's input: its error product is never computed.
         fixed_precision: its bits if no schedule changes them (float32 for a layer that is not quantized), else None.
+        needs_weight_gradient: False for a frozen weight, and where the second operand of a matmul needs no gradient.
     """
 
     name: str
@@ -47,11 +50,22 @@ class Operation:
     output_elements: int
     needs_input_gradient: bool
     fixed_precision: Precision | None
+    needs_weight_gradient: bool = True
 
     @property
     def is_float(self) -> bool:
         """Whether this operation is never quantized."""
         return self.fixed_precision == FLOAT_PRECISION
+
+    @property
+    def module(self) -> str:
+        """The name of the module that computes it."""
+        return self.name.partition("#")[0]
+
+    @property
+    def output_positions(self) -> int:
+        """Positions of the output map: product.m, but more than that where a transposed convolution enlarges the map."""
+        return self.output_elements // (self.product.n * self.groups)
 
     def precision(self, scheduled: Precision) -> Precision:
         """The bits of this operation while the schedule says `scheduled`."""

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from bitcycle.hardware.base import HardwareOptions
+from bitcycle.hardware.bitfusion import BitFusion
 from bitcycle.hardware.bitops import BitOps
+from bitcycle.hardware.combined import AllHardware
+from bitcycle.hardware.zc706 import Zc706
 from bitcycle.settings import SettingError, nearest
 
-HARDWARE: dict[str, type[HardwareOptions]] = {"bitops": BitOps}
+HARDWARE: dict[str, type[HardwareOptions]] = {
+    "bitops": BitOps,
+    "bitfusion": BitFusion,
+    "zc706": Zc706,
+    "all": AllHardware,
+}
 """Cost model name -> its options; `conf/hardware/NAME.yaml` is the same."""
 
 

@@ -23,6 +23,8 @@ class TensorQuantizer(nn.Module):
     Parameters of a quantizer are trained with those of the model, without weight decay.
     """
 
+    is_quantizer = True
+    """Its arithmetic is no product of the network: costs leave it out."""
     works_each_step = False
     """Whether `begin_step` does anything."""
 
@@ -50,6 +52,9 @@ class TensorQuantizer(nn.Module):
 
 class GradientQuantizer(nn.Module):
     """Identity in the forward direction; quantizes the gradient that comes back."""
+
+    is_quantizer = True
+    """Its arithmetic is no product of the network: costs leave it out."""
 
     def forward(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         """x, whose gradient will be quantized with the noise of (step_key, layer_key)."""

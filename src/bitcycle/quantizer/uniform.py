@@ -12,10 +12,10 @@
 [[-1.0, 0.0, 1.0]]
 
 Source: HLHLp, section 3.1: the step minimises the squared error. Differs from the authors' code in nothing that we know of:
-none was released. The paper does not say when the step is computed anew, nor how activations are quantized: both are settings. By default the step of a layer is computed from its master
-weights in the first training step at other bits, that of its input from the batch of that step, and both stay until the bits
-change again. An evaluation at bits other than those of training computes steps of its own, from the weights as they are and
-from its first batch.
+none was released. The paper does not say when the step is computed anew, nor how activations are quantized: both are
+settings. By default the step of a layer is computed from its master weights in the first training step at other bits, that of
+its input from the batch of that step, and both stay until the bits change again. An evaluation at bits other than those of
+training computes steps of its own, from the weights as they are and from its first batch.
 """
 
 from __future__ import annotations

@@ -2,8 +2,10 @@
 
 from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions
 from bitcycle.schedule.cyclic import Cyclic, Delayed
+from bitcycle.schedule.plateau import PlateauIndicator
 from bitcycle.schedule.precision import FLOAT, Precision, run_lengths
 from bitcycle.schedule.registry import SCHEDULES, SUITE, schedule
+from bitcycle.schedule.staged import Pfq, PfqSchedule, Staged
 from bitcycle.schedule.static import Deficit, Static
 
 __all__ = [
@@ -13,10 +15,14 @@ __all__ = [
     "Cyclic",
     "Deficit",
     "Delayed",
+    "Pfq",
+    "PfqSchedule",
+    "PlateauIndicator",
     "Precision",
     "RunLength",
     "Schedule",
     "ScheduleOptions",
+    "Staged",
     "Static",
     "run_lengths",
     "schedule",

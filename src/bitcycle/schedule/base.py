@@ -74,12 +74,28 @@ class Schedule:
         """The schedule's name, such as `RTH`."""
         return self.options.name
 
-    def __call__(self, step: int) -> Precision:
+    @property
+    def fixed(self) -> bool:
+        """Whether the precision of every step is known beforehand; False for schedules that react to the training."""
+        return True
+
+    @property
+    def observation_steps(self) -> int | None:
+        """After how many steps a schedule that reacts wants to be told loss and accuracy; None for one that does not react."""
+        return None
+
+    def observe(self, loss: float, accuracy: float) -> None:
+        """Take the mean training loss and accuracy (0 to 1) of the last `observation_steps` steps."""
+
+    def check_step(self, step: int) -> None:
+        """Raise SettingError for a step outside the run."""
         if not 0 <= step < self.length.total_steps:
-            remedy = (
-                f"steps run from 0 to total_steps - 1 = {self.length.total_steps - 1}; bind the schedule to more steps"
-            )
+            last = self.length.total_steps - 1
+            remedy = f"steps run from 0 to total_steps - 1 = {last}; bind the schedule to more steps"
             raise SettingError("step", step, "lies outside the run", remedy)
+
+    def __call__(self, step: int) -> Precision:
+        self.check_step(step)
         return self.options.precision(step, self.length)
 
     @cached_property
@@ -92,8 +108,18 @@ class Schedule:
         """The static precision that this schedule is compared with (static q_max)."""
         return self.options.reference
 
+    @property
+    def precisions(self) -> set[Precision]:
+        """Every precision that a step can have."""
+        return {precision for precision, _ in self.run_lengths}
+
+    @property
+    def lowest(self) -> Precision:
+        """The lowest bits of each kind that a step can have."""
+        return Precision(*(min(bits) for bits in zip(*self.precisions)))
+
     def state_dict(self) -> dict[str, Any]:
-        """State to save in a checkpoint; empty, since the precision follows from the step alone."""
+        """State to save in a checkpoint; empty where the precision follows from the step alone."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
+
+
+class Outcome(NamedTuple):
+    """What one training batch gave: the loss to descend, and the detached share of right answers; both scalars."""
+
+    loss: Tensor
+    accuracy: Tensor
 
 
 class Task(Protocol):
@@ -22,8 +29,8 @@ class Task(Protocol):
     def samples(self, step: int) -> int:
         """Training samples in the batch of `step`."""
 
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """The loss of one batch, a scalar."""
+    def train(self, model: nn.Module, batch: Any) -> Outcome:
+        """Loss and accuracy of one training batch."""
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Metrics of the model in evaluation mode on the held-out split."""

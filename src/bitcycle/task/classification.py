@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from bitcycle.dataset import Batch, DatasetOptions, EvaluationBatches, Splits, TrainingBatches, batch_length
 from bitcycle.settings import Settings, setting
+from bitcycle.task.base import Outcome
 
 
 @dataclass
@@ -51,17 +52,19 @@ class Classification:
         device: torch.device,
     ) -> None:
         self.options, self.batch_size, self.classes = options, batch_size, classes
-        self.train = TrainingBatches(splits.train, dataset, batch_size, seed, device)
-        self.test = EvaluationBatches(splits.test, dataset, options.evaluation_batch_size, device)
+        self.training_batches = TrainingBatches(splits.train, dataset, batch_size, seed, device)
+        self.test_batches = EvaluationBatches(splits.test, dataset, options.evaluation_batch_size, device)
 
     def batches(self, step: int) -> Iterator[Batch]:
-        return self.train.starting_at(step)
+        return self.training_batches.starting_at(step)
 
     def samples(self, step: int) -> int:
-        return batch_length(step, len(self.train.images), self.batch_size)
+        return batch_length(step, len(self.training_batches.images), self.batch_size)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        return F.cross_entropy(model(batch.inputs), batch.targets, label_smoothing=self.options.label_smoothing)
+    def train(self, model: nn.Module, batch: Batch) -> Outcome:
+        logits = model(batch.inputs)
+        loss = F.cross_entropy(logits, batch.targets, label_smoothing=self.options.label_smoothing)
+        return Outcome(loss, (logits.detach().argmax(1) == batch.targets).float().mean())
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> dict[str, float]:
@@ -73,10 +76,10 @@ class Classification:
             "test_accuracy": MulticlassAccuracy(self.classes, average="micro"),
             "test_accuracy_top5": MulticlassAccuracy(self.classes, top_k=min(5, self.classes), average="micro"),
         }
-        mean_loss = MeanMetric().to(self.test.device)
+        mean_loss = MeanMetric().to(self.test_batches.device)
         for metric in metrics.values():
-            metric.to(self.test.device)
-        for batch in self.test:
+            metric.to(self.test_batches.device)
+        for batch in self.test_batches:
             logits = model(batch.inputs)
             mean_loss.update(F.cross_entropy(logits, batch.targets), weight=len(batch.targets))
             for metric in metrics.values():

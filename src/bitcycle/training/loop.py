@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bitcycle.errors import RunError
 from bitcycle.layer import PrecisionController, penalty
 from bitcycle.randomness import derive
 from bitcycle.schedule import FLOAT, Precision
-from bitcycle.task import Task
+from bitcycle.task import Outcome, Task
 from bitcycle.training.display import ProgressBar
 from bitcycle.training.interruption import Interrupted, StopSignal
 from bitcycle.training.metrics_log import JsonLines, MetricsLog
@@ -40,6 +40,33 @@ class Best:
     at_q_max: list[float] = field(default_factory=list)
 
 
+class RunningMean:
+    """Mean loss and accuracy over some steps, added up on the device so that no step waits for the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.sums, self.count = torch.zeros(2, dtype=torch.float64, device=device), 0
+
+    def add(self, outcome: Outcome) -> None:
+        """Add the outcome of a step."""
+        self.sums += torch.stack([outcome.loss.detach(), outcome.accuracy])
+        self.count += 1
+
+    def take(self) -> tuple[float, float]:
+        """(mean loss, mean accuracy) of the steps added since the last time; starts anew."""
+        loss, accuracy = (self.sums / self.count).tolist()
+        self.sums.zero_()
+        self.count = 0
+        return loss, accuracy
+
+    def state_dict(self) -> dict[str, Any]:
+        """Sums and count, for a checkpoint."""
+        return {"sums": self.sums, "count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.sums, self.count = state["sums"].to(self.sums.device), state["count"]
+
+
 @dataclass
 class Trainer:
     """Everything that one run trains with; `train` runs it from where it stands to the end."""
@@ -58,8 +85,8 @@ class Trainer:
     elapsed: float = 0.0
 
     def __post_init__(self) -> None:
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.loss_count = 0
+        self.logged, self.observed = RunningMean(self.device), RunningMean(self.device)
+        self.evaluating = 0.0
         self.metrics_bytes = 0
         self.timing_bytes = 0
         self.has_penalty = penalty(self.model) is not None
@@ -77,7 +104,7 @@ class Trainer:
         while self.step < self.total_steps:
             self.train_step(next(batches))
             if self.step % self.options.log_steps == 0 or self.step == self.total_steps:
-                self.log_loss(bar)
+                self.log_training(bar)
             if self.step % self.options.evaluation_steps == 0 or self.step == self.total_steps:
                 self.evaluate(bar)
             bar.update(self.step)
@@ -97,26 +124,35 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.task.loss(self.model, batch)
+        outcome = self.task.train(self.model, batch)
         added = penalty(self.model) if self.has_penalty else None
-        (loss if added is None else loss + added).backward()
+        (outcome.loss if added is None else outcome.loss + added).backward()
         self.optimizer.step()
-        self.loss_sum += loss.detach()  # of the task, without penalties
-        self.loss_count += 1
         self.step += 1
+        self.logged.add(outcome)
+        self.tell_schedule(outcome)
 
-    def log_loss(self, bar: ProgressBar) -> None:
-        """Write the mean training loss since the last time."""
-        mean = float(self.loss_sum) / self.loss_count
+    def tell_schedule(self, outcome: Outcome) -> None:
+        """Tell a schedule that reacts to the training its mean loss and accuracy, as often as it wants to know."""
+        schedule = self.controller.schedule
+        if schedule.observation_steps is None:
+            return
+        self.observed.add(outcome)
+        if self.step % schedule.observation_steps == 0:
+            schedule.observe(*self.observed.take())
+
+    def log_training(self, bar: ProgressBar) -> None:
+        """Write mean loss and accuracy since the last time."""
+        loss, accuracy = self.logged.take()
         precision = self.controller.precision
         rate = self.optimizer.param_groups[0]["lr"]
-        self.loss_sum.zero_()
-        self.loss_count = 0
-        self.metrics.write("train", self.step, loss=mean, learning_rate=rate, precision=precision)
-        bar.update(self.step, f"bits {'/'.join(map(str, precision or ()))}  loss {mean:.3f}")
-        if not math.isfinite(mean):
+        self.metrics.write(
+            "train", self.step, loss=loss, accuracy=100 * accuracy, learning_rate=rate, precision=precision
+        )
+        bar.update(self.step, f"bits {'/'.join(map(str, precision or ()))}  loss {loss:.3f}")
+        if not math.isfinite(loss):
             raise RunError(
-                f"the loss is {mean} at step {self.step}: training diverged. Lower training.learning_rate.initial, or raise "
+                f"the loss is {loss} at step {self.step}: training diverged. Lower training.learning_rate.initial, or raise "
                 "schedule.q_min or the gradient's bits."
             )
 
@@ -148,12 +184,14 @@ class Trainer:
 
     def evaluate_at(self, precision: Precision) -> dict[str, float]:
         """Metrics in evaluation mode at `precision`."""
+        started = time.monotonic()
         self.controller.use(precision)
         self.model.eval()
         try:
             return self.task.evaluate(self.model)
         finally:
             self.model.train()
+            self.evaluating += time.monotonic() - started
 
     def save(self) -> None:
         """Write a checkpoint and the status."""
@@ -165,9 +203,10 @@ class Trainer:
             "schedule": self.controller.schedule.state_dict(),
             "cost": self.controller.meter.state_dict(),
             "best": vars(self.best),
-            "loss_sum": self.loss_sum,
-            "loss_count": self.loss_count,
+            "logged": self.logged.state_dict(),
+            "observed": self.observed.state_dict(),
             "elapsed": self.elapsed,
+            "evaluating": self.evaluating,
             "metrics_bytes": self.metrics.position(),
             "timing_bytes": self.timing.position(),
         }
@@ -182,7 +221,7 @@ class Trainer:
         self.controller.schedule.load_state_dict(state["schedule"])
         self.controller.meter.load_state_dict(state["cost"])
         self.best = Best(**state["best"])
-        loss_sum: Tensor = state["loss_sum"]
-        self.loss_sum, self.loss_count = loss_sum.to(self.device), state["loss_count"]
-        self.elapsed = state["elapsed"]
+        self.logged.load_state_dict(state["logged"])
+        self.observed.load_state_dict(state["observed"])
+        self.elapsed, self.evaluating = state["elapsed"], state["evaluating"]
         self.metrics_bytes, self.timing_bytes = state["metrics_bytes"], state["timing_bytes"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,19 +41,30 @@ class Plan:
         """Training samples in a full batch."""
         return self.config.training.batch_size
 
+    def samples(self, first: int, steps: int) -> int:
+        """Training samples of `steps` steps from step `first` on, the smaller last batch of each epoch included."""
+        lengths = (batch_length(step, self.info.train_samples, self.batch_size) for step in range(first, first + steps))
+        return sum(lengths)
+
     def histogram(self) -> Counter[Precision]:
-        """Training samples of the whole run at each precision, the smaller last batch of each epoch included."""
+        """Training samples of the whole run at each precision, where that is known beforehand."""
         histogram: Counter[Precision] = Counter()
         step = 0
         for precision, steps in self.schedule.run_lengths:
-            for _ in range(steps):
-                histogram[precision] += batch_length(step, self.info.train_samples, self.batch_size)
-                step += 1
+            histogram[precision] += self.samples(step, steps)
+            step += steps
         return histogram
 
-    def cost(self) -> Cost:
-        """What the whole run will cost."""
-        cost: Cost = self.config.hardware.cost(self.workload, self.histogram(), self.schedule.reference)
+    def cost(self) -> Cost | None:
+        """What the whole run will cost; None for a schedule that reacts to the training."""
+        return self._cost_of(self.histogram()) if self.schedule.fixed else None
+
+    def cost_at(self, precision: Precision) -> Cost:
+        """What the whole run would cost if every step had `precision`."""
+        return self._cost_of({precision: self.samples(0, self.total_steps)})
+
+    def _cost_of(self, histogram: Mapping[Precision, int]) -> Cost:
+        cost: Cost = self.config.hardware.cost(self.workload, histogram, self.schedule.reference)
         return cost
 
     def build_model(self, compile: bool = False) -> nn.Module:
@@ -62,7 +74,8 @@ class Plan:
 
     def describe(self) -> dict[str, Any]:
         """The plan as plain values: the content of `dry_run=json`."""
-        cost = self.cost()
+        cost, unknown = self.cost(), dict.fromkeys(self.cost_at(self.schedule.reference).summary())
+        lengths = self.schedule.run_lengths if self.schedule.fixed else None
         return {
             "run_dir": str(self.folder.path),
             "state": self.folder.state(),
@@ -71,9 +84,13 @@ class Plan:
             "batch_size": self.batch_size,
             "steps_per_epoch": steps_per_epoch(self.info.train_samples, self.batch_size),
             "parameters": self.parameters,
-            "precision": [[*precision, steps] for precision, steps in self.schedule.run_lengths],
+            "precision": [[*precision, steps] for precision, steps in lengths] if lengths is not None else None,
             "macs_per_sample": {"total": self.workload.macs, "by_layer": self.workload.macs_per_sample},
-            "cost": cost.summary(),
+            "cost": cost.summary() if cost is not None else unknown,
+            "cost_bounds": {
+                "least": self.cost_at(self.schedule.lowest).summary(),
+                "most": self.cost_at(self.schedule.reference).summary(),
+            },
             "layers": [rule._asdict() for rule in self.layers],
         }
 
@@ -97,7 +114,7 @@ def make_plan(config: RunConfig) -> Plan:
     # On the meta device, which knows shapes only: no quantizer computes anything, and a large network takes no longer.
     sample = torch.zeros(1, info.shape.channels, info.shape.size, info.shape.size, device="meta")
     return Plan(
-        config=config,
+        config=_with_run_samples(config, total_steps, info.train_samples),
         info=info,
         total_steps=total_steps,
         schedule=schedule,
@@ -106,6 +123,16 @@ def make_plan(config: RunConfig) -> Plan:
         parameters=parameters,
         folder=RunFolder(run_path(config)),
     )
+
+
+def _with_run_samples(config: RunConfig, total_steps: int, train_samples: int) -> RunConfig:
+    """The configuration with the samples of the whole run, which the cost of a part of it may be relative to."""
+    if config.hardware.run_samples is not None:
+        return config
+    batch_size = config.training.batch_size
+    epochs, steps = divmod(total_steps, steps_per_epoch(train_samples, batch_size))
+    hardware = replace(config.hardware, run_samples=epochs * train_samples + steps * batch_size)
+    return replace(config, hardware=hardware)
 
 
 def _bind_schedule(config: RunConfig, total_steps: int, per_epoch: int) -> Schedule:
@@ -118,7 +145,7 @@ def _bind_schedule(config: RunConfig, total_steps: int, per_epoch: int) -> Sched
 def _precisions(schedule: Schedule) -> list[Precision]:
     """Every precision of the run, and that of the evaluation at q_max, which has no gradients."""
     weight, activation, _ = schedule.reference
-    return [*{precision for precision, _ in schedule.run_lengths}, Precision(weight, activation, FLOAT)]
+    return [*schedule.precisions, Precision(weight, activation, FLOAT)]
 
 
 @dataclass(frozen=True)
@@ -130,6 +157,10 @@ class _FloatSchedule(Schedule):
     @property
     def reference(self) -> Precision:
         return self.compared_with
+
+    @property
+    def lowest(self) -> Precision:
+        return Precision(FLOAT, FLOAT, FLOAT)
 
 
 def _charged_quantizer(quantizer: QuantizerOptions) -> QuantizerOptions:

@@ -191,7 +191,8 @@ def summarise(plan: Plan, trainer: Trainer) -> dict[str, Any]:
         "train_samples": plan.info.train_samples,
         "parameters": plan.parameters,
         "seconds": trainer.elapsed,
-        "steps_per_second": plan.total_steps / trainer.elapsed if trainer.elapsed else None,
+        "evaluation_seconds": trainer.evaluating,
+        "steps_per_second": plan.total_steps / max(trainer.elapsed - trainer.evaluating, 1e-9),
         "processor": processor(trainer.device),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }

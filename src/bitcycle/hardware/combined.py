@@ -1,0 +1,34 @@
+"""All cost models side by side: `hardware=all`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from bitcycle.hardware.base import Cost, HardwareOptions
+from bitcycle.hardware.bitfusion import BitFusion
+from bitcycle.hardware.bitops import BitOps
+from bitcycle.hardware.histogram import SampleCounts
+from bitcycle.hardware.operation import Workload
+from bitcycle.hardware.zc706 import Zc706
+from bitcycle.schedule import Precision
+
+MODELS: tuple[type[HardwareOptions], ...] = (BitOps, BitFusion, Zc706)
+
+
+@dataclass
+class AllHardware(HardwareOptions):
+    """Bit operations, Bit Fusion and ZC706 at once, counted by the same rules and with the default constants of each.
+
+    The cost's own numbers are the bit operations, on which all agree; `by_hardware` holds the three costs, as energies and
+    latencies of different machines have no sum.
+    """
+
+    name: str = "all"
+
+    def measure(self, workload: Workload, counts: SampleCounts, reference: Precision) -> Cost:
+        rules = {rule.name: getattr(self, rule.name) for rule in fields(HardwareOptions) if rule.name != "name"}
+        costs = {}
+        for kind in MODELS:
+            model = kind(**rules)
+            costs[model.name] = model.measure(workload, counts, reference)
+        return replace(costs["bitops"], by_hardware=costs)

@@ -1,0 +1,84 @@
+"""How many samples were trained at which precision, for a whole network and, where they differ, for single operations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bitcycle.hardware.operation import Operation, Workload
+from bitcycle.schedule import FLOAT, Precision
+from bitcycle.settings import SettingError, nearest
+
+Histogram = Mapping[Precision, int]
+"""How many samples were trained at which precision."""
+
+
+@dataclass(frozen=True)
+class SampleCounts:
+    """Samples by precision of one run.
+
+    Attributes:
+        histogram: samples by precision of every operation that has no counts of its own.
+        per_operation: name of an operation, or of a module around operations -> their own counts instead, as of a network
+            that chooses its bits for each sample (DFQ). The longest name decides. Samples that skip the operation are in no
+            count. An operation with fixed bits is counted by its samples and keeps its bits.
+    """
+
+    histogram: Histogram
+    per_operation: Mapping[str, Histogram] = field(default_factory=dict)
+
+    @property
+    def samples(self) -> int:
+        """Samples that were trained on."""
+        return sum(self.histogram.values())
+
+    def of(self, operation: Operation) -> Histogram:
+        """The counts of one operation."""
+        if not self.per_operation:
+            return self.histogram
+        names = [operation.name, *_enclosing(operation.module)]
+        return next((self.per_operation[name] for name in names if name in self.per_operation), self.histogram)
+
+    def check(self, workload: Workload) -> None:
+        """Refuse counts that mean nothing.
+
+        Raises:
+            SettingError (a ValueError): for bits outside 1 to 32, for negative counts, for a name that is not in the
+                workload, and for more samples of an operation than were trained on.
+        """
+        for histogram in (self.histogram, *self.per_operation.values()):
+            _check_histogram(histogram)
+        known = {name for o in workload.operations for name in (o.name, *_enclosing(o.module))}
+        for name, histogram in self.per_operation.items():
+            if name not in known:
+                raise SettingError("per_operation", name, "is no operation of the model", nearest(name, known))
+            if sum(histogram.values()) > self.samples:
+                problem = f"counts {sum(histogram.values())} samples of {self.samples} in the run"
+                raise SettingError("per_operation", name, problem, "count each sample of an operation once")
+
+
+def check_precision(precision: Precision) -> None:
+    """Refuse bits that are not whole numbers from 1 to 32.
+
+    Raises:
+        SettingError (a ValueError): naming which bits.
+    """
+    for role, bits in precision._asdict().items():
+        if not isinstance(bits, int) or not 1 <= bits <= FLOAT:
+            problem = "is not a whole number of bits from 1 to 32"
+            raise SettingError(
+                f"{role} precision", bits, problem, "use 32 for float32; leave skipped samples uncounted"
+            )
+
+
+def _check_histogram(histogram: Histogram) -> None:
+    for precision, samples in histogram.items():
+        check_precision(precision)
+        if not isinstance(samples, int) or samples < 0:
+            raise SettingError("samples", samples, "is not a number of samples", "use whole numbers from 0")
+
+
+def _enclosing(module: str) -> list[str]:
+    """A module's name and those of the modules around it, from the longest to the shortest: a.b -> [a.b, a]."""
+    parts = module.split(".")
+    return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]

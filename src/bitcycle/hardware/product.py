@@ -1,0 +1,129 @@
+"""Which of PyTorch's basic operations are products, and the dimensions of each.
+
+Every layer and function reaches the dispatcher as one of these few operations, so nothing has to be known about the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bitcycle.hardware.operation import MatrixProduct
+
+aten = torch.ops.aten
+
+Depends = Callable[[Tensor], bool]
+"""Whether a tensor was computed from the model's input: it is an activation then, else a weight or a constant."""
+
+
+class Product(NamedTuple):
+    """One product as it was found: `shape` for each of `groups`; `moving` is the activation, `held` its other operand."""
+
+    kind: str
+    shape: MatrixProduct
+    groups: int
+    input_positions: int
+    moving: Tensor
+    held: Tensor
+    output: Tensor
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates; for a sparse operand, of its stored elements only."""
+        return math.prod(self.shape) * self.groups
+
+
+def _convolution(args: Any, output: Tensor, depends: Depends) -> Product:
+    x, weight, transposed, groups = args[0], args[1], args[6], args[8]
+    small = x if transposed else output  # a transposed convolution is the error product of a convolution
+    positions = small.shape[0] * math.prod(small.shape[2:])
+    out_channels = (weight.shape[1] * groups if transposed else weight.shape[0]) // groups
+    shape = MatrixProduct(positions, out_channels, x.shape[1] // groups, math.prod(weight.shape[2:]))
+    return Product("conv", shape, groups, x.shape[0] * math.prod(x.shape[2:]), x, weight, output)
+
+
+def _matrix_product(x: Tensor, y: Tensor, output: Tensor, depends: Depends) -> Product:
+    """x [..., m, k] times y [..., k, n]; one group for each matrix of a batch."""
+    if torch.strided not in (x.layout, y.layout) or x.layout != y.layout:
+        return _sparse_product(x, y, output)
+    groups = x.shape[0] if x.dim() == 3 else 1
+    m, k, n = x.shape[-2], x.shape[-1], y.shape[-1]
+    if depends(y) and not depends(x):  # a weight from the left: the transposed product
+        return Product("linear", MatrixProduct(n, m, k), groups, n, y, x, output)
+    kind = "matmul" if depends(x) and depends(y) else "linear"
+    return Product(kind, MatrixProduct(m, n, k), groups, m, x, y, output)
+
+
+def _sparse_product(x: Tensor, y: Tensor, output: Tensor) -> Product:
+    """A sum over the edges of a graph: each stored element of the adjacency multiplies one row of features."""
+    adjacency, features = (y, x) if x.layout == torch.strided else (x, y)
+    edges, width = adjacency._nnz(), features.shape[1 if adjacency is x else 0]
+    return Product("aggregation", MatrixProduct(edges, width, 1), 1, edges, features, adjacency, output)
+
+
+def _scattered_sum(args: Any, output: Tensor, depends: Depends) -> Product | None:
+    """index_add and its kin, (self, dim, index, source[, reduction]): how graphs without sparse matrices aggregate."""
+    source, index = args[3], args[2]
+    if len(args) > 4 and args[4] not in ("sum", "mean"):
+        return None  # a maximum or a product of neighbours multiplies nothing by weights
+    width = source.shape[-1] if source.dim() > 1 else 1
+    edges = source.numel() // width if width else 0
+    return Product("aggregation", MatrixProduct(edges, width, 1), 1, edges, source, index, output)
+
+
+def _vector_product(x: Tensor, y: Tensor, output: Tensor, depends: Depends) -> Product:
+    """A matrix [m, k] or a vector [k] times a vector [k]."""
+    m, k = (x.shape[0] if x.dim() == 2 else 1), x.shape[-1]
+    if depends(y) and not depends(x):
+        return Product("linear", MatrixProduct(1, m, k), 1, 1, y, x, output)
+    kind = "matmul" if depends(x) and depends(y) else "linear"
+    return Product(kind, MatrixProduct(m, 1, k), 1, m, x, y, output)
+
+
+def _bilinear(args: Any, output: Tensor, depends: Depends) -> Product:
+    """y_o = x W_o z, the product of nn.Bilinear: a linear layer of all products x_i z_j."""
+    x, weight, expanded = args[0], args[1], args[3]
+    outputs, reduced = weight.shape[0], weight.shape[1] * weight.shape[2]
+    rows = output.numel() // outputs
+    assert len(expanded) == 2, "nn.Bilinear flattens its inputs to two dimensions"
+    return Product("linear", MatrixProduct(rows, outputs, reduced), 1, rows, x, weight, output)
+
+
+def _lookup(args: Any, output: Any, depends: Depends) -> Product:
+    """An embedding: rows of a table, read and not multiplied."""
+    table, indices = args[0], args[1]
+    rows = output[0] if isinstance(output, tuple) else output
+    return Product(
+        "embedding", MatrixProduct(indices.numel(), table.shape[1], 0), 1, indices.numel(), indices, table, rows
+    )
+
+
+SCATTERED_SUMS = (
+    aten.index_add,
+    aten.index_add_,
+    aten.scatter_add,
+    aten.scatter_add_,
+    aten.scatter_reduce,
+    aten.scatter_reduce_,
+)
+PRODUCTS: dict[Any, Callable[[Any, Any, Depends], Product | None]] = {
+    aten.convolution: _convolution,
+    aten.mm: lambda args, output, depends: _matrix_product(args[0], args[1], output, depends),
+    aten.addmm: lambda args, output, depends: _matrix_product(args[1], args[2], output, depends),
+    aten._sparse_addmm: lambda args, output, depends: _matrix_product(args[1], args[2], output, depends),
+    aten.bmm: lambda args, output, depends: _matrix_product(args[0], args[1], output, depends),
+    aten.baddbmm: lambda args, output, depends: _matrix_product(args[1], args[2], output, depends),
+    aten.addbmm: lambda args, output, depends: _matrix_product(args[1], args[2], output, depends),
+    aten.mv: lambda args, output, depends: _vector_product(args[0], args[1], output, depends),
+    aten.addmv: lambda args, output, depends: _vector_product(args[1], args[2], output, depends),
+    aten.dot: lambda args, output, depends: _vector_product(args[0], args[1], output, depends),
+    aten.vdot: lambda args, output, depends: _vector_product(args[0], args[1], output, depends),
+    aten._trilinear: _bilinear,
+    **dict.fromkeys(SCATTERED_SUMS, _scattered_sum),
+    **dict.fromkeys((aten.embedding, aten._embedding_bag, aten._embedding_bag_forward_only), _lookup),
+}
+"""Operation of PyTorch -> the product that it computes, given its arguments and its result; None where it is none after all."""

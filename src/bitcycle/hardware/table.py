@@ -1,0 +1,161 @@
+"""The cost of a run as a table of text: by layer group, by pass, in total, at static q_max and what is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from bitcycle.hardware.base import CONVENTIONS, PASSES, Cost, HardwareOptions, LayerCost
+from bitcycle.hardware.operation import Operation, Workload
+from bitcycle.schedule import Precision
+
+MOST_GROUPS = 16
+"""Modules above which layers are grouped by their kind instead."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One unit that a cost is counted in: its title, the costs of the layers, the total and its relation to static q_max."""
+
+    title: str
+    layers: dict[str, LayerCost]
+    total: float
+    relative_to_static: float
+    scale: float = 1.0
+
+    def of(self, names: Iterable[str], passes: Iterable[str] = PASSES) -> float:
+        """The cost of some layers in some passes."""
+        layers = [self.layers[name] for name in names if name in self.layers]
+        return float(sum(getattr(layer, name) for layer in layers for name in passes)) * self.scale
+
+    @property
+    def static(self) -> str:
+        """The total at static q_max; nothing if no sample was counted, which has no ratio to it."""
+        return f"{self.total / self.relative_to_static:.4g}" if self.relative_to_static else ""
+
+    def cell(self, value: float) -> str:
+        """A value with its share of the total."""
+        return f"{value:.4g} ({value / self.total:.0%})" if self.total else f"{value:.4g}"
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Text for display: `columns` are the titles, `sections` groups of rows, `notes` the totals in words."""
+
+    columns: list[str]
+    sections: list[list[list[str]]]
+    notes: list[str]
+
+
+@dataclass
+class _Group:
+    """Layers that share a row: those below one module that have the same bits."""
+
+    bits: str
+    names: list[str] = field(default_factory=list)
+    macs: int = 0
+
+
+def cost_table(workload: Workload, hardware: HardwareOptions, cost: Cost, reference: Precision) -> CostTable:
+    """The table of a cost that `hardware` counted; with `hardware=all` the cost models stand side by side."""
+    measures = list(_measures(cost))
+    static = "/".join(map(str, reference))
+    groups = _groups(workload, hardware, cost)
+    rows = [
+        [title, str(len(group.names)), group.bits, f"{group.macs / workload.samples / 1e6:.2f}"]
+        + [measure.cell(measure.of(group.names)) for measure in measures]
+        for (title, _), group in groups.items()
+    ]
+    passes = [
+        [name.replace("_", " "), "", "", "", *(m.cell(m.of(m.layers, [name])) for m in measures)] for name in PASSES
+    ]
+    total = ["total", str(len(workload.operations)), "", f"{workload.macs / workload.samples / 1e6:.2f}"]
+    sums = [
+        total + [f"{m.total:.4g}" for m in measures],
+        [f"static {static}", "", "", "", *(m.static for m in measures)],
+        ["saved", "", "", "", *(f"{100 * (1 - m.relative_to_static):.1f} %" for m in measures)],
+    ]
+    columns = ["layers", "count", "bits", "MMACs", *(measure.title for measure in measures)]
+    return CostTable(columns, [rows, passes, sums], [_counting(hardware), *_notes(cost, static)])
+
+
+def saving(relative: float, static: str) -> str:
+    """A cost relative to static q_max in words."""
+    if relative <= 1:
+        return f"{100 * (1 - relative):.1f} % less than static {static} bits"
+    return f"{relative:.2f} times static {static} bits"
+
+
+def _measures(cost: Cost) -> Iterable[Measure]:
+    yield Measure("GBitOps", _by_name(cost.layers), cost.gbitops, cost.relative_to_static, 1e-9)
+    for name, part in (cost.by_hardware or {"": cost}).items():
+        if part.energy_j is not None and part.energy_relative_to_static is not None:
+            yield Measure(
+                f"{name} J".strip(), _by_name(part.energy_layers), part.energy_j, part.energy_relative_to_static
+            )
+        if part.latency_s is not None and part.latency_relative_to_static is not None:
+            layers = _by_name(part.latency_layers)
+            yield Measure(f"{name} s".strip(), layers, part.latency_s, part.latency_relative_to_static)
+
+
+def _by_name(layers: Iterable[LayerCost]) -> dict[str, LayerCost]:
+    return {layer.name: layer for layer in layers}
+
+
+def _groups(workload: Workload, hardware: HardwareOptions, cost: Cost) -> dict[tuple[str, str], _Group]:
+    """Rows of the table: layers by the part of the network they are in, and by their bits."""
+    groups: dict[tuple[str, str], _Group] = {}
+    for title, operation in _titled(workload.operations):
+        bits = _bits(operation, hardware)
+        group = groups.setdefault((title, bits), _Group(bits))
+        group.names.append(operation.name)
+        group.macs += operation.macs
+    known = {operation.name for operation in workload.operations}
+    for layer in cost.layers:
+        if layer.name not in known:
+            groups[layer.name, "schedule"] = _Group("schedule", [layer.name])
+    return groups
+
+
+def _titled(operations: tuple[Operation, ...]) -> list[tuple[str, Operation]]:
+    """Each operation with the first module below what all have in common, or its kind if those are too many."""
+    paths = [operation.module.split(".") for operation in operations]
+    common = 0
+    while len({tuple(path[: common + 1]) for path in paths}) == 1 and all(len(path) > common + 1 for path in paths):
+        common += 1
+    titles = [path[common] for path in paths]
+    if len(set(titles)) > MOST_GROUPS:
+        titles = [operation.kind for operation in operations]
+    return list(zip(titles, operations))
+
+
+def _bits(operation: Operation, hardware: HardwareOptions) -> str:
+    if operation.is_float:
+        charged = hardware.precision_of(operation, Precision(1, 1, 1)) == Precision(1, 1, 1)
+        return "32, as schedule" if charged else "32"
+    return "schedule" if operation.fixed_precision is None else "/".join(map(str, operation.fixed_precision))
+
+
+def _counting(hardware: HardwareOptions) -> str:
+    rules = ", ".join(f"{rule}={hardware.rule(rule)}" for rule in CONVENTIONS[hardware.convention])
+    return f"counted as {hardware.convention}: {rules}"
+
+
+def _notes(cost: Cost, static: str) -> Iterable[str]:
+    less = saving(cost.relative_to_static, static)
+    yield f"{cost.gbitops:.4g} GBitOps = {cost.effective_macs:.4g} effective MACs; {less}"
+    for name, part in (cost.by_hardware or {"": cost}).items():
+        prefix = f"{name}: " if name else ""
+        if part.energy_j is not None and part.energy_relative_to_static is not None:
+            less = saving(part.energy_relative_to_static, static)
+            yield f"{prefix}energy {part.energy_j:.4g} J{_parts(part.energy_parts)}; {less}"
+        if part.latency_s is not None and part.latency_relative_to_static is not None:
+            less = saving(part.latency_relative_to_static, static)
+            yield f"{prefix}latency {part.latency_s:.4g} s = {part.latency_s / 3600:.4g} h{_parts(part.latency_parts)}; {less}"
+        if part.average_power_w is not None:
+            yield f"{prefix}average power {part.average_power_w:.3g} W, {part.dram_bits:.4g} bits of external memory"
+
+
+def _parts(parts: Mapping[str, float]) -> str:
+    total = sum(parts.values())
+    return f" ({', '.join(f'{name} {value / total:.0%}' for name, value in parts.items())})" if total else ""

@@ -1,0 +1,171 @@
+"""Precision that rises in stages: at given fractions of the run, or when the loss has become flat (PFQ)."""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Optional
+
+from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions
+from bitcycle.schedule.plateau import PlateauIndicator
+from bitcycle.schedule.precision import Precision
+from bitcycle.settings import SettingError, setting
+
+
+@dataclass
+class Staged(ScheduleOptions):
+    """Stages of constant precision, one after the other; four equal stages are FracTrain's manual PFQ.
+
+    Also the progressive training of CPT, figure 1 (3 to 8 bits over the first half), and the stages of CPT, table 1.
+
+    Source: FracTrain, appendix A; CPT, sections 3.1 and 3.2.
+    """
+
+    name: str = "pfq_manual"
+    q_min: int = setting(3, "not used: the stages say the bits", affects_result=False)
+    q_max: int = setting(8, "not used: the stages say the bits", affects_result=False)
+    cycles: int = setting(8, "not used; accepted so that sweeps over schedules need no exception", affects_result=False)
+    stages: list[int] = setting([3, 4, 6, 8], "forward bits of the stages", minimum=1, maximum=32)
+    gradient_stages: list[int] = setting([6, 6, 8, 8], "gradient bits of the stages", minimum=1, maximum=32)
+    boundaries: Optional[list[float]] = setting(
+        None,
+        "fractions of the run at which the second and later stages begin; null: equal stages",
+        minimum=0,
+        maximum=1,
+    )
+
+    def validate(self) -> None:
+        _check_stages(self.stages, self.gradient_stages)
+        if self.boundaries is not None:
+            if len(self.boundaries) != len(self.stages) - 1:
+                problem = f"{len(self.stages)} stages have {len(self.stages) - 1} boundaries"
+                raise SettingError(
+                    "boundaries", self.boundaries, problem, "give one fraction for each later stage, or null"
+                )
+            if sorted(self.boundaries) != self.boundaries:
+                raise SettingError(
+                    "boundaries", self.boundaries, "are not in order", f"write {sorted(self.boundaries)}"
+                )
+
+    @property
+    def reference(self) -> Precision:
+        return _highest(self.stages, self.gradient_stages)
+
+    def precision(self, step: int, length: RunLength) -> Precision:
+        count = len(self.stages)
+        boundaries = self.boundaries if self.boundaries is not None else [k / count for k in range(1, count)]
+        stage = bisect.bisect_right([round(b * length.total_steps) for b in boundaries], step)
+        return Precision(self.stages[stage], self.stages[stage], self.gradient_stages[stage])
+
+
+@dataclass
+class Pfq(ScheduleOptions):
+    """Progressive fractional quantization: the next stage begins when the loss has become flat.
+
+    Source: FracTrain, section 3.1 and algorithm 1; released code, train_pfq.py. The switches name where the two disagree.
+    """
+
+    name: str = "pfq"
+    q_min: int = setting(3, "not used: the stages say the bits", affects_result=False)
+    q_max: int = setting(8, "not used: the stages say the bits", affects_result=False)
+    cycles: int = setting(8, "not used; accepted so that sweeps over schedules need no exception", affects_result=False)
+    stages: list[int] = setting([3, 4, 6, 8], "forward bits of the stages", minimum=1, maximum=32)
+    gradient_stages: list[int] = setting([6, 6, 8, 8], "gradient bits of the stages", minimum=1, maximum=32)
+    epsilon: float = setting(0.05, "threshold of the loss difference (paper 0.05, code's default 0.15)", minimum=0)
+    alpha: float = setting(
+        0.3, "factor of the threshold after a turning point (paper 0.3, code's default 0.4)", minimum=0
+    )
+    window: int = setting(5, "epochs whose losses must be close to each other", minimum=2)
+    difference: str = setting(
+        "window",
+        "differences of each earlier epoch to the latest (window, the code) or of neighbours (consecutive, algorithm 1)",
+        choices=("window", "consecutive"),
+    )
+    scale: str = setting(
+        "mean10",
+        "differences are relative to the mean of the first ten losses (the code) or their peak (the paper)",
+        choices=("mean10", "peak"),
+    )
+    max_decays: Optional[int] = setting(
+        None, "turning points that shrink the threshold; null: all (code: 2)", minimum=0
+    )
+    epoch_steps: Optional[int] = setting(
+        None, "steps of what counts as an epoch; null: a pass over the data (code: 400 or 390 steps)", minimum=1
+    )
+
+    def validate(self) -> None:
+        _check_stages(self.stages, self.gradient_stages)
+
+    @property
+    def reference(self) -> Precision:
+        return _highest(self.stages, self.gradient_stages)
+
+    def check_length(self, length: RunLength) -> None:
+        if self.epoch_steps is None and length.steps_per_epoch is None:
+            problem = "the length of an epoch is not known"
+            raise SettingError("epoch_steps", None, problem, "bind with steps_per_epoch, or set epoch_steps")
+
+    def bind(self, total_steps: int, steps_per_epoch: int | None = None) -> PfqSchedule:
+        return PfqSchedule(self, RunLength(total_steps, steps_per_epoch))
+
+
+@dataclass(frozen=True)
+class PfqSchedule(Schedule):
+    """PFQ in a run: tell it the mean loss of every epoch by `observe`, ask it for the current bits.
+
+    Asked for a later step than the current one it answers with the bits of the current stage.
+    """
+
+    options: Pfq
+
+    @cached_property
+    def indicator(self) -> PlateauIndicator:
+        """The turning points so far."""
+        o = self.options
+        return PlateauIndicator(o.epsilon, o.alpha, o.window, o.difference, o.scale, o.max_decays)
+
+    @property
+    def fixed(self) -> bool:
+        return False
+
+    @property
+    def observation_steps(self) -> int:
+        return self.options.epoch_steps or self.length.steps_per_epoch or 1
+
+    def observe(self, loss: float, accuracy: float) -> None:
+        if self.stage < len(self.options.stages) - 1:
+            self.indicator.update(loss)
+
+    @property
+    def precisions(self) -> set[Precision]:
+        stages = zip(self.options.stages, self.options.gradient_stages)
+        return {Precision(forward, forward, gradient) for forward, gradient in stages}
+
+    @property
+    def stage(self) -> int:
+        """Index of the current stage."""
+        return min(self.indicator.turning_points, len(self.options.stages) - 1)
+
+    def __call__(self, step: int) -> Precision:
+        self.check_step(step)
+        forward = self.options.stages[self.stage]
+        return Precision(forward, forward, self.options.gradient_stages[self.stage])
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.indicator.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.indicator.load_state_dict(state)
+
+
+def _check_stages(stages: list[int], gradient_stages: list[int]) -> None:
+    if not stages:
+        raise SettingError("stages", stages, "there is no stage", "give forward bits, as [3,4,6,8]")
+    if len(stages) != len(gradient_stages):
+        problem = f"there are {len(stages)} stages of forward bits"
+        raise SettingError("gradient_stages", gradient_stages, problem, "give as many gradient bits")
+
+
+def _highest(stages: list[int], gradient_stages: list[int]) -> Precision:
+    return Precision(max(stages), max(stages), max(gradient_stages))

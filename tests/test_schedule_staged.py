@@ -1,0 +1,130 @@
+"""Stages: at given fractions, and at the turning points that the released code of PFQ finds."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import pytest
+
+from bitcycle.schedule import PlateauIndicator, Precision, schedule
+from bitcycle.settings import SettingError
+from tests.conftest import golden_json
+
+SERIES = golden_json("pfq_indicator")
+RUNS = [(series, run) for series in SERIES for run in series["runs"]]
+
+
+@pytest.mark.parametrize(("series", "run"), RUNS, ids=lambda value: value.get("name", value.get("epsilon")))
+def test_turning_points_equal_the_released_code(series, run):
+    losses = series["epoch_losses"]
+    bound = schedule(
+        "pfq",
+        total_steps=len(losses),
+        steps_per_epoch=1,
+        stages=run["forward_bits"],
+        gradient_stages=run["backward_bits"],
+        epsilon=run["epsilon"],
+        alpha=run["alpha"],
+        max_decays=2,
+    )
+    bits, turning = [], []
+    for epoch, loss in enumerate(losses):
+        bits.append((bound(epoch).weight, bound(epoch).gradient))
+        before = bound.stage
+        bound.observe(loss, 0.0)
+        if bound.stage > before:
+            turning.append(epoch + 1)
+        if epoch < 10 and bound.stage < len(run["forward_bits"]) - 1:
+            assert bound.indicator.loss_scale == pytest.approx(
+                series["loss_scale_after_each_of_the_first_10_epochs"][epoch], rel=1e-12
+            )
+    assert turning == run["turning_epochs"]
+    assert [[list(pair), len(list(group))] for pair, group in groupby(bits)] == run["bits_per_epoch_rle"]
+    assert bound.indicator.threshold == pytest.approx(run["final_threshold"], rel=1e-12)
+
+
+def test_every_turning_point_shrinks_the_threshold_by_default():
+    """The paper's rule; in a schedule of four stages it makes no difference, since the third turning point is the last."""
+    for series, run in RUNS:
+        if len(run["forward_bits"]) > 4:
+            continue
+        options = {
+            "stages": run["forward_bits"],
+            "gradient_stages": run["backward_bits"],
+            "epsilon": run["epsilon"],
+            "alpha": run["alpha"],
+        }
+        bound = schedule("pfq", total_steps=1000, steps_per_epoch=1, **options)
+        stages = []
+        for loss in series["epoch_losses"]:
+            bound.observe(loss, 0.0)
+            stages.append(bound.stage)
+        assert [epoch + 1 for epoch in range(len(stages)) if stages[epoch] > ([0, *stages])[epoch]] == run[
+            "turning_epochs"
+        ]
+
+
+def test_a_stage_lasts_at_least_a_window():
+    indicator = PlateauIndicator(threshold=1e9, alpha=1.0, window=5)
+    assert [indicator.update(1.0) for _ in range(11)] == [False] * 4 + [True] + [False] * 4 + [True] + [False]
+
+
+def test_difference_and_scale_switches():
+    slow = [10.0, 9.6, 9.2, 8.8, 8.4]  # neighbours differ by 0.4, the first and the last by 1.6
+    found = {
+        (difference, scale): [PlateauIndicator(0.06, 1.0, 5, difference, scale).update(loss) for loss in slow][-1]
+        for difference in ("window", "consecutive")
+        for scale in ("mean10", "peak")
+    }
+    assert not any(found[("window", scale)] for scale in ("mean10", "peak"))
+
+    def last(difference: str, scale: str, threshold: float) -> bool:
+        indicator = PlateauIndicator(threshold, 1.0, 5, difference, scale)
+        return [indicator.update(loss) for loss in slow][-1]
+
+    assert last("consecutive", "peak", 0.0401)
+    assert not last("consecutive", "mean10", 0.0401)  # 0.4 / 9.2 = 0.0435
+    assert last("window", "peak", 0.1601)
+    assert not last("window", "peak", 0.1599)
+
+
+def test_state_goes_on_where_it_was():
+    losses = SERIES[0]["epoch_losses"]
+    whole = schedule("pfq", total_steps=1000, steps_per_epoch=1)
+    for loss in losses:
+        whole.observe(loss, 0.0)
+    first, second = (schedule("pfq", total_steps=1000, steps_per_epoch=1) for _ in range(2))
+    for loss in losses[:24]:
+        first.observe(loss, 0.0)
+    second.load_state_dict(first.state_dict())
+    for loss in losses[24:]:
+        second.observe(loss, 0.0)
+    assert second.state_dict() == whole.state_dict()
+    assert second(999) == whole(999) == Precision(8, 8, 8)
+
+
+def test_manual_stages_are_equally_long_unless_told():
+    equal = schedule("pfq_manual", total_steps=100)
+    assert [(p.weight, p.gradient, n) for p, n in equal.run_lengths] == [(3, 6, 25), (4, 6, 25), (6, 8, 25), (8, 8, 25)]
+    told = schedule(
+        "pfq_manual", total_steps=100, stages=[4, 32, 32], gradient_stages=[4, 32, 32], boundaries=[0.5, 0.75]
+    )
+    assert [(p.weight, n) for p, n in told.run_lengths] == [(4, 50), (32, 50)]
+    assert equal.reference == Precision(8, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("pfq", {"stages": [3, 4]}, "as many gradient bits"),
+        ("pfq", {"stages": [], "gradient_stages": []}, "no stage"),
+        ("pfq", {"stages": [3, 40, 6, 8]}, "use 32 or less"),
+        ("pfq", {"epsilon": -1}, "use 0 or more"),
+        ("pfq", {"steps_per_epoch": None}, "set epoch_steps"),
+        ("pfq_manual", {"boundaries": [0.5]}, "4 stages have 3 boundaries"),
+        ("pfq_manual", {"boundaries": [0.5, 0.2, 0.9]}, "are not in order"),
+    ],
+)
+def test_nonsense_is_refused(name, options, words):
+    with pytest.raises(SettingError, match=words):
+        schedule(name, **{"total_steps": 100, "steps_per_epoch": 10, **options})

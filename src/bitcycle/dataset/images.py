@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,6 +86,10 @@ class Images:
         """The images at `indices`."""
         return Images(self.pixels[indices], self.labels[indices])
 
+    def for_evaluation(self) -> Images:
+        """The same images, none of them framed at random."""
+        return self
+
     def to(self, device: torch.device) -> Images:
         """The same images on a device, where batches are then made."""
         return Images(self.pixels.to(device), self.labels.to(device))
@@ -116,6 +120,10 @@ class StreamedImages(Images):
     def subset(self, indices: Tensor) -> StreamedImages:
         encoded = [self.encoded[index] for index in indices.tolist()]
         return StreamedImages(encoded, self.labels[indices], self.channels, self.framing, self.workers)
+
+    def for_evaluation(self) -> StreamedImages:
+        framing = replace(self.framing, random_crop=False)
+        return StreamedImages(self.encoded, self.labels, self.channels, framing, self.workers)
 
     def to(self, device: torch.device) -> StreamedImages:
         return self  # batches are moved one by one

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,7 +23,7 @@ from bitcycle.training.display import ProgressBar, log_to_file
 from bitcycle.training.environment import describe_environment, processor
 from bitcycle.training.identity import run_hash
 from bitcycle.training.interruption import Interrupted, StopSignal
-from bitcycle.training.loop import Trainer
+from bitcycle.training.loop import Best, Trainer
 from bitcycle.training.metrics_log import JsonLines, MetricsLog, Sink, TensorBoardSink, WandbSink
 from bitcycle.training.plan import Plan
 from bitcycle.training.run_folder import read_json, write_json
@@ -134,7 +135,7 @@ def wants_compilation(plan: Plan, device: torch.device) -> bool:
 def build_trainer(plan: Plan, device: torch.device) -> Trainer:
     """Model, optimizer, controller and task of a run, at step 0."""
     config = plan.config
-    splits = config.dataset.load(config.data_folder)
+    splits = config.dataset.load(config.data_folder, config.seed)
     task = Classification(
         config.task, config.dataset, splits, plan.info.shape.classes, plan.batch_size, config.seed, device
     )
@@ -167,11 +168,24 @@ def write_config(plan: Plan) -> None:
     write_atomically(plan.folder.config, lambda stream: stream.write(text.encode()))
 
 
+def best_by_validation(best: Best, choose: Callable[[Sequence[float]], float]) -> dict[str, float]:
+    """The last and the best validation, and the test metric of the same evaluations: what a choice without test data gives."""
+    index = best.validation.index(choose(best.validation))
+    return {
+        "final": best.validation[-1],
+        "best": best.validation[index],
+        "test_at_best": best.history[index],
+    }
+
+
 def summarise(plan: Plan, trainer: Trainer) -> dict[str, Any]:
     """The result of a finished run: final and best metric, cost in total and up to the best, speed."""
     best, metric = trainer.best, trainer.task.metric
     last = best.history[-MEAN_OF_LAST:]
     choose = max if trainer.task.higher_is_better else min
+    found: dict[str, Any] = {"validation": best_by_validation(best, choose)} if best.validation else {}
+    if trainer.phases.several:
+        found["phases"] = trainer.phases.records
     return {
         "metric": metric,
         "final": best.history[-1],
@@ -179,6 +193,7 @@ def summarise(plan: Plan, trainer: Trainer) -> dict[str, Any]:
         "best_step": best.step,
         "mean_of_last": {"mean": sum(last) / len(last), "evaluations": len(last)},
         "at_q_max": {"final": best.at_q_max[-1], "best": choose(best.at_q_max)},
+        **found,
         "cost": {"total": trainer.controller.cost().summary(), "to_best": best.cost},
         "scale": plan.config.scale,
         "model": plan.config.model.name,

@@ -9,7 +9,7 @@ CHOOSING = ["quantizer=uniform_l2", "training.evaluation_steps=5", "schedule.can
 OPTIONS = {
     "pfq": ["schedule.epoch_steps=2", "schedule.epsilon=0.5", "schedule.alpha=1"],
     "hlhlp": CHOOSING,
-    "hlhlhlp": CHOOSING,
+    "hlhlhlp": [*CHOOSING, "schedule.ratio=40"],
     "fine_tuning": CHOOSING,
     "partial_pretrain": ["model=resnet8_extra_skip", "quantizer=pact_binary", "training.evaluation_steps=10"],
 }
@@ -50,7 +50,13 @@ RESUME: dict[str, list[str]] = {
     "quantizer=uniform_l2 step": ["quantizer=uniform_l2", "quantizer.update=step", *FLOAT_THEN_LOW, "schedule.q_min=3"],
     "model=mobilenet_v2": ["model=mobilenet_v2", "schedule=RTH", "quantizer.depthwise_bits=[8,16]"],
     "hlhlp with adam": [
-        *("schedule=hlhlp", *CHOOSING, "schedule.second_moment=optimizer", "schedule.carry=quantized"),
+        *(
+            "schedule=hlhlp",
+            *CHOOSING,
+            "schedule.ratio=10",
+            "schedule.second_moment=optimizer",
+            "schedule.carry=quantized",
+        ),
         *("schedule.reset_bn=true", "schedule.keep_optimizer=true", "schedule.activation_bits=[32,2,8,2]"),
         *("training.optimizer.name=adam", "training.learning_rate.initial=0.001"),
     ],

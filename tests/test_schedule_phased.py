@@ -9,6 +9,7 @@ import pytest
 from bitcycle.schedule import SCHEDULES, Phase, Precision, Schedule, schedule
 from bitcycle.settings import SettingError
 from bitcycle.training.learning_rate import LearningRateOptions
+from bitcycle.training.phases import phase_rate
 from tests.conftest import configure
 from tests.test_quantizer_golden import FOLDER
 
@@ -17,7 +18,7 @@ FLOAT, BINARY, TWO, EIGHT = (Precision(32, 32, 32), Precision(1, 1, 32), Precisi
 
 def rate(bound: Schedule, options: LearningRateOptions, step: int) -> float:
     phase = next(phase for phase in bound.phases if phase.start <= step < phase.end)
-    return options.rate(step - phase.start, phase.steps) * phase.rate_factor
+    return phase_rate(options, phase, step)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +65,14 @@ def test_the_split_leaves_the_whole_rate_to_each_part():
     bound, options = schedule("partial_pretrain", split=0.25, total_steps=80), LearningRateOptions()
     expected = [0.1] * 10 + [0.01] * 5 + [0.001] * 5 + [0.1] * 30 + [0.01] * 15 + [0.001] * 15
     assert [rate(bound, options, step) for step in range(80)] == pytest.approx(expected)
+
+
+def test_rates_may_be_constant_within_a_phase():
+    bound = schedule("hlhlp", total_steps=400, decay="constant", ratio=40)
+    options = LearningRateOptions(initial=0.5, warmup=0.1)
+    assert [rate(bound, options, step) for step in (0, 99, 100, 199, 200, 399)] == pytest.approx(
+        [0.5, 0.5, 0.2, 0.2, 0.005, 0.005]
+    )
 
 
 def test_hlhlp_by_hand():

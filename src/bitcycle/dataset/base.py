@@ -26,15 +26,13 @@ class DatasetInfo(NamedTuple):
     shape: ImageShape
     train_samples: int
     test_samples: int
-    validation_samples: int = 0
 
 
 class Splits(NamedTuple):
-    """Training and test images, and the training images that were held out for choosing, if any."""
+    """Training and test images."""
 
     train: Images
     test: Images
-    validation: Images | None = None
 
 
 @dataclass
@@ -99,19 +97,21 @@ class DatasetOptions(Settings):
         return full._replace(
             train_samples=train_samples - held_out,
             test_samples=self.test_samples or full.test_samples,
-            validation_samples=held_out,
         )
 
-    def load(self, data_root: Path, seed: int = 0) -> Splits:
-        """The images that are used of each split; `seed` says which ones are held out."""
+    def load(self, data_root: Path) -> Splits:
+        """The images that are used of both splits, before any are held out."""
         splits = self.read(data_root)
-        train, test = _first(splits.train, self.train_samples), _first(splits.test, self.test_samples)
+        return Splits(_first(splits.train, self.train_samples), _first(splits.test, self.test_samples))
+
+    def hold_out(self, train: Images, seed: int) -> tuple[Images, Images | None]:
+        """Training images without those held out for choosing, and these; `seed` says which ones."""
         count = validation_size(len(train), self.validation or 0)
         if count == 0:
-            return Splits(train, test)
+            return train, None
         held_out = validation_mask(train.labels, count, derive(seed, "validation"))
         validation = train.subset(held_out.nonzero().flatten()).for_evaluation()
-        return Splits(train.subset((~held_out).nonzero().flatten()), test, validation)
+        return train.subset((~held_out).nonzero().flatten()), validation
 
 
 def _first(images: Images, count: int | None) -> Images:

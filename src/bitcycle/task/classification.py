@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bitcycle.dataset import Batch, DatasetOptions, EvaluationBatches, Splits, TrainingBatches, batch_length
+from bitcycle.dataset import Batch, DatasetOptions, EvaluationBatches, Images, Splits, TrainingBatches, batch_length
 from bitcycle.settings import Settings, setting
 from bitcycle.task.base import Outcome
 
@@ -31,11 +31,12 @@ class Classification:
     Args:
         options: of the task.
         dataset: normalisation and augmentation.
-        splits: training, test and validation images.
+        splits: training and test images.
         classes: number of classes.
         batch_size: training samples a step.
         seed: of order and augmentation.
         device: where batches are made.
+        validation: images for choosing, if any.
     """
 
     metric = "test_accuracy"
@@ -51,13 +52,14 @@ class Classification:
         batch_size: int,
         seed: int,
         device: torch.device,
+        validation: Images | None = None,
     ) -> None:
         self.options, self.batch_size, self.classes = options, batch_size, classes
         self.training_batches = TrainingBatches(splits.train, dataset, batch_size, seed, device)
         self.test_batches = EvaluationBatches(splits.test, dataset, options.evaluation_batch_size, device)
         self.validation_batches = (
-            EvaluationBatches(splits.validation, dataset, options.evaluation_batch_size, device)
-            if splits.validation is not None
+            EvaluationBatches(validation, dataset, options.evaluation_batch_size, device)
+            if validation is not None
             else None
         )
 

@@ -1,7 +1,7 @@
 """The training loop: one for all tasks, schedules and quantizers; exact to resume at any step.
 
-Everything that a step computes follows from the weights, the optimizer's state and the step's number: precision and learning
-rate are functions of it, batch and noise are hashes of it. A checkpoint therefore needs no generator states.
+Everything that a step computes follows from the weights, the optimizer's state, the phase and the step's number: precision and
+learning rate are functions of them, batch and noise are hashes of the number. A checkpoint therefore needs no generator states.
 """
 
 from __future__ import annotations

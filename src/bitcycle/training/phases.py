@@ -58,6 +58,13 @@ def choose(found: list[Candidate], start_from: str) -> tuple[Candidate, str]:
     return flattest, f"smallest Tr(sqrt v) of the {len(found)} best by validation ({listed})"
 
 
+def phase_rate(recipe: LearningRateOptions, phase: Phase, step: int) -> float:
+    """The learning rate of `step` of a run: what the recipe has in a run as long as the phase, times the phase's factor."""
+    if phase.constant_rate:
+        return recipe.initial * phase.rate_factor
+    return recipe.rate(step - phase.start, phase.steps) * phase.rate_factor
+
+
 class PhaseRunner:
     """Where a run stands in its phases, and what changes at the beginning of each.
 
@@ -82,7 +89,7 @@ class PhaseRunner:
         self.phases, self.model, self.optimizer, self.controller = phases, model, optimizer, controller
         self.learning_rate, self.folder, self.higher_is_better = learning_rate, folder, higher_is_better
         self.index = -1  # no phase has begun
-        self.factor = 1.0
+        self.ratio = 1.0
         self.candidates: list[Candidate] = []
         self.saved: set[int] = set()
         self.moment: SecondMoment | None = None
@@ -112,9 +119,8 @@ class PhaseRunner:
         return step == self.phase.end
 
     def rate(self, step: int) -> float:
-        """The learning rate of `step`: the recipe's in a run as long as the phase, times the phase's factor."""
-        first = 0 if self.phase.constant_rate else step - self.phase.start
-        return self.learning_rate.rate(first, self.phase.steps) * self.factor
+        """The learning rate of `step`."""
+        return phase_rate(self.learning_rate, self.phase, step) * self.ratio
 
     def after_step(self) -> None:
         """Take in the gradients of a step, if somebody will ask for them."""
@@ -132,7 +138,7 @@ class PhaseRunner:
             from_step = chosen.step
         if phase.start:
             self._change(phase)
-        self.factor = phase.rate_factor * (step_ratio(self.model, *phase.rate_ratio) if phase.rate_ratio else 1.0)
+        self.ratio = step_ratio(self.model, *phase.rate_ratio) if phase.rate_ratio else 1.0
         self.index, self.candidates = self.index + 1, []
         tracked = self._next_chooses_flattest() and not self._optimizer_has_moments()
         self.moment = SecondMoment(self.model.parameters()) if tracked else None
@@ -144,7 +150,7 @@ class PhaseRunner:
                 "steps": phase.steps,
                 "precision": list(self.controller.schedule(phase.start)),
                 "learning_rate": self.rate(phase.start),
-                "rate_factor": self.factor,
+                "rate_factor": phase.rate_factor * self.ratio,
                 "start_from": phase.start_from,
                 "from_step": from_step,
                 "why": why,
@@ -192,7 +198,7 @@ class PhaseRunner:
         """What the rest of the run depends on, for a checkpoint."""
         return {
             "index": self.index,
-            "factor": self.factor,
+            "ratio": self.ratio,
             "candidates": [asdict(candidate) for candidate in self.candidates],
             "moment": self.moment.state_dict() if self.moment is not None else None,
             "records": self.records,
@@ -200,7 +206,7 @@ class PhaseRunner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.index, self.factor, self.records = state["index"], state["factor"], state["records"]
+        self.index, self.ratio, self.records = state["index"], state["ratio"], state["records"]
         self.candidates = [Candidate(**candidate) for candidate in state["candidates"]]
         self.saved = {candidate.step for candidate in self.candidates}
         self.moment = None

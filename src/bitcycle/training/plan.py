@@ -21,6 +21,7 @@ from bitcycle.randomness import derive
 from bitcycle.schedule import FLOAT, Phase, Precision, Schedule, Static
 from bitcycle.settings import SettingError
 from bitcycle.training.identity import run_path
+from bitcycle.training.phases import phase_rate
 from bitcycle.training.run_folder import RunFolder
 
 
@@ -98,13 +99,15 @@ class Plan:
 
     def describe_phase(self, phase: Phase) -> dict[str, Any]:
         """A phase as plain values; its learning rate is null where it depends on the weights that it starts from."""
-        first = self.config.training.learning_rate.rate(0, phase.steps) * phase.rate_factor
+        interval = self.config.training.evaluation_steps
+        first = phase_rate(self.config.training.learning_rate, phase, phase.start)
         return {
             "first_step": phase.start,
             "steps": phase.steps,
             "precision": list(self.schedule(phase.start)),
             "learning_rate": first if phase.rate_ratio is None else None,
             "start_from": phase.start_from,
+            "evaluations": -(-phase.end // interval) - phase.start // interval,
         }
 
 

@@ -63,7 +63,8 @@ def _phases(plan: Plan) -> list[tuple[str, str]]:
         rate = phase["learning_rate"]
         shown = f"rate {rate:.4g}" if rate is not None else "rate by the weights' step sizes"
         begins = "initial" if phase["first_step"] == 0 else phase["start_from"]
-        lines.append((f"phase {number}", f"from step {phase['first_step']}, {shown}, {begins} weights"))
+        line = f"from step {phase['first_step']}, {shown}, {begins} weights, {phase['evaluations']} evaluations"
+        lines.append((f"phase {number}", line))
     return lines
 
 
@@ -87,9 +88,11 @@ def summary_report(summary: dict[str, Any], reference: Precision) -> list[str]:
         f"up to the best {to_best['gbitops']:.4g} GBitOps",
     ]
     for phase in summary.get("phases", []):
+        chosen = f"with the weights after step {phase['from_step']} ({phase['start_from']})"
+        weights = chosen if phase["first_step"] > 0 else "with initial weights"
+        bits = "/".join(map(str, phase["precision"]))
         lines.append(
-            f"phase {phase['phase']}: {'/'.join(map(str, phase['precision']))} bits from step {phase['first_step']}, with the "
-            f"weights after step {phase['from_step']} ({phase['start_from']}): {metric} {phase['final']:.2f}"
+            f"phase {phase['phase']}: {bits} bits from step {phase['first_step']}, {weights}: {metric} {phase['final']:.2f}"
         )
     if "validation" in summary:
         held_out = summary["validation"]

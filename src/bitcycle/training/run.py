@@ -135,9 +135,11 @@ def wants_compilation(plan: Plan, device: torch.device) -> bool:
 def build_trainer(plan: Plan, device: torch.device) -> Trainer:
     """Model, optimizer, controller and task of a run, at step 0."""
     config = plan.config
-    splits = config.dataset.load(config.data_folder, config.seed)
+    splits = config.dataset.load(config.data_folder)
+    train, validation = config.dataset.hold_out(splits.train, config.seed)
     task = Classification(
-        config.task, config.dataset, splits, plan.info.shape.classes, plan.batch_size, config.seed, device
+        *(config.task, config.dataset, splits._replace(train=train), plan.info.shape.classes, plan.batch_size),
+        *(config.seed, device, validation),
     )
     model: nn.Module = plan.build_model(compile=wants_compilation(plan, device))
     model = model.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]

@@ -102,7 +102,9 @@ class DatasetOptions(Settings):
     def load(self, data_root: Path) -> Splits:
         """The images that are used of both splits, before any are held out."""
         splits = self.read(data_root)
-        return Splits(_first(splits.train, self.train_samples), _first(splits.test, self.test_samples))
+        return Splits(
+            _first(splits.train, self.train_samples).decoded(), _first(splits.test, self.test_samples).decoded()
+        )
 
     def hold_out(self, train: Images, seed: int) -> tuple[Images, Images | None]:
         """Training images without those held out for choosing, and these; `seed` says which ones."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import io
 import math
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 import bitcycle
@@ -21,6 +23,7 @@ from bitcycle.training.checkpoint import CheckpointFolder
 from bitcycle.training.flatness import SecondMoment, adam_trace_sqrt
 from bitcycle.training.loop import Trainer
 from bitcycle.training.phases import Candidate, best_candidates, choose
+from bitcycle.training.report import plan_report, summary_report
 from bitcycle.training.run import execute
 from bitcycle.training.run_folder import read_records
 from tests.settings import CHOOSING
@@ -424,6 +427,21 @@ def test_dry_run_counts_the_evaluations_of_each_phase(digits, interval):
     steps = [record["step"] for record in records(plan, "evaluation")]
     counted = [sum(start < step <= start + 32 for step in steps) for start in (0, 32)]
     assert [phase["evaluations"] for phase in plan.describe()["phases"]] == counted
+
+
+def test_reports_tell_of_phases(digits):
+    plan = digits("schedule=hlhlp", *CHOOSING)
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(plan_report(plan))
+    planned = console.export_text()
+    assert "from step 32, rate 0.005, flattest weights, 4 evaluations" in planned
+    assert "rate by the weights' step sizes, best weights" in planned
+    summary = execute(plan)
+    told = "\n".join(summary_report(summary, plan.schedule.reference))
+    third = summary["phases"][2]
+    assert "phase 1: 32/32/32 bits from step 0, with initial weights: test_accuracy" in told
+    assert f"phase 3: 8/32/32 bits from step 32, with the weights after step {third['from_step']} (flattest)" in told
+    assert f"best {summary['validation']['best']:.2f} with test_accuracy" in told
 
 
 def test_reference_ratio_of_normally_distributed_weights():

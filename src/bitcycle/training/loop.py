@@ -95,7 +95,11 @@ class Trainer:
         self.has_penalty = penalty(self.model) is not None
         self.phases = PhaseRunner(
             self.controller.schedule.phases,
-            *(self.model, self.optimizer, self.controller, self.options.learning_rate, self.folder.checkpoint),
+            self.model,
+            self.optimizer,
+            self.controller,
+            self.options.learning_rate,
+            self.folder.checkpoint,
             self.task.higher_is_better,
         )
 

@@ -138,8 +138,14 @@ def build_trainer(plan: Plan, device: torch.device) -> Trainer:
     splits = config.dataset.load(config.data_folder)
     train, validation = config.dataset.hold_out(splits.train, config.seed)
     task = Classification(
-        *(config.task, config.dataset, splits._replace(train=train), plan.info.shape.classes, plan.batch_size),
-        *(config.seed, device, validation),
+        config.task,
+        config.dataset,
+        splits._replace(train=train),
+        plan.info.shape.classes,
+        plan.batch_size,
+        config.seed,
+        device,
+        validation,
     )
     model: nn.Module = plan.build_model(compile=wants_compilation(plan, device))
     model = model.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]

@@ -2,9 +2,10 @@
 
     v_0 = 0,   v_k = beta v_(k-1) + (1 - beta) g_k^2,   s = sum over all weights of sqrt(v_k / (1 - beta^k))
 
-with the gradient g_k of step k, counted from the beginning of the phase. Source: HLHLp, section 3.2 (v estimates diag(H^2), so s the sum of the eigenvalues of H);
-Kingma and Ba 2014 for v and its correction. Differs from the authors' code in nothing that we know of: none was released.
-"All weights" are all trained parameters.
+with the gradient g_k of step k, counted from the beginning of the phase. "All weights" are all trained parameters.
+
+Source: HLHLp, section 3.2 (v estimates diag(H^2), so s the sum of the eigenvalues of H); Kingma and Ba 2014 for v and its
+correction. Differs from the authors' code in nothing that we know of: none was released.
 """
 
 from __future__ import annotations

@@ -5,7 +5,14 @@ from __future__ import annotations
 from bitcycle.quantizer import QUANTIZERS
 from bitcycle.schedule import SCHEDULES
 
-OPTIONS = {"pfq": ["schedule.epoch_steps=2", "schedule.epsilon=0.5", "schedule.alpha=1"]}
+CHOOSING = ["quantizer=uniform_l2", "training.evaluation_steps=5", "schedule.candidates=3", "schedule.alpha=0.1"]
+OPTIONS = {
+    "pfq": ["schedule.epoch_steps=2", "schedule.epsilon=0.5", "schedule.alpha=1"],
+    "hlhlp": CHOOSING,
+    "hlhlhlp": [*CHOOSING, "schedule.ratio=40"],
+    "fine_tuning": CHOOSING,
+    "partial_pretrain": ["model=resnet8_extra_skip", "quantizer=pact_binary", "training.evaluation_steps=10"],
+}
 """Options that let a schedule show what it does in a smoke run."""
 
 FLOAT_THEN_LOW = ["schedule=deficit", "schedule.q_max=32", "schedule.start=0.3", "schedule.end=0.7"]
@@ -42,6 +49,17 @@ RESUME: dict[str, list[str]] = {
     ],
     "quantizer=uniform_l2 step": ["quantizer=uniform_l2", "quantizer.update=step", *FLOAT_THEN_LOW, "schedule.q_min=3"],
     "model=mobilenet_v2": ["model=mobilenet_v2", "schedule=RTH", "quantizer.depthwise_bits=[8,16]"],
+    "hlhlp with adam": [
+        *(
+            "schedule=hlhlp",
+            *CHOOSING,
+            "schedule.ratio=10",
+            "schedule.second_moment=optimizer",
+            "schedule.carry=quantized",
+        ),
+        *("schedule.reset_bn=true", "schedule.keep_optimizer=true", "schedule.activation_bits=[32,2,8,2]"),
+        *("training.optimizer.name=adam", "training.learning_rate.initial=0.001"),
+    ],
     "optimizer=adam": ["training.optimizer.name=adam", "training.learning_rate.initial=0.001"],
     "optimizer=nesterov": ["training.optimizer.nesterov=true", "training.learning_rate.name=cosine"],
     "streamed images": ["dataset.crop_padding=2", "dataset.flip=true", "schedule=ER"],

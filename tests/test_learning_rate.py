@@ -32,6 +32,11 @@ def test_delay_shifts_the_shape():
     assert [round(options.rate(step, 16), 6) for step in (0, 7, 8, 11, 12, 14)] == [0.1, 0.1, 0.1, 0.1, 0.01, 0.001]
 
 
+def test_linear_warmup_rises_to_the_initial_rate():
+    options = LearningRateOptions(initial=0.4, warmup=0.25, warmup_shape="linear")
+    assert [options.rate(step, 16) for step in (0, 1, 3, 4, 7, 8)] == pytest.approx([0, 0.1, 0.3, 0.4, 0.4, 0.04])
+
+
 @pytest.mark.parametrize(
     "options",
     [{"milestones": [0.7, 0.2]}, {"name": "linear", "linear_start": 0.9, "linear_end": 0.5}, {"name": "step"}],

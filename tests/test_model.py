@@ -69,3 +69,96 @@ def test_networks_take_other_sizes_and_channels():
         assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 4)
     with pytest.raises(SettingError, match="8 pixels or more"):
         options_of("mobilenet_v2").check(ImageShape(3, 4, 10))
+
+
+def batch_norm(*channels: int) -> int:
+    return sum(2 * width for width in channels)
+
+
+def test_resnet20_with_extra_skips_by_hand():
+    """18 units of 3x3 convolutions, two projections; the sizes of the reference for partial pre-training."""
+    model = options_of("resnet20_extra_skip").build(ImageShape(3, 32, 10))
+    binary = 9 * (6 * 16 * 16 + 16 * 32 + 5 * 32 * 32 + 32 * 64 + 5 * 64 * 64)
+    projection = 16 * 32 + 32 * 64
+    assert (binary, projection, 9 * 3 * 16) == (267_264, 2_560, 432)
+    norms = batch_norm(16, *[16] * 6, *[32] * 6, *[64] * 6, 32, 64)
+    assert sum(p.numel() for p in model.parameters()) == binary + projection + 432 + norms + 64 * 10 + 10
+    operations = {o.name: o for o in trace(model, torch.zeros(1, 3, 32, 32)).operations}
+    macs = {name: operation.macs for name, operation in operations.items()}
+    assert macs["stem.0"] == 27 * 16 * 32**2
+    units = [macs[f"units.{index}.conv"] for index in range(18)]
+    assert units == [
+        *[9 * 16 * 16 * 32**2] * 6,
+        9 * 16 * 32 * 16**2,
+        *[9 * 32 * 32 * 16**2] * 5,
+        9 * 32 * 64 * 8**2,
+        *[9 * 64 * 64 * 8**2] * 5,
+    ]
+    assert [macs["units.6.shortcut.0"], macs["units.12.shortcut.0"]] == [16 * 32 * 16**2, 32 * 64 * 8**2]
+    assert sum(macs.values()) == 27 * 16 * 32**2 + sum(units) + 16 * 32 * 16**2 + 32 * 64 * 8**2 + 640
+
+
+def test_resnet34_with_extra_skips_by_hand():
+    widths, blocks, sizes = (64, 128, 256, 512), (3, 4, 6, 3), (56, 28, 14, 7)
+    with torch.device("meta"):
+        model = options_of("resnet34_extra_skip").build(ImageShape(3, 224, 1000))
+    units = [(a, b) for a, b in zip((64, *widths), widths)]  # the first unit of each stage
+    weights = [9 * a * b + 9 * b * b * (2 * n - 1) for (a, b), n in zip(units, blocks, strict=True)]
+    projections = [a * b for a, b in units[1:]]
+    norms = batch_norm(64, 64, *(w for w, n in zip(widths, blocks) for _ in range(2 * n)), *widths[1:])
+    parameters = 49 * 3 * 64 + sum(weights) + sum(projections) + norms + 512 * 1000 + 1000
+    assert sum(p.numel() for p in model.parameters()) == parameters == 21_797_800
+    macs = sum(o.macs for o in trace(model, torch.zeros(1, 3, 224, 224, device="meta")).operations)
+    expected = 49 * 3 * 64 * 112**2 + sum(w * s**2 for w, s in zip(weights, sizes)) + 512_000
+    assert macs == expected + sum(w * s**2 for w, s in zip(projections, sizes[1:]))
+
+
+def test_vgg16_by_hand():
+    model = options_of("vgg16").build(ImageShape(3, 32, 10))
+    widths = (64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)
+    sizes = (32, 32, 16, 16, 8, 8, 8, 4, 4, 4, 2, 2, 2)
+    weights = [9 * a * b for a, b in zip((3, *widths), widths)]
+    parameters = sum(weights) + batch_norm(*widths) + 512 * 10 + 10
+    assert sum(p.numel() for p in model.parameters()) == parameters == 14_724_042
+    macs = sum(o.macs for o in trace(model, torch.zeros(1, 3, 32, 32)).operations)
+    assert macs == sum(w * s**2 for w, s in zip(weights, sizes, strict=True)) + 5120
+
+
+def test_a_skip_passes_every_quantized_convolution():
+    """With convolutions that return nothing, what the stem says arrives at the classifier unchanged but for the stages."""
+    model = options_of("resnet8_extra_skip").build(ImageShape(1, 8, 4)).eval()
+    for unit in model.units:
+        torch.nn.init.zeros_(unit.conv.weight)
+    x = torch.randn(2, 1, 8, 8)
+    passed = model.stem(x)
+    for unit in model.units:
+        pooled = passed if unit.stride == 1 else torch.nn.functional.avg_pool2d(passed, 2)
+        passed = unit.shortcut(pooled)
+    expected = model.fc(passed.relu().mean(dim=(2, 3)))
+    torch.testing.assert_close(model(x), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "quantized"), [("resnet20_extra_skip", 18), ("resnet34_extra_skip", 32), ("vgg16", 12)]
+)
+def test_layers_that_partial_pretraining_binarizes(name, quantized):
+    shape = ["dataset=imagenet"] if name.startswith("resnet34") else []
+    static = ["schedule=static", "schedule.q_max=1", "schedule.gradient=32"]
+    layers = plan(f"model={name}", "quantizer=pact_binary", *static, *shape).layers
+    assert sum(rule.treatment == "quantized" for rule in layers) == quantized
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "words"),
+    [("vgg16", 28, "32 pixels"), ("resnet34_extra_skip", 28, "32 pixels"), ("resnet20_extra_skip", 3, "4 pixels")],
+)
+def test_images_that_vanish_are_refused(name, size, words):
+    with pytest.raises(SettingError, match=words):
+        options_of(name).check(ImageShape(3, size, 10))
+
+
+def test_extra_skips_take_odd_sizes():
+    model = options_of("resnet8_extra_skip").build(ImageShape(1, 9, 4)).eval()
+    assert model(torch.zeros(2, 1, 9, 9)).shape == (2, 4)
+    with pytest.raises(SettingError, match="use 18 or 34"):
+        options_of("resnet34_extra_skip", depth=50)

@@ -34,7 +34,8 @@ def result(folder: RunFolder):
     state = folder.checkpoint.load(CPU)
     state = {key: value for key, value in state.items() if key not in ("elapsed", "evaluating", "timing_bytes")}
     summary = {key: value for key, value in read_json(folder.summary).items() if key not in UNTIMED}
-    return folder.metrics.read_bytes(), summary, state
+    told = state["phases"].pop("records")  # words, which assert_close does not compare
+    return folder.metrics.read_bytes(), (summary, told), state
 
 
 def assert_equal(found, expected) -> None:

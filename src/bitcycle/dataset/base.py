@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from bitcycle.dataset.images import Images
+from bitcycle.dataset.validation import validation_mask, validation_size
 from bitcycle.errors import DataError
 from bitcycle.model import ImageShape
+from bitcycle.randomness import derive
 from bitcycle.settings import MISSING, SettingError, Settings, setting
 
 logger = logging.getLogger(__name__)
@@ -53,6 +55,14 @@ class DatasetOptions(Settings):
         None, "evaluate on the first so many images of a fixed random order; null: all", minimum=1
     )
 
+    validation: Optional[float] = setting(
+        None,
+        "share of the training images held out for choosing weights, by the run's seed, and evaluated too; null: 0.1 where the"
+        " schedule chooses, else 0",
+        minimum=0,
+        maximum=0.9,
+    )
+
     def full_info(self, data_root: Path) -> DatasetInfo:
         """What the whole data set holds; reads no image."""
         raise NotImplementedError
@@ -66,7 +76,7 @@ class DatasetOptions(Settings):
         raise NotImplementedError
 
     def info(self, data_root: Path) -> DatasetInfo:
-        """What is used of the data set: `full_info` after train_samples and test_samples."""
+        """What is used of the data set: `full_info` after train_samples, test_samples and validation."""
         full = self.full_info(data_root)
         for option, available in (("train_samples", full.train_samples), ("test_samples", full.test_samples)):
             wanted = getattr(self, option)
@@ -79,16 +89,31 @@ class DatasetOptions(Settings):
             if len(values) not in (1, full.shape.channels):
                 problem = f"images of {self.name} have {full.shape.channels} channels"
                 raise SettingError(option, values, problem, "give one number, or one for each channel")
+        train_samples = self.train_samples or full.train_samples
+        held_out = validation_size(train_samples, self.validation or 0)
+        if held_out >= train_samples:
+            problem = f"leaves none of {train_samples} training images"
+            raise SettingError("validation", self.validation, problem, "hold out less, or 0 for none")
         return full._replace(
-            train_samples=self.train_samples or full.train_samples, test_samples=self.test_samples or full.test_samples
+            train_samples=train_samples - held_out,
+            test_samples=self.test_samples or full.test_samples,
         )
 
     def load(self, data_root: Path) -> Splits:
-        """The images that are used of both splits."""
+        """The images that are used of both splits, before any are held out."""
         splits = self.read(data_root)
         return Splits(
             _first(splits.train, self.train_samples).decoded(), _first(splits.test, self.test_samples).decoded()
         )
+
+    def hold_out(self, train: Images, seed: int) -> tuple[Images, Images | None]:
+        """Training images without those held out for choosing, and these; `seed` says which ones."""
+        count = validation_size(len(train), self.validation or 0)
+        if count == 0:
+            return train, None
+        held_out = validation_mask(train.labels, count, derive(seed, "validation"))
+        validation = train.subset(held_out.nonzero().flatten()).for_evaluation()
+        return train.subset((~held_out).nonzero().flatten()), validation
 
 
 def _first(images: Images, count: int | None) -> Images:

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,6 +95,10 @@ class Images:
         """The same images, ready for batches."""
         return self
 
+    def for_evaluation(self) -> Images:
+        """The same images, none of them framed at random."""
+        return self
+
     def to(self, device: torch.device) -> Images:
         """The same images on a device, where batches are then made."""
         return Images(self.pixels.to(device), self.labels.to(device))
@@ -144,6 +148,10 @@ class StreamedImages(EncodedImages):
 
     def decoded(self) -> Images:
         return self
+
+    def for_evaluation(self) -> StreamedImages:
+        framing = replace(self.framing, random_crop=False)
+        return StreamedImages(self.encoded, self.labels, self.channels, framing, self.workers)
 
     def to(self, device: torch.device) -> StreamedImages:
         return self  # batches are moved one by one

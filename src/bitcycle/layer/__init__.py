@@ -3,6 +3,7 @@
 from bitcycle.layer.controller import PrecisionController
 from bitcycle.layer.conversion import DEFAULT_FLOAT_LAYERS, LayerRule, conversion_plan, quantize_model
 from bitcycle.layer.penalty import penalty
+from bitcycle.layer.phase_change import carry_quantized, reset_batch_norm, restart_quantizers, step_ratio
 from bitcycle.layer.quantized import QuantizedConv2d, QuantizedLayer, QuantizedLinear
 from bitcycle.layer.state import PrecisionState
 
@@ -14,7 +15,11 @@ __all__ = [
     "QuantizedConv2d",
     "QuantizedLayer",
     "QuantizedLinear",
+    "carry_quantized",
     "conversion_plan",
     "penalty",
     "quantize_model",
+    "reset_batch_norm",
+    "restart_quantizers",
+    "step_ratio",
 ]

@@ -87,6 +87,12 @@ class QuantizedLayer(nn.Module):
             self.weight_quantizer.prepare(weight.detach(), encode_bits(precision.weight))
         self.prepared = (precision, self.training)
 
+    def restart(self) -> None:
+        """Let the quantizers adapt anew at the next forward pass, whatever its bits."""
+        self.weight_quantizer.restart()
+        self.activation_quantizer.restart()
+        self.prepared = None
+
     def begin_step(self, new_epoch: bool) -> None:
         """Let the weight's quantizer work before a training step."""
         weight: Tensor = self.weight  # type: ignore[assignment]

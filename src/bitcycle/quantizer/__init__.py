@@ -3,6 +3,7 @@
 from bitcycle.quantizer.base import ROLES, GradientQuantizer, QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.dorefa import Dorefa
 from bitcycle.quantizer.kernel import compiler_works
+from bitcycle.quantizer.l2_step import optimal_step
 from bitcycle.quantizer.multibit import Multibit
 from bitcycle.quantizer.pact_binary import PactBinary
 from bitcycle.quantizer.registry import QUANTIZERS, NoQuantizer, encode_bits, quantize, quantizer_options
@@ -32,6 +33,7 @@ __all__ = [
     "Wageubn",
     "compiler_works",
     "encode_bits",
+    "optimal_step",
     "quantize",
     "quantizer_options",
 ]

@@ -42,6 +42,9 @@ class TensorQuantizer(nn.Module):
         evaluation). What evaluation computes here must leave training as it was, and a resumed run must keep what it had.
         """
 
+    def restart(self) -> None:
+        """Forget for which bits `prepare` was called: what follows is a new phase, even at the same bits."""
+
     def begin_step(self, x: Tensor, new_epoch: bool) -> None:
         """Work on the weight x itself, or on step sizes, before a training step; called if `works_each_step`."""
 

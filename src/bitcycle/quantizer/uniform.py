@@ -94,6 +94,9 @@ class _StepKeeper(TensorQuantizer):
         if self.training:
             self.step_bits.fill_(bits)
 
+    def restart(self) -> None:
+        self.step_bits.fill_(NEVER)
+
     def _optimal(self, x: Tensor, bits: int) -> Tensor:
         raise NotImplementedError
 

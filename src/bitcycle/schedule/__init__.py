@@ -2,6 +2,8 @@
 
 from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions
 from bitcycle.schedule.cyclic import Cyclic, Delayed
+from bitcycle.schedule.phase import Phase
+from bitcycle.schedule.phased import Hlhlp, PartialPretrain, PhasedOptions
 from bitcycle.schedule.plateau import PlateauIndicator
 from bitcycle.schedule.precision import FLOAT, Precision, run_lengths
 from bitcycle.schedule.registry import SCHEDULES, SUITE, schedule
@@ -15,8 +17,12 @@ __all__ = [
     "Cyclic",
     "Deficit",
     "Delayed",
+    "Hlhlp",
+    "PartialPretrain",
     "Pfq",
     "PfqSchedule",
+    "Phase",
+    "PhasedOptions",
     "PlateauIndicator",
     "Precision",
     "RunLength",

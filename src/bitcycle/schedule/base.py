@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from bitcycle.schedule.phase import Phase
 from bitcycle.schedule.precision import Precision, effective, run_lengths
 from bitcycle.settings import MISSING, SettingError, Settings, setting
 
@@ -46,6 +47,15 @@ class ScheduleOptions(Settings):
     def reference(self) -> Precision:
         """The static precision that savings are relative to: q_max everywhere."""
         return Precision(self.q_max, self.q_max, self.q_max)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether weights are chosen during the run, so that a part of the training data must be held out for it."""
+        return False
+
+    def phases(self, length: RunLength) -> tuple[Phase, ...]:
+        """Stretches of a run of `length` with learning rate and starting weights of their own; one unless overridden."""
+        return (Phase(0, length.total_steps),)
 
     def check_length(self, length: RunLength) -> None:
         """Raise SettingError where these options make no sense in a run of `length`."""
@@ -108,6 +118,11 @@ class Schedule:
     def reference(self) -> Precision:
         """The static precision that this schedule is compared with (static q_max)."""
         return effective(self.options.reference)
+
+    @cached_property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases of the run, in order and without gaps."""
+        return self.options.phases(self.length)
 
     @property
     def precisions(self) -> set[Precision]:

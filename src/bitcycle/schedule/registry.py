@@ -6,6 +6,7 @@ from typing import Any
 
 from bitcycle.schedule.base import Schedule, ScheduleOptions
 from bitcycle.schedule.cyclic import Cyclic, Delayed
+from bitcycle.schedule.phased import Hlhlp, PartialPretrain
 from bitcycle.schedule.staged import Pfq, Staged
 from bitcycle.schedule.static import Deficit, Static
 from bitcycle.settings import SettingError, nearest
@@ -37,6 +38,17 @@ SCHEDULES: dict[str, tuple[type[ScheduleOptions], dict[str, Any]]] = {
     "deficit": (Deficit, {}),
     "pfq_manual": (Staged, {}),
     "pfq": (Pfq, {}),
+    "hlhlp": (Hlhlp, {}),
+    "hlhlhlp": (
+        Hlhlp,
+        {
+            "bits": [32, 2, 8, 2, 8, 2],
+            "rates": ["initial", "coarse", "fine", "coarse", "fine", "fine"],
+            "start_from": ["previous", "best", "flattest", "best", "flattest", "best"],
+        },
+    ),
+    "fine_tuning": (Hlhlp, {"bits": [32, 2], "rates": ["initial", "fine"], "start_from": ["previous", "best"]}),
+    "partial_pretrain": (PartialPretrain, {}),
 }
 """Schedule name -> its class and the options that make it that schedule; `conf/schedule/NAME.yaml` says the same."""
 

@@ -23,6 +23,9 @@ class Task(Protocol):
     higher_is_better: bool
     """Whether a larger main metric is better."""
 
+    validation_metric: str
+    """Name of the metric that choices are made by, a key of what `validate` returns; better as the main metric is."""
+
     def batches(self, step: int) -> Iterator[Any]:
         """Training batches of steps `step`, `step` + 1, ... without end."""
 
@@ -33,4 +36,7 @@ class Task(Protocol):
         """Loss and accuracy of one training batch."""
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Metrics of the model in evaluation mode on the held-out split."""
+        """Metrics of the model in evaluation mode on the test split."""
+
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        """Metrics of the model in evaluation mode on the part of the training data held out for choosing; empty without one."""

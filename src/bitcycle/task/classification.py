@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bitcycle.dataset import Batch, DatasetOptions, EvaluationBatches, Splits, TrainingBatches, batch_length
+from bitcycle.dataset import Batch, DatasetOptions, EvaluationBatches, Images, Splits, TrainingBatches, batch_length
 from bitcycle.settings import Settings, setting
 from bitcycle.task.base import Outcome
 
@@ -26,7 +26,7 @@ class ClassificationOptions(Settings):
 
 
 class Classification:
-    """A classification task on two splits of images.
+    """A classification task on splits of images.
 
     Args:
         options: of the task.
@@ -36,9 +36,11 @@ class Classification:
         batch_size: training samples a step.
         seed: of order and augmentation.
         device: where batches are made.
+        validation: images for choosing, if any.
     """
 
     metric = "test_accuracy"
+    validation_metric = "validation_accuracy"
     higher_is_better = True
 
     def __init__(
@@ -50,10 +52,16 @@ class Classification:
         batch_size: int,
         seed: int,
         device: torch.device,
+        validation: Images | None = None,
     ) -> None:
         self.options, self.batch_size, self.classes = options, batch_size, classes
         self.training_batches = TrainingBatches(splits.train, dataset, batch_size, seed, device)
         self.test_batches = EvaluationBatches(splits.test, dataset, options.evaluation_batch_size, device)
+        self.validation_batches = (
+            EvaluationBatches(validation, dataset, options.evaluation_batch_size, device)
+            if validation is not None
+            else None
+        )
 
     def batches(self, step: int) -> Iterator[Batch]:
         return self.training_batches.starting_at(step)
@@ -66,23 +74,30 @@ class Classification:
         loss = F.cross_entropy(logits, batch.targets, label_smoothing=self.options.label_smoothing)
         return Outcome(loss, (logits.detach().argmax(1) == batch.targets).float().mean())
 
-    @torch.no_grad()
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """`test_accuracy` and `test_accuracy_top5` in percent, `test_loss` as mean cross-entropy."""
+        return self._measure(model, self.test_batches, "test")
+
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        """The same as `evaluate` of the validation images, whose names begin with `validation`."""
+        return {} if self.validation_batches is None else self._measure(model, self.validation_batches, "validation")
+
+    @torch.no_grad()
+    def _measure(self, model: nn.Module, batches: EvaluationBatches, split: str) -> dict[str, float]:
         from torchmetrics import MeanMetric, Metric
         from torchmetrics.classification import MulticlassAccuracy
 
         metrics: dict[str, Metric] = {
-            "test_accuracy": MulticlassAccuracy(self.classes, average="micro"),
-            "test_accuracy_top5": MulticlassAccuracy(self.classes, top_k=min(5, self.classes), average="micro"),
+            f"{split}_accuracy": MulticlassAccuracy(self.classes, average="micro"),
+            f"{split}_accuracy_top5": MulticlassAccuracy(self.classes, top_k=min(5, self.classes), average="micro"),
         }
-        mean_loss = MeanMetric().to(self.test_batches.device)
+        mean_loss = MeanMetric().to(batches.device)
         for metric in metrics.values():
-            metric.to(self.test_batches.device)
-        for batch in self.test_batches:
+            metric.to(batches.device)
+        for batch in batches:
             logits = model(batch.inputs)
             mean_loss.update(F.cross_entropy(logits, batch.targets), weight=len(batch.targets))
             for metric in metrics.values():
                 metric.update(logits, batch.targets)
         percent = {name: round(100 * float(metric.compute()), 4) for name, metric in metrics.items()}
-        return {**percent, "test_loss": float(mean_loss.compute())}
+        return {**percent, f"{split}_loss": float(mean_loss.compute())}

@@ -48,12 +48,14 @@ def _sync_folder(folder: Path) -> None:
 
 
 class CheckpointFolder:
-    """The checkpoints of one run: `last.pt` and, behind it, `previous.pt`.
+    """The checkpoints of one run: `last.pt` and, behind it, `previous.pt`; beside them weights kept for a later phase to choose
+    from, `candidate-STEP.pt`.
 
     They hold tensors, numbers, strings, lists and dictionaries only, and load with `torch.load(..., weights_only=True)`.
     """
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.last, self.previous = folder / "last.pt", folder / "previous.pt"
 
     def exists(self) -> bool:
@@ -67,23 +69,60 @@ class CheckpointFolder:
             RunError: if it cannot be written; the checkpoints that were there are still there.
         """
 
-        def write(stream: BinaryIO) -> None:
-            torch.save(state, stream)
-
         fresh = self.last.with_name("next.pt")
-        try:
-            self.last.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(fresh, write)
-        except (OSError, RuntimeError) as error:
-            fresh.unlink(missing_ok=True)
-            raise RunError(
-                f"cannot write a checkpoint to {self.last.parent}: {error}. The previous checkpoint is untouched: free space "
-                "on that disk and run the same command again to go on from there."
-            ) from error
+        self._write(fresh, state)
         if self.last.exists():
             os.replace(self.last, self.previous)
         os.replace(fresh, self.last)
         _sync_folder(self.last.parent)
+
+    def _write(self, path: Path, state: dict[str, Any]) -> None:
+        def write(stream: BinaryIO) -> None:
+            torch.save(state, stream)
+
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, write)
+        except (OSError, RuntimeError) as error:
+            path.unlink(missing_ok=True)
+            raise RunError(
+                f"cannot write a checkpoint to {self.folder}: {error}. The previous checkpoint is untouched: free space "
+                "on that disk and run the same command again to go on from there."
+            ) from error
+
+    def candidate(self, step: int) -> Path:
+        """The file of the weights after `step` steps that a later phase may choose."""
+        return self.folder / f"candidate-{step}.pt"
+
+    def save_candidate(self, step: int, weights: dict[str, Any]) -> None:
+        """Keep weights for a later phase to choose from.
+
+        Raises:
+            RunError: if they cannot be written.
+        """
+        self._write(self.candidate(step), weights)
+
+    def load_candidate(self, step: int, device: torch.device) -> dict[str, Any]:
+        """Weights that were kept.
+
+        Raises:
+            RunError: if they are missing or damaged.
+        """
+        path = self.candidate(step)
+        problem = _damage(path)
+        if problem is not None:
+            raise RunError(
+                f"the weights that this run goes on from cannot be read: {path} ({problem}). Delete that folder to start anew."
+            )
+        weights: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        return weights
+
+    def keep_candidates(self, steps: set[int]) -> None:
+        """Delete all weights that were kept except those after `steps`."""
+        wanted = {self.candidate(step) for step in steps}
+        for path in self.folder.glob("candidate-*.pt"):
+            if path not in wanted:
+                path.unlink(missing_ok=True)
 
     def load(self, device: torch.device, run: dict[str, Any] | None = None) -> dict[str, Any] | None:
         """The newest readable checkpoint, or None if there is none at all.

@@ -38,6 +38,11 @@ class LearningRateOptions(Settings):
         0.0, "fraction of the run with warmup_rate (released code: 400 of 64000 steps)", minimum=0, maximum=1
     )
     warmup_rate: float = setting(0.01, "rate during the warm-up", minimum=0)
+    warmup_shape: str = setting(
+        "constant",
+        "during the warm-up: warmup_rate (constant), or from 0 up to initial (linear: Goyal et al. 2017, for partial table 1)",
+        choices=("constant", "linear"),
+    )
     delay: float = setting(
         0.0,
         "fraction held at the initial rate before the shape begins (Better Schedules: CIFAR deficit runs)",
@@ -56,7 +61,8 @@ class LearningRateOptions(Settings):
     def rate(self, step: int, total_steps: int) -> float:
         """The learning rate of `step`, counted from 0, in a run of `total_steps`."""
         if step < self.warmup * total_steps:
-            return self.warmup_rate
+            risen = step / (self.warmup * total_steps)
+            return self.initial * risen if self.warmup_shape == "linear" else self.warmup_rate
         held = round(self.delay * total_steps)
         if step < held or self.name == "constant":
             return self.initial

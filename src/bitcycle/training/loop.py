@@ -1,7 +1,7 @@
 """The training loop: one for all tasks, schedules and quantizers; exact to resume at any step.
 
-Everything that a step computes follows from the weights, the optimizer's state and the step's number: precision and learning
-rate are functions of it, batch and noise are hashes of it. A checkpoint therefore needs no generator states.
+Everything that a step computes follows from the weights, the optimizer's state, the phase and the step's number: precision and
+learning rate are functions of them, batch and noise are hashes of the number. A checkpoint therefore needs no generator states.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,7 @@ from bitcycle.training.display import ProgressBar
 from bitcycle.training.interruption import Interrupted, StopSignal
 from bitcycle.training.metrics_log import JsonLines, MetricsLog
 from bitcycle.training.options import TrainingOptions
+from bitcycle.training.phases import Candidate, PhaseRunner
 from bitcycle.training.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -31,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Best:
-    """The best evaluation so far, cost and samples by precision up to it, and the values of all evaluations."""
+    """The best evaluation of the phase so far, cost and samples by precision up to it, and the values of all its evaluations."""
 
     value: float | None = None
     step: int = 0
@@ -39,6 +41,7 @@ class Best:
     samples: dict[str, int] = field(default_factory=dict)
     history: list[float] = field(default_factory=list)
     at_q_max: list[float] = field(default_factory=list)
+    validation: list[float] = field(default_factory=list)
 
 
 class RunningMean:
@@ -91,6 +94,15 @@ class Trainer:
         self.metrics_bytes = 0
         self.timing_bytes = 0
         self.has_penalty = penalty(self.model) is not None
+        self.phases = PhaseRunner(
+            self.controller.schedule.phases,
+            self.model,
+            self.optimizer,
+            self.controller,
+            self.options.learning_rate,
+            self.folder.checkpoint,
+            self.task.higher_is_better,
+        )
 
     def train(self, metrics: MetricsLog, timing: JsonLines, bar: ProgressBar, stop: StopSignal) -> None:
         """Train to the last step.
@@ -103,10 +115,13 @@ class Trainer:
         batches = self.task.batches(self.step)
         saved = started = time.monotonic()
         while self.step < self.total_steps:
+            if self.phases.due(self.step):
+                self.begin_phase()
             self.train_step(next(batches))
-            if self.step % self.options.log_steps == 0 or self.step == self.total_steps:
+            ended = self.phases.ends(self.step)
+            if self.step % self.options.log_steps == 0 or ended:
                 self.log_training(bar)
-            if self.step % self.options.evaluation_steps == 0 or self.step == self.total_steps:
+            if self.step % self.options.evaluation_steps == 0 or ended:
                 self.evaluate(bar)
             bar.update(self.step)
             now = time.monotonic()
@@ -118,11 +133,23 @@ class Trainer:
             if stop.received and self.step < self.total_steps:
                 raise Interrupted(f"received {stop.received} after step {self.step}")
 
+    def begin_phase(self) -> None:
+        """Begin the next phase: its weights, its learning rate, and a best evaluation of its own."""
+        record = self.phases.begin(self.device)
+        if self.phases.several:
+            self.best = Best()
+            self.metrics.write("phase", self.step, **record)
+            logger.info(
+                "phase %d of %d: %d steps at %s bits, rate %.4g, from step %d: %s",
+                *(record["phase"], record["phases"], record["steps"], "/".join(map(str, record["precision"]))),
+                *(record["learning_rate"], record["from_step"], record["why"]),
+            )
+
     def train_step(self, batch: Any) -> None:
         """One optimizer step on one batch."""
         self.controller.step(self.step, samples=self.task.samples(self.step))
         torch.manual_seed(derive(self.seed, "step", self.step))  # for modules that draw noise, such as dropout
-        rate = self.options.learning_rate.rate(self.step, self.total_steps)
+        rate = self.phases.rate(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
@@ -130,6 +157,7 @@ class Trainer:
         added = penalty(self.model) if self.has_penalty else None
         (outcome.loss if added is None else outcome.loss + added).backward()
         self.optimizer.step()
+        self.phases.after_step()
         self.step += 1
         self.logged.add(outcome)
         self.tell_schedule(outcome)
@@ -175,10 +203,10 @@ class Trainer:
         chosen = {"last": current, "max": highest, "float": Precision(FLOAT, FLOAT, FLOAT)}[
             self.options.evaluation_precision
         ]
-        values = self.evaluate_at(chosen)
+        values = self.evaluate_at(chosen, self.task.evaluate)
         same = (chosen.weight, chosen.activation) == (highest.weight, highest.activation)
-        values_at_q_max = values if same else self.evaluate_at(highest)
-        self.controller.use(current)
+        values_at_q_max = values if same else self.evaluate_at(highest, self.task.evaluate)
+        validation = self.evaluate_at(current, self.task.validate)
         value, at_q_max = values[self.task.metric], values_at_q_max[self.task.metric]
         self.best.history.append(value)
         self.best.at_q_max.append(at_q_max)
@@ -189,19 +217,30 @@ class Trainer:
         if better:
             self.best.value, self.best.step, self.best.cost = value, self.step, cost
             self.best.samples = self.controller.meter.state_dict()
+        self.phases.note(final=value, best=self.best.value, best_step=self.best.step)
         at_highest = {f"{self.task.metric}_at_q_max": at_q_max}
-        self.metrics.write("evaluation", self.step, **values, **at_highest, precision=chosen, cost=cost)
+        held_out = self.consider(validation)
+        self.metrics.write("evaluation", self.step, **values, **at_highest, **held_out, precision=chosen, cost=cost)
         text = f"step {self.step}/{self.total_steps}  {self.task.metric} {value:.2f} at {chosen.weight} bits"
         logger.info("%s  %s at q_max %.2f  best %.2f", text, self.task.metric, at_q_max, self.best.value)
         bar.update(self.step)
 
-    def evaluate_at(self, precision: Precision) -> dict[str, float]:
-        """Metrics in evaluation mode at `precision`."""
+    def consider(self, validation: dict[str, float]) -> dict[str, float]:
+        """Take the current weights into account for the next phase; returns what to record."""
+        if not validation:
+            return {}
+        self.best.validation.append(validation[self.task.validation_metric])
+        flatness = self.phases.flatness()
+        self.phases.offer(Candidate(self.step, self.best.validation[-1], flatness))
+        return validation if flatness is None else {**validation, "trace_sqrt_v": flatness}
+
+    def evaluate_at(self, precision: Precision, measure: Callable[[nn.Module], dict[str, float]]) -> dict[str, float]:
+        """What `measure` says of the model in evaluation mode at `precision`."""
         started = time.monotonic()
         self.controller.use(precision)
         self.model.eval()
         try:
-            return self.task.evaluate(self.model)
+            return measure(self.model)
         finally:
             self.model.train()
             self.evaluating += time.monotonic() - started
@@ -218,6 +257,7 @@ class Trainer:
             "schedule": self.controller.schedule.state_dict(),
             "cost": self.controller.meter.state_dict(),
             "best": vars(self.best),
+            "phases": self.phases.state_dict(),
             "logged": self.logged.state_dict(),
             "observed": self.observed.state_dict(),
             "elapsed": self.elapsed,
@@ -226,6 +266,7 @@ class Trainer:
             "timing_bytes": self.timing.position(),
         }
         self.folder.checkpoint.save(state)
+        self.phases.clean_up(finished=self.step == self.total_steps)
         self.folder.write_status("running", self.step, self.total_steps)
 
     def identity(self) -> dict[str, Any]:
@@ -240,6 +281,10 @@ class Trainer:
         self.controller.schedule.load_state_dict(state["schedule"])
         self.controller.meter.load_state_dict(state["cost"])
         self.best = Best(**state["best"])
+        if "phases" in state:  # not in checkpoints of runs that began before there were phases
+            self.phases.load_state_dict(state["phases"])
+        else:
+            self.phases.index = 0
         self.logged.load_state_dict(state["logged"])
         self.observed.load_state_dict(state["observed"])
         self.elapsed, self.evaluating = state["elapsed"], state["evaluating"]

@@ -125,7 +125,7 @@ class MetricsLog:
         self.lines, self.sinks = JsonLines(path, keep_bytes), sinks
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """Record `values` of the moment after `step` optimizer steps; `kind` is train or evaluation."""
+        """Record `values` of the moment after `step` optimizer steps; `kind` is train, evaluation or phase."""
         self.lines.write({"kind": kind, "step": step, **values})
         numbers = {f"{kind}/{name}": float(value) for name, value in values.items() if isinstance(value, (int, float))}
         for sink in self.sinks:

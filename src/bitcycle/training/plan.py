@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,9 +19,10 @@ from bitcycle.layer import LayerRule, conversion_plan, quantize_model
 from bitcycle.model import build_seeded
 from bitcycle.quantizer import NoQuantizer, QuantizerOptions, Sbm
 from bitcycle.randomness import derive
-from bitcycle.schedule import FLOAT, Precision, Schedule, Static
+from bitcycle.schedule import FLOAT, Phase, Precision, Schedule, Static
 from bitcycle.settings import SettingError
 from bitcycle.training.identity import run_path
+from bitcycle.training.phases import phase_rate
 from bitcycle.training.run_folder import RunFolder
 
 
@@ -94,6 +96,7 @@ class Plan:
             "steps_per_epoch": steps_per_epoch(self.info.train_samples, self.batch_size),
             "parameters": self.parameters,
             "precision": [[*precision, steps] for precision, steps in lengths] if lengths is not None else None,
+            "phases": [self.describe_phase(phase) for phase in self.schedule.phases],
             "macs_per_sample": {"total": self.workload.macs, "by_layer": self.workload.macs_per_sample},
             "cost": cost.summary() if cost is not None else unknown,
             "cost_bounds": {
@@ -101,6 +104,19 @@ class Plan:
                 "most": self.cost_at(self.schedule.reference).summary(),
             },
             "layers": [rule._asdict() for rule in self.layers],
+        }
+
+    def describe_phase(self, phase: Phase) -> dict[str, Any]:
+        """A phase as plain values; its learning rate is null where it depends on the weights that it starts from."""
+        interval = self.config.training.evaluation_steps
+        first = phase_rate(self.config.training.learning_rate, phase, phase.start)
+        return {
+            "first_step": phase.start,
+            "steps": phase.steps,
+            "precision": list(self.schedule(phase.start)),
+            "learning_rate": first if phase.rate_ratio is None else None,
+            "start_from": phase.start_from,
+            "evaluations": -(-phase.end // interval) - phase.start // interval,
         }
 
 
@@ -111,10 +127,12 @@ def make_plan(config: RunConfig) -> Plan:
         SettingError (a ValueError): for settings that do not fit each other.
         DataError: for a data set of your own whose folder is missing.
     """
+    config = _with_validation(config)
     info = _within("dataset", config.dataset.info, config.data_folder)
     _within("model", config.model.check, info.shape)
     total_steps = config.training.total_steps(info.train_samples)
     schedule = _bind_schedule(config, total_steps, steps_per_epoch(info.train_samples, config.training.batch_size))
+    _check_moments(config, schedule)
     _within("quantizer", config.quantizer.check, _precisions(schedule))
     model = config.model.build(info.shape)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -134,6 +152,36 @@ def make_plan(config: RunConfig) -> Plan:
     )
 
 
+VALIDATION_SHARE = 0.1
+"""Share of the training images that are held out for schedules that choose, unless said otherwise (our own)."""
+
+
+def _with_validation(config: RunConfig) -> RunConfig:
+    """The configuration with a validation split, if the schedule chooses weights and nothing is said of one.
+
+    Raises:
+        SettingError: if the schedule chooses and nothing is to be held out for it.
+    """
+    share = config.dataset.validation
+    if not config.schedule.chooses or share:
+        return config
+    if share == 0:
+        problem = f"schedule={config.schedule.name} chooses starting weights by validation"
+        remedy = f"set dataset.validation={VALIDATION_SHARE:g}, or let all of schedule.start_from be previous"
+        raise SettingError("dataset.validation", share, problem, remedy)
+    return replace(config, dataset=replace(config.dataset, validation=VALIDATION_SHARE))
+
+
+def _check_moments(config: RunConfig, schedule: Schedule) -> None:
+    """Refuse to read Adam's second moments from another optimizer."""
+    needed = any(phase.optimizer_moments and phase.start_from == "flattest" for phase in schedule.phases)
+    optimizer = config.training.optimizer.name
+    if needed and optimizer != "adam":
+        problem = "has no second moments, by whose Tr(sqrt v) starting weights are to be chosen"
+        remedy = "set training.optimizer.name=adam, or schedule.second_moment=tracked, which goes with any optimizer"
+        raise SettingError("training.optimizer.name", optimizer, problem, remedy)
+
+
 def _with_run_samples(config: RunConfig, total_steps: int, train_samples: int) -> RunConfig:
     """The configuration with the samples of the whole run, which the cost of a part of it may be relative to."""
     if config.hardware.run_samples is not None:
@@ -147,7 +195,7 @@ def _with_run_samples(config: RunConfig, total_steps: int, train_samples: int) -
 def _bind_schedule(config: RunConfig, total_steps: int, per_epoch: int) -> Schedule:
     schedule: Schedule = _within("schedule", config.schedule.bind, total_steps, per_epoch)
     if isinstance(config.quantizer, NoQuantizer):
-        return _FloatSchedule(Static(q_max=FLOAT), schedule.length, schedule.reference)
+        return _FloatSchedule(Static(q_max=FLOAT), schedule.length, schedule.reference, schedule.phases)
     return schedule
 
 
@@ -159,9 +207,17 @@ def _precisions(schedule: Schedule) -> list[Precision]:
 
 @dataclass(frozen=True)
 class _FloatSchedule(Schedule):
-    """Float32 at every step, for runs without quantizer; its cost is still compared with the schedule's static q_max."""
+    """Float32 at every step, for runs without quantizer; its cost is still compared with the schedule's static q_max.
+
+    Learning rate and starting weights still follow the schedule's phases.
+    """
 
     compared_with: Precision = Precision(FLOAT, FLOAT, FLOAT)
+    planned: tuple[Phase, ...] = ()
+
+    @cached_property
+    def phases(self) -> tuple[Phase, ...]:
+        return self.planned
 
     @property
     def reference(self) -> Precision:

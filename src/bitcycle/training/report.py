@@ -49,7 +49,23 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         ("parameters", f"{plan.parameters:,}"),
         ("MACs a sample", f"{plan.workload.macs:,}"),
         ("bits w/a/g x steps", _precision(plan)),
+        *_phases(plan),
     ]
+
+
+def _phases(plan: Plan) -> list[tuple[str, str]]:
+    """A line for each phase, if there are several: where it begins, its first learning rate, its weights."""
+    described = [plan.describe_phase(phase) for phase in plan.schedule.phases]
+    if len(described) == 1:
+        return []
+    lines = []
+    for number, phase in enumerate(described, start=1):
+        rate = phase["learning_rate"]
+        shown = f"rate {rate:.4g}" if rate is not None else "rate by the weights' step sizes"
+        begins = "initial" if phase["first_step"] == 0 else phase["start_from"]
+        line = f"from step {phase['first_step']}, {shown}, {begins} weights, {phase['evaluations']} evaluations"
+        lines.append((f"phase {number}", line))
+    return lines
 
 
 def _precision(plan: Plan) -> str:
@@ -71,6 +87,18 @@ def summary_report(summary: dict[str, Any], reference: Precision) -> list[str]:
         f"cost: {total['gbitops']:.4g} GBitOps, {saving(total['relative_to_static'], static)}; "
         f"up to the best {to_best['gbitops']:.4g} GBitOps",
     ]
+    for phase in summary.get("phases", []):
+        chosen = f"with the weights after step {phase['from_step']} ({phase['start_from']})"
+        weights = chosen if phase["first_step"] > 0 else "with initial weights"
+        bits = "/".join(map(str, phase["precision"]))
+        lines.append(
+            f"phase {phase['phase']}: {bits} bits from step {phase['first_step']}, {weights}: {metric} {phase['final']:.2f}"
+        )
+    if "validation" in summary:
+        held_out = summary["validation"]
+        lines.append(
+            f"validation: final {held_out['final']:.2f}, best {held_out['best']:.2f} with {metric} {held_out['test_at_best']:.2f}"
+        )
     for word, key, unit in (("energy", "energy_j", "J"), ("latency", "latency_s", "s")):
         if total.get(key) is not None:
             less = saving(total[f"{word}_relative_to_static"], static)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,7 +24,7 @@ from bitcycle.training.display import ProgressBar, log_to_file
 from bitcycle.training.environment import describe_environment, processor
 from bitcycle.training.identity import run_hash
 from bitcycle.training.interruption import Interrupted, StopSignal
-from bitcycle.training.loop import Trainer
+from bitcycle.training.loop import Best, Trainer
 from bitcycle.training.metrics_log import JsonLines, MetricsLog, Sink, TensorBoardSink, WandbSink
 from bitcycle.training.plan import Plan
 from bitcycle.training.run_folder import RunFolder, read_object, write_json
@@ -190,8 +191,16 @@ def build_trainer(plan: Plan, device: torch.device) -> Trainer:
     """Model, optimizer, controller and task of a run, at step 0."""
     config = plan.config
     splits = config.dataset.load(config.data_folder)
+    train, validation = config.dataset.hold_out(splits.train, config.seed)
     task = Classification(
-        config.task, config.dataset, splits, plan.info.shape.classes, plan.batch_size, config.seed, device
+        config.task,
+        config.dataset,
+        splits._replace(train=train),
+        plan.info.shape.classes,
+        plan.batch_size,
+        config.seed,
+        device,
+        validation,
     )
     model: nn.Module = plan.build_model(compile=wants_compilation(plan, device))
     model = model.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
@@ -222,11 +231,24 @@ def write_config(plan: Plan) -> None:
     write_atomically(plan.folder.config, lambda stream: stream.write(text.encode()))
 
 
+def best_by_validation(best: Best, choose: Callable[[Sequence[float]], float]) -> dict[str, float]:
+    """The last and the best validation, and the test metric of the same evaluations: what a choice without test data gives."""
+    index = best.validation.index(choose(best.validation))
+    return {
+        "final": best.validation[-1],
+        "best": best.validation[index],
+        "test_at_best": best.history[index],
+    }
+
+
 def summarise(plan: Plan, trainer: Trainer) -> dict[str, Any]:
     """The result of a finished run: final and best metric, cost in total and up to the best, speed."""
     best, metric = trainer.best, trainer.task.metric
     last = best.history[-MEAN_OF_LAST:]
     choose = max if trainer.task.higher_is_better else min
+    found: dict[str, Any] = {"validation": best_by_validation(best, choose)} if best.validation else {}
+    if trainer.phases.several:
+        found["phases"] = trainer.phases.records
     return {
         "metric": metric,
         "final": best.history[-1],
@@ -234,6 +256,7 @@ def summarise(plan: Plan, trainer: Trainer) -> dict[str, Any]:
         "best_step": best.step,
         "mean_of_last": {"mean": sum(last) / len(last), "evaluations": len(last)},
         "at_q_max": {"final": best.at_q_max[-1], "best": choose(best.at_q_max)},
+        **found,
         "cost": {"total": trainer.controller.cost().summary(), "to_best": best.cost},
         "samples": {"total": trainer.controller.meter.state_dict(), "to_best": best.samples},
         "counting": plan.counting(),

@@ -23,12 +23,12 @@ class RunFolder:
     |---|---|
     | config.yaml | every setting, resolved |
     | status.json | running, done, or failed with the reason |
-    | metrics.jsonl | training and evaluation records, one JSON object a line: the truth of the run |
+    | metrics.jsonl | training, evaluation and phase records, one JSON object a line: the truth of the run |
     | timing.jsonl | wall-clock time and speed, apart, so that metrics of equal runs are equal files |
     | summary.json | final and best metric, cost in total and up to the best |
     | environment.json | versions, commit, hardware |
     | log.txt | what was shown, as plain lines |
-    | checkpoint/ | last.pt and previous.pt |
+    | checkpoint/ | last.pt and previous.pt; candidate-STEP.pt: weights that a later phase may start from |
     """
 
     def __init__(self, path: Path) -> None:

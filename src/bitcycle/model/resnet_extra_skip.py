@@ -1,0 +1,129 @@
+"""ResNets with a skip connection past every convolution that is quantized, as binary networks need them to train from scratch.
+
+    y = skip(x) + BN(conv3x3(ReLU(x)))          one unit for each 3x3 convolution; no ReLU after the sum
+    skip = x; where the width changes BN(conv1x1(x)), after 2x2 average pooling where the stride is 2
+
+Source: partial pre-training, section 4.1, after Bethge et al. 2019. Differs from the authors' code in nothing that we know of:
+none was released. The paper says which convolutions a skip passes, not where ReLU and pooling stand: here ReLU (with
+`quantizer=pact_binary` PACT) reads the sum and what passes by stays real-valued, as in the networks of Bethge et al.
+Initial weights are He et al.'s, normal with variance 2 / (k k out).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitcycle.model.base import ImageShape, ModelOptions
+from bitcycle.settings import MISSING, SettingError, setting
+
+IMAGENET_DEPTHS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
+"""Blocks of two convolutions in each stage of the networks for large images (He et al. 2016)."""
+
+
+class SkipUnit(nn.Module):
+    """One 3x3 convolution with a skip past it: skip(x) + BN(conv(ReLU(x)))."""
+
+    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.relu = nn.ReLU()  # not in place: the skip reads the input too
+        self.conv = nn.Conv2d(in_channels, channels, 3, stride=stride, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(channels)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or in_channels != channels:
+            projection = nn.Conv2d(in_channels, channels, 1, bias=False)
+            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        # A function and not a module, as all pooling that the published costs leave out. Odd sizes are rounded up, as the
+        # convolution does.
+        passed = F.avg_pool2d(x, self.stride, ceil_mode=True, count_include_pad=False) if self.stride > 1 else x
+        return self.shortcut(passed) + self.bn(self.conv(self.relu(x)))  # type: ignore[no-any-return]
+
+
+class ExtraSkipResNet(nn.Module):
+    """[N, channels, H, W] -> [N, classes]: stem, units, ReLU, global average pool, linear classifier.
+
+    Args:
+        stem: layers before the units, the first convolution in front; their output has `widths[0]` channels.
+        widths: channels of each stage.
+        units: units in each stage; the first unit of later stages has stride 2.
+        classes: outputs.
+    """
+
+    float_layers = ("first", "last", "shortcut")
+    """First, last and projection layers stay float (partial pre-training, section 4.3)."""
+    signed_inputs = ("first", "shortcut")
+    """The first layer reads the data, projections the sums between units, which no ReLU precedes."""
+
+    def __init__(self, stem: nn.Sequential, widths: tuple[int, ...], units: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.stem = stem
+        stages, before = [], widths[0]
+        for stage, (width, count) in enumerate(zip(widths, units, strict=True)):
+            for index in range(count):
+                stages.append(SkipUnit(before, width, 2 if stage > 0 and index == 0 else 1))
+                before = width
+        self.units = nn.Sequential(*stages)
+        self.relu = nn.ReLU()
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(before, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.pool(self.relu(self.units(self.stem(x)))).flatten(1))  # type: ignore[no-any-return]
+
+
+@dataclass
+class ResNetExtraSkipCifar(ModelOptions):
+    """Options of the network for small images: a 3x3 stem of 16 channels, three stages of 16, 32 and 64 channels."""
+
+    depth: int = setting(MISSING, "layers, 6n+2: 8, 20, 32, ...; each stage has 2n units")
+
+    def validate(self) -> None:
+        if self.depth < 8 or self.depth % 6 != 2:
+            lower = max(8, (self.depth - 2) // 6 * 6 + 2)
+            raise SettingError("depth", self.depth, "is not of the form 6n+2", f"use {lower} or {lower + 6}")
+
+    def check(self, shape: ImageShape) -> None:
+        if shape.size < 4:
+            problem = f"images of {shape.size} pixels vanish in it"
+            raise SettingError("name", self.name, problem, "use images of 4 pixels or more")
+
+    def build(self, shape: ImageShape) -> ExtraSkipResNet:
+        stem = nn.Sequential(nn.Conv2d(shape.channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16))
+        count = (self.depth - 2) // 3
+        return ExtraSkipResNet(stem, (16, 32, 64), (count, count, count), shape.classes)
+
+
+@dataclass
+class ResNetExtraSkipImagenet(ModelOptions):
+    """Options of the network for large images: a 7x7 stem with max pooling, four stages of 64 to 512 channels."""
+
+    depth: int = setting(MISSING, "layers: 18 or 34")
+
+    def validate(self) -> None:
+        if self.depth not in IMAGENET_DEPTHS:
+            raise SettingError("depth", self.depth, "has no layout with extra skips", "use 18 or 34")
+
+    def check(self, shape: ImageShape) -> None:
+        if shape.size < 32:
+            problem = f"images of {shape.size} pixels vanish in it"
+            remedy = "use images of 32 pixels or more, or a CIFAR network as model=resnet20_extra_skip"
+            raise SettingError("name", self.name, problem, remedy)
+
+    def build(self, shape: ImageShape) -> ExtraSkipResNet:
+        stem = nn.Sequential(
+            nn.Conv2d(shape.channels, 64, 7, stride=2, padding=3, bias=False),
+            nn.BatchNorm2d(64),
+            nn.ReLU(),
+            nn.MaxPool2d(3, stride=2, padding=1),
+            nn.BatchNorm2d(64),
+        )
+        units = tuple(2 * blocks for blocks in IMAGENET_DEPTHS[self.depth])
+        return ExtraSkipResNet(stem, (64, 128, 256, 512), units, shape.classes)

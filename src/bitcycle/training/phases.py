@@ -1,0 +1,221 @@
+"""Carries out the phases of a schedule: starting weights, learning rate, optimizer state. Knows no method by its name.
+
+While a phase runs, the weights of its best evaluations by validation are kept as files beside the checkpoints, as many as
+the next phase chooses from. They are deleted when neither of the two checkpoints needs them, so that a run that is cut off
+anywhere finds them again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from bitcycle.layer import PrecisionController, carry_quantized, reset_batch_norm, restart_quantizers, step_ratio
+from bitcycle.schedule import Phase
+from bitcycle.training.checkpoint import CheckpointFolder
+from bitcycle.training.flatness import SecondMoment, adam_trace_sqrt
+from bitcycle.training.learning_rate import LearningRateOptions
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Weights that the next phase may start from: the step after which they were, their validation, their Tr(sqrt v)."""
+
+    step: int
+    validation: float
+    trace_sqrt_v: float | None = None
+
+
+def best_candidates(found: list[Candidate], count: int, higher_is_better: bool) -> list[Candidate]:
+    """The `count` best of `found` by validation, the best first; of equal ones the earlier. Undefined values are the worst."""
+
+    def badness(candidate: Candidate) -> tuple[float, int]:
+        value = candidate.validation
+        worst_first = -value if higher_is_better else value
+        return (math.inf if math.isnan(value) else worst_first, candidate.step)
+
+    return sorted(found, key=badness)[:count]
+
+
+def choose(found: list[Candidate], start_from: str) -> tuple[Candidate, str]:
+    """Of candidates, the best first: the one that a phase starts from, and why in words.
+
+    >>> choose([Candidate(20, 91.5, 7.0), Candidate(10, 90.0, 5.0)], "flattest")[0].step
+    10
+    """
+    if start_from == "best":
+        return found[0], f"best validation of its phase, {found[0].validation:g}"
+    undefined = [c for c in found if c.trace_sqrt_v is None or math.isnan(c.trace_sqrt_v)]
+    flattest = min((c for c in found if c not in undefined), key=lambda c: c.trace_sqrt_v or 0.0, default=found[0])
+    listed = ", ".join(f"{c.trace_sqrt_v or 0:.6g} after step {c.step}" for c in found)
+    return flattest, f"smallest Tr(sqrt v) of the {len(found)} best by validation ({listed})"
+
+
+def phase_rate(recipe: LearningRateOptions, phase: Phase, step: int) -> float:
+    """The learning rate of `step` of a run: what the recipe has in a run as long as the phase, times the phase's factor."""
+    if phase.constant_rate:
+        return recipe.initial * phase.rate_factor
+    return recipe.rate(step - phase.start, phase.steps) * phase.rate_factor
+
+
+class PhaseRunner:
+    """Where a run stands in its phases, and what changes at the beginning of each.
+
+    Args:
+        phases: of the run's schedule.
+        model, optimizer, controller: what is trained.
+        learning_rate: the recipe that each phase goes through.
+        folder: where kept weights lie.
+        higher_is_better: whether a larger validation metric is better.
+    """
+
+    def __init__(
+        self,
+        phases: tuple[Phase, ...],
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        controller: PrecisionController,
+        learning_rate: LearningRateOptions,
+        folder: CheckpointFolder,
+        higher_is_better: bool,
+    ) -> None:
+        self.phases, self.model, self.optimizer, self.controller = phases, model, optimizer, controller
+        self.learning_rate, self.folder, self.higher_is_better = learning_rate, folder, higher_is_better
+        self.index = -1  # no phase has begun
+        self.ratio = 1.0
+        self.candidates: list[Candidate] = []
+        self.saved: set[int] = set()
+        self.moment: SecondMoment | None = None
+        self.records: list[dict[str, Any]] = []
+
+    @property
+    def several(self) -> bool:
+        """Whether there is anything to tell of phases."""
+        return len(self.phases) > 1
+
+    @property
+    def phase(self) -> Phase:
+        """The current phase."""
+        return self.phases[self.index]
+
+    @property
+    def following(self) -> Phase | None:
+        """The next phase, if there is one."""
+        return self.phases[self.index + 1] if self.index + 1 < len(self.phases) else None
+
+    def due(self, step: int) -> bool:
+        """Whether the next phase begins with `step`."""
+        return self.following is not None and self.following.start == step
+
+    def ends(self, step: int) -> bool:
+        """Whether the current phase has just ended, after `step` steps."""
+        return step == self.phase.end
+
+    def rate(self, step: int) -> float:
+        """The learning rate of `step`."""
+        return phase_rate(self.learning_rate, self.phase, step) * self.ratio
+
+    def after_step(self) -> None:
+        """Take in the gradients of a step, if somebody will ask for them."""
+        if self.moment is not None:
+            self.moment.update()
+
+    def begin(self, device: torch.device) -> dict[str, Any]:
+        """Begin the next phase; returns what to record of it."""
+        phase = self.following
+        assert phase is not None, "a phase is due"
+        from_step, why = phase.start, "the weights at the end of the phase before" if phase.start else "initial weights"
+        if phase.kept:
+            chosen, why = choose(self.candidates, phase.start_from)
+            self.model.load_state_dict(self.folder.load_candidate(chosen.step, device))
+            from_step = chosen.step
+        if phase.start:
+            self._change(phase)
+        self.ratio = step_ratio(self.model, *phase.rate_ratio) if phase.rate_ratio else 1.0
+        self.index, self.candidates = self.index + 1, []
+        tracked = self._next_chooses_flattest() and not self._optimizer_has_moments()
+        self.moment = SecondMoment(self.model.parameters()) if tracked else None
+        self.records.append(
+            {
+                "phase": self.index + 1,
+                "phases": len(self.phases),
+                "first_step": phase.start,
+                "steps": phase.steps,
+                "precision": list(self.controller.schedule(phase.start)),
+                "learning_rate": self.rate(phase.start),
+                "rate_factor": phase.rate_factor * self.ratio,
+                "start_from": phase.start_from,
+                "from_step": from_step,
+                "why": why,
+            }
+        )
+        return self.records[-1]
+
+    def _change(self, phase: Phase) -> None:
+        """Everything that a phase changes beside weights and rate."""
+        if phase.carry_quantized:
+            self.controller.use(self.controller.schedule(phase.start - 1))
+            carry_quantized(self.model)
+        restart_quantizers(self.model)
+        if phase.reset_batch_norm:
+            reset_batch_norm(self.model)
+        if not phase.keep_optimizer:
+            self.optimizer.state.clear()
+
+    def _next_chooses_flattest(self) -> bool:
+        return self.following is not None and self.following.start_from == "flattest"
+
+    def _optimizer_has_moments(self) -> bool:
+        return self.following is not None and self.following.optimizer_moments
+
+    def flatness(self) -> float | None:
+        """Tr(sqrt v) now, if the next phase chooses by it."""
+        if not self._next_chooses_flattest():
+            return None
+        return self.moment.trace_sqrt() if self.moment is not None else adam_trace_sqrt(self.optimizer)
+
+    def offer(self, candidate: Candidate) -> None:
+        """Keep the current weights if they are among the best that the next phase chooses from."""
+        kept = self.following.kept if self.following is not None else 0
+        best = best_candidates([*self.candidates, candidate], kept, self.higher_is_better)
+        if candidate in best:
+            self.folder.save_candidate(candidate.step, self.model.state_dict())
+        self.candidates = best
+
+    def note(self, **results: Any) -> None:
+        """Remember how the current phase does, for the summary."""
+        if self.records:
+            self.records[-1].update(results)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the rest of the run depends on, for a checkpoint."""
+        return {
+            "index": self.index,
+            "ratio": self.ratio,
+            "candidates": [asdict(candidate) for candidate in self.candidates],
+            "moment": self.moment.state_dict() if self.moment is not None else None,
+            "records": self.records,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.index, self.ratio, self.records = state["index"], state["ratio"], state["records"]
+        self.candidates = [Candidate(**candidate) for candidate in state["candidates"]]
+        self.saved = {candidate.step for candidate in self.candidates}
+        self.moment = None
+        if state["moment"] is not None:
+            self.moment = SecondMoment(self.model.parameters())
+            self.moment.load_state_dict(state["moment"])
+
+    def clean_up(self, finished: bool) -> None:
+        """After a checkpoint: delete kept weights that neither it nor the one before it needs."""
+        now = {candidate.step for candidate in self.candidates}
+        self.folder.keep_candidates(set() if finished else now | self.saved)
+        self.saved = now

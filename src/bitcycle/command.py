@@ -7,8 +7,9 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.errors import HydraException, MissingConfigException
@@ -29,7 +30,7 @@ from bitcycle.help import help_text
 from bitcycle.settings import SettingError, nearest
 from bitcycle.training.display import set_up_console
 from bitcycle.training.interruption import Interrupted
-from bitcycle.training.plan import make_plan
+from bitcycle.training.plan import Plan, make_plan
 from bitcycle.training.report import plan_report, print_report, summary_report
 from bitcycle.training.run import execute
 
@@ -71,13 +72,25 @@ def run(config: DictConfig) -> int:
     elif run_config.dry_run == "true":
         print_report(plan_report(plan))
     else:
-        print_report(summary_report(execute(plan), plan.schedule.reference))
-        if run_config.logging.picture:
-            from bitcycle.figure.run import draw_run
-
-            print(f"picture: {draw_run(plan)}")
+        summary = execute(plan)
+        print_report(summary_report(summary, plan.schedule.reference))
+        for picture in pictures(plan, summary):
+            print(f"picture: {picture}")
         print(f"run folder: {plan.folder.path}")
     return EXIT_DONE
+
+
+def pictures(plan: Plan, summary: dict[str, Any]) -> Iterator[Path]:
+    """Draw what is asked for, and always a range test: its picture is half of its result."""
+    first, tested = plan.preliminary(), "range_test" in summary.get("found", {})
+    if tested:
+        from bitcycle.figure.range_test import draw_range_test
+
+        yield draw_range_test((first or plan).folder)
+    if plan.config.logging.picture and (first is not None or not tested):
+        from bitcycle.figure.run import draw_run
+
+        yield draw_run(plan)
 
 
 def guarded(action: Callable[[], int]) -> int:

@@ -4,6 +4,7 @@ from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions
 from bitcycle.schedule.cyclic import Cyclic, Delayed
 from bitcycle.schedule.plateau import PlateauIndicator
 from bitcycle.schedule.precision import FLOAT, Precision, run_lengths
+from bitcycle.schedule.range_test import RangeTest, RangeTestSchedule
 from bitcycle.schedule.registry import SCHEDULES, SUITE, schedule
 from bitcycle.schedule.staged import Pfq, PfqSchedule, Staged
 from bitcycle.schedule.static import Deficit, Static
@@ -19,6 +20,8 @@ __all__ = [
     "PfqSchedule",
     "PlateauIndicator",
     "Precision",
+    "RangeTest",
+    "RangeTestSchedule",
     "RunLength",
     "Schedule",
     "ScheduleOptions",

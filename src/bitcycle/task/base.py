@@ -23,6 +23,9 @@ class Task(Protocol):
     higher_is_better: bool
     """Whether a larger main metric is better."""
 
+    chance: float
+    """Share of right answers of always giving the most frequent one of the training data."""
+
     def batches(self, step: int) -> Iterator[Any]:
         """Training batches of steps `step`, `step` + 1, ... without end."""
 

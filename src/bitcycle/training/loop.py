@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,6 +81,7 @@ class Trainer:
     seed: int
     folder: RunFolder
     device: torch.device
+    initial_state: Callable[[], dict[str, Any]]
     step: int = 0
     best: Best = field(default_factory=Best)
     elapsed: float = 0.0
@@ -120,7 +122,7 @@ class Trainer:
         """One optimizer step on one batch."""
         self.controller.step(self.step, samples=self.task.samples(self.step))
         torch.manual_seed(derive(self.seed, "step", self.step))  # for modules that draw noise, such as dropout
-        rate = self.options.learning_rate.rate(self.step, self.total_steps)
+        rate = self.options.learning_rate.rate(self.step, self.controller.schedule.length.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
@@ -139,7 +141,19 @@ class Trainer:
             return
         self.observed.add(outcome)
         if self.step % schedule.observation_steps == 0:
-            schedule.observe(*self.observed.take())
+            loss, accuracy = self.observed.take()
+            precision = self.controller.precision
+            self.metrics.write("observation", self.step, loss=loss, accuracy=100 * accuracy, precision=precision)
+            schedule.observe(loss, accuracy)
+            if schedule.finished:
+                self.total_steps = self.step
+            if schedule.starts_anew:
+                self.start_anew()
+
+    def start_anew(self) -> None:
+        """Go on from the initial weights, with nothing remembered of the steps so far."""
+        self.model.load_state_dict(self.initial_state())
+        self.optimizer.state.clear()
 
     def log_training(self, bar: ProgressBar) -> None:
         """Write mean loss and accuracy since the last time."""
@@ -150,7 +164,7 @@ class Trainer:
             "train", self.step, loss=loss, accuracy=100 * accuracy, learning_rate=rate, precision=precision
         )
         bar.update(self.step, f"bits {'/'.join(map(str, precision or ()))}  loss {loss:.3f}")
-        if not math.isfinite(loss):
+        if not math.isfinite(loss) and not self.controller.schedule.survives_divergence:
             raise RunError(
                 f"the loss is {loss} at step {self.step}: training diverged. Lower training.learning_rate.initial, or raise "
                 "schedule.q_min or the gradient's bits."
@@ -225,3 +239,5 @@ class Trainer:
         self.observed.load_state_dict(state["observed"])
         self.elapsed, self.evaluating = state["elapsed"], state["evaluating"]
         self.metrics_bytes, self.timing_bytes = state["metrics_bytes"], state["timing_bytes"]
+        if self.controller.schedule.finished:
+            self.total_steps = self.step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ class Plan:
     layers: tuple[LayerRule, ...]
     parameters: int
     folder: RunFolder
+    found: dict[str, Any] = field(default_factory=dict)
+    preceded_by: dict[str, Any] = field(default_factory=dict)
 
     @property
     def batch_size(self) -> int:
@@ -66,6 +68,19 @@ class Plan:
     def _cost_of(self, histogram: Mapping[Precision, int]) -> Cost:
         cost: Cost = self.config.hardware.cost(self.workload, histogram, self.schedule.reference)
         return cost
+
+    def preliminary(self) -> Plan | None:
+        """The run whose result decides this one's schedule, in a folder below this one's; None if all is decided."""
+        options = self.schedule.preliminary
+        if options is None:
+            return None
+        schedule = options.bind(self.schedule.length.total_steps, self.schedule.length.steps_per_epoch)
+        config, folder = replace(self.config, schedule=options), self.folder.below(options.name)
+        return replace(self, config=config, schedule=schedule, total_steps=schedule.steps, folder=folder)
+
+    def settle(self, found: dict[str, Any], preceded_by: dict[str, Any]) -> Plan:
+        """The same run, named as before, with the schedule that follows from what a preliminary run has found."""
+        return replace(self, schedule=self.schedule.settle(found), found=found, preceded_by=preceded_by)
 
     def build_model(self, compile: bool = False) -> nn.Module:
         """The converted model with its initial weights."""
@@ -106,6 +121,7 @@ def make_plan(config: RunConfig) -> Plan:
     _within("model", config.model.check, info.shape)
     total_steps = config.training.total_steps(info.train_samples)
     schedule = _bind_schedule(config, total_steps, steps_per_epoch(info.train_samples, config.training.batch_size))
+    total_steps = schedule.steps
     _within("quantizer", config.quantizer.check, _precisions(schedule))
     model = config.model.build(info.shape)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -138,6 +154,9 @@ def _with_run_samples(config: RunConfig, total_steps: int, train_samples: int) -
 def _bind_schedule(config: RunConfig, total_steps: int, per_epoch: int) -> Schedule:
     schedule: Schedule = _within("schedule", config.schedule.bind, total_steps, per_epoch)
     if isinstance(config.quantizer, NoQuantizer):
+        if schedule.steps < schedule.length.total_steps:
+            problem = "ends when it has found bits, and without quantizer there are none"
+            raise SettingError("schedule", schedule.name, problem, "choose a quantizer")
         return _FloatSchedule(Static(q_max=FLOAT), schedule.length, schedule.reference)
     return schedule
 

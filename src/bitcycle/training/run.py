@@ -53,13 +53,24 @@ def execute(plan: Plan) -> dict[str, Any]:
             summary: dict[str, Any] = read_json(folder.summary)
             return summary
         try:
-            return _train(plan)
+            return _train(_settled(plan))
         except Interrupted as stop:
             logger.warning("interrupted: %s; run the same command again to go on", stop)
             raise
         except Exception as error:
             _record_failure(plan, error)
             raise
+
+
+def _settled(plan: Plan) -> Plan:
+    """The plan with everything decided: a schedule that follows from a preliminary run has that run executed first."""
+    preliminary = plan.preliminary()
+    if preliminary is None:
+        return plan
+    plan.folder.write_status("running", plan.folder.read_status().get("step", 0), plan.total_steps)
+    summary = execute(preliminary)
+    first = {"total_steps": summary["total_steps"], "cost": summary["cost"]["total"]}
+    return plan.settle(summary["found"], {preliminary.schedule.name: first})
 
 
 def _record_failure(plan: Plan, error: Exception) -> None:
@@ -98,7 +109,7 @@ def _train(plan: Plan) -> dict[str, Any]:
     logger.info("trained in %.0f s", time.monotonic() - started)
     summary = summarise(plan, trainer)
     write_json(folder.summary, summary)
-    folder.write_status("done", plan.total_steps, plan.total_steps)
+    folder.write_status("done", trainer.total_steps, trainer.total_steps)
     return summary
 
 
@@ -144,8 +155,18 @@ def build_trainer(plan: Plan, device: torch.device) -> Trainer:
         model, plan.schedule, seed=config.seed, hardware=config.hardware, workload=plan.workload
     )
     optimizer = config.training.optimizer.build(model)
+    plan.schedule.begin(task.chance)
     return Trainer(
-        task, model, optimizer, controller, config.training, plan.total_steps, config.seed, plan.folder, device
+        task,
+        model,
+        optimizer,
+        controller,
+        config.training,
+        plan.total_steps,
+        config.seed,
+        plan.folder,
+        device,
+        initial_state=lambda: plan.build_model().state_dict(),
     )
 
 
@@ -172,6 +193,7 @@ def summarise(plan: Plan, trainer: Trainer) -> dict[str, Any]:
     best, metric = trainer.best, trainer.task.metric
     last = best.history[-MEAN_OF_LAST:]
     choose = max if trainer.task.higher_is_better else min
+    found = {**plan.found, **plan.schedule.result}
     return {
         "metric": metric,
         "final": best.history[-1],
@@ -187,12 +209,14 @@ def summarise(plan: Plan, trainer: Trainer) -> dict[str, Any]:
         "schedule": plan.config.schedule.name,
         "seed": plan.config.seed,
         "hash": run_hash(plan.config),
-        "total_steps": plan.total_steps,
+        "total_steps": trainer.total_steps,
         "train_samples": plan.info.train_samples,
         "parameters": plan.parameters,
         "seconds": trainer.elapsed,
         "evaluation_seconds": trainer.evaluating,
-        "steps_per_second": plan.total_steps / max(trainer.elapsed - trainer.evaluating, 1e-9),
+        "steps_per_second": trainer.total_steps / max(trainer.elapsed - trainer.evaluating, 1e-9),
         "processor": processor(trainer.device),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        **({"found": found} if found else {}),
+        **({"preliminary": plan.preceded_by} if plan.preceded_by else {}),
     }

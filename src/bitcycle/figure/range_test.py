@@ -35,7 +35,7 @@ def draw_range_test(folder: RunFolder) -> Path:
     axes.set_ylabel("training accuracy (%)")
     axes.set_xlim(0, len(found["range_test"]["levels"]) * found["range_test"]["level_steps"])
     axes.set_ylim(bottom=0)
-    axes.legend(loc="upper left", bbox_to_anchor=(0, 0.93), frameon=False, fontsize=8)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     figure.suptitle(_title(folder, summary), fontsize=10)
     figure.savefig(folder.picture, dpi=150)
     figure.savefig(folder.picture.with_suffix(".svg"))
@@ -52,7 +52,7 @@ def draw_levels(axes: Axes, found: dict[str, Any]) -> None:
         if index % 2 == 0:
             axes.axvspan(start, end, color="black", alpha=0.04, linewidth=0)
         top = axes.get_xaxis_transform()
-        axes.text((start + end) / 2, 0.95, f"{level['bits']} bits", transform=top, ha="center", va="center", fontsize=9)
+        axes.text((start + end) / 2, 1.02, f"{level['bits']} bits", transform=top, ha="center", fontsize=9)
         needed = level["accuracy"] - level["rise"] + test["threshold"]
         first = index == 0
         label = f"mean of the last {window} steps" if first else ""

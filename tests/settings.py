@@ -5,7 +5,10 @@ from __future__ import annotations
 from bitcycle.quantizer import QUANTIZERS
 from bitcycle.schedule import SCHEDULES
 
-OPTIONS = {"pfq": ["schedule.epoch_steps=2", "schedule.epsilon=0.5", "schedule.alpha=1"]}
+OPTIONS = {
+    "pfq": ["schedule.epoch_steps=2", "schedule.epsilon=0.5", "schedule.alpha=1"],
+    "range_test": ["schedule.level_steps=6", "schedule.window=2", "schedule.stop=false"],
+}
 """Options that let a schedule show what it does in a smoke run."""
 
 FLOAT_THEN_LOW = ["schedule=deficit", "schedule.q_max=32", "schedule.start=0.3", "schedule.end=0.7"]
@@ -44,6 +47,12 @@ RESUME: dict[str, list[str]] = {
     "model=mobilenet_v2": ["model=mobilenet_v2", "schedule=RTH", "quantizer.depthwise_bits=[8,16]"],
     "optimizer=adam": ["training.optimizer.name=adam", "training.learning_rate.initial=0.001"],
     "optimizer=nesterov": ["training.optimizer.nesterov=true", "training.learning_rate.name=cosine"],
+    "q_min=auto": ["schedule=RTH", "schedule.q_min=auto", "schedule.range_test.threshold=1"],
+    "learning_rate=cyclic": ["training.learning_rate.name=cyclic"],
+    "weight averaging": [
+        *("schedule=CR", "quantizer=uniform_l2", "schedule.gradient_min=32"),
+        *("training.weight_averaging.start=0.3", "training.weight_averaging.every=0.1"),
+    ],
     "streamed images": ["dataset.crop_padding=2", "dataset.flip=true", "schedule=ER"],
 }
 """Name of the case -> overrides of a smoke run on the digits."""

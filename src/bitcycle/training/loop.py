@@ -26,6 +26,7 @@ from bitcycle.training.interruption import Interrupted, StopSignal
 from bitcycle.training.metrics_log import JsonLines, MetricsLog
 from bitcycle.training.options import TrainingOptions
 from bitcycle.training.run_folder import RunFolder
+from bitcycle.training.weight_averaging import WeightAverage, estimate_statistics
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Best:
     cost: dict[str, Any] = field(default_factory=dict)
     history: list[float] = field(default_factory=list)
     at_q_max: list[float] = field(default_factory=list)
+    averaged: list[float] = field(default_factory=list)
 
 
 class RunningMean:
@@ -91,6 +93,7 @@ class Trainer:
         self.evaluating = 0.0
         self.metrics_bytes = 0
         self.timing_bytes = 0
+        self.average = WeightAverage()
         self.has_penalty = penalty(self.model) is not None
 
     def train(self, metrics: MetricsLog, timing: JsonLines, bar: ProgressBar, stop: StopSignal) -> None:
@@ -105,6 +108,8 @@ class Trainer:
         saved = started = time.monotonic()
         while self.step < self.total_steps:
             self.train_step(next(batches))
+            if self.options.weight_averaging.due(self.step, self.controller.schedule.length.total_steps):
+                self.average_weights()
             if self.step % self.options.log_steps == 0 or self.step == self.total_steps:
                 self.log_training(bar)
             if self.step % self.options.evaluation_steps == 0 or self.step == self.total_steps:
@@ -180,6 +185,7 @@ class Trainer:
         values = self.evaluate_at(chosen)
         same = (chosen.weight, chosen.activation) == (highest.weight, highest.activation)
         values_at_q_max = values if same else self.evaluate_at(highest)
+        values |= self.evaluate_average(chosen)
         self.controller.use(current)
         value, at_q_max = values[self.task.metric], values_at_q_max[self.task.metric]
         self.best.history.append(value)
@@ -195,6 +201,24 @@ class Trainer:
         text = f"step {self.step}/{self.total_steps}  {self.task.metric} {value:.2f} at {chosen.weight} bits"
         logger.info("%s  %s at q_max %.2f  best %.2f", text, self.task.metric, at_q_max, self.best.value)
         bar.update(self.step)
+
+    def evaluate_average(self, precision: Precision) -> dict[str, float]:
+        """Metrics of the averaged weights at `precision`; none before there is an average."""
+        if not self.average.count:
+            return {}
+        with self.average.in_place_of(self.model):
+            values = self.evaluate_at(precision)
+        self.best.averaged.append(values[self.task.metric])
+        return {f"{name}_averaged": value for name, value in values.items()}
+
+    def average_weights(self) -> None:
+        """Take the present weights into the average, with statistics of batch norm that belong to it."""
+        self.average.add(self.model)
+        per_epoch = self.controller.schedule.length.steps_per_epoch or 1
+        first = self.step // per_epoch * per_epoch
+        with self.average.in_place_of(self.model, keep=True):
+            steps = range(first, first + per_epoch)
+            estimate_statistics(self.task, self.model, steps, self.task.batches(first))
 
     def evaluate_at(self, precision: Precision) -> dict[str, float]:
         """Metrics in evaluation mode at `precision`."""
@@ -219,6 +243,7 @@ class Trainer:
             "best": vars(self.best),
             "logged": self.logged.state_dict(),
             "observed": self.observed.state_dict(),
+            "average": self.average.state_dict(),
             "elapsed": self.elapsed,
             "evaluating": self.evaluating,
             "metrics_bytes": self.metrics.position(),
@@ -237,6 +262,7 @@ class Trainer:
         self.best = Best(**state["best"])
         self.logged.load_state_dict(state["logged"])
         self.observed.load_state_dict(state["observed"])
+        self.average.load_state_dict(state.get("average", self.average.state_dict()))
         self.elapsed, self.evaluating = state["elapsed"], state["evaluating"]
         self.metrics_bytes, self.timing_bytes = state["metrics_bytes"], state["timing_bytes"]
         if self.controller.schedule.finished:

@@ -75,6 +75,11 @@ def summary_report(summary: dict[str, Any], reference: Precision) -> list[str]:
         if total.get(key) is not None:
             less = saving(total[f"{word}_relative_to_static"], static)
             lines.append(f"{word}: {total[key]:.4g} {unit}, {less}; up to the best {to_best[key]:.4g} {unit}")
+    if "averaged" in summary:
+        averaged = summary["averaged"]
+        lines.append(
+            f"averaged weights: final {averaged['final']:.2f}, best {averaged['best']:.2f} (mean of {averaged['weights']})"
+        )
     return [*lines, *_found(summary)]
 
 

@@ -217,6 +217,13 @@ def summarise(plan: Plan, trainer: Trainer) -> dict[str, Any]:
         "steps_per_second": trainer.total_steps / max(trainer.elapsed - trainer.evaluating, 1e-9),
         "processor": processor(trainer.device),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        **({"averaged": _averaged(trainer)} if best.averaged else {}),
         **({"found": found} if found else {}),
         **({"preliminary": plan.preceded_by} if plan.preceded_by else {}),
     }
+
+
+def _averaged(trainer: Trainer) -> dict[str, Any]:
+    """The evaluations of the averaged weights, and how many weights they are the mean of."""
+    choose, values = max if trainer.task.higher_is_better else min, trainer.best.averaged
+    return {"final": values[-1], "best": choose(values), "weights": trainer.average.count}

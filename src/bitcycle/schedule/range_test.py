@@ -76,8 +76,8 @@ class RangeTest(RangeTestRule, ScheduleOptions):
                                      found b, if A - r > threshold;  r := max(r, A)
         found q_max, if nothing else
 
-    Weights and optimizer go on from one precision to the next; after a precision at which the loss was not finite they begin
-    anew. The gradient has q_max bits unless `gradient` says otherwise. Learning rate and its warm-up are those at the beginning
+    Weights and optimizer go on from one precision to the next; a precision at which the loss was not finite is never found, and
+    after it they begin anew. The gradient has q_max bits unless `gradient` says otherwise. Learning rate and its warm-up are those at the beginning
     of the whole run.
 
     Source: CPT, section 3.3 and figure 4, which give neither window, threshold, length nor gradient bits; there is no released
@@ -155,10 +155,10 @@ class RangeIndicator:
             return
         reached = sum(self.accuracies[-self.window :]) / self.window
         rise = reached - self.highest
-        if rise > self.threshold and self.found is None:
+        if rise > self.threshold and self.found is None and not self.diverged:
             self.found = self.level
         self.trace.append((self.level, reached, rise))
-        self.highest = max(self.highest, reached)
+        self.highest = self.highest if self.diverged else max(self.highest, reached)
         self.starts_anew = self.diverged
         self._begin_level()
 

@@ -30,6 +30,9 @@ QUANTIZER_SCHEDULES: dict[str, list[str]] = {
 }
 """Quantizer -> a schedule within the bits that it offers; CR for the others."""
 
+WEIGHTS = "WEIGHTS"
+"""Stands for a file with weights of another run, which the test makes."""
+
 RESUME: dict[str, list[str]] = {
     **{f"schedule={name}": [f"schedule={name}", *OPTIONS.get(name, [])] for name in SCHEDULES},
     **{
@@ -53,6 +56,7 @@ RESUME: dict[str, list[str]] = {
         *("schedule=CR", "quantizer=uniform_l2", "schedule.gradient_min=32"),
         *("training.weight_averaging.start=0.3", "training.weight_averaging.every=0.1"),
     ],
+    "initial weights": ["schedule=CR", "dataset.part=second_samples", f"model.initial_weights={WEIGHTS}"],
     "streamed images": ["dataset.crop_padding=2", "dataset.flip=true", "schedule=ER"],
 }
 """Name of the case -> overrides of a smoke run on the digits."""

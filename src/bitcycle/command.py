@@ -46,12 +46,23 @@ def main(conf: Path) -> int:
     register_schemas()
     # Hydra would print errors in its own words and exit with 1; with this it raises them.
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    sys.argv[1:] = map(quoted, sys.argv[1:])
     exit_codes: list[int] = []
     job = hydra.main(version_base="1.3", config_path=str(conf), config_name="config")(
         lambda config: exit_codes.append(guarded(lambda: run(config)))
     )
     exit_codes.append(guarded(lambda: _call(job)))
     return max(exit_codes, key=_severity)
+
+
+def quoted(argument: str) -> str:
+    """A setting whose value is a path with = in it, as run folders are (seed=0), in the quotes that Hydra wants there.
+
+    >>> quoted("model.initial_weights=results/seed=0"), quoted("schedule.q_min=3")
+    ("model.initial_weights='results/seed=0'", 'schedule.q_min=3')
+    """
+    key, _, value = argument.partition("=")
+    return f"{key}='{value}'" if re.fullmatch(r"[\w./~-]*=[\w./~=-]*", value) else argument
 
 
 def _call(job: Callable[[], None]) -> int:

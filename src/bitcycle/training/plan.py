@@ -20,6 +20,7 @@ from bitcycle.randomness import derive
 from bitcycle.schedule import FLOAT, Precision, Schedule, Static
 from bitcycle.settings import SettingError
 from bitcycle.training.identity import run_path
+from bitcycle.training.initial_weights import fitting_weights, load_initial_weights
 from bitcycle.training.run_folder import RunFolder
 
 
@@ -85,6 +86,7 @@ class Plan:
     def build_model(self, compile: bool = False) -> nn.Module:
         """The converted model with its initial weights."""
         model = build_seeded(self.config.model, self.info.shape, derive(self.config.seed, "weights"))
+        load_initial_weights(self.config.model, model)
         return quantize_model(model, self.config.quantizer, compile=compile)
 
     def describe(self) -> dict[str, Any]:
@@ -125,6 +127,7 @@ def make_plan(config: RunConfig) -> Plan:
     _within("quantizer", config.quantizer.check, _precisions(schedule))
     model = config.model.build(info.shape)
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    _within("model", fitting_weights, config.model, model)
     layers = _within("quantizer", conversion_plan, model, config.quantizer)
     converted = _within("quantizer", quantize_model, model, _charged_quantizer(config.quantizer))
     # On the meta device, which knows shapes only: no quantizer computes anything, and a large network takes no longer.

@@ -110,7 +110,7 @@ def test_adaptation_of_cifar_100_in_a_dry_run(command):  # noqa: F811
         ("model.initial_weights=absent", "model.initial_weights=absent: there is no such file or folder. Remedy: give"),
         ("model.initial_weights=src", "there is no checkpoint of a run in this folder"),
         ("model.initial_weights=README.md", "cannot be read as weights"),
-        ("model.initial_classifier=old", "new, refused"),
+        ("model.initial_classifier=old", "fitting, random, refused"),
     ],
 )
 def test_nonsense_is_refused(command, arguments, words):  # noqa: F811
@@ -172,11 +172,22 @@ def test_a_classifier_of_another_size_begins_anew_or_is_refused(digits, tmp_path
     begun, random = digits(here).build_model().state_dict(), plain.build_model().state_dict()
     assert torch.equal(begun["fc.weight"], random["fc.weight"])
     assert torch.equal(begun["conv1.weight"], state["conv1.weight"])
+    state["fc.weight"], state["fc.bias"] = torch.randn(10, 64), torch.randn(10)
+    for choice, expected in (
+        ("fitting", state),
+        ("refused", state),
+        ("random", random),
+    ):  # the same size, other classes
+        fresh = digits(saved(tmp_path, state), f"model.initial_classifier={choice}").build_model().state_dict()
+        assert torch.equal(fresh["fc.weight"], expected["fc.weight"])
+        assert torch.equal(fresh["fc.bias"], expected["fc.bias"])
+    state["fc.weight"], state["fc.bias"] = torch.randn(50, 64), torch.randn(50)
+    here = saved(tmp_path, state)
     with pytest.raises(SettingError, match=r"another number of classes: fc.weight is \[50, 64\] instead of \[10, 64\]"):
         digits(here, "model.initial_classifier=refused")
     plan = digits(here)
     execute(plan)
-    assert "fc has another number of classes there and begins with random weights" in plan.folder.log.read_text()
+    assert "begins with random weights: fc.weight, fc.bias are not taken" in plan.folder.log.read_text()
 
 
 def test_weights_of_another_network_are_refused(digits, tmp_path):

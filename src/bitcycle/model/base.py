@@ -30,9 +30,10 @@ class ModelOptions(Settings):
         content=True,
     )
     initial_classifier: str = setting(
-        "new",
-        "a classifier for another number of classes in initial_weights: new (begins with random weights) or refused",
-        choices=("new", "refused"),
+        "fitting",
+        "the classifier of initial_weights: fitting (taken unless it has another number of classes), random (never taken, for"
+        " other classes), or refused (where it has another number of classes)",
+        choices=("fitting", "random", "refused"),
     )
 
     def check(self, shape: ImageShape) -> None:

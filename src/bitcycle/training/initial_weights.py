@@ -84,54 +84,50 @@ def _digest(path: str, changed: int) -> str:
 
 
 def load_initial_weights(options: ModelOptions, model: nn.Module) -> None:
-    """Load `options.initial_weights`, if given, into the float model; a classifier of another size keeps its random weights.
+    """Load `options.initial_weights`, if given, into the float model.
 
     Raises:
         SettingError (a ValueError): if they do not fit.
     """
     if options.initial_weights is None:
         return
-    fitting, classifier = fitting_weights(options, model)
+    fitting, left_out = fitting_weights(options, model)
     model.load_state_dict(fitting, strict=False)
     logger.info("initial weights from %s", options.initial_weights)
-    if classifier:
-        logger.info("%s has another number of classes there and begins with random weights", classifier)
+    if left_out:
+        logger.info("the classifier begins with random weights: %s are not taken from there", ", ".join(left_out))
 
 
-def fitting_weights(options: ModelOptions, model: nn.Module) -> tuple[dict[str, Tensor], str]:
-    """The initial weights that the float model has, and the name of its classifier if that is of another size.
+def fitting_weights(options: ModelOptions, model: nn.Module) -> tuple[dict[str, Tensor], list[str]]:
+    """The initial weights that the float model takes, and the names of those of its classifier that it does not take.
 
     Raises:
         SettingError (a ValueError): if they do not fit.
     """
     if options.initial_weights is None:
-        return {}, ""
+        return {}, []
     found, expected = read_weights(options.initial_weights), model.state_dict()
     layers = convertible_layers(model)
-    missing = [name for name in expected if name not in found]
-    unknown = [name for name in found if name not in expected and not _belongs_to_quantizer(name, layers)]
-    other = [name for name in expected if name in found and found[name].shape != expected[name].shape]
-    classifier = next((name for name in reversed(layers) if isinstance(layers[name], nn.Linear)), "")
-    is_new = bool(other) and all(name.rpartition(".")[0] == classifier for name in other)
+    name = next((name for name in reversed(layers) if isinstance(layers[name], nn.Linear)), "")
+    classifier = [key for key in expected if name and key.startswith(f"{name}.")]
+    other = [key for key in expected if key in found and found[key].shape != expected[key].shape]
     problems = [
-        *(f"{name} is missing" for name in missing[:1]),
-        *(f"{name} is not in the network" for name in unknown[:1]),
-        *(_shapes(name, found, expected) for name in other[:1] if not is_new),
+        *(f"{key} is missing" for key in expected if key not in found),
+        *(f"{key} is not in the network" for key in found if key not in expected and not _of_quantizer(key, layers)),
+        *(_shapes(key, found, expected) for key in other if key not in classifier),
     ]
     if problems:
-        remedy = "give weights of the same network"
-        raise SettingError(
-            FIELD, options.initial_weights, f"does not fit {options.name}: {', '.join(problems)}", remedy
-        )
-    if is_new and options.initial_classifier == "refused":
-        problem = f"has another number of classes: {_shapes(other[0], found, expected)}"
-        remedy = "model.initial_classifier=new begins with a random one"
+        problem, remedy = f"does not fit {options.name}: {problems[0]}", "give weights of the same network"
         raise SettingError(FIELD, options.initial_weights, problem, remedy)
-    fitting = {name: found[name] for name in expected if name not in other}
-    return fitting, classifier if is_new else ""
+    if other and options.initial_classifier == "refused":
+        problem = f"has another number of classes: {_shapes(other[0], found, expected)}"
+        remedy = "model.initial_classifier=fitting begins with a random one"
+        raise SettingError(FIELD, options.initial_weights, problem, remedy)
+    left_out = classifier if other or options.initial_classifier == "random" else []
+    return {key: found[key] for key in expected if key not in left_out}, left_out
 
 
-def _belongs_to_quantizer(name: str, layers: dict[str, nn.Module]) -> bool:
+def _of_quantizer(name: str, layers: dict[str, nn.Module]) -> bool:
     """Whether a layer that can be quantized would have this in a module of its own."""
     return any(name.startswith(f"{layer}.") and "." in name[len(layer) + 1 :] for layer in layers)
 

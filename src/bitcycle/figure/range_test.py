@@ -29,13 +29,14 @@ def draw_range_test(folder: RunFolder) -> Path:
     records = [record for record in read_records(folder.metrics) if record["kind"] == "observation"]
     figure, axes = plt.subplots(figsize=(8, 4), constrained_layout=True)
     draw_levels(axes, found)
-    axes.plot([r["step"] for r in records], [r["accuracy"] for r in records], color=CURVE, linewidth=1, alpha=0.5)
+    steps, values = [record["step"] for record in records], [record["accuracy"] for record in records]
+    axes.plot(steps, values, color=CURVE, linewidth=1, alpha=0.5, label=f"mean of {steps[0]} steps")
     draw_found(axes, found)
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("training accuracy (%)")
     axes.set_xlim(0, len(found["range_test"]["levels"]) * found["range_test"]["level_steps"])
     axes.set_ylim(bottom=0)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     figure.suptitle(_title(folder, summary), fontsize=10)
     figure.savefig(folder.picture, dpi=150)
     figure.savefig(folder.picture.with_suffix(".svg"))
@@ -74,7 +75,6 @@ def draw_found(axes: Axes, found: dict[str, Any]) -> None:
 def _title(folder: RunFolder, summary: dict[str, Any]) -> str:
     threshold = summary["found"]["range_test"]["threshold"]
     batch_size = OmegaConf.load(folder.config).training.batch_size
-    name = f"{summary['model']} on {summary['dataset']}, quantizer {summary['quantizer']}"
-    result = f"precision range test: q_min = {summary['found']['q_min']} (threshold {threshold:g})"
-    rest = f"scale {summary['scale']}, n = 1, seed {summary['seed']}, batches of {batch_size}"
-    return f"{name}: {result}\n{rest}"
+    name = f"precision range test of {summary['model']} on {summary['dataset']}, quantizer {summary['quantizer']}"
+    rest = f"scale {summary['scale']}, n = 1, seed {summary['seed']}, batches of {batch_size}, threshold {threshold:g}"
+    return f"{name}: q_min = {summary['found']['q_min']}\n{rest}"

@@ -67,6 +67,7 @@ def _settled(plan: Plan) -> Plan:
     preliminary = plan.preliminary()
     if preliminary is None:
         return plan
+    logger.info("%s decides what this run needs to know: it comes first", preliminary.schedule.name)
     plan.folder.write_status("running", plan.folder.read_status().get("step", 0), plan.total_steps)
     summary = execute(preliminary)
     first = {"total_steps": summary["total_steps"], "cost": summary["cost"]["total"]}

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Iterable
-from typing import Any
+from functools import cache
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 MISSING = "???"
 
@@ -74,15 +76,17 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 @dataclasses.dataclass
 class Settings:
-    """Base of all configuration dataclasses; checks choices and bounds when constructed.
+    """Base of all configuration dataclasses; checks types, choices and bounds when constructed.
 
     Raises:
-        SettingError: for a value outside its choices or bounds.
+        SettingError: for a value of the wrong type, or outside its choices or bounds.
     """
 
     def __post_init__(self) -> None:
+        types = _types(type(self))  # type: ignore[arg-type]
         for field in dataclasses.fields(self):
             self._read_yaml_words(field)
+            _check_type(field, getattr(self, field.name), types[field.name])
             _check_choice(field, getattr(self, field.name))
             _check_bounds(field, getattr(self, field.name))
         self.validate()
@@ -95,6 +99,43 @@ class Settings:
 
     def validate(self) -> None:
         """Check what involves several fields; overridden where there is such a rule."""
+
+
+@cache
+def _types(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "a word",
+    bool: "true or false",
+    list: "a list, as [1,2]",
+    type(None): "null",
+}
+
+
+def _check_type(field: dataclasses.Field[Any], value: Any, declared: Any) -> None:
+    allowed = get_args(declared) if get_origin(declared) is Union else (declared,)
+    if any(_is_of(value, kind) for kind in allowed):
+        return
+    kinds = [get_origin(kind) or kind for kind in allowed]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise SettingError(field.name, value, "is not a finite number", "use one")
+    remedy = "give " + " or ".join(_WORDS.get(kind, f"a {kind.__name__}") for kind in kinds)
+    raise SettingError(field.name, "null" if value is None else value, "has the wrong type", remedy)
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Whether a value is of a declared type; whole numbers are numbers, but true and false are none."""
+    if kind is Any:
+        return True
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(_is_of(entry, get_args(kind)[0]) for entry in value)
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
 def _check_choice(field: dataclasses.Field[Any], value: Any) -> None:

@@ -115,7 +115,9 @@ class DatasetOptions(Settings):
     def load(self, data_root: Path) -> Splits:
         """The images that are used of both splits."""
         splits = self._part_of(self.read(data_root), data_root)
-        return Splits(_first(splits.train, self.train_samples), _first(splits.test, self.test_samples))
+        return Splits(
+            _first(splits.train, self.train_samples).decoded(), _first(splits.test, self.test_samples).decoded()
+        )
 
 
 def _first(images: Images, count: int | None) -> Images:

@@ -14,7 +14,7 @@ from urllib.error import URLError
 import torch
 
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, logger
-from bitcycle.dataset.images import Framing, Images, decode_all
+from bitcycle.dataset.images import EncodedImages, Framing, Images
 from bitcycle.dataset.source import (
     find_class_folders,
     find_parquet,
@@ -79,11 +79,13 @@ class Cifar(DatasetOptions):
         if is_own_folder and find_parquet(folder, "train") and find_parquet(folder, "test"):
             encoded = [read_parquet(find_parquet(folder, split)) for split in ("train", "test")]
         elif is_own_folder and find_class_folders(folder, "train") and find_class_folders(folder, "test"):
-            encoded = [read_class_folders(find_class_folders(folder, split) or folder) for split in ("train", "test")]
+            train_split = read_class_folders(find_class_folders(folder, "train") or folder)
+            test_folder = find_class_folders(folder, "test") or folder
+            encoded = [train_split, read_class_folders(test_folder, train_split.class_names)]
         else:
             return None
-        logger.info("decoding %d images of %s", sum(len(split.images) for split in encoded), folder)
-        return Splits(*(Images(decode_all(split.images, 3, Framing(32, 32)), split.labels) for split in encoded))
+        logger.info("reading the images of %s", folder)
+        return Splits(*(EncodedImages(split.images, split.labels, 3, Framing(32, 32)) for split in encoded))
 
     def _checked(self, splits: Splits, folder: Path) -> Splits:
         """Refuse anything but the whole data set."""
@@ -115,3 +117,5 @@ class Cifar(DatasetOptions):
             ) from error
         finally:
             socket.setdefaulttimeout(timeout)
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Optional
 
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, hold_out, logger
-from bitcycle.dataset.images import Framing, Images, StreamedImages, decode_all, open_image
+from bitcycle.dataset.images import GREY_MODES, EncodedImages, Framing, StreamedImages, open_image
 from bitcycle.dataset.source import Encoded, find_class_folders, find_parquet, read_class_folders, read_parquet
 from bitcycle.errors import DataError
 from bitcycle.model import ImageShape
-from bitcycle.settings import MISSING, setting
+from bitcycle.settings import MISSING, SettingError, setting
 
 
 @dataclass
@@ -27,9 +27,13 @@ class CustomImages(DatasetOptions):
         None,
         "pixels; other images are scaled by the shorter side and cropped; null: that of the first image",
         minimum=4,
+        maximum=4096,
+    )
+    channels: Optional[int] = setting(
+        None, "1 (grey) or 3 (colour) channels of the network's input; null: those of the first image", minimum=1
     )
     label_column: Optional[str] = setting(
-        None, "parquet column of labels; null: label, fine_label or the only integer one"
+        None, "parquet column of labels; null: label, labels, fine_label or the only integer one"
     )
     random_crop: bool = setting(
         False, "training images are cut out at random places, sizes (8 to 100 %) and aspect ratios, as for ImageNet"
@@ -53,6 +57,13 @@ class CustomImages(DatasetOptions):
         affects_result=False,
     )
 
+    def validate(self) -> None:
+        if self.channels not in (None, 1, 3):
+            raise SettingError("channels", self.channels, "images are grey or coloured", "use 1, 3 or null")
+        if self.resize is not None and self.image_size is not None and self.resize < self.image_size:
+            problem = f"is smaller than the image_size={self.image_size} that is cut out of it"
+            raise SettingError("resize", self.resize, problem, "use image_size or more, or null")
+
     def full_info(self, data_root: Path) -> DatasetInfo:
         train, test = _read_encoded(self._folder(data_root), self.name, self.label_column, self.test_fraction)
         first = open_image(train.images[0])
@@ -61,7 +72,10 @@ class CustomImages(DatasetOptions):
             raise DataError(
                 f"{train.images[0].origin} is {first.size[0]}x{first.size[1]} pixels; set dataset.image_size"
             )
-        shape = ImageShape(1 if first.mode in ("1", "L") else 3, size, len(train.class_names))
+        if len(train.class_names) < 2:
+            raise DataError(f"{self._folder(data_root)} holds a single class ({train.class_names[0]}); add another")
+        channels = self.channels or (1 if first.mode in GREY_MODES else 3)
+        shape = ImageShape(channels, size, len(train.class_names))
         return DatasetInfo(shape, len(train.images), len(test.images))
 
     def read(self, data_root: Path) -> Splits:
@@ -80,7 +94,7 @@ class CustomImages(DatasetOptions):
             )
         return Splits(
             *(
-                Images(decode_all(split.images, shape.channels, framing), split.labels)
+                EncodedImages(split.images, split.labels, shape.channels, framing)
                 for split, framing in zip(splits, framings, strict=True)
             )
         )
@@ -111,12 +125,23 @@ def _read_encoded(folder: Path, kind: str, label_column: str | None, test_fracti
             )
         train = read_class_folders(whole)
         test_folder = find_class_folders(folder, "test") if found else None
-        test = read_class_folders(test_folder) if test_folder else None
+        test = read_class_folders(test_folder, train.class_names) if test_folder else None
     if test is None:
         return _split(train, test_fraction)
-    if len(test.class_names) > len(train.class_names):
-        raise DataError(f"{folder}: the test split has classes that the training split lacks: {set(test.class_names)}")
+    _check_alike(train, test, folder)
     return train, test
+
+
+def _check_alike(train: Encoded, test: Encoded, folder: Path) -> None:
+    """Refuse splits whose labels do not mean the same classes."""
+    count = len(train.class_names)
+    if test.class_names != train.class_names[: len(test.class_names)]:
+        raise DataError(
+            f"{folder}: the test split numbers its classes otherwise ({', '.join(test.class_names[:5])} ...) than the training "
+            f"split ({', '.join(train.class_names[:5])} ...); export both alike"
+        )
+    if len(test.labels) and int(test.labels.max()) >= count:
+        raise DataError(f"{folder}: the test split has label {int(test.labels.max())}; training has {count} classes")
 
 
 def _split(whole: Encoded, test_fraction: float) -> tuple[Encoded, Encoded]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
 import math
+import os
 import random
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +30,8 @@ CHUNK = 500
 """Images that one thread decodes at a time; single ones would cost more to hand out than to decode."""
 SMALL = 64
 """Pixels up to which one thread decodes faster than several."""
+GREY_MODES = ("1", "L", "LA", "I", "I;16", "I;16B", "I;16L")
+"""Pillow's modes of grey images; those that begin with I have 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,10 @@ class Images:
         """The images at `indices`."""
         return Images(self.pixels[indices], self.labels[indices])
 
+    def decoded(self) -> Images:
+        """The same images, ready for batches."""
+        return self
+
     def to(self, device: torch.device) -> Images:
         """The same images on a device, where batches are then made."""
         return Images(self.pixels.to(device), self.labels.to(device))
@@ -97,25 +106,44 @@ class Images:
             yield ImageBatch(index_batch, self.pixels[here], self.labels[here])
 
 
-class StreamedImages(Images):
-    """Labelled images that are decoded when a batch asks for them, by worker processes that read ahead.
+class EncodedImages(Images):
+    """Labelled images that are decoded once, after a part of them may have been chosen.
 
     Args:
         encoded, labels: the images.
         channels: 1 or 3.
         framing: how an image becomes `size` x `size` pixels.
+    """
+
+    def __init__(self, encoded: Sequence[EncodedImage], labels: Tensor, channels: int, framing: Framing) -> None:
+        self.encoded, self.labels = encoded, labels
+        self.channels, self.framing = channels, framing
+
+    def subset(self, indices: Tensor) -> EncodedImages:
+        part = copy.copy(self)
+        part.encoded, part.labels = [self.encoded[index] for index in indices.tolist()], self.labels[indices]
+        return part
+
+    def decoded(self) -> Images:
+        return Images(decode_all(self.encoded, self.channels, self.framing), self.labels)
+
+
+class StreamedImages(EncodedImages):
+    """Labelled images that are decoded when a batch asks for them, by worker processes that read ahead.
+
+    Args:
+        encoded, labels, channels, framing: as for `EncodedImages`.
         workers: processes that decode; 0 decodes in this one.
     """
 
     def __init__(
         self, encoded: Sequence[EncodedImage], labels: Tensor, channels: int, framing: Framing, workers: int
     ) -> None:
-        self.encoded, self.labels = encoded, labels
-        self.channels, self.framing, self.workers = channels, framing, workers
+        super().__init__(encoded, labels, channels, framing)
+        self.workers = workers
 
-    def subset(self, indices: Tensor) -> StreamedImages:
-        encoded = [self.encoded[index] for index in indices.tolist()]
-        return StreamedImages(encoded, self.labels[indices], self.channels, self.framing, self.workers)
+    def decoded(self) -> Images:
+        return self
 
     def to(self, device: torch.device) -> StreamedImages:
         return self  # batches are moved one by one
@@ -123,9 +151,20 @@ class StreamedImages(Images):
     def batches(self, index_batches: Iterable[IndexBatch]) -> Iterator[ImageBatch]:
         decode = _Decode(self.encoded, self.channels, self.framing)
         sampler = ([(batch.crop_seed, index) for index in batch.indices.tolist()] for batch in index_batches)
-        loader: DataLoader[Any] = DataLoader(decode, batch_sampler=sampler, num_workers=self.workers)
-        for pixels, crop_seeds, indices in loader:
-            yield ImageBatch(IndexBatch(indices, int(crop_seeds[0])), pixels, self.labels[indices])
+        loader: DataLoader[Any] = DataLoader(
+            decode, batch_sampler=sampler, num_workers=self.workers, worker_init_fn=_leave_process_group
+        )
+        try:
+            for pixels, crop_seeds, indices in loader:
+                yield ImageBatch(IndexBatch(indices, int(crop_seeds[0])), pixels, self.labels[indices])
+        except DataError as error:  # of a worker, with the worker's traceback in its text
+            raise DataError(str(error).strip().rsplit("DataError: ", 1)[-1]) from error
+
+
+def _leave_process_group(worker: int) -> None:
+    """Ctrl-C and `timeout` signal a whole group; the parent stops its workers itself, when its checkpoint is saved."""
+    os.setpgrp()
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # SLURM's warning, which may go to every process of a job
 
 
 class _Decode(Dataset[tuple[Tensor, int, int]]):
@@ -162,7 +201,7 @@ def decode(
     image: EncodedImage, channels: int, framing: Framing, generator: random.Random | None = None
 ) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """An image as uint8 [size, size, channels], framed at random with a generator, at the centre without one."""
-    picture = open_image(image).convert("L" if channels == 1 else "RGB")
+    picture = _as_bytes(open_image(image), channels, image.origin)
     size = (framing.size, framing.size)
     if generator is not None:
         box = random_box(picture.width, picture.height, generator)
@@ -172,6 +211,19 @@ def decode(
         box = central_box(picture.width, picture.height, side)
         picture = picture.resize(size, Image.Resampling.BILINEAR, box=box)
     return np.array(picture, dtype=np.uint8).reshape(*size, channels)
+
+
+def _as_bytes(picture: Image.Image, channels: int, origin: str) -> Image.Image:
+    """The picture with 8 bits for each of 1 or 3 channels."""
+    is_grey = picture.mode in GREY_MODES
+    if picture.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255
+        values = np.asarray(picture).astype(np.int64)
+        picture = Image.fromarray((values.clip(0, 65535) // 257).astype(np.uint8))
+    elif picture.mode == "F":
+        raise DataError(f"the image {origin} has floating-point pixels, whose range is not known; convert it to 8 bits")
+    if channels == 1 and not is_grey:
+        raise DataError(f"the image {origin} is coloured, while the first one is grey; set dataset.channels=3")
+    return picture.convert("L" if channels == 1 else "RGB")
 
 
 def random_box(width: int, height: int, generator: random.Random) -> tuple[float, float, float, float]:

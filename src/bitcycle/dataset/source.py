@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow.parquet as parquet
 import torch
+from pyarrow import types
 from torch import Tensor
 
 from bitcycle.dataset.images import EncodedImage
@@ -38,21 +39,31 @@ def find_class_folders(folder: Path, split: str | None) -> Path | None:
     return None
 
 
-def read_class_folders(folder: Path) -> Encoded:
-    """Images of a folder that has one sub-folder for each class, in the order of names.
+def read_class_folders(folder: Path, class_names: tuple[str, ...] | None = None) -> Encoded:
+    """Images of a folder that has one sub-folder for each class.
+
+    Args:
+        folder: the folder.
+        class_names: those of the training split, whose order numbers the classes; None numbers them in the order of names.
 
     Raises:
-        DataError: if there is no image.
+        DataError: if there is no image, or a class that is not one of `class_names`.
     """
     images, labels = [], []
     classes = [sub for sub in _subfolders(folder) if _image_files(sub)]
-    for label, sub in enumerate(classes):
+    names = class_names or tuple(sub.name for sub in classes)
+    if strangers := {sub.name for sub in classes} - set(names):
+        raise DataError(
+            f"{folder} has classes that the training split lacks: {', '.join(sorted(strangers))}. Name the class folders of both "
+            "splits alike, or remove these."
+        )
+    for sub in classes:
         for path in _image_files(sub):
             images.append(EncodedImage(str(path), path.read_bytes))
-            labels.append(label)
+            labels.append(names.index(sub.name))
     if not images:
         raise DataError(f"no images in the class sub-folders of {folder}; expected {folder}/CLASS/IMAGE.png or similar")
-    return Encoded(images, torch.tensor(labels), tuple(sub.name for sub in classes))
+    return Encoded(images, torch.tensor(labels), names)
 
 
 def _subfolders(folder: Path) -> list[Path]:
@@ -89,33 +100,53 @@ def read_parquet(files: Sequence[Path], label_column: str | None = None) -> Enco
 
     Args:
         files: the files of one split.
-        label_column: the column of labels; None means label, fine_label or the only integer column.
+        label_column: the column of labels; None means label, labels, fine_label or the only integer column.
 
     Raises:
-        DataError: if a file cannot be read or has no such columns.
+        DataError: if a file cannot be read, has no such columns, or several that could be the labels.
     """
     images: list[EncodedImage] = []
     labels: list[Tensor] = []
-    names: tuple[str, ...] = ()
+    names: set[tuple[str, ...]] = set()
     for file in files:
         try:
             table = parquet.read_table(file)
         except (OSError, ValueError) as error:
             raise DataError(f"cannot read {file}: {error}. Fetch the file again.") from error
         image_column = next((field.name for field in table.schema if _has_bytes(field)), None)
-        integers = [field.name for field in table.schema if "int" in str(field.type)]
-        wanted = [label_column] if label_column else ["label", "fine_label", *integers[:1]]
-        column = next((name for name in wanted if name in integers), None)
-        if image_column is None or column is None:
-            raise DataError(
-                f"{file} has columns {table.column_names}; expected an image column (struct with `bytes`) and an integer label"
-            )
+        if image_column is None:
+            raise DataError(f"{file} has columns {table.column_names}; expected one of images (a struct with `bytes`)")
+        column = _label_column(table.schema, label_column, file)
         cells = table[image_column].combine_chunks().field("bytes")
         images += [EncodedImage(f"row {row} of {file}", _CellReader(cells[row])) for row in range(table.num_rows)]
-        labels.append(torch.from_numpy(table[column].to_numpy().astype(np.int64)))
-        names = _class_names(table.schema.metadata, column)
+        labels.append(_labels(table[column], column, file))
+        names.add(_class_names(table.schema.metadata, column))
+    if len(names) > 1:
+        raise DataError(f"{files[0].parent}: the files of one split name their classes differently; fetch them again")
     together = torch.cat(labels)
-    return Encoded(images, together, names or tuple(str(label) for label in range(int(together.max()) + 1)))
+    numbered = tuple(str(label) for label in range(int(together.max()) + 1)) if len(together) else ()
+    return Encoded(images, together, names.pop() or numbered)
+
+
+def _label_column(schema: Any, wanted: str | None, file: Path) -> str:
+    """The column of labels: the wanted one, one that is called so, or the only integer column."""
+    integers = [field.name for field in schema if types.is_integer(field.type)]
+    usual = [name for name in ([wanted] if wanted else ["label", "labels", "fine_label"]) if name in integers]
+    found: list[str] = usual or ([] if wanted else integers)
+    if len(found) == 1 or usual:
+        return found[0]
+    problem = f"{wanted} is not one of them" if wanted else f"{len(found) or 'none'} could be the labels"
+    raise DataError(f"{file} has the integer columns {integers}: {problem}; set dataset.label_column to one of them")
+
+
+def _labels(column: Any, name: str, file: Path) -> Tensor:
+    if column.null_count:
+        raise DataError(f"column {name} of {file} lacks {column.null_count} labels; remove these rows")
+    labels = torch.from_numpy(column.to_numpy().astype(np.int64))
+    if len(labels) and int(labels.min()) < 0:
+        problem = f"{int((labels < 0).sum())} negative labels, which often stand for images without one"
+        raise DataError(f"column {name} of {file} has {problem}; remove these rows, or set dataset.label_column")
+    return labels
 
 
 def _has_bytes(field: Any) -> bool:
@@ -139,10 +170,10 @@ def read_cifar_pickles(folder: Path, files: Sequence[str], label_key: bytes) -> 
         try:
             with open(folder / name, "rb") as stream:
                 batch = pickle.load(stream, encoding="bytes")  # the official format; from the official archive only
-        except (OSError, pickle.UnpicklingError, EOFError) as error:
+            pixels.append(torch.from_numpy(batch[b"data"].reshape(-1, 3, 32, 32)))
+            labels += batch[label_key]
+        except (OSError, pickle.UnpicklingError, EOFError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise DataError(
-                f"cannot read {folder / name}: {error}. Delete {folder} and fetch the archive again."
+                f"cannot read {folder / name}: {type(error).__name__}: {error}. Delete {folder} and fetch the archive again."
             ) from error
-        pixels.append(torch.from_numpy(batch[b"data"].reshape(-1, 3, 32, 32)))
-        labels += batch[label_key]
     return torch.cat(pixels).permute(0, 2, 3, 1).contiguous(), torch.tensor(labels)

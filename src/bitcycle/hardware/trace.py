@@ -60,7 +60,8 @@ def trace(model: nn.Module, *inputs: Any, samples: int | None = None, **keywords
             raise SettingError("samples", samples, "costs are counted for each sample", "give an input of one or more")
         recorder = _Recorder(tensors)
         model = copy.deepcopy(model).eval()
-        with _taken_apart(model), _follow_modules(model, recorder), recorder:
+        devices = sorted({p.get_device() for p in model.parameters() if p.is_cuda})
+        with torch.random.fork_rng(devices), _taken_apart(model), _follow_modules(model, recorder), recorder:
             try:
                 model(*inputs, **keywords)
             except RuntimeError as error:

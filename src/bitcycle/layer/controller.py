@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from bitcycle.hardware import Cost, CostMeter, HardwareOptions, Workload, hardware_options, trace
 from bitcycle.layer.quantized import QuantizedLayer
@@ -17,8 +19,9 @@ from bitcycle.settings import SettingError
 class PrecisionController:
     """Applies a schedule to a converted model: call `step(t)` before the forward pass of step t.
 
-    Costs need the shapes of the model's products. They are traced from the first training batch that the model sees, and
-    the samples of a step are counted in the model's training-mode forward passes, so a plain loop need say nothing.
+    Costs need the shapes of the model's products. They are traced from the first training batch that the model sees. The
+    samples of a step are those that `step` is told of; where it is told of none, they are counted in the model's
+    training-mode forward passes, so a plain loop need say nothing.
 
     Args:
         model: converted by `quantize_model`; a float model is accepted and costs what float32 costs.
@@ -51,6 +54,10 @@ class PrecisionController:
         self.precision: Precision | None = None
         self._hardware = hardware_options(hardware)
         self._meter: CostMeter | None = None
+        self._is_told = False
+        self._told: list[tuple[Precision, int]] = []
+        if not self.states and schedule.reference.weight < FLOAT:
+            warnings.warn("no layer of the model is quantized: call quantize_model first", stacklevel=2)
         if workload is not None:
             self._meter = CostMeter(workload, self._hardware, schedule.reference)
         else:
@@ -73,9 +80,16 @@ class PrecisionController:
             if precision != state.precision and not state.fixed:
                 state.set(precision)
         self.precision = precision
-        if samples and self._meter is not None:
-            self._meter.add(precision, samples)
+        self._is_told = samples > 0
+        if samples:
+            self._told.append((precision, samples))
+            self._add_told()
         return precision
+
+    def _add_told(self) -> None:
+        """Count what `step` was told, as soon as the model's products are known."""
+        while self._told and self._meter is not None:
+            self._meter.add(*self._told.pop())
 
     def _check(self, precision: Precision) -> None:
         for quantizer in self._quantizers:
@@ -122,11 +136,16 @@ class PrecisionController:
             workload = trace(model, *arguments, **keywords)
             self._hook = model.register_forward_pre_hook(self._count_batch, with_kwargs=True)
             self._meter = CostMeter(workload, self._hardware, self.schedule.reference)
-        self._meter.add(self.precision, _batch_size(arguments, keywords))
+        if self._is_told:
+            self._add_told()
+        else:
+            self._meter.add(self.precision, _batch_size(arguments, keywords))
 
 
 def _batch_size(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> int:
-    for value in (*arguments, *keywords.values()):
-        if isinstance(value, Tensor):
-            return int(value.shape[0]) if value.dim() else 1
-    raise RuntimeError("cannot tell the batch size: the model's forward pass has no tensor argument")
+    tensors = [leaf for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)]
+    if not tensors:
+        raise RuntimeError(
+            "cannot tell the batch size: the model's forward pass has no tensor; give step(t, samples=...)"
+        )
+    return next((int(tensor.shape[0]) for tensor in tensors if tensor.dim()), 1)

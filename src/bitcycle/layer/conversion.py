@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
+import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,6 +16,8 @@ from bitcycle.quantizer import NoQuantizer, QuantizerOptions, quantizer_options
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 
+logger = logging.getLogger(__name__)
+
 ROLES = ("first", "last", "shortcut", "depthwise")
 DEFAULT_FLOAT_LAYERS = ("first", "last", "shortcut")
 """Float layers of a model that names none itself: CPT's and FracTrain's rule for ImageNet (released code)."""
@@ -21,7 +25,14 @@ DEFAULT_FLOAT_LAYERS = ("first", "last", "shortcut")
 DEFAULT_SIGNED_INPUTS = ("first",)
 """Layers of a model that names none itself whose input is not the output of a ReLU: the one that reads the data."""
 
-_SHORTCUT_NAMES = ("shortcut", "downsample", "skip", "projection")
+_SHORTCUT_NAMES = {"shortcut", "downsample", "skip"}
+_HOOKS = (
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+    *("_backward_hooks", "_backward_pre_hooks"),
+)
+"""Where PyTorch keeps the hooks of a module."""
+_PRODUCT_LAYERS = (nn.modules.conv._ConvNd, nn.Linear, nn.Bilinear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 
 
 class LayerRule(NamedTuple):
@@ -41,8 +52,9 @@ def convertible_layers(model: nn.Module) -> dict[str, nn.Module]:
 def layer_roles(model: nn.Module) -> dict[str, tuple[str, ...]]:
     """Roles of the convertible layers.
 
-    first: the first in the order of registration; last: the last one; shortcut: a part of its name contains shortcut,
-    downsample, skip or projection; depthwise: a convolution with one input channel per group.
+    first: the first in the order of registration; last: the last one; shortcut: a word of its name (as in
+    layer2.0.downsample.0 or conv_shortcut) is shortcut, downsample or skip; depthwise: a convolution with one input channel
+    per group.
     """
     layers = convertible_layers(model)
     roles: dict[str, tuple[str, ...]] = {}
@@ -50,7 +62,7 @@ def layer_roles(model: nn.Module) -> dict[str, tuple[str, ...]]:
         found = {
             "first": index == 0,
             "last": index == len(layers) - 1 and index > 0,
-            "shortcut": any(word in part for part in name.lower().split(".") for word in _SHORTCUT_NAMES),
+            "shortcut": not _SHORTCUT_NAMES.isdisjoint(name.lower().replace(".", "_").split("_")),
             "depthwise": isinstance(layer, nn.Conv2d) and layer.groups > 1 and layer.groups == layer.in_channels,
         }
         roles[name] = tuple(role for role in ROLES if found[role])
@@ -110,6 +122,8 @@ def quantize_model(
             rule for ImageNet).
         compile: fuse each quantizer into one kernel by torch.compile; the numbers stay the same.
 
+    Layers without a quantized counterpart (Conv1d, LSTM, ...) stay float; a log line names them.
+
     Returns:
         the converted model; its precision is 8 bits, or the most that the quantizer has below, until a
         `PrecisionController` says otherwise.
@@ -141,10 +155,36 @@ def quantize_model(
         state = shared if rule.treatment == "quantized" else fixed
         converted = CONVERSIONS[type(layer)](layer)  # type: ignore[operator]
         converted.attach(options, state, key=rule.name, compile=compile, signed=rule.name in signed)
+        _move_hooks(layer, converted)
         converted.to(next(layer.parameters()).device)
         converted.train(layer.training)
         model = _replace(model, layer, converted)
+    _keep_layers_in_use(model)
+    _name_untouched(model)
     return model
+
+
+def _move_hooks(layer: nn.Module, converted: nn.Module) -> None:
+    for hooks in _HOOKS:
+        setattr(converted, hooks, getattr(layer, hooks))  # the same dictionary, which handles know for removal
+
+
+def _keep_layers_in_use(model: nn.Module) -> None:
+    """Evaluation of nn.TransformerEncoderLayer has a fast path that reads weights past the layers; it is switched off."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0
+
+
+def _name_untouched(model: nn.Module) -> None:
+    untouched = Counter(
+        type(module).__name__
+        for module in model.modules()
+        if isinstance(module, _PRODUCT_LAYERS) and type(module) not in CONVERSIONS and not hasattr(module, "precision")
+    )
+    if untouched:
+        listed = ", ".join(f"{count} {kind}" for kind, count in untouched.items())
+        logger.warning("these layers have no quantized counterpart and stay float: %s", listed)
 
 
 def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:

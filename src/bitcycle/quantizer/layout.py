@@ -1,21 +1,25 @@
 """Views of tensors as flat vectors or as rows, in channels-last order, without copying channels-last tensors.
 
 The views are detached: quantizers define their gradients themselves, and compiled kernels would otherwise be compiled anew for
-tensors that differ in what they are views of.
+tensors that differ in what they are views of. Half-precision tensors are copied to float32, in which all quantizers compute.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+
+HALF = (torch.float16, torch.bfloat16)
 
 
 def flat(x: Tensor) -> Tensor:
     """All elements as a vector; tensors of four and more dimensions in channels-last order (N, H, W, C)."""
-    return (x.movedim(1, -1) if x.dim() >= 4 else x).reshape(-1).detach()
+    return _computable((x.movedim(1, -1) if x.dim() >= 4 else x).reshape(-1))
 
 
 def unflat(vector: Tensor, like: Tensor) -> Tensor:
-    """The inverse of `flat`, in the shape of `like`."""
+    """The inverse of `flat`, in the shape and type of `like`."""
+    vector = vector.to(like.dtype)
     if like.dim() < 4:
         return vector.view(like.shape)
     return vector.view(like.movedim(1, -1).shape).movedim(-1, 1)
@@ -23,9 +27,13 @@ def unflat(vector: Tensor, like: Tensor) -> Tensor:
 
 def rows(weight: Tensor) -> Tensor:
     """A weight as a matrix with one row per output channel."""
-    return (weight.movedim(1, -1) if weight.dim() >= 4 else weight).reshape(weight.shape[0], -1).detach()
+    return _computable((weight.movedim(1, -1) if weight.dim() >= 4 else weight).reshape(weight.shape[0], -1))
 
 
 def samples(x: Tensor) -> Tensor:
     """Activations or gradients as a matrix with one row per sample (dimension 0); a vector is one sample."""
-    return rows(x) if x.dim() > 1 else x.view(1, -1).detach()
+    return rows(x) if x.dim() > 1 else _computable(x.view(1, -1))
+
+
+def _computable(view: Tensor) -> Tensor:
+    return view.detach().float() if view.dtype in HALF else view.detach()

@@ -61,9 +61,11 @@ def encode_bits(bits: int) -> int:
     Raises:
         SettingError (a ValueError): below 0 or above 32.
     """
+    if not isinstance(bits, int) or isinstance(bits, bool):
+        raise SettingError("bits", bits, "is not a whole number", "use 1 to 32, where 32 means float32")
     if not 0 <= bits <= FLOAT:
         raise SettingError("bits", bits, "is outside the range of a precision", "use 1 to 32, where 32 means float32")
-    return 0 if bits == FLOAT else int(bits)
+    return 0 if bits == FLOAT else bits
 
 
 def quantize(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from bitcycle.schedule.precision import Precision, run_lengths
+from bitcycle.schedule.precision import Precision, effective, run_lengths
 from bitcycle.settings import MISSING, SettingError, Settings, setting
 
 
@@ -138,17 +138,18 @@ class Schedule:
 
     def __call__(self, step: int) -> Precision:
         self.check_step(step)
-        return self.options.precision(step, self.length)
+        return effective(self.options.precision(step, self.length))
 
     @cached_property
     def run_lengths(self) -> list[tuple[Precision, int]]:
         """All steps of the run, neighbours of equal precision joined: [(precision, steps), ...]."""
-        return run_lengths(self.options.precision(step, self.length) for step in range(self.length.total_steps))
+        steps = range(self.length.total_steps)
+        return run_lengths(effective(self.options.precision(step, self.length)) for step in steps)
 
     @property
     def reference(self) -> Precision:
         """The static precision that this schedule is compared with (static q_max)."""
-        return self.options.reference
+        return effective(self.options.reference)
 
     @property
     def precisions(self) -> set[Precision]:

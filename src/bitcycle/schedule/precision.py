@@ -22,6 +22,15 @@ class Precision(NamedTuple):
     gradient: int
 
 
+def effective(precision: Precision) -> Precision:
+    """What a step computes: where weights and activations are float, gradients are too, whatever their bits.
+
+    >>> effective(Precision(32, 32, 8))
+    Precision(weight=32, activation=32, gradient=32)
+    """
+    return precision if min(precision.weight, precision.activation) < FLOAT else precision._replace(gradient=FLOAT)
+
+
 def run_lengths(precisions: Iterable[Precision]) -> list[tuple[Precision, int]]:
     """Neighbouring equal precisions joined, with their number of steps.
 

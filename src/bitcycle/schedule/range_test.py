@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, Optional
 
 from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions
-from bitcycle.schedule.precision import Precision
+from bitcycle.schedule.precision import Precision, effective
 from bitcycle.settings import SettingError, Settings, setting
 
 logger = logging.getLogger(__name__)
@@ -273,7 +273,7 @@ class UndecidedSchedule(Schedule):
     def precisions(self) -> set[Precision]:
         forward = range(self.options.lowest_forward, self.options.q_max + 1)
         gradient = range(self.options.lowest_gradient, self.options.highest_gradient + 1)
-        return {Precision(bits, bits, g) for bits in forward for g in gradient}
+        return {effective(Precision(bits, bits, g)) for bits in forward for g in gradient}
 
     @property
     def preliminary(self) -> RangeTest:

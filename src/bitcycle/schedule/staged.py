@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions
 from bitcycle.schedule.plateau import PlateauIndicator
-from bitcycle.schedule.precision import Precision
+from bitcycle.schedule.precision import Precision, effective
 from bitcycle.settings import SettingError, setting
 
 
@@ -140,7 +140,7 @@ class PfqSchedule(Schedule):
     @property
     def precisions(self) -> set[Precision]:
         stages = zip(self.options.stages, self.options.gradient_stages)
-        return {Precision(forward, forward, gradient) for forward, gradient in stages}
+        return {effective(Precision(forward, forward, gradient)) for forward, gradient in stages}
 
     @property
     def stage(self) -> int:
@@ -150,7 +150,7 @@ class PfqSchedule(Schedule):
     def __call__(self, step: int) -> Precision:
         self.check_step(step)
         forward = self.options.stages[self.stage]
-        return Precision(forward, forward, self.options.gradient_stages[self.stage])
+        return effective(Precision(forward, forward, self.options.gradient_stages[self.stage]))
 
     def state_dict(self) -> dict[str, Any]:
         return self.indicator.state_dict()

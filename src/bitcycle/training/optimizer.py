@@ -32,6 +32,10 @@ class OptimizerOptions(Settings):
         if self.nesterov and self.momentum == 0:
             raise SettingError("nesterov", True, "needs momentum above 0", "set momentum=0.9 or nesterov=false")
 
+        for beta in ("beta1", "beta2"):
+            if getattr(self, beta) == 1:
+                raise SettingError(beta, 1, "would never take anything in", "use less than 1")
+
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of all parameters; the learning rate is set at each step."""
         parameters = self._parameters(model)

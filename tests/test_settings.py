@@ -1,0 +1,54 @@
+"""Settings from Python: types, words and bounds are checked as on the command line."""
+
+from __future__ import annotations
+
+import pytest
+
+import bitcycle
+from bitcycle.dataset import Digits
+from bitcycle.schedule import SCHEDULES
+from bitcycle.settings import SettingError
+from bitcycle.training.optimizer import OptimizerOptions
+from bitcycle.training.options import TrainingOptions
+
+
+def make(kind, **settings):
+    return lambda: kind(**settings)
+
+
+Cr = SCHEDULES["CR"][0]
+
+
+@pytest.mark.parametrize(
+    ("construct", "field", "remedy"),
+    [
+        (make(Cr, q_min=2.5), "q_min", "whole number"),
+        (make(Cr, q_min="3"), "q_min", "whole number"),
+        (make(Cr, q_min=None), "q_min", "whole number"),
+        (make(Cr, q_min=True), "q_min", "whole number"),
+        (make(TrainingOptions, steps=None, epochs=float("inf")), "epochs", "use one"),
+        (make(TrainingOptions, steps=2.5), "steps", "a whole number or null"),
+        (make(TrainingOptions, deterministic="yes"), "deterministic", "true or false"),
+        (make(OptimizerOptions, name=3), "name", "a word"),
+        (make(OptimizerOptions, beta1=1), "beta1", "less than 1"),
+        (make(Digits, mean=0.5), "mean", "a list"),
+        (make(Digits, mean=["a"]), "mean", "a list"),
+    ],
+)
+def test_values_of_the_wrong_type_are_refused_by_name(construct, field, remedy):
+    with pytest.raises(SettingError, match=remedy) as caught:
+        construct()
+    assert caught.value.field == field
+
+
+def test_whole_numbers_are_numbers_and_null_is_allowed_where_declared():
+    assert TrainingOptions(steps=None, epochs=3).epochs == 3
+    assert TrainingOptions(threads=None).threads is None
+
+
+@pytest.mark.parametrize("bits", [2.5, "3", None, True])
+def test_bits_of_a_tensor_are_whole_numbers(bits):
+    import torch
+
+    with pytest.raises(SettingError, match="is not a whole number"):
+        bitcycle.quantize(torch.ones(2, 2), bits)

@@ -131,7 +131,7 @@ def test_lengths_of_the_papers_run_and_of_shorter_ones():
         ("range_test", {"total_steps": 5}, r"use 6 steps or more"),
         ("range_test", {"level_steps": 4, "window": 5}, r"window=5: is longer than the 4 steps"),
         ("range_test", {"threshold": 2}, r"threshold=2: is too large"),
-        ("RTH", {"q_min": "three"}, r"q_min=three: has the wrong type. Remedy: give a value of type Integer, or auto"),
+        ("RTH", {"q_min": "three"}, r"q_min=three: has the wrong type. Remedy: give a whole number .*, or auto"),
         ("RTH", {"q_min": 3.5}, r"q_min=3.5: has the wrong type"),
         ("RTH", {"q_min": True}, r"q_min=True: has the wrong type"),
         ("RTH", {"q_min": "auto", "q_max": 2}, r"range_test.start=2: there is nothing to test below q_max=2"),

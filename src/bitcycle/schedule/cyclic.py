@@ -67,7 +67,7 @@ class Cyclic(ScheduleOptions):
 
     def validate(self) -> None:
         if self.q_min != AUTO and type(self.q_min) is not int:
-            remedy = f"give a value of type Integer, or {AUTO}"
+            remedy = f"give a whole number (type Integer), or {AUTO}"
             raise SettingError("q_min", self.q_min, "has the wrong type", remedy)
         if self.q_min != AUTO:
             super().validate()

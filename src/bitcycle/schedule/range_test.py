@@ -82,6 +82,16 @@ class RangeTest(RangeTestRule, ScheduleOptions):
 
     Source: CPT, section 3.3 and figure 4, which give neither window, threshold, length nor gradient bits; there is no released
     code. The test ends when q_min is found, unless `stop` is false.
+
+    Measured on CIFAR-10 with the recipe of the papers (SBM, batches of 128, rate 0.1, gradients of 8 bits), n = 1 each:
+
+        ResNet-20    390 steps at each precision    A = 0.323 at 2 bits, 0.469 at 3 bits
+        ResNet-20    156 steps (another seed)       A = 0.234 at 2 bits, 0.354 at 3 bits
+        ResNet-38    156 steps                      A = 0.179 at 2 bits
+
+    Hence q_min = 2 for both, far above the threshold, where CPT uses 3 for its ResNets on CIFAR; its 3 and 4 bits of figure 4 are
+    of other networks on CIFAR-100. Around chance, A scatters by 0.003 (a window of 100 batches), a seventh of the threshold. Much
+    shorter levels find more bits: ResNet-38 is still at chance after 30 steps.
     """
 
     name: str = "range_test"

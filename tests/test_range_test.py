@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bitcycle.analysis.collect import summary_row
 from bitcycle.schedule import Precision, schedule
 from bitcycle.settings import SettingError
 from bitcycle.training.identity import run_hash
@@ -252,10 +255,29 @@ def test_auto_runs_the_test_once_and_then_begins_from_fresh_weights(digits, monk
     for folder, other in ((whole.folder, broken.folder), (first, broken.folder.below("range_test"))):
         assert folder.metrics.read_bytes() == other.metrics.read_bytes()
     found = summary["found"]["q_min"]
+    row = summary_row(whole.folder)
+    assert (row["q_min"], json.loads(row["settings"])["schedule"]["q_min"]) == (found, "auto")
     assert read_json(first.summary)["found"] == summary["found"]
     by_hand = digits("schedule=CR", f"schedule.q_min={found}", f"results_root={tmp_path}/hand")
     execute(by_hand)
     assert by_hand.folder.metrics.read_bytes() == whole.folder.metrics.read_bytes()
+
+
+def test_a_signal_during_the_test_interrupts_the_run(command, monkeypatch, tmp_path):  # noqa: F811
+    arguments = ("dataset=digits", "model=resnet8", "scale=smoke", "schedule=CR", "schedule.q_min=auto")
+    train_step, steps = Trainer.train_step, []
+
+    def step(self, batch):
+        steps.append((self.folder.path.name, self.step))
+        if len(steps) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        train_step(self, batch)
+
+    monkeypatch.setattr(Trainer, "train_step", step)
+    assert command(*arguments)[0] == 75
+    assert steps[-1] == ("range_test", 2)
+    assert command(*arguments)[0] == 0
+    assert steps[3] == ("range_test", 3) and len(steps) == len(set(steps))
 
 
 def test_weights_begin_anew_after_divergence(digits):

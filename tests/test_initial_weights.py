@@ -17,6 +17,7 @@ from bitcycle.dataset.part import PARTS, classes_of
 from bitcycle.model import ImageShape
 from bitcycle.settings import SettingError
 from bitcycle.training.identity import run_hash
+from bitcycle.training.loop import Trainer
 from bitcycle.training.run import execute
 from bitcycle.training.run_folder import read_json
 from tests.conftest import configure
@@ -231,6 +232,18 @@ def test_an_unfinished_run_is_refused(digits):
     first.folder.write_status("running", 3, 64)
     with pytest.raises(SettingError, match="this run is not finished"):
         digits(f"model.initial_weights='{first.folder.path}'")
+
+
+def test_the_file_may_go_once_the_run_has_begun(digits, tmp_path, monkeypatch):
+    here = saved(tmp_path, digits("quantizer=none").build_model().state_dict())
+    plan, train_step = digits(here), Trainer.train_step
+
+    def step(self, batch):
+        (tmp_path / "weights.pt").unlink(missing_ok=True)
+        train_step(self, batch)
+
+    monkeypatch.setattr(Trainer, "train_step", step)
+    assert execute(plan)["hash"] in str(plan.folder.path)
 
 
 def test_the_range_test_begins_from_the_same_weights(digits):

@@ -19,7 +19,7 @@ from bitcycle.quantizer import NoQuantizer, QuantizerOptions, Sbm
 from bitcycle.randomness import derive
 from bitcycle.schedule import FLOAT, Precision, Schedule, Static
 from bitcycle.settings import SettingError
-from bitcycle.training.identity import run_path
+from bitcycle.training.identity import run_hash, run_path
 from bitcycle.training.initial_weights import fitting_weights, load_initial_weights
 from bitcycle.training.run_folder import RunFolder
 
@@ -36,6 +36,7 @@ class Plan:
     layers: tuple[LayerRule, ...]
     parameters: int
     folder: RunFolder
+    hash: str
     found: dict[str, Any] = field(default_factory=dict)
     preceded_by: dict[str, Any] = field(default_factory=dict)
 
@@ -77,7 +78,9 @@ class Plan:
             return None
         schedule = options.bind(self.schedule.length.total_steps, self.schedule.length.steps_per_epoch)
         config, folder = replace(self.config, schedule=options), self.folder.below(options.name)
-        return replace(self, config=config, schedule=schedule, total_steps=schedule.steps, folder=folder)
+        return replace(
+            self, config=config, schedule=schedule, total_steps=schedule.steps, folder=folder, hash=run_hash(config)
+        )
 
     def settle(self, found: dict[str, Any], preceded_by: dict[str, Any]) -> Plan:
         """The same run, named as before, with the schedule that follows from what a preliminary run has found."""
@@ -141,6 +144,7 @@ def make_plan(config: RunConfig) -> Plan:
         layers=tuple(layers),
         parameters=parameters,
         folder=RunFolder(run_path(config)),
+        hash=run_hash(config),
     )
 
 

@@ -20,7 +20,6 @@ from bitcycle.task import Classification
 from bitcycle.training.checkpoint import write_atomically
 from bitcycle.training.display import ProgressBar, log_to_file
 from bitcycle.training.environment import describe_environment, processor
-from bitcycle.training.identity import run_hash
 from bitcycle.training.interruption import Interrupted, StopSignal
 from bitcycle.training.loop import Trainer
 from bitcycle.training.metrics_log import JsonLines, MetricsLog, Sink, TensorBoardSink, WandbSink
@@ -176,7 +175,7 @@ def make_sinks(plan: Plan) -> list[Sink]:
     options, folder = plan.config.logging, plan.folder.path
     sinks: list[Sink] = []
     if options.wandb != "disabled":
-        run_id = f"{run_hash(plan.config)}-seed{plan.config.seed}-{plan.config.scale}"
+        run_id = f"{plan.hash}-seed{plan.config.seed}-{plan.config.scale}"
         sinks.append(WandbSink(options, folder, run_id, to_plain(plan.config)))
     if options.tensorboard:
         sinks.append(TensorBoardSink(folder))
@@ -209,7 +208,7 @@ def summarise(plan: Plan, trainer: Trainer) -> dict[str, Any]:
         "quantizer": plan.config.quantizer.name,
         "schedule": plan.config.schedule.name,
         "seed": plan.config.seed,
-        "hash": run_hash(plan.config),
+        "hash": plan.hash,
         "total_steps": trainer.total_steps,
         "train_samples": plan.info.train_samples,
         "parameters": plan.parameters,

@@ -12,6 +12,7 @@ OPTIONS = {
     "hlhlhlp": [*CHOOSING, "schedule.ratio=40"],
     "fine_tuning": CHOOSING,
     "partial_pretrain": ["model=resnet8_extra_skip", "quantizer=pact_binary", "training.evaluation_steps=10"],
+    "range_test": ["schedule.level_steps=6", "schedule.window=2", "schedule.stop=false"],
 }
 """Options that let a schedule show what it does in a smoke run."""
 
@@ -33,6 +34,9 @@ QUANTIZER_SCHEDULES: dict[str, list[str]] = {
     "ttq": [*FLOAT_THEN_LOW, "schedule.q_min=2"],
 }
 """Quantizer -> a schedule within the bits that it offers; CR for the others."""
+
+WEIGHTS = "WEIGHTS"
+"""Stands for a file with weights of another run, which the test makes."""
 
 RESUME: dict[str, list[str]] = {
     **{f"schedule={name}": [f"schedule={name}", *OPTIONS.get(name, [])] for name in SCHEDULES},
@@ -62,6 +66,13 @@ RESUME: dict[str, list[str]] = {
     ],
     "optimizer=adam": ["training.optimizer.name=adam", "training.learning_rate.initial=0.001"],
     "optimizer=nesterov": ["training.optimizer.nesterov=true", "training.learning_rate.name=cosine"],
+    "q_min=auto": ["schedule=RTH", "schedule.q_min=auto", "schedule.range_test.threshold=1"],
+    "learning_rate=cyclic": ["training.learning_rate.name=cyclic"],
+    "weight averaging": [
+        *("schedule=CR", "quantizer=uniform_l2", "schedule.gradient_min=32"),
+        *("training.weight_averaging.start=0.3", "training.weight_averaging.every=0.1"),
+    ],
+    "initial weights": ["schedule=CR", "dataset.part=second_samples", f"model.initial_weights={WEIGHTS}"],
     "streamed images": ["dataset.crop_padding=2", "dataset.flip=true", "schedule=ER"],
 }
 """Name of the case -> overrides of a smoke run on the digits."""

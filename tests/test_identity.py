@@ -50,6 +50,10 @@ def test_what_cannot_change_a_result_is_not_in_the_name(override):
         "training.learning_rate.factor=0.2",
         "quantizer.momentum=0.1",
         "task.label_smoothing=0.1",
+        "schedule.q_min=auto",
+        "training.learning_rate.rates=[0.01,0.001]",
+        "training.weight_averaging.start=0.5",
+        "dataset.part=first_samples",
     ],
 )
 def test_what_can_change_a_result_is_in_the_name(override):

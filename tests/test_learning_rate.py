@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bitcycle.settings import SettingError
 from bitcycle.training.learning_rate import LearningRateOptions
-from tests.conftest import golden_json
+from tests.conftest import configure, golden_json
 
 NAMES = {"piecewise": "piecewise", "linear": "linear", "anneal_cosine": "cosine"}
 
@@ -37,9 +42,66 @@ def test_linear_warmup_rises_to_the_initial_rate():
     assert [options.rate(step, 16) for step in (0, 1, 3, 4, 7, 8)] == pytest.approx([0, 0.1, 0.3, 0.4, 0.4, 0.04])
 
 
+def test_cyclic_restarts_where_doubled_cycles_end():
+    """15 equal parts: restarts after 1, 3 and 7 of them, and the last cycle is over with the run."""
+    options = LearningRateOptions(name="cyclic")
+    rates = [options.rate(step, 15_000) for step in range(15_000)]
+    assert [step for step in range(1, 15_000) if rates[step] > rates[step - 1]] == [1000, 3000, 7000]
+    for start, steps in ((0, 1000), (1000, 2000), (3000, 4000), (7000, 8000)):
+        assert rates[start] == 0.1
+        assert rates[start + steps // 2] == pytest.approx(0.05)
+        assert rates[start + steps // 4] == pytest.approx(0.1 * (1 + math.sqrt(0.5)) / 2)
+        assert rates[start + steps - 1] == pytest.approx(0.05 * (1 + math.cos(math.pi * (1 - 1 / steps))))
+
+
+def test_cyclic_options():
+    equal = LearningRateOptions(name="cyclic", cycles=2, cycle_growth=1, cycle_end_factor=0.5, delay=0.5, initial=1.0)
+    assert [equal.rate(step, 16) for step in range(16)] == pytest.approx(
+        [1.0] * 8 + [0.75 + 0.25 * math.cos(math.pi * z / 4) for z in (0, 1, 2, 3, 0, 1, 2, 3)]
+    )
+    one = LearningRateOptions(name="cyclic", cycles=1)
+    cosine = LearningRateOptions(name="cosine", final_factor=0)
+    assert [one.rate(step, 99) for step in range(99)] == [cosine.rate(step, 99) for step in range(99)]
+
+
+@given(
+    cycles=st.integers(1, 12),
+    growth=st.floats(1, 3),
+    end=st.floats(0, 1),
+    steps=st.integers(1, 300),
+)
+def test_cyclic_rates_stay_between_their_ends(cycles, growth, end, steps):
+    """Also where a run has fewer steps than cycles."""
+    options = LearningRateOptions(name="cyclic", cycles=cycles, cycle_growth=growth, cycle_end_factor=end)
+    rates = [options.rate(step, steps) for step in range(steps)]
+    assert all(0.1 * end - 1e-12 <= rate <= 0.1 + 1e-12 for rate in rates)
+    assert sum(later > earlier for earlier, later in pairwise(rates)) <= cycles - 1
+
+
+@pytest.mark.parametrize("initial", [0.1, 0.06, 0.03, 0.01])
+def test_stages_of_cpt_table_1(initial):
+    """Any rate at first, then 0.01 and 0.001 whatever it was; 4 bits at first, then float."""
+    config = configure(
+        "schedule=pfq_manual",
+        *("schedule.stages=[4,32,32]", "schedule.gradient_stages=[8,32,32]", "schedule.boundaries=[0.5,0.75]"),
+        *(f"training.learning_rate.initial={initial}", "training.learning_rate.rates=[0.01,0.001]"),
+    )
+    bound, rate = config.schedule.bind(160), config.training.learning_rate.rate
+    stages = [(bound(step), rate(step, 160)) for step in range(160)]
+    first, rest = (4, 4, 8), (32, 32, 32)
+    assert stages == [(first, initial)] * 80 + [(rest, 0.01)] * 40 + [(rest, 0.001)] * 40
+
+
 @pytest.mark.parametrize(
     "options",
-    [{"milestones": [0.7, 0.2]}, {"name": "linear", "linear_start": 0.9, "linear_end": 0.5}, {"name": "step"}],
+    [
+        {"rates": [0.1]},
+        {"cycles": 0},
+        {"cycle_growth": 0.5},
+        {"milestones": [0.7, 0.2]},
+        {"name": "linear", "linear_start": 0.9, "linear_end": 0.5},
+        {"name": "step"},
+    ],
 )
 def test_nonsense_is_refused(options):
     with pytest.raises(SettingError):

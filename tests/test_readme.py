@@ -40,6 +40,15 @@ def test_commands_compose(command):
     assert configure(*words).model.name
 
 
+RECIPES = [row[1] for row in re.finditer(r"^\| .* \| `([\w.]+=[^`]*)` \|$", README, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipes_compose(recipe):
+    assert configure(*recipe.split()).model.name
+    assert len(RECIPES) == 5
+
+
 def test_tour_names_five_files_that_exist():
     tour = re.search(r"<!-- tour -->(.*?)<!-- end tour -->", README, re.DOTALL)[1]
     files = re.findall(r"`(src/[^`]+)`", tour)

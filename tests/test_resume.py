@@ -19,7 +19,7 @@ from bitcycle.training.loop import Trainer
 from bitcycle.training.run import execute
 from bitcycle.training.run_folder import RunFolder, read_json, read_records
 from tests.conftest import ROOT, run_train, train_command
-from tests.settings import RESUME
+from tests.settings import RESUME, WEIGHTS
 
 CPU = torch.device("cpu")
 UNTIMED = ("seconds", "evaluation_seconds", "steps_per_second", "finished")
@@ -59,7 +59,9 @@ def crash_at(monkeypatch, crash_step: int, checkpoint_step: int) -> None:
 
 @pytest.mark.parametrize("case", RESUME)
 def test_a_crash_leaves_no_trace(case, digits, monkeypatch, tmp_path):
-    overrides = [*RESUME[case], "training.checkpoint_seconds=0"]
+    weights = tmp_path / "weights.pt"
+    torch.save(digits("quantizer=none", "seed=1").build_model().state_dict(), weights)
+    overrides = [*(part.replace(WEIGHTS, str(weights)) for part in RESUME[case]), "training.checkpoint_seconds=0"]
     undisturbed, disturbed = (
         digits(*overrides, f"results_root={tmp_path}/{name}") for name in ("undisturbed", "disturbed")
     )

@@ -8,8 +8,9 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -31,7 +32,7 @@ from bitcycle.help import help_text
 from bitcycle.settings import SettingError, nearest
 from bitcycle.training.display import set_up_console
 from bitcycle.training.interruption import Interrupted
-from bitcycle.training.plan import make_plan
+from bitcycle.training.plan import Plan, make_plan
 from bitcycle.training.report import plan_report, print_report, summary_report
 from bitcycle.training.run import execute
 
@@ -47,6 +48,7 @@ def main(conf: Path) -> int:
     register_schemas()
     # Hydra would print errors in its own words and exit with 1; with this it raises them.
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    sys.argv[1:] = map(quoted, sys.argv[1:])
     exit_codes: list[int] = []
 
     def job(config: DictConfig) -> None:
@@ -62,6 +64,16 @@ def main(conf: Path) -> int:
 
 class _SweepStopped(BaseException):
     """An interrupted run ends the sweep that it belongs to; Hydra lets only this kind through."""
+
+
+def quoted(argument: str) -> str:
+    """A setting whose value is a path with = in it, as run folders are (seed=0), in the quotes that Hydra wants there.
+
+    >>> quoted("model.initial_weights=results/seed=0"), quoted("schedule.q_min=3")
+    ("model.initial_weights='results/seed=0'", 'schedule.q_min=3')
+    """
+    key, _, value = argument.partition("=")
+    return f"{key}='{value}'" if re.fullmatch(r"[\w./~-]*=[\w./~=-]*", value) else argument
 
 
 def _call(launch: Callable[[], None]) -> int:
@@ -84,13 +96,25 @@ def run(config: DictConfig) -> int:
     elif run_config.dry_run == "true":
         print_report(plan_report(plan))
     else:
-        print_report(summary_report(execute(plan), plan.schedule.reference))
-        if run_config.logging.picture:
-            from bitcycle.figure.run import draw_run
-
-            print(f"picture: {draw_run(plan)}")
+        summary = execute(plan)
+        print_report(summary_report(summary, plan.schedule.reference))
+        for picture in pictures(plan, summary):
+            print(f"picture: {picture}")
         print(f"run folder: {plan.folder.path}")
     return EXIT_DONE
+
+
+def pictures(plan: Plan, summary: dict[str, Any]) -> Iterator[Path]:
+    """Draw what is asked for, and always a range test: its picture is half of its result."""
+    first, tested = plan.preliminary(), "range_test" in summary.get("found", {})
+    if tested:
+        from bitcycle.figure.range_test import draw_range_test
+
+        yield draw_range_test((first or plan).folder)
+    if plan.config.logging.picture and (first is not None or not tested):
+        from bitcycle.figure.run import draw_run
+
+        yield draw_run(plan)
 
 
 def guarded(action: Callable[[], int]) -> int:

@@ -40,6 +40,7 @@ def setting(
     minimum: float | None = None,
     maximum: float | None = None,
     affects_result: bool = True,
+    content: bool = False,
 ) -> Any:
     """Declare one field of a `Settings` dataclass.
 
@@ -49,6 +50,7 @@ def setting(
         choices: the words that are allowed.
         minimum, maximum: inclusive bounds of a number (or of each number of a list).
         affects_result: False for what cannot change a run's numbers (logging, paths): it is left out of the run's name.
+        content: for the path of a file with weights: what is in it counts for the run's name, not where it lies.
     """
     metadata = {
         "help": help,
@@ -56,6 +58,7 @@ def setting(
         "minimum": minimum,
         "maximum": maximum,
         "affects_result": affects_result,
+        "content": content,
     }
     if isinstance(default, (list, dict)):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)

@@ -61,7 +61,7 @@ def summary_row(folder: RunFolder) -> dict[str, Any]:
     schedule, hardware, cost = config["schedule"], config["hardware"], summary["cost"]
     values = {
         **summary,
-        "q_min": schedule.get("q_min"),
+        "q_min": summary.get("found", {}).get("q_min", schedule.get("q_min")),
         "q_max": schedule.get("q_max"),
         "cycles": schedule.get("cycles"),
         "mean_of_last": summary["mean_of_last"]["mean"],

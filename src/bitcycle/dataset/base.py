@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bitcycle.dataset.images import Images
+from bitcycle.dataset.part import CLASSES, PARTS, classes_of, size_of, take_part
 from bitcycle.dataset.validation import validation_mask, validation_size
 from bitcycle.errors import DataError
 from bitcycle.model import ImageShape
@@ -48,6 +49,11 @@ class DatasetOptions(Settings):
         0, "training images are padded with this many zeros and cropped at random; 0: no crop", minimum=0
     )
     flip: bool = setting(False, "training images are flipped horizontally at random")
+    part: str = setting(
+        "all",
+        "half of the data: half of the classes, or half of each class's training samples (FracTrain, section 4.5); all: no half",
+        choices=PARTS,
+    )
     train_samples: Optional[int] = setting(
         None, "train on the first so many images of a fixed random order; null: all", minimum=1
     )
@@ -77,7 +83,7 @@ class DatasetOptions(Settings):
 
     def info(self, data_root: Path) -> DatasetInfo:
         """What is used of the data set: `full_info` after train_samples, test_samples and validation."""
-        full = self.full_info(data_root)
+        full = self._part_info(self.full_info(data_root))
         for option, available in (("train_samples", full.train_samples), ("test_samples", full.test_samples)):
             wanted = getattr(self, option)
             if wanted is not None and wanted > available:
@@ -99,9 +105,32 @@ class DatasetOptions(Settings):
             test_samples=self.test_samples or full.test_samples,
         )
 
+    @property
+    def equal_classes(self) -> bool:
+        """Whether all classes are known to have equally many samples."""
+        return False
+
+    def _part_info(self, full: DatasetInfo) -> DatasetInfo:
+        """What `part` leaves of the whole data set."""
+        classes = full.shape.classes
+        if self.part in CLASSES and not self.equal_classes:
+            remedy = "use first_samples or second_samples, or cifar10 or cifar100"
+            raise SettingError("part", self.part, f"classes of {self.name} need not be of one size", remedy)
+        kept = len(classes_of(self.part, classes))
+        train = size_of(self.part, full.train_samples, classes, training=True)
+        test = size_of(self.part, full.test_samples, classes, training=False)
+        return DatasetInfo(full.shape._replace(classes=kept), train, test)
+
+    def _part_of(self, splits: Splits, data_root: Path) -> Splits:
+        if self.part == "all":
+            return splits
+        classes = self.full_info(data_root).shape.classes
+        train = take_part(splits.train, self.part, classes, training=True)
+        return Splits(train, take_part(splits.test, self.part, classes, training=False))
+
     def load(self, data_root: Path) -> Splits:
         """The images that are used of both splits, before any are held out."""
-        splits = self.read(data_root)
+        splits = self._part_of(self.read(data_root), data_root)
         return Splits(
             _first(splits.train, self.train_samples).decoded(), _first(splits.test, self.test_samples).decoded()
         )

@@ -51,6 +51,10 @@ class Cifar(DatasetOptions):
         """Number of classes."""
         return 100 if self.name == "cifar100" else 10
 
+    @property
+    def equal_classes(self) -> bool:
+        return True
+
     def full_info(self, data_root: Path) -> DatasetInfo:
         return DatasetInfo(ImageShape(3, 32, self.classes), TRAIN_SAMPLES, TEST_SAMPLES)
 

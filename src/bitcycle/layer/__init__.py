@@ -1,7 +1,13 @@
 """Where in a network is quantized: drop-in layers, conversion of a float model, and the controller that sets the bits."""
 
 from bitcycle.layer.controller import PrecisionController
-from bitcycle.layer.conversion import DEFAULT_FLOAT_LAYERS, LayerRule, conversion_plan, quantize_model
+from bitcycle.layer.conversion import (
+    DEFAULT_FLOAT_LAYERS,
+    LayerRule,
+    conversion_plan,
+    convertible_layers,
+    quantize_model,
+)
 from bitcycle.layer.penalty import penalty
 from bitcycle.layer.phase_change import carry_quantized, reset_batch_norm, restart_quantizers, step_ratio
 from bitcycle.layer.quantized import QuantizedConv2d, QuantizedLayer, QuantizedLinear
@@ -17,6 +23,7 @@ __all__ = [
     "QuantizedLinear",
     "carry_quantized",
     "conversion_plan",
+    "convertible_layers",
     "penalty",
     "quantize_model",
     "reset_batch_norm",

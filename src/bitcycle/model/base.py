@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import torch
 from torch import nn
@@ -24,6 +24,17 @@ class ModelOptions(Settings):
     """Options that every model has."""
 
     name: str = setting(MISSING, "the network's name, as in model=NAME")
+    initial_weights: Optional[str] = setting(
+        None,
+        "folder of a finished run, or checkpoint file, whose weights training begins from; null: random",
+        content=True,
+    )
+    initial_classifier: str = setting(
+        "fitting",
+        "the classifier of initial_weights: fitting (taken unless it has another number of classes), random (never taken, for"
+        " other classes), or refused (where it has another number of classes)",
+        choices=("fitting", "random", "refused"),
+    )
 
     def check(self, shape: ImageShape) -> None:
         """Raise SettingError where this network cannot take such images."""

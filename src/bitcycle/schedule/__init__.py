@@ -6,6 +6,7 @@ from bitcycle.schedule.phase import Phase
 from bitcycle.schedule.phased import Hlhlp, PartialPretrain, PhasedOptions
 from bitcycle.schedule.plateau import PlateauIndicator
 from bitcycle.schedule.precision import FLOAT, Precision, run_lengths
+from bitcycle.schedule.range_test import RangeTest, RangeTestSchedule
 from bitcycle.schedule.registry import SCHEDULES, SUITE, schedule
 from bitcycle.schedule.staged import Pfq, PfqSchedule, Staged
 from bitcycle.schedule.static import Deficit, Static
@@ -25,6 +26,8 @@ __all__ = [
     "PhasedOptions",
     "PlateauIndicator",
     "Precision",
+    "RangeTest",
+    "RangeTestSchedule",
     "RunLength",
     "Schedule",
     "ScheduleOptions",

@@ -90,6 +90,48 @@ class Schedule:
         return True
 
     @property
+    def steps(self) -> int:
+        """Steps that are trained at most: all of the run, unless the schedule ends it earlier (`finished`)."""
+        return self.length.total_steps
+
+    @property
+    def finished(self) -> bool:
+        """Whether a schedule that reacts has seen enough: the run ends here."""
+        return False
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """What a schedule that reacts has found, for the run's summary; empty for others."""
+        return {}
+
+    @property
+    def preliminary(self) -> ScheduleOptions | None:
+        """The schedule of a run that has to come first, since this one follows from its result (`settle`)."""
+        return None
+
+    def settle(self, result: dict[str, Any]) -> Schedule:
+        """The schedule that follows from the `result` of the preliminary run."""
+        return self
+
+    @property
+    def outlook(self) -> str:
+        """What is known of the precision beforehand, where it is not `fixed`."""
+        return f"from {'/'.join(map(str, self(0)))} on, as the training goes"
+
+    @property
+    def survives_divergence(self) -> bool:
+        """Whether training goes on although the loss is not finite, since the schedule will do something about it."""
+        return False
+
+    @property
+    def starts_anew(self) -> bool:
+        """Whether training is to begin anew, from the initial weights, after what was observed last."""
+        return False
+
+    def begin(self, chance: float) -> None:
+        """Take the accuracy (0 to 1) of always guessing the most frequent class, once, before the first step."""
+
+    @property
     def observation_steps(self) -> int | None:
         """After how many steps a schedule that reacts wants to be told loss and accuracy; None for one that does not react."""
         return None

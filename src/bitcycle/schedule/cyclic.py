@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
-from bitcycle.schedule.base import RunLength, ScheduleOptions
+from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions
 from bitcycle.schedule.precision import Precision
 from bitcycle.schedule.profile import PROFILES, growth_profile
+from bitcycle.schedule.range_test import AUTO, FirstRangeTest, RangeTest, RangeTestRule, UndecidedSchedule
 from bitcycle.settings import MISSING, SettingError, setting
 
 FORMS = ("repeated", "vertical", "horizontal", "within", "annealing")
@@ -35,8 +37,12 @@ class Cyclic(ScheduleOptions):
     Source: Better Schedules, section 3.2 (the first three forms), CPT, equation 1, table 6 (`within`, `annealing`) and
     table 8 (cycles of the gradient). Differs from the authors' code in rounding the period up where cycles does not divide
     the steps (`period_rounding=floor` is theirs and starts a spurious cycle), and in `end_at_q_max`.
+    With q_min=auto a range test of CPT comes first (section 3.3): options in `range_test`, method in range_test.py.
     """
 
+    q_min: Any = setting(
+        3, "lowest forward precision in bits, or auto: found by a range test that runs first", minimum=1, maximum=32
+    )
     profile: str = setting(MISSING, "growth profile within a cycle", choices=(*PROFILES, MISSING))
     form: str = setting("repeated", "how cycles follow each other", choices=FORMS)
     cycles: int = setting(8, "number of cycles in the run (Better Schedules: 8, CPT: 32)", minimum=1)
@@ -57,9 +63,17 @@ class Cyclic(ScheduleOptions):
     end_at_q_max: bool = setting(
         True, "the last step has the highest precision even where a short or cut-off cycle would not reach it"
     )
+    range_test: FirstRangeTest = setting(FirstRangeTest, "the range test that runs first where q_min=auto")
 
     def validate(self) -> None:
-        super().validate()
+        if self.q_min != AUTO and type(self.q_min) is not int:
+            remedy = f"give a whole number (type Integer), or {AUTO}"
+            raise SettingError("q_min", self.q_min, "has the wrong type", remedy)
+        if self.q_min != AUTO:
+            super().validate()
+        elif self.range_test.start >= self.q_max:
+            problem = f"there is nothing to test below q_max={self.q_max}"
+            raise SettingError("range_test.start", self.range_test.start, problem, "begin below q_max")
         if self.lowest_gradient > self.highest_gradient:
             problem = f"is above gradient_max={self.highest_gradient}"
             raise SettingError("gradient_min", self.lowest_gradient, problem, "choose gradient_min <= gradient_max")
@@ -76,13 +90,37 @@ class Cyclic(ScheduleOptions):
         if self.cycles > steps:
             problem = f"the run has only {steps} {self.unit}s, less than one for each cycle"
             raise SettingError("cycles", self.cycles, problem, f"use at most {steps} cycles or train longer")
-        end = self.q_min + (self.q_max - self.q_min) * self._growth(1.0)
+        if self.q_min == AUTO:
+            self._check_test(length)
+        end = self.lowest_forward + (self.q_max - self.lowest_forward) * self._growth(1.0)
         if self.profile == "exponential" and ROUNDINGS[self.rounding](end) < self.q_max:
             warnings.warn(
                 f"exp_k={self.exp_k} is so small that a cycle ends at {end:.2f} bits, below q_max={self.q_max}; "
                 "set renormalise=true or a larger exp_k",
                 stacklevel=2,
             )
+
+    def _check_test(self, length: RunLength) -> None:
+        try:
+            self.first_test.check_length(length)
+        except SettingError as error:
+            raise error.within("range_test") from None
+
+    @property
+    def first_test(self) -> RangeTest:
+        """The range test that finds q_min."""
+        rule = {field.name: getattr(self.range_test, field.name) for field in dataclasses.fields(RangeTestRule)}
+        gradient = None if self.reference.gradient == self.q_max else self.reference.gradient
+        return RangeTest(q_min=self.range_test.start, q_max=self.q_max, gradient=gradient, **rule)
+
+    def bind(self, total_steps: int, steps_per_epoch: int | None = None) -> Schedule:
+        length = RunLength(total_steps, steps_per_epoch)
+        return UndecidedSchedule(self, length) if self.q_min == AUTO else Schedule(self, length)
+
+    @property
+    def lowest_forward(self) -> int:
+        """Lowest forward bits; with q_min=auto the lowest that may be found."""
+        return self.range_test.start if self.q_min == AUTO else int(self.q_min)
 
     @property
     def lowest_gradient(self) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 from bitcycle.schedule.base import Schedule, ScheduleOptions
 from bitcycle.schedule.cyclic import Cyclic, Delayed
 from bitcycle.schedule.phased import Hlhlp, PartialPretrain
+from bitcycle.schedule.range_test import RangeTest
 from bitcycle.schedule.staged import Pfq, Staged
 from bitcycle.schedule.static import Deficit, Static
 from bitcycle.settings import SettingError, nearest
@@ -49,6 +50,7 @@ SCHEDULES: dict[str, tuple[type[ScheduleOptions], dict[str, Any]]] = {
     ),
     "fine_tuning": (Hlhlp, {"bits": [32, 2], "rates": ["initial", "fine"], "start_from": ["previous", "best"]}),
     "partial_pretrain": (PartialPretrain, {}),
+    "range_test": (RangeTest, {}),
 }
 """Schedule name -> its class and the options that make it that schedule; `conf/schedule/NAME.yaml` says the same."""
 

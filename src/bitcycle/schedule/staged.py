@@ -23,7 +23,7 @@ class Staged(ScheduleOptions):
     """
 
     name: str = "pfq_manual"
-    q_min: int = setting(3, "not used: the stages say the bits", affects_result=False)
+    q_min: Any = setting(3, "not used: the stages say the bits", affects_result=False)
     q_max: int = setting(8, "not used: the stages say the bits", affects_result=False)
     cycles: int = setting(8, "not used; accepted so that sweeps over schedules need no exception", affects_result=False)
     stages: list[int] = setting([3, 4, 6, 8], "forward bits of the stages", minimum=1, maximum=32)
@@ -67,7 +67,7 @@ class Pfq(ScheduleOptions):
     """
 
     name: str = "pfq"
-    q_min: int = setting(3, "not used: the stages say the bits", affects_result=False)
+    q_min: Any = setting(3, "not used: the stages say the bits", affects_result=False)
     q_max: int = setting(8, "not used: the stages say the bits", affects_result=False)
     cycles: int = setting(8, "not used; accepted so that sweeps over schedules need no exception", affects_result=False)
     stages: list[int] = setting([3, 4, 6, 8], "forward bits of the stages", minimum=1, maximum=32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
 from bitcycle.schedule.base import RunLength, ScheduleOptions
 from bitcycle.schedule.precision import Precision
@@ -15,7 +15,7 @@ class Static(ScheduleOptions):
     """The same precision at every step: q_max forward, `gradient` backward. The baseline of all papers."""
 
     name: str = "static"
-    q_min: int = setting(3, "not used; accepted so that sweeps over schedules need no exception", affects_result=False)
+    q_min: Any = setting(3, "not used; accepted so that sweeps over schedules need no exception", affects_result=False)
     cycles: int = setting(8, "not used; accepted so that sweeps over schedules need no exception", affects_result=False)
     gradient: Optional[int] = setting(None, "gradient precision in bits; null means q_max", minimum=1, maximum=32)
 

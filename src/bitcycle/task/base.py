@@ -25,6 +25,8 @@ class Task(Protocol):
 
     validation_metric: str
     """Name of the metric that choices are made by, a key of what `validate` returns; better as the main metric is."""
+    chance: float
+    """Share of right answers of always giving the most frequent one of the training data."""
 
     def batches(self, step: int) -> Iterator[Any]:
         """Training batches of steps `step`, `step` + 1, ... without end."""

@@ -56,6 +56,7 @@ class Classification:
     ) -> None:
         self.options, self.batch_size, self.classes = options, batch_size, classes
         self.training_batches = TrainingBatches(splits.train, dataset, batch_size, seed, device)
+        self.chance = float(splits.train.labels.bincount().max()) / len(splits.train)
         self.test_batches = EvaluationBatches(splits.test, dataset, options.evaluation_batch_size, device)
         self.validation_batches = (
             EvaluationBatches(validation, dataset, options.evaluation_batch_size, device)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bitcycle.configuration import RunConfig
-from bitcycle.settings import Settings, default_of
+from bitcycle.settings import SettingError, Settings, default_of
+from bitcycle.training.initial_weights import content_digest
 
 
 def result_settings(settings: Settings, prefix: str = "") -> dict[str, Any]:
@@ -26,8 +27,15 @@ def result_settings(settings: Settings, prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Settings):
             found |= result_settings(value, f"{prefix}{field.name}.")
         elif field.name == "name" or value != default_of(field):  # names tell the options' classes apart
-            found[prefix + field.name] = value
+            found[prefix + field.name] = _digest(prefix, value) if field.metadata.get("content") else value
     return found
+
+
+def _digest(prefix: str, path: str) -> str:
+    try:
+        return content_digest(path)
+    except SettingError as error:
+        raise error.within(prefix.rstrip(".")) from None
 
 
 def run_hash(config: RunConfig) -> str:

@@ -1,12 +1,16 @@
 """Learning rate as a function of the step; all times are fractions of the run.
 
-Source: released code of CPT, train.py; paper and code both drop the rate at 50 % and 75 % of the run.
+Source: released code of CPT, train.py; paper and code both drop the rate at 50 % and 75 % of the run. `cyclic` is the baseline
+of CPT, figure 5 (SGDR, Loshchilov and Hutter 2016), of which CPT says only "the best setting"; it is not in the released code.
+SGDR's best setting on CIFAR-100 is T_0 = 10 epochs, T_mult = 2; here the run is four whole cycles, whose lengths double.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 from dataclasses import dataclass
+from typing import Optional
 
 from bitcycle.settings import SettingError, Settings, setting
 
@@ -16,17 +20,22 @@ class LearningRateOptions(Settings):
     """Options of the learning rate. With p = t / T after `delay`:
 
     constant   initial
-    piecewise  initial * factor^(number of milestones <= p)
+    piecewise  initial * factor^(number of milestones <= p), or the k-th of `rates` after milestone k
     linear     initial up to linear_start, then linear to initial * final_factor at linear_end, then that
     cosine     initial * (final_factor + (1 - final_factor) (1 + cos(pi p)) / 2)
+    cyclic     initial * (cycle_end_factor + (1 - cycle_end_factor) (1 + cos(pi z)) / 2), where z goes from 0 to 1 in each cycle;
+               cycle i from 0 ends at p = (m^(i+1) - 1) / (m^n - 1) with n = cycles, m = cycle_growth ((i + 1) / n for m = 1)
     """
 
-    name: str = setting("piecewise", "shape", choices=("constant", "piecewise", "linear", "cosine"))
+    name: str = setting("piecewise", "shape", choices=("constant", "piecewise", "linear", "cosine", "cyclic"))
     initial: float = setting(0.1, "rate at the start", minimum=0)
     milestones: list[float] = setting(
         [0.5, 0.75], "piecewise: fractions of the run at which the rate drops", minimum=0, maximum=1
     )
     factor: float = setting(0.1, "piecewise: what the rate is multiplied with at each milestone", minimum=0)
+    rates: Optional[list[float]] = setting(
+        None, "piecewise: the rate from each milestone on (CPT, table 1: [0.01,0.001]); null: by factor", minimum=0
+    )
     linear_start: float = setting(
         0.5, "linear: fraction at which the descent begins (FracTrain: 0.25)", minimum=0, maximum=1
     )
@@ -34,6 +43,9 @@ class LearningRateOptions(Settings):
         0.9, "linear: fraction at which the descent ends (FracTrain: 0.75)", minimum=0, maximum=1
     )
     final_factor: float = setting(0.01, "linear and cosine: last rate divided by the first", minimum=0)
+    cycles: int = setting(4, "cyclic: number of cycles, each from the initial rate down", minimum=1)
+    cycle_growth: float = setting(2.0, "cyclic: length of a cycle divided by that of the one before", minimum=1)
+    cycle_end_factor: float = setting(0.0, "cyclic: last rate of a cycle divided by the first", minimum=0)
     warmup: float = setting(
         0.0, "fraction of the run with warmup_rate (released code: 400 of 64000 steps)", minimum=0, maximum=1
     )
@@ -53,6 +65,9 @@ class LearningRateOptions(Settings):
     def validate(self) -> None:
         if sorted(self.milestones) != self.milestones:
             raise SettingError("milestones", self.milestones, "are not in order", f"write {sorted(self.milestones)}")
+        if self.rates is not None and len(self.rates) != len(self.milestones):
+            problem = f"there are {len(self.milestones)} milestones"
+            raise SettingError("rates", self.rates, problem, "give one rate for each milestone, or null")
         if self.name == "linear" and self.linear_start >= self.linear_end:
             raise SettingError(
                 "linear_start", self.linear_start, f"is not before linear_end={self.linear_end}", "choose it smaller"
@@ -68,8 +83,24 @@ class LearningRateOptions(Settings):
             return self.initial
         progress = (step - held) / (total_steps - held)
         if self.name == "piecewise":
-            return self.initial * self.factor ** sum(progress >= milestone for milestone in self.milestones)
+            passed = sum(progress >= milestone for milestone in self.milestones)
+            return self.initial * self.factor**passed if self.rates is None else [self.initial, *self.rates][passed]
         if self.name == "linear":
             descent = (progress - self.linear_start) / (self.linear_end - self.linear_start)
             return self.initial * (1 - (1 - self.final_factor) * min(1.0, max(0.0, descent)))
-        return self.initial * (self.final_factor + (1 - self.final_factor) * (1 + math.cos(math.pi * progress)) / 2)
+        if self.name == "cyclic":
+            return self.initial * _cosine(self._cycle_position(step - held, total_steps - held), self.cycle_end_factor)
+        return self.initial * _cosine(progress, self.final_factor)
+
+    def _cycle_position(self, step: int, steps: int) -> float:
+        """z, the share of the current cycle that is over; cycles begin at whole steps."""
+        lengths = [self.cycle_growth**cycle for cycle in range(self.cycles)]
+        ends = [round(steps * sum(lengths[: cycle + 1]) / sum(lengths)) for cycle in range(self.cycles)]
+        cycle = min(bisect.bisect_right(ends, step), self.cycles - 1)
+        start = ends[cycle - 1] if cycle else 0
+        return (step - start) / (ends[cycle] - start)
+
+
+def _cosine(z: float, end: float) -> float:
+    """Half a cosine from 1 at z = 0 to `end` at z = 1."""
+    return end + (1 - end) * (1 + math.cos(math.pi * z)) / 2

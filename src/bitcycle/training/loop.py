@@ -27,6 +27,7 @@ from bitcycle.training.metrics_log import JsonLines, MetricsLog
 from bitcycle.training.options import TrainingOptions
 from bitcycle.training.phases import Candidate, PhaseRunner
 from bitcycle.training.run_folder import RunFolder
+from bitcycle.training.weight_averaging import WeightAverage, estimate_statistics
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class Best:
     history: list[float] = field(default_factory=list)
     at_q_max: list[float] = field(default_factory=list)
     validation: list[float] = field(default_factory=list)
+    averaged: list[float] = field(default_factory=list)
 
 
 class RunningMean:
@@ -84,6 +86,7 @@ class Trainer:
     seed: int
     folder: RunFolder
     device: torch.device
+    initial_state: Callable[[], dict[str, Any]]
     step: int = 0
     best: Best = field(default_factory=Best)
     elapsed: float = 0.0
@@ -93,6 +96,7 @@ class Trainer:
         self.evaluating = 0.0
         self.metrics_bytes = 0
         self.timing_bytes = 0
+        self.average = WeightAverage()
         self.has_penalty = penalty(self.model) is not None
         self.phases = PhaseRunner(
             self.controller.schedule.phases,
@@ -118,7 +122,9 @@ class Trainer:
             if self.phases.due(self.step):
                 self.begin_phase()
             self.train_step(next(batches))
-            ended = self.phases.ends(self.step)
+            if self.options.weight_averaging.due(self.step, self.controller.schedule.length.total_steps):
+                self.average_weights()
+            ended = self.phases.ends(self.step) or self.step == self.total_steps
             if self.step % self.options.log_steps == 0 or ended:
                 self.log_training(bar)
             if self.step % self.options.evaluation_steps == 0 or ended:
@@ -169,7 +175,19 @@ class Trainer:
             return
         self.observed.add(outcome)
         if self.step % schedule.observation_steps == 0:
-            schedule.observe(*self.observed.take())
+            loss, accuracy = self.observed.take()
+            precision = self.controller.precision
+            self.metrics.write("observation", self.step, loss=loss, accuracy=100 * accuracy, precision=precision)
+            schedule.observe(loss, accuracy)
+            if schedule.finished:
+                self.total_steps = self.step
+            if schedule.starts_anew:
+                self.start_anew()
+
+    def start_anew(self) -> None:
+        """Go on from the initial weights, with nothing remembered of the steps so far."""
+        self.model.load_state_dict(self.initial_state())
+        self.optimizer.state.clear()
 
     def log_training(self, bar: ProgressBar) -> None:
         """Write mean loss and accuracy since the last time."""
@@ -189,7 +207,7 @@ class Trainer:
             RunError: if the loss of a step since the last record is not finite.
         """
         total = float(self.logged.sums[0])
-        if not math.isfinite(total):
+        if not math.isfinite(total) and not self.controller.schedule.survives_divergence:
             raise RunError(
                 f"the loss is {total} by step {self.step}: training diverged. Lower training.learning_rate.initial, or raise "
                 "schedule.q_min or the gradient's bits."
@@ -206,7 +224,8 @@ class Trainer:
         values = self.evaluate_at(chosen, self.task.evaluate)
         same = (chosen.weight, chosen.activation) == (highest.weight, highest.activation)
         values_at_q_max = values if same else self.evaluate_at(highest, self.task.evaluate)
-        validation = self.evaluate_at(current, self.task.validate)
+        values |= self.evaluate_average(chosen)
+        validation = self.evaluate_at(current, self.task.validate)  # leaves the bits of training in place
         value, at_q_max = values[self.task.metric], values_at_q_max[self.task.metric]
         self.best.history.append(value)
         self.best.at_q_max.append(at_q_max)
@@ -234,6 +253,24 @@ class Trainer:
         self.phases.offer(Candidate(self.step, self.best.validation[-1], flatness))
         return validation if flatness is None else {**validation, "trace_sqrt_v": flatness}
 
+    def evaluate_average(self, precision: Precision) -> dict[str, float]:
+        """Metrics of the averaged weights at `precision`; none before there is an average."""
+        if not self.average.count:
+            return {}
+        with self.average.in_place_of(self.model):
+            values = self.evaluate_at(precision, self.task.evaluate)
+        self.best.averaged.append(values[self.task.metric])
+        return {f"{name}_averaged": value for name, value in values.items()}
+
+    def average_weights(self) -> None:
+        """Take the present weights into the average, with statistics of batch norm that belong to it."""
+        self.average.add(self.model)
+        per_epoch = self.controller.schedule.length.steps_per_epoch or 1
+        first = self.step // per_epoch * per_epoch
+        with self.average.in_place_of(self.model, keep=True):
+            steps = range(first, first + per_epoch)
+            estimate_statistics(self.task, self.model, steps, self.task.batches(first))
+
     def evaluate_at(self, precision: Precision, measure: Callable[[nn.Module], dict[str, float]]) -> dict[str, float]:
         """What `measure` says of the model in evaluation mode at `precision`."""
         started = time.monotonic()
@@ -260,6 +297,7 @@ class Trainer:
             "phases": self.phases.state_dict(),
             "logged": self.logged.state_dict(),
             "observed": self.observed.state_dict(),
+            "average": self.average.state_dict(),
             "elapsed": self.elapsed,
             "evaluating": self.evaluating,
             "metrics_bytes": self.metrics.position(),
@@ -271,7 +309,8 @@ class Trainer:
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must say of its run to be one of this run."""
-        return {"folder": self.folder.path.parent.name, "seed": self.seed, "total_steps": self.total_steps}
+        length = self.controller.schedule.length.total_steps
+        return {"folder": "/".join(self.folder.path.parts[-3:]), "seed": self.seed, "total_steps": length}
 
     def resume(self, state: dict[str, Any]) -> None:
         """Continue from what `save` wrote."""
@@ -287,5 +326,8 @@ class Trainer:
             self.phases.index = 0
         self.logged.load_state_dict(state["logged"])
         self.observed.load_state_dict(state["observed"])
+        self.average.load_state_dict(state.get("average", self.average.state_dict()))
         self.elapsed, self.evaluating = state["elapsed"], state["evaluating"]
         self.metrics_bytes, self.timing_bytes = state["metrics_bytes"], state["timing_bytes"]
+        if self.controller.schedule.finished:
+            self.total_steps = self.step

@@ -9,6 +9,7 @@ from bitcycle.dataset import steps_per_epoch
 from bitcycle.settings import SettingError, Settings, setting
 from bitcycle.training.learning_rate import LearningRateOptions
 from bitcycle.training.optimizer import OptimizerOptions
+from bitcycle.training.weight_averaging import WeightAveragingOptions
 
 
 @dataclass
@@ -22,6 +23,7 @@ class TrainingOptions(Settings):
     batch_size: int = setting(128, "training samples a step", minimum=1)
     optimizer: OptimizerOptions = setting(OptimizerOptions, "the optimizer")
     learning_rate: LearningRateOptions = setting(LearningRateOptions, "the learning rate as a function of the step")
+    weight_averaging: WeightAveragingOptions = setting(WeightAveragingOptions, "averages of the weights beside them")
     evaluation_steps: int = setting(390, "evaluate every so many steps, and at the end (released code: 390)", minimum=1)
     evaluation_precision: str = setting(
         "last",

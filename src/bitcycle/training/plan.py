@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +21,8 @@ from bitcycle.quantizer import NoQuantizer, QuantizerOptions, Sbm
 from bitcycle.randomness import derive
 from bitcycle.schedule import FLOAT, Phase, Precision, Schedule, Static
 from bitcycle.settings import SettingError
-from bitcycle.training.identity import run_path
+from bitcycle.training.identity import run_hash, run_path
+from bitcycle.training.initial_weights import fitting_weights, load_initial_weights
 from bitcycle.training.phases import phase_rate
 from bitcycle.training.run_folder import RunFolder
 
@@ -38,6 +39,9 @@ class Plan:
     layers: tuple[LayerRule, ...]
     parameters: int
     folder: RunFolder
+    hash: str
+    found: dict[str, Any] = field(default_factory=dict)
+    preceded_by: dict[str, Any] = field(default_factory=dict)
 
     @property
     def batch_size(self) -> int:
@@ -78,9 +82,25 @@ class Plan:
         cost: Cost = self.config.hardware.cost(self.workload, histogram, self.schedule.reference)
         return cost
 
+    def preliminary(self) -> Plan | None:
+        """The run whose result decides this one's schedule, in a folder below this one's; None if all is decided."""
+        options = self.schedule.preliminary
+        if options is None:
+            return None
+        schedule = options.bind(self.schedule.length.total_steps, self.schedule.length.steps_per_epoch)
+        config, folder = replace(self.config, schedule=options), self.folder.below(options.name)
+        return replace(
+            self, config=config, schedule=schedule, total_steps=schedule.steps, folder=folder, hash=run_hash(config)
+        )
+
+    def settle(self, found: dict[str, Any], preceded_by: dict[str, Any]) -> Plan:
+        """The same run, named as before, with the schedule that follows from what a preliminary run has found."""
+        return replace(self, schedule=self.schedule.settle(found), found=found, preceded_by=preceded_by)
+
     def build_model(self, compile: bool = False) -> nn.Module:
         """The converted model with its initial weights."""
         model = build_seeded(self.config.model, self.info.shape, derive(self.config.seed, "weights"))
+        load_initial_weights(self.config.model, model)
         return quantize_model(model, self.config.quantizer, compile=compile)
 
     def describe(self) -> dict[str, Any]:
@@ -133,9 +153,11 @@ def make_plan(config: RunConfig) -> Plan:
     total_steps = config.training.total_steps(info.train_samples)
     schedule = _bind_schedule(config, total_steps, steps_per_epoch(info.train_samples, config.training.batch_size))
     _check_moments(config, schedule)
+    total_steps = schedule.steps
     _within("quantizer", config.quantizer.check, _precisions(schedule))
     model = config.model.build(info.shape)
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    _within("model", fitting_weights, config.model, model)
     layers = _within("quantizer", conversion_plan, model, config.quantizer)
     converted = _within("quantizer", quantize_model, model, _charged_quantizer(config.quantizer))
     # On the meta device, which knows shapes only: no quantizer computes anything, and a large network takes no longer.
@@ -149,6 +171,7 @@ def make_plan(config: RunConfig) -> Plan:
         layers=tuple(layers),
         parameters=parameters,
         folder=RunFolder(run_path(config)),
+        hash=run_hash(config),
     )
 
 
@@ -195,6 +218,9 @@ def _with_run_samples(config: RunConfig, total_steps: int, train_samples: int) -
 def _bind_schedule(config: RunConfig, total_steps: int, per_epoch: int) -> Schedule:
     schedule: Schedule = _within("schedule", config.schedule.bind, total_steps, per_epoch)
     if isinstance(config.quantizer, NoQuantizer):
+        if schedule.steps < schedule.length.total_steps:
+            problem = "ends when it has found bits, and without quantizer there are none"
+            raise SettingError("schedule", schedule.name, problem, "choose a quantizer")
         return _FloatSchedule(Static(q_max=FLOAT), schedule.length, schedule.reference, schedule.phases)
     return schedule
 

@@ -71,7 +71,7 @@ def _phases(plan: Plan) -> list[tuple[str, str]]:
 def _precision(plan: Plan) -> str:
     """The first stretches of equal bits."""
     if not plan.schedule.fixed:
-        return f"from {'/'.join(map(str, plan.schedule(0)))} on, as the training goes"
+        return plan.schedule.outlook
     lengths = plan.schedule.run_lengths
     shown = "  ".join(f"{'/'.join(map(str, precision))}x{steps}" for precision, steps in lengths[:8])
     return shown + (f"  ... ({len(lengths)} stretches)" if len(lengths) > 8 else "")
@@ -103,6 +103,20 @@ def summary_report(summary: dict[str, Any], reference: Precision) -> list[str]:
         if total.get(key) is not None:
             less = saving(total[f"{word}_relative_to_static"], static)
             lines.append(f"{word}: {total[key]:.4g} {unit}, {less}; up to the best {to_best[key]:.4g} {unit}")
+    if "averaged" in summary:
+        averaged = summary["averaged"]
+        lines.append(
+            f"averaged weights: final {averaged['final']:.2f}, best {averaged['best']:.2f} (mean of {averaged['weights']})"
+        )
+    return [*lines, *_found(summary)]
+
+
+def _found(summary: dict[str, Any]) -> list[str]:
+    """What a schedule or a preliminary run has found."""
+    found = {name: value for name, value in summary.get("found", {}).items() if not isinstance(value, dict)}
+    lines = [f"found {', '.join(f'{name}: {value}' for name, value in found.items())}"] if found else []
+    for name, first in summary.get("preliminary", {}).items():
+        lines.append(f"before it: {name}, {first['total_steps']} steps, {first['cost']['gbitops']:.4g} GBitOps")
     return lines
 
 

@@ -22,7 +22,6 @@ from bitcycle.task import Classification
 from bitcycle.training.checkpoint import write_atomically
 from bitcycle.training.display import ProgressBar, log_to_file
 from bitcycle.training.environment import describe_environment, processor
-from bitcycle.training.identity import run_hash
 from bitcycle.training.interruption import Interrupted, StopSignal
 from bitcycle.training.loop import Best, Trainer
 from bitcycle.training.metrics_log import JsonLines, MetricsLog, Sink, TensorBoardSink, WandbSink
@@ -54,7 +53,7 @@ def execute(plan: Plan) -> dict[str, Any]:
         if folder.state() == "done":  # by another process, a moment ago
             return _finished(plan)
         try:
-            return _train(plan)
+            return _train(_settled(plan))
         except Interrupted as stop:
             logger.warning("interrupted: %s; run the same command again to go on", stop)
             raise
@@ -74,6 +73,18 @@ def _finished(plan: Plan) -> dict[str, Any]:
         meter.load_state_dict(summary["samples"][part])
         summary["cost"][part] = meter.cost().summary()
     return summary
+
+
+def _settled(plan: Plan) -> Plan:
+    """The plan with everything decided: a schedule that follows from a preliminary run has that run executed first."""
+    preliminary = plan.preliminary()
+    if preliminary is None:
+        return plan
+    logger.info("%s decides what this run needs to know: it comes first", preliminary.schedule.name)
+    plan.folder.write_status("running", plan.folder.read_status().get("step", 0), plan.total_steps)
+    summary = execute(preliminary)
+    first = {"total_steps": summary["total_steps"], "cost": summary["cost"]["total"]}
+    return plan.settle(summary["found"], {preliminary.schedule.name: first})
 
 
 def _record_failure(plan: Plan, error: Exception) -> None:
@@ -114,7 +125,7 @@ def _train(plan: Plan) -> dict[str, Any]:
     logger.info("trained in %.0f s", time.monotonic() - started)
     summary = summarise(plan, trainer)
     write_json(folder.summary, summary)
-    folder.write_status("done", plan.total_steps, plan.total_steps)
+    folder.write_status("done", trainer.total_steps, trainer.total_steps)
     return summary
 
 
@@ -208,8 +219,18 @@ def build_trainer(plan: Plan, device: torch.device) -> Trainer:
         model, plan.schedule, seed=config.seed, hardware=config.hardware, workload=plan.workload
     )
     optimizer = config.training.optimizer.build(model)
+    plan.schedule.begin(task.chance)
     return Trainer(
-        task, model, optimizer, controller, config.training, plan.total_steps, config.seed, plan.folder, device
+        task,
+        model,
+        optimizer,
+        controller,
+        config.training,
+        plan.total_steps,
+        config.seed,
+        plan.folder,
+        device,
+        initial_state=lambda: plan.build_model().state_dict(),
     )
 
 
@@ -218,7 +239,7 @@ def make_sinks(plan: Plan) -> list[Sink]:
     options, folder = plan.config.logging, plan.folder.path
     sinks: list[Sink] = []
     if options.wandb != "disabled":
-        run_id = f"{run_hash(plan.config)}-seed{plan.config.seed}-{plan.config.scale}"
+        run_id = f"{plan.hash}-seed{plan.config.seed}-{plan.config.scale}"
         sinks.append(WandbSink(options, folder, run_id, to_plain(plan.config)))
     if options.tensorboard:
         sinks.append(TensorBoardSink(folder))
@@ -246,7 +267,9 @@ def summarise(plan: Plan, trainer: Trainer) -> dict[str, Any]:
     best, metric = trainer.best, trainer.task.metric
     last = best.history[-MEAN_OF_LAST:]
     choose = max if trainer.task.higher_is_better else min
-    found: dict[str, Any] = {"validation": best_by_validation(best, choose)} if best.validation else {}
+    found = {**plan.found, **plan.schedule.result}
+    if best.validation:
+        found["validation"] = best_by_validation(best, choose)
     if trainer.phases.several:
         found["phases"] = trainer.phases.records
     return {
@@ -266,13 +289,22 @@ def summarise(plan: Plan, trainer: Trainer) -> dict[str, Any]:
         "quantizer": plan.config.quantizer.name,
         "schedule": plan.config.schedule.name,
         "seed": plan.config.seed,
-        "hash": run_hash(plan.config),
-        "total_steps": plan.total_steps,
+        "hash": plan.hash,
+        "total_steps": trainer.total_steps,
         "train_samples": plan.info.train_samples,
         "parameters": plan.parameters,
         "seconds": trainer.elapsed,
         "evaluation_seconds": trainer.evaluating,
-        "steps_per_second": plan.total_steps / max(trainer.elapsed - trainer.evaluating, 1e-9),
+        "steps_per_second": trainer.total_steps / max(trainer.elapsed - trainer.evaluating, 1e-9),
         "processor": processor(trainer.device),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        **({"averaged": _averaged(trainer)} if best.averaged else {}),
+        **({"found": found} if found else {}),
+        **({"preliminary": plan.preceded_by} if plan.preceded_by else {}),
     }
+
+
+def _averaged(trainer: Trainer) -> dict[str, Any]:
+    """The evaluations of the averaged weights, and how many weights they are the mean of."""
+    choose, values = max if trainer.task.higher_is_better else min, trainer.best.averaged
+    return {"final": values[-1], "best": choose(values), "weights": trainer.average.count}

@@ -29,6 +29,7 @@ class RunFolder:
     | environment.json | versions, commit, hardware |
     | log.txt | what was shown, as plain lines |
     | checkpoint/ | last.pt and previous.pt; candidate-STEP.pt: weights that a later phase may start from |
+    | NAME/ | the same of a run NAME that had to come first, such as range_test |
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,6 +43,10 @@ class RunFolder:
         self.log = path / "log.txt"
         self.picture = path / "picture.png"
         self.checkpoint = CheckpointFolder(path / "checkpoint")
+
+    def below(self, name: str) -> RunFolder:
+        """The folder of a run that belongs to this one."""
+        return RunFolder(self.path / name)
 
     def state(self) -> str:
         """new, resumable or done."""

@@ -1,0 +1,298 @@
+"""The precision range test of CPT: the fewest bits at which training gets anywhere, found by raising them during training."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Optional
+
+from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions
+from bitcycle.schedule.precision import Precision, effective
+from bitcycle.settings import SettingError, Settings, setting
+
+logger = logging.getLogger(__name__)
+
+AUTO = "auto"
+"""The word that stands for a q_min that a range test has to find."""
+
+LEVEL_STEPS, WINDOW = 390, 100
+"""Steps at each precision, and the last of them over which accuracy is averaged, in a run of the papers' length."""
+
+SHORT_RUN = 16
+"""A precision lasts at most this part of a run, so that shorter runs have a shorter test."""
+
+
+@dataclass
+class RangeTestRule(Settings):
+    """How long each precision is tried, and what counts as getting somewhere."""
+
+    level_steps: Optional[int] = setting(
+        None, "range test: steps at each precision; null: 390, in short runs a sixteenth of the run", minimum=1
+    )
+    window: Optional[int] = setting(
+        None, "range test: last steps of a precision whose accuracy counts; null: 100 of 390", minimum=1
+    )
+    threshold: float = setting(
+        0.02, "range test: rise of the training accuracy (0 to 1) that shows that training works", minimum=0, maximum=1
+    )
+
+    def lengths(self, total_steps: int, levels: int) -> tuple[int, int]:
+        """(steps at each of `levels` precisions, window) in a run of `total_steps`."""
+        steps = self.level_steps or max(1, min(LEVEL_STEPS, total_steps // max(SHORT_RUN, levels)))
+        return steps, self.window or max(1, round(steps * WINDOW / LEVEL_STEPS))
+
+    def check_fit(self, total_steps: int, levels: int) -> None:
+        """Raise SettingError where the test would be longer than the run, or the window longer than a precision."""
+        steps, window = self.lengths(total_steps, levels)
+        if steps * levels > total_steps:
+            problem = f"{levels} precisions of {steps} steps do not fit into the run's {total_steps}"
+            remedy = f"use at most {total_steps // levels}" if total_steps >= levels else f"use {levels} steps or more"
+            raise SettingError("level_steps", self.level_steps, problem, remedy)
+        if window > steps:
+            raise SettingError(
+                "window", window, f"is longer than the {steps} steps of a precision", "choose it shorter"
+            )
+
+
+@dataclass
+class FirstRangeTest(RangeTestRule):
+    """Options of the range test that runs first where q_min=auto."""
+
+    start: int = setting(2, "range test: bits that it begins with", minimum=1, maximum=32)
+
+
+@dataclass
+class RangeTest(RangeTestRule, ScheduleOptions):
+    """Raises precision while training goes on, until training accuracy rises: the precision of that rise is q_min.
+
+    With chance accuracy c (the share of the most frequent class), S = level_steps and w = window:
+
+        r := c
+        for b = q_min .. q_max - 1:  train S more steps at b bits
+                                     A := mean training accuracy of the last w of them
+                                     found b, if A - r > threshold;  r := max(r, A)
+        found q_max, if nothing else
+
+    Weights and optimizer go on from one precision to the next; a precision at which the loss was not finite is never found, and
+    after it they begin anew. The gradient has q_max bits unless `gradient` says otherwise. Learning rate and its warm-up are
+    those at the beginning of the whole run.
+
+    Source: CPT, section 3.3 and figure 4, which give neither window, threshold, length nor gradient bits; there is no released
+    code. The test ends when q_min is found, unless `stop` is false.
+
+    Measured on CIFAR-10 with the recipe of the papers (SBM, batches of 128, rate 0.1, gradients of 8 bits), n = 1 each:
+
+        ResNet-20    390 steps at each precision    A = 0.323 at 2 bits, 0.469 at 3 bits
+        ResNet-20    156 steps (another seed)       A = 0.234 at 2 bits, 0.354 at 3 bits
+        ResNet-38    156 steps                      A = 0.179 at 2 bits
+
+    Hence q_min = 2 for both, far above the threshold, where CPT uses 3 for its ResNets on CIFAR; its 3 and 4 bits of figure 4 are
+    of other networks on CIFAR-100. Around chance, A scatters by 0.003 (a window of 100 batches), a seventh of the threshold. Much
+    shorter levels find more bits: ResNet-38 is still at chance after 30 steps.
+    """
+
+    name: str = "range_test"
+    q_min: int = setting(2, "bits that the test begins with (CPT: the lowest possible, e.g. 2)", minimum=1, maximum=32)
+    cycles: int = setting(8, "not used; accepted so that sweeps over schedules need no exception", affects_result=False)
+    gradient: Optional[int] = setting(None, "gradient precision in bits; null means q_max", minimum=1, maximum=32)
+    stop: bool = setting(True, "end when q_min is found; false goes on to q_max - 1, for the picture")
+
+    def validate(self) -> None:
+        if self.q_min >= self.q_max:
+            problem = f"there is nothing to test below q_max={self.q_max}"
+            raise SettingError("q_min", self.q_min, problem, "begin the test below q_max")
+
+    def check_length(self, length: RunLength) -> None:
+        self.check_fit(length.total_steps, len(self.levels))
+
+    @property
+    def levels(self) -> range:
+        """The precisions that are tried."""
+        return range(self.q_min, self.q_max)
+
+    def at(self, bits: int) -> Precision:
+        """Precision at `bits` forward bits."""
+        return Precision(bits, bits, self.q_max if self.gradient is None else self.gradient)
+
+    @property
+    def reference(self) -> Precision:
+        return self.at(self.q_max)
+
+    def bind(self, total_steps: int, steps_per_epoch: int | None = None) -> RangeTestSchedule:
+        return RangeTestSchedule(self, RunLength(total_steps, steps_per_epoch))
+
+
+@dataclass
+class RangeIndicator:
+    """Told loss and accuracy at regular intervals, says which of the precisions `levels` is on, and where accuracy rose.
+
+    Each precision lasts `observations` intervals, and the mean accuracy of the last `window` of them counts.
+    """
+
+    levels: range
+    observations: int
+    window: int
+    threshold: float
+    highest: float = 0.0
+    found: int | None = None
+    trace: list[tuple[int, float, float]] = field(default_factory=list)
+    accuracies: list[float] = field(default_factory=list)
+    diverged: bool = False
+    starts_anew: bool = False
+
+    def begin(self, chance: float) -> None:
+        """Forget everything and begin at the first precision; a rise is first measured from `chance`."""
+        self.highest, self.found, self.trace = chance, None, []
+        self._begin_level()
+
+    def _begin_level(self) -> None:
+        self.accuracies, self.diverged = [], False
+
+    @property
+    def level(self) -> int:
+        """The current precision in bits; the last one at the end."""
+        return self.levels[min(len(self.trace), len(self.levels) - 1)]
+
+    def update(self, loss: float, accuracy: float) -> None:
+        """Take mean loss and accuracy of the interval that ended."""
+        self.starts_anew = False
+        self.accuracies.append(accuracy)
+        self.diverged |= not math.isfinite(loss)
+        if len(self.accuracies) < self.observations:
+            return
+        reached = sum(self.accuracies[-self.window :]) / self.window
+        rise = reached - self.highest
+        if rise > self.threshold and self.found is None and not self.diverged:
+            self.found = self.level
+        self.trace.append((self.level, reached, rise))
+        self.highest = self.highest if self.diverged else max(self.highest, reached)
+        self.starts_anew = self.diverged
+        self._begin_level()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What changes during the test, as plain numbers."""
+        names = ("highest", "found", "trace", "accuracies", "diverged", "starts_anew")
+        return {name: getattr(self, name) for name in names}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+@dataclass(frozen=True)
+class RangeTestSchedule(Schedule):
+    """A range test in a run: tell it loss and training accuracy by `observe`, ask it for the current bits and the result."""
+
+    options: RangeTest
+
+    @cached_property
+    def lengths(self) -> tuple[int, int]:
+        """(steps at each precision, window)."""
+        return self.options.lengths(self.length.total_steps, len(self.options.levels))
+
+    @cached_property
+    def indicator(self) -> RangeIndicator:
+        """What the test has seen so far."""
+        steps, window = self.lengths
+        each = self.observation_steps
+        return RangeIndicator(self.options.levels, steps // each, window // each, self.options.threshold)
+
+    @property
+    def fixed(self) -> bool:
+        return False
+
+    @property
+    def steps(self) -> int:
+        return self.lengths[0] * len(self.options.levels)
+
+    @property
+    def observation_steps(self) -> int:
+        return math.gcd(*self.lengths)
+
+    @property
+    def survives_divergence(self) -> bool:
+        return True
+
+    @property
+    def starts_anew(self) -> bool:
+        return self.indicator.starts_anew
+
+    def begin(self, chance: float) -> None:
+        self.indicator.begin(chance)
+
+    def observe(self, loss: float, accuracy: float) -> None:
+        tried = len(self.indicator.trace)
+        self.indicator.update(loss, accuracy)
+        for bits, reached, rise in self.indicator.trace[tried:]:
+            logger.info("range test: training accuracy %.3f at %d bits, a rise of %.3f", reached, bits, rise)
+
+    @property
+    def finished(self) -> bool:
+        tried_all = len(self.indicator.trace) == len(self.options.levels)
+        return tried_all or (self.options.stop and self.indicator.found is not None)
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """q_min, the rule, and for each precision the accuracy that it reached and by how much that was a rise."""
+        if not self.finished:
+            return {}
+        found, reason = self.indicator.found, "the first precision at which training accuracy rose"
+        if found is None:
+            found, reason = self.options.q_max, "training accuracy rose at no lower precision"
+        levels = [{"bits": bits, "accuracy": reached, "rise": rise} for bits, reached, rise in self.indicator.trace]
+        steps, window = self.lengths
+        rule = {"threshold": self.options.threshold, "level_steps": steps, "window": window}
+        return {"q_min": found, "reason": reason, "range_test": {**rule, "levels": levels}}
+
+    @property
+    def precisions(self) -> set[Precision]:
+        return {self.options.at(bits) for bits in self.options.levels}
+
+    def __call__(self, step: int) -> Precision:
+        self.check_step(step)
+        return self.options.at(self.indicator.level)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.indicator.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.indicator.load_state_dict(state)
+
+
+@dataclass(frozen=True)
+class UndecidedSchedule(Schedule):
+    """A schedule with q_min=auto: it knows within which bits it will stay, and becomes a schedule by the test's result."""
+
+    options: Any
+
+    @property
+    def fixed(self) -> bool:
+        return False
+
+    @property
+    def outlook(self) -> str:
+        test = self.preliminary
+        bound = test.bind(self.length.total_steps)
+        return f"q_min is found first, at {bound.lengths[0]} steps a precision from {test.q_min} bits on"
+
+    @property
+    def precisions(self) -> set[Precision]:
+        forward = range(self.options.lowest_forward, self.options.q_max + 1)
+        gradient = range(self.options.lowest_gradient, self.options.highest_gradient + 1)
+        return {effective(Precision(bits, bits, g)) for bits in forward for g in gradient}
+
+    @property
+    def preliminary(self) -> RangeTest:
+        return self.options.first_test  # type: ignore[no-any-return]
+
+    def settle(self, result: dict[str, Any]) -> Schedule:
+        decided: ScheduleOptions = dataclasses.replace(self.options, q_min=result["q_min"])
+        return decided.bind(self.length.total_steps, self.length.steps_per_epoch)
+
+    def __call__(self, step: int) -> Precision:
+        remedy = "run schedule=range_test first and give the number, or let `python train.py` do both"
+        raise SettingError("q_min", AUTO, "has not been found yet", remedy)

@@ -1,0 +1,136 @@
+"""Training that begins from the weights of another one: float pre-training, then quantized retraining (FracTrain, section 4.5).
+
+The float network's parameters and buffers are taken over, before the network is quantized; what quantizers had learned is not.
+A run is named by the content of these weights, not by where they lie.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import pickle
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitcycle.layer import convertible_layers
+from bitcycle.model import ModelOptions
+from bitcycle.settings import SettingError
+from bitcycle.training.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
+
+FIELD = "initial_weights"
+
+
+def weights_file(path: str) -> Path:
+    """The checkpoint file that `path` names: itself, or the last checkpoint of a finished run.
+
+    Raises:
+        SettingError (a ValueError): if there is none.
+    """
+    given = Path(path).expanduser()
+    if given.is_file():
+        return given
+    folder = RunFolder(given)
+    remedy = "give a checkpoint file, or the folder of a finished run (its name ends with seed=N)"
+    if not given.is_dir():
+        raise SettingError(FIELD, path, "there is no such file or folder", remedy)
+    if folder.state() == "resumable":
+        raise SettingError(FIELD, path, "this run is not finished", "run its command again until it is done")
+    if not folder.checkpoint.last.is_file():
+        raise SettingError(FIELD, path, "there is no checkpoint of a run in this folder", remedy)
+    return folder.checkpoint.last
+
+
+def read_weights(path: str) -> dict[str, Tensor]:
+    """Weights by name, of a checkpoint of this project or of a saved state dict; runs no code from the file.
+
+    Raises:
+        SettingError (a ValueError): if the file cannot be read or holds something else.
+    """
+    file = weights_file(path)
+    try:
+        state: Any = torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        problem = f"cannot be read as weights ({str(error).splitlines()[0]})"
+        raise SettingError(FIELD, path, problem, "give a file that torch.save wrote, without code in it") from error
+    weights = state.get("model", state) if isinstance(state, dict) else None
+    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise SettingError(FIELD, path, "holds no weights", "give a checkpoint, or a saved state dict")
+    return weights
+
+
+def content_digest(path: str) -> str:
+    """Names and values of all weights in a checkpoint as one number, the same wherever and whenever it was saved.
+
+    Raises:
+        SettingError (a ValueError): if it cannot be read.
+    """
+    file = weights_file(path).resolve()
+    return _digest(str(file), file.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _digest(path: str, changed: int) -> str:
+    digest = hashlib.sha256()
+    for name, value in sorted(read_weights(path).items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def load_initial_weights(options: ModelOptions, model: nn.Module) -> None:
+    """Load `options.initial_weights`, if given, into the float model.
+
+    Raises:
+        SettingError (a ValueError): if they do not fit.
+    """
+    if options.initial_weights is None:
+        return
+    fitting, left_out = fitting_weights(options, model)
+    model.load_state_dict(fitting, strict=False)
+    logger.info("initial weights from %s", options.initial_weights)
+    if left_out:
+        logger.info("the classifier begins with random weights: %s are not taken from there", ", ".join(left_out))
+
+
+def fitting_weights(options: ModelOptions, model: nn.Module) -> tuple[dict[str, Tensor], list[str]]:
+    """The initial weights that the float model takes, and the names of those of its classifier that it does not take.
+
+    Raises:
+        SettingError (a ValueError): if they do not fit.
+    """
+    if options.initial_weights is None:
+        return {}, []
+    found, expected = read_weights(options.initial_weights), model.state_dict()
+    layers = convertible_layers(model)
+    name = next((name for name in reversed(layers) if isinstance(layers[name], nn.Linear)), "")
+    classifier = [key for key in expected if name and key.startswith(f"{name}.")]
+    other = [key for key in expected if key in found and found[key].shape != expected[key].shape]
+    problems = [
+        *(f"{key} is missing" for key in expected if key not in found),
+        *(f"{key} is not in the network" for key in found if key not in expected and not _of_quantizer(key, layers)),
+        *(_shapes(key, found, expected) for key in other if key not in classifier),
+    ]
+    if problems:
+        problem, remedy = f"does not fit {options.name}: {problems[0]}", "give weights of the same network"
+        raise SettingError(FIELD, options.initial_weights, problem, remedy)
+    if other and options.initial_classifier == "refused":
+        problem = f"has another number of classes: {_shapes(other[0], found, expected)}"
+        remedy = "model.initial_classifier=fitting begins with a random one"
+        raise SettingError(FIELD, options.initial_weights, problem, remedy)
+    left_out = classifier if other or options.initial_classifier == "random" else []
+    return {key: found[key] for key in expected if key not in left_out}, left_out
+
+
+def _of_quantizer(name: str, layers: dict[str, nn.Module]) -> bool:
+    """Whether a layer that can be quantized would have this in a module of its own."""
+    return any(name.startswith(f"{layer}.") and "." in name[len(layer) + 1 :] for layer in layers)
+
+
+def _shapes(name: str, found: dict[str, Tensor], expected: dict[str, Tensor]) -> str:
+    return f"{name} is {list(found[name].shape)} instead of {list(expected[name].shape)}"

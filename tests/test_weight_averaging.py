@@ -1,0 +1,118 @@
+"""Averaged weights: the plain mean, with statistics of their own, beside a training that does not notice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from bitcycle.settings import SettingError
+from bitcycle.training.run import build_trainer, execute
+from bitcycle.training.run_folder import read_json, read_records
+from bitcycle.training.weight_averaging import WeightAverage, WeightAveragingOptions, estimate_statistics
+
+CPU = torch.device("cpu")
+AVERAGING = ["training.weight_averaging.start=0.5", "training.weight_averaging.every=0.1"]
+
+
+def test_when_the_released_code_would_average():
+    options = WeightAveragingOptions(start=0.75)
+    assert [step for step in range(64_001) if options.due(step, 64_000)] == list(range(48_000, 64_001, 1170))
+    assert not any(WeightAveragingOptions().due(step, 100) for step in range(101))
+    assert [step for step in range(9) if WeightAveragingOptions(start=0, every=0).due(step, 8)] == list(range(1, 9))
+
+
+def test_the_average_is_the_plain_mean_and_leaves_the_model_alone():
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    average, seen = WeightAverage(), []
+    for _ in range(5):
+        for parameter in model.parameters():
+            nn.init.normal_(parameter)
+        seen.append(model[0].weight.detach().clone())
+        average.add(model)
+        torch.testing.assert_close(average.state["0.weight"], torch.stack(seen).mean(0))
+        assert torch.equal(model[0].weight, seen[-1])
+    with average.in_place_of(model):
+        torch.testing.assert_close(model[0].weight, torch.stack(seen).mean(0))
+        model[1].running_mean += 1
+    assert torch.equal(model[0].weight, seen[-1])
+    assert torch.equal(average.state["1.running_mean"], torch.zeros(2))
+    with average.in_place_of(model, keep=True):
+        model[1].running_mean += 1
+    assert torch.equal(model[1].running_mean, torch.zeros(2))
+    assert torch.equal(average.state["1.running_mean"], torch.ones(2))
+
+
+class Numbers:
+    """A task whose batches are rows of numbers."""
+
+    def __init__(self, batches: list[torch.Tensor]) -> None:
+        self.batches = batches
+
+    def samples(self, step: int) -> int:
+        return len(self.batches[step])
+
+    def train(self, model: nn.Module, batch: torch.Tensor) -> None:
+        model(batch)
+
+
+def test_statistics_are_means_over_all_samples():
+    """Also where the last batch is smaller; the variance is the mean of the unbiased ones of the batches, as in the code."""
+    batches = list(torch.randn(10, 2, generator=torch.Generator().manual_seed(0)).mul(3).add(7).split(4))
+    model = nn.BatchNorm1d(2, momentum=0.3)
+    model.running_mean.fill_(99.0)
+    estimate_statistics(Numbers(batches), model.train(), range(3), batches)
+    torch.testing.assert_close(model.running_mean, torch.cat(batches).mean(0))
+    variance = sum(len(batch) * batch.var(0, correction=1) for batch in batches) / 10
+    torch.testing.assert_close(model.running_var, variance)
+    assert model.momentum == 0.3
+
+
+@pytest.mark.parametrize("quantizer", [["sbm"], ["uniform_l2", "schedule.gradient_min=32"]], ids=lambda q: q[0])
+def test_training_does_not_notice_the_average(digits, tmp_path, quantizer):
+    options = ["schedule=CR", f"quantizer={quantizer[0]}", *quantizer[1:]]
+    plain = digits(*options, f"results_root={tmp_path}/plain")
+    averaging = digits(*options, *AVERAGING, f"results_root={tmp_path}/averaging")
+    summaries = execute(plain), execute(averaging)
+    states = [plan.folder.checkpoint.load(CPU) for plan in (plain, averaging)]
+    torch.testing.assert_close(states[1]["model"], states[0]["model"], rtol=0, atol=0)
+    assert states[0]["average"] == {"count": 0, "state": {}}
+    assert summaries[0]["final"] == summaries[1]["final"] and "averaged" not in summaries[0]
+    steps = range(32, 65, 6)
+    assert states[1]["average"]["count"] == len(steps) == summaries[1]["averaged"]["weights"]
+    evaluations = [record for record in read_records(averaging.folder.metrics) if record["kind"] == "evaluation"]
+    assert [record["step"] for record in evaluations if "test_accuracy_averaged" in record] == [32, 64]
+    assert summaries[1]["averaged"]["final"] == evaluations[-1]["test_accuracy_averaged"]
+    assert read_json(averaging.folder.summary)["averaged"]["best"] == max(
+        r["test_accuracy_averaged"] for r in evaluations
+    )
+
+
+def test_the_average_of_a_run_is_that_of_its_weights(digits):
+    """Weights of the last steps, gathered by hand; accuracy and statistics from a model that holds their mean."""
+    plan = digits("schedule=CR", "training.weight_averaging.start=0.9", "training.weight_averaging.every=0.05")
+    trainer, batches, weights = build_trainer(plan, CPU), None, []
+    batches = trainer.task.batches(0)
+    while trainer.step < 64:
+        trainer.train_step(next(batches))
+        if trainer.step in (58, 61, 64):
+            weights.append(trainer.model.conv1.weight.detach().clone())
+            trainer.average_weights()
+    torch.testing.assert_close(trainer.average.state["conv1.weight"], torch.stack(weights).mean(0))
+    values = trainer.evaluate_average(trainer.controller.precision)
+    trainer.model.load_state_dict(trainer.average.state)
+    assert values == {f"{name}_averaged": v for name, v in trainer.task.evaluate(trainer.model.eval()).items()}
+    trainer.model.train()
+    own = trainer.model.bn1.running_mean.clone()
+    estimate_statistics(trainer.task, trainer.model, range(48, 64), trainer.task.batches(48))
+    assert not torch.equal(
+        own, trainer.model.bn1.running_mean
+    )  # step 64 begins an epoch: its batches, not those before
+    estimate_statistics(trainer.task, trainer.model, range(64, 80), trainer.task.batches(64))
+    torch.testing.assert_close(own, trainer.model.bn1.running_mean)
+
+
+@pytest.mark.parametrize("options", [{"start": 1.5}, {"start": -0.1}, {"every": 2}])
+def test_nonsense_is_refused(options):
+    with pytest.raises(SettingError):
+        WeightAveragingOptions(**options)

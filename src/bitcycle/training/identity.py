@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bitcycle.configuration import RunConfig
-from bitcycle.settings import MISSING, SettingError, Settings
+from bitcycle.settings import SettingError, Settings, default_of
 from bitcycle.training.initial_weights import content_digest
 
 
@@ -26,7 +26,7 @@ def result_settings(settings: Settings, prefix: str = "") -> dict[str, Any]:
             continue
         if isinstance(value, Settings):
             found |= result_settings(value, f"{prefix}{field.name}.")
-        elif field.name == "name" or value != _default(field):  # names tell the options' classes apart
+        elif field.name == "name" or value != default_of(field):  # names tell the options' classes apart
             found[prefix + field.name] = _digest(prefix, value) if field.metadata.get("content") else value
     return found
 
@@ -36,12 +36,6 @@ def _digest(prefix: str, path: str) -> str:
         return content_digest(path)
     except SettingError as error:
         raise error.within(prefix.rstrip(".")) from None
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default if field.default is not dataclasses.MISSING else MISSING
 
 
 def run_hash(config: RunConfig) -> str:

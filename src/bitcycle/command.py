@@ -62,10 +62,6 @@ def main(conf: Path) -> int:
     return max(exit_codes, key=_severity)
 
 
-class _SweepStopped(BaseException):
-    """An interrupted run ends the sweep that it belongs to; Hydra lets only this kind through."""
-
-
 def quoted(argument: str) -> str:
     """A setting whose value is a path with = in it, as run folders are (seed=0), in the quotes that Hydra wants there.
 
@@ -74,6 +70,10 @@ def quoted(argument: str) -> str:
     """
     key, _, value = argument.partition("=")
     return f"{key}='{value}'" if re.fullmatch(r"[\w./~-]*=[\w./~=-]*", value) else argument
+
+
+class _SweepStopped(BaseException):
+    """An interrupted run ends the sweep that it belongs to; Hydra lets only this kind through."""
 
 
 def _call(launch: Callable[[], None]) -> int:

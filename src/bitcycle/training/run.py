@@ -62,6 +62,18 @@ def execute(plan: Plan) -> dict[str, Any]:
             raise
 
 
+def _settled(plan: Plan) -> Plan:
+    """The plan with everything decided: a schedule that follows from a preliminary run has that run executed first."""
+    preliminary = plan.preliminary()
+    if preliminary is None:
+        return plan
+    logger.info("%s decides what this run needs to know: it comes first", preliminary.schedule.name)
+    plan.folder.write_status("running", plan.folder.read_status().get("step", 0), plan.total_steps)
+    summary = execute(preliminary)
+    first = {"total_steps": summary["total_steps"], "cost": summary["cost"]["total"]}
+    return plan.settle(summary["found"], {preliminary.schedule.name: first})
+
+
 def _finished(plan: Plan) -> dict[str, Any]:
     """The summary of a run that is done, its cost counted as this configuration asks for."""
     logger.info("already done: %s", plan.folder.path)
@@ -73,18 +85,6 @@ def _finished(plan: Plan) -> dict[str, Any]:
         meter.load_state_dict(summary["samples"][part])
         summary["cost"][part] = meter.cost().summary()
     return summary
-
-
-def _settled(plan: Plan) -> Plan:
-    """The plan with everything decided: a schedule that follows from a preliminary run has that run executed first."""
-    preliminary = plan.preliminary()
-    if preliminary is None:
-        return plan
-    logger.info("%s decides what this run needs to know: it comes first", preliminary.schedule.name)
-    plan.folder.write_status("running", plan.folder.read_status().get("step", 0), plan.total_steps)
-    summary = execute(preliminary)
-    first = {"total_steps": summary["total_steps"], "cost": summary["cost"]["total"]}
-    return plan.settle(summary["found"], {preliminary.schedule.name: first})
 
 
 def _record_failure(plan: Plan, error: Exception) -> None:

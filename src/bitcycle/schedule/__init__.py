@@ -2,6 +2,7 @@
 
 from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions
 from bitcycle.schedule.cyclic import Cyclic, Delayed
+from bitcycle.schedule.gated import Dfq, FracTrain, GatedSchedule, GateOptions
 from bitcycle.schedule.plateau import PlateauIndicator
 from bitcycle.schedule.precision import FLOAT, Precision, run_lengths
 from bitcycle.schedule.registry import SCHEDULES, SUITE, schedule
@@ -15,6 +16,10 @@ __all__ = [
     "Cyclic",
     "Deficit",
     "Delayed",
+    "Dfq",
+    "FracTrain",
+    "GateOptions",
+    "GatedSchedule",
     "Pfq",
     "PfqSchedule",
     "PlateauIndicator",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bitcycle.schedule.precision import Precision, run_lengths
 from bitcycle.settings import MISSING, SettingError, Settings, setting
+
+if TYPE_CHECKING:
+    from bitcycle.schedule.gated import GateOptions
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,19 @@ class ScheduleOptions(Settings):
         """The static precision that savings are relative to: q_max everywhere."""
         return Precision(self.q_max, self.q_max, self.q_max)
 
+    @property
+    def gates(self) -> GateOptions | None:
+        """What the blocks of the network choose from, where the network chooses its bits itself; None otherwise."""
+        return None
+
+    def fitted_to(self, family: str | None, blocks: int) -> ScheduleOptions:
+        """These options with the defaults for a network of `family` that names so many blocks.
+
+        Raises:
+            SettingError: if the schedule needs blocks and the network names none.
+        """
+        return self
+
     def check_length(self, length: RunLength) -> None:
         """Raise SettingError where these options make no sense in a run of `length`."""
 
@@ -78,6 +94,26 @@ class Schedule:
     def fixed(self) -> bool:
         """Whether the precision of every step is known beforehand; False for schedules that react to the training."""
         return True
+
+    @property
+    def follows(self) -> str:
+        """What the precision depends on where it is not known beforehand, in words."""
+        return "reacts to the training"
+
+    @property
+    def in_words(self) -> str:
+        """The precision of a schedule that is not fixed, in words."""
+        return f"from {'/'.join(map(str, self(0)))} on, as the training goes"
+
+    @property
+    def compute_target(self) -> float | None:
+        """Cost that a network which chooses its bits itself aims at now, in percent of float32; None for all others."""
+        return None
+
+    @property
+    def observes_penalty(self) -> bool:
+        """Whether the loss that `observe` is told includes penalties, such as the cost term of DFQ."""
+        return False
 
     @property
     def observation_steps(self) -> int | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from bitcycle.schedule.base import Schedule, ScheduleOptions
 from bitcycle.schedule.cyclic import Cyclic, Delayed
+from bitcycle.schedule.gated import Dfq, FracTrain
 from bitcycle.schedule.staged import Pfq, Staged
 from bitcycle.schedule.static import Deficit, Static
 from bitcycle.settings import SettingError, nearest
@@ -37,6 +38,8 @@ SCHEDULES: dict[str, tuple[type[ScheduleOptions], dict[str, Any]]] = {
     "deficit": (Deficit, {}),
     "pfq_manual": (Staged, {}),
     "pfq": (Pfq, {}),
+    "dfq": (Dfq, {}),
+    "fractrain": (FracTrain, {}),
 }
 """Schedule name -> its class and the options that make it that schedule; `conf/schedule/NAME.yaml` says the same."""
 

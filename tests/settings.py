@@ -5,7 +5,8 @@ from __future__ import annotations
 from bitcycle.quantizer import QUANTIZERS
 from bitcycle.schedule import SCHEDULES
 
-OPTIONS = {"pfq": ["schedule.epoch_steps=2", "schedule.epsilon=0.5", "schedule.alpha=1"]}
+QUICK_STAGES = ["schedule.epoch_steps=2", "schedule.epsilon=0.5", "schedule.alpha=1"]
+OPTIONS = {"pfq": QUICK_STAGES, "fractrain": QUICK_STAGES}
 """Options that let a schedule show what it does in a smoke run."""
 
 FLOAT_THEN_LOW = ["schedule=deficit", "schedule.q_max=32", "schedule.start=0.3", "schedule.end=0.7"]
@@ -42,6 +43,13 @@ RESUME: dict[str, list[str]] = {
     ],
     "quantizer=uniform_l2 step": ["quantizer=uniform_l2", "quantizer.update=step", *FLOAT_THEN_LOW, "schedule.q_min=3"],
     "model=mobilenet_v2": ["model=mobilenet_v2", "schedule=RTH", "quantizer.depthwise_bits=[8,16]"],
+    "schedule=dfq on mobilenet_v2": [
+        "schedule=dfq",
+        "model=mobilenet_v2",
+        "training.steps=16",
+        "training.batch_size=8",
+    ],
+    "schedule=dfq remasked, own gates": ["schedule=dfq", "schedule.remask_gradient=true", "schedule.shared=false"],
     "optimizer=adam": ["training.optimizer.name=adam", "training.learning_rate.initial=0.001"],
     "optimizer=nesterov": ["training.optimizer.nesterov=true", "training.learning_rate.name=cosine"],
     "streamed images": ["dataset.crop_padding=2", "dataset.flip=true", "schedule=ER"],

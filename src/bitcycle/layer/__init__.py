@@ -1,13 +1,19 @@
 """Where in a network is quantized: drop-in layers, conversion of a float model, and the controller that sets the bits."""
 
+from bitcycle.layer.choices import Choices
 from bitcycle.layer.controller import PrecisionController
 from bitcycle.layer.conversion import DEFAULT_FLOAT_LAYERS, LayerRule, conversion_plan, quantize_model
+from bitcycle.layer.gate import Gates
+from bitcycle.layer.gated_block import GatedBlock
 from bitcycle.layer.penalty import penalty
 from bitcycle.layer.quantized import QuantizedConv2d, QuantizedLayer, QuantizedLinear
 from bitcycle.layer.state import PrecisionState
 
 __all__ = [
     "DEFAULT_FLOAT_LAYERS",
+    "Choices",
+    "GatedBlock",
+    "Gates",
     "LayerRule",
     "PrecisionController",
     "PrecisionState",

@@ -223,7 +223,9 @@ class Dfq(ScheduleOptions):
                 "use a network of blocks, as model=resnet20 or model=mobilenet_v2 (a network of your own lists its blocks in an "
                 "attribute block_names), or another schedule, as schedule=pfq"
             )
-            raise SettingError("name", self.name, "chooses bits block by block, and the network names no blocks", remedy)
+            raise SettingError(
+                "name", self.name, "chooses bits block by block, and the network names no blocks", remedy
+            )
         return self if self.family is not None or family is None else replace(self, family=family)
 
     def precision(self, step: int, length: RunLength) -> Precision:
@@ -247,7 +249,10 @@ class FracTrain(Plateau, Dfq):
 
     name: str = "fractrain"
     target: float = setting(
-        1.5, "cp of the first stage, in percent of float32 (paper: 1.5 for CIFAR, 3 for ImageNet)", minimum=0, maximum=100
+        1.5,
+        "cp of the first stage, in percent of float32 (paper: 1.5 for CIFAR, 3 for ImageNet)",
+        minimum=0,
+        maximum=100,
     )
     target_step: float = setting(0.5, "how much the target rises from stage to stage", minimum=0)
     stages: int = setting(4, "number of stages", minimum=1)

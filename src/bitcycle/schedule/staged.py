@@ -99,9 +99,7 @@ class Plateau(ScheduleOptions):
 
     def indicator(self) -> PlateauIndicator:
         """The indicator of flat losses, at its beginning."""
-        return PlateauIndicator(
-            self.epsilon, self.alpha, self.window, self.difference, self.scale, self.max_decays
-        )
+        return PlateauIndicator(self.epsilon, self.alpha, self.window, self.difference, self.scale, self.max_decays)
 
 
 @dataclass
@@ -117,6 +115,7 @@ class Pfq(Plateau):
     cycles: int = setting(8, "not used; accepted so that sweeps over schedules need no exception", affects_result=False)
     stages: list[int] = setting([3, 4, 6, 8], "forward bits of the stages", minimum=1, maximum=32)
     gradient_stages: list[int] = setting([6, 6, 8, 8], "gradient bits of the stages", minimum=1, maximum=32)
+
     def validate(self) -> None:
         _check_stages(self.stages, self.gradient_stages)
 

@@ -180,6 +180,7 @@ def summarise(plan: Plan, trainer: Trainer) -> dict[str, Any]:
         "mean_of_last": {"mean": sum(last) / len(last), "evaluations": len(last)},
         "at_q_max": {"final": best.at_q_max[-1], "best": choose(best.at_q_max)},
         "cost": {"total": trainer.controller.cost().summary(), "to_best": best.cost},
+        **trainer.controller.record.summary(),
         "scale": plan.config.scale,
         "model": plan.config.model.name,
         "dataset": plan.config.dataset.name,

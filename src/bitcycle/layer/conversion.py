@@ -71,11 +71,19 @@ def has_signed_input(model: nn.Module, name: str, roles: Sequence[str]) -> bool:
 
 
 def gates_of(model: nn.Module, schedule: Schedule | None) -> GateOptions | None:
-    """What the blocks of `model` choose from under `schedule`; None where the schedule says the bits itself."""
+    """What the blocks of `model` choose from under `schedule`; None where the schedule says the bits itself.
+
+    Raises:
+        SettingError: if the schedule needs blocks and the model names none, or has defaults for another family of networks.
+    """
     if schedule is None:
         return None
-    names = getattr(model, "block_names", ())
-    return schedule.options.fitted_to(getattr(model, "block_family", None), len(names)).gates
+    family, names = getattr(model, "block_family", None), getattr(model, "block_names", ())
+    gates = schedule.options.fitted_to(family, len(names)).gates
+    if gates != schedule.options.gates:
+        problem = f"the network is of the family {family}, and the schedule was made for another"
+        raise SettingError("family", None, problem, f"make it with bitcycle.schedule(..., family={family!r})")
+    return gates
 
 
 def conversion_plan(model: nn.Module, options: QuantizerOptions, schedule: Schedule | None = None) -> list[LayerRule]:

@@ -360,9 +360,9 @@ def test_cp_of_mobilenet_weighs_blocks_by_their_products_and_adds_depthwise(deno
     force(model, choices)
     model(images(2))
     cost = sum(
-        (pointwise[l] * bits[k] + depthwise[l] * bits_of_depthwise) / 1024
-        for l in range(17)
-        for k in choices[l].tolist()
+        (pointwise[index] * bits[k] + depthwise[index] * bits_of_depthwise) / 1024
+        for index in range(17)
+        for k in choices[index].tolist()
         if k > 0
     )
     extra = 3 * sum(depthwise) if denominator == "float32" else sum(depthwise) * bits_of_depthwise / 1024

@@ -104,12 +104,13 @@ class Dfq(ScheduleOptions):
         c_k = (a_k w + g_k w + a_k g_k) / 1024,    cp = 100 C / (samples * 3 sum_l W_l)        in percent of float32
         s = -1 if cp < target;  0 if target <= cp < target + target_range;  +1 otherwise       at each step, of its batch
 
-    Layers outside the blocks are float (first, last) or have the most bits that a block can choose.
+    First and last layer are float; other layers outside the blocks have the most bits that a block can choose, and so does
+    `schedule(step)`, as it is logged. Of a block that changes size or width, a skip is its shortcut convolution in float.
 
     Source: FracTrain, section 3.2 and appendix F; released code, train_dfq.py and models.py. Differs from the code in that
-    a 0/0 option always skips (MobileNetV2 there: computes the block in float and charges nothing) and is not offered to
-    blocks that have no shortcut; in cp being of the samples in the batch, also in the last, smaller one; in the sign within
-    `relax`, which is the code's train_dfq; and in mixing blocks where its ImageNet networks mix convolutions.
+    0/0 skips in MobileNetV2, too (there: the block in float at no charge), and is not offered to its three blocks without a
+    shortcut; in that a skip saves the depthwise convolution; in cp of the samples that a batch has (there: of a full batch);
+    and in mixing the outputs of blocks where its ImageNet networks mix the operands of convolutions.
     """
 
     name: str = "dfq"

@@ -244,7 +244,7 @@ def test_evaluation_computes_chosen_candidates_only_with_the_same_result(make, l
 
 
 def test_quantizers_that_look_at_the_batch_compute_everything_in_evaluation():
-    schedule = bitcycle.schedule("dfq", total_steps=1, options=[[2, 32], [3, 32]], depthwise_bits=None)
+    schedule = bitcycle.schedule("dfq", total_steps=1, options=[[2, 32], [3, 32]])
     model = bitcycle.quantize_model(resnet(), "uniform_l2", schedule=schedule)
     assert not any(block.samples_are_independent for block in blocks_of(model))
     assert all(block.samples_are_independent for block in blocks_of(gated(resnet())[0]))

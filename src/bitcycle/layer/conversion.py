@@ -118,9 +118,9 @@ def _depthwise_precision(options: QuantizerOptions, gates: GateOptions | None) -
     if options.depthwise_bits is not None:
         forward, gradient = options.depthwise_bits
         return Precision(forward, forward, gradient)
-    return (
-        None if gates is None or gates.depthwise_bits is None else Precision(gates.weight_bits, *gates.depthwise_bits)
-    )
+    if gates is None or gates.depthwise_bits is None:
+        return None
+    return Precision(gates.weight_bits, *gates.depthwise_bits)
 
 
 def quantize_model(
@@ -167,11 +167,19 @@ def quantize_model(
         raise SettingError(
             "float_layers", options.float_layers, problem, "leave fewer layers float, e.g. float_layers=[last]"
         )
+    model = _convert(model, plan, options, gates, compile)
+    return model if gates is None else gate_blocks(model, gates, seed)
+
+
+def _convert(
+    model: nn.Module, plan: list[LayerRule], options: QuantizerOptions, gates: GateOptions | None, compile: bool
+) -> nn.Module:
+    """The model with the layers of `plan` quantized."""
+    shared, fixed = PrecisionState(options.initial_precision), None
     depthwise = _depthwise_precision(options, gates)
-    if depthwise is not None:
+    if depthwise is not None and any(rule.treatment.startswith("fixed") for rule in plan):
         options.check([depthwise])
-    shared = PrecisionState(options.initial_precision)
-    fixed = None if depthwise is None else PrecisionState(depthwise, fixed=True)
+        fixed = PrecisionState(depthwise, fixed=True)
     layers = convertible_layers(model)
     signed = {rule.name for rule in plan if has_signed_input(model, rule.name, rule.roles)}
     for rule in plan:
@@ -182,7 +190,7 @@ def quantize_model(
         converted.to(next(layer.parameters()).device)
         converted.train(layer.training)
         model = _replace(model, layer, converted)
-    return model if gates is None else gate_blocks(model, gates, seed)
+    return model
 
 
 def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:

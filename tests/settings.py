@@ -9,6 +9,9 @@ QUICK_STAGES = ["schedule.epoch_steps=2", "schedule.epsilon=0.5", "schedule.alph
 OPTIONS = {"pfq": QUICK_STAGES, "fractrain": QUICK_STAGES}
 """Options that let a schedule show what it does in a smoke run."""
 
+SHORT = ["training.steps=24", "training.evaluation_steps=8"]
+"""For networks that compute each block once for every option: long enough for two stages of fractrain."""
+
 FLOAT_THEN_LOW = ["schedule=deficit", "schedule.q_max=32", "schedule.start=0.3", "schedule.end=0.7"]
 """float32, then few bits with float gradients, then float32 again; schedule.q_min says how few."""
 
@@ -30,6 +33,8 @@ QUANTIZER_SCHEDULES: dict[str, list[str]] = {
 
 RESUME: dict[str, list[str]] = {
     **{f"schedule={name}": [f"schedule={name}", *OPTIONS.get(name, [])] for name in SCHEDULES},
+    "schedule=dfq": ["schedule=dfq", *SHORT],
+    "schedule=fractrain": ["schedule=fractrain", *QUICK_STAGES, *SHORT],
     **{
         f"quantizer={name}": [f"quantizer={name}", *QUANTIZER_SCHEDULES.get(name, ["schedule=CR"])]
         for name in QUANTIZERS
@@ -49,7 +54,12 @@ RESUME: dict[str, list[str]] = {
         "training.steps=16",
         "training.batch_size=8",
     ],
-    "schedule=dfq remasked, own gates": ["schedule=dfq", "schedule.remask_gradient=true", "schedule.shared=false"],
+    "schedule=dfq remasked, own gates": [
+        "schedule=dfq",
+        "schedule.remask_gradient=true",
+        "schedule.shared=false",
+        *SHORT,
+    ],
     "optimizer=adam": ["training.optimizer.name=adam", "training.learning_rate.initial=0.001"],
     "optimizer=nesterov": ["training.optimizer.nesterov=true", "training.learning_rate.name=cosine"],
     "streamed images": ["dataset.crop_padding=2", "dataset.flip=true", "schedule=ER"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bitcycle.figure.run import draw_run
 from bitcycle.schedule import Precision, schedule
 from bitcycle.schedule.gated import FAMILIES, OPTION_LISTS, Dfq, FracTrain
 from bitcycle.settings import SettingError
@@ -150,6 +151,7 @@ def test_fractrain_goes_through_its_targets_and_logs_what_was_chosen(digits):
         assert bounds["least"][unit] <= total[unit] <= bounds["most"][unit]
     assert total["bitfusion"]["energy_j"] > 0 and total["zc706"]["latency_s"] > 0
     assert evaluations[-1]["cost"] == total
+    assert draw_run(run).stat().st_size > 10_000
 
 
 def test_indicator_sees_the_loss_with_or_without_the_cost_term(digits):

@@ -329,6 +329,21 @@ def test_cost_term_cp_and_its_gradient_by_hand(target):
     assert control.record.training_values()["cp"] is None  # nothing was trained since
 
 
+@pytest.mark.parametrize(("target", "low", "high"), [(0.5, 0.0, 0.9), (4.4, 4.0, 4.69)])
+def test_the_cost_term_alone_leads_the_gates_to_the_target(target, low, high):
+    model, control = gated(resnet(), target=target)
+    optimizer = torch.optim.Adam(model.gates.parameters(), lr=0.02)
+    reached = []
+    for step in range(60):
+        control.step(step, samples=6)
+        model(images(seed=step))
+        optimizer.zero_grad()
+        penalty(model).backward()
+        optimizer.step()
+        reached.append(control.record.training_values()["cp"])
+    assert low <= sum(reached[-10:]) / 10 <= high, reached
+
+
 def test_cost_term_as_a_mean_and_capped_at_a_tenth_of_the_loss():
     means, _ = gated(resnet(), target=1.0, cost_reduction="mean")
     capped, _ = gated(resnet(), target=1.0, beta=1e3, adaptive_beta=True)

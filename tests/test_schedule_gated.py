@@ -116,10 +116,6 @@ def test_defaults_fit_the_network():
         "quantized",
         "float",
     ]
-    imagenet = plan(
-        "schedule=fractrain", "model=resnet18", "dataset=imagenet", "training=imagenet", "schedule.target=3"
-    )
-    assert imagenet.schedule.options.gates.words == ("3/6", "4/8", "6/12", "8/16")
     assert configure("schedule=dfq", "schedule.options=[[0,0],[3,6]]").schedule.pairs == ((0, 0), (3, 6))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -77,6 +78,9 @@ def bits_of(row: dict[str, str]) -> str:
     """Schedule and bits of a recorded run in words."""
     if row["quantizer"] == "none":
         return "float32"
+    schedule = json.loads(row["settings"])["schedule"]
+    if "target" in schedule:
+        return f"{row['schedule']} cp {schedule['target']:g} %"
     bits = row["q_max"] if row["schedule"] == "static" else f"{row['q_min']}-{row['q_max']}"
     return f"{row['schedule']} {bits}"
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from bitcycle.quantizer import QUANTIZERS
 from bitcycle.schedule import SCHEDULES
 
+QUICK_STAGES = ["schedule.epoch_steps=2", "schedule.epsilon=0.5", "schedule.alpha=1"]
 CHOOSING = ["quantizer=uniform_l2", "training.evaluation_steps=5", "schedule.candidates=3", "schedule.alpha=0.1"]
 OPTIONS = {
-    "pfq": ["schedule.epoch_steps=2", "schedule.epsilon=0.5", "schedule.alpha=1"],
+    "pfq": QUICK_STAGES,
+    "fractrain": QUICK_STAGES,
     "hlhlp": CHOOSING,
     "hlhlhlp": [*CHOOSING, "schedule.ratio=40"],
     "fine_tuning": CHOOSING,
@@ -15,6 +17,9 @@ OPTIONS = {
     "range_test": ["schedule.level_steps=6", "schedule.window=2", "schedule.stop=false"],
 }
 """Options that let a schedule show what it does in a smoke run."""
+
+SHORT = ["training.steps=24", "training.evaluation_steps=8"]
+"""For networks that compute each block once for every option: long enough for two stages of fractrain."""
 
 FLOAT_THEN_LOW = ["schedule=deficit", "schedule.q_max=32", "schedule.start=0.3", "schedule.end=0.7"]
 """float32, then few bits with float gradients, then float32 again; schedule.q_min says how few."""
@@ -40,6 +45,8 @@ WEIGHTS = "WEIGHTS"
 
 RESUME: dict[str, list[str]] = {
     **{f"schedule={name}": [f"schedule={name}", *OPTIONS.get(name, [])] for name in SCHEDULES},
+    "schedule=dfq": ["schedule=dfq", *SHORT],
+    "schedule=fractrain": ["schedule=fractrain", *QUICK_STAGES, *SHORT],
     **{
         f"quantizer={name}": [f"quantizer={name}", *QUANTIZER_SCHEDULES.get(name, ["schedule=CR"])]
         for name in QUANTIZERS
@@ -63,6 +70,18 @@ RESUME: dict[str, list[str]] = {
         ),
         *("schedule.reset_bn=true", "schedule.keep_optimizer=true", "schedule.activation_bits=[32,2,8,2]"),
         *("training.optimizer.name=adam", "training.learning_rate.initial=0.001"),
+    ],
+    "schedule=dfq on mobilenet_v2": [
+        "schedule=dfq",
+        "model=mobilenet_v2",
+        "training.steps=16",
+        "training.batch_size=8",
+    ],
+    "schedule=dfq remasked, own gates": [
+        "schedule=dfq",
+        "schedule.remask_gradient=true",
+        "schedule.shared=false",
+        *SHORT,
     ],
     "optimizer=adam": ["training.optimizer.name=adam", "training.learning_rate.initial=0.001"],
     "optimizer=nesterov": ["training.optimizer.nesterov=true", "training.learning_rate.name=cosine"],

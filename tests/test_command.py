@@ -51,6 +51,9 @@ WRONG = {
     "schedule=RTH schedule.cycles=100000": ("schedule.cycles=100000", "at most 64000"),
     "schedule=RTH schedule.q_min=three": ("schedule.q_min=three", "type Integer"),
     "schedule=RTH schedule.rounding=up": ("schedule.rounding=up", "ceil, floor, rint"),
+    "schedule=dfq schedule.options=papre": ("schedule.options=papre", "did you mean 'paper'"),
+    "schedule=dfq schedule.options=[[3,6],[0,6]]": ("schedule.options", "[0, 6] is no option"),
+    "schedule=dfq quantizer=uniform_l2": ("quantizer.name=uniform_l2", "has no quantizer of gradients"),
     "training.steps=0": ("training.steps=0", "use 1 or more"),
     "training.epochs=3": ("training.steps=64000", "set one of the two"),
     "training.learning_rate.milestones=[0.7,0.1]": ("training.learning_rate.milestones", "write [0.1, 0.7]"),
@@ -172,6 +175,31 @@ def test_dry_run_of_a_schedule_that_reacts(command):
     assert bounds["most"]["relative_to_static"] == 1
     out = command("schedule=pfq", "model=resnet38", "dry_run=true")[1]
     assert "the schedule reacts to the training: between" in out
+
+
+def test_dry_run_of_a_schedule_that_depends_on_the_input(command):
+    code, out, _ = command("schedule=fractrain", "model=resnet38", "dry_run=json")
+    described = json.loads(out)
+    assert code == 0
+    assert described["precision"] is None
+    assert described["cost"]["gbitops"] is None
+    assert described["parameters"] == 564_122 + 32_309 + 2 * 17  # released gates but the unread one; two more options
+    bounds = described["cost_bounds"]
+    assert 0 < bounds["least"]["relative_to_static"] < 0.2  # the float layers and two stage changes remain
+    assert bounds["most"]["relative_to_static"] == pytest.approx(144 / 192, rel=0.05)
+    out = command("schedule=dfq", "model=resnet38", "dry_run=true")[1]
+    assert "depends on the input: 0/0 2/6 3/6 4/6 4/12 6/8 6/12 (a/g)" in out
+    assert "the schedule depends on the input: between" in out
+
+
+def test_networks_without_blocks_are_refused_before_any_data_are_read(command, monkeypatch, tmp_path):
+    monkeypatch.delattr("bitcycle.model.resnet_cifar.CifarResNet.block_family")
+    network = "bitcycle.model.resnet_cifar.CifarResNet"
+    monkeypatch.setattr(f"{network}.block_names", property(lambda _: (), lambda *_: None), raising=False)
+    code, _, err = command("schedule=dfq", "model=resnet20", f"data_root={tmp_path}/absent")
+    assert code == 2
+    assert "schedule.name=dfq: chooses bits block by block, and the network names no blocks" in err
+    assert "model=mobilenet_v2" in err
 
 
 def published_rows():

@@ -30,7 +30,10 @@ def draw_run(plan: Plan) -> Path:
     figure, (above, below) = plt.subplots(
         2, 1, figsize=(8, 5), sharex=True, height_ratios=(2, 3), constrained_layout=True
     )
-    draw_precision(above, plan.schedule.run_lengths if plan.schedule.fixed else recorded_precision(records))
+    if any("cp" in record for record in records):
+        draw_compute(above, records)
+    else:
+        draw_precision(above, plan.schedule.run_lengths if plan.schedule.fixed else recorded_precision(records))
     draw_training(below, records, plan.config)
     figure.suptitle(_title(plan, summary), fontsize=10)
     figure.savefig(plan.folder.picture, dpi=150)
@@ -62,6 +65,18 @@ def draw_precision(axes: Axes, lengths: list[tuple[Precision, int]]) -> None:
     low, high = min(forward), max(*forward, *backward)
     axes.set_yticks(range(low, high + 1) if high - low <= 12 else range(0, high + 1, 4))
     axes.margins(x=0, y=0.15)
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False, fontsize=8)
+
+
+def draw_compute(axes: Axes, records: list[dict[str, Any]]) -> None:
+    """The compute percentage of a network that chooses its bits itself, and its target."""
+    train = [record for record in records if record["kind"] == "train"]
+    steps = [record["step"] for record in train]
+    axes.plot(steps, [r["cp_target"] for r in train], color=BACKWARD, linestyle="--", label="target")
+    axes.plot(steps, [r["cp"] for r in train], color=FORWARD, linewidth=1.5, label="compute percentage")
+    axes.set_ylabel("cp (% of float32)")
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0)
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False, fontsize=8)
 
 

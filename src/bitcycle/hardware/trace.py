@@ -3,7 +3,8 @@
 A copy of the model runs one forward pass in evaluation mode, on the device where it lies (the meta device included, where
 nothing is computed). Every product reaches PyTorch's dispatcher as one of a few basic operations, whichever layer or
 function it came from; fused kernels (recurrent layers, attention) are taken apart for the occasion. What quantizers compute
-(least squares, say) is left out: it simulates what the hardware gets for nothing.
+(least squares, say) is left out: it simulates what the hardware gets for nothing. Of a block that training computes once for
+each of several precisions, of which each sample uses one (DFQ), the products are listed once.
 
 What it cannot see: shapes that change from batch to batch (the sample stands for all), the half of causal attention that a
 kernel may skip (all of it counts), and backward passes written by hand in an autograd function (each product counts with
@@ -60,6 +61,9 @@ def trace(model: nn.Module, *inputs: Any, samples: int | None = None, **keywords
             raise SettingError("samples", samples, "costs are counted for each sample", "give an input of one or more")
         recorder = _Recorder(tensors)
         model = copy.deepcopy(model).eval()
+        for module in model.modules():
+            # of a layer.Gates; known by its attribute, as hardware knows no layers
+            getattr(module, "compute_once", _nothing)()
         devices = sorted({p.get_device() for p in model.parameters() if p.is_cuda})
         with torch.random.fork_rng(devices), _taken_apart(model), _follow_modules(model, recorder), recorder:
             try:
@@ -69,6 +73,10 @@ def trace(model: nn.Module, *inputs: Any, samples: int | None = None, **keywords
                     raise _without_values(error, model) from error
                 raise
     return recorder.workload(samples)
+
+
+def _nothing() -> None:
+    """What most modules do before they are traced."""
 
 
 def _plain(tensor: Tensor) -> Tensor:

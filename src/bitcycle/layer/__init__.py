@@ -1,5 +1,6 @@
 """Where in a network is quantized: drop-in layers, conversion of a float model, and the controller that sets the bits."""
 
+from bitcycle.layer.choices import Choices
 from bitcycle.layer.controller import PrecisionController
 from bitcycle.layer.conversion import (
     DEFAULT_FLOAT_LAYERS,
@@ -8,6 +9,8 @@ from bitcycle.layer.conversion import (
     convertible_layers,
     quantize_model,
 )
+from bitcycle.layer.gate import Gates
+from bitcycle.layer.gated_block import GatedBlock
 from bitcycle.layer.penalty import penalty
 from bitcycle.layer.phase_change import carry_quantized, reset_batch_norm, restart_quantizers, step_ratio
 from bitcycle.layer.quantized import QuantizedConv2d, QuantizedLayer, QuantizedLinear
@@ -15,6 +18,9 @@ from bitcycle.layer.state import PrecisionState
 
 __all__ = [
     "DEFAULT_FLOAT_LAYERS",
+    "Choices",
+    "GatedBlock",
+    "Gates",
     "LayerRule",
     "PrecisionController",
     "PrecisionState",

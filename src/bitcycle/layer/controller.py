@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from bitcycle.hardware import Cost, CostMeter, HardwareOptions, Workload, hardware_options, trace
+from bitcycle.layer.gate_record import GateRecord
 from bitcycle.layer.quantized import QuantizedLayer
 from bitcycle.layer.state import PrecisionState
 from bitcycle.randomness import int32_key
@@ -52,6 +53,7 @@ class PrecisionController:
             remedy = "bind the schedule with steps_per_epoch"
             raise SettingError("update", "epoch", "the length of an epoch is not known", remedy)
         self.precision: Precision | None = None
+        self._record = GateRecord(model)
         self._hardware = hardware_options(hardware)
         self._meter: CostMeter | None = None
         self._is_told = False
@@ -59,7 +61,7 @@ class PrecisionController:
         if not self.states and schedule.reference.weight < FLOAT:
             warnings.warn("no layer of the model is quantized: call quantize_model first", stacklevel=2)
         if workload is not None:
-            self._meter = CostMeter(workload, self._hardware, schedule.reference)
+            self._start_meter(workload)
         else:
             self._hook = model.register_forward_pre_hook(self._count_batch, with_kwargs=True)
 
@@ -76,7 +78,7 @@ class PrecisionController:
             layer.begin_step(new_epoch=self._begins_epoch(t))
         key = int32_key("noise", self.seed, t)
         for state in self.states:
-            state.step_key.fill_(key)
+            state.step_key.fill_(key ^ state.noise_key)
             if precision != state.precision and not state.fixed:
                 state.set(precision)
         self.precision = precision
@@ -84,6 +86,7 @@ class PrecisionController:
         if samples:
             self._told.append((precision, samples))
             self._add_told()
+        self._record.begin_step(self.schedule.compute_target)
         return precision
 
     def _add_told(self) -> None:
@@ -102,10 +105,13 @@ class PrecisionController:
     def use(self, precision: Precision) -> None:
         """Set bits outside the schedule, as for an evaluation at q_max; the next `step` sets them anew.
 
+        A network that chooses its bits does so at the current `precision` only; at others all its blocks have these bits.
+
         Raises:
             SettingError (a ValueError): for weight or activation bits that the model's quantizer lacks.
         """
         self._check(precision._replace(gradient=FLOAT))
+        self._record.choose(precision == self.precision)
         for state in self.states:
             if not state.fixed:
                 state.set(precision)
@@ -120,12 +126,25 @@ class PrecisionController:
             raise RuntimeError(
                 "the cost is not known before the first forward pass in training mode; train one step first"
             )
-        return self._meter.cost()
+        return self.meter.cost()
 
     @property
     def meter(self) -> CostMeter:
         """The counter behind `cost`, for saving and restoring."""
         assert self._meter is not None, "the meter exists once the operations are known"
+        self._record.count(self._meter)
+        return self._meter
+
+    @property
+    def record(self) -> GateRecord:
+        """What the model's gates chose, for logging, saving and restoring; empty for a model without gates."""
+        if self._meter is not None:
+            self._record.count(self._meter)
+        return self._record
+
+    def _start_meter(self, workload: Workload) -> CostMeter:
+        self._record.set_workload(workload)
+        self._meter = CostMeter(workload, self._hardware, self.schedule.reference)
         return self._meter
 
     def _count_batch(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -135,10 +154,11 @@ class PrecisionController:
             self._hook.remove()  # or tracing would call it again
             workload = trace(model, *arguments, **keywords)
             self._hook = model.register_forward_pre_hook(self._count_batch, with_kwargs=True)
-            self._meter = CostMeter(workload, self._hardware, self.schedule.reference)
+            self._start_meter(workload)
         if self._is_told:
             self._add_told()
         else:
+            assert self._meter is not None
             self._meter.add(self.precision, _batch_size(arguments, keywords))
 
 

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from torch import nn
 
+from bitcycle.layer.gated_block import gate_blocks
 from bitcycle.layer.quantized import CONVERSIONS
 from bitcycle.layer.state import PrecisionState
 from bitcycle.quantizer import NoQuantizer, QuantizerOptions, quantizer_options
-from bitcycle.schedule import Precision
+from bitcycle.schedule import GateOptions, Precision, Schedule
 from bitcycle.settings import SettingError
 
 logger = logging.getLogger(__name__)
@@ -81,28 +82,57 @@ def has_signed_input(model: nn.Module, name: str, roles: Sequence[str]) -> bool:
     return _matches(name, roles, getattr(model, "signed_inputs", DEFAULT_SIGNED_INPUTS))
 
 
-def conversion_plan(model: nn.Module, options: QuantizerOptions) -> list[LayerRule]:
+def gates_of(model: nn.Module, schedule: Schedule | None) -> GateOptions | None:
+    """What the blocks of `model` choose from under `schedule`; None where the schedule says the bits itself.
+
+    Raises:
+        SettingError: if the schedule needs blocks and the model names none, or has defaults for another family of networks.
+    """
+    if schedule is None:
+        return None
+    family, names = getattr(model, "block_family", None), getattr(model, "block_names", ())
+    gates = schedule.options.fitted_to(family, len(names)).gates
+    if gates != schedule.options.gates:
+        problem = f"the network is of the family {family}, and the schedule was made for another"
+        raise SettingError("family", None, problem, f"make it with bitcycle.schedule(..., family={family!r})")
+    return gates
+
+
+def conversion_plan(model: nn.Module, options: QuantizerOptions, schedule: Schedule | None = None) -> list[LayerRule]:
     """What `quantize_model` would do to each convertible layer of `model`.
 
     Raises:
         SettingError (a ValueError): if an entry of options.float_layers is neither a role nor matches a module's name.
     """
-    float_layers = options.float_rule(getattr(model, "float_layers", DEFAULT_FLOAT_LAYERS))
+    gates, rule = gates_of(model, schedule), getattr(model, "float_layers", DEFAULT_FLOAT_LAYERS)
+    float_layers = options.float_rule(rule if gates is None else ("first", *rule))
     roles = layer_roles(model)
     for entry in float_layers:
         if entry not in ROLES and not any(fnmatch.fnmatch(name, entry) for name in roles):
             remedy = f"use the roles {', '.join(ROLES)} or patterns of these names: {', '.join(roles) or 'none'}"
             raise SettingError("float_layers", entry, "is neither a role nor matches a layer of the model", remedy)
+    blocks = tuple(f"{name}." for name in getattr(model, "block_names", ())) if gates is not None else ()
     layers, plan = convertible_layers(model), []
     for name, layer in layers.items():
         is_float = _matches(name, roles[name], float_layers)
-        treatment = "quantized"
+        depthwise = _depthwise_precision(options, gates)
+        treatment = "by gate" if name.startswith(blocks) else "quantized"
         if is_float or isinstance(options, NoQuantizer):
             treatment = "float"
-        elif "depthwise" in roles[name] and options.depthwise_bits is not None:
-            treatment = "fixed {}/{}".format(*options.depthwise_bits)
+        elif "depthwise" in roles[name] and depthwise is not None:
+            treatment = "fixed {1}/{2}".format(*depthwise)
         plan.append(LayerRule(name, type(layer).__name__, roles[name], treatment))
     return plan
+
+
+def _depthwise_precision(options: QuantizerOptions, gates: GateOptions | None) -> Precision | None:
+    """Fixed bits of depthwise convolutions, by the quantizer or else by the schedule; None: as all other layers."""
+    if options.depthwise_bits is not None:
+        forward, gradient = options.depthwise_bits
+        return Precision(forward, forward, gradient)
+    if gates is None or gates.depthwise_bits is None:
+        return None
+    return Precision(gates.weight_bits, *gates.depthwise_bits)
 
 
 def quantize_model(
@@ -111,6 +141,8 @@ def quantize_model(
     *,
     float_layers: Sequence[str] | None = None,
     compile: bool = False,
+    schedule: Schedule | None = None,
+    seed: int = 0,
 ) -> nn.Module:
     """Replace the convolutions and linear layers of a float model by quantized ones that share its parameters.
 
@@ -121,6 +153,9 @@ def quantize_model(
             the quantizer's own rule or the model's attribute `float_layers`, else first, last and shortcut layers (the papers'
             rule for ImageNet).
         compile: fuse each quantizer into one kernel by torch.compile; the numbers stay the same.
+        schedule: needed where it lets the network choose its bits (dfq, fractrain): the blocks that the model lists in its
+            attribute `block_names` get gates. Others may be given, too, and change nothing here.
+        seed: of the initial weights of gates.
 
     Layers without a quantized counterpart (Conv1d, LSTM, ...) stay float; a log line names them.
 
@@ -129,14 +164,16 @@ def quantize_model(
         `PrecisionController` says otherwise.
 
     Raises:
-        SettingError (a ValueError): if nothing would be quantized, or `float_layers` names no layer.
+        SettingError (a ValueError): if nothing would be quantized, `float_layers` names no layer, or the schedule needs blocks
+            and the model names none.
     """
     options = quantizer_options(quantizer)
     if float_layers is not None:
         options = type(options)(**{**vars(options), "float_layers": list(float_layers)})
     if isinstance(options, NoQuantizer):
         return model
-    plan = [rule for rule in conversion_plan(model, options) if rule.treatment != "float"]
+    gates = gates_of(model, schedule)
+    plan = [rule for rule in conversion_plan(model, options, schedule) if rule.treatment != "float"]
     if not plan:
         problem = (
             "no layer of the model would be quantized (its Conv2d and Linear layers are all float, or it has none)"
@@ -144,15 +181,24 @@ def quantize_model(
         raise SettingError(
             "float_layers", options.float_layers, problem, "leave fewer layers float, e.g. float_layers=[last]"
         )
+    model = _convert(model, plan, options, gates, compile)
+    return model if gates is None else gate_blocks(model, gates, seed)
+
+
+def _convert(
+    model: nn.Module, plan: list[LayerRule], options: QuantizerOptions, gates: GateOptions | None, compile: bool
+) -> nn.Module:
+    """The model with the layers of `plan` quantized."""
     shared, fixed = PrecisionState(options.initial_precision), None
-    if options.depthwise_bits is not None:
-        forward, gradient = options.depthwise_bits
-        fixed = PrecisionState(Precision(forward, forward, gradient), fixed=True)
+    depthwise = _depthwise_precision(options, gates)
+    if depthwise is not None and any(rule.treatment.startswith("fixed") for rule in plan):
+        options.check([depthwise])
+        fixed = PrecisionState(depthwise, fixed=True)
     layers = convertible_layers(model)
     signed = {rule.name for rule in plan if has_signed_input(model, rule.name, rule.roles)}
     for rule in plan:
         layer = layers[rule.name]
-        state = shared if rule.treatment == "quantized" else fixed
+        state = fixed if rule.treatment.startswith("fixed") else shared
         converted = CONVERSIONS[type(layer)](layer)  # type: ignore[operator]
         converted.attach(options, state, key=rule.name, compile=compile, signed=rule.name in signed)
         _move_hooks(layer, converted)

@@ -1,17 +1,21 @@
-"""What quantizers add to the training loss, such as the L2 penalty on PACT's clipping values."""
+"""What parts of a model add to the training loss: the L2 penalty on PACT's clipping values, the cost term of DFQ's gates."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from bitcycle.layer.quantized import QuantizedLayer
 
+def penalty(model: nn.Module, loss: Tensor | None = None) -> Tensor | None:
+    """The sum of what the parts of a converted model add to the loss at the current bits; None if they add nothing.
 
-def penalty(model: nn.Module) -> Tensor | None:
-    """The sum of the penalties of a converted model's quantizers at the current bits; None if they have none.
+    A part adds something if its class has a method `penalties(loss)` that returns a list of terms. Add the sum to the loss in
+    a training loop of your own.
 
-    Add it to the loss in a training loop of your own.
+    Args:
+        model: a converted model, after the forward pass of the step.
+        loss: the loss so far, which a term may be relative to.
     """
-    terms = [term for layer in model.modules() if isinstance(layer, QuantizedLayer) for term in layer.penalties()]
+    parts: list[nn.Module] = [module for module in model.modules() if hasattr(type(module), "penalties")]
+    terms: list[Tensor] = [term for part in parts for term in part.penalties(loss)]  # type: ignore[operator]
     return torch.stack(terms).sum() if terms else None

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bitcycle.layer.bifurcation import Product, bifurcated
 from bitcycle.layer.state import PrecisionState
 from bitcycle.quantizer import QuantizerOptions, encode_bits, quantizer_options
+from bitcycle.quantizer.autograd import backward_only
 from bitcycle.randomness import int32_key
 from bitcycle.schedule import Precision
 
@@ -98,7 +99,7 @@ class QuantizedLayer(nn.Module):
         weight: Tensor = self.weight  # type: ignore[assignment]
         self.weight_quantizer.begin_step(weight.detach(), new_epoch)
 
-    def penalties(self) -> list[Tensor]:
+    def penalties(self, loss: Tensor | None = None) -> list[Tensor]:
         """Terms that the layer's quantizers add to the loss at the current bits."""
         state = self.precision
         found = (
@@ -114,6 +115,14 @@ class QuantizedLayer(nn.Module):
 
     def quantized_product(self, x: Tensor, product: Product) -> Tensor:
         """product(x, weight, bias) of the quantized operands, with quantized gradients."""
+        mask = self.precision.sample_mask
+        if (
+            mask is not None
+        ):  # on both sides of the gradient's quantizer, which makes noise of zeros and a range of the rest
+            return masked_gradient(self._product(x, lambda *operands: masked_gradient(product(*operands), mask)), mask)
+        return self._product(x, product)
+
+    def _product(self, x: Tensor, product: Product) -> Tensor:
         x, weight = self.quantized_operands(x)
         bias: Tensor | None = self.bias  # type: ignore[assignment]
         if self.quantizer_options.fine_gradient_bits is None:
@@ -128,6 +137,11 @@ class QuantizedLayer(nn.Module):
         state = self.precision
         bits = torch.where(state.gradient_bits > 0, self.fine_bits, 0)
         return self.gradient_quantizer.quantize(gradient, bits, state.step_key, self.fine_key)
+
+
+def masked_gradient(y: Tensor, mask: Tensor) -> Tensor:
+    """y [N, ...], whose gradient is multiplied by mask [N]."""
+    return backward_only(torch.mul, y, mask.view(-1, *[1] * (y.dim() - 1)))
 
 
 def _forget_preparation(layer: nn.Module, _incompatible_keys: Any) -> None:

@@ -13,17 +13,20 @@ class PrecisionState(nn.Module):
     """Current bits of weights, activations and gradients (0 = float32) and the key of the current step's noise.
 
     Bits are tensors, so that changing them neither rebuilds a module nor recompiles a kernel. `fixed` holds bits that no
-    schedule changes. Not part of a model's state dict: the schedule and the step determine it.
+    schedule changes, `noise_key` tells apart the noise of states that one layer uses in the same step. Not part of a model's
+    state dict: the schedule and the step determine it.
     """
 
     weight_bits: Tensor
     activation_bits: Tensor
     gradient_bits: Tensor
     step_key: Tensor
+    sample_mask: Tensor | None
+    """[N], 1 for samples whose gradients pass through the layers that run now, 0 for others; None: all pass."""
 
-    def __init__(self, precision: Precision = Precision(8, 8, 8), fixed: bool = False) -> None:
+    def __init__(self, precision: Precision = Precision(8, 8, 8), fixed: bool = False, noise_key: int = 0) -> None:
         super().__init__()
-        self.fixed = fixed
+        self.fixed, self.noise_key, self.sample_mask = fixed, noise_key, None
         for role in ("weight", "activation", "gradient"):
             self.register_buffer(f"{role}_bits", torch.zeros((), dtype=torch.int64), persistent=False)
         self.register_buffer("step_key", torch.zeros((), dtype=torch.int32), persistent=False)

@@ -51,6 +51,7 @@ class CifarMobileNetV2(nn.Module):
     """Layers that the papers leave float on CIFAR: the classifier only (released code of CPT and FracTrain)."""
     signed_inputs = ("conv1", "blocks.[1-9]*.conv1", "blocks.[1-9]*.shortcut.0", "conv2")
     """Layers that read the image or the output of a block, which ends without ReLU (block 0 reads one)."""
+    block_family = "mobilenet_v2"
 
     def __init__(self, shape: ImageShape) -> None:
         super().__init__()
@@ -63,6 +64,7 @@ class CifarMobileNetV2(nn.Module):
                 blocks.append(InvertedResidual(width, channels, expansion, stride if index == 0 else 1))
                 width = channels
         self.blocks = nn.Sequential(*blocks)
+        self.block_names = tuple(f"blocks.{index}" for index in range(len(blocks)))
         self.conv2 = nn.Conv2d(width, 1280, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(1280)
         self.fc = nn.Linear(1280, shape.classes)

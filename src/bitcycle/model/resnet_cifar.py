@@ -50,6 +50,7 @@ class CifarResNet(nn.Module):
 
     float_layers = ("last",)
     """Layers that the papers leave float on CIFAR: the classifier only (released code of CPT and FracTrain)."""
+    block_family = "resnet"
 
     def __init__(self, blocks: tuple[int, int, int], shape: ImageShape, unused_bn: bool = False) -> None:
         super().__init__()
@@ -59,6 +60,7 @@ class CifarResNet(nn.Module):
         self.group1 = _group(16, 16, blocks[0], 1, unused_bn)
         self.group2 = _group(16, 32, blocks[1], 2, unused_bn)
         self.group3 = _group(32, 64, blocks[2], 2, unused_bn)
+        self.block_names = tuple(f"group{group}.{block}" for group in (1, 2, 3) for block in range(blocks[group - 1]))
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(64, shape.classes)
         self.apply(_initialise)

@@ -37,4 +37,7 @@ class ResNetImagenet(ModelOptions):
         if shape.channels != 3:
             model.conv1 = nn.Conv2d(shape.channels, 64, 7, stride=2, padding=3, bias=False)
             nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
+        stages = [(stage, len(getattr(model, f"layer{stage}"))) for stage in (1, 2, 3, 4)]
+        model.block_names = tuple(f"layer{stage}.{block}" for stage, count in stages for block in range(count))  # type: ignore[assignment]
+        model.block_family = "imagenet"  # type: ignore[assignment]
         return model

@@ -27,6 +27,8 @@ class TensorQuantizer(nn.Module):
     """Its arithmetic is no product of the network: costs leave it out."""
     works_each_step = False
     """Whether `begin_step` does anything."""
+    samples_are_independent = False
+    """Whether in evaluation mode the result of a sample does not depend on the others of its batch."""
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         """x quantized, with its straight-through gradient."""

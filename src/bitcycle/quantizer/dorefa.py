@@ -110,6 +110,8 @@ class DorefaWeight(TensorQuantizer):
 class DorefaActivation(TensorQuantizer):
     """Activations clipped to [0, 1] and rounded."""
 
+    samples_are_independent = True
+
     def __init__(self, compile: bool = False) -> None:
         super().__init__()
         self.compile_kernel = compile

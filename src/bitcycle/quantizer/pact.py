@@ -76,6 +76,8 @@ class PactActivation(TensorQuantizer):
     (0 bits) it is therefore the identity, the ReLU remains, and neither gradient nor penalty moves alpha.
     """
 
+    samples_are_independent = True
+
     def __init__(self, alpha: float = 3.0, l2: float = 2e-4, published: bool = True, compile: bool = False) -> None:
         super().__init__()
         self.alpha = nn.Parameter(torch.tensor(float(alpha)))

@@ -54,6 +54,8 @@ class SbmActivation(TensorQuantizer):
     in training steps with quantized activations only, as in the released code.
     """
 
+    samples_are_independent = True
+
     running_zero_point: Tensor
     running_range: Tensor
 

@@ -172,6 +172,8 @@ class UniformActivation(_StepKeeper):
 class UnitActivation(TensorQuantizer):
     """Inputs on 2^b levels from -1 to 1 where they are signed (tanh), else from 0 to 1 (sigmoid)."""
 
+    samples_are_independent = True
+
     def __init__(self, signed: bool = False, compile: bool = False) -> None:
         super().__init__()
         self.low, self.compile_kernel = -1.0 if signed else 0.0, compile

@@ -122,6 +122,8 @@ class WageubnWeight(TensorQuantizer):
 class WageubnActivation(TensorQuantizer):
     """A, straight-through."""
 
+    samples_are_independent = True
+
     def __init__(self, compile: bool = False) -> None:
         super().__init__()
         self.compile_kernel = compile

@@ -2,6 +2,7 @@
 
 from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions
 from bitcycle.schedule.cyclic import Cyclic, Delayed
+from bitcycle.schedule.gated import Dfq, FracTrain, GatedSchedule, GateOptions
 from bitcycle.schedule.phase import Phase
 from bitcycle.schedule.phased import Hlhlp, PartialPretrain, PhasedOptions
 from bitcycle.schedule.plateau import PlateauIndicator
@@ -18,6 +19,10 @@ __all__ = [
     "Cyclic",
     "Deficit",
     "Delayed",
+    "Dfq",
+    "FracTrain",
+    "GateOptions",
+    "GatedSchedule",
     "Hlhlp",
     "PartialPretrain",
     "Pfq",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bitcycle.schedule.phase import Phase
 from bitcycle.schedule.precision import Precision, effective, run_lengths
 from bitcycle.settings import MISSING, SettingError, Settings, setting
+
+if TYPE_CHECKING:
+    from bitcycle.schedule.gated import GateOptions
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,19 @@ class ScheduleOptions(Settings):
     def phases(self, length: RunLength) -> tuple[Phase, ...]:
         """Stretches of a run of `length` with learning rate and starting weights of their own; one unless overridden."""
         return (Phase(0, length.total_steps),)
+
+    @property
+    def gates(self) -> GateOptions | None:
+        """What the blocks of the network choose from, where the network chooses its bits itself; None otherwise."""
+        return None
+
+    def fitted_to(self, family: str | None, blocks: int) -> ScheduleOptions:
+        """These options with the defaults for a network of `family` that names so many blocks.
+
+        Raises:
+            SettingError: if the schedule needs blocks and the network names none.
+        """
+        return self
 
     def check_length(self, length: RunLength) -> None:
         """Raise SettingError where these options make no sense in a run of `length`."""
@@ -130,6 +146,21 @@ class Schedule:
 
     def begin(self, chance: float) -> None:
         """Take the accuracy (0 to 1) of always guessing the most frequent class, once, before the first step."""
+
+    @property
+    def follows(self) -> str:
+        """What the precision depends on where it is not known beforehand, in words."""
+        return "reacts to the training"
+
+    @property
+    def compute_target(self) -> float | None:
+        """Cost that a network which chooses its bits itself aims at now, in percent of float32; None for all others."""
+        return None
+
+    @property
+    def observes_penalty(self) -> bool:
+        """Whether the loss that `observe` is told includes penalties, such as the cost term of DFQ."""
+        return False
 
     @property
     def observation_steps(self) -> int | None:

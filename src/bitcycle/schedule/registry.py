@@ -6,6 +6,7 @@ from typing import Any
 
 from bitcycle.schedule.base import Schedule, ScheduleOptions
 from bitcycle.schedule.cyclic import Cyclic, Delayed
+from bitcycle.schedule.gated import Dfq, FracTrain
 from bitcycle.schedule.phased import Hlhlp, PartialPretrain
 from bitcycle.schedule.range_test import RangeTest
 from bitcycle.schedule.staged import Pfq, Staged
@@ -39,6 +40,8 @@ SCHEDULES: dict[str, tuple[type[ScheduleOptions], dict[str, Any]]] = {
     "deficit": (Deficit, {}),
     "pfq_manual": (Staged, {}),
     "pfq": (Pfq, {}),
+    "dfq": (Dfq, {}),
+    "fractrain": (FracTrain, {}),
     "hlhlp": (Hlhlp, {}),
     "hlhlhlp": (
         Hlhlp,

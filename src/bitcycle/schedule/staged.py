@@ -60,18 +60,12 @@ class Staged(ScheduleOptions):
 
 
 @dataclass
-class Pfq(ScheduleOptions):
-    """Progressive fractional quantization: the next stage begins when the loss has become flat.
+class Plateau(ScheduleOptions):
+    """Options of schedules whose next stage begins when the loss has become flat.
 
     Source: FracTrain, section 3.1 and algorithm 1; released code, train_pfq.py. The switches name where the two disagree.
     """
 
-    name: str = "pfq"
-    q_min: Any = setting(3, "not used: the stages say the bits", affects_result=False)
-    q_max: int = setting(8, "not used: the stages say the bits", affects_result=False)
-    cycles: int = setting(8, "not used; accepted so that sweeps over schedules need no exception", affects_result=False)
-    stages: list[int] = setting([3, 4, 6, 8], "forward bits of the stages", minimum=1, maximum=32)
-    gradient_stages: list[int] = setting([6, 6, 8, 8], "gradient bits of the stages", minimum=1, maximum=32)
     epsilon: float = setting(0.05, "threshold of the loss difference (paper 0.05, code's default 0.15)", minimum=0)
     alpha: float = setting(
         0.3, "factor of the threshold after a turning point (paper 0.3, code's default 0.4)", minimum=0
@@ -94,17 +88,40 @@ class Pfq(ScheduleOptions):
         None, "steps of what counts as an epoch; null: a pass over the data (code: 400 or 390 steps)", minimum=1
     )
 
+    def check_length(self, length: RunLength) -> None:
+        if self.epoch_steps is None and length.steps_per_epoch is None:
+            problem = "the length of an epoch is not known"
+            raise SettingError("epoch_steps", None, problem, "bind with steps_per_epoch, or set epoch_steps")
+
+    def epoch_length(self, length: RunLength) -> int:
+        """Steps of what counts as an epoch."""
+        return self.epoch_steps or length.steps_per_epoch or 1
+
+    def indicator(self) -> PlateauIndicator:
+        """The indicator of flat losses, at its beginning."""
+        return PlateauIndicator(self.epsilon, self.alpha, self.window, self.difference, self.scale, self.max_decays)
+
+
+@dataclass
+class Pfq(Plateau):
+    """Progressive fractional quantization: the next stage begins when the loss has become flat.
+
+    Source: FracTrain, section 3.1 and algorithm 1; released code, train_pfq.py.
+    """
+
+    name: str = "pfq"
+    q_min: Any = setting(3, "not used: the stages say the bits", affects_result=False)
+    q_max: int = setting(8, "not used: the stages say the bits", affects_result=False)
+    cycles: int = setting(8, "not used; accepted so that sweeps over schedules need no exception", affects_result=False)
+    stages: list[int] = setting([3, 4, 6, 8], "forward bits of the stages", minimum=1, maximum=32)
+    gradient_stages: list[int] = setting([6, 6, 8, 8], "gradient bits of the stages", minimum=1, maximum=32)
+
     def validate(self) -> None:
         _check_stages(self.stages, self.gradient_stages)
 
     @property
     def reference(self) -> Precision:
         return _highest(self.stages, self.gradient_stages)
-
-    def check_length(self, length: RunLength) -> None:
-        if self.epoch_steps is None and length.steps_per_epoch is None:
-            problem = "the length of an epoch is not known"
-            raise SettingError("epoch_steps", None, problem, "bind with steps_per_epoch, or set epoch_steps")
 
     def bind(self, total_steps: int, steps_per_epoch: int | None = None) -> PfqSchedule:
         return PfqSchedule(self, RunLength(total_steps, steps_per_epoch))
@@ -122,8 +139,7 @@ class PfqSchedule(Schedule):
     @cached_property
     def indicator(self) -> PlateauIndicator:
         """The turning points so far."""
-        o = self.options
-        return PlateauIndicator(o.epsilon, o.alpha, o.window, o.difference, o.scale, o.max_decays)
+        return self.options.indicator()
 
     @property
     def fixed(self) -> bool:
@@ -131,7 +147,7 @@ class PfqSchedule(Schedule):
 
     @property
     def observation_steps(self) -> int:
-        return self.options.epoch_steps or self.length.steps_per_epoch or 1
+        return self.options.epoch_length(self.length)
 
     def observe(self, loss: float, accuracy: float) -> None:
         if self.stage < len(self.options.stages) - 1:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bitcycle.errors import RunError
 from bitcycle.layer import PrecisionController, penalty
@@ -160,20 +160,21 @@ class Trainer:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
         outcome = self.task.train(self.model, batch)
-        added = penalty(self.model) if self.has_penalty else None
-        (outcome.loss if added is None else outcome.loss + added).backward()
+        added = penalty(self.model, outcome.loss) if self.has_penalty else None
+        objective = outcome.loss if added is None else outcome.loss + added
+        objective.backward()
         self.optimizer.step()
         self.phases.after_step()
         self.step += 1
         self.logged.add(outcome)
-        self.tell_schedule(outcome)
+        self.tell_schedule(outcome, objective)
 
-    def tell_schedule(self, outcome: Outcome) -> None:
+    def tell_schedule(self, outcome: Outcome, objective: Tensor) -> None:
         """Tell a schedule that reacts to the training its mean loss and accuracy, as often as it wants to know."""
         schedule = self.controller.schedule
         if schedule.observation_steps is None:
             return
-        self.observed.add(outcome)
+        self.observed.add(outcome._replace(loss=objective) if schedule.observes_penalty else outcome)
         if self.step % schedule.observation_steps == 0:
             loss, accuracy = self.observed.take()
             precision = self.controller.precision
@@ -195,9 +196,8 @@ class Trainer:
         loss, accuracy = self.logged.take()
         precision = self.controller.precision
         rate = self.optimizer.param_groups[0]["lr"]
-        self.metrics.write(
-            "train", self.step, loss=loss, accuracy=100 * accuracy, learning_rate=rate, precision=precision
-        )
+        values = {"accuracy": 100 * accuracy, "learning_rate": rate, "precision": precision}
+        self.metrics.write("train", self.step, loss=loss, **values, **self.controller.record.training_values())
         bar.update(self.step, f"bits {'/'.join(map(str, precision or ()))}  loss {loss:.3f}")
 
     def check_finite(self) -> None:
@@ -238,8 +238,9 @@ class Trainer:
             self.best.samples = self.controller.meter.state_dict()
         self.phases.note(final=value, best=self.best.value, best_step=self.best.step)
         at_highest = {f"{self.task.metric}_at_q_max": at_q_max}
-        held_out = self.consider(validation)
-        self.metrics.write("evaluation", self.step, **values, **at_highest, **held_out, precision=chosen, cost=cost)
+        held_out, gates = self.consider(validation), self.controller.record.evaluation_values()
+        more = {**at_highest, **held_out, "precision": chosen, "cost": cost, **gates}
+        self.metrics.write("evaluation", self.step, **values, **more)
         text = f"step {self.step}/{self.total_steps}  {self.task.metric} {value:.2f} at {chosen.weight} bits"
         logger.info("%s  %s at q_max %.2f  best %.2f", text, self.task.metric, at_q_max, self.best.value)
         bar.update(self.step)
@@ -293,6 +294,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.controller.schedule.state_dict(),
             "cost": self.controller.meter.state_dict(),
+            "gates": self.controller.record.state_dict(),
             "best": vars(self.best),
             "phases": self.phases.state_dict(),
             "logged": self.logged.state_dict(),
@@ -319,6 +321,7 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.controller.schedule.load_state_dict(state["schedule"])
         self.controller.meter.load_state_dict(state["cost"])
+        self.controller.record.load_state_dict(state.get("gates", {"tallies": []}))  # older checkpoints have none
         self.best = Best(**state["best"])
         if "phases" in state:  # not in checkpoints of runs that began before there were phases
             self.phases.load_state_dict(state["phases"])

@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import nn
 from bitcycle.configuration import RunConfig
 from bitcycle.dataset import DatasetInfo, steps_per_epoch
 from bitcycle.hardware import Cost, Workload, trace
-from bitcycle.layer import LayerRule, conversion_plan, quantize_model
+from bitcycle.layer import Choices, Gates, LayerRule, conversion_plan, quantize_model
 from bitcycle.model import build_seeded
 from bitcycle.quantizer import NoQuantizer, QuantizerOptions, Sbm
 from bitcycle.randomness import derive
@@ -39,6 +39,7 @@ class Plan:
     layers: tuple[LayerRule, ...]
     parameters: int
     folder: RunFolder
+    choices: Choices | None
     hash: str
     found: dict[str, Any] = field(default_factory=dict)
     preceded_by: dict[str, Any] = field(default_factory=dict)
@@ -78,8 +79,21 @@ class Plan:
         """What the whole run would cost if every step had `precision`."""
         return self._cost_of({precision: self.samples(0, self.total_steps)})
 
-    def _cost_of(self, histogram: Mapping[Precision, int]) -> Cost:
-        cost: Cost = self.config.hardware.cost(self.workload, histogram, self.schedule.reference)
+    def cost_bounds(self) -> tuple[Cost, Cost]:
+        """The least and the most that the whole run can cost."""
+        if self.choices is None:
+            return self.cost_at(self.schedule.lowest), self.cost_at(self.schedule.reference)
+        samples = self.samples(0, self.total_steps)
+        extremes = self.choices.extremes(self.workload, samples)
+        least, most = (
+            self._cost_of({self.schedule(0): samples}, self.choices.histograms(counts)) for counts in extremes
+        )
+        return least, most
+
+    def _cost_of(
+        self, histogram: Mapping[Precision, int], chosen: Mapping[str, Mapping[Precision, int]] | None = None
+    ) -> Cost:
+        cost: Cost = self.config.hardware.cost(self.workload, histogram, self.schedule.reference, chosen)
         return cost
 
     def preliminary(self) -> Plan | None:
@@ -101,11 +115,13 @@ class Plan:
         """The converted model with its initial weights."""
         model = build_seeded(self.config.model, self.info.shape, derive(self.config.seed, "weights"))
         load_initial_weights(self.config.model, model)
-        return quantize_model(model, self.config.quantizer, compile=compile)
+        seed = derive(self.config.seed, "gates")
+        return quantize_model(model, self.config.quantizer, compile=compile, schedule=self.schedule, seed=seed)
 
     def describe(self) -> dict[str, Any]:
         """The plan as plain values: the content of `dry_run=json`."""
         cost, unknown = self.cost(), dict.fromkeys(self.cost_at(self.schedule.reference).summary())
+        least, most = self.cost_bounds()
         lengths = self.schedule.run_lengths if self.schedule.fixed else None
         return {
             "run_dir": str(self.folder.path),
@@ -119,10 +135,7 @@ class Plan:
             "phases": [self.describe_phase(phase) for phase in self.schedule.phases],
             "macs_per_sample": {"total": self.workload.macs, "by_layer": self.workload.macs_per_sample},
             "cost": cost.summary() if cost is not None else unknown,
-            "cost_bounds": {
-                "least": self.cost_at(self.schedule.lowest).summary(),
-                "most": self.cost_at(self.schedule.reference).summary(),
-            },
+            "cost_bounds": {"least": least.summary(), "most": most.summary()},
             "layers": [rule._asdict() for rule in self.layers],
         }
 
@@ -151,15 +164,18 @@ def make_plan(config: RunConfig) -> Plan:
     info = _within("dataset", config.dataset.info, config.data_folder)
     _within("model", config.model.check, info.shape)
     total_steps = config.training.total_steps(info.train_samples)
-    schedule = _bind_schedule(config, total_steps, steps_per_epoch(info.train_samples, config.training.batch_size))
+    model = config.model.build(info.shape)
+    per_epoch = steps_per_epoch(info.train_samples, config.training.batch_size)
+    schedule = _bind_schedule(config, model, total_steps, per_epoch)
     _check_moments(config, schedule)
     total_steps = schedule.steps
-    _within("quantizer", config.quantizer.check, _precisions(schedule))
-    model = config.model.build(info.shape)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
     _within("model", fitting_weights, config.model, model)
-    layers = _within("quantizer", conversion_plan, model, config.quantizer)
-    converted = _within("quantizer", quantize_model, model, _charged_quantizer(config.quantizer))
+    _within("quantizer", config.quantizer.check, _precisions(schedule))
+    parameters = _parameters(model)
+    layers = _within("quantizer", conversion_plan, model, config.quantizer, schedule)
+    convert = partial(quantize_model, schedule=schedule)
+    converted = _within("quantizer", convert, model, _charged_quantizer(config.quantizer))
+    gates = [module for module in converted.modules() if isinstance(module, Gates)]
     # On the meta device, which knows shapes only: no quantizer computes anything, and a large network takes no longer.
     sample = torch.zeros(1, info.shape.channels, info.shape.size, info.shape.size, device="meta")
     return Plan(
@@ -169,10 +185,15 @@ def make_plan(config: RunConfig) -> Plan:
         schedule=schedule,
         workload=trace(converted.to("meta"), sample),
         layers=tuple(layers),
-        parameters=parameters,
+        parameters=parameters + sum(map(_parameters, gates)),
         folder=RunFolder(run_path(config)),
         hash=run_hash(config),
+        choices=gates[0].choices if gates else None,
     )
+
+
+def _parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 VALIDATION_SHARE = 0.1
@@ -215,8 +236,10 @@ def _with_run_samples(config: RunConfig, total_steps: int, train_samples: int) -
     return replace(config, hardware=hardware)
 
 
-def _bind_schedule(config: RunConfig, total_steps: int, per_epoch: int) -> Schedule:
-    schedule: Schedule = _within("schedule", config.schedule.bind, total_steps, per_epoch)
+def _bind_schedule(config: RunConfig, model: nn.Module, total_steps: int, per_epoch: int) -> Schedule:
+    blocks = len(getattr(model, "block_names", ()))
+    options = _within("schedule", config.schedule.fitted_to, getattr(model, "block_family", None), blocks)
+    schedule: Schedule = _within("schedule", options.bind, total_steps, per_epoch)
     if isinstance(config.quantizer, NoQuantizer):
         if schedule.steps < schedule.length.total_steps:
             problem = "ends when it has found bits, and without quantizer there are none"

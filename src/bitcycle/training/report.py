@@ -20,7 +20,8 @@ def plan_report(plan: Plan) -> Group:
     for name, value in _facts(plan):
         facts.add_row(Text(name, style="bold"), value)
     planned, reference = plan.cost(), plan.schedule.reference
-    shown = plan.cost_at(reference) if planned is None else planned
+    least, most = plan.cost_bounds()
+    shown = most if planned is None else planned
     cost = cost_table(plan.workload, plan.config.hardware, shown, reference)
     title = "cost by layer group" if planned is not None else "cost at most: the highest bits at every step"
     layers = Table(*cost.columns, title=title)
@@ -30,8 +31,8 @@ def plan_report(plan: Plan) -> Group:
         layers.add_section()
     counting, *totals = cost.notes
     if planned is None:
-        least = plan.cost_at(plan.schedule.lowest).gbitops
-        totals.insert(0, f"the schedule reacts to the training: between {least:.4g} and {shown.gbitops:.4g} GBitOps")
+        bounds = f"between {least.gbitops:.4g} and {most.gbitops:.4g} GBitOps"
+        totals.insert(0, f"the schedule {plan.schedule.follows}: {bounds}")
     return Group(facts, layers, Text(f"({counting})", style="dim"), *(Text(line, style="bold") for line in totals))
 
 

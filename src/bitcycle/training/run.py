@@ -283,6 +283,7 @@ def summarise(plan: Plan, trainer: Trainer) -> dict[str, Any]:
         "cost": {"total": trainer.controller.cost().summary(), "to_best": best.cost},
         "samples": {"total": trainer.controller.meter.state_dict(), "to_best": best.samples},
         "counting": plan.counting(),
+        **trainer.controller.record.summary(),
         "scale": plan.config.scale,
         "model": plan.config.model.name,
         "dataset": plan.config.dataset.name,

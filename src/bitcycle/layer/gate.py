@@ -1,0 +1,183 @@
+"""The gates of DFQ: a small recurrent network that chooses the precision of each block for each sample.
+
+For block l = 0, 1, ... with input x [N, C, H, W]:
+
+    e = conv2(relu(conv1(mean over H, W of x)))          1x1 convolutions with bias, each block its own        [N, E]
+    h, c = LSTM(e; h, c)                                  one for all blocks; h, c = 0 before the first block  [N, S]
+    p = softmax(W h + b)                                  one projection for all blocks                        [N, K]
+    m = onehot(argmax p),    dL/dp = dL/dm                the same in training and evaluation, without noise
+
+Of equal probabilities the first option is chosen. A block that cannot be skipped has p = 0 for the skip.
+
+The gates also hold the cost term of the loss, all of it in tensors on the device, as no step may wait for the host:
+
+    s beta C / mean W,    C = sum over blocks, samples and options of m_lnk cost_lk,    s by cp of this batch and the target
+
+Source: FracTrain, section 3.2; released code, models.py and train_dfq.py. Differs from the code in choosing one option where
+several are equally probable (there: all), and in having no gate behind the last block (there: one that nothing reads).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitcycle.layer.choices import BlockCosts, Choices
+from bitcycle.layer.state import PrecisionState
+from bitcycle.quantizer.autograd import straight_through
+from bitcycle.randomness import int32_key
+from bitcycle.schedule import FLOAT, GateOptions, Precision
+
+Memory = tuple[Tensor, Tensor]
+
+
+class Embedding(nn.Module):
+    """Pooled features of a block's input: [N, C, H, W] -> [N, E]."""
+
+    def __init__(self, channels: int, hidden: int, size: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, hidden, 1) if hidden else None
+        self.conv2 = nn.Conv2d(hidden or channels, size, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.mean((2, 3), keepdim=True)
+        if self.conv1 is not None:
+            x = F.relu(self.conv1(x))
+        return self.conv2(x).flatten(1)  # type: ignore[no-any-return]
+
+
+class Gates(nn.Module):
+    """The gates of all blocks of a network, the precisions they choose from, and the cost term of the loss.
+
+    Args:
+        choices: the blocks, in the order of execution, and the options.
+        channels: of the input of each block.
+    """
+
+    chosen: Tensor
+    option_costs: Tensor
+    available: Tensor
+    target: Tensor
+    _memory: Memory | None
+    _cost: Tensor | None
+    _samples: int
+
+    def __init__(self, choices: Choices, channels: list[int]) -> None:
+        super().__init__()
+        gates, blocks = choices.gates, len(choices.blocks)
+        hidden, embedding, state = gates.gate_sizes
+        copies, options = 1 if gates.shared else blocks, len(gates.options)
+        self.choices = choices
+        self.embeddings = nn.ModuleList(Embedding(width, hidden, embedding) for width in channels)
+        self.cells = nn.ModuleList(nn.LSTMCell(embedding, state) for _ in range(copies))
+        self.projections = nn.ModuleList(nn.Linear(state, options) for _ in range(copies))
+        if gates.initial == "fan_out":
+            self.apply(_initialise)
+        self.states = nn.ModuleList(
+            PrecisionState(precision or Precision(FLOAT, FLOAT, FLOAT), fixed=True, noise_key=int32_key("option", k))
+            for k, precision in enumerate(choices.precisions)
+        )
+        skips = [[precision is None for precision in choices.precisions]] * blocks
+        can_skip = torch.tensor([[block.can_skip] for block in choices.blocks])
+        self._keep("available", ~torch.tensor(skips) | can_skip)
+        self._keep("chosen", torch.zeros(blocks, options, dtype=torch.int64))
+        self._keep("option_costs", torch.zeros(blocks, options))
+        self._keep("target", torch.full((), 100.0))
+        self.reference, self.active, self.tracing = 1.0, True, False
+        self._begin()
+
+    def _keep(self, name: str, value: Tensor) -> None:
+        self.register_buffer(name, value, persistent=False)
+
+    @property
+    def options(self) -> GateOptions:
+        """What the gates were made with."""
+        return self.choices.gates
+
+    def set_costs(self, costs: BlockCosts) -> None:
+        """What each option costs; without it the cost term is 0."""
+        self.option_costs.copy_(torch.tensor(costs.table))
+        self.reference = costs.reference
+
+    def choose(self, index: int, x: Tensor) -> Tensor:
+        """The choice of block `index` for its input x: [N, K], one 1 in each row, straight-through to the gate."""
+        embedded = self.embeddings[index](x)
+        if index == 0:
+            self._begin()
+        copy = 0 if self.options.shared else index
+        self._memory = self.cells[copy](embedded, self._memory)
+        logits = self.projections[copy](self._memory[0]).masked_fill(~self.available[index], -torch.inf)
+        mask: Tensor = straight_through(_one_hot, logits.softmax(1))
+        if self.training:
+            self.chosen[index] += mask.detach().sum(0).to(torch.int64)
+            self._samples, cost = len(mask), (mask * self.option_costs[index]).sum()
+            self._cost = cost if self._cost is None else self._cost + cost
+        return mask
+
+    def penalties(self, loss: Tensor | None = None) -> list[Tensor]:
+        """The cost term of the last forward pass in training mode."""
+        if self._cost is None:
+            return [torch.zeros_like(self.target)]
+        options, cost = self.options, self._cost
+        percentage = 100 * cost.detach() / (self._samples * self.reference)
+        if options.cost_reduction == "mean":
+            cost = cost / (self._samples * len(self.choices.blocks))
+        term = options.beta * cost
+        if options.adaptive_beta and loss is not None:
+            term = term * (loss.detach() / 10 / term.detach().clamp_min(1e-30)).clamp_max(1)
+        return [sign(percentage, self.target, options.target_range, options.relax) * term]
+
+    def take(self) -> list[list[int]]:
+        """The choices of all training samples since the last time, by block and option; waits for the device."""
+        counts: list[list[int]] = self.chosen.tolist()
+        self.chosen.zero_()
+        return counts
+
+    def compute_once(self) -> None:
+        """From now on blocks run once, at the bits of the schedule, as for a trace of their products."""
+        self.tracing = True
+
+    def _begin(self) -> None:
+        """Forget the last forward pass."""
+        self._memory, self._cost, self._samples = None, None, 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles leave out the last forward pass, whose graph cannot be copied."""
+        return {**self.__dict__, "_memory": None, "_cost": None, "_samples": 0}
+
+    def extra_repr(self) -> str:
+        return f"{' '.join(self.options.words)}, weights {self.options.weight_bits}"
+
+
+def sign(percentage: Tensor, target: Tensor, target_range: float = 0.0, relax: float = 0.0) -> Tensor:
+    """The sign of the cost term at a cp of `percentage`, as a tensor.
+
+        -1 below the target, 0 from there to target + target_range, +1 otherwise
+        with relax:  -1 below target - relax, -0.1 below target, 0.1 up to target + relax, +1 otherwise
+
+    Source: FracTrain, section 3.2; released code, train_frac.py (range) and train_dfq.py (relax).
+
+    >>> [sign(torch.tensor(cp), torch.tensor(3.0), target_range=0.5).item() for cp in (2.9, 3.0, 3.4, 3.5)]
+    [-1.0, 0.0, 0.0, 1.0]
+    """
+    one = torch.ones_like(percentage)
+    inner = one * 0.1 if relax else one * 0
+    inside = torch.where(percentage < target, -inner, inner)
+    above = torch.where(percentage < target + (relax or target_range), inside, one)
+    return torch.where(percentage < target - relax, -one, above)
+
+
+def _one_hot(probabilities: Tensor) -> Tensor:
+    options = torch.arange(probabilities.shape[1], device=probabilities.device)
+    return (options == probabilities.argmax(1, keepdim=True)).to(probabilities.dtype)
+
+
+def _initialise(module: nn.Module) -> None:
+    """Normal weights with variance 2 / out of the convolutions, 2 / (in out) of the projection, as in the released code."""
+    if isinstance(module, nn.Conv2d):
+        nn.init.normal_(module.weight, 0, (2 / module.out_channels) ** 0.5)
+    elif isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, 0, (2 / (module.in_features * module.out_features)) ** 0.5)

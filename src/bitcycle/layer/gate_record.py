@@ -1,0 +1,79 @@
+"""The gates of a model as the controller sees them: told the target, asked what they chose, counted, logged, saved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from bitcycle.hardware import CostMeter, Workload
+from bitcycle.layer.choices import BlockCosts, Tally
+from bitcycle.layer.gate import Gates
+
+
+class GateRecord:
+    """Keeps what gates chose; of a model without gates there is nothing to keep, and all values are empty."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.gates: Sequence[Gates] = [module for module in model.modules() if isinstance(module, Gates)]
+        self.tallies = [Tally(gates.choices) for gates in self.gates]
+        self.costs: list[BlockCosts] = []
+        self.target: float | None = None
+
+    def set_workload(self, workload: Workload) -> None:
+        """The products of the model are known, and with them the cost of each option."""
+        self.costs = [gates.choices.costs(workload) for gates in self.gates]
+        for gates, costs in zip(self.gates, self.costs):
+            gates.set_costs(costs)
+
+    def begin_step(self, target: float | None) -> None:
+        """The gates choose from now on, and aim at a cost of `target` percent of float32 (None: they aim at nothing)."""
+        self.target = target
+        self.choose(True)
+        for gates in self.gates:
+            gates.target.fill_(100.0 if target is None else target)
+
+    def choose(self, active: bool) -> None:
+        """Let the gates choose, or let all blocks have the bits of the model's other layers."""
+        for gates in self.gates:
+            gates.active = active
+
+    def count(self, meter: CostMeter) -> None:
+        """Fetch from the device what was chosen since the last time, and count it; waits for the device."""
+        for gates, tally in zip(self.gates, self.tallies):
+            counts = gates.take()
+            tally.add(counts)
+            for operation, precision, samples in gates.choices.operations(counts):
+                meter.add(precision, samples, operation)
+
+    def training_values(self) -> dict[str, Any]:
+        """Numbers to log beside the training loss: the `cp` of the steps since the last time, and its target."""
+        values: dict[str, Any] = {}
+        for tally, costs in zip(self.tallies, self.costs):
+            values |= {"cp": costs.compute_percentage(tally.since_last("training")), "cp_target": self.target}
+        return values
+
+    def evaluation_values(self) -> dict[str, Any]:
+        """Numbers to log beside an evaluation: the shares of options that training samples chose since the last time."""
+        values: dict[str, Any] = {}
+        for gates, tally in zip(self.gates, self.tallies):
+            values["allocation"] = gates.choices.shares(tally.since_last("evaluation"))
+        return values
+
+    def summary(self) -> dict[str, Any]:
+        """Of the whole run: the mean cp and the shares of the options."""
+        values: dict[str, Any] = {}
+        for gates, tally, costs in zip(self.gates, self.tallies, self.costs):
+            percentage = costs.compute_percentage(tally.totals)
+            values["gates"] = {"mean_cp": percentage, "allocation": gates.choices.shares(tally.totals)}
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was counted and logged, for a checkpoint."""
+        return {"tallies": [tally.state_dict() for tally in self.tallies]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        for tally, saved in zip(self.tallies, state["tallies"]):
+            tally.load_state_dict(saved)

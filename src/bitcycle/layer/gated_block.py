@@ -1,0 +1,193 @@
+"""A block whose precision is chosen for each sample, and the conversion that wraps the blocks of a network.
+
+    y_n = candidate_k(x)_n  with k the choice of sample n = sum_k m_nk candidate_k(x)_n
+    candidate_k(x) = Block(x; activation bits a_k, gradient bits g_k, weight bits w),    of a skip: x, or shortcut(x) in float
+
+    dL/dcandidate_k = m_k dL/dy,    dL/dm_nk = <dL/dy_n, candidate_k(x)_n>
+
+Source: FracTrain, section 3.2, equation 1; released code, models.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from bitcycle.layer.choices import Block, Choices
+from bitcycle.layer.gate import Gates
+from bitcycle.layer.quantized import QuantizedLayer
+from bitcycle.layer.state import PrecisionState
+from bitcycle.schedule import GateOptions
+from bitcycle.settings import SettingError
+
+SHORTCUTS = ("shortcut", "downsample")
+"""Attributes in which a block holds the layers of its shortcut; a module without layers, or None, is the identity."""
+
+
+class GatedBlock(nn.Module):
+    """A block that runs at the bits which the gates choose for each sample.
+
+    What is computed when:
+
+    * training: every candidate for the whole batch, as in the released code. Batch norm sees full batches and, like the
+      observers of activations, moves its running statistics once for each candidate (batch norm of a shortcut once more
+      for the skip). Costs count the chosen candidates only, which is what hardware would compute.
+    * evaluation: each candidate for the samples that chose it, the skip without any work; the result is the same, since all
+      statistics are fixed. Where a quantizer looks at the whole batch in evaluation too, or gradients are wanted,
+      everything is computed as in training.
+    * bits other than those of the current step (as evaluation in float32 or at q_max): the block once, no gate.
+
+    Args:
+        block: the block, quantized; [N, C, H, W] -> [N, C', H', W'].
+        gates: the gates of the network.
+        index: of the block among those of the network.
+    """
+
+    def __init__(self, block: nn.Module, gates: Gates, index: int) -> None:
+        super().__init__()
+        self.block, self.index = block, index
+        # In tuples, lest parameters have several names: the gates belong to the network, the layers to the block.
+        self._gates = (gates,)
+        self._shortcut = (shortcut_of(block),)
+        self._layers = tuple(
+            module for module in block.modules() if isinstance(module, QuantizedLayer) and not module.precision.fixed
+        )
+        self.samples_are_independent = _samples_are_independent(block)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gates = self._gates[0]
+        if gates.tracing:
+            gates.choose(self.index, x)
+        if gates.tracing or not gates.active:
+            return self.block(x)  # type: ignore[no-any-return]
+        mask = gates.choose(self.index, x)
+        if self.training or torch.is_grad_enabled() or not self.samples_are_independent:
+            return self._mixture(x, mask)
+        return self._chosen(x, mask.argmax(1))
+
+    def _mixture(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Every candidate for every sample, of which each sample takes the one it chose."""
+        terms = [
+            self._candidate(option, x, mask[:, option]) * mask[:, option].view(-1, 1, 1, 1)
+            for option in range(mask.shape[1])
+            if self._can_choose(option)
+        ]
+        return torch.stack(terms).sum(0) if len(terms) > 1 else terms[0]
+
+    def _chosen(self, x: Tensor, choice: Tensor) -> Tensor:
+        """For every sample the candidate that it chose, and nothing else."""
+        layout = torch.channels_last if x.is_contiguous(memory_format=torch.channels_last) else torch.contiguous_format
+        order = choice.argsort(stable=True)
+        counts = choice.bincount(minlength=len(self._gates[0].states)).tolist()
+        parts = [
+            self._candidate(option, x.index_select(0, samples).contiguous(memory_format=layout))
+            for option, samples in enumerate(order.split(counts))
+            if len(samples)
+        ]
+        return torch.cat(parts).index_select(0, order.argsort()).contiguous(memory_format=layout)
+
+    def _can_choose(self, option: int) -> bool:
+        choices = self._gates[0].choices
+        return choices.precisions[option] is not None or choices.blocks[self.index].can_skip
+
+    def _candidate(self, option: int, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The block's output for all of x as if every sample had chosen `option`; `mask` says which really did."""
+        gates = self._gates[0]
+        skips = gates.choices.precisions[option] is None
+        if skips and self._shortcut[0] is None:
+            return x
+        state: PrecisionState = gates.states[option]  # type: ignore[assignment]
+        wanted = mask.detach() if mask is not None and gates.options.remask_gradient else None
+        with self._at(state, wanted):
+            return self._shortcut[0](x) if skips else self.block(x)  # type: ignore[misc, no-any-return]
+
+    @contextmanager
+    def _at(self, state: PrecisionState, mask: Tensor | None) -> Iterator[None]:
+        """Let the layers of the block read their bits from `state`.
+
+        States are exchanged, not written to: the backward pass still needs the bits of every candidate.
+        """
+        before = [layer.precision for layer in self._layers]
+        state.sample_mask = mask
+        for layer in self._layers:
+            layer.precision = state
+        try:
+            yield
+        finally:
+            state.sample_mask = None
+            for layer, own in zip(self._layers, before):
+                layer.precision = own
+
+
+def shortcut_of(block: nn.Module) -> nn.Module | None:
+    """The module of a block's shortcut if there are layers in it."""
+    found = (getattr(block, name, None) for name in SHORTCUTS)
+    return next((module for module in found if isinstance(module, nn.Module) and list(module.parameters())), None)
+
+
+def _samples_are_independent(block: nn.Module) -> bool:
+    """Whether, in evaluation mode, the block's output for a sample depends on that sample alone."""
+    for module in block.modules():
+        if isinstance(module, QuantizedLayer) and not module.activation_quantizer.samples_are_independent:
+            return False
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
+            return False
+    return True
+
+
+def gate_blocks(model: nn.Module, options: GateOptions, seed: int = 0) -> nn.Module:
+    """Wrap the blocks that `model.block_names` lists, in the order of execution, and add their gates as `model.gates`.
+
+    Args:
+        model: converted by `quantize_model`; changed in place.
+        options: what the blocks choose from.
+        seed: of the gates' initial weights.
+
+    Raises:
+        SettingError: if a name is no module, or nothing is quantized in a block.
+    """
+    names: tuple[str, ...] = tuple(model.block_names)  # type: ignore[arg-type]
+    modules = [_block(model, name) for name in names]
+    widths = [_input_channels(module) for module in modules]
+    blocks = tuple(_description(name, module) for name, module in zip(names, modules))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        gates = Gates(Choices(blocks, options), widths)
+    gates.to(next(model.parameters()).device).train(model.training)
+    for index, (name, module) in enumerate(zip(names, modules)):
+        parent, _, attribute = name.rpartition(".")
+        wrapped = GatedBlock(module, gates, index).train(module.training)
+        setattr(model.get_submodule(parent), attribute, wrapped)
+    model.gates = gates
+    return model
+
+
+def _block(model: nn.Module, name: str) -> nn.Module:
+    known: dict[str, nn.Module] = dict(model.named_modules())
+    if name not in known:
+        raise SettingError("block_names", name, "is no module of the network", "list the names of its blocks")
+    if not any(isinstance(module, QuantizedLayer) for module in known[name].modules()):
+        raise SettingError("block_names", name, "has no quantized layer to choose bits for", "leave fewer layers float")
+    return known[name]
+
+
+def _convolutions(block: nn.Module) -> list[nn.Conv2d]:
+    return [module for module in block.modules() if isinstance(module, nn.Conv2d)]
+
+
+def _input_channels(block: nn.Module) -> int:
+    """Channels that a block reads: those of its first convolution."""
+    return _convolutions(block)[0].in_channels
+
+
+def _description(name: str, block: nn.Module) -> Block:
+    """A block without a shortcut module can be skipped if it changes neither size nor width."""
+    shortcut = shortcut_of(block)
+    attribute = next((key for key in SHORTCUTS if shortcut is not None and getattr(block, key, None) is shortcut), "")
+    inner = _convolutions(block)
+    keeps_shape = inner[-1].out_channels == inner[0].in_channels and all(set(layer.stride) == {1} for layer in inner)
+    module = f"{name}.block"
+    return Block(name, module, f"{module}.{attribute}" if attribute else "", shortcut is not None or keeps_shape)

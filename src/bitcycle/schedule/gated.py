@@ -1,0 +1,358 @@
+"""Precision that the network chooses, for each sample and each block: DFQ, and FracTrain's stages of its cost target.
+
+This module says what there is to choose from and which cost is aimed at, in plain numbers; `bitcycle.layer.gate` chooses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple, Optional
+
+from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions
+from bitcycle.schedule.plateau import PlateauIndicator
+from bitcycle.schedule.precision import FLOAT, Precision
+from bitcycle.schedule.staged import Plateau
+from bitcycle.settings import SettingError, nearest, setting
+
+Pairs = tuple[tuple[int, int], ...]
+"""Options of a block as (activation bits, gradient bits); (0, 0) skips the block."""
+
+OPTION_LISTS: dict[str, Pairs] = {
+    "paper_resnet": ((0, 0), (2, 6), (3, 6), (4, 6), (4, 12), (6, 8), (6, 12)),
+    "paper_mobilenet_v2": ((0, 0), (4, 8), (6, 8), (6, 10), (8, 8)),
+    "code_cifar": ((3, 6), (4, 6), (4, 8), (6, 8), (6, 12)),
+    "code_imagenet": ((3, 6), (4, 8), (6, 12), (8, 16)),
+}
+"""FracTrain, appendix F (fig. 5), and the defaults of its released code."""
+
+
+class Family(NamedTuple):
+    """What the paper or its code sets differently for a family of networks.
+
+    Attributes:
+        paper, code: names of the option lists.
+        weight_bits: fixed precision of the weights.
+        gate_sizes: channels of the two embedding convolutions (0: there is only the second) and state of the LSTM.
+        block_weight: `equal` or `macs`, the share of a block in the cost.
+        initial: initialisation of the gates: `fan_out` as the network's own, or PyTorch's `default`.
+    """
+
+    paper: str
+    code: str
+    weight_bits: int
+    gate_sizes: tuple[int, int, int]
+    block_weight: str
+    initial: str
+
+
+FAMILIES = {
+    "resnet": Family("paper_resnet", "code_cifar", 4, (32, 16, 16), "equal", "fan_out"),
+    "mobilenet_v2": Family("paper_mobilenet_v2", "code_cifar", 4, (64, 32, 32), "macs", "default"),
+    "imagenet": Family("code_imagenet", "code_imagenet", 6, (0, 40, 20), "macs", "default"),
+}
+"""Families of networks; the paper gives no list for ImageNet, hence the code's (FracTrain, appendix F; released code)."""
+
+
+@dataclass(frozen=True)
+class GateOptions:
+    """Everything that the gates of a network are made of, with all defaults filled in.
+
+    Attributes:
+        options: what a block chooses from, in the order of the gate's outputs.
+        weight_bits: fixed precision of the weights in the blocks.
+        depthwise_bits: fixed (forward, gradient) bits of depthwise convolutions; None: chosen with the block.
+        gate_sizes, initial, block_weight: as in `Family`.
+        shared: one LSTM and projection for all blocks, or one for each.
+        remask_gradient: zero the gradient of samples that did not choose a candidate in each of its layers.
+        beta, cost_reduction, adaptive_beta, target_range, relax: the cost term of the loss.
+        depthwise_reference: what depthwise convolutions count in the denominator of cp.
+    """
+
+    options: Pairs
+    weight_bits: int
+    depthwise_bits: tuple[int, int] | None
+    gate_sizes: tuple[int, int, int]
+    initial: str
+    block_weight: str
+    shared: bool
+    remask_gradient: bool
+    beta: float
+    cost_reduction: str
+    adaptive_beta: bool
+    target_range: float
+    relax: float
+    depthwise_reference: str
+
+    @property
+    def precisions(self) -> tuple[Precision | None, ...]:
+        """The bits of each option; None skips the block."""
+        return tuple(Precision(self.weight_bits, a, g) if a else None for a, g in self.options)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The options as FracTrain writes them, activation/gradient bits: 0/0, 2/6, ..."""
+        return tuple(f"{activation}/{gradient}" for activation, gradient in self.options)
+
+
+@dataclass
+class Dfq(ScheduleOptions):
+    """DFQ: a recurrent gate chooses, for each sample and each block, the bits of activations and gradients, or to skip it.
+
+        x' = sum_k m_k Block(x; activation bits a_k, gradient bits g_k, weight bits w),    m = onehot(argmax p), per sample
+        loss = CE + s beta C / mean_l W_l,    C = sum over blocks l, samples n, options k of m W_l c_k + depthwise
+        c_k = (a_k w + g_k w + a_k g_k) / 1024,    cp = 100 C / (samples * 3 sum_l W_l)        in percent of float32
+        s = -1 if cp < target;  0 if target <= cp < target + target_range;  +1 otherwise       at each step, of its batch
+
+    First and last layer are float; other layers outside the blocks have the most bits that a block can choose, and so does
+    `schedule(step)`, as it is logged. Of a block that changes size or width, a skip is its shortcut convolution in float.
+
+    Source: FracTrain, section 3.2 and appendix F; released code, train_dfq.py and models.py. Differs from the code in that
+    0/0 skips in MobileNetV2, too (there: the block in float at no charge), and is not offered to its three blocks without a
+    shortcut; in that a skip saves the depthwise convolution; in cp of the samples that a batch has (there: of a full batch);
+    and in mixing the outputs of blocks where its ImageNet networks mix the operands of convolutions.
+    """
+
+    name: str = "dfq"
+    q_min: Any = setting(3, "not used: the options say the bits", affects_result=False)
+    q_max: int = setting(8, "bits of the static baseline that costs are compared with", minimum=1, maximum=32)
+    cycles: int = setting(8, "not used; accepted so that sweeps over schedules need no exception", affects_result=False)
+    target: float = setting(3.0, "cp, the cost that is aimed at, in percent of float32", minimum=0, maximum=100)
+    options: Any = setting(
+        "paper",
+        "what a block chooses from: paper or code (of the network's family), paper_resnet, paper_mobilenet_v2, code_cifar, "
+        "code_imagenet, or a list of [activation, gradient] bits, as [[0,0],[3,6],[6,8]], where [0,0] skips the block",
+    )
+    weight_bits: Optional[int] = setting(
+        None,
+        "fixed bits of the weights in the blocks; null: 4 for CIFAR, 6 for ImageNet (released code)",
+        minimum=1,
+        maximum=32,
+    )
+    depthwise_bits: Optional[list[int]] = setting(
+        [8, 16],
+        "fixed [forward, gradient] bits of depthwise convolutions, their weights have weight_bits; null: as the block chooses",
+        minimum=1,
+        maximum=32,
+    )
+    family: Optional[str] = setting(
+        None, "family of networks that gives the defaults; null: as the model says", choices=tuple(FAMILIES)
+    )
+    shared: bool = setting(
+        True, "one LSTM and projection for all blocks, as the code has; false: one for each, as the text says"
+    )
+    gate_sizes: Optional[list[int]] = setting(
+        None,
+        "channels of the two embedding convolutions of a gate (0: only the second) and state of the LSTM; null: by family, "
+        "32, 16, 16 for CIFAR ResNets",
+        minimum=0,
+    )
+    remask_gradient: bool = setting(
+        False,
+        "also inside a candidate no gradient comes from samples that did not choose it (Eq. 1); false: batch norm and rounding "
+        "noise couple them, as in the code",
+    )
+    beta: float = setting(1e-3, "weight of the cost term", minimum=0)
+    cost_reduction: str = setting(
+        "sum", "cost of the batch: sum over samples and blocks, as the code, or mean", choices=("sum", "mean")
+    )
+    adaptive_beta: bool = setting(False, "the cost term is at most a tenth of the loss (code: ada_beta, off)")
+    target_range: float = setting(0.0, "percent above the target within which the cost term rests", minimum=0)
+    relax: float = setting(
+        0.0, "percent on both sides of the target within which the sign is +-0.1 (code, train_dfq.py: off)", minimum=0
+    )
+    block_weight: Optional[str] = setting(
+        None, "share W_l of a block in the cost; null: equal for CIFAR ResNets, else macs", choices=("equal", "macs")
+    )
+    depthwise_reference: str = setting(
+        "float32",
+        "what depthwise convolutions count in the denominator of cp: float32, or quantized (the code: their own bits)",
+        choices=("float32", "quantized"),
+    )
+
+    def validate(self) -> None:
+        self.pairs  # noqa: B018  (raises for a wrong list)
+        if self.depthwise_bits is not None and len(self.depthwise_bits) != 2:
+            problem = "needs two numbers"
+            raise SettingError("depthwise_bits", self.depthwise_bits, problem, "write [forward, gradient], as [8, 16]")
+        if self.gate_sizes is not None and (len(self.gate_sizes) != 3 or 0 in self.gate_sizes[1:]):
+            problem = "needs three numbers, the last two above 0"
+            raise SettingError("gate_sizes", self.gate_sizes, problem, "write it as [32, 16, 16]")
+        if self.relax and self.target_range:
+            raise SettingError("relax", self.relax, "excludes target_range", "set one of the two to 0")
+
+    @property
+    def facts(self) -> Family:
+        """Defaults of the family; those of CIFAR ResNets where none is known."""
+        return FAMILIES[self.family or "resnet"]
+
+    @property
+    def pairs(self) -> Pairs:
+        """The list of options."""
+        if isinstance(self.options, str):
+            names = {"paper": self.facts.paper, "code": self.facts.code, **{name: name for name in OPTION_LISTS}}
+            if self.options not in names:
+                raise SettingError("options", self.options, "is no list of options", nearest(self.options, names))
+            return OPTION_LISTS[names[self.options]]
+        _check_pairs(self.options)
+        return tuple((pair[0], pair[1]) for pair in self.options)
+
+    @property
+    def gates(self) -> GateOptions:
+        facts, depthwise = self.facts, self.depthwise_bits
+        hidden, embedding, state = self.gate_sizes or facts.gate_sizes
+        return GateOptions(
+            options=self.pairs,
+            weight_bits=self.weight_bits or facts.weight_bits,
+            depthwise_bits=(depthwise[0], depthwise[1]) if depthwise is not None else None,
+            gate_sizes=(hidden, embedding, state),
+            initial=facts.initial,
+            block_weight=self.block_weight or facts.block_weight,
+            shared=self.shared,
+            remask_gradient=self.remask_gradient,
+            beta=self.beta,
+            cost_reduction=self.cost_reduction,
+            adaptive_beta=self.adaptive_beta,
+            target_range=self.target_range,
+            relax=self.relax,
+            depthwise_reference=self.depthwise_reference,
+        )
+
+    def fitted_to(self, family: str | None, blocks: int) -> ScheduleOptions:
+        if blocks == 0:
+            remedy = (
+                "use a network of blocks, as model=resnet20 or model=mobilenet_v2 (a network of your own lists its blocks in an "
+                "attribute block_names), or another schedule, as schedule=pfq"
+            )
+            raise SettingError(
+                "name", self.name, "chooses bits block by block, and the network names no blocks", remedy
+            )
+        return self if self.family is not None or family is None else replace(self, family=family)
+
+    def precision(self, step: int, length: RunLength) -> Precision:
+        """The bits of layers outside the blocks: the most that a block can choose."""
+        activation, gradient = (max(bits) for bits in zip(*self.pairs))
+        return Precision(self.gates.weight_bits, activation, gradient)
+
+    def bind(self, total_steps: int, steps_per_epoch: int | None = None) -> GatedSchedule:
+        return GatedSchedule(self, RunLength(total_steps, steps_per_epoch))
+
+
+@dataclass
+class FracTrain(Plateau, Dfq):
+    """FracTrain: DFQ whose cost target rises by `target_step` when the loss has become flat, as PFQ's precision does.
+
+        target of stage k = target + k target_step,    k = turning points so far, at most stages - 1
+
+    Source: FracTrain, section 3.3, algorithm 2 and appendix G; released code, train_frac.py. Differs from it in what counts
+    as an epoch (`epoch_steps`: 390 there).
+    """
+
+    name: str = "fractrain"
+    target: float = setting(
+        1.5,
+        "cp of the first stage, in percent of float32 (paper: 1.5 for CIFAR, 3 for ImageNet)",
+        minimum=0,
+        maximum=100,
+    )
+    target_step: float = setting(0.5, "how much the target rises from stage to stage", minimum=0)
+    stages: int = setting(4, "number of stages", minimum=1)
+    indicator_loss: str = setting(
+        "total",
+        "loss that the indicator sees: total, with the signed cost term (as the code), or ce, the cleaner signal",
+        choices=("total", "ce"),
+    )
+
+    def validate(self) -> None:
+        Dfq.validate(self)
+        if (last := self.target + (self.stages - 1) * self.target_step) > 100:
+            raise SettingError("target_step", self.target_step, f"the last target is {last:g} %", "stay below 100 %")
+
+    def check_length(self, length: RunLength) -> None:
+        Plateau.check_length(self, length)
+
+    def bind(self, total_steps: int, steps_per_epoch: int | None = None) -> FracTrainSchedule:
+        return FracTrainSchedule(self, RunLength(total_steps, steps_per_epoch))
+
+
+@dataclass(frozen=True)
+class GatedSchedule(Schedule):
+    """DFQ in a run: the schedule says the target, the network's gates say the bits."""
+
+    options: Dfq
+
+    @property
+    def fixed(self) -> bool:
+        return False
+
+    @property
+    def follows(self) -> str:
+        return "depends on the input"
+
+    @property
+    def outlook(self) -> str:
+        gates = self.options.gates
+        return f"depends on the input: {' '.join(gates.words)} (a/g) for each sample and block, weights {gates.weight_bits}"
+
+    @property
+    def compute_target(self) -> float | None:
+        return self.options.target
+
+    @property
+    def precisions(self) -> set[Precision]:
+        chosen = {precision for precision in self.options.gates.precisions if precision is not None}
+        return chosen | {self.options.precision(0, self.length)}
+
+
+@dataclass(frozen=True)
+class FracTrainSchedule(GatedSchedule):
+    """FracTrain in a run: tell it the mean loss of every epoch by `observe`."""
+
+    options: FracTrain
+
+    @cached_property
+    def indicator(self) -> PlateauIndicator:
+        """The turning points so far."""
+        return self.options.indicator()
+
+    @property
+    def observation_steps(self) -> int:
+        return self.options.epoch_length(self.length)
+
+    @property
+    def observes_penalty(self) -> bool:
+        return self.options.indicator_loss == "total"
+
+    def observe(self, loss: float, accuracy: float) -> None:
+        if self.stage < self.options.stages - 1:
+            self.indicator.update(loss)
+
+    @property
+    def stage(self) -> int:
+        """Index of the current stage."""
+        return min(self.indicator.turning_points, self.options.stages - 1)
+
+    @property
+    def compute_target(self) -> float:
+        return self.options.target + self.stage * self.options.target_step
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.indicator.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.indicator.load_state_dict(state)
+
+
+def _check_pairs(pairs: Any) -> None:
+    """Raise SettingError unless `pairs` is a list of different [activation, gradient] bits that computes something."""
+    remedy = "give [activation, gradient] bits of 1 to 32, or [0,0] to skip a block, as [[0,0],[3,6],[6,8]]"
+    if not isinstance(pairs, (list, tuple)) or not pairs:
+        raise SettingError("options", pairs, "is no list of options", remedy)
+    for pair in pairs:
+        is_pair = isinstance(pair, (list, tuple)) and len(pair) == 2 and all(type(bits) is int for bits in pair)
+        if not is_pair or (tuple(pair) != (0, 0) and not all(1 <= bits <= FLOAT for bits in pair)):
+            raise SettingError("options", pairs, f"{pair} is no option", remedy)
+    if len({tuple(pair) for pair in pairs}) < len(pairs):
+        raise SettingError("options", pairs, "an option is named twice", "name each option once")
+    if all(tuple(pair) == (0, 0) for pair in pairs):
+        raise SettingError("options", pairs, "every option skips the block", remedy)

@@ -142,10 +142,9 @@ class PrecisionController:
             self._record.count(self._meter)
         return self._record
 
-    def _start_meter(self, workload: Workload) -> CostMeter:
+    def _start_meter(self, workload: Workload) -> None:
         self._record.set_workload(workload)
         self._meter = CostMeter(workload, self._hardware, self.schedule.reference)
-        return self._meter
 
     def _count_batch(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if not model.training or self.precision is None:

@@ -120,8 +120,8 @@ class Dfq(ScheduleOptions):
     target: float = setting(3.0, "cp, the cost that is aimed at, in percent of float32", minimum=0, maximum=100)
     options: Any = setting(
         "paper",
-        "what a block chooses from: paper or code (of the network's family), paper_resnet, paper_mobilenet_v2, code_cifar, "
-        "code_imagenet, or a list of [activation, gradient] bits, as [[0,0],[3,6],[6,8]], where [0,0] skips the block",
+        "what a block chooses from: paper, code (of the network's family), paper_resnet, paper_mobilenet_v2, code_cifar, "
+        "code_imagenet, or [activation, gradient] bits, as [[0,0],[3,6]], where [0,0] skips",
     )
     weight_bits: Optional[int] = setting(
         None,
@@ -149,8 +149,8 @@ class Dfq(ScheduleOptions):
     )
     remask_gradient: bool = setting(
         False,
-        "also inside a candidate no gradient comes from samples that did not choose it (Eq. 1); false: batch norm and rounding "
-        "noise couple them, as in the code",
+        "no gradient inside a candidate from samples that did not choose it (Eq. 1); false: batch norm and rounding noise "
+        "couple them, as in the code",
     )
     beta: float = setting(1e-3, "weight of the cost term", minimum=0)
     cost_reduction: str = setting(

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from bitcycle.configuration import nearest_key, read_config, register_schemas
+from bitcycle.configuration import GROUPS, fields_below, nearest_key, read_config, register_schemas
 from bitcycle.errors import (
     EXIT_DATA_MISSING,
     EXIT_DONE,
@@ -46,24 +48,35 @@ def main(conf: Path) -> int:
     # Hydra would print errors in its own words and exit with 1; with this it raises them.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     exit_codes: list[int] = []
-    job = hydra.main(version_base="1.3", config_path=str(conf), config_name="config")(
-        lambda config: exit_codes.append(guarded(lambda: run(config)))
-    )
-    exit_codes.append(guarded(lambda: _call(job)))
+
+    def job(config: DictConfig) -> None:
+        exit_codes.append(guarded(lambda: run(config)))
+        if exit_codes[-1] == EXIT_INTERRUPTED:
+            raise _SweepStopped
+
+    launch = hydra.main(version_base="1.3", config_path=str(conf), config_name="config")(job)
+    with contextlib.suppress(_SweepStopped):
+        exit_codes.append(guarded(lambda: _call(launch)))
     return max(exit_codes, key=_severity)
 
 
-def _call(job: Callable[[], None]) -> int:
-    job()
+class _SweepStopped(BaseException):
+    """An interrupted run ends the sweep that it belongs to; Hydra lets only this kind through."""
+
+
+def _call(launch: Callable[[], None]) -> int:
+    launch()
     return EXIT_DONE
 
 
 def _severity(code: int) -> int:
-    return (EXIT_DONE, EXIT_INTERRUPTED, EXIT_FAILED, EXIT_DATA_MISSING, EXIT_WRONG_CONFIGURATION).index(code)
+    """Interrupted comes first: whoever runs the same command again learns of the other failures then."""
+    return (EXIT_DONE, EXIT_FAILED, EXIT_DATA_MISSING, EXIT_WRONG_CONFIGURATION, EXIT_INTERRUPTED).index(code)
 
 
 def run(config: DictConfig) -> int:
     """Run one composed configuration: validate, plan, then show the plan or execute it."""
+    refuse_renamed_options(HydraConfig.get().overrides.task)
     run_config = read_config(config)
     plan = make_plan(run_config)
     if run_config.dry_run == "json":
@@ -88,6 +101,13 @@ def guarded(action: Callable[[], int]) -> int:
         return _complain("wrong configuration", error, EXIT_WRONG_CONFIGURATION)
     except (HydraException, OmegaConfBaseException) as error:
         return _complain("wrong configuration", explain_hydra(error), EXIT_WRONG_CONFIGURATION)
+    except ValueError as error:
+        if "Config group override" not in str(error):  # Hydra's own check comes before its own kind of error
+            logger.exception("unexpected error; this is a bug of bitcycle or of a library")
+            return EXIT_FAILED
+        return _complain(
+            "wrong configuration", "a group is set to null; choose one of its options", EXIT_WRONG_CONFIGURATION
+        )
     except DataError as error:
         return _complain("data missing", error, EXIT_DATA_MISSING)
     except RunError as error:
@@ -106,6 +126,33 @@ def _complain(kind: str, message: object, code: int) -> int:
     return code
 
 
+_REFUSALS = (
+    (r"is not Optional", "cannot be null", "give a value, or leave {key} out"),
+    (r"could not be converted to (\w+)", "has the wrong type", "give a value of type {0}"),
+    (r"is not a ListConfig", "is not a list", "write {key}=[{value}]"),
+    (r"is not a subclass of (\w+)", "stands for several settings", "set one of them, as in {key}.name={value}"),
+)
+"""What OmegaConf says about a value of the wrong type, and what we say instead."""
+
+
+def unknown_setting(key: str) -> SettingError:
+    """What is wrong with a setting that the chosen options do not have, and where it would be known."""
+    group = key.split(".")[0]
+    owners = [name for name, kind in GROUPS.get(group, {}).items() if key in set(fields_below(kind, f"{group}."))]
+    if owners:
+        return SettingError(key, "...", f"the chosen {group} has no such setting", f"these have: {', '.join(owners)}")
+    return SettingError(key, "...", "nobody reads this setting", nearest_key(key))
+
+
+def refuse_renamed_options(overrides: Iterable[str]) -> None:
+    """Raise SettingError where the command line changes the name of a group's option instead of choosing another one."""
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        group, _, setting = key.partition(".")
+        if group in GROUPS and setting == "name":
+            raise SettingError(key, value, "would call one option by another's name", f"write {group}={value}")
+
+
 def explain_hydra(error: BaseException) -> str:
     """What Hydra or OmegaConf complains about, with a remedy instead of its advice to add unknown keys."""
     causes: list[BaseException] = []
@@ -120,14 +167,13 @@ def explain_hydra(error: BaseException) -> str:
     text = "\n".join(str(cause) for cause in causes)
     unknown = re.search(r"Could not override '([^']+)'", text)
     if unknown and "not in" in text:
-        return str(SettingError(unknown[1], "...", "nobody reads this setting", nearest_key(unknown[1])))
-    wrong_type = re.search(
-        r"Error merging override ([^=]+)=.*?Value '(.*?)' .*?could not be converted to (\w+)", text, re.DOTALL
-    )
-    if wrong_type:
-        return str(
-            SettingError(wrong_type[1], wrong_type[2], "has the wrong type", f"give a value of type {wrong_type[3]}")
-        )
+        return str(unknown_setting(unknown[1]))
+    refused = re.search(r"Error merging override \+*([^=]+)=([^\n]*)", text)
+    if refused:
+        key, value = refused.groups()
+        for words, problem, remedy in _REFUSALS:
+            if found := re.search(words, text):
+                return str(SettingError(key, value, problem, remedy.format(*found.groups(), key=key, value=value)))
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("  ")]
     return (
         "; ".join(dict.fromkeys(lines)) + ". Remedy: `python train.py --help` lists all groups, options and settings."

@@ -103,8 +103,12 @@ def read_config(config: DictConfig) -> RunConfig:
     except OmegaConfBaseException as error:
         raise SettingError(str(error.full_key or "configuration"), "?", str(error.msg), "correct this value") from error
     for group, kind in TYPES.items():
-        if not isinstance(getattr(run, group), kind):
-            raise SettingError(group, getattr(run, group), "is not one of its options", nearest("", GROUPS[group]))
+        options: Any = getattr(run, group)
+        if not isinstance(options, kind):
+            raise SettingError(group, options, "is not one of its options", nearest("", GROUPS[group]))
+        name: str = vars(options)["name"]
+        if name not in GROUPS[group]:
+            raise SettingError(f"{group}.name", name, "is not one of the options", nearest("", GROUPS[group]))
     return run
 
 
@@ -143,15 +147,16 @@ def all_keys() -> Iterator[str]:
         **{f"{group}.": set(options.values()) for group, options in GROUPS.items()},
     }.items():
         for kind in kinds:
-            yield from _fields_below(kind, group)
+            yield from fields_below(kind, group)
 
 
-def _fields_below(kind: type[Settings], prefix: str) -> Iterator[str]:
+def fields_below(kind: type[Settings], prefix: str) -> Iterator[str]:
+    """Every setting of a dataclass and of those inside it, by dotted name."""
     for field in dataclasses.fields(kind):
         yield f"{prefix}{field.name}"
         nested: Any = field.default_factory
         if isinstance(nested, type) and issubclass(nested, Settings):
-            yield from _fields_below(nested, f"{prefix}{field.name}.")
+            yield from fields_below(nested, f"{prefix}{field.name}.")
 
 
 def _declared_keys(node: DictConfig, prefix: str) -> Iterator[str]:

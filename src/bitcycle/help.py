@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bitcycle.configuration import GROUPS, RunConfig
-from bitcycle.settings import MISSING, Settings
+from bitcycle.settings import MISSING, Settings, default_of
 from bitcycle.training.options import TrainingOptions
 
 INTRODUCTION = """\
@@ -73,18 +73,15 @@ def first_comment(path: Path) -> str:
 
 def _settings(kind: type[Settings], prefix: str, only_plain: bool = False) -> Iterator[str]:
     for field in dataclasses.fields(kind):
-        default = _default(field)
+        default = default_of(field)
+        is_group_name = field.name == "name" and prefix.count(".") == 1  # chosen by GROUP=NAME
         if isinstance(default, Settings):
             if not (only_plain and field.name == "training"):
                 yield from _settings(type(default), f"{prefix}{field.name}.")
-        elif field.name != "name" and not (only_plain and field.name in GROUPS):
-            yield f"  {prefix}{field.name + '=' + _shown(default):<40} {field.metadata.get('help', '')}"
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
+        elif not is_group_name and not (only_plain and field.name in GROUPS):
+            choices = field.metadata.get("choices")
+            words = f" [{' | '.join(choices)}]" if choices else ""
+            yield f"  {prefix + field.name + '=' + _shown(default):<52} {field.metadata.get('help', '')}{words}"
 
 
 def _shown(value: Any) -> str:

@@ -24,7 +24,8 @@ class SettingError(ValueError):
         super().__init__(field, value, problem, remedy)
 
     def __str__(self) -> str:
-        return f"{self.field}={self.value}: {self.problem}. Remedy: {self.remedy}."
+        value = "null" if self.value is None else self.value
+        return f"{self.field}={value}: {self.problem}. Remedy: {self.remedy}."
 
     def within(self, group: str) -> SettingError:
         """The same error with its field named from the top of the configuration, `q_min` -> `schedule.q_min`."""
@@ -61,6 +62,13 @@ def setting(
     if isinstance(default, type):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """The default of a declared field; MISSING where it has none."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default if field.default is not dataclasses.MISSING else MISSING
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -121,7 +129,7 @@ def _check_type(field: dataclasses.Field[Any], value: Any, declared: Any) -> Non
     if isinstance(value, float) and not math.isfinite(value):
         raise SettingError(field.name, value, "is not a finite number", "use one")
     remedy = "give " + " or ".join(_WORDS.get(kind, f"a {kind.__name__}") for kind in kinds)
-    raise SettingError(field.name, "null" if value is None else value, "has the wrong type", remedy)
+    raise SettingError(field.name, value, "has the wrong type", remedy)
 
 
 def _is_of(value: Any, kind: Any) -> bool:

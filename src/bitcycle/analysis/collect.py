@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from bitcycle.training.checkpoint import write_atomically
-from bitcycle.training.run_folder import RunFolder, read_json
+from bitcycle.training.run_folder import RunFolder, read_object
 
 SUMMARY = Path("results/summary/runs.csv")
 RUNS = Path("results/runs")
@@ -35,7 +35,9 @@ def collect(root: Path, summary: Path) -> list[dict[str, Any]]:
     rows = {tuple(str(row[key]) for key in KEY): row for row in read_summary(summary)}
     for path in sorted(root.rglob("summary.json")):
         folder = RunFolder(path.parent)
-        if folder.state() == "done":
+        if folder.state() != "done" or not folder.config.exists():
+            print(f"left out, as it is not finished or not whole: {folder.path}", file=sys.stderr)
+        else:
             row = summary_row(folder)
             rows[tuple(str(row[key]) for key in KEY)] = row
     ordered = sorted(rows.values(), key=lambda row: [str(row[name]) for name in COLUMNS[:9]])
@@ -54,7 +56,7 @@ def read_summary(summary: Path) -> list[dict[str, Any]]:
 
 def summary_row(folder: RunFolder) -> dict[str, Any]:
     """One finished run as a row of `COLUMNS`."""
-    summary, environment = read_json(folder.summary), read_json(folder.environment) or {}
+    summary, environment = folder.read_summary(), read_object(folder.environment)
     config: Any = OmegaConf.to_container(OmegaConf.load(folder.config))
     schedule, hardware, cost = config["schedule"], config["hardware"], summary["cost"]
     values = {

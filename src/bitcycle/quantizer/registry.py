@@ -79,6 +79,12 @@ def quantize(
 ) -> Tensor:
     """Quantize one tensor as a layer would: an activation or gradient of a batch in training, or a weight.
 
+    With SBM and b bits:  y = D round((x - low) / D) + low,  D = (high - low) / (2^b - 1),  its range [low, high] that of the
+    tensor (activations: of the batch), of each output channel (weights), or of the tensor with stochastic rounding (gradients).
+
+    >>> quantize(torch.tensor([0.0, 0.2, 0.45, 1.0]), bits=2)
+    tensor([0.0000, 0.3333, 0.3333, 1.0000])
+
     Args:
         x: float tensor; a weight has its output channels in dimension 0, activations and gradients their samples.
         bits: bits that the quantizer offers, 1 to 31 with SBM; 32 (or 0) returns x.

@@ -50,7 +50,9 @@ class Deficit(ScheduleOptions):
         if self.start > self.end:
             raise SettingError("start", self.start, f"is after end={self.end}", "choose start <= end")
         if self.unit == "fraction" and self.end > 1:
-            raise SettingError("end", self.end, "a fraction of the run is at most 1", "or set unit to step or epoch")
+            raise SettingError(
+                "end", self.end, "a fraction of the run is at most 1", "use 0 to 1, or set unit to step or epoch"
+            )
 
     def check_length(self, length: RunLength) -> None:
         if self.unit == "epoch" and length.steps_per_epoch is None:

@@ -68,7 +68,6 @@ class CheckpointFolder:
         Raises:
             RunError: if it cannot be written; the checkpoints that were there are still there.
         """
-
         fresh = self.last.with_name("next.pt")
         self._write(fresh, state)
         if self.last.exists():
@@ -124,11 +123,15 @@ class CheckpointFolder:
             if path not in wanted:
                 path.unlink(missing_ok=True)
 
-    def load(self, device: torch.device) -> dict[str, Any] | None:
+    def load(self, device: torch.device, run: dict[str, Any] | None = None) -> dict[str, Any] | None:
         """The newest readable checkpoint, or None if there is none at all.
 
+        Args:
+            device: where its tensors go.
+            run: what the checkpoint must say of its run; None accepts any.
+
         Raises:
-            RunError: if there are checkpoints and none of them can be read.
+            RunError: if there are checkpoints and none of them can be used.
         """
         problems = []
         for path in (self.last, self.previous):
@@ -140,10 +143,13 @@ class CheckpointFolder:
                 logger.warning("the checkpoint %s is damaged and passed over (%s)", path, problem)
                 continue
             state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-            return state
+            if run is None or state.get("run") == run:
+                return state
+            problems.append(f"{path.name}: belongs to the run {state.get('run')}, not to {run}")
+            logger.warning("the checkpoint %s belongs to another run and is passed over", path)
         if problems:
             raise RunError(
-                f"no readable checkpoint in {self.last.parent} ({'; '.join(problems)}). Delete that folder to start anew."
+                f"no usable checkpoint in {self.last.parent} ({'; '.join(problems)}). Delete that folder to start anew."
             )
         return None
 

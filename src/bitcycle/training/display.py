@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -32,6 +34,12 @@ def set_up_console() -> None:
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
+    warnings.showwarning = _show_warning
+
+
+def _show_warning(message: Warning | str, *place: Any, **more: Any) -> None:
+    """A warning as a line of the log, without the place in the code that tells users nothing."""
+    logger.warning("%s", message)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bitcycle.configuration import RunConfig
-from bitcycle.settings import MISSING, Settings
+from bitcycle.settings import Settings, default_of
 
 
 def result_settings(settings: Settings, prefix: str = "") -> dict[str, Any]:
@@ -25,15 +25,9 @@ def result_settings(settings: Settings, prefix: str = "") -> dict[str, Any]:
             continue
         if isinstance(value, Settings):
             found |= result_settings(value, f"{prefix}{field.name}.")
-        elif field.name == "name" or value != _default(field):  # names tell the options' classes apart
+        elif field.name == "name" or value != default_of(field):  # names tell the options' classes apart
             found[prefix + field.name] = value
     return found
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default if field.default is not dataclasses.MISSING else MISSING
 
 
 def run_hash(config: RunConfig) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -19,7 +21,17 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.received: str | None = None
+        self._is_held = False
         self._previous: dict[signal.Signals, Any] = {}
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let nothing stop what is done inside, as saving a checkpoint."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
 
     def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():
@@ -33,6 +45,6 @@ class StopSignal:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None and number == signal.SIGINT:
+        if self.received is not None and number == signal.SIGINT and not self._is_held:
             raise KeyboardInterrupt
         self.received = signal.Signals(number).name

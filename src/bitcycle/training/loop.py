@@ -33,11 +33,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Best:
-    """The best evaluation of the current phase so far, the cost up to it, and the values of all its evaluations."""
+    """The best evaluation of the current phase, cost and samples by precision up to it, and the values of all its evaluations."""
 
     value: float | None = None
     step: int = 0
     cost: dict[str, Any] = field(default_factory=dict)
+    samples: dict[str, int] = field(default_factory=dict)
     history: list[float] = field(default_factory=list)
     at_q_max: list[float] = field(default_factory=list)
     validation: list[float] = field(default_factory=list)
@@ -126,7 +127,8 @@ class Trainer:
             now = time.monotonic()
             if stop.received or now - saved >= self.options.checkpoint_seconds or self.step == self.total_steps:
                 self.elapsed, started = self.elapsed + now - started, now
-                self.save()
+                with stop.held():
+                    self.save()
                 saved = time.monotonic()
             if stop.received and self.step < self.total_steps:
                 raise Interrupted(f"received {stop.received} after step {self.step}")
@@ -171,6 +173,7 @@ class Trainer:
 
     def log_training(self, bar: ProgressBar) -> None:
         """Write mean loss and accuracy since the last time."""
+        self.check_finite()
         loss, accuracy = self.logged.take()
         precision = self.controller.precision
         rate = self.optimizer.param_groups[0]["lr"]
@@ -178,14 +181,23 @@ class Trainer:
             "train", self.step, loss=loss, accuracy=100 * accuracy, learning_rate=rate, precision=precision
         )
         bar.update(self.step, f"bits {'/'.join(map(str, precision or ()))}  loss {loss:.3f}")
-        if not math.isfinite(loss):
+
+    def check_finite(self) -> None:
+        """Stop a run that has diverged, before it is evaluated or saved.
+
+        Raises:
+            RunError: if the loss of a step since the last record is not finite.
+        """
+        total = float(self.logged.sums[0])
+        if not math.isfinite(total):
             raise RunError(
-                f"the loss is {loss} at step {self.step}: training diverged. Lower training.learning_rate.initial, or raise "
+                f"the loss is {total} by step {self.step}: training diverged. Lower training.learning_rate.initial, or raise "
                 "schedule.q_min or the gradient's bits."
             )
 
     def evaluate(self, bar: ProgressBar) -> None:
         """Evaluate at the chosen precision and, where that is another one, at q_max; remember the best."""
+        self.check_finite()
         current, highest = self.controller.precision, self.controller.schedule.reference
         assert current is not None, "a step has been trained"
         chosen = {"last": current, "max": highest, "float": Precision(FLOAT, FLOAT, FLOAT)}[
@@ -204,6 +216,7 @@ class Trainer:
         )
         if better:
             self.best.value, self.best.step, self.best.cost = value, self.step, cost
+            self.best.samples = self.controller.meter.state_dict()
         self.phases.note(final=value, best=self.best.value, best_step=self.best.step)
         at_highest = {f"{self.task.metric}_at_q_max": at_q_max}
         held_out = self.consider(validation)
@@ -234,8 +247,10 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint and the status."""
+        self.check_finite()
         self.timing.write({"step": self.step, "seconds": self.elapsed})
         state = {
+            "run": self.identity(),
             "step": self.step,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -254,6 +269,10 @@ class Trainer:
         self.phases.clean_up(finished=self.step == self.total_steps)
         self.folder.write_status("running", self.step, self.total_steps)
 
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint must say of its run to be one of this run."""
+        return {"folder": self.folder.path.parent.name, "seed": self.seed, "total_steps": self.total_steps}
+
     def resume(self, state: dict[str, Any]) -> None:
         """Continue from what `save` wrote."""
         self.step = state["step"]
@@ -262,10 +281,7 @@ class Trainer:
         self.controller.schedule.load_state_dict(state["schedule"])
         self.controller.meter.load_state_dict(state["cost"])
         self.best = Best(**state["best"])
-        if "phases" in state:  # not in checkpoints of runs that began before there were phases
-            self.phases.load_state_dict(state["phases"])
-        else:
-            self.phases.index = 0
+        self.phases.load_state_dict(state["phases"])
         self.logged.load_state_dict(state["logged"])
         self.observed.load_state_dict(state["observed"])
         self.elapsed, self.evaluating = state["elapsed"], state["evaluating"]

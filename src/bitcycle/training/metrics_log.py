@@ -25,8 +25,19 @@ class JsonLines:
     """An append-only file of JSON objects, one a line, that can be cut back to where a checkpoint was taken."""
 
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
+        """Open the file and cut it back to `keep_bytes`.
+
+        Raises:
+            RunError: if it is shorter than that, as when somebody has edited or deleted it.
+        """
         path.touch()
-        os.truncate(path, min(keep_bytes, path.stat().st_size))
+        size = path.stat().st_size
+        if size < keep_bytes:
+            raise RunError(
+                f"{path} holds {size} bytes, but {keep_bytes} were written before the checkpoint: it has been cut or deleted. "
+                f"Put it back, or delete the folder {path.parent} to start anew."
+            )
+        os.truncate(path, keep_bytes)
         self.stream = open(path, "ab")
 
     def write(self, record: dict[str, Any]) -> None:

@@ -47,8 +47,10 @@ class TrainingOptions(Settings):
 
     def validate(self) -> None:
         if (self.steps is None) == (self.epochs is None):
-            problem = f"and epochs={self.epochs}: the length of the run is given {'twice' if self.steps else 'nowhere'}"
-            raise SettingError("steps", self.steps, problem, "set one of the two and the other to null")
+            problem = f"the length of the run is given {'twice, also by epochs' if self.steps else 'neither here nor by epochs'}"
+            raise SettingError(
+                "steps", self.steps, problem, "set one of training.steps and training.epochs to null, not both"
+            )
 
     def total_steps(self, train_samples: int) -> int:
         """Length of the run in optimizer steps, on so many training samples."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from bitcycle.configuration import RunConfig
-from bitcycle.dataset import DatasetInfo, batch_length, steps_per_epoch
+from bitcycle.dataset import DatasetInfo, steps_per_epoch
 from bitcycle.hardware import Cost, Workload, trace
 from bitcycle.layer import LayerRule, conversion_plan, quantize_model
 from bitcycle.model import build_seeded
@@ -45,8 +46,12 @@ class Plan:
 
     def samples(self, first: int, steps: int) -> int:
         """Training samples of `steps` steps from step `first` on, the smaller last batch of each epoch included."""
-        lengths = (batch_length(step, self.info.train_samples, self.batch_size) for step in range(first, first + steps))
-        return sum(lengths)
+        return self._samples_before(first + steps) - self._samples_before(first)
+
+    def _samples_before(self, step: int) -> int:
+        samples = self.info.train_samples
+        epochs, position = divmod(step, steps_per_epoch(samples, self.batch_size))
+        return epochs * samples + position * self.batch_size
 
     def histogram(self) -> Counter[Precision]:
         """Training samples of the whole run at each precision, where that is known beforehand."""
@@ -60,6 +65,10 @@ class Plan:
     def cost(self) -> Cost | None:
         """What the whole run will cost; None for a schedule that reacts to the training."""
         return self._cost_of(self.histogram()) if self.schedule.fixed else None
+
+    def counting(self) -> dict[str, Any]:
+        """How cost is counted: the settings of the hardware group as plain values."""
+        return dataclasses.asdict(self.config.hardware)
 
     def cost_at(self, precision: Precision) -> Cost:
         """What the whole run would cost if every step had `precision`."""

@@ -15,6 +15,7 @@ from torch import nn
 
 from bitcycle.configuration import to_plain
 from bitcycle.errors import RunError
+from bitcycle.hardware import CostMeter
 from bitcycle.layer import PrecisionController
 from bitcycle.quantizer import NoQuantizer, compiler_works
 from bitcycle.task import Classification
@@ -26,7 +27,7 @@ from bitcycle.training.interruption import Interrupted, StopSignal
 from bitcycle.training.loop import Best, Trainer
 from bitcycle.training.metrics_log import JsonLines, MetricsLog, Sink, TensorBoardSink, WandbSink
 from bitcycle.training.plan import Plan
-from bitcycle.training.run_folder import read_json, write_json
+from bitcycle.training.run_folder import RunFolder, read_object, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +48,11 @@ def execute(plan: Plan) -> dict[str, Any]:
         RunError: if the run fails; status.json says why.
     """
     folder = plan.folder
-    folder.path.mkdir(parents=True, exist_ok=True)
+    if folder.state() == "done":
+        return _finished(plan)
     with folder.lock(), log_to_file(folder.log):
-        if folder.state() == "done":
-            logger.info("already done: %s", folder.path)
-            summary: dict[str, Any] = read_json(folder.summary)
-            return summary
+        if folder.state() == "done":  # by another process, a moment ago
+            return _finished(plan)
         try:
             return _train(plan)
         except Interrupted as stop:
@@ -61,6 +61,19 @@ def execute(plan: Plan) -> dict[str, Any]:
         except Exception as error:
             _record_failure(plan, error)
             raise
+
+
+def _finished(plan: Plan) -> dict[str, Any]:
+    """The summary of a run that is done, its cost counted as this configuration asks for."""
+    logger.info("already done: %s", plan.folder.path)
+    summary = plan.folder.read_summary()
+    if summary["counting"] == plan.counting():
+        return summary
+    for part in ("total", "to_best"):
+        meter = CostMeter(plan.workload, plan.config.hardware, plan.schedule.reference)
+        meter.load_state_dict(summary["samples"][part])
+        summary["cost"][part] = meter.cost().summary()
+    return summary
 
 
 def _record_failure(plan: Plan, error: Exception) -> None:
@@ -76,14 +89,16 @@ def _train(plan: Plan) -> dict[str, Any]:
     config, folder = plan.config, plan.folder
     device = set_up_torch(plan)
     trainer = build_trainer(plan, device)
-    state = folder.checkpoint.load(device)
+    state = folder.checkpoint.load(device, trainer.identity())
+    environment = describe_environment(device)
     if state is not None:
-        trainer.resume(state)
+        _resume(trainer, state, folder)
+        _warn_of_other_machine(read_object(folder.environment), environment)
         logger.info("resuming after step %d of %d: %s", trainer.step, plan.total_steps, folder.path)
     else:
         logger.info("new run of %d steps: %s", plan.total_steps, folder.path)
     write_config(plan)
-    write_json(folder.environment, describe_environment(device))
+    write_json(folder.environment, environment)
     folder.write_status("running", trainer.step, plan.total_steps)
     metrics = MetricsLog(folder.metrics, trainer.metrics_bytes, make_sinks(plan))
     timing = JsonLines(folder.timing, trainer.timing_bytes)
@@ -91,7 +106,7 @@ def _train(plan: Plan) -> dict[str, Any]:
     started = time.monotonic()
     try:
         with StopSignal() as stop:
-            trainer.train(metrics, timing, bar, stop)
+            _train_until_stopped(trainer, metrics, timing, bar, stop)
     finally:
         bar.close()
         metrics.close()
@@ -101,6 +116,46 @@ def _train(plan: Plan) -> dict[str, Any]:
     write_json(folder.summary, summary)
     folder.write_status("done", plan.total_steps, plan.total_steps)
     return summary
+
+
+def _train_until_stopped(
+    trainer: Trainer, metrics: MetricsLog, timing: JsonLines, bar: ProgressBar, stop: StopSignal
+) -> None:
+    """Train; what PyTorch reports when a signal or a batch cannot be taken is said in words of ours."""
+    try:
+        trainer.train(metrics, timing, bar, stop)
+    except RuntimeError as error:
+        if stop.received and type(error) is RuntimeError:  # the signal has also ended the processes that decode images
+            raise Interrupted(f"received {stop.received}; the last checkpoint is kept") from error
+        raise
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise RunError(
+            f"step {trainer.step} has a batch of one sample, which batch normalisation cannot take: choose "
+            "training.batch_size or dataset.train_samples so that the last batch of an epoch is larger"
+        ) from error
+
+
+def _resume(trainer: Trainer, state: dict[str, Any], folder: RunFolder) -> None:
+    try:
+        trainer.resume(state)
+    except (RuntimeError, KeyError, ValueError, TypeError) as error:
+        raise RunError(
+            f"the checkpoint in {folder.path} was written by another version of this code and does not fit "
+            f"({type(error).__name__}: {str(error).splitlines()[0]}). Finish the run with that version, or delete the folder."
+        ) from error
+
+
+def _warn_of_other_machine(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Say where a resumed run may differ in its last digits from an undisturbed one."""
+    for what in ("threads", "device", "processor"):
+        if what in before and before[what] != now[what]:
+            advice = "; set training.threads" if what == "threads" else ""
+            logger.warning(
+                "resumed with another %s (%s, before %s): the last digits of sums may differ%s",
+                *(what, now[what], before[what], advice),
+            )
 
 
 def set_up_torch(plan: Plan) -> torch.device:
@@ -203,6 +258,8 @@ def summarise(plan: Plan, trainer: Trainer) -> dict[str, Any]:
         "at_q_max": {"final": best.at_q_max[-1], "best": choose(best.at_q_max)},
         **found,
         "cost": {"total": trainer.controller.cost().summary(), "to_best": best.cost},
+        "samples": {"total": trainer.controller.meter.state_dict(), "to_best": best.samples},
+        "counting": plan.counting(),
         "scale": plan.config.scale,
         "model": plan.config.model.name,
         "dataset": plan.config.dataset.name,

@@ -45,13 +45,28 @@ class RunFolder:
 
     def state(self) -> str:
         """new, resumable or done."""
-        if self.read_status().get("state") == "done" and self.summary.exists():
+        if self.read_status().get("state") == "done" and self.read_summary():
             return "done"
         return "resumable" if self.checkpoint.exists() else "new"
 
     def read_status(self) -> dict[str, Any]:
         """The content of status.json; empty if there is none or it cannot be read."""
-        return read_json(self.status) or {}
+        return read_object(self.status)
+
+    def read_summary(self) -> dict[str, Any]:
+        """The content of summary.json; empty if there is none or it cannot be read."""
+        return read_object(self.summary)
+
+    def is_in_use(self) -> bool:
+        """Whether a process trains this run now."""
+        try:
+            with open(self.path / ".lock", "rb") as stream:
+                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
 
     def write_status(self, state: str, step: int, total_steps: int, reason: str | None = None) -> None:
         """Write status.json: the state, how far the run is, and its last sign of life."""
@@ -71,13 +86,17 @@ class RunFolder:
         """Hold the folder for this process.
 
         Raises:
-            RunError: if another process is training this run.
+            RunError: if another process is training this run, or the folder cannot be written.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / ".lock", "a") as stream:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = open(self.path / ".lock", "a")
+        except OSError as error:
+            raise RunError(f"cannot write to {self.path}: {error}. Point results_root at a folder of yours.") from error
+        with lock as stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+            except BlockingIOError as error:
                 status = self.read_status()
                 raise RunError(
                     f"another process trains this run: pid {status.get('pid')} on {status.get('host')}, {self.path}. Wait for it."
@@ -94,16 +113,29 @@ def read_json(path: Path) -> Any:
     """The content of a JSON file, or None if it is missing or damaged."""
     try:
         return json.loads(path.read_text())
-    except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
+    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError, UnicodeDecodeError):
         return None
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The content of a JSON file that holds an object; empty if it is missing, damaged, or holds something else."""
+    value = read_json(path)
+    return value if isinstance(value, dict) else {}
+
+
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSON-lines file; a last line that was torn by a crash is left out."""
+    """The records of a JSON-lines file; a last line that was torn by a crash is left out.
+
+    Raises:
+        RunError: if another line is no JSON object.
+    """
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")
-    torn = lines.pop()  # what follows the last newline: nothing, or a line that was never finished
-    records = [json.loads(line) for line in lines if line.strip()]
-    del torn
+    *lines, _ = path.read_bytes().split(b"\n")  # after the last newline: nothing, or a line that was never finished
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(dict(json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise RunError(f"line {number} of {path} is damaged ({error}); put the file back as it was") from error
     return records

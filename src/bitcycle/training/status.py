@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bitcycle.training.run_folder import RunFolder, read_json
+from bitcycle.training.run_folder import RunFolder
 
 DEFAULT_ROOT = Path("results/runs")
 
@@ -18,8 +18,10 @@ def status_table(root: Path) -> Table:
     table = Table("run", "state", "step", "last sign of life", "result", title=f"runs in {root}")
     for status_file in sorted(root.rglob("status.json")):
         folder = RunFolder(status_file.parent)
-        status, summary = folder.read_status(), read_json(folder.summary)
+        status, summary = folder.read_status(), folder.read_summary()
         state = str(status.get("state", "unreadable"))
+        if state == "running" and not folder.is_in_use():
+            state = "stopped"
         result = (
             f"{summary['metric']} {summary['final']:.2f}" if state == "done" and summary else status.get("reason") or ""
         )

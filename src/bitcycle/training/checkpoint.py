@@ -68,7 +68,6 @@ class CheckpointFolder:
         Raises:
             RunError: if it cannot be written; the checkpoints that were there are still there.
         """
-
         fresh = self.last.with_name("next.pt")
         self._write(fresh, state)
         if self.last.exists():

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Best:
-    """The best evaluation of the phase so far, cost and samples by precision up to it, and the values of all its evaluations."""
+    """The best evaluation of the current phase, cost and samples by precision up to it, and the values of all its evaluations."""
 
     value: float | None = None
     step: int = 0
@@ -321,15 +321,12 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.controller.schedule.load_state_dict(state["schedule"])
         self.controller.meter.load_state_dict(state["cost"])
-        self.controller.record.load_state_dict(state.get("gates", {"tallies": []}))  # older checkpoints have none
+        self.controller.record.load_state_dict(state["gates"])
         self.best = Best(**state["best"])
-        if "phases" in state:  # not in checkpoints of runs that began before there were phases
-            self.phases.load_state_dict(state["phases"])
-        else:
-            self.phases.index = 0
+        self.phases.load_state_dict(state["phases"])
         self.logged.load_state_dict(state["logged"])
         self.observed.load_state_dict(state["observed"])
-        self.average.load_state_dict(state.get("average", self.average.state_dict()))
+        self.average.load_state_dict(state["average"])
         self.elapsed, self.evaluating = state["elapsed"], state["evaluating"]
         self.metrics_bytes, self.timing_bytes = state["metrics_bytes"], state["timing_bytes"]
         if self.controller.schedule.finished:

@@ -141,7 +141,7 @@ def test_lengths_of_the_papers_run_and_of_shorter_ones():
         (
             "RTH",
             {"q_min": "auto", "total_steps": 5, "cycles": 2},
-            r"range_test.level_steps=None: .*use 6 steps or more",
+            r"range_test.level_steps=null: .*use 6 steps or more",
         ),
     ],
 )

@@ -58,7 +58,7 @@ class PrecisionController:
         self._meter: CostMeter | None = None
         self._is_told = False
         self._told: list[tuple[Precision, int]] = []
-        if not self.states and schedule.reference.weight < FLOAT:
+        if not self.states and schedule.lowest.weight < FLOAT:
             warnings.warn("no layer of the model is quantized: call quantize_model first", stacklevel=2)
         if workload is not None:
             self._start_meter(workload)

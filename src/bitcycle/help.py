@@ -79,9 +79,9 @@ def _settings(kind: type[Settings], prefix: str, only_plain: bool = False) -> It
             if not (only_plain and field.name == "training"):
                 yield from _settings(type(default), f"{prefix}{field.name}.")
         elif not is_group_name and not (only_plain and field.name in GROUPS):
-            choices = field.metadata.get("choices")
-            words = f" [{' | '.join(choices)}]" if choices else ""
-            yield f"  {prefix + field.name + '=' + _shown(default):<52} {field.metadata.get('help', '')}{words}"
+            text, choices = field.metadata.get("help", ""), field.metadata.get("choices") or ()
+            words = "" if all(word in text for word in choices) else f" [{' | '.join(choices)}]"
+            yield f"  {prefix + field.name + '=' + _shown(default):<52} {text}{words}"
 
 
 def _shown(value: Any) -> str:

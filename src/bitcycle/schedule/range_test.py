@@ -28,8 +28,8 @@ SHORT_RUN = 16
 def check_q_min(value: object) -> None:
     """Raise SettingError for a q_min that is neither a whole number nor the word auto."""
     if value != AUTO and type(value) is not int:
-        shown = "null" if value is None else value
-        raise SettingError("q_min", shown, "has the wrong type", f"give a whole number (type Integer), or {AUTO}")
+        shown, problem = ("null", "cannot be null") if value is None else (value, "has the wrong type")
+        raise SettingError("q_min", shown, problem, f"give a whole number (type Integer), or {AUTO}")
 
 
 @dataclass

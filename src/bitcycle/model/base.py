@@ -31,8 +31,8 @@ class ModelOptions(Settings):
     )
     initial_classifier: str = setting(
         "fitting",
-        "the classifier of initial_weights: fitting (taken unless it has another number of classes), random (never taken, for"
-        " other classes), or refused (where it has another number of classes)",
+        "the classifier of initial_weights: fitting (taken if it has as many classes), random (not taken), refused (if it"
+        " has not as many)",
         choices=("fitting", "random", "refused"),
     )
 

@@ -12,7 +12,7 @@ from typing import Any, Optional
 from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions
 from bitcycle.schedule.precision import Precision
 from bitcycle.schedule.profile import PROFILES, growth_profile
-from bitcycle.schedule.range_test import AUTO, FirstRangeTest, RangeTest, RangeTestRule, UndecidedSchedule
+from bitcycle.schedule.range_test import AUTO, FirstRangeTest, RangeTest, RangeTestRule, UndecidedSchedule, check_q_min
 from bitcycle.settings import MISSING, SettingError, setting
 
 FORMS = ("repeated", "vertical", "horizontal", "within", "annealing")
@@ -66,9 +66,7 @@ class Cyclic(ScheduleOptions):
     range_test: FirstRangeTest = setting(FirstRangeTest, "the range test that runs first where q_min=auto")
 
     def validate(self) -> None:
-        if self.q_min != AUTO and type(self.q_min) is not int:
-            remedy = f"give a whole number (type Integer), or {AUTO}"
-            raise SettingError("q_min", self.q_min, "has the wrong type", remedy)
+        check_q_min(self.q_min)
         if self.q_min != AUTO:
             super().validate()
         elif self.range_test.start >= self.q_max:

@@ -25,6 +25,13 @@ SHORT_RUN = 16
 """A precision lasts at most this part of a run, so that shorter runs have a shorter test."""
 
 
+def check_q_min(value: object) -> None:
+    """Raise SettingError for a q_min that is neither a whole number nor the word auto."""
+    if value != AUTO and type(value) is not int:
+        shown, problem = ("null", "cannot be null") if value is None else (value, "has the wrong type")
+        raise SettingError("q_min", shown, problem, f"give a whole number (type Integer), or {AUTO}")
+
+
 @dataclass
 class RangeTestRule(Settings):
     """How long each precision is tried, and what counts as getting somewhere."""

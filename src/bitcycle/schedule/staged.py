@@ -10,6 +10,7 @@ from typing import Any, Optional
 from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions
 from bitcycle.schedule.plateau import PlateauIndicator
 from bitcycle.schedule.precision import Precision, effective
+from bitcycle.schedule.range_test import check_q_min
 from bitcycle.settings import SettingError, setting
 
 
@@ -36,6 +37,7 @@ class Staged(ScheduleOptions):
     )
 
     def validate(self) -> None:
+        check_q_min(self.q_min)
         _check_stages(self.stages, self.gradient_stages)
         if self.boundaries is not None:
             if len(self.boundaries) != len(self.stages) - 1:
@@ -117,6 +119,7 @@ class Pfq(Plateau):
     gradient_stages: list[int] = setting([6, 6, 8, 8], "gradient bits of the stages", minimum=1, maximum=32)
 
     def validate(self) -> None:
+        check_q_min(self.q_min)
         _check_stages(self.stages, self.gradient_stages)
 
     @property

@@ -7,6 +7,7 @@ from typing import Any, Optional
 
 from bitcycle.schedule.base import RunLength, ScheduleOptions
 from bitcycle.schedule.precision import Precision
+from bitcycle.schedule.range_test import check_q_min
 from bitcycle.settings import SettingError, setting
 
 
@@ -21,6 +22,7 @@ class Static(ScheduleOptions):
 
     def validate(self) -> None:
         """q_min is not used, hence not compared with q_max."""
+        check_q_min(self.q_min)
 
     @property
     def reference(self) -> Precision:

@@ -32,7 +32,7 @@ class Crash(BaseException):
 def result(folder: RunFolder):
     """Everything about a finished run that must not depend on interruptions."""
     state = folder.checkpoint.load(CPU)
-    state = {key: value for key, value in state.items() if key not in ("run", "elapsed", "evaluating", "timing_bytes")}
+    state = {key: value for key, value in state.items() if key not in ("elapsed", "evaluating", "timing_bytes")}
     summary = {key: value for key, value in read_json(folder.summary).items() if key not in UNTIMED}
     told = state["phases"].pop("records"), state.pop("run")  # words, which assert_close does not compare
     return folder.metrics.read_bytes(), (summary, told), state

@@ -146,7 +146,7 @@ class Plan:
         return {
             "first_step": phase.start,
             "steps": phase.steps,
-            "precision": list(self.schedule(phase.start)),
+            "precision": list(self.schedule(phase.start)) if self.schedule.preliminary is None else None,
             "learning_rate": first if phase.rate_ratio is None else None,
             "start_from": phase.start_from,
             "evaluations": -(-phase.end // interval) - phase.start // interval,

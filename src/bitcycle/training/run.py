@@ -268,10 +268,8 @@ def summarise(plan: Plan, trainer: Trainer) -> dict[str, Any]:
     last = best.history[-MEAN_OF_LAST:]
     choose = max if trainer.task.higher_is_better else min
     found = {**plan.found, **plan.schedule.result}
-    if best.validation:
-        found["validation"] = best_by_validation(best, choose)
-    if trainer.phases.several:
-        found["phases"] = trainer.phases.records
+    validation = {"validation": best_by_validation(best, choose)} if best.validation else {}
+    phases = {"phases": trainer.phases.records} if trainer.phases.several else {}
     return {
         "metric": metric,
         "final": best.history[-1],
@@ -279,7 +277,8 @@ def summarise(plan: Plan, trainer: Trainer) -> dict[str, Any]:
         "best_step": best.step,
         "mean_of_last": {"mean": sum(last) / len(last), "evaluations": len(last)},
         "at_q_max": {"final": best.at_q_max[-1], "best": choose(best.at_q_max)},
-        **found,
+        **validation,
+        **phases,
         "cost": {"total": trainer.controller.cost().summary(), "to_best": best.cost},
         "samples": {"total": trainer.controller.meter.state_dict(), "to_best": best.samples},
         "counting": plan.counting(),

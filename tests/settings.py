@@ -40,8 +40,8 @@ QUANTIZER_SCHEDULES: dict[str, list[str]] = {
 }
 """Quantizer -> a schedule within the bits that it offers; CR for the others."""
 
-WEIGHTS = "WEIGHTS"
-"""Stands for a file with weights of another run, which the test makes."""
+WEIGHTS, IMAGES = "WEIGHTS", "IMAGES"
+"""Stand for a file with weights of another run and for a folder of images, which the test makes."""
 
 RESUME: dict[str, list[str]] = {
     **{f"schedule={name}": [f"schedule={name}", *OPTIONS.get(name, [])] for name in SCHEDULES},
@@ -92,6 +92,11 @@ RESUME: dict[str, list[str]] = {
         *("training.weight_averaging.start=0.3", "training.weight_averaging.every=0.1"),
     ],
     "initial weights": ["schedule=CR", "dataset.part=second_samples", f"model.initial_weights={WEIGHTS}"],
-    "streamed images": ["dataset.crop_padding=2", "dataset.flip=true", "schedule=ER"],
+    "augmentation": ["dataset.crop_padding=2", "dataset.flip=true", "schedule=ER"],
+    "streamed images": [
+        *("dataset=image_folder", f"dataset.path={IMAGES}", "dataset.memory_gib=0", "dataset.random_crop=true"),
+        *("dataset.train_samples=40", "dataset.test_samples=8", "training.batch_size=8", "dataset.workers=0"),
+        *("schedule=ER", "schedule.cycles=2"),
+    ],
 }
 """Name of the case -> overrides of a smoke run on the digits."""

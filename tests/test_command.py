@@ -279,6 +279,7 @@ def test_wandb_is_offline_by_default_and_optional(command, tmp_path):
     assert code == 0, err
     folder = Path(out.splitlines()[-1].removeprefix("run folder: "))
     assert list(folder.glob("wandb/offline-run-*"))
+    assert configure().logging.wandb == "disabled"  # nothing is written beside metrics.jsonl unless asked
 
 
 def test_multirun_goes_through_every_combination_and_reports_the_worst_code(command, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -19,7 +20,8 @@ from bitcycle.training.loop import Trainer
 from bitcycle.training.run import execute
 from bitcycle.training.run_folder import RunFolder, read_json, read_records
 from tests.conftest import ROOT, run_train, train_command
-from tests.settings import RESUME, WEIGHTS
+from tests.settings import IMAGES, RESUME, WEIGHTS
+from tests.test_dataset import write_folders
 
 CPU = torch.device("cpu")
 UNTIMED = ("seconds", "evaluation_seconds", "steps_per_second", "finished")
@@ -61,7 +63,10 @@ def crash_at(monkeypatch, crash_step: int, checkpoint_step: int) -> None:
 def test_a_crash_leaves_no_trace(case, digits, monkeypatch, tmp_path):
     weights = tmp_path / "weights.pt"
     torch.save(digits("quantizer=none", "seed=1").build_model().state_dict(), weights)
-    overrides = [*(part.replace(WEIGHTS, str(weights)) for part in RESUME[case]), "training.checkpoint_seconds=0"]
+    write_folders(tmp_path / "images", {"cat": 30, "dog": 30}, size=(9, 9))
+    made = {WEIGHTS: str(weights), IMAGES: str(tmp_path / "images")}
+    overrides = [re.sub("|".join(made), lambda name: made[name[0]], part) for part in RESUME[case]]
+    overrides.append("training.checkpoint_seconds=0")
     undisturbed, disturbed = (
         digits(*overrides, f"results_root={tmp_path}/{name}") for name in ("undisturbed", "disturbed")
     )

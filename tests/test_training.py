@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from bitcycle.errors import RunError
+from bitcycle.quantizer import compiler_works
 from bitcycle.schedule import Precision
 from bitcycle.training.checkpoint import write_atomically
 from bitcycle.training.loop import Trainer
@@ -133,6 +134,8 @@ def test_epochs_and_steps_are_two_ways_to_say_the_same(digits):
 
 def test_automatic_compilation_weighs_the_length_of_the_run(digits):
     assert not wants_compilation(digits(), CPU)
+    assert wants_compilation(digits("training.steps=1000000"), CPU) == compiler_works("cpu")
+    assert wants_compilation(digits("training.compile=true"), CPU) == compiler_works("cpu")
     assert not wants_compilation(digits("training.steps=1000000", "training.compile=false"), CPU)
     assert not wants_compilation(digits("training.steps=1000000", "quantizer=none"), CPU)
 

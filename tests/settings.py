@@ -86,6 +86,11 @@ RESUME: dict[str, list[str]] = {
     "optimizer=adam": ["training.optimizer.name=adam", "training.learning_rate.initial=0.001"],
     "optimizer=nesterov": ["training.optimizer.nesterov=true", "training.learning_rate.name=cosine"],
     "q_min=auto": ["schedule=RTH", "schedule.q_min=auto", "schedule.range_test.threshold=1"],
+    "learning_rate=plateau": [
+        *("training.learning_rate.name=plateau", "training.evaluation_steps=4", "training.learning_rate.initial=0.5"),
+        *("dataset.validation=0.1", "schedule=CR"),
+    ],
+    "optimizer=adamw": ["training.optimizer.name=adamw", "training.clip_norm=0.5", "training.evaluation_steps=null"],
     "learning_rate=cyclic": ["training.learning_rate.name=cyclic"],
     "weight averaging": [
         *("schedule=CR", "quantizer=uniform_l2", "schedule.gradient_min=32"),

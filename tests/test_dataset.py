@@ -19,12 +19,11 @@ from bitcycle.dataset import (
     Cifar,
     CustomImages,
     Digits,
+    Epoch,
     EvaluationBatches,
     Images,
     TrainingBatches,
-    batch_length,
     cifar,
-    steps_per_epoch,
 )
 from bitcycle.dataset.imagenet import ImageNet
 from bitcycle.dataset.images import random_box
@@ -266,8 +265,11 @@ def test_inputs_are_normalised_and_channels_last(tmp_path):
 
 
 def test_batch_lengths():
-    assert [batch_length(step, 50, 16) for step in range(6)] == [16, 16, 16, 2, 16, 16]
-    assert (steps_per_epoch(50_000, 128), batch_length(390, 50_000, 128)) == (391, 80)
+    epoch = Epoch(50, 16)
+    assert [epoch.samples_of(step) for step in range(6)] == [16, 16, 16, 2, 16, 16]
+    assert [epoch.samples_before(step) for step in range(6)] == [0, 16, 32, 48, 50, 66]
+    cifar = Epoch(50_000, 128)
+    assert (cifar.steps, cifar.samples_of(390)) == (391, 80)
 
 
 def crops(tmp_path, start: int, count: int, workers: int = 0, seed: int = 0):

@@ -8,8 +8,7 @@ import shutil
 import pytest
 import torch
 
-from bitcycle.dataset import Splits
-from bitcycle.dataset.base import DatasetInfo
+from bitcycle.dataset import DatasetInfo, Splits
 from bitcycle.dataset.cifar import Cifar
 from bitcycle.dataset.digits import Digits
 from bitcycle.dataset.images import Images

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from bitcycle.settings import SettingError
 from bitcycle.training.learning_rate import LearningRateOptions
+from bitcycle.training.run import execute
+from bitcycle.training.run_folder import read_records
 from tests.conftest import configure, golden_json
+from tests.settings import RESUME
 
 NAMES = {"piecewise": "piecewise", "linear": "linear", "anneal_cosine": "cosine"}
 
@@ -106,3 +109,37 @@ def test_stages_of_cpt_table_1(initial):
 def test_nonsense_is_refused(options):
     with pytest.raises(SettingError):
         LearningRateOptions(**options)
+
+
+def test_exponential_and_inverse_square_root():
+    """HLHLp, PTB: rate * 0.9^(epoch - 10) after 10 of 50 epochs; Transformer: up to the warm-up's end, then 1 / sqrt(step)."""
+    options = LearningRateOptions(name="exponential", initial=1.0, delay=0.2, final_factor=0.9**40)
+    assert [options.rate(epoch, 50) for epoch in (0, 9, 10, 11, 30)] == pytest.approx([1, 1, 1, 0.9, 0.9**20])
+    options = LearningRateOptions(name="inverse_sqrt", initial=5e-4, warmup=0.08, warmup_shape="linear")
+    assert [options.rate(step, 50_000) for step in (0, 2000, 4000, 16_000)] == pytest.approx([0, 2.5e-4, 5e-4, 2.5e-4])
+    with pytest.raises(SettingError, match="set warmup above 0"):
+        LearningRateOptions(name="inverse_sqrt")
+
+
+def test_plateau_drops_the_rate_where_validation_stops_improving(digits):
+    """The recorded rate of every stretch follows from the recorded validations before it."""
+    plan = digits(*RESUME["learning_rate=plateau"])
+    execute(plan)
+    records = read_records(plan.folder.metrics)
+    assert records, "the run is recorded"
+    rate, best, dropped = 0.5, -1.0, 0
+    for record in records:
+        if record["kind"] == "train":
+            assert record["learning_rate"] == pytest.approx(rate)
+        else:
+            improved = record["validation_accuracy"] > best
+            best, rate = max(best, record["validation_accuracy"]), rate if improved else rate * 0.1
+            dropped += not improved
+    assert dropped >= 2
+
+
+def test_plateau_needs_validation(digits):
+    plan = digits("training.learning_rate.name=plateau")
+    assert plan.config.dataset.validation == 0.1
+    with pytest.raises(SettingError, match=r"waits for validations.*hold something out"):
+        digits("training.learning_rate.name=plateau", "dataset.validation=0")

@@ -8,9 +8,12 @@ from collections import Counter
 import pytest
 import torch
 
+from bitcycle.dataset import DatasetOptions
 from bitcycle.errors import RunError
+from bitcycle.model import check_kind
 from bitcycle.quantizer import compiler_works
 from bitcycle.schedule import Precision
+from bitcycle.settings import SettingError
 from bitcycle.training.checkpoint import write_atomically
 from bitcycle.training.loop import Trainer
 from bitcycle.training.metrics_log import JsonLines
@@ -218,3 +221,31 @@ def test_status_table_lists_every_run(digits, tmp_path):
     assert cells[1] == "done"
     assert cells[2] == "64/64"
     assert cells[4].startswith("test_accuracy ")
+
+
+def test_gradients_are_clipped_to_the_norm(digits):
+    trainer = build_trainer(digits("training.clip_norm=0.01", "training.optimizer.momentum=0", "quantizer=none"), CPU)
+    before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    trainer.options.optimizer.weight_decay = 0.0
+    trainer.optimizer.param_groups[0]["weight_decay"] = 0.0
+    trainer.train_step(next(trainer.task.batches(0)))
+    moved = [old - new for old, new in zip(before, trainer.model.parameters())]
+    length = torch.cat([change.flatten() for change in moved]).norm()
+    assert float(length) == pytest.approx(0.01 * trainer.optimizer.param_groups[0]["lr"], rel=1e-3)
+
+
+def test_evaluation_after_each_epoch(digits):
+    plan = digits("training.evaluation_steps=null")
+    execute(plan)
+    steps = [record["step"] for record in read_records(plan.folder.metrics) if record["kind"] == "evaluation"]
+    assert steps == list(range(plan.epoch.steps, 65, plan.epoch.steps))
+
+
+def test_a_task_refuses_data_and_a_model_shapes_of_another_kind(digits):
+    class Songs(DatasetOptions):
+        pass
+
+    with pytest.raises(SettingError, match="leave task= out"):
+        digits().config.task.check(Songs(name="songs"))
+    with pytest.raises(SettingError, match="not made for the data of dataset=songs"):
+        check_kind(digits().config.model, "songs", (1, 2))

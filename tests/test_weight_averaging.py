@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from bitcycle.dataset import Epoch
 from bitcycle.settings import SettingError
 from bitcycle.training.run import build_trainer, execute
 from bitcycle.training.run_folder import read_json, read_records
@@ -46,12 +47,6 @@ def test_the_average_is_the_plain_mean_and_leaves_the_model_alone():
 class Numbers:
     """A task whose batches are rows of numbers."""
 
-    def __init__(self, batches: list[torch.Tensor]) -> None:
-        self.batches = batches
-
-    def samples(self, step: int) -> int:
-        return len(self.batches[step])
-
     def train(self, model: nn.Module, batch: torch.Tensor) -> None:
         model(batch)
 
@@ -61,7 +56,7 @@ def test_statistics_are_means_over_all_samples():
     batches = list(torch.randn(10, 2, generator=torch.Generator().manual_seed(0)).mul(3).add(7).split(4))
     model = nn.BatchNorm1d(2, momentum=0.3)
     model.running_mean.fill_(99.0)
-    estimate_statistics(Numbers(batches), model.train(), range(3), batches)
+    estimate_statistics(Numbers(), model.train(), Epoch(10, 4), range(3), batches)
     torch.testing.assert_close(model.running_mean, torch.cat(batches).mean(0))
     variance = sum(len(batch) * batch.var(0, correction=1) for batch in batches) / 10
     torch.testing.assert_close(model.running_var, variance)
@@ -104,11 +99,11 @@ def test_the_average_of_a_run_is_that_of_its_weights(digits):
     assert values == {f"{name}_averaged": v for name, v in trainer.task.evaluate(trainer.model.eval()).items()}
     trainer.model.train()
     own = trainer.model.bn1.running_mean.clone()
-    estimate_statistics(trainer.task, trainer.model, range(48, 64), trainer.task.batches(48))
+    estimate_statistics(trainer.task, trainer.model, trainer.epoch, range(48, 64), trainer.task.batches(48))
     assert not torch.equal(
         own, trainer.model.bn1.running_mean
     )  # step 64 begins an epoch: its batches, not those before
-    estimate_statistics(trainer.task, trainer.model, range(64, 80), trainer.task.batches(64))
+    estimate_statistics(trainer.task, trainer.model, trainer.epoch, range(64, 80), trainer.task.batches(64))
     torch.testing.assert_close(own, trainer.model.bn1.running_mean)
 
 

@@ -22,7 +22,7 @@ from bitcycle.model import MODELS, ModelOptions
 from bitcycle.quantizer import QUANTIZERS, QuantizerOptions
 from bitcycle.schedule import SCHEDULES, ScheduleOptions
 from bitcycle.settings import MISSING, SettingError, Settings, nearest, setting
-from bitcycle.task import ClassificationOptions
+from bitcycle.task import TASKS, TaskOptions
 from bitcycle.training.options import LoggingOptions, TrainingOptions
 
 
@@ -65,7 +65,7 @@ GROUPS: dict[str, dict[str, type[Settings]]] = {
     "schedule": {name: kind for name, (kind, _) in SCHEDULES.items()},
     "model": {name: kind for name, (kind, _) in MODELS.items()},
     "dataset": dict(DATASETS),
-    "task": {"classification": ClassificationOptions},
+    "task": dict(TASKS),
     "quantizer": dict(QUANTIZERS),
     "hardware": dict(HARDWARE),
 }
@@ -75,7 +75,7 @@ TYPES: dict[str, type[Settings]] = {
     "schedule": ScheduleOptions,
     "model": ModelOptions,
     "dataset": DatasetOptions,
-    "task": ClassificationOptions,
+    "task": TaskOptions,
     "quantizer": QuantizerOptions,
     "hardware": HardwareOptions,
 }

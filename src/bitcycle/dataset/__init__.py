@@ -1,11 +1,13 @@
-"""What it is trained on: labelled images from disk, in batches that follow from (seed, epoch, sample)."""
+"""What it is trained on: data from disk, in batches that follow from (seed, epoch, sample)."""
 
-from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits
+from bitcycle.dataset.base import DatasetInfo, DatasetOptions
 from bitcycle.dataset.cifar import Cifar
 from bitcycle.dataset.custom import CustomImages
 from bitcycle.dataset.digits import Digits
+from bitcycle.dataset.epoch import Epoch
+from bitcycle.dataset.image_dataset import ImageDatasetOptions, Splits
 from bitcycle.dataset.images import Images, StreamedImages
-from bitcycle.dataset.pipeline import Batch, EvaluationBatches, TrainingBatches, batch_length, steps_per_epoch
+from bitcycle.dataset.pipeline import Batch, EvaluationBatches, TrainingBatches
 from bitcycle.dataset.registry import DATASETS
 
 __all__ = [
@@ -16,11 +18,11 @@ __all__ = [
     "DatasetInfo",
     "DatasetOptions",
     "Digits",
+    "Epoch",
     "EvaluationBatches",
+    "ImageDatasetOptions",
     "Images",
     "Splits",
     "StreamedImages",
     "TrainingBatches",
-    "batch_length",
-    "steps_per_epoch",
 ]

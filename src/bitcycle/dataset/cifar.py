@@ -13,7 +13,8 @@ from urllib.error import URLError
 
 import torch
 
-from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, logger
+from bitcycle.dataset.base import DatasetInfo, logger
+from bitcycle.dataset.image_dataset import ImageDatasetOptions, Splits
 from bitcycle.dataset.images import EncodedImages, Framing, Images
 from bitcycle.dataset.source import (
     find_class_folders,
@@ -34,7 +35,7 @@ OFFICIAL = {
 
 
 @dataclass
-class Cifar(DatasetOptions):
+class Cifar(ImageDatasetOptions):
     """Options of CIFAR-10 and CIFAR-100. Normalisation and augmentation: released code of CPT, modules/data.py."""
 
     mean: list[float] = setting([0.4914, 0.4822, 0.4465], "mean of each channel, pixels in [0, 1]")

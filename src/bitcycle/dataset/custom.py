@@ -8,7 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Optional
 
-from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, hold_out, logger
+from bitcycle.dataset.base import DatasetInfo, logger
+from bitcycle.dataset.image_dataset import ImageDatasetOptions, Splits, hold_out
 from bitcycle.dataset.images import GREY_MODES, EncodedImages, Framing, StreamedImages, open_image
 from bitcycle.dataset.source import Encoded, find_class_folders, find_parquet, read_class_folders, read_parquet
 from bitcycle.errors import DataError
@@ -17,7 +18,7 @@ from bitcycle.settings import MISSING, SettingError, setting
 
 
 @dataclass
-class CustomImages(DatasetOptions):
+class CustomImages(ImageDatasetOptions):
     """Options of a data set of your own."""
 
     path: str = setting(

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, hold_out
+from bitcycle.dataset.base import DatasetInfo
+from bitcycle.dataset.image_dataset import ImageDatasetOptions, Splits, hold_out
 from bitcycle.dataset.images import Images
 from bitcycle.model import ImageShape
 from bitcycle.settings import setting
@@ -20,7 +21,7 @@ TRAIN_SAMPLES, TEST_SAMPLES = 1438, 359
 
 
 @dataclass
-class Digits(DatasetOptions):
+class Digits(ImageDatasetOptions):
     """Options of the digits. Differs from CIFAR's recipe: no flips, since a mirrored digit is no digit."""
 
     name: str = "digits"

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
-from bitcycle.dataset.base import DatasetInfo, Splits
+from bitcycle.dataset.base import DatasetInfo
 from bitcycle.dataset.custom import CustomImages
+from bitcycle.dataset.image_dataset import Splits
 from bitcycle.errors import DataError
 from bitcycle.model import ImageShape
 from bitcycle.settings import setting

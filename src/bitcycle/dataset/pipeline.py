@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bitcycle.dataset.base import DatasetOptions
+from bitcycle.dataset.epoch import Epoch
+from bitcycle.dataset.image_dataset import ImageDatasetOptions
 from bitcycle.dataset.images import Images, IndexBatch
 from bitcycle.randomness import derive, hash_bits, int32_key
 
@@ -21,17 +22,6 @@ class Batch(NamedTuple):
 
     inputs: Tensor
     targets: Tensor
-
-
-def steps_per_epoch(samples: int, batch_size: int) -> int:
-    """Batches in an epoch; the last, smaller one is kept, as in the released code."""
-    return -(-samples // batch_size)
-
-
-def batch_length(step: int, samples: int, batch_size: int) -> int:
-    """Samples in the batch of `step`."""
-    position = step % steps_per_epoch(samples, batch_size)
-    return min(batch_size, samples - position * batch_size)
 
 
 def epoch_order(samples: int, seed: int, epoch: int) -> Tensor:
@@ -51,22 +41,23 @@ class TrainingBatches:
     """
 
     def __init__(
-        self, images: Images, options: DatasetOptions, batch_size: int, seed: int, device: torch.device
+        self, images: Images, options: ImageDatasetOptions, batch_size: int, seed: int, device: torch.device
     ) -> None:
         self.images, self.options = images.to(device), options
+        self.epoch = Epoch(len(images), batch_size)
         self.batch_size, self.seed, self.device = batch_size, seed, device
         self.normalise = Normalise(options, device)
 
     def starting_at(self, step: int) -> Iterator[Batch]:
         """Batches of steps `step`, `step` + 1, and so on without end."""
-        per_epoch = steps_per_epoch(len(self.images), self.batch_size)
+        per_epoch = self.epoch.steps
         for samples, pixels, labels in self.images.batches(self._index_batches(step)):
             pixels = self._augment(pixels.to(self.device), samples.indices.to(self.device), step // per_epoch)
             yield Batch(self.normalise(pixels), labels.to(self.device))
             step += 1
 
     def _index_batches(self, step: int) -> Iterator[IndexBatch]:
-        epoch, position = divmod(step, steps_per_epoch(len(self.images), self.batch_size))
+        epoch, position = divmod(step, self.epoch.steps)
         while True:
             crop_seed = derive(self.seed, "crop", epoch)
             for indices in epoch_order(len(self.images), self.seed, epoch).split(self.batch_size)[position:]:
@@ -104,7 +95,7 @@ def _choice(bits: Tensor, count: int) -> Tensor:
 class EvaluationBatches:
     """The images of a split in order, normalised, without augmentation; can be gone through many times."""
 
-    def __init__(self, images: Images, options: DatasetOptions, batch_size: int, device: torch.device) -> None:
+    def __init__(self, images: Images, options: ImageDatasetOptions, batch_size: int, device: torch.device) -> None:
         self.images, self.batch_size, self.device = images.to(device), batch_size, device
         self.normalise = Normalise(options, device)
 
@@ -120,7 +111,7 @@ class EvaluationBatches:
 class Normalise:
     """Bytes [N, H, W, C] to normalised float32 [N, C, H, W] in channels-last layout."""
 
-    def __init__(self, options: DatasetOptions, device: torch.device) -> None:
+    def __init__(self, options: ImageDatasetOptions, device: torch.device) -> None:
         self.mean = torch.tensor(options.mean, device=device) * 255
         self.std = torch.tensor(options.std, device=device) * 255
 

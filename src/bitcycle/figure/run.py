@@ -16,6 +16,7 @@ from bitcycle.schedule import Precision
 from bitcycle.training.plan import Plan
 from bitcycle.training.run_folder import read_json, read_records
 
+AT_Q_MAX = "_at_q_max"
 FORWARD, BACKWARD, ACCURACY, LOSS = "tab:blue", "tab:gray", "tab:green", "tab:orange"
 
 
@@ -34,7 +35,7 @@ def draw_run(plan: Plan) -> Path:
         draw_compute(above, records)
     else:
         draw_precision(above, plan.schedule.run_lengths if plan.schedule.fixed else recorded_precision(records))
-    draw_training(below, records, plan.config)
+    draw_training(below, records, summary.get("unit", ""))
     figure.suptitle(_title(plan, summary), fontsize=10)
     figure.savefig(plan.folder.picture, dpi=150)
     figure.savefig(plan.folder.picture.with_suffix(".svg"))
@@ -80,24 +81,19 @@ def draw_compute(axes: Axes, records: list[dict[str, Any]]) -> None:
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False, fontsize=8)
 
 
-def draw_training(axes: Axes, records: list[dict[str, Any]], config: Any) -> None:
-    """Training loss, and test accuracy at the bits of the step and at q_max."""
+def draw_training(axes: Axes, records: list[dict[str, Any]], unit: str) -> None:
+    """Training loss, and the main metric at the bits of the step and at q_max."""
     train = [record for record in records if record["kind"] == "train"]
     tests = [record for record in records if record["kind"] == "evaluation"]
-    steps = [record["step"] for record in tests]
-    axes.plot(
-        steps,
-        [r["test_accuracy"] for r in tests],
-        "o-",
-        markersize=3,
-        color=ACCURACY,
-        label="test accuracy, bits of the step",
-    )
-    at_q_max = [record["test_accuracy_at_q_max"] for record in tests]
-    axes.plot(steps, at_q_max, ":", color=ACCURACY, label="test accuracy at q_max")
-    axes.set_ylabel("test accuracy (%)")
+    metric = main_metric(tests)
+    shown, steps = metric.replace("_", " "), [record["step"] for record in tests]
+    values, at_q_max = ([record[name] for record in tests] for name in (metric, f"{metric}{AT_Q_MAX}"))
+    axes.plot(steps, values, "o-", markersize=3, color=ACCURACY, label=f"{shown}, bits of the step")
+    axes.plot(steps, at_q_max, ":", color=ACCURACY, label=f"{shown} at q_max")
+    axes.set_ylabel(f"{shown} ({unit})" if unit else shown)
     axes.set_xlabel("optimizer step")
-    axes.set_ylim(top=100)
+    if "accuracy" in metric:
+        axes.set_ylim(top=100)
     loss_axes = axes.twinx()
     loss_axes.plot(
         [r["step"] for r in train], [r["loss"] for r in train], color=LOSS, linewidth=1, label="training loss"
@@ -108,11 +104,16 @@ def draw_training(axes: Axes, records: list[dict[str, Any]], config: Any) -> Non
     axes.legend(lines, [str(line.get_label()) for line in lines], loc="center right", fontsize=8)
 
 
+def main_metric(evaluations: list[dict[str, Any]]) -> str:
+    """The name of the metric that a run's evaluations record at q_max, too."""
+    return next(name.removesuffix(AT_Q_MAX) for name in evaluations[0] if name.endswith(AT_Q_MAX))
+
+
 def _title(plan: Plan, summary: dict[str, Any]) -> str:
     config = plan.config
     name = f"{config.model.name} on {config.dataset.name}, schedule {config.schedule.name}"
     if not summary:
         return f"{name} (scale {config.scale}, not finished)"
     relative = summary["cost"]["total"]["relative_to_static"]
-    result = f"final {summary['final']:.1f} %, cost {relative:.2f} of static q_max"
+    result = f"final {summary['final']:.1f} {summary['unit']}, cost {relative:.2f} of static q_max"
     return f"{name}: {result}\nscale {config.scale}, n = 1, seed {config.seed}, {summary['total_steps']} steps"

@@ -1,9 +1,10 @@
 """What is trained: the networks. They are float networks; quantization is a conversion of the `layer` package."""
 
-from bitcycle.model.base import ImageShape, ModelOptions, build_seeded
+from bitcycle.model.base import ModelOptions, build_seeded, check_kind
 from bitcycle.model.mobilenet_v2_cifar import CifarMobileNetV2, MobileNetV2Cifar
 from bitcycle.model.registry import MODELS
 from bitcycle.model.resnet_cifar import CifarResNet, ResNetCifar
+from bitcycle.model.shape import ImageShape, Shape
 
 __all__ = [
     "MODELS",
@@ -13,5 +14,7 @@ __all__ = [
     "MobileNetV2Cifar",
     "ModelOptions",
     "ResNetCifar",
+    "Shape",
     "build_seeded",
+    "check_kind",
 ]

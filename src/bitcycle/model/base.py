@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Optional
+from typing import Any, ClassVar, Optional
 
 import torch
 from torch import nn
 
-from bitcycle.settings import MISSING, Settings, setting
-
-
-class ImageShape(NamedTuple):
-    """What a data set asks of an image classifier: channels, height = width in pixels, number of classes."""
-
-    channels: int
-    size: int
-    classes: int
+from bitcycle.model.shape import ImageShape, Shape
+from bitcycle.settings import MISSING, SettingError, Settings, setting
 
 
 @dataclass
 class ModelOptions(Settings):
     """Options that every model has."""
+
+    takes: ClassVar[type] = ImageShape
+    """The kind of data that the network is made for; `check` and `build` are given a description of this kind."""
 
     name: str = setting(MISSING, "the network's name, as in model=NAME")
     initial_weights: Optional[str] = setting(
@@ -36,15 +32,28 @@ class ModelOptions(Settings):
         choices=("fitting", "random", "refused"),
     )
 
-    def check(self, shape: ImageShape) -> None:
-        """Raise SettingError where this network cannot take such images."""
+    def check(self, shape: Any) -> None:
+        """Raise SettingError where this network cannot take such data."""
 
-    def build(self, shape: ImageShape) -> nn.Module:
-        """The float network for such images, freshly initialised from PyTorch's global generator."""
+    def build(self, shape: Any) -> nn.Module:
+        """The float network for such data, freshly initialised from PyTorch's global generator."""
         raise NotImplementedError
 
 
-def build_seeded(options: ModelOptions, shape: ImageShape, seed: int) -> nn.Module:
+def check_kind(options: ModelOptions, dataset: str, shape: Shape) -> None:
+    """Check that a network can take the data of a data set.
+
+    Raises:
+        SettingError: for data of another kind, or of a size that it cannot take.
+    """
+    if not isinstance(shape, options.takes):
+        problem = f"is not made for the data of dataset={dataset}"
+        fitting = "leave model= out for the data set's own, or see `python train.py --help` for others"
+        raise SettingError("name", options.name, problem, fitting)
+    options.check(shape)
+
+
+def build_seeded(options: ModelOptions, shape: Shape, seed: int) -> nn.Module:
     """`options.build(shape)` with weights that depend on `seed` alone; the global generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitcycle.model.base import ImageShape, ModelOptions
+from bitcycle.model.base import ModelOptions
+from bitcycle.model.shape import ImageShape
 from bitcycle.settings import MISSING, SettingError, setting
 
 IMAGENET_DEPTHS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}

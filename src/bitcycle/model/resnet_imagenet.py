@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from bitcycle.model.base import ImageShape, ModelOptions
+from bitcycle.model.base import ModelOptions
+from bitcycle.model.shape import ImageShape
 from bitcycle.settings import MISSING, SettingError, setting
 
 

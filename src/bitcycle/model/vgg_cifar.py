@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitcycle.model.base import ImageShape, ModelOptions
+from bitcycle.model.base import ModelOptions
+from bitcycle.model.shape import ImageShape
 from bitcycle.settings import SettingError
 
 STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))

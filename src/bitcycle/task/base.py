@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor, nn
+
+from bitcycle.dataset import DatasetInfo, DatasetOptions, Epoch
+from bitcycle.settings import MISSING, SettingError, Settings, setting
 
 
 class Outcome(NamedTuple):
@@ -15,14 +21,25 @@ class Outcome(NamedTuple):
     accuracy: Tensor
 
 
-class Task(Protocol):
+class Sample(NamedTuple):
+    """Arguments of the model's forward pass that its products are traced with, and how many samples they hold.
+
+    Tensors lie on the meta device, where only shapes count, unless values decide the shapes of what the model computes.
+    """
+
+    arguments: tuple[Any, ...]
+    samples: int
+
+
+class Task:
     """One learning task with its data, ready to train on."""
 
     metric: str
     """Name of the main metric, a key of what `evaluate` returns."""
+    unit: str = "%"
+    """Unit of the main metric; empty for a pure number."""
     higher_is_better: bool
     """Whether a larger main metric is better."""
-
     validation_metric: str
     """Name of the metric that choices are made by, a key of what `validate` returns; better as the main metric is."""
     chance: float
@@ -30,15 +47,76 @@ class Task(Protocol):
 
     def batches(self, step: int) -> Iterator[Any]:
         """Training batches of steps `step`, `step` + 1, ... without end."""
-
-    def samples(self, step: int) -> int:
-        """Training samples in the batch of `step`."""
+        raise NotImplementedError
 
     def train(self, model: nn.Module, batch: Any) -> Outcome:
         """Loss and accuracy of one training batch."""
+        raise NotImplementedError
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Metrics of the model in evaluation mode on the test split."""
+        raise NotImplementedError
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """Metrics of the model in evaluation mode on the part of the training data held out for choosing; empty without one."""
+        """Metrics of the model in evaluation mode on the validation split; empty without one."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next batch depends on beside the step's number (a recurrent state that is carried on, say)."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+
+
+@dataclass(frozen=True)
+class TaskSetup:
+    """What a task is built from, beside its own options.
+
+    Attributes:
+        dataset: options of the data set; of a kind that the task has accepted.
+        data_root: where data sets lie.
+        info: what the data set holds.
+        batch_size: training samples a step.
+        seed: of order, augmentation and everything else that is drawn.
+        device: where batches are made.
+    """
+
+    dataset: DatasetOptions
+    data_root: Path
+    info: DatasetInfo
+    batch_size: int
+    seed: int
+    device: torch.device
+
+
+@dataclass
+class TaskOptions(Settings):
+    """Options that every task has."""
+
+    takes: ClassVar[type[DatasetOptions]] = DatasetOptions
+    """The kind of data set that the task learns from."""
+
+    name: str = setting(MISSING, "the task's name, as in task=NAME")
+
+    def check(self, dataset: DatasetOptions) -> None:
+        """Raise SettingError where the task cannot learn from such data."""
+        if not isinstance(dataset, self.takes):
+            problem = f"cannot learn from dataset={dataset.name}, which holds data of another kind"
+            raise SettingError("name", self.name, problem, "leave task= out: it follows from the data set")
+
+    def epoch(self, info: DatasetInfo, batch_size: int) -> Epoch:
+        """How an epoch is divided into steps."""
+        return Epoch(info.train_samples, batch_size)
+
+    def sample(self, info: DatasetInfo) -> Sample:
+        """What the model's products are traced with; needs no data."""
+        raise NotImplementedError
+
+    def build(self, setup: TaskSetup) -> Task:
+        """The task with its data.
+
+        Raises:
+            DataError: if the data are missing or cannot be read.
+        """
+        raise NotImplementedError

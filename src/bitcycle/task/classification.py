@@ -9,23 +9,48 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bitcycle.dataset import Batch, DatasetOptions, EvaluationBatches, Images, Splits, TrainingBatches, batch_length
-from bitcycle.settings import Settings, setting
-from bitcycle.task.base import Outcome
+from bitcycle.dataset import (
+    Batch,
+    DatasetInfo,
+    EvaluationBatches,
+    ImageDatasetOptions,
+    Images,
+    Splits,
+    TrainingBatches,
+)
+from bitcycle.model import ImageShape
+from bitcycle.settings import setting
+from bitcycle.task.base import Outcome, Sample, Task, TaskOptions, TaskSetup
 
 
 @dataclass
-class ClassificationOptions(Settings):
+class ClassificationOptions(TaskOptions):
     """Options of image classification."""
 
-    name: str = setting("classification", "the task's name, as in task=NAME")
+    takes = ImageDatasetOptions
+
+    name: str = "classification"
     label_smoothing: float = setting(
         0.0, "share of the target spread over all classes (papers: 0)", minimum=0, maximum=1
     )
     evaluation_batch_size: int = setting(500, "images evaluated at once", minimum=1, affects_result=False)
 
+    def sample(self, info: DatasetInfo) -> Sample:
+        channels, size, _ = info.shape
+        return Sample((torch.zeros(1, channels, size, size, device="meta"),), samples=1)
 
-class Classification:
+    def build(self, setup: TaskSetup) -> Classification:
+        dataset, shape = setup.dataset, setup.info.shape
+        assert isinstance(dataset, ImageDatasetOptions) and isinstance(shape, ImageShape)
+        splits = dataset.load(setup.data_root)
+        train, validation = dataset.hold_out(splits.train, setup.seed)
+        splits = splits._replace(train=train)
+        return Classification(
+            self, dataset, splits, shape.classes, setup.batch_size, setup.seed, setup.device, validation
+        )
+
+
+class Classification(Task):
     """A classification task on splits of images.
 
     Args:
@@ -46,7 +71,7 @@ class Classification:
     def __init__(
         self,
         options: ClassificationOptions,
-        dataset: DatasetOptions,
+        dataset: ImageDatasetOptions,
         splits: Splits,
         classes: int,
         batch_size: int,
@@ -66,9 +91,6 @@ class Classification:
 
     def batches(self, step: int) -> Iterator[Batch]:
         return self.training_batches.starting_at(step)
-
-    def samples(self, step: int) -> int:
-        return batch_length(step, len(self.training_batches.images), self.batch_size)
 
     def train(self, model: nn.Module, batch: Batch) -> Outcome:
         logits = model(batch.inputs)

@@ -14,12 +14,17 @@ from typing import Optional
 
 from bitcycle.settings import SettingError, Settings, setting
 
+SHAPES = ("constant", "piecewise", "linear", "cosine", "cyclic", "exponential", "inverse_sqrt", "plateau")
+
 
 @dataclass
 class LearningRateOptions(Settings):
     """Options of the learning rate. With p = t / T after `delay`:
 
     constant   initial
+    plateau    initial * factor^(number of times that `patience` validations in a row brought no new best)
+    exponential  initial * final_factor^p
+    inverse_sqrt  initial * sqrt(warmup T / max(t, warmup T)), which needs a warmup (Vaswani et al. 2017, section 5.3)
     piecewise  initial * factor^(number of milestones <= p), or the k-th of `rates` after milestone k
     linear     initial up to linear_start, then linear to initial * final_factor at linear_end, then that
     cosine     initial * (final_factor + (1 - final_factor) (1 + cos(pi p)) / 2)
@@ -27,22 +32,23 @@ class LearningRateOptions(Settings):
                cycle i from 0 ends at p = (m^(i+1) - 1) / (m^n - 1) with n = cycles, m = cycle_growth ((i + 1) / n for m = 1)
     """
 
-    name: str = setting("piecewise", "shape", choices=("constant", "piecewise", "linear", "cosine", "cyclic"))
+    name: str = setting("piecewise", "shape", choices=SHAPES)
     initial: float = setting(0.1, "rate at the start", minimum=0)
     milestones: list[float] = setting(
         [0.5, 0.75], "piecewise: fractions of the run at which the rate drops", minimum=0, maximum=1
     )
-    factor: float = setting(0.1, "piecewise: what the rate is multiplied with at each milestone", minimum=0)
+    factor: float = setting(0.1, "piecewise and plateau: what the rate is multiplied with at each drop", minimum=0)
     rates: Optional[list[float]] = setting(
         None, "piecewise: the rate from each milestone on (CPT, table 1: [0.01,0.001]); null: by factor", minimum=0
     )
+    patience: int = setting(1, "plateau: validations without a new best before each drop", minimum=1)
     linear_start: float = setting(
         0.5, "linear: fraction at which the descent begins (FracTrain: 0.25)", minimum=0, maximum=1
     )
     linear_end: float = setting(
         0.9, "linear: fraction at which the descent ends (FracTrain: 0.75)", minimum=0, maximum=1
     )
-    final_factor: float = setting(0.01, "linear and cosine: last rate divided by the first", minimum=0)
+    final_factor: float = setting(0.01, "linear, cosine and exponential: last rate divided by the first", minimum=0)
     cycles: int = setting(4, "cyclic: number of cycles, each from the initial rate down", minimum=1)
     cycle_growth: float = setting(2.0, "cyclic: length of a cycle divided by that of the one before", minimum=1)
     cycle_end_factor: float = setting(0.0, "cyclic: last rate of a cycle divided by the first", minimum=0)
@@ -73,14 +79,19 @@ class LearningRateOptions(Settings):
                 "linear_start", self.linear_start, f"is not before linear_end={self.linear_end}", "choose it smaller"
             )
 
+        if self.name == "inverse_sqrt" and self.warmup == 0:
+            raise SettingError("warmup", 0, "inverse_sqrt falls from the end of the warm-up on", "set warmup above 0")
+
     def rate(self, step: int, total_steps: int) -> float:
         """The learning rate of `step`, counted from 0, in a run of `total_steps`."""
         if step < self.warmup * total_steps:
             risen = step / (self.warmup * total_steps)
             return self.initial * risen if self.warmup_shape == "linear" else self.warmup_rate
         held = round(self.delay * total_steps)
-        if step < held or self.name == "constant":
+        if step < held or self.name in ("constant", "plateau"):
             return self.initial
+        if self.name == "inverse_sqrt":
+            return self.initial * math.sqrt(self.warmup * total_steps / step)
         progress = (step - held) / (total_steps - held)
         if self.name == "piecewise":
             passed = sum(progress >= milestone for milestone in self.milestones)
@@ -88,6 +99,8 @@ class LearningRateOptions(Settings):
         if self.name == "linear":
             descent = (progress - self.linear_start) / (self.linear_end - self.linear_start)
             return self.initial * (1 - (1 - self.final_factor) * min(1.0, max(0.0, descent)))
+        if self.name == "exponential":
+            return self.initial * self.final_factor**progress  # type: ignore[no-any-return]
         if self.name == "cyclic":
             return self.initial * _cosine(self._cycle_position(step - held, total_steps - held), self.cycle_end_factor)
         return self.initial * _cosine(progress, self.final_factor)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bitcycle.dataset import Epoch
 from bitcycle.errors import RunError
 from bitcycle.layer import PrecisionController, penalty
 from bitcycle.randomness import derive
@@ -26,6 +27,7 @@ from bitcycle.training.interruption import Interrupted, StopSignal
 from bitcycle.training.metrics_log import JsonLines, MetricsLog
 from bitcycle.training.options import TrainingOptions
 from bitcycle.training.phases import Candidate, PhaseRunner
+from bitcycle.training.plateau import Plateau
 from bitcycle.training.run_folder import RunFolder
 from bitcycle.training.weight_averaging import WeightAverage, estimate_statistics
 
@@ -82,6 +84,7 @@ class Trainer:
     optimizer: torch.optim.Optimizer
     controller: PrecisionController
     options: TrainingOptions
+    epoch: Epoch
     total_steps: int
     seed: int
     folder: RunFolder
@@ -97,6 +100,8 @@ class Trainer:
         self.metrics_bytes = 0
         self.timing_bytes = 0
         self.average = WeightAverage()
+        self.plateau = Plateau(self.options.learning_rate, self.task.higher_is_better)
+        self.evaluation_steps = self.options.evaluation_steps or self.epoch.steps
         self.has_penalty = penalty(self.model) is not None
         self.phases = PhaseRunner(
             self.controller.schedule.phases,
@@ -127,7 +132,7 @@ class Trainer:
             ended = self.phases.ends(self.step) or self.step == self.total_steps
             if self.step % self.options.log_steps == 0 or ended:
                 self.log_training(bar)
-            if self.step % self.options.evaluation_steps == 0 or ended:
+            if self.step % self.evaluation_steps == 0 or ended:
                 self.evaluate(bar)
             bar.update(self.step)
             now = time.monotonic()
@@ -144,6 +149,7 @@ class Trainer:
         record = self.phases.begin(self.device)
         if self.phases.several:
             self.best = Best()
+            self.plateau.restart()
             self.metrics.write("phase", self.step, **record)
             logger.info(
                 "phase %d of %d: %d steps at %s bits, rate %.4g, from step %d: %s",
@@ -153,9 +159,9 @@ class Trainer:
 
     def train_step(self, batch: Any) -> None:
         """One optimizer step on one batch."""
-        self.controller.step(self.step, samples=self.task.samples(self.step))
+        self.controller.step(self.step, samples=self.epoch.samples_of(self.step))
         torch.manual_seed(derive(self.seed, "step", self.step))  # for modules that draw noise, such as dropout
-        rate = self.phases.rate(self.step)
+        rate = self.phases.rate(self.step) * self.plateau.multiplier
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
@@ -163,6 +169,8 @@ class Trainer:
         added = penalty(self.model, outcome.loss) if self.has_penalty else None
         objective = outcome.loss if added is None else outcome.loss + added
         objective.backward()
+        if self.options.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip_norm, foreach=True)
         self.optimizer.step()
         self.phases.after_step()
         self.step += 1
@@ -250,6 +258,7 @@ class Trainer:
         if not validation:
             return {}
         self.best.validation.append(validation[self.task.validation_metric])
+        self.plateau.observe(self.best.validation[-1])
         flatness = self.phases.flatness()
         self.phases.offer(Candidate(self.step, self.best.validation[-1], flatness))
         return validation if flatness is None else {**validation, "trace_sqrt_v": flatness}
@@ -266,11 +275,11 @@ class Trainer:
     def average_weights(self) -> None:
         """Take the present weights into the average, with statistics of batch norm that belong to it."""
         self.average.add(self.model)
-        per_epoch = self.controller.schedule.length.steps_per_epoch or 1
+        per_epoch = self.epoch.steps
         first = self.step // per_epoch * per_epoch
         with self.average.in_place_of(self.model, keep=True):
             steps = range(first, first + per_epoch)
-            estimate_statistics(self.task, self.model, steps, self.task.batches(first))
+            estimate_statistics(self.task, self.model, self.epoch, steps, self.task.batches(first))
 
     def evaluate_at(self, precision: Precision, measure: Callable[[nn.Module], dict[str, float]]) -> dict[str, float]:
         """What `measure` says of the model in evaluation mode at `precision`."""
@@ -296,6 +305,8 @@ class Trainer:
             "cost": self.controller.meter.state_dict(),
             "gates": self.controller.record.state_dict(),
             "best": vars(self.best),
+            "plateau": self.plateau.state_dict(),
+            "task": self.task.state_dict(),
             "phases": self.phases.state_dict(),
             "logged": self.logged.state_dict(),
             "observed": self.observed.state_dict(),
@@ -323,6 +334,8 @@ class Trainer:
         self.controller.meter.load_state_dict(state["cost"])
         self.controller.record.load_state_dict(state["gates"])
         self.best = Best(**state["best"])
+        self.plateau.load_state_dict(state["plateau"])
+        self.task.load_state_dict(state["task"])
         self.phases.load_state_dict(state["phases"])
         self.logged.load_state_dict(state["logged"])
         self.observed.load_state_dict(state["observed"])

@@ -16,7 +16,9 @@ from bitcycle.settings import SettingError, Settings, setting
 class OptimizerOptions(Settings):
     """Options of the optimizer."""
 
-    name: str = setting("sgd", "sgd or adam", choices=("sgd", "adam"))
+    name: str = setting(
+        "sgd", "sgd, adam, or adamw (whose decay is no part of the gradient)", choices=("sgd", "adam", "adamw")
+    )
     momentum: float = setting(0.9, "sgd: momentum", minimum=0, maximum=1)
     nesterov: bool = setting(False, "sgd: Nesterov momentum (partial pre-training)")
     weight_decay: float = setting(
@@ -24,9 +26,9 @@ class OptimizerOptions(Settings):
         "decay of all parameters, batch norm included as in the released code; those of quantizers (PACT's alpha) excluded",
         minimum=0,
     )
-    beta1: float = setting(0.9, "adam: decay of the first moment", minimum=0, maximum=1)
-    beta2: float = setting(0.999, "adam: decay of the second moment", minimum=0, maximum=1)
-    epsilon: float = setting(1e-8, "adam: added to the denominator", minimum=0)
+    beta1: float = setting(0.9, "adam(w): decay of the first moment", minimum=0, maximum=1)
+    beta2: float = setting(0.999, "adam(w): decay of the second moment", minimum=0, maximum=1)
+    epsilon: float = setting(1e-8, "adam(w): added to the denominator", minimum=0)
 
     def validate(self) -> None:
         if self.nesterov and self.momentum == 0:
@@ -39,11 +41,10 @@ class OptimizerOptions(Settings):
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of all parameters; the learning rate is set at each step."""
         parameters = self._parameters(model)
-        if self.name == "adam":
+        if self.name in ("adam", "adamw"):
+            kind = torch.optim.Adam if self.name == "adam" else torch.optim.AdamW
             betas = (self.beta1, self.beta2)
-            return torch.optim.Adam(
-                parameters, betas=betas, eps=self.epsilon, weight_decay=self.weight_decay, foreach=True
-            )
+            return kind(parameters, betas=betas, eps=self.epsilon, weight_decay=self.weight_decay, foreach=True)
         return torch.optim.SGD(
             parameters,
             lr=0.0,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional
 
-from bitcycle.dataset import steps_per_epoch
 from bitcycle.settings import SettingError, Settings, setting
 from bitcycle.training.learning_rate import LearningRateOptions
 from bitcycle.training.optimizer import OptimizerOptions
@@ -23,8 +22,13 @@ class TrainingOptions(Settings):
     batch_size: int = setting(128, "training samples a step", minimum=1)
     optimizer: OptimizerOptions = setting(OptimizerOptions, "the optimizer")
     learning_rate: LearningRateOptions = setting(LearningRateOptions, "the learning rate as a function of the step")
+    clip_norm: Optional[float] = setting(
+        None, "the gradient of all parameters is scaled down to at most this Euclidean norm; null: never", minimum=0
+    )
     weight_averaging: WeightAveragingOptions = setting(WeightAveragingOptions, "averages of the weights beside them")
-    evaluation_steps: int = setting(390, "evaluate every so many steps, and at the end (released code: 390)", minimum=1)
+    evaluation_steps: Optional[int] = setting(
+        390, "evaluate every so many steps, and at the end (released code: 390); null: after each epoch", minimum=1
+    )
     evaluation_precision: str = setting(
         "last",
         "bits in evaluations: last (those of the last training step, as the released code), max (q_max) or float;"
@@ -54,12 +58,12 @@ class TrainingOptions(Settings):
                 "steps", self.steps, problem, "set one of training.steps and training.epochs to null, not both"
             )
 
-    def total_steps(self, train_samples: int) -> int:
-        """Length of the run in optimizer steps, on so many training samples."""
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Length of the run in optimizer steps, with so many in an epoch."""
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None
-        return max(1, round(self.epochs * steps_per_epoch(train_samples, self.batch_size)))
+        return max(1, round(self.epochs * steps_per_epoch))
 
 
 @dataclass

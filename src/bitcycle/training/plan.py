@@ -11,16 +11,18 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from bitcycle.configuration import RunConfig
-from bitcycle.dataset import DatasetInfo, steps_per_epoch
+from bitcycle.dataset import DatasetInfo, Epoch
 from bitcycle.hardware import Cost, Workload, trace
 from bitcycle.layer import Choices, Gates, LayerRule, conversion_plan, quantize_model
-from bitcycle.model import build_seeded
+from bitcycle.model import build_seeded, check_kind
 from bitcycle.quantizer import NoQuantizer, QuantizerOptions, Sbm
 from bitcycle.randomness import derive
 from bitcycle.schedule import FLOAT, Phase, Precision, Schedule, Static
 from bitcycle.settings import SettingError
+from bitcycle.task import Sample
 from bitcycle.training.identity import run_hash, run_path
 from bitcycle.training.initial_weights import fitting_weights, load_initial_weights
 from bitcycle.training.phases import phase_rate
@@ -33,6 +35,7 @@ class Plan:
 
     config: RunConfig
     info: DatasetInfo
+    epoch: Epoch
     total_steps: int
     schedule: Schedule
     workload: Workload
@@ -51,12 +54,7 @@ class Plan:
 
     def samples(self, first: int, steps: int) -> int:
         """Training samples of `steps` steps from step `first` on, the smaller last batch of each epoch included."""
-        return self._samples_before(first + steps) - self._samples_before(first)
-
-    def _samples_before(self, step: int) -> int:
-        samples = self.info.train_samples
-        epochs, position = divmod(step, steps_per_epoch(samples, self.batch_size))
-        return epochs * samples + position * self.batch_size
+        return self.epoch.samples_before(first + steps) - self.epoch.samples_before(first)
 
     def histogram(self) -> Counter[Precision]:
         """Training samples of the whole run at each precision, where that is known beforehand."""
@@ -129,7 +127,7 @@ class Plan:
             "scale": self.config.scale,
             "total_steps": self.total_steps,
             "batch_size": self.batch_size,
-            "steps_per_epoch": steps_per_epoch(self.info.train_samples, self.batch_size),
+            "steps_per_epoch": self.epoch.steps,
             "parameters": self.parameters,
             "precision": [[*precision, steps] for precision, steps in lengths] if lengths is not None else None,
             "phases": [self.describe_phase(phase) for phase in self.schedule.phases],
@@ -141,7 +139,7 @@ class Plan:
 
     def describe_phase(self, phase: Phase) -> dict[str, Any]:
         """A phase as plain values; its learning rate is null where it depends on the weights that it starts from."""
-        interval = self.config.training.evaluation_steps
+        interval = self.config.training.evaluation_steps or self.epoch.steps
         first = phase_rate(self.config.training.learning_rate, phase, phase.start)
         return {
             "first_step": phase.start,
@@ -162,11 +160,12 @@ def make_plan(config: RunConfig) -> Plan:
     """
     config = _with_validation(config)
     info = _within("dataset", config.dataset.info, config.data_folder)
-    _within("model", config.model.check, info.shape)
-    total_steps = config.training.total_steps(info.train_samples)
+    _within("model", check_kind, config.model, config.dataset.name, info.shape)
+    _within("task", config.task.check, config.dataset)
+    epoch: Epoch = config.task.epoch(info, config.training.batch_size)
+    total_steps = config.training.total_steps(epoch.steps)
     model = config.model.build(info.shape)
-    per_epoch = steps_per_epoch(info.train_samples, config.training.batch_size)
-    schedule = _bind_schedule(config, model, total_steps, per_epoch)
+    schedule = _bind_schedule(config, model, total_steps, epoch.steps)
     _check_moments(config, schedule)
     total_steps = schedule.steps
     _within("model", fitting_weights, config.model, model)
@@ -176,20 +175,26 @@ def make_plan(config: RunConfig) -> Plan:
     convert = partial(quantize_model, schedule=schedule)
     converted = _within("quantizer", convert, model, _charged_quantizer(config.quantizer))
     gates = [module for module in converted.modules() if isinstance(module, Gates)]
-    # On the meta device, which knows shapes only: no quantizer computes anything, and a large network takes no longer.
-    sample = torch.zeros(1, info.shape.channels, info.shape.size, info.shape.size, device="meta")
+    sample: Sample = config.task.sample(info)
     return Plan(
-        config=_with_run_samples(config, total_steps, info.train_samples),
+        config=_with_run_samples(config, epoch.samples_before(total_steps)),
         info=info,
+        epoch=epoch,
         total_steps=total_steps,
         schedule=schedule,
-        workload=trace(converted.to("meta"), sample),
+        workload=_trace(converted, sample),
         layers=tuple(layers),
         parameters=parameters + sum(map(_parameters, gates)),
         folder=RunFolder(run_path(config)),
         hash=run_hash(config),
         choices=gates[0].choices if gates else None,
     )
+
+
+def _trace(model: nn.Module, sample: Sample) -> Workload:
+    """The products of the model on the meta device, which knows shapes only: nothing is computed, however large it is."""
+    devices = {leaf.device for leaf in tree_leaves(sample.arguments) if isinstance(leaf, torch.Tensor)}
+    return trace(model.to(devices.pop()), *sample.arguments, samples=sample.samples)
 
 
 def _parameters(module: nn.Module) -> int:
@@ -206,12 +211,17 @@ def _with_validation(config: RunConfig) -> RunConfig:
     Raises:
         SettingError: if the schedule chooses and nothing is to be held out for it.
     """
-    share = config.dataset.validation
-    if not config.schedule.chooses or share:
+    share, by_plateau = config.dataset.validation, config.training.learning_rate.name == "plateau"
+    if share or config.dataset.has_validation or not (config.schedule.chooses or by_plateau):
         return config
     if share == 0:
         problem = f"schedule={config.schedule.name} chooses starting weights by validation"
         remedy = f"set dataset.validation={VALIDATION_SHARE:g}, or let all of schedule.start_from be previous"
+        if by_plateau:
+            problem, remedy = (
+                "learning_rate.name=plateau waits for validations",
+                "hold something out, or choose another",
+            )
         raise SettingError("dataset.validation", share, problem, remedy)
     return replace(config, dataset=replace(config.dataset, validation=VALIDATION_SHARE))
 
@@ -220,20 +230,17 @@ def _check_moments(config: RunConfig, schedule: Schedule) -> None:
     """Refuse to read Adam's second moments from another optimizer."""
     needed = any(phase.optimizer_moments and phase.start_from == "flattest" for phase in schedule.phases)
     optimizer = config.training.optimizer.name
-    if needed and optimizer != "adam":
+    if needed and optimizer not in ("adam", "adamw"):
         problem = "has no second moments, by whose Tr(sqrt v) starting weights are to be chosen"
         remedy = "set training.optimizer.name=adam, or schedule.second_moment=tracked, which goes with any optimizer"
         raise SettingError("training.optimizer.name", optimizer, problem, remedy)
 
 
-def _with_run_samples(config: RunConfig, total_steps: int, train_samples: int) -> RunConfig:
+def _with_run_samples(config: RunConfig, samples: int) -> RunConfig:
     """The configuration with the samples of the whole run, which the cost of a part of it may be relative to."""
     if config.hardware.run_samples is not None:
         return config
-    batch_size = config.training.batch_size
-    epochs, steps = divmod(total_steps, steps_per_epoch(train_samples, batch_size))
-    hardware = replace(config.hardware, run_samples=epochs * train_samples + steps * batch_size)
-    return replace(config, hardware=hardware)
+    return replace(config, hardware=replace(config.hardware, run_samples=samples))
 
 
 def _bind_schedule(config: RunConfig, model: nn.Module, total_steps: int, per_epoch: int) -> Schedule:

@@ -18,7 +18,7 @@ from bitcycle.errors import RunError
 from bitcycle.hardware import CostMeter
 from bitcycle.layer import PrecisionController
 from bitcycle.quantizer import NoQuantizer, compiler_works
-from bitcycle.task import Classification
+from bitcycle.task import Task, TaskSetup
 from bitcycle.training.checkpoint import write_atomically
 from bitcycle.training.display import ProgressBar, log_to_file
 from bitcycle.training.environment import describe_environment, processor
@@ -193,25 +193,16 @@ def wants_compilation(plan: Plan, device: torch.device) -> bool:
     choice = plan.config.training.compile
     if choice == "false" or isinstance(plan.config.quantizer, NoQuantizer):
         return False
-    elements = sum(operation.input_elements for operation in plan.workload.operations)
-    pays = elements * plan.batch_size * plan.total_steps > COMPILATION_PAYS_ABOVE
+    elements = sum(operation.input_elements for operation in plan.workload.operations) / plan.workload.samples
+    pays = elements * plan.samples(0, plan.total_steps) > COMPILATION_PAYS_ABOVE
     return (choice == "true" or pays) and compiler_works(device.type)
 
 
 def build_trainer(plan: Plan, device: torch.device) -> Trainer:
     """Model, optimizer, controller and task of a run, at step 0."""
     config = plan.config
-    splits = config.dataset.load(config.data_folder)
-    train, validation = config.dataset.hold_out(splits.train, config.seed)
-    task = Classification(
-        config.task,
-        config.dataset,
-        splits._replace(train=train),
-        plan.info.shape.classes,
-        plan.batch_size,
-        config.seed,
-        device,
-        validation,
+    task: Task = config.task.build(
+        TaskSetup(config.dataset, config.data_folder, plan.info, plan.batch_size, config.seed, device)
     )
     model: nn.Module = plan.build_model(compile=wants_compilation(plan, device))
     model = model.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
@@ -226,6 +217,7 @@ def build_trainer(plan: Plan, device: torch.device) -> Trainer:
         optimizer,
         controller,
         config.training,
+        plan.epoch,
         plan.total_steps,
         config.seed,
         plan.folder,
@@ -272,6 +264,7 @@ def summarise(plan: Plan, trainer: Trainer) -> dict[str, Any]:
     phases = {"phases": trainer.phases.records} if trainer.phases.several else {}
     return {
         "metric": metric,
+        "unit": trainer.task.unit,
         "final": best.history[-1],
         "best": best.value,
         "best_step": best.step,

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from bitcycle.dataset import Epoch
 from bitcycle.settings import Settings, setting
 from bitcycle.task import Task
 
@@ -83,16 +84,20 @@ class WeightAverage:
 
 
 @torch.no_grad()
-def estimate_statistics(task: Task, model: nn.Module, steps: Iterable[int], batches: Iterable[Any]) -> None:
+def estimate_statistics(
+    task: Task, model: nn.Module, epoch: Epoch, steps: Iterable[int], batches: Iterable[Any]
+) -> None:
     """Estimate the running statistics of batch norm anew on the `batches` of `steps`; the model is in training mode."""
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    if not layers:
+        return
     momenta = [layer.momentum for layer in layers]
     for layer in layers:
         layer.reset_running_stats()
     seen = 0
     try:
         for step, batch in zip(steps, batches):
-            samples = task.samples(step)
+            samples = epoch.samples_of(step)
             for layer in layers:
                 layer.momentum = samples / (seen + samples)
             task.train(model, batch)

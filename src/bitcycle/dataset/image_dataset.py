@@ -1,8 +1,7 @@
-"""What every data set configuration provides: what it holds, known without reading it, and its two splits."""
+"""What every data set of images has: normalisation, augmentation, parts, and its two splits."""
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Optional
@@ -10,23 +9,13 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from bitcycle.dataset.base import DatasetInfo, DatasetOptions
 from bitcycle.dataset.images import Images
 from bitcycle.dataset.part import CLASSES, PARTS, classes_of, size_of, take_part
 from bitcycle.dataset.validation import validation_mask, validation_size
 from bitcycle.errors import DataError
-from bitcycle.model import ImageShape
 from bitcycle.randomness import derive
-from bitcycle.settings import MISSING, SettingError, Settings, setting
-
-logger = logging.getLogger(__name__)
-
-
-class DatasetInfo(NamedTuple):
-    """The shape of a data set's images and the sizes of its splits."""
-
-    shape: ImageShape
-    train_samples: int
-    test_samples: int
+from bitcycle.settings import SettingError, setting
 
 
 class Splits(NamedTuple):
@@ -37,10 +26,9 @@ class Splits(NamedTuple):
 
 
 @dataclass
-class DatasetOptions(Settings):
+class ImageDatasetOptions(DatasetOptions):
     """Options that every image data set has."""
 
-    name: str = setting(MISSING, "the data set's name, as in dataset=NAME")
     mean: list[float] = setting([0.5], "mean of each channel that images are normalised with, pixels in [0, 1]")
     std: list[float] = setting(
         [0.5], "standard deviation of each channel that images are normalised with", minimum=1e-6
@@ -59,14 +47,6 @@ class DatasetOptions(Settings):
     )
     test_samples: Optional[int] = setting(
         None, "evaluate on the first so many images of a fixed random order; null: all", minimum=1
-    )
-
-    validation: Optional[float] = setting(
-        None,
-        "share of the training images held out for choosing weights, by the run's seed, and evaluated too; null: 0.1 where the"
-        " schedule chooses, else 0",
-        minimum=0,
-        maximum=0.9,
     )
 
     def full_info(self, data_root: Path) -> DatasetInfo:

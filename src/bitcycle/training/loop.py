@@ -163,8 +163,8 @@ class Trainer:
         added = penalty(self.model, outcome.loss) if self.has_penalty else None
         objective = outcome.loss if added is None else outcome.loss + added
         objective.backward()
+        self.phases.after_backward()  # before the optimizer, which may add momentum to the gradients in place (Nesterov)
         self.optimizer.step()
-        self.phases.after_step()
         self.step += 1
         self.logged.add(outcome)
         self.tell_schedule(outcome, objective)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -53,6 +55,7 @@ class PrecisionController:
             remedy = "bind the schedule with steps_per_epoch"
             raise SettingError("update", "epoch", "the length of an epoch is not known", remedy)
         self.precision: Precision | None = None
+        self._counting = True
         self._record = GateRecord(model)
         self._hardware = hardware_options(hardware)
         self._meter: CostMeter | None = None
@@ -116,6 +119,17 @@ class PrecisionController:
             if not state.fixed:
                 state.set(precision)
 
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Forward passes in training mode that train nothing, as those that estimate statistics of batch norm: no cost."""
+        self._counting = False
+        self._record.count_choices(False)
+        try:
+            yield
+        finally:
+            self._counting = True
+            self._record.count_choices(True)
+
     def cost(self) -> Cost:
         """What the steps so far cost, in total and relative to the same steps at static q_max.
 
@@ -147,7 +161,7 @@ class PrecisionController:
         self._meter = CostMeter(workload, self._hardware, self.schedule.reference)
 
     def _count_batch(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if not model.training or self.precision is None:
+        if not model.training or self.precision is None or not self._counting:
             return
         if self._meter is None:
             self._hook.remove()  # or tracing would call it again

@@ -143,7 +143,7 @@ class Trainer:
         """Begin the next phase: its weights, its learning rate, and a best evaluation of its own."""
         record = self.phases.begin(self.device)
         if self.phases.several:
-            self.best = Best()
+            self.best, self.average = Best(), WeightAverage()
             self.metrics.write("phase", self.step, **record)
             logger.info(
                 "phase %d of %d: %d steps at %s bits, rate %.4g, from step %d: %s",
@@ -189,6 +189,7 @@ class Trainer:
         """Go on from the initial weights, with nothing remembered of the steps so far."""
         self.model.load_state_dict(self.initial_state())
         self.optimizer.state.clear()
+        self.average = WeightAverage()
 
     def log_training(self, bar: ProgressBar) -> None:
         """Write mean loss and accuracy since the last time."""
@@ -268,7 +269,7 @@ class Trainer:
         self.average.add(self.model)
         per_epoch = self.controller.schedule.length.steps_per_epoch or 1
         first = self.step // per_epoch * per_epoch
-        with self.average.in_place_of(self.model, keep=True):
+        with self.controller.uncounted(), self.average.in_place_of(self.model, keep=True):
             steps = range(first, first + per_epoch)
             estimate_statistics(self.task, self.model, steps, self.task.batches(first))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -11,12 +12,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from bitcycle.analysis.collect import summary_row
 from bitcycle.schedule import Precision, schedule
 from bitcycle.settings import SettingError
 from bitcycle.training.identity import run_hash
 from bitcycle.training.loop import Trainer
+from bitcycle.training.report import plan_report
 from bitcycle.training.run import execute
 from bitcycle.training.run_folder import read_json, read_records
 from tests.conftest import GOLDEN, configure
@@ -188,6 +191,35 @@ def test_dry_run_shows_bounds(digits):
         assert costs["least"]["gbitops"] <= known <= costs["most"]["gbitops"]
     test = digits("schedule=range_test").describe()
     assert (test["total_steps"], test["precision"]) == (24, None)
+    assert [(phase["steps"], phase["evaluations"]) for phase in test["phases"]] == [(24, 1)]
+    assert described["preliminary"]["total_steps"] == 24
+    assert described["preliminary"]["cost_bounds"] == test["cost_bounds"]
+
+
+@pytest.mark.parametrize("options", [["schedule.threshold=0"], ["schedule.threshold=1"], ["schedule.stop=false"]])
+def test_bounds_enclose_a_test_wherever_it_ends(digits, options):
+    plan = digits("schedule=range_test", *options)
+    costs, total = plan.describe()["cost_bounds"], execute(plan)["cost"]["total"]["gbitops"]
+    assert costs["least"]["gbitops"] <= total <= costs["most"]["gbitops"]
+    assert (costs["most"]["gbitops"] == total) == (options != ["schedule.threshold=0"])
+
+
+def test_dry_run_knows_of_a_test_that_has_begun(digits):
+    plan = digits("schedule=CR", "schedule.q_min=auto", "schedule.range_test.threshold=0")
+    assert plan.describe()["state"] == "new"
+    execute(plan.preliminary())
+    described = plan.describe()
+    assert (described["state"], described["preliminary"]["state"]) == ("resumable", "done")
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(plan_report(plan))
+    assert "before it: range_test, at most 24 steps, between" in shown.getvalue()
+
+
+def test_bounds_of_a_known_cost_are_the_cost(digits):
+    """Also of a float run, which costs more than the static precision that it is compared with."""
+    for options in ("quantizer=none", "quantizer=sbm"):
+        described = digits("schedule=CR", options).describe()
+        assert described["cost"] == described["cost_bounds"]["least"] == described["cost_bounds"]["most"]
 
 
 def test_the_learning_rate_is_that_of_the_beginning_of_the_whole_run(digits):

@@ -189,6 +189,8 @@ def make_plan(config: RunConfig) -> Plan:
     per_epoch = steps_per_epoch(info.train_samples, config.training.batch_size)
     schedule = _bind_schedule(config, model, total_steps, per_epoch)
     _check_moments(config, schedule)
+    for phase in schedule.phases:
+        _within("training.learning_rate", config.training.learning_rate.check_length, phase.steps)
     total_steps = schedule.steps
     _within("model", fitting_weights, config.model, model)
     _within("quantizer", config.quantizer.check, _precisions(schedule))

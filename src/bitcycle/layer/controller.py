@@ -105,16 +105,19 @@ class PrecisionController:
         epoch = self.schedule.length.steps_per_epoch
         return epoch is not None and t % epoch == 0
 
-    def use(self, precision: Precision) -> None:
+    def use(self, precision: Precision, choose: bool | None = None) -> None:
         """Set bits outside the schedule, as for an evaluation at q_max; the next `step` sets them anew.
 
-        A network that chooses its bits does so at the current `precision` only; at others all its blocks have these bits.
+        Args:
+            precision: the bits.
+            choose: whether a network that chooses its bits does so; otherwise all its blocks have these bits. None: it does at
+                the current precision only.
 
         Raises:
             SettingError (a ValueError): for weight or activation bits that the model's quantizer lacks.
         """
         self._check(precision._replace(gradient=FLOAT))
-        self._record.choose(precision == self.precision)
+        self._record.choose(precision == self.precision if choose is None else choose)
         for state in self.states:
             if not state.fixed:
                 state.set(precision)

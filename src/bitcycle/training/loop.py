@@ -219,13 +219,15 @@ class Trainer:
         self.check_finite()
         current, highest = self.controller.precision, self.controller.schedule.reference
         assert current is not None, "a step has been trained"
+        as_trained = self.options.evaluation_precision == "last"
         chosen = {"last": current, "max": highest, "float": Precision(FLOAT, FLOAT, FLOAT)}[
             self.options.evaluation_precision
         ]
-        values = self.evaluate_at(chosen, self.task.evaluate)
+        values = self.evaluate_at(chosen, self.task.evaluate, as_trained)
         same = (chosen.weight, chosen.activation) == (highest.weight, highest.activation)
-        values_at_q_max = values if same else self.evaluate_at(highest, self.task.evaluate)
-        values |= self.evaluate_average(chosen)
+        same &= not (as_trained and self.controller.record.gates)  # these have bits of their own
+        values_at_q_max = values if same else self.evaluate_at(highest, self.task.evaluate, as_trained=False)
+        values |= self.evaluate_average(chosen, as_trained)
         validation = self.evaluate_at(current, self.task.validate)  # leaves the bits of training in place
         value, at_q_max = values[self.task.metric], values_at_q_max[self.task.metric]
         self.best.history.append(value)
@@ -255,12 +257,12 @@ class Trainer:
         self.phases.offer(Candidate(self.step, self.best.validation[-1], flatness))
         return validation if flatness is None else {**validation, "trace_sqrt_v": flatness}
 
-    def evaluate_average(self, precision: Precision) -> dict[str, float]:
-        """Metrics of the averaged weights at `precision`; none before there is an average."""
+    def evaluate_average(self, precision: Precision, as_trained: bool = True) -> dict[str, float]:
+        """Metrics of the averaged weights, as `evaluate_at`; none before there is an average."""
         if not self.average.count:
             return {}
         with self.average.in_place_of(self.model):
-            values = self.evaluate_at(precision, self.task.evaluate)
+            values = self.evaluate_at(precision, self.task.evaluate, as_trained)
         self.best.averaged.append(values[self.task.metric])
         return {f"{name}_averaged": value for name, value in values.items()}
 
@@ -273,10 +275,15 @@ class Trainer:
             steps = range(first, first + per_epoch)
             estimate_statistics(self.task, self.model, steps, self.task.batches(first))
 
-    def evaluate_at(self, precision: Precision, measure: Callable[[nn.Module], dict[str, float]]) -> dict[str, float]:
-        """What `measure` says of the model in evaluation mode at `precision`."""
+    def evaluate_at(
+        self, precision: Precision, measure: Callable[[nn.Module], dict[str, float]], as_trained: bool = True
+    ) -> dict[str, float]:
+        """What `measure` says of the model in evaluation mode at `precision`.
+
+        `as_trained` lets a network that chooses its bits do so; otherwise all of it has those of `precision`.
+        """
         started = time.monotonic()
-        self.controller.use(precision)
+        self.controller.use(precision, choose=as_trained)
         self.model.eval()
         try:
             return measure(self.model)

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from bitcycle.analysis.collect import summary_row
 from bitcycle.schedule import Precision, schedule
+from bitcycle.schedule.range_test import FirstRangeTest
 from bitcycle.settings import SettingError
 from bitcycle.training.identity import run_hash
 from bitcycle.training.loop import Trainer
@@ -140,6 +141,12 @@ def test_lengths_of_the_papers_run_and_of_shorter_ones():
         ("RTH", {"q_min": "three"}, r"q_min=three: has the wrong type. Remedy: give a whole number .*, or auto"),
         ("RTH", {"q_min": 3.5}, r"q_min=3.5: has the wrong type"),
         ("RTH", {"q_min": True}, r"q_min=True: has the wrong type"),
+        ("dfq", {"q_min": None}, r"q_min=null: cannot be null"),
+        (
+            "delayed",
+            {"q_min": "auto", "start": 1, "range_test": FirstRangeTest(20)},
+            r"range_test.level_steps=20: .*most 16",
+        ),
         ("RTH", {"q_min": "auto", "q_max": 2}, r"range_test.start=2: there is nothing to test below q_max=2"),
         (
             "RTH",
@@ -168,6 +175,19 @@ def test_auto_knows_its_bounds_and_becomes_the_schedule_that_follows():
     assert (test.q_min, test.q_max, test.gradient) == (2, 8, 10)
 
 
+def test_the_test_has_the_length_of_the_whole_run_also_before_a_late_start():
+    options = {"start": 0.5, "cycles": 2, "range_test": FirstRangeTest(15)}
+    assert schedule("delayed", total_steps=100, q_min="auto", **options).preliminary.levels == range(2, 8)
+
+
+def test_the_cost_of_the_first_test_is_counted_as_asked(digits):
+    options = ["schedule=CR", "schedule.q_min=auto", "schedule.range_test.threshold=0"]
+    before, plan = execute(digits(*options)), digits(*options, "hardware.convention=cpt")
+    after = execute(plan)
+    test = execute(plan.preliminary())["cost"]["total"]
+    assert after["preliminary"]["range_test"]["cost"] == test != before["preliminary"]["range_test"]["cost"]
+
+
 def test_the_name_of_a_run_says_auto():
     def name(*options: str) -> str:
         return run_hash(configure("schedule=RTH", *options))
@@ -177,7 +197,7 @@ def test_the_name_of_a_run_says_auto():
     )
 
 
-@pytest.mark.parametrize("name", ["static", "pfq", "pfq_manual"])
+@pytest.mark.parametrize("name", ["static", "pfq", "pfq_manual", "dfq", "fractrain"])
 def test_schedules_without_q_min_accept_the_word(name):
     assert configure(f"schedule={name}", "schedule.q_min=auto").schedule.q_min == "auto"
 

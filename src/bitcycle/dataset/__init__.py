@@ -7,8 +7,12 @@ from bitcycle.dataset.digits import Digits
 from bitcycle.dataset.epoch import Epoch
 from bitcycle.dataset.image_dataset import ImageDatasetOptions, Splits
 from bitcycle.dataset.images import Images, StreamedImages
+from bitcycle.dataset.interactions import HeldOut, InteractionOptions, Interactions, InteractionSplits
+from bitcycle.dataset.movielens import MovieLens, Ratings
+from bitcycle.dataset.nli import SentencePairFolder, Sick, Xnli
 from bitcycle.dataset.pipeline import Batch, EvaluationBatches, TrainingBatches
 from bitcycle.dataset.registry import DATASETS
+from bitcycle.dataset.sentence_pairs import SentencePairOptions, TokenPairs
 
 __all__ = [
     "DATASETS",
@@ -20,9 +24,20 @@ __all__ = [
     "Digits",
     "Epoch",
     "EvaluationBatches",
+    "HeldOut",
     "ImageDatasetOptions",
     "Images",
+    "InteractionOptions",
+    "InteractionSplits",
+    "Interactions",
+    "MovieLens",
+    "Ratings",
+    "SentencePairFolder",
+    "SentencePairOptions",
+    "Sick",
     "Splits",
     "StreamedImages",
+    "TokenPairs",
     "TrainingBatches",
+    "Xnli",
 ]

@@ -7,6 +7,8 @@ from bitcycle.dataset.cifar import Cifar
 from bitcycle.dataset.custom import CustomImages
 from bitcycle.dataset.digits import Digits
 from bitcycle.dataset.imagenet import ImageNet
+from bitcycle.dataset.movielens import MovieLens, Ratings
+from bitcycle.dataset.nli import SentencePairFolder, Sick, Xnli
 
 DATASETS: dict[str, type[DatasetOptions]] = {
     "cifar10": Cifar,
@@ -15,5 +17,11 @@ DATASETS: dict[str, type[DatasetOptions]] = {
     "imagenet": ImageNet,
     "image_folder": CustomImages,
     "image_parquet": CustomImages,
+    "xnli": Xnli,
+    "sick": Sick,
+    "sentence_pairs": SentencePairFolder,
+    "movielens_20m": MovieLens,
+    "movielens_100k": MovieLens,
+    "ratings": Ratings,
 }
 """Data set name -> its class of options; `conf/dataset/NAME.yaml` is the same."""

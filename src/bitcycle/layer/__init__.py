@@ -11,9 +11,11 @@ from bitcycle.layer.conversion import (
 )
 from bitcycle.layer.gate import Gates
 from bitcycle.layer.gated_block import GatedBlock
+from bitcycle.layer.matrix_product import MatrixProduct, QuantizedMatrixProduct
 from bitcycle.layer.penalty import penalty
 from bitcycle.layer.phase_change import carry_quantized, reset_batch_norm, restart_quantizers, step_ratio
 from bitcycle.layer.quantized import QuantizedConv2d, QuantizedLayer, QuantizedLinear
+from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
 
 __all__ = [
@@ -22,11 +24,14 @@ __all__ = [
     "GatedBlock",
     "Gates",
     "LayerRule",
+    "MatrixProduct",
     "PrecisionController",
     "PrecisionState",
     "QuantizedConv2d",
     "QuantizedLayer",
     "QuantizedLinear",
+    "QuantizedMatrixProduct",
+    "QuantizedProduct",
     "carry_quantized",
     "conversion_plan",
     "convertible_layers",

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from bitcycle.hardware import Cost, CostMeter, HardwareOptions, Workload, hardware_options, trace
 from bitcycle.layer.gate_record import GateRecord
 from bitcycle.layer.quantized import QuantizedLayer
+from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
 from bitcycle.randomness import int32_key
 from bitcycle.schedule import FLOAT, Precision, Schedule
@@ -49,7 +50,10 @@ class PrecisionController:
         self.schedule, self.seed = schedule, seed
         self.states = [module for module in model.modules() if isinstance(module, PrecisionState)]
         layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
-        self._quantizers = list({id(layer.quantizer_options): layer.quantizer_options for layer in layers}.values())
+        products = [module for module in model.modules() if isinstance(module, QuantizedProduct)]
+        self._quantizers = list(
+            {id(product.quantizer_options): product.quantizer_options for product in products}.values()
+        )
         self._stepping = [layer for layer in layers if layer.weight_quantizer.works_each_step]
         if schedule.length.steps_per_epoch is None and any(quantizer.needs_epochs for quantizer in self._quantizers):
             remedy = "bind the schedule with steps_per_epoch"

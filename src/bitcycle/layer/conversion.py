@@ -11,6 +11,7 @@ from typing import NamedTuple
 from torch import nn
 
 from bitcycle.layer.gated_block import gate_blocks
+from bitcycle.layer.matrix_product import MatrixProduct
 from bitcycle.layer.quantized import CONVERSIONS
 from bitcycle.layer.state import PrecisionState
 from bitcycle.quantizer import NoQuantizer, QuantizerOptions, quantizer_options
@@ -53,16 +54,17 @@ def convertible_layers(model: nn.Module) -> dict[str, nn.Module]:
 def layer_roles(model: nn.Module) -> dict[str, tuple[str, ...]]:
     """Roles of the convertible layers.
 
-    first: the first in the order of registration; last: the last one; shortcut: a word of its name (as in
+    first: the first in the order of registration that has a weight; last: the last one; shortcut: a word of its name (as in
     layer2.0.downsample.0 or conv_shortcut) is shortcut, downsample or skip; depthwise: a convolution with one input channel
     per group.
     """
     layers = convertible_layers(model)
+    weighted = [name for name, layer in layers.items() if not isinstance(layer, MatrixProduct)] or [""]
     roles: dict[str, tuple[str, ...]] = {}
-    for index, (name, layer) in enumerate(layers.items()):
+    for name, layer in layers.items():
         found = {
-            "first": index == 0,
-            "last": index == len(layers) - 1 and index > 0,
+            "first": name == weighted[0],
+            "last": name == weighted[-1] and len(weighted) > 1,
             "shortcut": not _SHORTCUT_NAMES.isdisjoint(name.lower().replace(".", "_").split("_")),
             "depthwise": isinstance(layer, nn.Conv2d) and layer.groups > 1 and layer.groups == layer.in_channels,
         }
@@ -189,6 +191,7 @@ def _convert(
     model: nn.Module, plan: list[LayerRule], options: QuantizerOptions, gates: GateOptions | None, compile: bool
 ) -> nn.Module:
     """The model with the layers of `plan` quantized."""
+    options = options.fitted_to(model)
     shared, fixed = PrecisionState(options.initial_precision), None
     depthwise = _depthwise_precision(options, gates)
     if depthwise is not None and any(rule.treatment.startswith("fixed") for rule in plan):
@@ -199,10 +202,10 @@ def _convert(
     for rule in plan:
         layer = layers[rule.name]
         state = fixed if rule.treatment.startswith("fixed") else shared
-        converted = CONVERSIONS[type(layer)](layer)  # type: ignore[operator]
+        converted = CONVERSIONS[type(layer)](layer)
         converted.attach(options, state, key=rule.name, compile=compile, signed=rule.name in signed)
         _move_hooks(layer, converted)
-        converted.to(next(layer.parameters()).device)
+        converted.to(next(layer.parameters(), next(model.parameters())).device)
         converted.train(layer.training)
         model = _replace(model, layer, converted)
     _keep_layers_in_use(model)

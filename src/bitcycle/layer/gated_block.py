@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from bitcycle.layer.choices import Block, Choices
 from bitcycle.layer.gate import Gates
 from bitcycle.layer.quantized import QuantizedLayer
+from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
 from bitcycle.schedule import GateOptions
 from bitcycle.settings import SettingError
@@ -53,7 +54,7 @@ class GatedBlock(nn.Module):
         self._gates = (gates,)
         self._shortcut = (shortcut_of(block),)
         self._layers = tuple(
-            module for module in block.modules() if isinstance(module, QuantizedLayer) and not module.precision.fixed
+            module for module in block.modules() if isinstance(module, QuantizedProduct) and not module.precision.fixed
         )
         self.samples_are_independent = _samples_are_independent(block)
 

@@ -7,13 +7,15 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bitcycle.layer.quantized import QuantizedLayer
+from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.quantizer import optimal_step
 
 
 def restart_quantizers(model: nn.Module) -> None:
     """Let the quantizers adapt to the next phase even where its bits are those of the phase before."""
-    for layer in _quantized(model):
-        layer.restart()
+    for module in model.modules():
+        if isinstance(module, QuantizedProduct):
+            module.restart()
 
 
 def carry_quantized(model: nn.Module) -> None:

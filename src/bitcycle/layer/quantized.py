@@ -4,28 +4,28 @@
 
 The gradient is quantized once, at the layer's output, and serves both the input's and the weight's gradient, unless the
 quantizer asks for a finer copy for the latter. Master weights, bias and updates are float32. Source: released code of CPT,
-modules/quantize.py (QConv2d). Differs from it in that a bias, which theirs cannot have, is kept in float32.
+modules/quantize.py (QConv2d). A bias, which theirs cannot have, is kept in float32 unless the quantizer has something for it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bitcycle.layer.bifurcation import Product, bifurcated
+from bitcycle.layer.matrix_product import MatrixProduct, quantized_matrix_product
+from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
-from bitcycle.quantizer import QuantizerOptions, encode_bits, quantizer_options
-from bitcycle.quantizer.autograd import backward_only
+from bitcycle.quantizer import QuantizerOptions, encode_bits
 from bitcycle.randomness import int32_key
-from bitcycle.schedule import Precision
 
 
-class QuantizedLayer(nn.Module):
+class QuantizedLayer(QuantizedProduct):
     """The quantizing half of a quantized layer; the other half is an ordinary PyTorch layer."""
 
-    layer_key: Tensor
     fine_key: Tensor
     fine_bits: Tensor
 
@@ -37,33 +37,16 @@ class QuantizedLayer(nn.Module):
         compile: bool = False,
         signed: bool = False,
     ) -> None:
-        """Give the layer its quantizers.
-
-        Args:
-            quantizer: name or options.
-            precision: where the layer reads its bits; its own, at the quantizer's initial precision, if None.
-            key: what the layer's noise depends on, beside seed and step: its name in the model.
-            compile: fuse each quantizer into one kernel.
-            signed: the layer's input is something else than the (pooled) output of a ReLU.
-        """
-        options = quantizer_options(quantizer)
-        self.quantizer_options = options
-        self.precision = precision if precision is not None else PrecisionState(options.initial_precision)
+        options = self.attach_output(quantizer, precision, key, compile)
         self.weight_quantizer = options.weight(compile)
         self.activation_quantizer = options.activation(compile, signed)
-        self.gradient_quantizer = options.gradient(compile)
+        self.bias_quantizer = None if self.bias is None else options.bias(compile)
         self.input_gradient_quantizer = options.input_gradient(compile)
         self.weight_gradient_quantizer = options.weight_gradient(compile)
         self.weight_quantizer.initialise(self.weight)  # type: ignore[arg-type]
-        self._keep("layer_key", torch.tensor(int32_key("layer", key), dtype=torch.int32))
         if options.fine_gradient_bits is not None:
             self._keep("fine_key", torch.tensor(int32_key("layer", key, "fine"), dtype=torch.int32))
             self._keep("fine_bits", torch.tensor(encode_bits(options.fine_gradient_bits)))
-        self.prepared: tuple[Precision, bool] | None = None
-        self.register_load_state_dict_post_hook(_forget_preparation)
-
-    def _keep(self, name: str, value: Tensor) -> None:
-        self.register_buffer(name, value, persistent=False)
 
     def quantized_operands(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Input and weight at the current bits."""
@@ -79,6 +62,13 @@ class QuantizedLayer(nn.Module):
             self.activation_quantizer(x, state.activation_bits),
             self.weight_quantizer(weight, state.weight_bits),
         )
+
+    def quantized_bias(self) -> Tensor | None:
+        """The bias, at the bits of the weight where the quantizer has something for it."""
+        bias: Tensor | None = self.bias  # type: ignore[assignment]
+        if bias is None or self.bias_quantizer is None:
+            return bias
+        return self.bias_quantizer(bias, self.precision.weight_bits)  # type: ignore[no-any-return]
 
     def _prepare(self, x: Tensor, weight: Tensor) -> None:
         """Let the quantizers adapt to bits, or to a mode, that they have not seen last. Compares numbers of the host only."""
@@ -108,23 +98,13 @@ class QuantizedLayer(nn.Module):
         )
         return [term for term in found if term is not None]
 
-    def quantize_gradient_of(self, y: Tensor) -> Tensor:
-        """y, whose gradient will be quantized."""
-        state = self.precision
-        return self.gradient_quantizer(y, state.gradient_bits, state.step_key, self.layer_key)  # type: ignore[no-any-return]
-
     def quantized_product(self, x: Tensor, product: Product) -> Tensor:
         """product(x, weight, bias) of the quantized operands, with quantized gradients."""
-        mask = self.precision.sample_mask
-        if (
-            mask is not None
-        ):  # on both sides of the gradient's quantizer, which makes noise of zeros and a range of the rest
-            return masked_gradient(self._product(x, lambda *operands: masked_gradient(product(*operands), mask)), mask)
-        return self._product(x, product)
+        return self.masked(product, lambda masked_product: self._product(x, masked_product))
 
     def _product(self, x: Tensor, product: Product) -> Tensor:
         x, weight = self.quantized_operands(x)
-        bias: Tensor | None = self.bias  # type: ignore[assignment]
+        bias = self.quantized_bias()
         if self.quantizer_options.fine_gradient_bits is None:
             return self.quantize_gradient_of(product(x, weight, bias))
         return bifurcated(product, x, weight, bias, self._coarse, self._fine)
@@ -139,18 +119,10 @@ class QuantizedLayer(nn.Module):
         return self.gradient_quantizer.quantize(gradient, bits, state.step_key, self.fine_key)
 
 
-def masked_gradient(y: Tensor, mask: Tensor) -> Tensor:
-    """y [N, ...], whose gradient is multiplied by mask [N]."""
-    return backward_only(torch.mul, y, mask.view(-1, *[1] * (y.dim() - 1)))
-
-
-def _forget_preparation(layer: nn.Module, _incompatible_keys: Any) -> None:
-    """A loaded state may hold step sizes for other bits: look again."""
-    layer.prepared = None  # type: ignore[assignment]
-
-
 class QuantizedConv2d(QuantizedLayer, nn.Conv2d):
     """A quantized torch.nn.Conv2d, grouped and depthwise included. Shapes as there: [N, C, H, W] -> [N, C', H', W']."""
+
+    has_positions = False
 
     def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
         nn.Conv2d.__init__(self, *arguments, **options)
@@ -196,6 +168,10 @@ def quantized_linear(layer: nn.Linear) -> QuantizedLinear:
     return converted
 
 
-CONVERSIONS = {nn.Conv2d: quantized_conv2d, nn.Linear: quantized_linear}
+CONVERSIONS: dict[type[nn.Module], Callable[..., QuantizedProduct]] = {
+    nn.Conv2d: quantized_conv2d,
+    nn.Linear: quantized_linear,
+    MatrixProduct: quantized_matrix_product,
+}
 """Float layer type -> the function that makes the quantized layer from it. Subclasses are left alone: they may compute
 something else, or have their weight read by a parent (as in torch.nn.MultiheadAttention)."""

@@ -4,16 +4,18 @@ from bitcycle.model.base import ModelOptions, build_seeded, check_kind
 from bitcycle.model.mobilenet_v2_cifar import CifarMobileNetV2, MobileNetV2Cifar
 from bitcycle.model.registry import MODELS
 from bitcycle.model.resnet_cifar import CifarResNet, ResNetCifar
-from bitcycle.model.shape import ImageShape, Shape
+from bitcycle.model.shape import ImageShape, InteractionShape, SentencePairShape, Shape
 
 __all__ = [
     "MODELS",
     "CifarMobileNetV2",
     "CifarResNet",
     "ImageShape",
+    "InteractionShape",
     "MobileNetV2Cifar",
     "ModelOptions",
     "ResNetCifar",
+    "SentencePairShape",
     "Shape",
     "build_seeded",
     "check_kind",

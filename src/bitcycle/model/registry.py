@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from bitcycle.model.base import ModelOptions
+from bitcycle.model.bert import Bert
 from bitcycle.model.mobilenet_v2_cifar import MobileNetV2Cifar
+from bitcycle.model.ncf import Ncf
 from bitcycle.model.resnet_cifar import ResNetCifar
 from bitcycle.model.resnet_extra_skip import ResNetExtraSkipCifar, ResNetExtraSkipImagenet
 from bitcycle.model.resnet_imagenet import ResNetImagenet
@@ -18,5 +20,8 @@ MODELS: dict[str, tuple[type[ModelOptions], dict[str, Any]]] = {
     **{f"resnet{depth}_extra_skip": (ResNetExtraSkipCifar, {"depth": depth}) for depth in (8, 20)},
     "resnet34_extra_skip": (ResNetExtraSkipImagenet, {"depth": 34}),
     "vgg16": (VggCifar, {}),
+    "mbert": (Bert, {"layers": 12, "hidden": 768, "heads": 12, "intermediate": 3072}),
+    "bert_tiny": (Bert, {"layers": 2, "hidden": 128, "heads": 2, "intermediate": 512}),
+    "ncf": (Ncf, {}),
 }
 """Model name -> its class of options and the values that make it that model; `conf/model/NAME.yaml` says the same."""

@@ -13,5 +13,20 @@ class ImageShape(NamedTuple):
     classes: int
 
 
-Shape: TypeAlias = ImageShape
+class SentencePairShape(NamedTuple):
+    """Pairs of sentences as one sequence of token numbers below `vocabulary`, padded to `length`; number of classes."""
+
+    vocabulary: int
+    length: int
+    classes: int
+
+
+class InteractionShape(NamedTuple):
+    """Users and items, each by a number, and whether the user has chosen the item."""
+
+    users: int
+    items: int
+
+
+Shape: TypeAlias = ImageShape | SentencePairShape | InteractionShape
 """Any of them."""

@@ -61,6 +61,18 @@ def quantize_stochastically(x: Tensor, bits: Tensor, step_key: Tensor, layer_key
     return fake_quantize(x, low, high - low, bits, uniform(x.shape, step_key ^ layer_key))
 
 
+def quantize_per_position(x: Tensor, bits: Tensor, noise: Tensor | None = None) -> Tensor:
+    """Fake-quantize [N, P, F] with one minimum and maximum for each of the P positions, over samples and features."""
+    low = x.amin(2, keepdim=True).amin(0, keepdim=True)
+    high = x.amax(2, keepdim=True).amax(0, keepdim=True)
+    return fake_quantize(x, low, high - low, bits, noise)
+
+
+def quantize_positions_stochastically(x: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
+    """`quantize_per_position` with unbiased stochastic rounding; the noise is that of (step, layer)."""
+    return quantize_per_position(x, bits, uniform(x.shape, step_key ^ layer_key))
+
+
 def quantize_and_observe(
     x: Tensor, bits: Tensor, running_zero_point: Tensor, running_range: Tensor, momentum: float
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -164,6 +164,25 @@ class QuantizerOptions(Settings):
         """A new quantizer of the gradient at a layer's output."""
         return FloatGradient()
 
+    def position_gradient(self, compile: bool) -> GradientQuantizer:
+        """The same for a layer whose output is [N, positions ..., F]: a linear layer, a recurrent one, a matrix product."""
+        return self.gradient(compile)
+
+    def operand(self, compile: bool) -> TensorQuantizer:
+        """A new quantizer of one operand of a product of two activations, whose sum runs over a dimension of each.
+
+        Activations with sign, unless a quantizer has something of its own for them.
+        """
+        return self.activation(compile, signed=True)
+
+    def bias(self, compile: bool) -> TensorQuantizer | None:
+        """A new quantizer of a layer's bias; None leaves it in float32."""
+        return None
+
+    def fitted_to(self, model: nn.Module) -> QuantizerOptions:
+        """These options with what they leave to the network decided as `model` says."""
+        return self
+
     def input_gradient(self, compile: bool) -> GradientQuantizer | None:
         """A new quantizer of the gradient that a layer hands to its input; None leaves it as it is."""
         return None

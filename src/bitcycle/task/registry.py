@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from bitcycle.task.base import TaskOptions
 from bitcycle.task.classification import ClassificationOptions
+from bitcycle.task.entailment import EntailmentOptions
+from bitcycle.task.recommendation import RecommendationOptions
 
 TASKS: dict[str, type[TaskOptions]] = {
     "classification": ClassificationOptions,
+    "entailment": EntailmentOptions,
+    "recommendation": RecommendationOptions,
 }
 """Task name -> its class of options; `conf/task/NAME.yaml` is the same."""

@@ -1,0 +1,129 @@
+"""MovieLens, and ratings of your own: which user has rated which film, whatever the rating.
+
+20M: 20,000,263 ratings of 26,744 films by 138,493 users, the official ml-20m/ratings.csv (files.grouplens.org). 100K: 100,000
+ratings of 1,682 films by 943 users, a stand-in whose numbers say nothing of the other's. Harper and Konstan 2015. Both may be
+used for research and come from GroupLens alone. Users and items are numbered in the order of their identifiers; ratings of
+one second stay in the order of the file.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as arrow
+import torch
+from pyarrow import csv
+
+from bitcycle.dataset.base import DatasetInfo
+from bitcycle.dataset.fetch import fetch
+from bitcycle.dataset.interactions import InteractionOptions, Interactions
+from bitcycle.errors import DataError
+from bitcycle.model import InteractionShape
+from bitcycle.settings import MISSING, setting
+
+COLUMNS = ("userId", "movieId", "rating", "timestamp")
+
+
+class Release(NamedTuple):
+    """One official data set: its sizes, where it may lie, and the archive and member that it comes in."""
+
+    users: int
+    items: int
+    ratings: int
+    places: tuple[str, ...]
+    archive: str
+
+
+RELEASES = {
+    "movielens_20m": Release(138_493, 26_744, 20_000_263, ("ml-20m/ratings.csv", "ml-20m/ratings.csv.gz"), "ml-20m"),
+    "movielens_100k": Release(943, 1_682, 100_000, ("ml-100k/u.data", "movielens/ratings.csv.gz"), "ml-100k"),
+}
+SOURCE = "https://files.grouplens.org/datasets/movielens"
+
+
+@dataclass
+class MovieLens(InteractionOptions):
+    """Options of MovieLens."""
+
+    @property
+    def release(self) -> Release:
+        """Which of the official data sets."""
+        return RELEASES[self.name]
+
+    def full_info(self, data_root: Path) -> DatasetInfo:
+        users, items, ratings, *_ = self.release
+        return DatasetInfo(InteractionShape(users, items), ratings - users, users)
+
+    def read(self, data_root: Path) -> Interactions:
+        places = [data_root / place for place in self.release.places]
+        file = next((place for place in places if place.is_file()), None) or self._download(data_root)
+        interactions = read_ratings(file)
+        users, items, ratings, *_ = self.release
+        if (*interactions.shape, len(interactions.users)) != (users, items, ratings):
+            found = interactions.shape
+            raise DataError(
+                f"{file} holds {len(interactions.users)} ratings of {found.items} films by {found.users} users; {self.name} has "
+                f"{ratings} of {items} by {users}. Delete it and fetch it again."
+            )
+        return interactions
+
+    def _download(self, data_root: Path) -> Path:
+        release = self.release
+        remedy = (
+            f"Fetch it and put {release.places[0]} below {data_root}, or point data_root= (or BITCYCLE_DATA) at the folder that "
+            "holds it. dataset=movielens_100k is a small stand-in for movielens_20m."
+        )
+        archive = fetch(f"{SOURCE}/{release.archive}.zip", data_root / f"{release.archive}.zip", remedy)
+        try:
+            with zipfile.ZipFile(archive) as members:
+                members.extract(release.places[0], data_root)
+        except (OSError, KeyError, zipfile.BadZipFile) as error:
+            raise DataError(f"cannot unpack {archive}: {error}. Delete it and run the same command again.") from error
+        return data_root / release.places[0]
+
+
+@dataclass
+class Ratings(InteractionOptions):
+    """Options of ratings of your own: a file with the header userId,movieId,rating,timestamp."""
+
+    name: str = "ratings"
+    path: str = setting(MISSING, "the file, absolute or below data_root; .gz is unpacked")
+
+    def full_info(self, data_root: Path) -> DatasetInfo:
+        found = self.read(data_root)
+        users = found.shape.users
+        if len(found.users) < 2 * users:
+            raise DataError(f"{self.path} has too few ratings: give two or more of each user.")
+        return DatasetInfo(found.shape, len(found.users) - users, users)
+
+    def read(self, data_root: Path) -> Interactions:
+        return read_ratings(data_root / self.path)
+
+
+def read_ratings(file: Path) -> Interactions:
+    """Interactions of a file of ratings: comma-separated with the header of ml-20m, or tab-separated without (u.data).
+
+    Raises:
+        DataError: if it cannot be read.
+    """
+    tabs = file.name == "u.data"
+    try:
+        table = csv.read_csv(
+            file,
+            csv.ReadOptions(column_names=COLUMNS if tabs else None),
+            csv.ParseOptions(delimiter="\t" if tabs else ","),
+            csv.ConvertOptions(include_columns=[COLUMNS[0], COLUMNS[1], COLUMNS[3]]),
+        )
+        columns = [table[name].to_numpy() for name in (COLUMNS[0], COLUMNS[1], COLUMNS[3])]
+    except (OSError, ValueError, KeyError, arrow.ArrowException) as error:
+        raise DataError(
+            f"cannot read {file}: {error}. Fetch it again; its columns are {', '.join(COLUMNS)}."
+        ) from error
+    (user_ids, users), (item_ids, items) = (np.unique(column, return_inverse=True) for column in columns[:2])
+    order = np.lexsort((columns[2], users))  # stable: what happened in one second stays in the order of the file
+    shape = InteractionShape(len(user_ids), len(item_ids))
+    return Interactions(torch.from_numpy(users[order]), torch.from_numpy(items[order]), shape)

@@ -1,0 +1,125 @@
+"""From text to numbers: a tokenizer of a published network, or WordPiece trained on the training sentences."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bitcycle.dataset.base import logger
+from bitcycle.errors import DataError
+from bitcycle.extras import require
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+class TokenizerSetup(NamedTuple):
+    """Where a tokenizer comes from: a folder, or training with so many tokens, with or without regard to case."""
+
+    folder: Path | None
+    vocabulary: int
+    lowercase: bool
+
+
+def find_tokenizer(setup: TokenizerSetup, sentences: list[str]) -> Any:
+    """The tokenizer: read from its folder, or trained on `sentences` and kept for the next time.
+
+    Training depends on sentences and setup alone. The result is kept below BITCYCLE_CACHE, else ~/.cache/bitcycle, if that
+    can be written to.
+
+    Raises:
+        DataError: if the folder holds none, or one with more tokens than the network has embeddings for.
+    """
+    tokenizers = require("tokenizers", "entailment")
+    tokenizer = _trained(tokenizers, setup, sentences) if setup.folder is None else _read(tokenizers, setup)
+    size = tokenizer.get_vocab_size()
+    if size > setup.vocabulary:
+        raise DataError(
+            f"the tokenizer in {setup.folder} has {size} tokens, and dataset.vocabulary is {setup.vocabulary}. Set "
+            f"dataset.vocabulary={size}, or give the tokenizer that belongs to the network."
+        )
+    return tokenizer
+
+
+def _read(tokenizers: Any, setup: TokenizerSetup) -> Any:
+    assert setup.folder is not None
+    whole, words = setup.folder / "tokenizer.json", setup.folder / "vocab.txt"
+    try:
+        if whole.is_file():
+            tokenizer = tokenizers.Tokenizer.from_file(str(whole))
+        elif words.is_file():
+            tokenizer = tokenizers.BertWordPieceTokenizer(str(words), lowercase=setup.lowercase)._tokenizer
+        else:
+            raise DataError(
+                f"there is no tokenizer in {setup.folder} (neither tokenizer.json nor vocab.txt). Put the files of the published "
+                "network there, or set dataset.tokenizer to their folder, or to null for one trained on the training data."
+            )
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read the tokenizer in {setup.folder}: {error}. Fetch its files again.") from error
+    return tokenizer
+
+
+def _trained(tokenizers: Any, setup: TokenizerSetup, sentences: list[str]) -> Any:
+    kept = _cache_file(tokenizers, setup, sentences)
+    if kept.is_file():
+        return tokenizers.Tokenizer.from_file(str(kept))
+    logger.info("training a tokenizer of at most %d tokens on %d sentences", setup.vocabulary, len(sentences))
+    tokenizer = train_word_piece(tokenizers, setup, sentences)
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        part = kept.with_suffix(f".part{os.getpid()}")
+        part.write_text(tokenizer.to_str())
+        part.replace(kept)
+    except OSError as error:
+        logger.info("the tokenizer is not kept: cannot write %s (%s)", kept, error.strerror)
+    return tokenizer
+
+
+def train_word_piece(tokenizers: Any, setup: TokenizerSetup, sentences: list[str]) -> Any:
+    """BERT's WordPiece (Devlin et al. 2019): pairs of pieces merged by frequency up to `vocabulary` tokens."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=setup.lowercase)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    trainer = tokenizers.trainers.WordPieceTrainer(
+        vocab_size=setup.vocabulary, special_tokens=list(SPECIAL), show_progress=False
+    )
+    # Words of equal frequency would come in the order of a hash table with a random seed.
+    tokenizer.train_from_iterator(sorted(sentences), trainer)
+    markers = [(word, SPECIAL.index(word)) for word in ("[SEP]", "[CLS]")]
+    tokenizer.post_processor = tokenizers.processors.BertProcessing(*markers)
+    return tokenizer
+
+
+def _cache_file(tokenizers: Any, setup: TokenizerSetup, sentences: list[str]) -> Path:
+    known = json.dumps([tokenizers.__version__, setup.vocabulary, setup.lowercase, sorted(sentences)])
+    digest = hashlib.sha256(known.encode()).hexdigest()[:16]
+    folder = os.environ.get("BITCYCLE_CACHE") or Path.home() / ".cache" / "bitcycle"
+    return Path(folder) / "tokenizers" / f"{setup.vocabulary}-{digest}.json"
+
+
+def encode(tokenizer: Any, premises: list[str], hypotheses: list[str], length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Pairs as token numbers [N, length] int32, segments [N, length] uint8 and lengths [N]; the longer sentence is cut first."""
+    tokenizer.enable_truncation(length, strategy="longest_first")
+    tokenizer.enable_padding(length=length, pad_id=_padding(tokenizer), pad_token="[PAD]")
+    ids = torch.empty(len(premises), length, dtype=torch.int32)
+    segments = torch.empty(len(premises), length, dtype=torch.uint8)
+    lengths = torch.empty(len(premises), dtype=torch.int64)
+    for start in range(0, len(premises), 4096):
+        rows = slice(start, start + 4096)
+        found = tokenizer.encode_batch(list(zip(premises[rows], hypotheses[rows])))
+        ids[rows] = torch.tensor([pair.ids for pair in found], dtype=torch.int32)
+        segments[rows] = torch.tensor([pair.type_ids for pair in found], dtype=torch.uint8)
+        lengths[rows] = torch.tensor([sum(pair.attention_mask) for pair in found])
+    return ids, segments, lengths
+
+
+def _padding(tokenizer: Any) -> int:
+    number = tokenizer.token_to_id("[PAD]")
+    if number is None:
+        raise DataError("the tokenizer has no token [PAD], as those of BERT have. Give a tokenizer of BERT's kind.")
+    return int(number)

@@ -1,0 +1,190 @@
+"""BERT for pairs of sentences: transformers' network, with its attention written so that both products can be quantized.
+
+    S = Q K^T / sqrt(d) + mask,     P = dropout(softmax(S)),     C = P V          both products are layer.MatrixProduct
+
+Source: Devlin et al. 2019 and released code of Better Schedules, cpt_xnli: every linear layer is quantized, pooler and
+classifier included, biases too, and both products of attention; float are embeddings, layer norms, softmax, GELU, tanh,
+dropout and residuals. Differs from the code in nothing but the noise of gradients. Works with transformers 4.46 and later.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from bitcycle.extras import require
+from bitcycle.layer.matrix_product import MatrixProduct
+from bitcycle.model.base import ModelOptions
+from bitcycle.model.shape import SentencePairShape
+from bitcycle.settings import MISSING, SettingError, setting
+
+logger = logging.getLogger(__name__)
+
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+class SelfAttention(nn.Module):
+    """Self-attention around the layers of transformers' module: [N, T, H] -> ([N, T, H], None).
+
+    Args:
+        attention: transformers' BertSelfAttention, of whichever version.
+        heads: number of heads.
+    """
+
+    def __init__(self, attention: Any, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value = attention.query, attention.key, attention.value
+        self.dropout = attention.dropout
+        self.scores, self.context = MatrixProduct(), MatrixProduct()
+
+    def forward(self, x: Tensor, attention_mask: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+        """The mask [N, 1, 1, T] is added to the scores; further arguments of transformers are for decoders."""
+        query, key, value = (self._by_head(layer(x)) for layer in (self.query, self.key, self.value))
+        scores = self.scores(query, key.transpose(2, 3)) / query.shape[-1] ** 0.5 + attention_mask
+        context = self.context(self.dropout(scores.softmax(-1)), value)
+        return context.transpose(1, 2).flatten(2), None
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # type: ignore[no-any-return]
+
+
+class BertClassifier(nn.Module):
+    """Token numbers, segments and mask [N, T] -> [N, classes]; parameters named as in BertForSequenceClassification.
+
+    Args:
+        bert: transformers' BertModel.
+        classes: outputs.
+    """
+
+    float_layers = ()
+    """Every linear layer is quantized (Better Schedules' code)."""
+    signed_inputs = ("*",)
+    """No layer reads the output of a ReLU."""
+    quantized_bias = True
+    """Biases too."""
+
+    def __init__(self, bert: Any, classes: int) -> None:
+        super().__init__()
+        config = bert.config
+        self.bert = bert
+        for layer in bert.encoder.layer:
+            layer.attention.self = SelfAttention(layer.attention.self, config.num_attention_heads)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.classifier = nn.Linear(config.hidden_size, classes)
+        nn.init.normal_(self.classifier.weight, std=config.initializer_range)
+        nn.init.zeros_(self.classifier.bias)
+
+    def forward(self, ids: Tensor, segments: Tensor, mask: Tensor) -> Tensor:
+        """`mask` is true where there is a token and not padding."""
+        x = self.bert.embeddings(input_ids=ids, token_type_ids=segments)
+        # Added to the scores before the softmax; encoder and masks of transformers differ from version to version.
+        hidden = torch.where(mask, 0.0, torch.finfo(x.dtype).min)[:, None, None, :]
+        for layer in self.bert.encoder.layer:
+            output = layer(x, hidden)
+            x = output[0] if isinstance(output, tuple) else output
+        return self.classifier(self.dropout(self.bert.pooler(x)))  # type: ignore[no-any-return]
+
+
+@dataclass
+class Bert(ModelOptions):
+    """Options of BERT."""
+
+    takes = SentencePairShape
+
+    layers: int = setting(MISSING, "encoder layers", minimum=1)
+    hidden: int = setting(MISSING, "width", minimum=1)
+    heads: int = setting(MISSING, "attention heads", minimum=1)
+    intermediate: int = setting(MISSING, "width inside the feed-forward part of a layer", minimum=1)
+    positions: int = setting(512, "most tokens of a sequence", minimum=1)
+    dropout: float = setting(0.1, "dropout of hidden states and attention", minimum=0, maximum=0.999)
+    weights: Optional[str] = setting(
+        None,
+        "folder of published weights (model.safetensors or pytorch_model.bin), as of bert-base-multilingual-cased; null: random",
+    )
+
+    def validate(self) -> None:
+        if self.hidden % self.heads:
+            problem = f"does not divide the width of {self.hidden}"
+            raise SettingError("heads", self.heads, problem, "choose another number")
+
+    def check(self, shape: SentencePairShape) -> None:
+        if shape.length > self.positions:
+            problem = f"is less than the {shape.length} tokens of a pair"
+            raise SettingError("positions", self.positions, problem, f"set dataset.length={self.positions} or less")
+
+    def build(self, shape: SentencePairShape) -> BertClassifier:
+        transformers = require("transformers", "entailment")
+        config = transformers.BertConfig(
+            vocab_size=shape.vocabulary,
+            hidden_size=self.hidden,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            intermediate_size=self.intermediate,
+            max_position_embeddings=self.positions,
+            hidden_dropout_prob=self.dropout,
+            attention_probs_dropout_prob=self.dropout,
+        )
+        bert = transformers.BertModel(config)
+        if self.weights is not None:
+            _load(bert, self.weights)
+        elif self.initial_weights is None:
+            _warn_of_random_weights(self.name)
+        return BertClassifier(bert, shape.classes)
+
+
+@cache
+def _warn_of_random_weights(name: str) -> None:
+    logger.warning(
+        "%s begins with RANDOM weights: nothing was pre-trained. Fine-tuning as in the papers needs model.weights=FOLDER of "
+        "published weights",
+        name,
+    )
+
+
+def _load(bert: nn.Module, path: str) -> None:
+    """Load published weights, of the network with any head or without.
+
+    Raises:
+        SettingError (a ValueError): if they are missing or do not fit.
+    """
+    state, expected = _read(path), bert.state_dict()
+    found = {_present_name(name): value for name, value in state.items()}
+    for name, value in expected.items():
+        if name not in found or found[name].shape != value.shape:
+            there = f"is {list(found[name].shape)}" if name in found else "is missing"
+            problem = f"does not fit this network: {name} {there} instead of {list(value.shape)}"
+            remedy = "give weights of the same network; dataset.vocabulary and dataset.tokenizer have to be its own"
+            raise SettingError("weights", path, problem, remedy)
+    bert.load_state_dict({name: found[name] for name in expected})
+    logger.info("weights of BERT from %s", path)
+
+
+def _present_name(name: str) -> str:
+    """Names of today for those of the first checkpoints."""
+    name = name.removeprefix("bert.")
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+
+
+def _read(path: str) -> dict[str, Tensor]:
+    folder = Path(path).expanduser()
+    safe, pickled = (folder / name for name in WEIGHT_FILES)
+    try:
+        if safe.is_file():
+            state: dict[str, Tensor] = require("safetensors.torch", "entailment").load_file(str(safe))
+        elif pickled.is_file():
+            state = torch.load(pickled, map_location="cpu", weights_only=True)
+        else:
+            remedy = "put model.safetensors or pytorch_model.bin of the published network there"
+            raise SettingError("weights", path, "there are no weights in this folder", remedy)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        problem = f"cannot be read ({type(error).__name__}: {str(error).splitlines()[0]})"
+        raise SettingError("weights", path, problem, "fetch the files again") from error
+    return state

@@ -1,0 +1,82 @@
+"""Neural collaborative filtering (NeuMF): does a user choose an item?
+
+    g = e_user * e_item  (64)        h = MLP([f_user, f_item])  (2 x 128 -> 256 -> 128 -> 64)        logit = w [g, h] + c
+
+Source: He et al. 2017 in the sizes and initial weights of MLPerf 0.5, as in partial pre-training (table 1, section 4.1), which
+adds batch norm after the layers of the MLP. Initial weights: embeddings N(0, 0.01^2), MLP Glorot-uniform, last layer
+LeCun-uniform, biases PyTorch's. Differs from the authors' code in nothing that we know of: none was released. Which
+layer is "the first" that stays float is not said: the embeddings are looked up, not multiplied, so it is the MLP's first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bitcycle.model.base import ModelOptions
+from bitcycle.model.shape import InteractionShape
+from bitcycle.settings import setting
+
+FACTORS, EMBEDDING, WIDTHS = 64, 128, (256, 128, 64)
+EMBEDDING_STD = 0.01
+
+
+class NeuralCollaborativeFiltering(nn.Module):
+    """Numbers of users and items [N] -> logits [N].
+
+    Args:
+        users, items: how many there are.
+        bn: batch norm after each layer of the MLP, before its ReLU.
+        first: float or quantized: what becomes of the first layer of the MLP.
+    """
+
+    def __init__(self, users: int, items: int, bn: bool = True, first: str = "float") -> None:
+        super().__init__()
+        self.user_factors, self.item_factors = nn.Embedding(users, FACTORS), nn.Embedding(items, FACTORS)
+        self.user_embedding, self.item_embedding = nn.Embedding(users, EMBEDDING), nn.Embedding(items, EMBEDDING)
+        blocks, before = [], 2 * EMBEDDING
+        for width in WIDTHS:
+            norm = [nn.BatchNorm1d(width)] if bn else []
+            blocks.append(nn.Sequential(nn.Linear(before, width), *norm, nn.ReLU()))
+            before = width
+        self.mlp = nn.Sequential(*blocks)
+        self.final = nn.Linear(FACTORS + before, 1)
+        self.float_layers = ("first", "last") if first == "float" else ("last",)
+        # A quantizer that cuts off negative inputs (PACT) may do so to the embeddings if their layer is to be quantized.
+        self.signed_inputs = ("first", "last") if first == "float" else ("last",)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        for embedding in (self.user_factors, self.item_factors, self.user_embedding, self.item_embedding):
+            nn.init.normal_(embedding.weight, std=EMBEDDING_STD)
+        for layer in self.mlp.modules():
+            if isinstance(layer, nn.Linear):
+                nn.init.xavier_uniform_(layer.weight)
+        limit = (3 / self.final.in_features) ** 0.5
+        nn.init.uniform_(self.final.weight, -limit, limit)
+
+    def forward(self, users: Tensor, items: Tensor) -> Tensor:
+        product = self.user_factors(users) * self.item_factors(items)
+        hidden = self.mlp(torch.cat((self.user_embedding(users), self.item_embedding(items)), 1))
+        return self.final(torch.cat((product, hidden), 1)).squeeze(1)  # type: ignore[no-any-return]
+
+
+@dataclass
+class Ncf(ModelOptions):
+    """Options of NeuMF."""
+
+    takes = InteractionShape
+
+    name: str = "ncf"
+    bn: bool = setting(True, "batch norm after each layer of the MLP (partial 4.1: in front of binarized inputs)")
+    first: str = setting(
+        "float",
+        "first layer of the MLP: float (partial 4.3), or quantized; with quantizer=pact_binary also set"
+        " quantizer.float_layers=[last] (its inputs, N(0, 0.01^2) at first, are then all below the threshold of 1.5)",
+        choices=("float", "quantized"),
+    )
+
+    def build(self, shape: InteractionShape) -> NeuralCollaborativeFiltering:
+        return NeuralCollaborativeFiltering(shape.users, shape.items, self.bn, self.first)

@@ -1,0 +1,133 @@
+"""Entailment: cross-entropy and accuracy over pairs of sentences; a sample is a pair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitcycle.dataset import DatasetInfo, Epoch, SentencePairOptions, TokenPairs
+from bitcycle.dataset.pipeline import epoch_order
+from bitcycle.model import SentencePairShape
+from bitcycle.settings import SettingError, setting
+from bitcycle.task.base import Outcome, Sample, Task, TaskOptions, TaskSetup
+
+
+class PairBatch(NamedTuple):
+    """Token numbers and segments [N, T], mask [N, T] (true: no padding), labels [N]."""
+
+    ids: Tensor
+    segments: Tensor
+    mask: Tensor
+    labels: Tensor
+
+
+@dataclass
+class EntailmentOptions(TaskOptions):
+    """Options of entailment."""
+
+    takes = SentencePairOptions
+
+    name: str = "entailment"
+    evaluation_split: str = setting(
+        "test",
+        "split of the main metric (Better Schedules: test; its released code: validation); the validation split is evaluated too",
+        choices=("test", "validation"),
+    )
+    evaluation_batch_size: int = setting(64, "pairs evaluated at once", minimum=1, affects_result=False)
+
+    def sample(self, info: DatasetInfo) -> Sample:
+        shape = info.shape
+        assert isinstance(shape, SentencePairShape)
+        tokens = torch.zeros(1, shape.length, dtype=torch.int64, device="meta")
+        return Sample((tokens, tokens, torch.ones(1, shape.length, dtype=torch.bool, device="meta")), samples=1)
+
+    def build(self, setup: TaskSetup) -> Entailment:
+        dataset, shape = setup.dataset, setup.info.shape
+        assert isinstance(dataset, SentencePairOptions) and isinstance(shape, SentencePairShape)
+        if self.evaluation_split == "validation" and dataset.validation == 0:
+            remedy = "leave dataset.validation=null"
+            raise SettingError("task.evaluation_split", "validation", "no validation data are used", remedy)
+        return Entailment(
+            self, dataset.load(setup.data_root), shape.classes, setup.batch_size, setup.seed, setup.device
+        )
+
+
+class Entailment(Task):
+    """An entailment task on tokenized splits.
+
+    Args:
+        options: of the task.
+        splits: train, test, and validation if any.
+        classes: number of classes.
+        batch_size: training samples a step.
+        seed: of the order.
+        device: where batches are made.
+    """
+
+    validation_metric = "validation_accuracy"
+    higher_is_better = True
+
+    def __init__(
+        self,
+        options: EntailmentOptions,
+        splits: dict[str, TokenPairs],
+        classes: int,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.options, self.classes, self.seed = options, classes, seed
+        self.splits = {name: split.to(device) for name, split in splits.items()}
+        self.metric = f"{options.evaluation_split}_accuracy"
+        self.epoch = Epoch(len(splits["train"].labels), batch_size)
+        self.chance = float(splits["train"].labels.bincount().max()) / self.epoch.samples
+
+    def batches(self, step: int) -> Iterator[PairBatch]:
+        train = self.splits["train"]
+        epoch, position = divmod(step, self.epoch.steps)
+        while True:
+            order = epoch_order(self.epoch.samples, self.seed, epoch).to(train.ids.device)
+            for indices in order.split(self.epoch.samples_per_step)[position:]:
+                yield batch_of(train, indices)
+            epoch, position = epoch + 1, 0
+
+    def train(self, model: nn.Module, batch: PairBatch) -> Outcome:
+        logits = model(batch.ids, batch.segments, batch.mask)
+        loss = F.cross_entropy(logits, batch.labels)
+        return Outcome(loss, (logits.detach().argmax(1) == batch.labels).float().mean())
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Accuracy in percent and mean cross-entropy of the split that the main metric is of: `test_accuracy`, `test_loss`."""
+        return self._measure(model, self.options.evaluation_split)
+
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        """The same of the validation split: `validation_accuracy`, `validation_loss`."""
+        return self._measure(model, "validation") if "validation" in self.splits else {}
+
+    @torch.no_grad()
+    def _measure(self, model: nn.Module, name: str) -> dict[str, float]:
+        from torchmetrics import MeanMetric
+        from torchmetrics.classification import MulticlassAccuracy
+
+        split = self.splits[name]
+        accuracy = MulticlassAccuracy(self.classes, average="micro").to(split.ids.device)
+        loss = MeanMetric().to(split.ids.device)
+        indices = torch.arange(len(split.labels), device=split.ids.device)
+        for chosen in indices.split(self.options.evaluation_batch_size):
+            batch = batch_of(split, chosen)
+            logits = model(batch.ids, batch.segments, batch.mask)
+            loss.update(F.cross_entropy(logits, batch.labels), weight=len(batch.labels))
+            accuracy.update(logits, batch.labels)
+        return {f"{name}_accuracy": round(100 * float(accuracy.compute()), 4), f"{name}_loss": float(loss.compute())}
+
+
+def batch_of(split: TokenPairs, indices: Tensor) -> PairBatch:
+    """Some pairs of a split, as the network takes them."""
+    places = torch.arange(split.ids.shape[1], device=indices.device)
+    mask = places < split.lengths[indices][:, None]
+    return PairBatch(split.ids[indices].long(), split.segments[indices].long(), mask, split.labels[indices])

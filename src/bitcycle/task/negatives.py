@@ -1,0 +1,43 @@
+"""Items that a user has not chosen, drawn by number so that any step can be the first."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bitcycle.dataset import Interactions
+from bitcycle.randomness import hash_bits, int32_key
+
+
+class NegativeSampler:
+    """Draws uniformly from the items that a user has not chosen in `interactions`.
+
+    The r-th item that a user has not chosen is r plus the number of chosen ones before it; as the k-th chosen item c_k has
+    c_k - k others before it, that number is how many k have c_k - k <= r. One search finds it for any number of draws.
+
+    Args:
+        interactions: what was chosen.
+        device: where draws are made.
+    """
+
+    def __init__(self, interactions: Interactions, device: torch.device) -> None:
+        users, items = interactions.shape
+        self.items, self.stride = items, items + 1
+        keys = (interactions.users * self.stride + interactions.items).sort().values
+        owner = torch.div(keys, self.stride, rounding_mode="floor")
+        counts = torch.bincount(owner, minlength=users)
+        starts = counts.cumsum(0) - counts
+        position = torch.arange(len(keys)) - starts[owner]
+        self.keys = (keys - position).to(device)
+        self.starts, self.free = starts.to(device), (items - counts).to(device)
+
+    def item(self, users: Tensor, ranks: Tensor) -> Tensor:
+        """The items with these ranks (from 0) among those that each of `users` has not chosen."""
+        before = torch.searchsorted(self.keys, users * self.stride + ranks, right=True) - self.starts[users]
+        return (ranks + before).clamp_max(self.items - 1)  # a user who has chosen everything gets the last item
+
+    def draw(self, users: Tensor, numbers: Tensor, seed: int, epoch: int) -> Tensor:
+        """One item for each of `users`; it depends on (seed, epoch, number of the draw) alone."""
+        key = torch.tensor(int32_key(seed, "negatives", epoch), dtype=torch.int32, device=users.device)
+        bits = hash_bits(numbers.to(torch.int32), key).long() & 0x7FFFFFFF
+        return self.item(users, bits * self.free[users] >> 31)

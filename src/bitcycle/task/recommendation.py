@@ -1,0 +1,167 @@
+"""Recommendation: which items does a user choose? Cross-entropy on chosen and random items; hit rate of the last chosen one.
+
+    positives      interactions of the training split                              target 1
+    negatives      `negatives` items that the user has not chosen in it, for each positive, anew in each epoch    target 0
+    hit rate       share of users whose held-out item is among the 10 best of it and `evaluation_negatives` others
+    NDCG           mean of log 2 / log(rank + 1) with ranks from 1, 0 beyond 10
+
+Source: He et al. 2017, section 4.1, as MLPerf 0.5 does it (partial pre-training, table 1). A negative may be the held-out item,
+as there: the training does not know it. Of items with equal scores all others count as better, so that a constant network hits
+nothing. Differs from MLPerf in the order of an epoch and the negatives, which are hashes of (seed, epoch, sample).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitcycle.dataset import DatasetInfo, Epoch, HeldOut, InteractionOptions, Interactions, InteractionSplits
+from bitcycle.dataset.pipeline import epoch_order
+from bitcycle.settings import setting
+from bitcycle.task.base import Outcome, Sample, Task, TaskOptions, TaskSetup
+from bitcycle.task.negatives import NegativeSampler
+
+logger = logging.getLogger(__name__)
+
+BEST = 10
+"""Items that are recommended."""
+
+
+class InteractionBatch(NamedTuple):
+    """Users, items and targets (1 chosen, 0 not), [N] each."""
+
+    users: Tensor
+    items: Tensor
+    targets: Tensor
+
+
+@dataclass
+class RecommendationOptions(TaskOptions):
+    """Options of recommendation."""
+
+    takes = InteractionOptions
+
+    name: str = "recommendation"
+    negatives: int = setting(4, "items not chosen for each chosen one, anew in each epoch (MLPerf 0.5)", minimum=1)
+    evaluation_batch_size: int = setting(64, "users evaluated at once", minimum=1, affects_result=False)
+
+    def epoch(self, info: DatasetInfo, batch_size: int) -> Epoch:
+        return Epoch(info.train_samples * (1 + self.negatives), batch_size)
+
+    def sample(self, info: DatasetInfo) -> Sample:
+        number = torch.zeros(1, dtype=torch.int64, device="meta")
+        return Sample((number, number), samples=1)
+
+    def build(self, setup: TaskSetup) -> Recommendation:
+        assert isinstance(setup.dataset, InteractionOptions)
+        splits = setup.dataset.load(setup.data_root, setup.seed)
+        epoch = self.epoch(setup.info, setup.batch_size)
+        return Recommendation(self, splits, epoch, setup.seed, setup.device)
+
+
+class Recommendation(Task):
+    """A recommendation task.
+
+    Args:
+        options: of the task.
+        splits: interactions to train on, items to find.
+        epoch: samples and steps of an epoch.
+        seed: of order and negatives.
+        device: where batches are made.
+    """
+
+    metric = "test_hr10"
+    validation_metric = "validation_hr10"
+    higher_is_better = True
+
+    def __init__(
+        self,
+        options: RecommendationOptions,
+        splits: InteractionSplits,
+        epoch: Epoch,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.options, self.epoch, self.seed, self.device = options, epoch, seed, device
+        self.users, self.items = splits.train.users.to(device), splits.train.items.to(device)
+        self.sampler = NegativeSampler(splits.train, device)
+        self.chance = options.negatives / (1 + options.negatives)
+        self.test = HeldOut(*(part.to(device) for part in splits.test))
+        self.validation = splits.validation and HeldOut(*(part.to(device) for part in splits.validation))
+        self.popularity = hit_rate(popularity_ranks(splits.train, splits.test))
+        logger.info("recommending the most popular items has test_hr10 %.2f", self.popularity)
+
+    def batches(self, step: int) -> Iterator[InteractionBatch]:
+        epoch, position = divmod(step, self.epoch.steps)
+        while True:
+            order = epoch_order(self.epoch.samples, self.seed, epoch).to(self.device)
+            for numbers in order.split(self.epoch.samples_per_step)[position:]:
+                yield self.batch(numbers, epoch)
+            epoch, position = epoch + 1, 0
+
+    def batch(self, numbers: Tensor, epoch: int) -> InteractionBatch:
+        """Samples by their numbers: 1 + negatives for each interaction, the chosen item first."""
+        interactions = torch.div(numbers, 1 + self.options.negatives, rounding_mode="floor")
+        chosen = numbers % (1 + self.options.negatives) == 0
+        users = self.users[interactions]
+        drawn = self.sampler.draw(users, numbers, self.seed, epoch)
+        return InteractionBatch(users, torch.where(chosen, self.items[interactions], drawn), chosen.float())
+
+    def train(self, model: nn.Module, batch: InteractionBatch) -> Outcome:
+        logits = model(batch.users, batch.items)
+        loss = F.binary_cross_entropy_with_logits(logits, batch.targets)
+        return Outcome(loss, ((logits.detach() > 0) == (batch.targets > 0)).float().mean())
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """`test_hr10` and `test_ndcg10` in percent, and the hit rate of the most popular items, `popularity_hr10`."""
+        return {**self._measure(model, self.test, "test"), "popularity_hr10": self.popularity}
+
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        """`validation_hr10` and `validation_ndcg10` in percent, of the users who have one item more held out."""
+        return {} if self.validation is None else self._measure(model, self.validation, "validation")
+
+    @torch.no_grad()
+    def _measure(self, model: nn.Module, held_out: HeldOut, split: str) -> dict[str, float]:
+        rows = torch.arange(len(held_out.users), device=self.device).split(self.options.evaluation_batch_size)
+        ranks = torch.cat([self._ranks(model, HeldOut(*(part[chosen] for part in held_out))) for chosen in rows])
+        return {f"{split}_hr{BEST}": hit_rate(ranks), f"{split}_ndcg{BEST}": discounted_gain(ranks)}
+
+    def _ranks(self, model: nn.Module, held_out: HeldOut) -> Tensor:
+        candidates = torch.cat((held_out.items[:, None], held_out.negatives), 1)
+        users = held_out.users[:, None].expand_as(candidates)
+        scores = model(users.flatten(), candidates.clamp_min(0).flatten()).view(candidates.shape)
+        return ranks_of_first(scores, candidates >= 0)
+
+
+def ranks_of_first(scores: Tensor, valid: Tensor) -> Tensor:
+    """How many of the valid others score no worse than the first of each row [U, 1 + K]; not a number counts as better.
+
+    >>> ranks_of_first(torch.tensor([[2.0, 1.0, 3.0, 2.0]]), torch.tensor([[True, True, True, True]])).tolist()
+    [2]
+    """
+    return (~(scores[:, 1:] < scores[:, :1]) & valid[:, 1:]).sum(1)
+
+
+def hit_rate(ranks: Tensor) -> float:
+    """Percentage of ranks (from 0) below 10."""
+    return round(100 * float((ranks < BEST).double().mean()), 4)
+
+
+def discounted_gain(ranks: Tensor) -> float:
+    """100 times the mean of log 2 / log(rank + 2) for ranks (from 0) below 10, else of 0."""
+    gains = math.log(2) / (ranks.double() + 2).log()
+    return round(100 * float(torch.where(ranks < BEST, gains, 0).mean()), 4)
+
+
+def popularity_ranks(train: Interactions, held_out: HeldOut) -> Tensor:
+    """Ranks of the held-out items if each item's score is how often it was chosen in training: the baseline without learning."""
+    counts = torch.bincount(train.items, minlength=train.shape.items)
+    candidates = torch.cat((held_out.items[:, None], held_out.negatives), 1)
+    return ranks_of_first(counts[candidates.clamp_min(0)], candidates >= 0)

@@ -9,6 +9,7 @@ from bitcycle.dataset.image_dataset import ImageDatasetOptions, Splits
 from bitcycle.dataset.images import Images, StreamedImages
 from bitcycle.dataset.pipeline import Batch, EvaluationBatches, TrainingBatches
 from bitcycle.dataset.registry import DATASETS
+from bitcycle.dataset.text import Text, TextDatasetOptions
 
 __all__ = [
     "DATASETS",
@@ -24,5 +25,7 @@ __all__ = [
     "Images",
     "Splits",
     "StreamedImages",
+    "Text",
+    "TextDatasetOptions",
     "TrainingBatches",
 ]

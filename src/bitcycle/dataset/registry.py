@@ -7,6 +7,9 @@ from bitcycle.dataset.cifar import Cifar
 from bitcycle.dataset.custom import CustomImages
 from bitcycle.dataset.digits import Digits
 from bitcycle.dataset.imagenet import ImageNet
+from bitcycle.dataset.own_text import OwnText
+from bitcycle.dataset.penn_treebank import PennTreebank
+from bitcycle.dataset.wikitext import WikiText, WikiTextSmall
 
 DATASETS: dict[str, type[DatasetOptions]] = {
     "cifar10": Cifar,
@@ -15,5 +18,10 @@ DATASETS: dict[str, type[DatasetOptions]] = {
     "imagenet": ImageNet,
     "image_folder": CustomImages,
     "image_parquet": CustomImages,
+    "ptb": PennTreebank,
+    "wikitext2": WikiText,
+    "wikitext103": WikiText,
+    "wikitext2_small": WikiTextSmall,
+    "text": OwnText,
 }
 """Data set name -> its class of options; `conf/dataset/NAME.yaml` is the same."""

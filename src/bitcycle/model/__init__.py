@@ -4,7 +4,7 @@ from bitcycle.model.base import ModelOptions, build_seeded, check_kind
 from bitcycle.model.mobilenet_v2_cifar import CifarMobileNetV2, MobileNetV2Cifar
 from bitcycle.model.registry import MODELS
 from bitcycle.model.resnet_cifar import CifarResNet, ResNetCifar
-from bitcycle.model.shape import ImageShape, Shape
+from bitcycle.model.shape import ImageShape, Shape, TokenShape
 
 __all__ = [
     "MODELS",
@@ -15,6 +15,7 @@ __all__ = [
     "ModelOptions",
     "ResNetCifar",
     "Shape",
+    "TokenShape",
     "build_seeded",
     "check_kind",
 ]

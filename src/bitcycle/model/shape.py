@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, Union
 
 
 class ImageShape(NamedTuple):
@@ -13,5 +13,14 @@ class ImageShape(NamedTuple):
     classes: int
 
 
-Shape: TypeAlias = ImageShape
+class TokenShape(NamedTuple):
+    """Sequences of token numbers below `vocabulary`, each to be foretold from those before it."""
+
+    vocabulary: int
+
+
+Shape: TypeAlias = Union[
+    ImageShape,
+    TokenShape,
+]
 """Any of them."""

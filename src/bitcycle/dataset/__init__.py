@@ -13,6 +13,7 @@ from bitcycle.dataset.nli import SentencePairFolder, Sick, Xnli
 from bitcycle.dataset.pipeline import Batch, EvaluationBatches, TrainingBatches
 from bitcycle.dataset.registry import DATASETS
 from bitcycle.dataset.sentence_pairs import SentencePairOptions, TokenPairs
+from bitcycle.dataset.text import Text, TextDatasetOptions
 
 __all__ = [
     "DATASETS",
@@ -37,6 +38,8 @@ __all__ = [
     "Sick",
     "Splits",
     "StreamedImages",
+    "Text",
+    "TextDatasetOptions",
     "TokenPairs",
     "TrainingBatches",
     "Xnli",

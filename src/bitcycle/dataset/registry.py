@@ -9,6 +9,9 @@ from bitcycle.dataset.digits import Digits
 from bitcycle.dataset.imagenet import ImageNet
 from bitcycle.dataset.movielens import MovieLens, Ratings
 from bitcycle.dataset.nli import SentencePairFolder, Sick, Xnli
+from bitcycle.dataset.own_text import OwnText
+from bitcycle.dataset.penn_treebank import PennTreebank
+from bitcycle.dataset.wikitext import WikiText, WikiTextSmall
 
 DATASETS: dict[str, type[DatasetOptions]] = {
     "cifar10": Cifar,
@@ -23,5 +26,10 @@ DATASETS: dict[str, type[DatasetOptions]] = {
     "movielens_20m": MovieLens,
     "movielens_100k": MovieLens,
     "ratings": Ratings,
+    "ptb": PennTreebank,
+    "wikitext2": WikiText,
+    "wikitext103": WikiText,
+    "wikitext2_small": WikiTextSmall,
+    "text": OwnText,
 }
 """Data set name -> its class of options; `conf/dataset/NAME.yaml` is the same."""

@@ -9,6 +9,7 @@ from bitcycle.layer.conversion import (
     convertible_layers,
     quantize_model,
 )
+from bitcycle.layer.embedding import QuantizableEmbedding, QuantizedEmbedding
 from bitcycle.layer.gate import Gates
 from bitcycle.layer.gated_block import GatedBlock
 from bitcycle.layer.matrix_product import MatrixProduct, QuantizedMatrixProduct
@@ -16,6 +17,7 @@ from bitcycle.layer.penalty import penalty
 from bitcycle.layer.phase_change import carry_quantized, reset_batch_norm, restart_quantizers, step_ratio
 from bitcycle.layer.quantized import QuantizedConv2d, QuantizedLayer, QuantizedLinear
 from bitcycle.layer.quantized_product import QuantizedProduct
+from bitcycle.layer.recurrent import QuantizedGRU, QuantizedLSTM
 from bitcycle.layer.state import PrecisionState
 
 __all__ = [
@@ -27,7 +29,11 @@ __all__ = [
     "MatrixProduct",
     "PrecisionController",
     "PrecisionState",
+    "QuantizableEmbedding",
     "QuantizedConv2d",
+    "QuantizedEmbedding",
+    "QuantizedGRU",
+    "QuantizedLSTM",
     "QuantizedLayer",
     "QuantizedLinear",
     "QuantizedMatrixProduct",

@@ -4,7 +4,7 @@ from bitcycle.model.base import ModelOptions, build_seeded, check_kind
 from bitcycle.model.mobilenet_v2_cifar import CifarMobileNetV2, MobileNetV2Cifar
 from bitcycle.model.registry import MODELS
 from bitcycle.model.resnet_cifar import CifarResNet, ResNetCifar
-from bitcycle.model.shape import ImageShape, InteractionShape, SentencePairShape, Shape
+from bitcycle.model.shape import ImageShape, InteractionShape, SentencePairShape, Shape, TokenShape
 
 __all__ = [
     "MODELS",
@@ -17,6 +17,7 @@ __all__ = [
     "ResNetCifar",
     "SentencePairShape",
     "Shape",
+    "TokenShape",
     "build_seeded",
     "check_kind",
 ]

@@ -8,10 +8,21 @@ from bitcycle.model.base import ModelOptions
 from bitcycle.model.bert import Bert
 from bitcycle.model.mobilenet_v2_cifar import MobileNetV2Cifar
 from bitcycle.model.ncf import Ncf
+from bitcycle.model.recurrent_language_model import RecurrentLanguageModelOptions
 from bitcycle.model.resnet_cifar import ResNetCifar
 from bitcycle.model.resnet_extra_skip import ResNetExtraSkipCifar, ResNetExtraSkipImagenet
 from bitcycle.model.resnet_imagenet import ResNetImagenet
 from bitcycle.model.vgg_cifar import VggCifar
+
+LSTM2 = {"layers": 2, "hidden": 650}
+HLHLP = {
+    "hidden": 300,
+    "bias": "both",
+    "recurrent_range": 0.1,
+    "dropout_embedding": 0.5,
+    "quantize": "all",
+}
+"""HLHLp, section 4.2: dropout on the inputs and outputs of the recurrent layer, all weights from +-0.1, all of them quantized."""
 
 MODELS: dict[str, tuple[type[ModelOptions], dict[str, Any]]] = {
     **{f"resnet{depth}": (ResNetCifar, {"depth": depth}) for depth in (8, 14, 20, 32, 38, 74, 110, 152, 164)},
@@ -23,5 +34,9 @@ MODELS: dict[str, tuple[type[ModelOptions], dict[str, Any]]] = {
     "mbert": (Bert, {"layers": 12, "hidden": 768, "heads": 12, "intermediate": 3072}),
     "bert_tiny": (Bert, {"layers": 2, "hidden": 128, "heads": 2, "intermediate": 512}),
     "ncf": (Ncf, {}),
+    "lstm": (RecurrentLanguageModelOptions, {}),
+    "lstm2": (RecurrentLanguageModelOptions, LSTM2),
+    "gru_hlhlp": (RecurrentLanguageModelOptions, {"cell": "gru", **HLHLP}),
+    "lstm_hlhlp": (RecurrentLanguageModelOptions, HLHLP),
 }
 """Model name -> its class of options and the values that make it that model; `conf/model/NAME.yaml` says the same."""

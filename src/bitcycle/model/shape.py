@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, Union
 
 
 class ImageShape(NamedTuple):
@@ -28,5 +28,16 @@ class InteractionShape(NamedTuple):
     items: int
 
 
-Shape: TypeAlias = ImageShape | SentencePairShape | InteractionShape
+class TokenShape(NamedTuple):
+    """Sequences of token numbers below `vocabulary`, each to be foretold from those before it."""
+
+    vocabulary: int
+
+
+Shape: TypeAlias = Union[
+    ImageShape,
+    SentencePairShape,
+    InteractionShape,
+    TokenShape,
+]
 """Any of them."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 from bitcycle.task.base import TaskOptions
 from bitcycle.task.classification import ClassificationOptions
 from bitcycle.task.entailment import EntailmentOptions
+from bitcycle.task.language_modelling import BlockLanguageModellingOptions, LanguageModellingOptions
 from bitcycle.task.recommendation import RecommendationOptions
 
 TASKS: dict[str, type[TaskOptions]] = {
     "classification": ClassificationOptions,
     "entailment": EntailmentOptions,
     "recommendation": RecommendationOptions,
+    "language_modelling": LanguageModellingOptions,
+    "language_modelling_blocks": BlockLanguageModellingOptions,
 }
 """Task name -> its class of options; `conf/task/NAME.yaml` is the same."""

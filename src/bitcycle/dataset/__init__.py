@@ -9,8 +9,11 @@ from bitcycle.dataset.image_dataset import ImageDatasetOptions, Splits
 from bitcycle.dataset.images import Images, StreamedImages
 from bitcycle.dataset.pipeline import Batch, EvaluationBatches, TrainingBatches
 from bitcycle.dataset.registry import DATASETS
+from bitcycle.dataset.speech_dataset import SpeechDatasetOptions, SpeechSplits
+from bitcycle.dataset.utterances import BLANK, SpeechBatch, UtteranceBatches, Utterances
 
 __all__ = [
+    "BLANK",
     "DATASETS",
     "Batch",
     "Cifar",
@@ -22,7 +25,12 @@ __all__ = [
     "EvaluationBatches",
     "ImageDatasetOptions",
     "Images",
+    "SpeechBatch",
+    "SpeechDatasetOptions",
+    "SpeechSplits",
     "Splits",
     "StreamedImages",
     "TrainingBatches",
+    "UtteranceBatches",
+    "Utterances",
 ]

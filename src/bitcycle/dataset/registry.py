@@ -6,7 +6,9 @@ from bitcycle.dataset.base import DatasetOptions
 from bitcycle.dataset.cifar import Cifar
 from bitcycle.dataset.custom import CustomImages
 from bitcycle.dataset.digits import Digits
+from bitcycle.dataset.fsdd import Fsdd
 from bitcycle.dataset.imagenet import ImageNet
+from bitcycle.dataset.speech_manifest import SpeechManifest
 
 DATASETS: dict[str, type[DatasetOptions]] = {
     "cifar10": Cifar,
@@ -15,5 +17,7 @@ DATASETS: dict[str, type[DatasetOptions]] = {
     "imagenet": ImageNet,
     "image_folder": CustomImages,
     "image_parquet": CustomImages,
+    "fsdd": Fsdd,
+    "speech_manifest": SpeechManifest,
 }
 """Data set name -> its class of options; `conf/dataset/NAME.yaml` is the same."""

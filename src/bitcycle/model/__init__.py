@@ -4,7 +4,8 @@ from bitcycle.model.base import ModelOptions, build_seeded, check_kind
 from bitcycle.model.mobilenet_v2_cifar import CifarMobileNetV2, MobileNetV2Cifar
 from bitcycle.model.registry import MODELS
 from bitcycle.model.resnet_cifar import CifarResNet, ResNetCifar
-from bitcycle.model.shape import ImageShape, Shape
+from bitcycle.model.shape import ImageShape, Shape, SpeechShape
+from bitcycle.model.speech_lstm import SpeechLstm, SpeechLstmOptions
 
 __all__ = [
     "MODELS",
@@ -15,6 +16,9 @@ __all__ = [
     "ModelOptions",
     "ResNetCifar",
     "Shape",
+    "SpeechLstm",
+    "SpeechLstmOptions",
+    "SpeechShape",
     "build_seeded",
     "check_kind",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, Union
 
 
 class ImageShape(NamedTuple):
@@ -13,5 +13,16 @@ class ImageShape(NamedTuple):
     classes: int
 
 
-Shape: TypeAlias = ImageShape
+class SpeechShape(NamedTuple):
+    """Utterances as frames of features, to be written in symbols, the blank of CTC included; frames of a typical utterance."""
+
+    features: int
+    symbols: int
+    frames: int
+
+
+Shape: TypeAlias = Union[
+    ImageShape,
+    SpeechShape,
+]
 """Any of them."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from bitcycle.task.base import TaskOptions
 from bitcycle.task.classification import ClassificationOptions
+from bitcycle.task.speech_recognition import SpeechRecognitionOptions
 
 TASKS: dict[str, type[TaskOptions]] = {
     "classification": ClassificationOptions,
+    "speech_recognition": SpeechRecognitionOptions,
 }
 """Task name -> its class of options; `conf/task/NAME.yaml` is the same."""

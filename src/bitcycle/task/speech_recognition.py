@@ -93,11 +93,11 @@ class SpeechRecognition(Task):
         batch_size: int,
         seed: int,
     ) -> None:
-        self.options, self.alphabet = options, alphabet
+        self.options = options
         self.validation_metric = f"validation_{options.choose_by}"
         self.training_batches = UtteranceBatches(train, batch_size, options.length_pool, seed)
         self.validation, self.test = validation, test
-        self.decode = make_decoder(options, alphabet, train.transcripts)
+        self.evaluation = SpeechEvaluation(options, alphabet, train.transcripts)
 
     def batches(self, step: int) -> Iterator[SpeechBatch]:
         return self.training_batches.starting_at(step)
@@ -105,37 +105,45 @@ class SpeechRecognition(Task):
     def train(self, model: nn.Module, batch: SpeechBatch) -> Outcome:
         """Loss, and 1 - (edits / characters) of the batch's greedily decoded texts, at least 0, as accuracy."""
         logits, lengths = scores(model, batch)
-        losses = self._losses(logits, lengths, batch)
+        losses = losses_of(self.options, logits, lengths, batch)
         with torch.no_grad():
             found, counts = greedy(logits, lengths)
             edits = edit_distances(found, counts, batch.targets, batch.target_lengths).sum()
             accuracy = (1 - edits / batch.target_lengths.sum().clamp_min(1)).clamp_min(0)
         return Outcome(losses.mean(), accuracy.float())
 
-    def _losses(self, logits: Tensor, lengths: Tensor, batch: SpeechBatch) -> Tensor:
-        losses = ctc_loss(logits, lengths, batch.targets, batch.target_lengths)
-        if self.options.loss == "character":
-            losses = losses / batch.target_lengths.clamp_min(1).to(losses.device)
-        return losses
-
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """`test_cer` and `test_wer` in percent, `test_loss`."""
-        return self.measure(model, self.test, "test")
+        return self.evaluation.measure(model, self.test, "test")
 
     def validate(self, model: nn.Module) -> dict[str, float]:
         """`validation_cer` in percent, and `validation_loss`."""
-        return self.measure(model, self.validation, "validation", words=False)
+        return self.evaluation.measure(model, self.validation, "validation", words=False)
+
+
+class SpeechEvaluation:
+    """What is measured of a network on utterances.
+
+    Args:
+        options: of the task.
+        alphabet: characters of symbols 1, 2, ...
+        transcripts: of the training split, for the language model.
+    """
+
+    def __init__(self, options: SpeechRecognitionOptions, alphabet: Sequence[str], transcripts: Sequence[str]) -> None:
+        self.options, self.alphabet = options, alphabet
+        self.decode = make_decoder(options, alphabet, transcripts)
 
     @torch.no_grad()
     def measure(self, model: nn.Module, utterances: Utterances, split: str, words: bool = True) -> dict[str, float]:
-        """Metrics of a model in evaluation mode on utterances, their names beginning with `split`."""
+        """Metrics of a model in evaluation mode, their names beginning with `split`; `words` says whether WER is one of them."""
         from torchmetrics.text import CharErrorRate, WordErrorRate
 
         loss, cer, wer = 0.0, CharErrorRate(), WordErrorRate()
         for indices in torch.arange(len(utterances)).split(self.options.evaluation_batch_size):
             batch = utterances.batch(indices)
             logits, lengths = scores(model, batch)
-            loss += float(self._losses(logits, lengths, batch).double().sum())
+            loss += float(losses_of(self.options, logits, lengths, batch).double().sum())
             wanted = [utterances.transcripts[index] for index in indices.tolist()]
             found = texts(logits, lengths, self.alphabet)
             cer.update(found, wanted)
@@ -144,6 +152,14 @@ class SpeechRecognition(Task):
         rates = {f"{split}_cer": cer, **({f"{split}_wer": wer} if words else {})}
         percent = {name: round(100 * float(rate.compute()), 4) for name, rate in rates.items()}
         return {**percent, f"{split}_loss": loss / len(utterances)}
+
+
+def losses_of(options: SpeechRecognitionOptions, logits: Tensor, lengths: Tensor, batch: SpeechBatch) -> Tensor:
+    """The loss of each utterance [N], of the kind that the options say."""
+    losses = ctc_loss(logits, lengths, batch.targets, batch.target_lengths)
+    if options.loss == "character":
+        losses = losses / batch.target_lengths.clamp_min(1).to(losses.device)
+    return losses
 
 
 def scores(model: nn.Module, batch: SpeechBatch) -> tuple[Tensor, Tensor]:

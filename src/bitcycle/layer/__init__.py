@@ -16,6 +16,7 @@ from bitcycle.layer.penalty import penalty
 from bitcycle.layer.phase_change import carry_quantized, reset_batch_norm, restart_quantizers, step_ratio
 from bitcycle.layer.quantized import QuantizedConv2d, QuantizedLayer, QuantizedLinear
 from bitcycle.layer.quantized_product import QuantizedProduct
+from bitcycle.layer.recurrent import QuantizedGRU, QuantizedLSTM
 from bitcycle.layer.state import PrecisionState
 
 __all__ = [
@@ -28,6 +29,8 @@ __all__ = [
     "PrecisionController",
     "PrecisionState",
     "QuantizedConv2d",
+    "QuantizedGRU",
+    "QuantizedLSTM",
     "QuantizedLayer",
     "QuantizedLinear",
     "QuantizedMatrixProduct",

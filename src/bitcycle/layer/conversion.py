@@ -146,7 +146,7 @@ def quantize_model(
     schedule: Schedule | None = None,
     seed: int = 0,
 ) -> nn.Module:
-    """Replace the convolutions and linear layers of a float model by quantized ones that share its parameters.
+    """Replace the convolutions, linear and recurrent layers of a float model by quantized ones that share its parameters.
 
     Args:
         model: any torch.nn.Module; changed in place (a model that is itself one layer is replaced).
@@ -159,7 +159,7 @@ def quantize_model(
             attribute `block_names` get gates. Others may be given, too, and change nothing here.
         seed: of the initial weights of gates.
 
-    Layers without a quantized counterpart (Conv1d, LSTM, ...) stay float; a log line names them.
+    Layers without a quantized counterpart (Conv1d, LSTMCell, ...) stay float; a log line names them.
 
     Returns:
         the converted model; its precision is 8 bits, or the most that the quantizer has below, until a

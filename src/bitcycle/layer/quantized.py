@@ -56,12 +56,14 @@ class QuantizedLayer(QuantizedProduct):
         state = self.precision
         if self.input_gradient_quantizer is not None:
             x = self.input_gradient_quantizer(x, state.gradient_bits, state.step_key, self.layer_key)
+        return self.activation_quantizer(x, state.activation_bits), self.quantized_weight()
+
+    def quantized_weight(self) -> Tensor:
+        """The weight at the current bits."""
+        weight, state = self.weight, self.precision
         if self.weight_gradient_quantizer is not None:
             weight = self.weight_gradient_quantizer(weight, state.gradient_bits, state.step_key, self.layer_key)
-        return (
-            self.activation_quantizer(x, state.activation_bits),
-            self.weight_quantizer(weight, state.weight_bits),
-        )
+        return self.weight_quantizer(weight, state.weight_bits)  # type: ignore[no-any-return]
 
     def quantized_bias(self) -> Tensor | None:
         """The bias, at the bits of the weight where the quantizer has something for it."""
@@ -168,7 +170,7 @@ def quantized_linear(layer: nn.Linear) -> QuantizedLinear:
     return converted
 
 
-CONVERSIONS: dict[type[nn.Module], Callable[..., QuantizedProduct]] = {
+CONVERSIONS: dict[type[nn.Module], Callable[..., Any]] = {
     nn.Conv2d: quantized_conv2d,
     nn.Linear: quantized_linear,
     MatrixProduct: quantized_matrix_product,

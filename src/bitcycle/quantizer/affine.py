@@ -89,3 +89,35 @@ def quantize_and_observe(
     zero_point = torch.where(bits > 0, running_zero_point * momentum + low * (1 - momentum), running_zero_point)
     new_range = torch.where(bits > 0, running_range * momentum + value_range * (1 - momentum), running_range)
     return quantized, zero_point, new_range
+
+
+def quantize_time_steps(gradient: Tensor, bits: Tensor, by_sequence: bool, noise_keys: Tensor | None = None) -> Tensor:
+    """Fake-quantize [T, N, F] with one range for each time step, or for each of its N sequences (`by_sequence`).
+
+    Args:
+        gradient: of T time steps of a recurrent layer.
+        bits: int64 scalar.
+        by_sequence: as the released code of Better Schedules does (cpt_ptb).
+        noise_keys: int32 [T]; None rounds to nearest.
+    """
+    low, high = torch.aminmax(gradient if by_sequence else gradient.flatten(1), dim=-1)
+    shape = (*low.shape, *[1] * (3 - low.dim()))
+    noise = None if noise_keys is None else uniform(gradient.shape[1:], noise_keys.view(-1, 1, 1))
+    return fake_quantize(gradient, low.view(shape), (high - low).view(shape), bits, noise)
+
+
+def quantize_each(x: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Fake-quantize each row of a matrix with its own range; returns minima and ranges, too."""
+    low, high = torch.aminmax(x, dim=1)
+    value_range = high - low
+    return fake_quantize(x, low.unsqueeze(1), value_range.unsqueeze(1), bits), low, value_range
+
+
+def observed_in_turn(running: Tensor, values: Tensor, bits: Tensor, momentum: float) -> Tensor:
+    """What `running` becomes when it sees T values one after another; unchanged at full precision.
+
+    momentum^T running + (1 - momentum) sum_t momentum^(T - 1 - t) values_t          for t = 0 ... T - 1
+    """
+    count = len(values)
+    weights = momentum ** torch.arange(count - 1, -1, -1, dtype=values.dtype, device=values.device)
+    return torch.where(bits > 0, running * momentum**count + (1 - momentum) * (weights * values).sum(), running)

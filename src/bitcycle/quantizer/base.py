@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Optional
 
+import torch
 from torch import Tensor, nn
 
 from bitcycle.quantizer.autograd import backward_only
@@ -29,10 +30,18 @@ class TensorQuantizer(nn.Module):
     """Whether `begin_step` does anything."""
     samples_are_independent = False
     """Whether in evaluation mode the result of a sample does not depend on the others of its batch."""
+    steps_are_independent = False
+    """Whether the result of a time step of a sequence depends on nothing but this step, and leaves nothing behind."""
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         """x quantized, with its straight-through gradient."""
         raise NotImplementedError
+
+    def of_steps(self, x: Tensor, bits: Tensor) -> Tensor:
+        """x [T, N, F] quantized as by T calls, one for each time step: each with its own range, observed in turn."""
+        if self.steps_are_independent:
+            return self(x, bits)  # type: ignore[no-any-return]
+        return torch.stack([self(step, bits) for step in x.unbind(0)])
 
     def initialise(self, x: Tensor) -> None:
         """See the weight once, when the layer gets its quantizers: its shape, and its initial values."""
@@ -69,6 +78,15 @@ class GradientQuantizer(nn.Module):
         """The gradient quantized with the noise of (step_key, layer_key); dimension 0 counts samples."""
         raise NotImplementedError
 
+    def of_steps(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
+        """x [T, N, F], the gradient of each of whose time steps will be quantized on its own, with layer_keys [T]."""
+        return backward_only(self.quantize_steps, x, bits, step_key, layer_keys)
+
+    def quantize_steps(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
+        """The gradient [T, N, F] of T time steps of a recurrent layer, each quantized on its own."""
+        steps = zip(gradient.unbind(0), layer_keys.unbind(0))
+        return torch.stack([self.quantize(step, bits, step_key, key) for step, key in steps])
+
 
 class FloatGradient(GradientQuantizer):
     """Leaves gradients in float32: for quantizers that have none of their own."""
@@ -77,6 +95,12 @@ class FloatGradient(GradientQuantizer):
         return x
 
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
+        return gradient
+
+    def of_steps(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
+        return x
+
+    def quantize_steps(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
         return gradient
 
 

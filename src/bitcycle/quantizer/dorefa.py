@@ -111,6 +111,7 @@ class DorefaActivation(TensorQuantizer):
     """Activations clipped to [0, 1] and rounded."""
 
     samples_are_independent = True
+    steps_are_independent = True
 
     def __init__(self, compile: bool = False) -> None:
         super().__init__()

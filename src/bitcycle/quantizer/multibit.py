@@ -125,6 +125,8 @@ class MultibitWeight(TensorQuantizer):
 class MultibitActivation(MultibitWeight):
     """Each vector of the last dimension as a sum of sign vectors; of tensors with four and more dimensions each sample."""
 
+    steps_are_independent = True
+
     def _vectors(self, x: Tensor) -> Tensor:
         return rows(x) if x.dim() >= 4 else x.reshape(-1, x.shape[-1]).detach()
 

@@ -16,7 +16,7 @@ def uniform(shape: tuple[int, ...] | torch.Size, key: Tensor) -> Tensor:
 
     Args:
         shape: shape of the result.
-        key: int32 tensor with one element.
+        key: int32 tensor with one element, or broadcast before the dimensions of `shape`: noise for each of its elements.
     """
     count = 1
     for size in shape:

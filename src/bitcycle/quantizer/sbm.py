@@ -77,6 +77,18 @@ class SbmActivation(TensorQuantizer):
         self.running_range.copy_(value_range)
         return y  # type: ignore[no-any-return]
 
+    def of_steps(self, x: Tensor, bits: Tensor) -> Tensor:
+        if not self.training:
+            return self(x, bits)  # type: ignore[no-any-return]
+        y, low, value_range = straight_through(self._quantize_steps, x, bits)
+        self.running_zero_point.copy_(affine.observed_in_turn(self.running_zero_point, low, bits, self.momentum))
+        self.running_range.copy_(affine.observed_in_turn(self.running_range, value_range, bits, self.momentum))
+        return y  # type: ignore[no-any-return]
+
+    def _quantize_steps(self, x: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y, low, value_range = kernel(affine.quantize_each, self.compile_kernel)(rows(x), bits)
+        return unflat(y.reshape(-1), like=x), low, value_range
+
     def _quantize(self, x: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         function = kernel(affine.quantize_and_observe, self.compile_kernel)
         y, zero_point, value_range = function(flat(x), bits, self.running_zero_point, self.running_range, self.momentum)
@@ -90,6 +102,9 @@ class SbmActivation(TensorQuantizer):
 class SbmGradient(GradientQuantizer):
     """Affine quantizer of the gradient with one range per tensor, stochastic unless told otherwise."""
 
+    by_sequence = False
+    """Whether each sequence has a range of its own at each time step of a recurrent layer."""
+
     def __init__(self, stochastic: bool = True, compile: bool = False) -> None:
         super().__init__()
         self.stochastic, self.compile_kernel = stochastic, compile
@@ -100,12 +115,21 @@ class SbmGradient(GradientQuantizer):
             return unflat(function(flat(gradient), bits, step_key, layer_key), like=gradient)
         return unflat(kernel(affine.quantize_per_tensor, self.compile_kernel)(flat(gradient), bits), like=gradient)
 
+    def quantize_steps(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
+        keys = step_key ^ layer_keys if self.stochastic else None
+        function = kernel(affine.quantize_time_steps, self.compile_kernel)
+        quantized = function(flat(gradient).view(gradient.shape), bits, self.by_sequence, keys)
+        return unflat(quantized.reshape(-1), like=gradient)
+
 
 class SbmPositionGradient(SbmGradient):
     """The same with one range for each position between the first and the last dimension, over these two.
 
-    [N, F] has one range, [N, T, F] T of them, [N, heads, T, F] heads times T.
+    [N, F] has one range, [N, T, F] T of them, [N, heads, T, F] heads times T; in a recurrent layer, whose time step is
+    [1, N, F] in the released code, each sequence has its own.
     """
+
+    by_sequence = True
 
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         if gradient.dim() < 3:

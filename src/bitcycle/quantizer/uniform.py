@@ -144,6 +144,8 @@ class UniformWeight(_StepKeeper):
 class UniformActivation(_StepKeeper):
     """Inputs on symmetric levels, or after a ReLU on unsigned ones, with the L2-optimal step of one batch."""
 
+    steps_are_independent = True
+
     def __init__(self, signed: bool = False, compile: bool = False) -> None:
         super().__init__()
         self.signed, self.compile_kernel = signed, compile
@@ -173,6 +175,7 @@ class UnitActivation(TensorQuantizer):
     """Inputs on 2^b levels from -1 to 1 where they are signed (tanh), else from 0 to 1 (sigmoid)."""
 
     samples_are_independent = True
+    steps_are_independent = True
 
     def __init__(self, signed: bool = False, compile: bool = False) -> None:
         super().__init__()

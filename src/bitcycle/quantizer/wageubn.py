@@ -123,6 +123,7 @@ class WageubnActivation(TensorQuantizer):
     """A, straight-through."""
 
     samples_are_independent = True
+    steps_are_independent = True
 
     def __init__(self, compile: bool = False) -> None:
         super().__init__()

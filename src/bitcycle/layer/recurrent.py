@@ -1,0 +1,241 @@
+"""Drop-in recurrent layers whose products are quantized at each time step.
+
+    G_t = gq( Q_a(x_t) Q_w(W)^T + c ) + gq( Q_a(h) Q_w(U)^T + d )           [N, gates], gq quantizes the gradient
+    LSTM   i, f, g, o = G_t;   c_t = s(f) c + s(i) tanh(g);   h_t = s(o) tanh(c_t)
+    GRU    r = s(W_r x + U_r h), z = s(W_z x + U_z h), n = tanh(W_n x + r (U_n h)), each with both biases;
+           h_t = (1 - z) n + z h
+
+W and U have quantizers of their own, so that the gradients of both sides of the sum are quantized apart. Ranges are those of a
+time step; running ranges are updated at each. Weights are quantized once in a forward pass. Nonlinearities, cell state and sums
+are float32. Source: released code of Better Schedules, cpt_ptb (LSTM); HLHLp section 4.2, which does not say how, for the GRU.
+
+W x is computed for the whole sequence before the loop over time: x_t does not depend on h, each time step still has its own range
+and its own noise, and what the running ranges become is computed in closed form, equal up to the last digits of a sum.
+
+Differs from the authors' code in that the second bias of PyTorch's layers is kept (their layer has one, on W; a network can
+freeze the other at zero), and in the noise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from bitcycle.layer.quantized import CONVERSIONS
+from bitcycle.layer.recurrent_product import HiddenProduct, InputProduct
+from bitcycle.layer.state import PrecisionState
+from bitcycle.quantizer import QuantizerOptions, quantizer_options
+from bitcycle.settings import SettingError
+
+State = tuple[Tensor, ...]
+"""(h, c) of an LSTM, (h,) of a GRU; each [N, H]."""
+
+
+class QuantizedRecurrent(nn.RNNBase):
+    """The quantizing half of a recurrent layer; the other half is torch.nn.LSTM or torch.nn.GRU."""
+
+    def attach(
+        self,
+        quantizer: str | QuantizerOptions,
+        precision: PrecisionState | None = None,
+        key: str = "",
+        compile: bool = False,
+        signed: bool = True,
+    ) -> None:
+        """Give the products of each layer and direction their quantizers; inputs count as signed.
+
+        Args:
+            quantizer: name or options.
+            precision: where the products read their bits; their own, at the quantizer's initial precision, if None.
+            key: what their noise depends on, beside seed and step: the layer's name in the model.
+            compile: fuse each quantizer into one kernel.
+            signed: not read, as hidden states always are.
+        """
+        options = quantizer_options(quantizer)
+        self.precision = precision if precision is not None else PrecisionState(options.initial_precision)
+        for place in self.places():
+            for kind, name, side in ((InputProduct, f"input_{place}", "ih"), (HiddenProduct, f"hidden_{place}", "hh")):
+                product = kind(self, side, place)
+                product.attach(options, self.precision, key=f"{key}.{name}", compile=compile, signed=True)
+                setattr(self, name, product)
+
+    def places(self) -> list[str]:
+        """Layers and directions, in the order of execution: l0, l0_reverse, l1, ..."""
+        directions = ("", "_reverse") if self.bidirectional else ("",)
+        return [f"l{layer}{direction}" for layer in range(self.num_layers) for direction in directions]
+
+    def flatten_parameters(self) -> None:
+        """Nothing: PyTorch's layer lays out its parameters for a kernel that is not used here."""
+
+    def step(self, of_input: Tensor, of_hidden: Tensor, state: State) -> State:
+        """The next state from W x [N, gates], U h [N, gates] and the state."""
+        raise NotImplementedError
+
+    def run(self, x: Any, states: list[Tensor] | None) -> tuple[Tensor, list[Tensor]]:
+        """Outputs and last states of all layers, shaped as PyTorch's.
+
+        Raises:
+            TypeError: for a PackedSequence.
+            RuntimeError: for inputs or states of a wrong shape.
+        """
+        if isinstance(x, PackedSequence):
+            raise TypeError(
+                "quantized recurrent layers take padded tensors, not a PackedSequence: call pad_packed_sequence on it, "
+                "and leave out of the loss what lies beyond each sequence's length"
+            )
+        if unbatched := x.dim() == 2:
+            x = x.unsqueeze(0 if self.batch_first else 1)
+            states = None if states is None else [part.unsqueeze(1) for part in states]
+        self.check_input(x, None)
+        for part in states or ():
+            self.check_hidden_size(part, self.get_expected_hidden_size(x, None))
+        x = x.transpose(0, 1) if self.batch_first else x
+        x, last = self._run_layers(x, states)
+        x = x.transpose(0, 1) if self.batch_first else x
+        if unbatched:
+            return x.squeeze(0 if self.batch_first else 1), [part.squeeze(1) for part in last]
+        return x, last
+
+    def _run_layers(self, x: Tensor, states: list[Tensor] | None) -> tuple[Tensor, list[Tensor]]:
+        """x [T, N, features] -> [T, N, H times directions], and the last states [places, N, H]."""
+        places, last = self.places(), []
+        directions = 2 if self.bidirectional else 1
+        for first in range(0, len(places), directions):
+            if first and self.dropout:
+                x = F.dropout(x, self.dropout, self.training)
+            outputs = []
+            for index in range(first, first + directions):
+                state = self._zeros(x) if states is None else tuple(part[index] for part in states)
+                output, state = self._run_place(places[index], x, state)
+                outputs.append(output)
+                last.append(state)
+            x = torch.cat(outputs, dim=2) if directions == 2 else outputs[0]
+        return x, [torch.stack(parts) for parts in zip(*last)]
+
+    def _zeros(self, x: Tensor) -> State:
+        zeros = x.new_zeros(x.shape[1], self.hidden_size)
+        return (zeros, zeros)[: self.state_parts]
+
+    state_parts = 1
+    """Tensors of a state."""
+
+    def _run_place(self, place: str, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """One layer in one direction: x [T, N, features] -> [T, N, H]."""
+        inputs: InputProduct = getattr(self, f"input_{place}")
+        hidden: HiddenProduct = getattr(self, f"hidden_{place}")
+        reverse = place.endswith("_reverse")
+        of_input = inputs(x.flip(0) if reverse else x)
+        hidden.adapt(lambda: self._hidden_states(of_input, hidden, state))
+        weight, bias, keys = hidden.quantized_weight(), hidden.quantized_bias(), hidden.step_keys(len(x))
+        outputs = []
+        for t, gates in enumerate(of_input.unbind(0)):
+            state = self.step(gates, hidden(state[0], weight, bias, keys.at(t)), state)
+            outputs.append(state[0])
+        return torch.stack(outputs[::-1] if reverse else outputs), state
+
+    @torch.no_grad()
+    def _hidden_states(self, of_input: Tensor, hidden: HiddenProduct, state: State) -> Tensor:
+        """h before each time step, [T, N, H], as it would be if U h were float32."""
+        found = []
+        for gates in of_input.unbind(0):
+            found.append(state[0])
+            state = self.step(gates, F.linear(state[0], hidden.weight, hidden.bias), state)
+        return torch.stack(found)
+
+
+class QuantizedLSTM(QuantizedRecurrent, nn.LSTM):
+    """A quantized torch.nn.LSTM: same arguments (without proj_size), parameters, state dict, inputs and outputs.
+
+    Raises:
+        SettingError (a ValueError): for proj_size.
+        TypeError: in the forward pass, for a PackedSequence.
+    """
+
+    state_parts = 2
+
+    def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
+        nn.LSTM.__init__(self, *arguments, **options)
+        _refuse_projection(self)
+        self.attach(quantizer)
+
+    def forward(  # type: ignore[override]
+        self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        output, (h, c) = self.run(input, None if hx is None else list(hx))
+        return output, (h, c)
+
+    def step(self, of_input: Tensor, of_hidden: Tensor, state: State) -> State:
+        i, f, g, o = (of_input + of_hidden).chunk(4, dim=1)
+        c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+        return o.sigmoid() * c.tanh(), c
+
+
+class QuantizedGRU(QuantizedRecurrent, nn.GRU):
+    """A quantized torch.nn.GRU: same arguments, parameters, state dict, inputs and outputs.
+
+    Raises:
+        TypeError: in the forward pass, for a PackedSequence.
+    """
+
+    def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
+        nn.GRU.__init__(self, *arguments, **options)
+        self.attach(quantizer)
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        output, (h,) = self.run(input, None if hx is None else [hx])
+        return output, h
+
+    def step(self, of_input: Tensor, of_hidden: Tensor, state: State) -> State:
+        r, z, n = of_input.chunk(3, dim=1)
+        from_r, from_z, from_n = of_hidden.chunk(3, dim=1)
+        z = (z + from_z).sigmoid()
+        n = (n + (r + from_r).sigmoid() * from_n).tanh()
+        return ((1 - z) * n + z * state[0],)
+
+
+def _refuse_projection(layer: nn.LSTM) -> None:
+    if layer.proj_size:
+        remedy = "leave such layers float by patterns of their names in float_layers, or project with a Linear layer"
+        raise SettingError("proj_size", layer.proj_size, "quantized LSTMs have no projection", remedy)
+
+
+def _share_parameters(layer: nn.RNNBase, converted: nn.RNNBase) -> None:
+    """Put the parameters of `layer` into `converted` (the same tensors, so that optimizers keep their hold)."""
+    for name in layer._flat_weights_names:
+        delattr(converted, name)
+        if name in layer._parameters:
+            setattr(converted, name, getattr(layer, name))
+        else:  # a bias that the network holds at zero
+            converted.register_buffer(name, getattr(layer, name), persistent=False)
+
+
+def _arguments(layer: nn.RNNBase) -> dict[str, Any]:
+    names = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
+    return {**{name: getattr(layer, name) for name in names}, "device": "meta"}
+
+
+def quantized_lstm(layer: nn.LSTM) -> QuantizedLSTM:
+    """A quantized layer around the parameters of `layer`.
+
+    Raises:
+        SettingError (a ValueError): for a layer with proj_size.
+    """
+    _refuse_projection(layer)
+    converted = QuantizedLSTM(**_arguments(layer))
+    _share_parameters(layer, converted)
+    return converted
+
+
+def quantized_gru(layer: nn.GRU) -> QuantizedGRU:
+    """A quantized layer around the parameters of `layer`."""
+    converted = QuantizedGRU(**_arguments(layer))
+    _share_parameters(layer, converted)
+    return converted
+
+
+CONVERSIONS[nn.LSTM] = quantized_lstm
+CONVERSIONS[nn.GRU] = quantized_gru

@@ -1,0 +1,125 @@
+"""The two products of a recurrent layer, W x for a whole sequence and U h step by step, as quantized layers.
+
+Weights and biases stay those of the recurrent layer, so that its state dict is that of the PyTorch layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitcycle.layer.bifurcation import bifurcated
+from bitcycle.layer.quantized import QuantizedLayer
+from bitcycle.quantizer import TensorQuantizer, encode_bits
+from bitcycle.randomness import hash_bits
+
+
+class StepKeys(NamedTuple):
+    """What the noise of each time step depends on beside the training step, int32 [T]: of the gradient, of its finer copy."""
+
+    coarse: Tensor
+    fine: Tensor | None
+
+    def at(self, t: int) -> StepKeys:
+        """The keys of time step t alone, [1]."""
+        return StepKeys(self.coarse[t : t + 1], None if self.fine is None else self.fine[t : t + 1])
+
+
+class RecurrentProduct(QuantizedLayer):
+    """A product for all gates of one layer and direction.
+
+    Args:
+        owner: the recurrent layer whose attributes weight and bias are.
+        side: ih or hh, as in the names of the owner's parameters.
+        place: layer and direction, as in l0 or l0_reverse.
+    """
+
+    def __init__(self, owner: nn.RNNBase, side: str, place: str) -> None:
+        super().__init__()
+        self._owner = (owner,)  # in a tuple, lest it become a part of its part
+        self.weight_name = f"weight_{side}_{place}"
+        self.bias_name = f"bias_{side}_{place}" if owner.bias else None
+
+    @property
+    def weight(self) -> Tensor:
+        """[gates, features]."""
+        return getattr(self._owner[0], self.weight_name)  # type: ignore[no-any-return]
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[gates], if the owner has biases."""
+        return None if self.bias_name is None else getattr(self._owner[0], self.bias_name)
+
+    def step_keys(self, steps: int) -> StepKeys:
+        """The keys of so many time steps."""
+        numbers = torch.arange(steps, dtype=torch.int32, device=self.layer_key.device)
+        fine = self.quantizer_options.fine_gradient_bits is not None
+        return StepKeys(hash_bits(numbers, self.layer_key), hash_bits(numbers, self.fine_key) if fine else None)
+
+    def adapted(self) -> bool:
+        """Whether the quantizers have seen the current bits and mode last."""
+        return self.prepared == (self.precision.precision, self.training)
+
+    def product_of(self, x: Tensor, weight: Tensor, bias: Tensor | None, keys: StepKeys) -> Tensor:
+        """x weight^T + bias of quantized operands, [T, N, features] -> [T, N, gates], with quantized gradients."""
+        state, quantizer = self.precision, self.gradient_quantizer
+        if keys.fine is None:
+            return quantizer.of_steps(F.linear(x, weight, bias), state.gradient_bits, state.step_key, keys.coarse)
+        fine_bits = torch.where(state.gradient_bits > 0, self.fine_bits, 0)
+        return bifurcated(
+            F.linear,
+            x,
+            weight,
+            bias,
+            self._rounding(state.gradient_bits, keys.coarse),
+            self._rounding(fine_bits, keys.fine),
+        )
+
+    def _rounding(self, bits: Tensor, keys: Tensor) -> Callable[[Tensor], Tensor]:
+        step_key = self.precision.step_key
+        return lambda gradient: self.gradient_quantizer.quantize_steps(gradient, bits, step_key, keys)
+
+    def quantized_inputs(self, x: Tensor, keys: StepKeys) -> Tensor:
+        """x [T, N, features] quantized, each time step on its own."""
+        state = self.precision
+        if self.input_gradient_quantizer is not None:
+            x = self.input_gradient_quantizer.of_steps(x, state.gradient_bits, state.step_key, keys.coarse)
+        return self.activation_quantizer.of_steps(x, state.activation_bits)
+
+
+class InputProduct(RecurrentProduct):
+    """W x_t + b_W for all time steps at once, equal to that of one after the other: x does not depend on what comes out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, N, features] -> [T, N, gates]."""
+        if not self.adapted():
+            self._prepare(x, self.weight)
+        keys = self.step_keys(len(x))
+        return self.product_of(self.quantized_inputs(x, keys), self.quantized_weight(), self.quantized_bias(), keys)
+
+
+class HiddenProduct(RecurrentProduct):
+    """U h + b_U of one time step."""
+
+    def adapt(self, hidden_states: Callable[[], Tensor]) -> None:
+        """Let the quantizers adapt to bits, or to a mode, that they have not seen last; before the first time step.
+
+        The first hidden state is zero and says nothing of those to come. Where a quantizer looks at activations,
+        `hidden_states` has to say which [T, N, H] would come of activations in float32.
+        """
+        if self.adapted():
+            return
+        looks = type(self.activation_quantizer).prepare is not TensorQuantizer.prepare
+        if looks and encode_bits(self.precision.precision.activation) and not self.weight.is_meta:
+            self._prepare(hidden_states(), self.weight)
+        else:
+            self._prepare(self.weight.new_zeros(1, 1, self.weight.shape[1]), self.weight)
+
+    def forward(self, h: Tensor, weight: Tensor, bias: Tensor | None, keys: StepKeys) -> Tensor:
+        """h [N, H] -> [N, gates]; weight and bias are quantized, once for all time steps."""
+        h = self.quantized_inputs(h.unsqueeze(0), keys)
+        return self.product_of(h, weight, bias, keys).squeeze(0)

@@ -43,6 +43,15 @@ QUANTIZER_SCHEDULES: dict[str, list[str]] = {
 WEIGHTS, IMAGES = "WEIGHTS", "IMAGES"
 """Stand for a file with weights of another run and for a folder of images, which the test makes."""
 
+SPEECH = "SPEECH"
+"""Stands for a folder of recordings with transcripts, which the test makes."""
+SPEECH_RUN = [
+    *("dataset=speech_manifest", f"data_root={SPEECH}", "dataset.sampling_rate=8000", "dataset.nominal_seconds=0.1"),
+    *("model=speech_lstm", "model.hidden=8", "model.layers=2", "dataset.train_samples=20", "dataset.test_samples=6"),
+    *("training.batch_size=8", "training.steps=12", "training.evaluation_steps=2", "training.log_steps=3"),
+]
+"""A run on these that lasts seconds."""
+
 RESUME: dict[str, list[str]] = {
     **{f"schedule={name}": [f"schedule={name}", *OPTIONS.get(name, [])] for name in SCHEDULES},
     "schedule=dfq": ["schedule=dfq", *SHORT],
@@ -102,6 +111,11 @@ RESUME: dict[str, list[str]] = {
         *("dataset=image_folder", f"dataset.path={IMAGES}", "dataset.memory_gib=0", "dataset.random_crop=true"),
         *("dataset.train_samples=40", "dataset.test_samples=8", "training.batch_size=8", "dataset.workers=0"),
         *("schedule=ER", "schedule.cycles=2"),
+    ],
+    "speech": [*SPEECH_RUN, "schedule=CR", "schedule.cycles=2", "training.learning_rate.patience=1"],
+    "speech hlhlp": [
+        *(*SPEECH_RUN, "schedule=hlhlp", "quantizer=uniform_l2", "schedule.candidates=2", "schedule.alpha=0.1"),
+        *("task.length_pool=1", "task.choose_by=cer", "model.stack=2"),
     ],
 }
 """Name of the case -> overrides of a smoke run on the digits."""

@@ -20,7 +20,8 @@ from bitcycle.training.loop import Trainer
 from bitcycle.training.run import execute
 from bitcycle.training.run_folder import RunFolder, read_json, read_records
 from tests.conftest import ROOT, run_train, train_command
-from tests.settings import IMAGES, RESUME, WEIGHTS
+from tests.settings import IMAGES, RESUME, SPEECH, WEIGHTS
+from tests.speech_data import write_manifests
 from tests.test_dataset import write_folders
 
 CPU = torch.device("cpu")
@@ -65,6 +66,8 @@ def test_a_crash_leaves_no_trace(case, digits, monkeypatch, tmp_path):
     torch.save(digits("quantizer=none", "seed=1").build_model().state_dict(), weights)
     write_folders(tmp_path / "images", {"cat": 30, "dog": 30}, size=(9, 9))
     made = {WEIGHTS: str(weights), IMAGES: str(tmp_path / "images")}
+    if any(SPEECH in part for part in RESUME[case]):
+        made[SPEECH] = str(write_manifests(tmp_path / "recordings", train=24))
     overrides = [re.sub("|".join(made), lambda name: made[name[0]], part) for part in RESUME[case]]
     overrides.append("training.checkpoint_seconds=0")
     undisturbed, disturbed = (

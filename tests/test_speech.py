@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import math
+import tarfile
 from urllib.error import URLError
 
 import numpy as np
@@ -207,6 +209,24 @@ def test_missing_digits_say_what_to_do(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="recordings/"):
         Fsdd().read(tmp_path)
     assert not (tmp_path / "fsdd").exists()
+
+
+def test_digits_are_downloaded(tmp_path, monkeypatch, rows):
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        for row in rows:
+            member = tarfile.TarInfo(f"free-spoken-digit-dataset-1/recordings/{row['audio']['path']}")
+            member.size = len(row["audio"]["bytes"])
+            tar.addfile(member, io.BytesIO(row["audio"]["bytes"]))
+        tar.addfile(tarfile.TarInfo("free-spoken-digit-dataset-1/recordings/../../escaped.wav"))
+    data = archive.getvalue()
+    monkeypatch.setattr(fsdd_module.urllib.request, "urlopen", lambda *_a, **_o: io.BytesIO(data[: len(data) // 2]))
+    with pytest.raises(DataError, match="cannot be downloaded"):
+        Fsdd().read(tmp_path)
+    assert not (tmp_path / "fsdd").exists()
+    monkeypatch.setattr(fsdd_module.urllib.request, "urlopen", lambda *_a, **_o: io.BytesIO(data))
+    assert len(Fsdd().read(tmp_path).train) == 2100
+    assert [path.name for path in tmp_path.iterdir()] == ["fsdd"]
 
 
 def test_incomplete_digits_are_refused(tmp_path, rows):

@@ -12,6 +12,7 @@ import re
 import tarfile
 import tempfile
 import urllib.request
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -140,7 +141,7 @@ def download(folder: Path) -> None:
             (folder / "recordings").mkdir()
             for path in Path(temporary).iterdir():
                 path.rename(folder / "recordings" / path.name)
-    except (OSError, tarfile.TarError) as error:
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         if not any(folder.iterdir()):
             folder.rmdir()
         raise DataError(

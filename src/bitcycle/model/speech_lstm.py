@@ -23,7 +23,8 @@ from bitcycle.settings import setting
 class SpeechLstm(nn.Module):
     """Features [N, T, F] -> logits [N, ceil(T / stack), symbols]; symbol 0 is the blank.
 
-    A frame depends on no later one (beyond its stack), so that what is padded behind an utterance changes none of its logits.
+    A frame depends on no later one (beyond its stack), so that what is padded behind an utterance changes none of its logits;
+    it only takes part in the ranges that quantizers find in a batch.
 
     Args:
         shape: number of features and symbols.

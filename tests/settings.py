@@ -50,6 +50,15 @@ SMALL_TEXT = [
     *("dataset.train_samples=20", "dataset.test_samples=5", "training.batch_size=4", "training.steps=40"),
 ]
 
+SPEECH = "SPEECH"
+"""Stands for a folder of recordings with transcripts, which the test makes."""
+SPEECH_RUN = [
+    *("dataset=speech_manifest", f"data_root={SPEECH}", "dataset.sampling_rate=8000", "dataset.nominal_seconds=0.1"),
+    *("model=speech_lstm", "model.hidden=8", "model.layers=2", "dataset.train_samples=20", "dataset.test_samples=6"),
+    *("training.batch_size=8", "training.steps=12", "training.evaluation_steps=2", "training.log_steps=3"),
+]
+"""A run on these that lasts seconds."""
+
 RESUME: dict[str, list[str]] = {
     **{f"schedule={name}": [f"schedule={name}", *OPTIONS.get(name, [])] for name in SCHEDULES},
     "schedule=dfq": ["schedule=dfq", *SHORT],
@@ -123,5 +132,10 @@ RESUME: dict[str, list[str]] = {
         *("schedule.activation_bits=[32,2,8,2]", "training.learning_rate.initial=0.1"),
     ],
     "language_modelling_blocks": [*SMALL_TEXT, "task=language_modelling_blocks", "model=lstm", "schedule=CR"],
+    "speech": [*SPEECH_RUN, "schedule=CR", "schedule.cycles=2", "training.learning_rate.patience=1"],
+    "speech hlhlp": [
+        *(*SPEECH_RUN, "schedule=hlhlp", "quantizer=uniform_l2", "schedule.candidates=2", "schedule.alpha=0.1"),
+        *("task.length_pool=1", "task.choose_by=cer", "model.stack=2"),
+    ],
 }
 """Name of the case -> overrides of a smoke run on the digits."""

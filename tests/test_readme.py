@@ -83,9 +83,9 @@ BELOW = {
     "layer": {"schedule", "quantizer", "hardware"},
     "model": set(),
     "dataset": {"model"},
-    "task": {"dataset"},
+    "task": {"dataset", "model"},
     "training": {"schedule", "quantizer", "hardware", "layer", "model", "dataset", "task"},
-    "analysis": {"training", "schedule", "hardware"},
+    "analysis": {"training", "schedule", "hardware", "layer", "dataset", "task"},
     "figure": {"training", "schedule", "analysis"},
 }
 

@@ -13,9 +13,12 @@ from bitcycle.dataset.nli import SentencePairFolder, Sick, Xnli
 from bitcycle.dataset.pipeline import Batch, EvaluationBatches, TrainingBatches
 from bitcycle.dataset.registry import DATASETS
 from bitcycle.dataset.sentence_pairs import SentencePairOptions, TokenPairs
+from bitcycle.dataset.speech_dataset import SpeechDatasetOptions, SpeechSplits
 from bitcycle.dataset.text import Text, TextDatasetOptions
+from bitcycle.dataset.utterances import BLANK, SpeechBatch, UtteranceBatches, Utterances
 
 __all__ = [
+    "BLANK",
     "DATASETS",
     "Batch",
     "Cifar",
@@ -36,11 +39,16 @@ __all__ = [
     "SentencePairFolder",
     "SentencePairOptions",
     "Sick",
+    "SpeechBatch",
+    "SpeechDatasetOptions",
+    "SpeechSplits",
     "Splits",
     "StreamedImages",
     "Text",
     "TextDatasetOptions",
     "TokenPairs",
     "TrainingBatches",
+    "UtteranceBatches",
+    "Utterances",
     "Xnli",
 ]

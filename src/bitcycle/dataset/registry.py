@@ -6,11 +6,13 @@ from bitcycle.dataset.base import DatasetOptions
 from bitcycle.dataset.cifar import Cifar
 from bitcycle.dataset.custom import CustomImages
 from bitcycle.dataset.digits import Digits
+from bitcycle.dataset.fsdd import Fsdd
 from bitcycle.dataset.imagenet import ImageNet
 from bitcycle.dataset.movielens import MovieLens, Ratings
 from bitcycle.dataset.nli import SentencePairFolder, Sick, Xnli
 from bitcycle.dataset.own_text import OwnText
 from bitcycle.dataset.penn_treebank import PennTreebank
+from bitcycle.dataset.speech_manifest import SpeechManifest
 from bitcycle.dataset.wikitext import WikiText, WikiTextSmall
 
 DATASETS: dict[str, type[DatasetOptions]] = {
@@ -31,5 +33,7 @@ DATASETS: dict[str, type[DatasetOptions]] = {
     "wikitext103": WikiText,
     "wikitext2_small": WikiTextSmall,
     "text": OwnText,
+    "fsdd": Fsdd,
+    "speech_manifest": SpeechManifest,
 }
 """Data set name -> its class of options; `conf/dataset/NAME.yaml` is the same."""

@@ -4,7 +4,8 @@ from bitcycle.model.base import ModelOptions, build_seeded, check_kind
 from bitcycle.model.mobilenet_v2_cifar import CifarMobileNetV2, MobileNetV2Cifar
 from bitcycle.model.registry import MODELS
 from bitcycle.model.resnet_cifar import CifarResNet, ResNetCifar
-from bitcycle.model.shape import ImageShape, InteractionShape, SentencePairShape, Shape, TokenShape
+from bitcycle.model.shape import ImageShape, InteractionShape, SentencePairShape, Shape, SpeechShape, TokenShape
+from bitcycle.model.speech_lstm import SpeechLstm, SpeechLstmOptions
 
 __all__ = [
     "MODELS",
@@ -17,6 +18,9 @@ __all__ = [
     "ResNetCifar",
     "SentencePairShape",
     "Shape",
+    "SpeechLstm",
+    "SpeechLstmOptions",
+    "SpeechShape",
     "TokenShape",
     "build_seeded",
     "check_kind",

@@ -12,6 +12,7 @@ from bitcycle.model.recurrent_language_model import RecurrentLanguageModelOption
 from bitcycle.model.resnet_cifar import ResNetCifar
 from bitcycle.model.resnet_extra_skip import ResNetExtraSkipCifar, ResNetExtraSkipImagenet
 from bitcycle.model.resnet_imagenet import ResNetImagenet
+from bitcycle.model.speech_lstm import SpeechLstmOptions
 from bitcycle.model.vgg_cifar import VggCifar
 
 LSTM2 = {"layers": 2, "hidden": 650}
@@ -38,5 +39,6 @@ MODELS: dict[str, tuple[type[ModelOptions], dict[str, Any]]] = {
     "lstm2": (RecurrentLanguageModelOptions, LSTM2),
     "gru_hlhlp": (RecurrentLanguageModelOptions, {"cell": "gru", **HLHLP}),
     "lstm_hlhlp": (RecurrentLanguageModelOptions, HLHLP),
+    "speech_lstm": (SpeechLstmOptions, {}),
 }
 """Model name -> its class of options and the values that make it that model; `conf/model/NAME.yaml` says the same."""

@@ -34,10 +34,19 @@ class TokenShape(NamedTuple):
     vocabulary: int
 
 
+class SpeechShape(NamedTuple):
+    """Utterances as frames of features, to be written in symbols, the blank of CTC included; frames of a typical utterance."""
+
+    features: int
+    symbols: int
+    frames: int
+
+
 Shape: TypeAlias = Union[
     ImageShape,
     SentencePairShape,
     InteractionShape,
     TokenShape,
+    SpeechShape,
 ]
 """Any of them."""

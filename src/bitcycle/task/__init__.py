@@ -3,6 +3,7 @@
 from bitcycle.task.base import Outcome, Sample, Task, TaskOptions, TaskSetup
 from bitcycle.task.classification import Classification, ClassificationOptions
 from bitcycle.task.registry import TASKS
+from bitcycle.task.speech_recognition import SpeechEvaluation, SpeechRecognition, SpeechRecognitionOptions
 
 __all__ = [
     "TASKS",
@@ -10,6 +11,9 @@ __all__ = [
     "ClassificationOptions",
     "Outcome",
     "Sample",
+    "SpeechEvaluation",
+    "SpeechRecognition",
+    "SpeechRecognitionOptions",
     "Task",
     "TaskOptions",
     "TaskSetup",

@@ -7,6 +7,7 @@ from bitcycle.task.classification import ClassificationOptions
 from bitcycle.task.entailment import EntailmentOptions
 from bitcycle.task.language_modelling import BlockLanguageModellingOptions, LanguageModellingOptions
 from bitcycle.task.recommendation import RecommendationOptions
+from bitcycle.task.speech_recognition import SpeechRecognitionOptions
 
 TASKS: dict[str, type[TaskOptions]] = {
     "classification": ClassificationOptions,
@@ -14,5 +15,6 @@ TASKS: dict[str, type[TaskOptions]] = {
     "recommendation": RecommendationOptions,
     "language_modelling": LanguageModellingOptions,
     "language_modelling_blocks": BlockLanguageModellingOptions,
+    "speech_recognition": SpeechRecognitionOptions,
 }
 """Task name -> its class of options; `conf/task/NAME.yaml` is the same."""

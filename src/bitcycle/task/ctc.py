@@ -1,0 +1,68 @@
+"""Connectionist temporal classification: loss, greedy decoding, and edits between symbol sequences, all on the device.
+
+    loss     -ln p(z | x), p(z | x) = sum of prod_t y_t(path_t) over all paths that become z when repeats are merged, then blanks
+             dropped
+    greedy   the path of the most probable symbols, with repeats merged and blanks dropped
+
+Source: Graves et al. 2006, sections 3.1 to 3.2 ("best path decoding").
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bitcycle.dataset import BLANK
+
+
+def ctc_loss(logits: Tensor, lengths: Tensor, targets: Tensor, target_lengths: Tensor) -> Tensor:
+    """-ln p(z | x) of each utterance [N]; 0, without gradient, where there are fewer frames than the targets need.
+
+    Logits [N, T, S] and targets [N, L]; lengths [N] on the CPU. On a GPU PyTorch adds up the gradient in no fixed order; where
+    deterministic algorithms are asked for (training.deterministic), it is computed on the CPU instead.
+    """
+    device = logits.device
+    scores = F.log_softmax(logits.float(), 2).transpose(0, 1)
+    if device.type != "cpu" and torch.are_deterministic_algorithms_enabled():
+        scores, targets = scores.cpu(), targets.cpu()
+    losses = F.ctc_loss(scores, targets, lengths, target_lengths, blank=BLANK, reduction="none", zero_infinity=True)
+    return losses.to(device)
+
+
+def greedy(logits: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """(symbols [N, T] from the left, blanks behind them; how many there are [N]) of the most probable path.
+
+    >>> path = torch.tensor([[0, 2, 2, 0, 2, 1, 1]])
+    >>> greedy(F.one_hot(path, 3).float(), torch.tensor([6]))
+    (tensor([[2, 2, 1, 0, 0, 0, 0]]), tensor([3]))
+    """
+    path = logits.argmax(2)
+    frames = path.shape[1]
+    before = F.pad(path, (1, 0), value=BLANK)[:, :frames]
+    real = torch.arange(frames, device=path.device) < lengths.to(path.device)[:, None]
+    kept = real & (path != BLANK) & (path != before)
+    places = torch.where(kept, kept.cumsum(1) - 1, frames)  # what is dropped goes into a column that is cut off
+    found = torch.full((len(path), frames + 1), BLANK, device=path.device, dtype=path.dtype)
+    return found.scatter(1, places, path)[:, :frames], kept.sum(1)
+
+
+def edit_distances(found: Tensor, found_lengths: Tensor, wanted: Tensor, wanted_lengths: Tensor) -> Tensor:
+    """Least number [N] of insertions, deletions and replacements between the rows of [N, A] and [N, B] (Levenshtein 1966).
+
+    Row i of the usual table at once: what comes from above and from the diagonal, then, for steps to the right, the running
+    minimum of (value - place). No step waits for the host.
+
+    >>> edit_distances(torch.tensor([[1, 2, 3]]), torch.tensor([3]), torch.tensor([[2, 3, 3]]), torch.tensor([3]))
+    tensor([2])
+    """
+    device = found.device
+    places = torch.arange(wanted.shape[1] + 1, device=device)
+    row = places.repeat(len(found), 1)
+    found_lengths, wanted_lengths = found_lengths.to(device), wanted_lengths.to(device)
+    for index in range(found.shape[1]):
+        replaced = row[:, :-1] + (found[:, index, None] != wanted)
+        new = torch.cat([row[:, :1] + 1, torch.minimum(row[:, 1:] + 1, replaced)], 1)
+        new = (new - places).cummin(1).values + places
+        row = torch.where((index < found_lengths)[:, None], new, row)
+    return row.gather(1, wanted_lengths[:, None])[:, 0]

@@ -1,0 +1,124 @@
+"""Prefix beam search: the text that is most probable over all its paths, with a language model of words.
+
+    value(text) = ln p_ctc(text | x) + language_weight ln S(words of the text) + word_bonus (number of words)
+
+Frame by frame, the best `beam` prefixes are kept, each with the probabilities of its paths that end in a blank and that do not.
+Words count as soon as a space ends them, the last one and the sentence's end at the end. With a beam as large as the number of
+prefixes the search is exact. Source: Graves et al. 2006, section 3.2; Hannun et al. 2014, algorithm 1. Stands for the decoder of
+HLHLp (weighted finite-state transducers with a retrained trigram, after Miao et al. 2015), which nobody released.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bitcycle.task.word_trigram import BEGIN, END, WordTrigram
+
+NEVER = -math.inf
+LEAST = math.log(1e-4)
+"""Symbols below this probability extend no prefix in a frame, which makes the search several times faster."""
+
+
+class Ends(NamedTuple):
+    """ln of the probability of a prefix's paths that end in a blank, and of those that end in its last character."""
+
+    blank: float
+    character: float
+
+    @property
+    def both(self) -> float:
+        """ln of the prefix's probability."""
+        return log_add(self.blank, self.character)
+
+
+class PrefixSearch:
+    """The search, for one alphabet and language model.
+
+    Args:
+        alphabet: characters of symbols 1, 2, ...; symbol 0 is the blank.
+        language: scores words; None: none.
+        beam: prefixes that are kept.
+        language_weight, word_bonus: as above.
+        least: ln of the probability that a symbol must have to extend prefixes.
+    """
+
+    def __init__(
+        self,
+        alphabet: Sequence[str],
+        language: WordTrigram | None = None,
+        beam: int = 64,
+        language_weight: float = 1.0,
+        word_bonus: float = 0.0,
+        least: float = LEAST,
+    ) -> None:
+        self.alphabet, self.language, self.beam, self.least = alphabet, language, beam, least
+        self.language_weight, self.word_bonus = language_weight, word_bonus
+        self.symbols = {character: symbol for symbol, character in enumerate(alphabet, 1)}
+
+    def __call__(self, log_probabilities: Sequence[Sequence[float]]) -> str:
+        """The best text, given ln of the probability of each symbol in each frame [T][S]; white space at its ends is dropped."""
+        beams: dict[str, Ends] = {"": Ends(0.0, NEVER)}
+        words: dict[str, float] = {"": 0.0}
+        for frame in log_probabilities:
+            following = self._step(beams, frame)
+            values = {prefix: ends.both + self._words_value(prefix, words) for prefix, ends in following.items()}
+            kept = sorted(values, key=lambda prefix: (-values[prefix], prefix))[: self.beam]
+            beams = {prefix: following[prefix] for prefix in kept}
+        final = {prefix: ends.both + self._final_value(prefix, words) for prefix, ends in beams.items()}
+        return min(final, key=lambda prefix: (-final[prefix], prefix)).strip()
+
+    def _step(self, beams: dict[str, Ends], frame: Sequence[float]) -> dict[str, Ends]:
+        """All prefixes after one more frame."""
+        following: dict[str, Ends] = {}
+        likely = [
+            (self.alphabet[symbol - 1], frame[symbol]) for symbol in range(1, len(frame)) if frame[symbol] > self.least
+        ]
+        for prefix, ends in beams.items():
+            both = ends.both
+            repeated = ends.character + frame[self.symbols[prefix[-1]]] if prefix else NEVER
+            self._add(following, prefix, both + frame[0], repeated)
+            for character, score in likely:
+                before = ends.blank if prefix.endswith(character) else both  # a repeat needs a blank in between
+                self._add(following, prefix + character, NEVER, before + score)
+        return following
+
+    @staticmethod
+    def _add(beams: dict[str, Ends], prefix: str, blank: float, character: float) -> None:
+        known = beams.get(prefix)
+        beams[prefix] = (
+            Ends(blank, character)
+            if known is None
+            else Ends(log_add(known.blank, blank), log_add(known.character, character))
+        )
+
+    def _words_value(self, prefix: str, known: dict[str, float]) -> float:
+        """What the words that are complete in `prefix` add; remembered in `known`."""
+        if prefix not in known:
+            value = self._words_value(prefix[:-1], known)
+            if prefix[-1] == " " and prefix[:-1].split() and prefix[-2] != " ":
+                value += self._word_value(prefix.split())
+            known[prefix] = value
+        return known[prefix]
+
+    def _word_value(self, words: list[str], counts: bool = True) -> float:
+        """What the last of `words` adds after those before it."""
+        bonus = self.word_bonus if counts else 0.0
+        if self.language is None:
+            return bonus
+        before, last, word = [BEGIN, BEGIN, *words][-3:]
+        return self.language_weight * self.language.score(before, last, word) + bonus
+
+    def _final_value(self, prefix: str, known: dict[str, float]) -> float:
+        value, words = self._words_value(prefix, known), prefix.split()
+        if words and not prefix.endswith(" "):
+            value += self._word_value(words)
+        return value + self._word_value([*words, END], counts=False)
+
+
+def log_add(a: float, b: float) -> float:
+    """ln(e^a + e^b)."""
+    if a < b:
+        a, b = b, a
+    return a if b == NEVER else a + math.log1p(math.exp(b - a))

@@ -1,0 +1,193 @@
+"""Speech recognition by CTC: character and word error rate.
+
+    CER    100 * edits between characters of the greedily decoded and the true text / characters of the true texts
+    WER    the same of words, of the text that `decoder` finds
+    loss   -ln p(text | features), see `ctc.py`
+
+Source: HLHLp, section 4.3 (CER of greedy decoding). Its WER comes from a transducer network; `prefix_search.py` stands for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bitcycle.dataset import DatasetInfo, SpeechBatch, SpeechDatasetOptions, UtteranceBatches, Utterances
+from bitcycle.model import SpeechShape
+from bitcycle.settings import setting
+from bitcycle.task.base import Outcome, Sample, Task, TaskOptions, TaskSetup
+from bitcycle.task.ctc import ctc_loss, edit_distances, greedy
+from bitcycle.task.prefix_search import PrefixSearch
+from bitcycle.task.word_trigram import WordTrigram
+
+
+@dataclass
+class SpeechRecognitionOptions(TaskOptions):
+    """Options of speech recognition."""
+
+    takes = SpeechDatasetOptions
+
+    name: str = "speech_recognition"
+    loss: str = setting(
+        "utterance",
+        "mean of -ln p over utterances, or of -ln p divided by the characters of each (HLHLp does not say)",
+        choices=("utterance", "character"),
+    )
+    choose_by: str = setting(
+        "loss",
+        "what learning rate and schedules that choose weights go by: loss (HLHLp, section 4.3) or cer of the validation split",
+        choices=("loss", "cer"),
+    )
+    length_pool: int = setting(
+        16, "batches among which utterances are sorted by length, to pad less; 1: none", minimum=1
+    )
+    decoder: str = setting(
+        "greedy",
+        "how words are found for test_wer: greedy, or prefix (beam search with a word trigram: slow); CER is always greedy",
+        choices=("greedy", "prefix"),
+    )
+    beam: int = setting(64, "decoder=prefix: prefixes that are kept", minimum=1)
+    language_weight: float = setting(1.0, "decoder=prefix: weight of the trigram", minimum=0)
+    word_bonus: float = setting(0.0, "decoder=prefix: added for each word")
+    evaluation_batch_size: int = setting(64, "utterances evaluated at once", minimum=1)
+
+    def sample(self, info: DatasetInfo) -> Sample:
+        shape = info.shape
+        assert isinstance(shape, SpeechShape)
+        return Sample((torch.zeros(1, shape.frames, shape.features, device="meta"),), samples=1)
+
+    def build(self, setup: TaskSetup) -> SpeechRecognition:
+        dataset = setup.dataset
+        assert isinstance(dataset, SpeechDatasetOptions)
+        splits, alphabet = dataset.load(setup.data_root), dataset.alphabet(setup.data_root)
+        train, validation, test = (dataset.utterances(split, alphabet).to(setup.device) for split in splits)
+        return SpeechRecognition(self, alphabet, train, validation, test, setup.batch_size, setup.seed)
+
+
+class SpeechRecognition(Task):
+    """Speech recognition on three splits of utterances.
+
+    Args:
+        options: of the task.
+        alphabet: characters of symbols 1, 2, ...
+        train, validation, test: the utterances.
+        batch_size: utterances a step.
+        seed: of their order.
+    """
+
+    metric = "test_cer"
+    higher_is_better = False
+    chance = 0.0
+    """Of an empty text, which a network gives whose most frequent symbol, the blank, is always the most probable one."""
+
+    def __init__(
+        self,
+        options: SpeechRecognitionOptions,
+        alphabet: Sequence[str],
+        train: Utterances,
+        validation: Utterances,
+        test: Utterances,
+        batch_size: int,
+        seed: int,
+    ) -> None:
+        self.options = options
+        self.validation_metric = f"validation_{options.choose_by}"
+        self.training_batches = UtteranceBatches(train, batch_size, options.length_pool, seed)
+        self.validation, self.test = validation, test
+        self.evaluation = SpeechEvaluation(options, alphabet, train.transcripts)
+
+    def batches(self, step: int) -> Iterator[SpeechBatch]:
+        return self.training_batches.starting_at(step)
+
+    def train(self, model: nn.Module, batch: SpeechBatch) -> Outcome:
+        """Loss, and 1 - (edits / characters) of the batch's greedily decoded texts, at least 0, as accuracy."""
+        logits, lengths = scores(model, batch)
+        losses = losses_of(self.options, logits, lengths, batch)
+        with torch.no_grad():
+            found, counts = greedy(logits, lengths)
+            edits = edit_distances(found, counts, batch.targets, batch.target_lengths).sum()
+            accuracy = (1 - edits / batch.target_lengths.sum().clamp_min(1)).clamp_min(0)
+        return Outcome(losses.mean(), accuracy.float())
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """`test_cer` and `test_wer` in percent, `test_loss`."""
+        return self.evaluation.measure(model, self.test, "test")
+
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        """`validation_cer` in percent, and `validation_loss`."""
+        return self.evaluation.measure(model, self.validation, "validation", words=False)
+
+
+class SpeechEvaluation:
+    """What is measured of a network on utterances.
+
+    Args:
+        options: of the task.
+        alphabet: characters of symbols 1, 2, ...
+        transcripts: of the training split, for the language model.
+    """
+
+    def __init__(self, options: SpeechRecognitionOptions, alphabet: Sequence[str], transcripts: Sequence[str]) -> None:
+        self.options, self.alphabet = options, alphabet
+        self.decode = make_decoder(options, alphabet, transcripts)
+
+    @torch.no_grad()
+    def measure(self, model: nn.Module, utterances: Utterances, split: str, words: bool = True) -> dict[str, float]:
+        """Metrics of a model in evaluation mode, their names beginning with `split`; `words` says whether WER is one of them."""
+        from torchmetrics.text import CharErrorRate, WordErrorRate
+
+        loss, cer, wer = 0.0, CharErrorRate(), WordErrorRate()
+        for indices in torch.arange(len(utterances)).split(self.options.evaluation_batch_size):
+            batch = utterances.batch(indices)
+            logits, lengths = scores(model, batch)
+            loss += float(losses_of(self.options, logits, lengths, batch).double().sum())
+            wanted = [utterances.transcripts[index] for index in indices.tolist()]
+            found = texts(logits, lengths, self.alphabet)
+            cer.update(found, wanted)
+            if words:
+                wer.update(found if self.decode is None else self.decode(logits, lengths), wanted)
+        rates = {f"{split}_cer": cer, **({f"{split}_wer": wer} if words else {})}
+        percent = {name: round(100 * float(rate.compute()), 4) for name, rate in rates.items()}
+        return {**percent, f"{split}_loss": loss / len(utterances)}
+
+
+def losses_of(options: SpeechRecognitionOptions, logits: Tensor, lengths: Tensor, batch: SpeechBatch) -> Tensor:
+    """The loss of each utterance [N], of the kind that the options say."""
+    losses = ctc_loss(logits, lengths, batch.targets, batch.target_lengths)
+    if options.loss == "character":
+        losses = losses / batch.target_lengths.clamp_min(1).to(losses.device)
+    return losses
+
+
+def scores(model: nn.Module, batch: SpeechBatch) -> tuple[Tensor, Tensor]:
+    """(logits [N, T, S] of a batch, how many frames of each are real [N])."""
+    lengths: Tensor = model.output_lengths(batch.lengths)  # type: ignore[operator]
+    return model(batch.features), lengths
+
+
+def texts(logits: Tensor, lengths: Tensor, alphabet: Sequence[str]) -> list[str]:
+    """The greedily decoded texts, white space at their ends dropped."""
+    found, counts = greedy(logits, lengths)
+    rows = zip(found.tolist(), counts.tolist(), strict=True)
+    return ["".join(alphabet[symbol - 1] for symbol in row[:count]).strip() for row, count in rows]
+
+
+Decoder = Callable[[Tensor, Tensor], list[str]]
+
+
+def make_decoder(
+    options: SpeechRecognitionOptions, alphabet: Sequence[str], transcripts: Sequence[str]
+) -> Decoder | None:
+    """The decoder for words: a function of logits and lengths; None for the greedy one."""
+    if options.decoder == "greedy":
+        return None
+    search = PrefixSearch(alphabet, WordTrigram(transcripts), options.beam, options.language_weight, options.word_bonus)
+
+    def decode(logits: Tensor, lengths: Tensor) -> list[str]:
+        frames = logits.float().log_softmax(2).cpu()
+        return [search(rows[:length].tolist()) for rows, length in zip(frames, lengths.tolist(), strict=True)]
+
+    return decode

@@ -14,6 +14,7 @@ from bitcycle.dataset.images import Images
 from bitcycle.dataset.part import CLASSES, PARTS, classes_of, size_of, take_part
 from bitcycle.dataset.validation import validation_mask, validation_size
 from bitcycle.errors import DataError
+from bitcycle.model import ImageShape
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, setting
 
@@ -64,6 +65,7 @@ class ImageDatasetOptions(DatasetOptions):
     def info(self, data_root: Path) -> DatasetInfo:
         """What is used of the data set: `full_info` after train_samples, test_samples and validation."""
         full = self._part_info(self.full_info(data_root))
+        assert isinstance(full.shape, ImageShape)
         for option, available in (("train_samples", full.train_samples), ("test_samples", full.test_samples)):
             wanted = getattr(self, option)
             if wanted is not None and wanted > available:
@@ -92,6 +94,7 @@ class ImageDatasetOptions(DatasetOptions):
 
     def _part_info(self, full: DatasetInfo) -> DatasetInfo:
         """What `part` leaves of the whole data set."""
+        assert isinstance(full.shape, ImageShape)
         classes = full.shape.classes
         if self.part in CLASSES and not self.equal_classes:
             remedy = "use first_samples or second_samples, or cifar10 or cifar100"
@@ -104,7 +107,9 @@ class ImageDatasetOptions(DatasetOptions):
     def _part_of(self, splits: Splits, data_root: Path) -> Splits:
         if self.part == "all":
             return splits
-        classes = self.full_info(data_root).shape.classes
+        shape = self.full_info(data_root).shape
+        assert isinstance(shape, ImageShape)
+        classes = shape.classes
         train = take_part(splits.train, self.part, classes, training=True)
         return Splits(train, take_part(splits.test, self.part, classes, training=False))
 

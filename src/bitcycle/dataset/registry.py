@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from bitcycle.dataset.base import DatasetOptions
 from bitcycle.dataset.cifar import Cifar
+from bitcycle.dataset.citation import Citation
 from bitcycle.dataset.custom import CustomImages
 from bitcycle.dataset.digits import Digits
 from bitcycle.dataset.imagenet import ImageNet
+from bitcycle.dataset.ogbn import Ogbn
 
 DATASETS: dict[str, type[DatasetOptions]] = {
     "cifar10": Cifar,
@@ -15,5 +17,9 @@ DATASETS: dict[str, type[DatasetOptions]] = {
     "imagenet": ImageNet,
     "image_folder": CustomImages,
     "image_parquet": CustomImages,
+    "ogbn_arxiv": Ogbn,
+    "ogbn_products": Ogbn,
+    "cora": Citation,
+    "citeseer": Citation,
 }
 """Data set name -> its class of options; `conf/dataset/NAME.yaml` is the same."""

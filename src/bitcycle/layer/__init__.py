@@ -11,6 +11,7 @@ from bitcycle.layer.conversion import (
 )
 from bitcycle.layer.gate import Gates
 from bitcycle.layer.gated_block import GatedBlock
+from bitcycle.layer.graph import QuantizedGraphConvolution, QuantizedSageConvolution
 from bitcycle.layer.penalty import penalty
 from bitcycle.layer.phase_change import carry_quantized, reset_batch_norm, restart_quantizers, step_ratio
 from bitcycle.layer.quantized import QuantizedConv2d, QuantizedLayer, QuantizedLinear
@@ -25,8 +26,10 @@ __all__ = [
     "PrecisionController",
     "PrecisionState",
     "QuantizedConv2d",
+    "QuantizedGraphConvolution",
     "QuantizedLayer",
     "QuantizedLinear",
+    "QuantizedSageConvolution",
     "carry_quantized",
     "conversion_plan",
     "convertible_layers",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bitcycle.model.base import ModelOptions
+from bitcycle.model.graph_network import Gcn, GraphSage
 from bitcycle.model.mobilenet_v2_cifar import MobileNetV2Cifar
 from bitcycle.model.resnet_cifar import ResNetCifar
 from bitcycle.model.resnet_extra_skip import ResNetExtraSkipCifar, ResNetExtraSkipImagenet
@@ -18,5 +19,8 @@ MODELS: dict[str, tuple[type[ModelOptions], dict[str, Any]]] = {
     **{f"resnet{depth}_extra_skip": (ResNetExtraSkipCifar, {"depth": depth}) for depth in (8, 20)},
     "resnet34_extra_skip": (ResNetExtraSkipImagenet, {"depth": 34}),
     "vgg16": (VggCifar, {}),
+    "gcn": (Gcn, {}),
+    "gcn_small": (Gcn, {"layers": 2, "hidden": 64, "norm": "none", "dropout": 0.5}),
+    "graphsage": (GraphSage, {}),
 }
 """Model name -> its class of options and the values that make it that model; `conf/model/NAME.yaml` says the same."""

@@ -28,7 +28,7 @@ from bitcycle.quantizer import affine
 from bitcycle.quantizer.autograd import straight_through
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.kernel import kernel
-from bitcycle.quantizer.layout import flat, rows, unflat
+from bitcycle.quantizer.layout import HALF, flat, rows, unflat
 from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import SettingError, setting
 
@@ -45,6 +45,27 @@ class SbmWeight(TensorQuantizer):
 
     def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
         return unflat(kernel(affine.quantize_per_row, self.compile_kernel)(rows(x), bits), like=x)
+
+
+class SbmRows(TensorQuantizer):
+    """Affine quantizer with one range per row, the last dimension; a vector has one range. Has no state.
+
+    Source: released code of Better Schedules, quantize.py of cpt_gnn (activations, aggregates and biases of graph layers).
+    """
+
+    samples_are_independent = True
+
+    def __init__(self, compile: bool = False) -> None:
+        super().__init__()
+        self.compile_kernel = compile
+
+    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        return straight_through(self._quantize, x, bits)  # type: ignore[no-any-return]
+
+    def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
+        matrix = x.detach().reshape(-1, x.shape[-1])
+        matrix = matrix.float() if matrix.dtype in HALF else matrix
+        return kernel(affine.quantize_per_row, self.compile_kernel)(matrix, bits).to(x.dtype).view(x.shape)  # type: ignore[no-any-return]
 
 
 class SbmActivation(TensorQuantizer):
@@ -131,6 +152,9 @@ class Sbm(QuantizerOptions):
 
     def activation(self, compile: bool, signed: bool = False) -> SbmActivation:
         return SbmActivation(self.momentum, compile)
+
+    def row_activation(self, compile: bool) -> SbmRows:
+        return SbmRows(compile)
 
     def gradient(self, compile: bool) -> SbmGradient:
         return SbmGradient(self.stochastic, compile)

@@ -1,0 +1,20 @@
+"""Packages that only some data sets or models need: imported when used, with a word on how to install them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from bitcycle.errors import RunError
+
+
+def require(module: str, extra: str) -> Any:
+    """The module, imported now.
+
+    Raises:
+        RunError: if it is not installed, naming the extra that has it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise RunError(f"{module} is not installed: pip install 'bitcycle[{extra}]'") from error

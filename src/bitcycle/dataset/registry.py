@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from bitcycle.dataset.base import DatasetOptions
 from bitcycle.dataset.cifar import Cifar
+from bitcycle.dataset.citation import Citation
 from bitcycle.dataset.custom import CustomImages
 from bitcycle.dataset.digits import Digits
 from bitcycle.dataset.fsdd import Fsdd
 from bitcycle.dataset.imagenet import ImageNet
 from bitcycle.dataset.movielens import MovieLens, Ratings
 from bitcycle.dataset.nli import SentencePairFolder, Sick, Xnli
+from bitcycle.dataset.ogbn import Ogbn
 from bitcycle.dataset.own_text import OwnText
 from bitcycle.dataset.penn_treebank import PennTreebank
 from bitcycle.dataset.speech_manifest import SpeechManifest
@@ -35,5 +37,9 @@ DATASETS: dict[str, type[DatasetOptions]] = {
     "text": OwnText,
     "fsdd": Fsdd,
     "speech_manifest": SpeechManifest,
+    "ogbn_arxiv": Ogbn,
+    "ogbn_products": Ogbn,
+    "cora": Citation,
+    "citeseer": Citation,
 }
 """Data set name -> its class of options; `conf/dataset/NAME.yaml` is the same."""

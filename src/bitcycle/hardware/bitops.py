@@ -48,7 +48,8 @@ class BitOps(HardwareOptions):
     def layer_costs(self, workload: Workload, counts: SampleCounts) -> list[LayerCost]:
         """Bit operations by layer: whole numbers, or fractions where the trace or the convention counts parts of samples."""
         scale = self.images_per_sample(counts.samples) / workload.samples
-        not_counted = ("matmul", "aggregation") if self.rule("count") == "weights_only" else ()
+        weights_only = self.rule("count") in ("weights_only", "weights_and_norm")
+        not_counted = ("matmul", "aggregation") if weights_only else ()
         layers = [
             self._layer_cost(operation, counts.of(operation), scale)
             for operation in workload.operations
@@ -83,9 +84,12 @@ class BitOps(HardwareOptions):
         """Operations of normalisation, pooling and activation functions that the convention counts as MACs.
 
         CPT counts two for a normalised element and the sums and divisions of average-pooling modules; FracTrain counts the
-        sums only, and one for each element of a ReLU (inferred from their tables).
+        sums only, and one for each element of a ReLU (inferred from their tables). Better Schedules' graph code counts four
+        for each element of a layer norm without parameters (its get_flops.py).
         """
         count = self.rule("count")
+        if count == "weights_and_norm":
+            return 4 * workload.layer_norm_elements
         if count == "with_bn":
             return 2 * workload.batch_norm_elements + workload.pooled_inputs + workload.pooled_outputs
         if count == "with_bn_relu":

@@ -80,6 +80,7 @@ class Workload:
         operations: the products, in the order of execution.
         samples: samples in the traced input; counts are for all of them.
         batch_norm_elements: elements that batch normalisations return.
+        layer_norm_elements: elements that layer normalisations return.
         relu_elements: elements that ReLUs return.
         pooled_inputs, pooled_outputs: elements that average-pooling modules read and return.
     """
@@ -90,6 +91,7 @@ class Workload:
     relu_elements: int = 0
     pooled_inputs: int = 0
     pooled_outputs: int = 0
+    layer_norm_elements: int = 0
 
     @property
     def macs(self) -> int:

@@ -192,6 +192,8 @@ class _Recorder(TorchDispatchMode):
                 self._add_product(product)
         elif name in _BATCH_NORMS:
             self.counts["batch_norm_elements"] += output[0].numel()
+        elif name is aten.native_layer_norm:
+            self.counts["layer_norm_elements"] += output[0].numel()
         elif name in _RELUS:
             self.counts["relu_elements"] += output.numel()
         elif (unknown := unknown_arithmetic(func, args, keywords, output)) is not None:

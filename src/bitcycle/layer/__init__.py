@@ -12,6 +12,7 @@ from bitcycle.layer.conversion import (
 from bitcycle.layer.embedding import QuantizableEmbedding, QuantizedEmbedding
 from bitcycle.layer.gate import Gates
 from bitcycle.layer.gated_block import GatedBlock
+from bitcycle.layer.graph import QuantizedGraphConvolution, QuantizedSageConvolution
 from bitcycle.layer.matrix_product import MatrixProduct, QuantizedMatrixProduct
 from bitcycle.layer.penalty import penalty
 from bitcycle.layer.phase_change import carry_quantized, reset_batch_norm, restart_quantizers, step_ratio
@@ -33,11 +34,13 @@ __all__ = [
     "QuantizedConv2d",
     "QuantizedEmbedding",
     "QuantizedGRU",
+    "QuantizedGraphConvolution",
     "QuantizedLSTM",
     "QuantizedLayer",
     "QuantizedLinear",
     "QuantizedMatrixProduct",
     "QuantizedProduct",
+    "QuantizedSageConvolution",
     "carry_quantized",
     "conversion_plan",
     "convertible_layers",

@@ -4,13 +4,22 @@ from bitcycle.model.base import ModelOptions, build_seeded, check_kind
 from bitcycle.model.mobilenet_v2_cifar import CifarMobileNetV2, MobileNetV2Cifar
 from bitcycle.model.registry import MODELS
 from bitcycle.model.resnet_cifar import CifarResNet, ResNetCifar
-from bitcycle.model.shape import ImageShape, InteractionShape, SentencePairShape, Shape, SpeechShape, TokenShape
+from bitcycle.model.shape import (
+    GraphShape,
+    ImageShape,
+    InteractionShape,
+    SentencePairShape,
+    Shape,
+    SpeechShape,
+    TokenShape,
+)
 from bitcycle.model.speech_lstm import SpeechLstm, SpeechLstmOptions
 
 __all__ = [
     "MODELS",
     "CifarMobileNetV2",
     "CifarResNet",
+    "GraphShape",
     "ImageShape",
     "InteractionShape",
     "MobileNetV2Cifar",

@@ -6,6 +6,7 @@ from typing import Any
 
 from bitcycle.model.base import ModelOptions
 from bitcycle.model.bert import Bert
+from bitcycle.model.graph_network import Gcn, GraphSage
 from bitcycle.model.mobilenet_v2_cifar import MobileNetV2Cifar
 from bitcycle.model.ncf import Ncf
 from bitcycle.model.recurrent_language_model import RecurrentLanguageModelOptions
@@ -40,5 +41,8 @@ MODELS: dict[str, tuple[type[ModelOptions], dict[str, Any]]] = {
     "gru_hlhlp": (RecurrentLanguageModelOptions, {"cell": "gru", **HLHLP}),
     "lstm_hlhlp": (RecurrentLanguageModelOptions, HLHLP),
     "speech_lstm": (SpeechLstmOptions, {}),
+    "gcn": (Gcn, {}),
+    "gcn_small": (Gcn, {"layers": 2, "hidden": 64, "norm": "none", "dropout": 0.5}),
+    "graphsage": (GraphSage, {}),
 }
 """Model name -> its class of options and the values that make it that model; `conf/model/NAME.yaml` says the same."""

@@ -7,7 +7,7 @@ from bitcycle.quantizer.l2_step import optimal_step
 from bitcycle.quantizer.multibit import Multibit
 from bitcycle.quantizer.pact_binary import PactBinary
 from bitcycle.quantizer.registry import QUANTIZERS, NoQuantizer, encode_bits, quantize, quantizer_options
-from bitcycle.quantizer.sbm import Sbm, SbmActivation, SbmGradient, SbmWeight
+from bitcycle.quantizer.sbm import Sbm, SbmActivation, SbmGradient, SbmRows, SbmWeight
 from bitcycle.quantizer.ternary import Ternary
 from bitcycle.quantizer.ttq import Ttq
 from bitcycle.quantizer.uniform import UniformL2
@@ -25,6 +25,7 @@ __all__ = [
     "Sbm",
     "SbmActivation",
     "SbmGradient",
+    "SbmRows",
     "SbmWeight",
     "TensorQuantizer",
     "Ternary",

@@ -184,6 +184,10 @@ class QuantizerOptions(Settings):
         """A new quantizer of a layer's input, which is `signed`, or the output of a ReLU (or a pooled one)."""
         raise NotImplementedError
 
+    def row_activation(self, compile: bool) -> TensorQuantizer | None:
+        """A new quantizer of activations, and of biases, with one range for each row (the last dimension); None: it has none."""
+        return None
+
     def gradient(self, compile: bool) -> GradientQuantizer:
         """A new quantizer of the gradient at a layer's output."""
         return FloatGradient()

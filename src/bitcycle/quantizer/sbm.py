@@ -51,6 +51,27 @@ class SbmWeight(TensorQuantizer):
         return unflat(kernel(affine.quantize_per_row, self.compile_kernel)(rows(x), bits), like=x)
 
 
+class SbmRows(TensorQuantizer):
+    """Affine quantizer with one range per row, the last dimension; a vector has one range. Has no state.
+
+    Source: released code of Better Schedules, quantize.py of cpt_gnn (activations, aggregates and biases of graph layers).
+    """
+
+    samples_are_independent = True
+
+    def __init__(self, compile: bool = False) -> None:
+        super().__init__()
+        self.compile_kernel = compile
+
+    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        return straight_through(self._quantize, x, bits)  # type: ignore[no-any-return]
+
+    def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
+        matrix = x.detach().reshape(-1, x.shape[-1])
+        matrix = matrix.float() if matrix.dtype in HALF else matrix
+        return kernel(affine.quantize_per_row, self.compile_kernel)(matrix, bits).to(x.dtype).view(x.shape)  # type: ignore[no-any-return]
+
+
 class SbmActivation(TensorQuantizer):
     """Affine quantizer with the range of the current batch, and an observer that remembers a running range.
 
@@ -212,6 +233,9 @@ class Sbm(QuantizerOptions):
 
     def activation(self, compile: bool, signed: bool = False) -> SbmActivation:
         return SbmActivation(self.momentum, compile)
+
+    def row_activation(self, compile: bool) -> SbmRows:
+        return SbmRows(compile)
 
     def gradient(self, compile: bool) -> SbmGradient:
         return SbmGradient(self.stochastic, compile)

@@ -6,6 +6,7 @@ from bitcycle.task.base import TaskOptions
 from bitcycle.task.classification import ClassificationOptions
 from bitcycle.task.entailment import EntailmentOptions
 from bitcycle.task.language_modelling import BlockLanguageModellingOptions, LanguageModellingOptions
+from bitcycle.task.node_classification import NodeClassificationOptions
 from bitcycle.task.recommendation import RecommendationOptions
 from bitcycle.task.speech_recognition import SpeechRecognitionOptions
 
@@ -16,5 +17,6 @@ TASKS: dict[str, type[TaskOptions]] = {
     "language_modelling": LanguageModellingOptions,
     "language_modelling_blocks": BlockLanguageModellingOptions,
     "speech_recognition": SpeechRecognitionOptions,
+    "node_classification": NodeClassificationOptions,
 }
 """Task name -> its class of options; `conf/task/NAME.yaml` is the same."""

@@ -1,0 +1,187 @@
+"""What every data set of one graph has: nodes with features and a class, edges, an official split of the nodes.
+
+A sample is a node. Without `neighbours` a training step sees the whole graph and its loss is that of all training nodes; with
+them, a step has `training.batch_size` training nodes and so many sampled neighbours in each layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from bitcycle.dataset.base import DatasetInfo, DatasetOptions, logger
+from bitcycle.errors import DataError
+from bitcycle.model import GraphShape
+from bitcycle.model.edges import Edges, make_edges
+from bitcycle.settings import SettingError, setting
+
+
+class RawGraph(NamedTuple):
+    """A graph as it lies on disk: features [N, F], labels [N] (-1: none), edges [2, E] from row 0 to row 1, and splits."""
+
+    features: Tensor
+    labels: Tensor
+    edges: Tensor
+    train: Tensor
+    validation: Tensor
+    test: Tensor
+
+
+class Graph(NamedTuple):
+    """A graph as it is used."""
+
+    features: Tensor
+    labels: Tensor
+    edges: Edges
+    train: Tensor
+    validation: Tensor
+    test: Tensor
+
+
+class GraphSize(NamedTuple):
+    """The official data set's numbers; `edges` as given, `symmetrised` the edges after that treatment."""
+
+    nodes: int
+    edges: int
+    symmetrised: int
+    features: int
+    classes: int
+    train: int
+    validation: int
+    test: int
+
+
+@dataclass
+class GraphDatasetOptions(DatasetOptions):
+    """Options that every graph has."""
+
+    has_validation: ClassVar[bool] = True
+
+    train_samples: Optional[int] = setting(
+        None,
+        "learn from at most so many training nodes, of a fixed random order; the graph stays whole; null: all",
+        minimum=1,
+    )
+    test_samples: Optional[int] = setting(
+        None, "evaluate on at most so many nodes of each split, of a fixed random order; null: all", minimum=1
+    )
+    edges: str = setting(
+        "given",
+        "given, symmetrised (reverse edges added, duplicates removed), or doubled (reverse edges added, duplicates kept)",
+        choices=("given", "symmetrised", "doubled"),
+    )
+    self_loops: bool = setting(True, "an edge from each node to itself (Better Schedules: added; its code: not)")
+    features: str = setting(
+        "raw",
+        "features of nodes: raw, standardised (each column over all nodes), or row_normalised (each node's sum is 1)",
+        choices=("raw", "standardised", "row_normalised"),
+    )
+    neighbours: Optional[list[int]] = setting(
+        None,
+        "neighbours that each layer samples, that of the input first; null: each step sees the whole graph",
+        minimum=1,
+    )
+
+    @property
+    def size(self) -> GraphSize:
+        """The numbers of the official data set."""
+        raise NotImplementedError
+
+    def read(self, data_root: Path) -> RawGraph:
+        """The graph as it lies on disk.
+
+        Raises:
+            DataError: if the data are missing or cannot be read.
+        """
+        raise NotImplementedError
+
+    def sampled_degree(self, neighbours: int, degree: float) -> float:
+        """New nodes that sampling so many neighbours brings for each node, in a graph of this mean degree."""
+        return min(neighbours, degree)
+
+    def info(self, data_root: Path) -> DatasetInfo:
+        if self.validation:
+            problem = f"{self.name} comes with validation nodes"
+            raise SettingError("validation", self.validation, problem, "leave it out")
+        size = self.size
+        edges = {"given": size.edges, "symmetrised": size.symmetrised, "doubled": 2 * size.edges}[self.edges]
+        edges += size.nodes if self.self_loops else 0
+        sampled = None if self.neighbours is None else tuple(self.neighbours)
+        degrees = tuple(self.sampled_degree(count, edges / size.nodes) for count in sampled or ())
+        shape = GraphShape(size.features, size.classes, size.nodes, edges, sampled, degrees)
+        train, test = (
+            min(limit or whole, whole)
+            for limit, whole in ((self.train_samples, size.train), (self.test_samples, size.test))
+        )
+        return DatasetInfo(shape, train, test)
+
+    def load(self, data_root: Path) -> Graph:
+        """The graph as it is used.
+
+        Raises:
+            DataError: if the data are missing, cannot be read, or are not the whole official data set.
+        """
+        raw = self.read(data_root)
+        self._check(raw, data_root)
+        edges = make_edges(self.treated(raw.edges, len(raw.labels)), len(raw.labels))
+        counted = self.info(data_root).shape
+        assert isinstance(counted, GraphShape)
+        if len(edges.sources) != counted.edges:
+            logger.warning("the graph has %d edges; costs count %d", len(edges.sources), counted.edges)
+        return Graph(
+            scaled(raw.features, self.features),
+            raw.labels,
+            edges,
+            _first(raw.train, self.train_samples),
+            _first(raw.validation, self.test_samples),
+            _first(raw.test, self.test_samples),
+        )
+
+    def treated(self, edges: Tensor, nodes: int) -> Tensor:
+        """The edges [2, E] after `edges` and `self_loops`."""
+        if self.edges != "given":
+            edges = torch.cat([edges, edges.flip(0)], dim=1)
+        if self.edges == "symmetrised":
+            unique = (edges[1] * nodes + edges[0]).unique()
+            edges = torch.stack([unique % nodes, unique // nodes])
+        if self.self_loops:
+            edges = edges[:, edges[0] != edges[1]]
+            edges = torch.cat([edges, torch.arange(nodes).expand(2, -1)], dim=1)
+        return edges
+
+    def _check(self, raw: RawGraph, data_root: Path) -> None:
+        """Refuse anything but the whole data set."""
+        size = self.size
+        nodes, features = raw.features.shape
+        found = (nodes, raw.edges.shape[1], features, len(raw.train), len(raw.validation), len(raw.test))
+        expected = (size.nodes, size.edges, size.features, size.train, size.validation, size.test)
+        used = raw.labels[torch.cat([raw.train, raw.validation, raw.test])]
+        if found == expected and len(raw.labels) == nodes and 0 <= int(used.min()) <= int(used.max()) < size.classes:
+            return
+        names = "nodes, edges, features, training, validation and test nodes"
+        raise DataError(
+            f"{self.name} below {data_root} has {found} {names}, and classes {int(used.min())} to {int(used.max())}; the "
+            f"official one has {expected} and {size.classes} classes. Point data_root at the whole data set."
+        )
+
+
+def scaled(features: Tensor, how: str) -> Tensor:
+    """Features [N, F] raw, standardised by column (mean 0, population standard deviation 1), or with rows that sum to 1."""
+    if how == "standardised":
+        std, mean = torch.std_mean(features, dim=0, correction=0)
+        return (features - mean) / torch.where(std > 0, std, 1)
+    if how == "row_normalised":
+        sums = features.sum(1, keepdim=True)
+        return features / torch.where(sums != 0, sums, 1)
+    return features
+
+
+def _first(nodes: Tensor, count: Optional[int]) -> Tensor:
+    """At most `count` nodes, of an order that is random but the same for every run."""
+    if count is None or count >= len(nodes):
+        return nodes
+    return nodes[torch.randperm(len(nodes), generator=torch.Generator().manual_seed(0))[:count]]

@@ -1,0 +1,246 @@
+"""Quantized graph layers: `model/graph_convolution.py` with rows quantized before each product and sum.
+
+With row(x; b) the affine quantizer with one range per row (node, or row of a weight; a bias is one row), and gq(y; g) the
+identity whose gradient is quantized to g bits with one range per tensor:
+
+    graph convolution   h = x / sqrt(out degree)
+                        in > out:  h = AGG(gq(row(h) row(W)))        in <= out:  h = gq(row(AGG(h)) row(W))
+                        y = gq(row(h / sqrt(in degree)) + row(c))
+    SAGE layer          S = gq(row(x_own) row(W_own)^T),    M likewise with AGG, a mean, before or after
+                        y = gq(row(S + M) + row(c))
+    AGG                 FP-Agg: the float sum    Q-Agg: gq(sum of row(h))
+
+So with FP-Agg, too, what was added up is quantized before the bias is added. There are no running statistics: evaluation
+quantizes as training does. The trace charges a float aggregation at 32 bits and a quantized one at the bits of the schedule.
+
+Source: Better Schedules, section 4.3, and its released code, cpt_gnn. Differs from it in the noise (see `quantizer/sbm.py`).
+The code's gradients have one range for each inner dimension; for matrices that is one per tensor, so there is nothing to
+choose here. `quantized_norm`: h = gq(row(x) f) for each scaling by degrees f, whose values stay as they are, since a row of
+one value is its own range; that the gradient is quantized there is ours.
+
+A quantizer without ranges per row (`QuantizerOptions.row_activation`) quantizes the operands of the product with W only: its
+activations as in any layer, bias and aggregate float.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from bitcycle.layer.bifurcation import Product, bifurcated
+from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
+from bitcycle.layer.state import PrecisionState
+from bitcycle.model.edges import Edges
+from bitcycle.model.graph_convolution import Aggregation, GraphConvolution, RowLinear, SageConvolution
+from bitcycle.quantizer import QuantizerOptions, quantizer_options
+from bitcycle.randomness import int32_key
+from bitcycle.settings import SettingError
+
+
+class RowQuantization(nn.Module):
+    """A place in a graph layer, beside its product with a weight, where rows and the gradient that comes back are quantized.
+
+    Args:
+        options: of the quantizer.
+        precision: where the bits are read.
+        key: what the noise of this place depends on, beside seed and step.
+        compile: fuse each quantizer into one kernel.
+
+    Raises:
+        SettingError: if the quantizer has no ranges per row.
+    """
+
+    layer_key: Tensor
+
+    def __init__(self, options: QuantizerOptions, precision: PrecisionState, key: str, compile: bool = False) -> None:
+        super().__init__()
+        rows = options.row_activation(compile)
+        if rows is None:
+            problem = "has no ranges per row, which sums over neighbours are quantized with"
+            remedy = "use quantizer=sbm, or model.aggregation=float and no quantized_norm"
+            raise SettingError("name", options.name, problem, remedy)
+        self.precision, self.rows, self.gradient_quantizer = precision, rows, options.gradient(compile)
+        self.register_buffer("layer_key", torch.tensor(int32_key("layer", key), dtype=torch.int32), persistent=False)
+
+    def quantize(self, x: Tensor) -> Tensor:
+        """row(x) at the activations' bits."""
+        return self.rows(x, self.precision.activation_bits)  # type: ignore[no-any-return]
+
+    def quantize_gradient_of(self, y: Tensor) -> Tensor:
+        """gq(y) at the gradients' bits."""
+        state = self.precision
+        return self.gradient_quantizer(y, state.gradient_bits, state.step_key, self.layer_key)  # type: ignore[no-any-return]
+
+
+class QuantizedAggregation(RowQuantization):
+    """Q-Agg: gq(aggregate(row(h))), [sources, F] -> [destinations, F]."""
+
+    aggregate: Aggregation
+
+    def forward(self, h: Tensor, edges: Edges) -> Tensor:
+        return self.quantize_gradient_of(self.aggregate.function(self.quantize(h), edges))
+
+
+class QuantizedAddition(RowQuantization):
+    """gq(row(h) + row(c)), h [N, F], c [F]; the bias at the weights' bits."""
+
+    def forward(self, h: Tensor, bias: Tensor) -> Tensor:
+        return self.quantize_gradient_of(self.quantize(h) + self.rows(bias, self.precision.weight_bits))
+
+
+class QuantizedScaling(RowQuantization):
+    """gq(row(x) f) with a factor for each row."""
+
+    def forward(self, x: Tensor, factors: Tensor) -> Tensor:
+        return self.quantize_gradient_of(self.quantize(x) * factors)
+
+
+class QuantizedRowLinear(QuantizedLayer, RowLinear):
+    """A quantized RowLinear: gq(row(x) row(W)^T)."""
+
+    def attach(
+        self,
+        quantizer: str | QuantizerOptions,
+        precision: PrecisionState | None = None,
+        key: str = "",
+        compile: bool = False,
+        signed: bool = False,
+    ) -> None:
+        super().attach(quantizer, precision, key, compile, signed)
+        rows = self.quantizer_options.row_activation(compile)
+        self.activation_quantizer = self.activation_quantizer if rows is None else rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.quantized_product(x, nn.functional.linear)
+
+
+class QuantizedGraphConvolution(QuantizedLayer, GraphConvolution):
+    """A quantized GraphConvolution. Shapes as there: [sources, in] -> [destinations, out]."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        quantized_aggregation: bool = False,
+        quantized_norm: bool = False,
+        device: str | None = None,
+        quantizer: str | QuantizerOptions = "sbm",
+    ) -> None:
+        GraphConvolution.__init__(self, in_features, out_features, quantized_aggregation, quantized_norm, device)
+        self.attach(quantizer)
+
+    def attach(
+        self,
+        quantizer: str | QuantizerOptions,
+        precision: PrecisionState | None = None,
+        key: str = "",
+        compile: bool = False,
+        signed: bool = False,
+    ) -> None:
+        super().attach(quantizer, precision, key, compile, signed)
+        options, state = self.quantizer_options, self.precision
+        rows = options.row_activation(compile)
+        self.activation_quantizer = self.activation_quantizer if rows is None else rows
+        self.addition = None if rows is None else QuantizedAddition(options, state, f"{key}.addition", compile)
+        self.aggregate = _aggregation(self, options, state, key, compile)
+        self.scaling = nn.ModuleDict()
+        if self.quantized_norm:
+            for side in ("sources", "destinations"):
+                self.scaling[side] = QuantizedScaling(options, state, f"{key}.scaling.{side}", compile)
+
+    def scale(self, x: Tensor, factors: Tensor, side: str) -> Tensor:
+        return self.scaling[side](x, factors) if side in self.scaling else x * factors
+
+    def product(self, h: Tensor) -> Tensor:
+        return self.quantized_product(h, _matrix_product)
+
+    def _product(self, x: Tensor, product: Product) -> Tensor:
+        x, weight = self.quantized_operands(x)
+        if self.quantizer_options.fine_gradient_bits is None:
+            return self.quantize_gradient_of(product(x, weight, None))
+        return bifurcated(product, x, weight, None, self._coarse, self._fine)  # the bias is added later
+
+    def add_bias(self, h: Tensor) -> Tensor:
+        return h + self.bias if self.addition is None else self.addition(h, self.bias)
+
+
+class QuantizedSageConvolution(SageConvolution):
+    """A quantized SageConvolution, whose two products are quantized layers. Shapes: [sources, in] -> [destinations, out]."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        quantized_aggregation: bool = False,
+        device: str | None = None,
+        quantizer: str | QuantizerOptions = "sbm",
+    ) -> None:
+        super().__init__(in_features, out_features, quantized_aggregation, device)
+        for name in ("neighbour", "own"):
+            half = QuantizedRowLinear(in_features, out_features, "meta")
+            half.weight = getattr(self, name).weight
+            setattr(self, name, half)
+        self.attach(quantizer)
+
+    def attach(
+        self,
+        quantizer: str | QuantizerOptions,
+        precision: PrecisionState | None = None,
+        key: str = "",
+        compile: bool = False,
+        signed: bool = False,
+    ) -> None:
+        """Give the layer its quantizers; arguments as for `QuantizedLayer.attach`."""
+        options = quantizer_options(quantizer)
+        state = precision if precision is not None else PrecisionState(options.initial_precision)
+        for name in ("neighbour", "own"):
+            getattr(self, name).attach(options, state, f"{key}.{name}", compile, signed)
+        rows = options.row_activation(compile)
+        self.addition = None if rows is None else QuantizedAddition(options, state, f"{key}.addition", compile)
+        self.aggregate = _aggregation(self, options, state, key, compile)
+
+    def add_bias(self, h: Tensor) -> Tensor:
+        return h + self.bias if self.addition is None else self.addition(h, self.bias)
+
+
+def _matrix_product(x: Tensor, weight: Tensor, _bias: Tensor | None) -> Tensor:
+    return x @ weight
+
+
+def _aggregation(
+    layer: GraphConvolution | SageConvolution,
+    options: QuantizerOptions,
+    precision: PrecisionState,
+    key: str,
+    compile: bool,
+) -> nn.Module:
+    """The layer's aggregation, quantized where the layer asks for it."""
+    plain = Aggregation(mean=isinstance(layer, SageConvolution))
+    if not layer.quantized_aggregation:
+        return plain
+    quantized = QuantizedAggregation(options, precision, f"{key}.aggregate", compile)
+    quantized.aggregate = plain
+    return quantized
+
+
+def quantized_graph_convolution(layer: GraphConvolution) -> QuantizedGraphConvolution:
+    """A quantized layer around the parameters of `layer` (the same tensors, so that optimizers keep their hold)."""
+    sizes = layer.in_features, layer.out_features
+    converted = QuantizedGraphConvolution(*sizes, layer.quantized_aggregation, layer.quantized_norm, device="meta")
+    converted.weight, converted.bias = layer.weight, layer.bias
+    return converted
+
+
+def quantized_sage_convolution(layer: SageConvolution) -> QuantizedSageConvolution:
+    """A quantized layer around the parameters of `layer` (the same tensors, so that optimizers keep their hold)."""
+    converted = QuantizedSageConvolution(
+        layer.in_features, layer.out_features, layer.quantized_aggregation, device="meta"
+    )
+    for name in ("neighbour", "own"):
+        getattr(converted, name).weight = getattr(layer, name).weight
+    converted.bias = layer.bias
+    return converted
+
+
+CONVERSIONS[GraphConvolution] = quantized_graph_convolution
+CONVERSIONS[SageConvolution] = quantized_sage_convolution

@@ -1,0 +1,141 @@
+"""Edges of a graph in compressed rows, and the sum over them: all that a graph network needs of a graph.
+
+    (A h)_i = sum over the edges j -> i of h_j
+
+In a whole graph sources and destinations are the same nodes. In a block, a sampled part of a graph, they differ: the
+destinations are the first of the sources (so that a node finds itself), then come their neighbours.
+
+The order of summation is fixed, so that equal inputs give equal sums, which exact resuming needs: compressed rows on a CPU, where
+one thread adds up a row, and segments on a GPU, whose sparse products may differ from one call to the next.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+SEGMENT_ELEMENTS = 1 << 28
+"""Gathered elements that a GPU holds at once: columns are taken in groups (1 GiB of float32)."""
+
+
+class Edges(NamedTuple):
+    """Edges ordered by destination, and by source for the way back.
+
+    Attributes:
+        offsets: int32 [destinations + 1]; the edges of destination i are `offsets[i]` to `offsets[i + 1]`.
+        sources: int32 [edges], the source of each edge.
+        back_offsets, back_destinations: the same of the reversed edges, [sources + 1] and [edges]; None: made when needed.
+    """
+
+    offsets: Tensor
+    sources: Tensor
+    back_offsets: Optional[Tensor] = None
+    back_destinations: Optional[Tensor] = None
+
+    @property
+    def destinations(self) -> int:
+        """Number of destinations."""
+        return self.offsets.shape[0] - 1
+
+    def in_degrees(self) -> Tensor:
+        """Edges into each destination, at least 1, as float32 [destinations, 1]."""
+        return _degrees(self.offsets)
+
+    def out_degrees(self, sources: int) -> Tensor:
+        """Edges out of each of so many sources, at least 1, as float32 [sources, 1]."""
+        if self.offsets.is_meta:
+            return self.offsets.new_ones(sources, 1, dtype=torch.float32)
+        back_offsets, _ = self.reversed(sources)
+        return _degrees(back_offsets)
+
+    def reversed(self, sources: int) -> tuple[Tensor, Tensor]:
+        """Offsets and destinations of the reversed edges, for so many sources."""
+        if self.back_offsets is not None and self.back_destinations is not None:
+            return self.back_offsets, self.back_destinations
+        return compressed(self.sources, destination_of_each(self.offsets), sources)
+
+    def to(self, device: torch.device) -> Edges:
+        """The same edges on another device."""
+        return Edges(*(tensor if tensor is None else tensor.to(device) for tensor in self))  # type: ignore[arg-type]
+
+
+def make_edges(pairs: Tensor, nodes: int) -> Edges:
+    """The edges `pairs[0, k] -> pairs[1, k]` (int64 [2, edges]) of a graph of so many nodes."""
+    sources, destinations = pairs
+    return Edges(*compressed(destinations, sources, nodes), *compressed(sources, destinations, nodes))
+
+
+def compressed(keys: Tensor, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Offsets of the keys 0 .. count-1 and the values in the order of their keys, both int32; equal keys keep their order."""
+    order = keys.argsort(stable=True)
+    offsets = torch.zeros(count + 1, dtype=torch.int64, device=keys.device)
+    offsets[1:] = torch.bincount(keys, minlength=count).cumsum(0)
+    return offsets.to(torch.int32), values[order].to(torch.int32)
+
+
+def destination_of_each(offsets: Tensor) -> Tensor:
+    """The destination of each edge, int64 [edges]."""
+    return torch.arange(len(offsets) - 1, device=offsets.device).repeat_interleave(offsets.diff())
+
+
+def neighbour_sum(h: Tensor, edges: Edges) -> Tensor:
+    """A h: for each destination the sum of h over the sources of its edges, [sources, F] -> [destinations, F]."""
+    return _NeighbourSum.apply(h, *edges)  # type: ignore[no-any-return]
+
+
+def neighbour_mean(h: Tensor, edges: Edges) -> Tensor:
+    """The mean of h over the sources of each destination's edges; 0 where there is none."""
+    return neighbour_sum(h, edges) / edges.in_degrees()
+
+
+class _NeighbourSum(torch.autograd.Function):
+    """The sum over edges, whose gradient is the sum over the reversed edges."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, *parts: Optional[Tensor]) -> Tensor:
+        edges = Edges(*parts)  # type: ignore[arg-type]
+        ctx.edges, ctx.nodes = edges, h.shape[0]
+        return _sum_of_rows(h, edges.offsets, edges.sources)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        offsets, destinations = ctx.edges.reversed(ctx.nodes)
+        return _sum_of_rows(gradients[0], offsets, destinations), None, None, None, None
+
+
+def _sum_of_rows(h: Tensor, offsets: Tensor, indices: Tensor) -> Tensor:
+    if h.is_meta:  # sparse tensors have no meta kernels; this one has as many products
+        return h.new_zeros(len(offsets) - 1, h.shape[1]).index_add(0, indices, h.index_select(0, indices))
+    if h.is_cuda:
+        return _sum_of_segments(h, offsets, indices)
+    _announce_sparse_rows()
+    ones = torch.ones(len(indices), dtype=h.dtype)
+    size = (len(offsets) - 1, h.shape[0])
+    return torch.sparse_csr_tensor(offsets, indices, ones, size, check_invariants=False) @ h
+
+
+def _sum_of_segments(h: Tensor, offsets: Tensor, indices: Tensor) -> Tensor:
+    """The same by gathering rows and adding up segments, one thread for each sum, some columns at a time."""
+    width = max(1, SEGMENT_ELEMENTS // max(1, len(indices)))
+    lengths = offsets.diff().long()
+    sums = [
+        torch.segment_reduce(columns.index_select(0, indices), "sum", lengths=lengths, axis=0, unsafe=True, initial=0)
+        for columns in h.split(width, dim=1)
+    ]
+    return sums[0] if len(sums) == 1 else torch.cat(sums, dim=1)
+
+
+def _degrees(offsets: Tensor) -> Tensor:
+    return offsets.diff().clamp_min(1).to(torch.float32).unsqueeze(1)
+
+
+@cache
+def _announce_sparse_rows() -> None:
+    """PyTorch warns once that compressed rows are a beta feature; nobody needs to read that."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.sparse_csr_tensor(torch.tensor([0, 0]), torch.tensor([], dtype=torch.int64), torch.tensor([]), (1, 1))

@@ -1,0 +1,134 @@
+"""Float layers that compute on the nodes of a graph: a graph convolution and a GraphSAGE layer with mean aggregator.
+
+    GraphConvolution   y = D_in^-1/2 A D_out^-1/2 x W + c             x [N, in], W [in, out], c [out]
+    SageConvolution    y = x_own W_own^T + mean_neighbours(x) W_neighbour^T + c         W [out, in]
+
+The product with W comes before the sum over neighbours where it makes the rows shorter (in > out), else after. Degrees count as
+at least 1. Quantized counterparts are in `layer/graph.py`.
+
+Source: Kipf and Welling 2017; Hamilton et al. 2017; Better Schedules, section 4.3 and released code, cpt_gnn, after DGL's layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+
+from bitcycle.model.edges import Edges, neighbour_mean, neighbour_sum
+
+
+class Aggregation(nn.Module):
+    """Sum, or `mean`, over the edges: [sources, F] -> [destinations, F]. A module so that its cost has a name of its own."""
+
+    def __init__(self, mean: bool = False) -> None:
+        super().__init__()
+        self.function: Callable[[Tensor, Edges], Tensor] = neighbour_mean if mean else neighbour_sum
+
+    def forward(self, h: Tensor, edges: Edges) -> Tensor:
+        return self.function(h, edges)
+
+
+class GraphConvolution(nn.Module):
+    """y = D_in^-1/2 A D_out^-1/2 x W + c; x [sources, in] -> [destinations, out].
+
+    Args:
+        in_features, out_features: columns of x and y.
+        quantized_aggregation: what a quantized layer does to the sum over neighbours: Q-Agg of the paper, else FP-Agg.
+        quantized_norm: whether a quantized layer quantizes the features before they are scaled by degrees, too.
+        device: of the parameters.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        quantized_aggregation: bool = False,
+        quantized_norm: bool = False,
+        device: Optional[str] = None,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.quantized_aggregation, self.quantized_norm = quantized_aggregation, quantized_norm
+        self.weight = nn.Parameter(torch.empty(in_features, out_features, device=device))
+        self.bias = nn.Parameter(torch.empty(out_features, device=device))
+        self.aggregate: nn.Module = Aggregation()
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier-uniform weight, zero bias, as in the released code."""
+        nn.init.xavier_uniform_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor, edges: Edges) -> Tensor:
+        h = self.scale(x, edges.out_degrees(len(x)).rsqrt(), "sources")
+        if self.in_features > self.out_features:
+            h = self.aggregate(self.product(h), edges)
+        else:
+            h = self.product(self.aggregate(h, edges))
+        return self.add_bias(self.scale(h, edges.in_degrees().rsqrt(), "destinations"))
+
+    def scale(self, x: Tensor, factors: Tensor, side: str) -> Tensor:
+        """Each row of the `side` (sources or destinations) times its factor [rows, 1]."""
+        return x * factors
+
+    def product(self, h: Tensor) -> Tensor:
+        """h W."""
+        return h @ self.weight
+
+    def add_bias(self, h: Tensor) -> Tensor:
+        """h + c."""
+        return h + self.bias
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}"
+
+
+class RowLinear(nn.Linear):
+    """x W^T with x [N, in], W [out, in]: half of a SAGE layer. A subclass, so that it is converted with its layer only."""
+
+    def __init__(self, in_features: int, out_features: int, device: Optional[str] = None) -> None:
+        super().__init__(in_features, out_features, bias=False, device=device)
+
+
+class SageConvolution(nn.Module):
+    """y = x_own W_own^T + mean(x) W_neighbour^T + c; x [sources, in] -> [destinations, out]; x_own are the first rows of x.
+
+    Args:
+        in_features, out_features: columns of x and y.
+        quantized_aggregation: what a quantized layer does to the mean of neighbours: Q-Agg of the paper, else FP-Agg.
+        device: of the parameters.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        quantized_aggregation: bool = False,
+        device: Optional[str] = None,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.quantized_aggregation = quantized_aggregation
+        self.neighbour: nn.Module = RowLinear(in_features, out_features, device)
+        self.own: nn.Module = RowLinear(in_features, out_features, device)
+        self.bias = nn.Parameter(torch.zeros(out_features, device=device))
+        self.aggregate: nn.Module = Aggregation(mean=True)
+        nn.init.xavier_uniform_(self.neighbour.weight, gain=2**0.5)
+
+    def forward(self, x: Tensor, edges: Edges) -> Tensor:
+        own = self.own(x[: edges.destinations])
+        if self.in_features > self.out_features:
+            mean = self.aggregate(self.neighbour(x), edges)
+        else:
+            mean = self.neighbour(self.aggregate(x, edges))
+        return self.add_bias(own + mean)
+
+    def add_bias(self, h: Tensor) -> Tensor:
+        """h + c."""
+        return h + self.bias
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}"

@@ -1,0 +1,208 @@
+"""Classification of the nodes of a graph: accuracy on the official test and validation nodes.
+
+Where the data set samples no neighbours, a step sees the whole graph and learns from all training nodes: an epoch is one step.
+Else a step has `training.batch_size` of them and their sampled neighbours.
+
+`loss=raw_nll` is that of the released code for ogbn-arxiv: the mean of minus the output of the right class, no softmax anywhere,
+unbounded below; the paper does not say what it minimises, and its code for ogbn-products has cross-entropy.
+
+Source: Better Schedules, section 4.3 and released code, cpt_gnn. Differs from the code in that an evaluation with sampled
+neighbours samples the same ones each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitcycle.dataset.base import DatasetInfo
+from bitcycle.dataset.epoch import Epoch
+from bitcycle.dataset.graph import Graph, GraphDatasetOptions
+from bitcycle.dataset.neighbours import NeighbourSampler
+from bitcycle.dataset.pipeline import epoch_order
+from bitcycle.model import GraphShape
+from bitcycle.model.edges import Edges
+from bitcycle.settings import setting
+from bitcycle.task.base import Outcome, Sample, Task, TaskOptions, TaskSetup
+
+SEEDS = 1024
+"""Nodes of the batch that the cost of sampled steps is traced with, as in the released code."""
+
+
+@dataclass
+class NodeClassificationOptions(TaskOptions):
+    """Options of node classification."""
+
+    takes = GraphDatasetOptions
+
+    name: str = "node_classification"
+    loss: str = setting(
+        "cross_entropy",
+        "cross_entropy, or raw_nll (released code on ogbn-arxiv: no softmax, unbounded below)",
+        choices=("cross_entropy", "raw_nll"),
+    )
+    evaluation_neighbours: str = setting(
+        "sampled",
+        "where training samples neighbours, evaluations do too (sampled: released code), or see the whole graph at once (full)",
+        choices=("sampled", "full"),
+    )
+    evaluation_batch_size: Optional[int] = setting(
+        None,
+        "nodes evaluated at once where neighbours are sampled; norms see them together; null: as in training",
+        minimum=1,
+    )
+
+    def epoch(self, info: DatasetInfo, batch_size: int) -> Epoch:
+        assert isinstance(info.shape, GraphShape)
+        whole = info.shape.neighbours is None
+        return Epoch(info.train_samples, info.train_samples if whole else batch_size)
+
+    def sample(self, info: DatasetInfo) -> Sample:
+        """The whole graph; or a batch of 1024 seeds whose layers have as many nodes as are expected of the data set."""
+        shape = info.shape
+        assert isinstance(shape, GraphShape)
+        if shape.neighbours is None:
+            edges = _edges_on_meta(shape.nodes, shape.edges)
+            return Sample((torch.zeros(shape.nodes, shape.features, device="meta"), (edges,)), info.train_samples)
+        seeds = nodes = min(SEEDS, info.train_samples)
+        layers = list[Edges]()
+        for degree in reversed(shape.sampled_degrees):
+            count = round(nodes * degree)
+            layers.append(_edges_on_meta(nodes, count))
+            nodes = min(nodes + count, shape.nodes)
+        return Sample((torch.zeros(nodes, shape.features, device="meta"), tuple(reversed(layers))), seeds)
+
+    def build(self, setup: TaskSetup) -> NodeClassification:
+        dataset, shape = setup.dataset, setup.info.shape
+        assert isinstance(dataset, GraphDatasetOptions) and isinstance(shape, GraphShape)
+        graph = dataset.load(setup.data_root)
+        return NodeClassification(self, graph, shape, setup.batch_size, setup.seed, setup.device)
+
+
+def _edges_on_meta(destinations: int, edges: int) -> Edges:
+    return Edges(*(torch.zeros(size, dtype=torch.int32, device="meta") for size in (destinations + 1, edges)))
+
+
+class GraphBatch(NamedTuple):
+    """What one step sees.
+
+    Attributes:
+        features: float32 [sources of the first layer, F].
+        edges: of each layer; a single one serves all layers.
+        chosen: the rows of the model's outputs that count, int64 [N]; None: all.
+        labels: their classes, int64 [N].
+    """
+
+    features: Tensor
+    edges: tuple[Edges, ...]
+    chosen: Optional[Tensor]
+    labels: Tensor
+
+    def logits(self, model: nn.Module) -> Tensor:
+        """Outputs of the model for the nodes that count, [N, classes]."""
+        outputs: Tensor = model(self.features, self.edges)
+        return outputs if self.chosen is None else outputs[self.chosen]
+
+
+class NodeClassification(Task):
+    """A node classification task on one graph.
+
+    Args:
+        options: of the task.
+        graph: the graph.
+        shape: its description.
+        batch_size: training nodes a step, where neighbours are sampled.
+        seed: of order and neighbours.
+        device: where the graph lies and batches are made.
+    """
+
+    metric = "test_accuracy"
+    validation_metric = "validation_accuracy"
+    higher_is_better = True
+
+    def __init__(
+        self,
+        options: NodeClassificationOptions,
+        graph: Graph,
+        shape: GraphShape,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.options, self.seed, self.device, self.classes = options, seed, device, shape.classes
+        self.train_nodes = graph.train.to(device)
+        self.features, self.labels = graph.features.to(device), graph.labels.to(device)
+        self.edges = graph.edges.to(device)
+        self.splits = {"test": graph.test.to(device), "validation": graph.validation.to(device)}
+        self.chance = float(graph.labels[graph.train].bincount().max()) / len(graph.train)
+        self.sampler = None if shape.neighbours is None else NeighbourSampler(self.edges, shape.neighbours)
+        self.epoch = options.epoch(DatasetInfo(shape, len(graph.train), len(graph.test)), batch_size)
+        self.evaluation_batch_size = options.evaluation_batch_size or batch_size
+
+    def batches(self, step: int) -> Iterator[GraphBatch]:
+        if self.sampler is None:
+            whole = self._whole_graph(self.train_nodes)
+            while True:
+                yield whole
+        epoch, position = divmod(step, self.epoch.steps)
+        while True:
+            order = self.train_nodes[epoch_order(len(self.train_nodes), self.seed, epoch).to(self.device)]
+            for nodes in order.split(self.epoch.samples_per_step)[position:]:
+                yield self._sampled(nodes, "train", step)
+                step += 1
+            epoch, position = epoch + 1, 0
+
+    def _whole_graph(self, nodes: Tensor) -> GraphBatch:
+        return GraphBatch(self.features, (self.edges,), nodes, self.labels[nodes])
+
+    def _sampled(self, nodes: Tensor, split: str, number: int) -> GraphBatch:
+        assert self.sampler is not None
+        seen = self.sampler.sample(nodes, self.seed, "neighbours", split, number)
+        return GraphBatch(self.features[seen.nodes], seen.edges, None, self.labels[nodes])
+
+    def train(self, model: nn.Module, batch: GraphBatch) -> Outcome:
+        logits = batch.logits(model)
+        right = logits.detach().argmax(1) == batch.labels
+        return Outcome(self.loss(logits, batch.labels), right.float().mean())
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The mean loss of some nodes, as `options.loss` says."""
+        function = F.cross_entropy if self.options.loss == "cross_entropy" else F.nll_loss
+        return function(logits, labels)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """`test_accuracy` in percent and `test_loss`."""
+        return self._measure(model, "test")
+
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        """The same of the validation nodes, `validation_accuracy` and `validation_loss`."""
+        return self._measure(model, "validation")
+
+    @torch.no_grad()
+    def _measure(self, model: nn.Module, split: str) -> dict[str, float]:
+        from torchmetrics import MeanMetric
+        from torchmetrics.classification import MulticlassAccuracy
+
+        accuracy = MulticlassAccuracy(self.classes, average="micro").to(self.device)
+        mean_loss = MeanMetric().to(self.device)
+        for batch in self._evaluation_batches(split):
+            logits = batch.logits(model)
+            accuracy.update(logits, batch.labels)
+            mean_loss.update(self.loss(logits, batch.labels), weight=len(batch.labels))
+        return {
+            f"{split}_accuracy": round(100 * float(accuracy.compute()), 4),
+            f"{split}_loss": float(mean_loss.compute()),
+        }
+
+    def _evaluation_batches(self, split: str) -> Iterator[GraphBatch]:
+        nodes = self.splits[split]
+        if self.sampler is None or self.options.evaluation_neighbours == "full":
+            yield self._whole_graph(nodes)
+            return
+        for number, part in enumerate(nodes.split(self.evaluation_batch_size)):
+            yield self._sampled(part, split, number)

@@ -82,6 +82,7 @@ class CustomImages(ImageDatasetOptions):
     def read(self, data_root: Path) -> Splits:
         splits = _read_encoded(self._folder(data_root), self.name, self.label_column, self.test_fraction)
         shape = self.full_info(data_root).shape
+        assert isinstance(shape, ImageShape)
         resize = self.resize or shape.size
         framings = (Framing(shape.size, resize, self.random_crop), Framing(shape.size, resize))
         size_gib = sum(len(split.images) for split in splits) * shape.size**2 * shape.channels / 2**30

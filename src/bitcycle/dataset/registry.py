@@ -7,6 +7,7 @@ from bitcycle.dataset.cifar import Cifar
 from bitcycle.dataset.custom import CustomImages
 from bitcycle.dataset.digits import Digits
 from bitcycle.dataset.imagenet import ImageNet
+from bitcycle.dataset.voc import Voc2012, VocSmall
 
 DATASETS: dict[str, type[DatasetOptions]] = {
     "cifar10": Cifar,
@@ -15,5 +16,7 @@ DATASETS: dict[str, type[DatasetOptions]] = {
     "imagenet": ImageNet,
     "image_folder": CustomImages,
     "image_parquet": CustomImages,
+    "voc2012": Voc2012,
+    "voc_small": VocSmall,
 }
 """Data set name -> its class of options; `conf/dataset/NAME.yaml` is the same."""

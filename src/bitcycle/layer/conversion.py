@@ -189,6 +189,7 @@ def _convert(
     model: nn.Module, plan: list[LayerRule], options: QuantizerOptions, gates: GateOptions | None, compile: bool
 ) -> nn.Module:
     """The model with the layers of `plan` quantized."""
+    options = options.fitted_to(model)
     shared, fixed = PrecisionState(options.initial_precision), None
     depthwise = _depthwise_precision(options, gates)
     if depthwise is not None and any(rule.treatment.startswith("fixed") for rule in plan):

@@ -4,7 +4,7 @@
 
 The gradient is quantized once, at the layer's output, and serves both the input's and the weight's gradient, unless the
 quantizer asks for a finer copy for the latter. Master weights, bias and updates are float32. Source: released code of CPT,
-modules/quantize.py (QConv2d). Differs from it in that a bias, which theirs cannot have, is kept in float32.
+modules/quantize.py (QConv2d). A bias, which theirs cannot have, is kept in float32 unless the quantizer has something for it.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class QuantizedLayer(nn.Module):
         self.weight_quantizer = options.weight(compile)
         self.activation_quantizer = options.activation(compile, signed)
         self.gradient_quantizer = options.gradient(compile)
+        self.bias_quantizer = None if self.bias is None else options.bias(compile)
         self.input_gradient_quantizer = options.input_gradient(compile)
         self.weight_gradient_quantizer = options.weight_gradient(compile)
         self.weight_quantizer.initialise(self.weight)  # type: ignore[arg-type]
@@ -79,6 +80,13 @@ class QuantizedLayer(nn.Module):
             self.activation_quantizer(x, state.activation_bits),
             self.weight_quantizer(weight, state.weight_bits),
         )
+
+    def quantized_bias(self) -> Tensor | None:
+        """The bias, at the bits of the weight where the quantizer has something for it."""
+        bias: Tensor | None = self.bias  # type: ignore[assignment]
+        if bias is None or self.bias_quantizer is None:
+            return bias
+        return self.bias_quantizer(bias, self.precision.weight_bits)  # type: ignore[no-any-return]
 
     def _prepare(self, x: Tensor, weight: Tensor) -> None:
         """Let the quantizers adapt to bits, or to a mode, that they have not seen last. Compares numbers of the host only."""
@@ -124,7 +132,7 @@ class QuantizedLayer(nn.Module):
 
     def _product(self, x: Tensor, product: Product) -> Tensor:
         x, weight = self.quantized_operands(x)
-        bias: Tensor | None = self.bias  # type: ignore[assignment]
+        bias = self.quantized_bias()
         if self.quantizer_options.fine_gradient_bits is None:
             return self.quantize_gradient_of(product(x, weight, bias))
         return bifurcated(product, x, weight, bias, self._coarse, self._fine)

@@ -4,12 +4,13 @@ from bitcycle.model.base import ModelOptions, build_seeded, check_kind
 from bitcycle.model.mobilenet_v2_cifar import CifarMobileNetV2, MobileNetV2Cifar
 from bitcycle.model.registry import MODELS
 from bitcycle.model.resnet_cifar import CifarResNet, ResNetCifar
-from bitcycle.model.shape import ImageShape, Shape
+from bitcycle.model.shape import DetectionShape, ImageShape, Shape
 
 __all__ = [
     "MODELS",
     "CifarMobileNetV2",
     "CifarResNet",
+    "DetectionShape",
     "ImageShape",
     "MobileNetV2Cifar",
     "ModelOptions",

@@ -9,6 +9,7 @@ from bitcycle.model.mobilenet_v2_cifar import MobileNetV2Cifar
 from bitcycle.model.resnet_cifar import ResNetCifar
 from bitcycle.model.resnet_extra_skip import ResNetExtraSkipCifar, ResNetExtraSkipImagenet
 from bitcycle.model.resnet_imagenet import ResNetImagenet
+from bitcycle.model.retinanet import RetinaNetOptions
 from bitcycle.model.vgg_cifar import VggCifar
 
 MODELS: dict[str, tuple[type[ModelOptions], dict[str, Any]]] = {
@@ -18,5 +19,6 @@ MODELS: dict[str, tuple[type[ModelOptions], dict[str, Any]]] = {
     **{f"resnet{depth}_extra_skip": (ResNetExtraSkipCifar, {"depth": depth}) for depth in (8, 20)},
     "resnet34_extra_skip": (ResNetExtraSkipImagenet, {"depth": 34}),
     "vgg16": (VggCifar, {}),
+    "retinanet": (RetinaNetOptions, {}),
 }
 """Model name -> its class of options and the values that make it that model; `conf/model/NAME.yaml` says the same."""

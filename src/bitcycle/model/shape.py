@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, Union
 
 
 class ImageShape(NamedTuple):
@@ -13,5 +13,17 @@ class ImageShape(NamedTuple):
     classes: int
 
 
-Shape: TypeAlias = ImageShape
+class DetectionShape(NamedTuple):
+    """Images with objects in boxes: channels, height and width in pixels of a typical one (they differ), number of classes."""
+
+    channels: int
+    height: int
+    width: int
+    classes: int
+
+
+Shape: TypeAlias = Union[
+    ImageShape,
+    DetectionShape,
+]
 """Any of them."""

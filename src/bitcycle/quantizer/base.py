@@ -164,6 +164,14 @@ class QuantizerOptions(Settings):
         """A new quantizer of the gradient at a layer's output."""
         return FloatGradient()
 
+    def bias(self, compile: bool) -> TensorQuantizer | None:
+        """A new quantizer of a layer's bias; None leaves it in float32."""
+        return None
+
+    def fitted_to(self, model: nn.Module) -> QuantizerOptions:
+        """These options with what they leave to the network decided as `model` says."""
+        return self
+
     def input_gradient(self, compile: bool) -> GradientQuantizer | None:
         """A new quantizer of the gradient that a layer hands to its input; None leaves it as it is."""
         return None

@@ -4,6 +4,7 @@
     activation  one range per tensor, that of the batch in training and a running one in evaluation, rounded to nearest
     gradient    one range per tensor at the layer's output, rounded stochastically; one copy serves both products, or a
                 finer one with `bifurcate` bits the weight's gradient
+    bias        float32, or one range, rounded to nearest
 
 >>> import torch
 >>> from bitcycle.quantizer import quantize
@@ -11,24 +12,25 @@
 [[-1.0, 0.0, 2.0]]
 
 Source: semantics of the released code of CPT and FracTrain, modules/quantize.py. Differs from the authors' code in the
-noise, which is a hash of (seed, step, layer, element) and not drawn from the global generator. Differs from the original
+noise, which is a hash of (seed, step, layer, element) and not drawn from the global generator. Biases are
+those of the released code of Better Schedules (cpt_voc; CPT's layers have none). Differs from the original
 SBM paper, as their code does, in the single copy of the gradient (unless `bifurcate` is set) and in plain BatchNorm.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Optional
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bitcycle.quantizer import affine
 from bitcycle.quantizer.autograd import straight_through
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.kernel import kernel
-from bitcycle.quantizer.layout import flat, rows, unflat
+from bitcycle.quantizer.layout import HALF, flat, rows, unflat
 from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import SettingError, setting
 
@@ -97,6 +99,24 @@ class SbmGradient(GradientQuantizer):
         return unflat(kernel(affine.quantize_per_tensor, self.compile_kernel)(flat(gradient), bits), like=gradient)
 
 
+class SbmRows(TensorQuantizer):
+    """Affine quantizer with one range for each row, the last dimension: for a bias, the whole of it."""
+
+    samples_are_independent = True
+
+    def __init__(self, compile: bool = False) -> None:
+        super().__init__()
+        self.compile_kernel = compile
+
+    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        return straight_through(self._quantize, x, bits)  # type: ignore[no-any-return]
+
+    def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
+        matrix = x.detach().reshape(-1, x.shape[-1])
+        matrix = matrix.float() if matrix.dtype in HALF else matrix
+        return kernel(affine.quantize_per_row, self.compile_kernel)(matrix, bits).to(x.dtype).view(x.shape)  # type: ignore[no-any-return]
+
+
 @dataclass
 class Sbm(QuantizerOptions):
     """Options of the SBM quantizer."""
@@ -113,6 +133,16 @@ class Sbm(QuantizerOptions):
         minimum=2,
         maximum=32,
     )
+    quantized_bias: Optional[bool] = setting(
+        None,
+        "quantize biases to the bits of the weights, with one range each (Better Schedules' code); null: as the network says"
+        " (true for retinanet), else float32",
+    )
+
+    def fitted_to(self, model: nn.Module) -> Sbm:
+        if self.quantized_bias is not None:
+            return self
+        return replace(self, quantized_bias=bool(getattr(model, "quantized_bias", False)))
 
     @property
     def fine_gradient_bits(self) -> int | None:
@@ -134,3 +164,6 @@ class Sbm(QuantizerOptions):
 
     def gradient(self, compile: bool) -> SbmGradient:
         return SbmGradient(self.stochastic, compile)
+
+    def bias(self, compile: bool) -> SbmRows | None:
+        return SbmRows(compile) if self.quantized_bias else None

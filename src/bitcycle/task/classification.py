@@ -36,6 +36,7 @@ class ClassificationOptions(TaskOptions):
     evaluation_batch_size: int = setting(500, "images evaluated at once", minimum=1, affects_result=False)
 
     def sample(self, info: DatasetInfo) -> Sample:
+        assert isinstance(info.shape, ImageShape)
         channels, size, _ = info.shape
         return Sample((torch.zeros(1, channels, size, size, device="meta"),), samples=1)
 

@@ -7,6 +7,7 @@ from bitcycle.dataset.cifar import Cifar
 from bitcycle.dataset.custom import CustomImages
 from bitcycle.dataset.digits import Digits
 from bitcycle.dataset.imagenet import ImageNet
+from bitcycle.dataset.imagenet_mini import ImageNetMini
 from bitcycle.dataset.voc import Voc2012, VocSmall
 
 DATASETS: dict[str, type[DatasetOptions]] = {
@@ -14,6 +15,7 @@ DATASETS: dict[str, type[DatasetOptions]] = {
     "cifar100": Cifar,
     "digits": Digits,
     "imagenet": ImageNet,
+    "imagenet_mini": ImageNetMini,
     "image_folder": CustomImages,
     "image_parquet": CustomImages,
     "voc2012": Voc2012,

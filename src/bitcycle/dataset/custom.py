@@ -83,6 +83,10 @@ class CustomImages(ImageDatasetOptions):
         splits = _read_encoded(self._folder(data_root), self.name, self.label_column, self.test_fraction)
         shape = self.full_info(data_root).shape
         assert isinstance(shape, ImageShape)
+        return self._frame(splits, shape)
+
+    def _frame(self, splits: tuple[Encoded, Encoded], shape: ImageShape) -> Splits:
+        """Training and test images as `shape` says, held in memory or decoded batch by batch."""
         resize = self.resize or shape.size
         framings = (Framing(shape.size, resize, self.random_crop), Framing(shape.size, resize))
         size_gib = sum(len(split.images) for split in splits) * shape.size**2 * shape.channels / 2**30

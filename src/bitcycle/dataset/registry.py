@@ -9,12 +9,14 @@ from bitcycle.dataset.custom import CustomImages
 from bitcycle.dataset.digits import Digits
 from bitcycle.dataset.fsdd import Fsdd
 from bitcycle.dataset.imagenet import ImageNet
+from bitcycle.dataset.imagenet_mini import ImageNetMini
 from bitcycle.dataset.movielens import MovieLens, Ratings
 from bitcycle.dataset.nli import SentencePairFolder, Sick, Xnli
 from bitcycle.dataset.ogbn import Ogbn
 from bitcycle.dataset.own_text import OwnText
 from bitcycle.dataset.penn_treebank import PennTreebank
 from bitcycle.dataset.speech_manifest import SpeechManifest
+from bitcycle.dataset.voc import Voc2012, VocSmall
 from bitcycle.dataset.wikitext import WikiText, WikiTextSmall
 
 DATASETS: dict[str, type[DatasetOptions]] = {
@@ -22,6 +24,7 @@ DATASETS: dict[str, type[DatasetOptions]] = {
     "cifar100": Cifar,
     "digits": Digits,
     "imagenet": ImageNet,
+    "imagenet_mini": ImageNetMini,
     "image_folder": CustomImages,
     "image_parquet": CustomImages,
     "xnli": Xnli,
@@ -41,5 +44,7 @@ DATASETS: dict[str, type[DatasetOptions]] = {
     "ogbn_products": Ogbn,
     "cora": Citation,
     "citeseer": Citation,
+    "voc2012": Voc2012,
+    "voc_small": VocSmall,
 }
 """Data set name -> its class of options; `conf/dataset/NAME.yaml` is the same."""

@@ -13,6 +13,7 @@ from bitcycle.model.recurrent_language_model import RecurrentLanguageModelOption
 from bitcycle.model.resnet_cifar import ResNetCifar
 from bitcycle.model.resnet_extra_skip import ResNetExtraSkipCifar, ResNetExtraSkipImagenet
 from bitcycle.model.resnet_imagenet import ResNetImagenet
+from bitcycle.model.retinanet import RetinaNetOptions
 from bitcycle.model.speech_lstm import SpeechLstmOptions
 from bitcycle.model.vgg_cifar import VggCifar
 
@@ -44,5 +45,6 @@ MODELS: dict[str, tuple[type[ModelOptions], dict[str, Any]]] = {
     "gcn": (Gcn, {}),
     "gcn_small": (Gcn, {"layers": 2, "hidden": 64, "norm": "none", "dropout": 0.5}),
     "graphsage": (GraphSage, {}),
+    "retinanet": (RetinaNetOptions, {}),
 }
 """Model name -> its class of options and the values that make it that model; `conf/model/NAME.yaml` says the same."""

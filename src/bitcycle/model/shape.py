@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias, Union
+from typing import NamedTuple, Optional, TypeAlias, Union
 
 
 class ImageShape(NamedTuple):
@@ -61,6 +61,15 @@ class GraphShape(NamedTuple):
     sampled_degrees: tuple[float, ...] = ()
 
 
+class DetectionShape(NamedTuple):
+    """Images with objects in boxes: channels, height and width in pixels of a typical one (they differ), number of classes."""
+
+    channels: int
+    height: int
+    width: int
+    classes: int
+
+
 Shape: TypeAlias = Union[
     ImageShape,
     SentencePairShape,
@@ -68,5 +77,6 @@ Shape: TypeAlias = Union[
     TokenShape,
     SpeechShape,
     GraphShape,
+    DetectionShape,
 ]
 """Any of them."""

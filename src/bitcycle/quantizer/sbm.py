@@ -15,7 +15,7 @@
 
 Source: semantics of the released code of CPT and FracTrain, modules/quantize.py. Differs from the authors' code in the
 noise, which is a hash of (seed, step, layer, element) and not drawn from the global generator. Ranges by position, operands
-and biases are those of the released code of Better Schedules (cpt_xnli, cpt_ptb). Differs from the original
+and biases are those of the released code of Better Schedules (cpt_xnli, cpt_ptb, cpt_voc, cpt_gnn). Differs from the original
 SBM paper, as their code does, in the single copy of the gradient (unless `bifurcate` is set) and in plain BatchNorm.
 """
 
@@ -52,9 +52,10 @@ class SbmWeight(TensorQuantizer):
 
 
 class SbmRows(TensorQuantizer):
-    """Affine quantizer with one range per row, the last dimension; a vector has one range. Has no state.
+    """Affine quantizer with one range for each row, the last dimension; a vector, such as a bias, has one range. Has no state.
 
-    Source: released code of Better Schedules, quantize.py of cpt_gnn (activations, aggregates and biases of graph layers).
+    Source: released code of Better Schedules, quantize.py of cpt_gnn (activations, aggregates, biases of graph layers) and of
+    cpt_xnli (operands of attention).
     """
 
     samples_are_independent = True
@@ -165,24 +166,6 @@ class SbmPositionGradient(SbmGradient):
         return quantized.to(gradient.dtype).view(gradient.shape)  # type: ignore[no-any-return]
 
 
-class SbmRows(TensorQuantizer):
-    """Affine quantizer with one range for each row: the last dimension of an operand, or the whole of a bias."""
-
-    samples_are_independent = True
-
-    def __init__(self, compile: bool = False) -> None:
-        super().__init__()
-        self.compile_kernel = compile
-
-    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        return straight_through(self._quantize, x, bits)  # type: ignore[no-any-return]
-
-    def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
-        matrix = x.detach().reshape(-1, x.shape[-1])
-        matrix = matrix.float() if matrix.dtype in HALF else matrix
-        return kernel(affine.quantize_per_row, self.compile_kernel)(matrix, bits).to(x.dtype).view(x.shape)  # type: ignore[no-any-return]
-
-
 @dataclass
 class Sbm(QuantizerOptions):
     """Options of the SBM quantizer."""
@@ -208,7 +191,7 @@ class Sbm(QuantizerOptions):
     quantized_bias: Optional[bool] = setting(
         None,
         "quantize biases to the bits of the weights, with one range each (Better Schedules' code); null: as the network says"
-        " (true for entailment), else float32",
+        " (true for entailment and retinanet), else float32",
     )
 
     def fitted_to(self, model: nn.Module) -> Sbm:

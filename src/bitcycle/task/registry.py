@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bitcycle.task.base import TaskOptions
 from bitcycle.task.classification import ClassificationOptions
+from bitcycle.task.detection import DetectionOptions
 from bitcycle.task.entailment import EntailmentOptions
 from bitcycle.task.language_modelling import BlockLanguageModellingOptions, LanguageModellingOptions
 from bitcycle.task.node_classification import NodeClassificationOptions
@@ -18,5 +19,6 @@ TASKS: dict[str, type[TaskOptions]] = {
     "language_modelling_blocks": BlockLanguageModellingOptions,
     "speech_recognition": SpeechRecognitionOptions,
     "node_classification": NodeClassificationOptions,
+    "detection": DetectionOptions,
 }
 """Task name -> its class of options; `conf/task/NAME.yaml` is the same."""

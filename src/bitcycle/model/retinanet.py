@@ -1,0 +1,183 @@
+"""RetinaNet (Lin et al. 2017): a ResNet, a feature pyramid of five levels, and two heads that all levels share.
+
+    C3, C4, C5 -> lateral 1x1 and output 3x3 convolutions -> P3, P4, P5;   P6 = conv(C5),   P7 = conv(ReLU(P6)), both of stride 2
+    head: 4 x (3x3 convolution, ReLU), then a 3x3 convolution to 9 K scores, or 9 x 4 box offsets, for each place
+
+All convolutions are quantized, and biases with them. A head runs five times a step, P3 first, hence its layers' observers of
+ranges move five times a step and mix the levels.
+
+Source: Better Schedules, section 4.2, and its released code (cpt_voc). Differs from that code in where backbone weights come
+from (a file), and in batch normalisation where there are none: statistics of a random network are worth nothing, so they are
+trained then (`frozen_bn=auto`).
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor, nn
+
+from bitcycle.model.base import ModelOptions
+from bitcycle.model.shape import DetectionShape
+from bitcycle.settings import SettingError, setting
+
+ANCHORS = 9
+"""Anchors at each place: three scales times three aspect ratios."""
+PRIOR = 0.01
+"""Score that every anchor begins with (Lin et al. 2017, section 3.3)."""
+
+
+class Predictions(NamedTuple):
+    """What a detector says of each anchor: logits [N, A, K] of the classes, and offsets [N, A, 4] of the box."""
+
+    logits: Tensor
+    offsets: Tensor
+
+
+class RetinaNet(nn.Module):
+    """The detector, freshly initialised; made of torchvision's ResNet, feature pyramid and heads.
+
+    Images [N, 3, H, W], H and W multiples of 32, give `Predictions` of all anchors: level by level from P3 on, row by row,
+    nine at each place.
+
+    Args:
+        depth: of the ResNet: 18, 34, 50 or 101.
+        classes: number of classes K.
+        width: channels of pyramid and heads.
+        frozen_bn: batch normalisation of the ResNet keeps its statistics; its scale and shift are trained in any case.
+    """
+
+    float_layers: tuple[str, ...] = ()
+    signed_inputs = ("first", "pyramid.layer_blocks.*", "heads.*.conv.0.0")
+    quantized_bias = True
+
+    def __init__(self, depth: int, classes: int, width: int = 256, frozen_bn: bool = False) -> None:
+        super().__init__()
+        from torchvision import models
+        from torchvision.models._utils import IntermediateLayerGetter
+        from torchvision.models.detection.retinanet import RetinaNetHead
+        from torchvision.ops import FeaturePyramidNetwork
+        from torchvision.ops.feature_pyramid_network import LastLevelP6P7
+
+        resnet = getattr(models, f"resnet{depth}")(weights=None)
+        channels = [resnet.fc.in_features // 4, resnet.fc.in_features // 2, resnet.fc.in_features]
+        self.frozen_bn = frozen_bn
+        self.backbone = IntermediateLayerGetter(resnet, {"layer2": "P3", "layer3": "P4", "layer4": "P5"})
+        self.pyramid = FeaturePyramidNetwork(channels, width, LastLevelP6P7(channels[-1], width))
+        self.heads = RetinaNetHead(width, ANCHORS, classes)
+        for module in self.modules():
+            if isinstance(module, nn.ReLU):  # right after a convolution, whose output quantizers want to see as it was
+                module.inplace = False
+        self.initialise()
+
+    def initialise(self) -> None:
+        """Weights from N(0, 2 / (k k out)), biases as PyTorch draws them; both output convolutions 0, scores at the prior."""
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                taps = module.kernel_size[0] * module.kernel_size[1]
+                nn.init.normal_(module.weight, 0.0, math.sqrt(2 / (taps * module.out_channels)))
+                if module.bias is not None:
+                    bound = 1 / math.sqrt(module.in_channels * taps)
+                    nn.init.uniform_(module.bias, -bound, bound)
+        for output, bias in (
+            (self.heads.classification_head.cls_logits, -math.log((1 - PRIOR) / PRIOR)),
+            (self.heads.regression_head.bbox_reg, 0.0),
+        ):
+            nn.init.zeros_(output.weight)
+            nn.init.constant_(output.bias, bias)
+
+    def train(self, mode: bool = True) -> RetinaNet:
+        """Training mode, in which frozen batch normalisation still uses its statistics."""
+        super().train(mode)
+        if self.frozen_bn:
+            for module in self.modules():
+                if isinstance(module, nn.BatchNorm2d):
+                    module.eval()
+        return self
+
+    def forward(self, images: Tensor) -> Predictions:
+        """Predictions of all anchors."""
+        features: OrderedDict[str, Tensor] = self.pyramid(self.backbone(images))
+        found: dict[str, Tensor] = self.heads(list(features.values()))
+        return Predictions(found["cls_logits"], found["bbox_regression"])
+
+
+@dataclass
+class RetinaNetOptions(ModelOptions):
+    """Options of RetinaNet."""
+
+    takes = DetectionShape
+
+    name: str = "retinanet"
+    depth: int = setting(
+        18, "layers of the ResNet: 18, 34, 50 or 101 (Better Schedules: 18; its code has scripts for 101)"
+    )
+    width: int = setting(256, "channels of feature pyramid and heads (paper: 256)", minimum=1)
+    backbone_weights: Optional[str] = setting(
+        None,
+        "file with ImageNet weights of the ResNet, as torchvision's (resnet18-f37072fd.pth), or a checkpoint of model=resnet18;"
+        " null: random (Better Schedules 4.2: pre-trained)",
+        content=True,
+    )
+    frozen_bn: str = setting(
+        "auto",
+        "batch normalisation keeps its statistics while scale and shift are trained (Better Schedules' code): true, false, or"
+        " auto, true where weights are given that have statistics",
+        choices=("auto", "true", "false"),
+    )
+
+    def validate(self) -> None:
+        if self.depth not in (18, 34, 50, 101):
+            raise SettingError("depth", self.depth, "there is no such ResNet here", "use 18, 34, 50 or 101")
+
+    @property
+    def freezes_bn(self) -> bool:
+        """Whether batch normalisation keeps its statistics."""
+        if self.frozen_bn == "auto":
+            return self.backbone_weights is not None or self.initial_weights is not None
+        return self.frozen_bn == "true"
+
+    def check(self, shape: DetectionShape) -> None:
+        if shape.channels != 3:
+            raise SettingError("name", self.name, f"images have {shape.channels} channels", "use colour images")
+
+    def build(self, shape: DetectionShape) -> nn.Module:
+        model = RetinaNet(self.depth, shape.classes, self.width, self.freezes_bn)
+        if self.backbone_weights is not None:
+            load_backbone(model.backbone, self.backbone_weights)
+        return model
+
+
+def load_backbone(backbone: nn.Module, path: str) -> None:
+    """Load the weights of a ResNet, whose classifier is left out; runs no code from the file.
+
+    Raises:
+        SettingError: if the file cannot be read or holds something else.
+    """
+    found, expected = _read(path), backbone.state_dict()
+    for name, value in expected.items():
+        if name not in found or found[name].shape != value.shape:
+            problem = (
+                f"{name} is {'missing' if name not in found else list(found[name].shape)}, expected {list(value.shape)}"
+            )
+            raise SettingError("backbone_weights", path, problem, "give weights of the ResNet of model.depth")
+    backbone.load_state_dict({name: found[name] for name in expected})
+
+
+def _read(path: str) -> dict[str, Tensor]:
+    try:
+        state: Any = torch.load(Path(path).expanduser(), map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        problem = f"cannot be read as weights ({str(error).splitlines()[0]})"
+        remedy = "give a file with a state dict of torchvision's ResNet"
+        raise SettingError("backbone_weights", path, problem, remedy) from error
+    weights = state.get("model", state) if isinstance(state, dict) else None
+    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise SettingError("backbone_weights", path, "holds no weights", "give a saved state dict of a ResNet")
+    return weights

@@ -1,0 +1,100 @@
+"""Average precision as the released code of Better Schedules counts it (cpt_voc), beside torchmetrics' that papers of today use.
+
+    A detection, best score first, is right if the object that it overlaps most has an overlap of at least 0.5 and no better
+    detection has claimed it; that object only is looked at. AP = area under the precision envelope over all recalls.
+
+torchmetrics (COCO) differs in two points: a detection may claim its second-best object, and precision is read at 101 recalls.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bitcycle.task.anchors import intersection_over_union
+
+
+def area_under_envelope(recall: Tensor, precision: Tensor) -> float:
+    """Area under the precision envelope: at each recall the highest precision of this and any higher recall.
+
+    >>> round(area_under_envelope(torch.tensor([0.5, 0.5, 1.0]), torch.tensor([1.0, 0.5, 2 / 3])), 4)
+    0.8333
+    """
+    zero, one = recall.new_zeros(1), recall.new_ones(1)
+    recall, precision = torch.cat([zero, recall, one]), torch.cat([zero, precision, zero])
+    envelope = precision.flip(0).cummax(0).values.flip(0)
+    return float(((recall[1:] - recall[:-1]) * envelope[1:]).sum())
+
+
+class AveragePrecision:
+    """Collects detections and objects image by image; `compute` gives the average precision of each class.
+
+    Args:
+        classes: number of classes.
+        overlap: that a detection needs to be right.
+    """
+
+    def __init__(self, classes: int, overlap: float = 0.5) -> None:
+        self.classes, self.overlap = classes, overlap
+        self.scores: list[list[Tensor]] = [[] for _ in range(classes)]
+        self.right: list[list[Tensor]] = [[] for _ in range(classes)]
+        self.objects = [0] * classes
+
+    def update(
+        self,
+        boxes: Tensor,
+        scores: Tensor,
+        labels: Tensor,
+        objects: Tensor,
+        classes: Tensor,
+        ignored: Tensor | None = None,
+    ) -> None:
+        """Add an image.
+
+        Args:
+            boxes, scores, labels: the detections, [D, 4], [D] and [D].
+            objects, classes: the objects, [M, 4] and [M].
+            ignored: bool [M]: objects that count nothing, nor do detections of them; none if None.
+        """
+        ignored = torch.zeros_like(classes, dtype=torch.bool) if ignored is None else ignored
+        for label in range(self.classes):
+            found = (labels == label).nonzero().flatten()
+            found = found[scores[found].argsort(descending=True, stable=True)]
+            there = classes == label
+            self.objects[label] += int((there & ~ignored).sum())
+            right, counted = self._judge(boxes[found], objects[there], ignored[there])
+            self.scores[label].append(scores[found][counted].double())
+            self.right[label].append(right[counted].double())
+
+    def _judge(self, boxes: Tensor, objects: Tensor, ignored: Tensor) -> tuple[Tensor, Tensor]:
+        """Which detections are right, and which count."""
+        right = torch.zeros(len(boxes), dtype=torch.bool, device=boxes.device)
+        counted = ~right
+        if not len(boxes) or not len(objects):
+            return right, counted
+        overlaps, best = intersection_over_union(boxes, objects).max(dim=1)
+        claimed: set[int] = set()
+        for row, (overlap, index) in enumerate(zip(overlaps.tolist(), best.tolist())):
+            if overlap < self.overlap:
+                continue
+            counted[row] = not ignored[index]
+            right[row] = index not in claimed
+            claimed.add(index)
+        return right, counted
+
+    def compute(self) -> list[float]:
+        """Average precision of each class, between 0 and 1."""
+        return [self._of(label) for label in range(self.classes)]
+
+    def _of(self, label: int) -> float:
+        if not self.objects[label] or not self.scores[label]:
+            return 0.0
+        scores, right = torch.cat(self.scores[label]), torch.cat(self.right[label])
+        right = right[scores.argsort(descending=True, stable=True)].cumsum(0)
+        ranks = torch.arange(1, len(right) + 1, dtype=right.dtype, device=right.device)
+        return area_under_envelope(right / self.objects[label], right / ranks)
+
+    def mean(self) -> float:
+        """Plain mean over the classes that have objects; 0 if none has."""
+        values = [value for value, objects in zip(self.compute(), self.objects) if objects]
+        return sum(values) / max(1, len(values))

@@ -1,0 +1,223 @@
+"""Object detection: focal loss and smooth L1 on anchors; mean average precision on the test images.
+
+    boxes of an image = best 100 by score of what non-maximum suppression leaves, class by class, of all anchors with score > 0.05
+
+Source: released code of Better Schedules, cpt_voc. Differs from it in that boxes are clipped to the image instead of the padded
+one, and in the main metric, which is torchmetrics' (COCO's rule at an overlap of 0.5); theirs is given beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor, nn
+
+from bitcycle.dataset import DatasetInfo
+from bitcycle.dataset.detection import (
+    AnnotatedImage,
+    DetectionBatch,
+    DetectionDatasetOptions,
+    DetectionEvaluationBatches,
+    DetectionSplits,
+    DetectionTrainingBatches,
+)
+from bitcycle.extras import require
+from bitcycle.model import DetectionShape
+from bitcycle.settings import SettingError, setting
+from bitcycle.task.anchors import anchors, decode
+from bitcycle.task.average_precision import AveragePrecision
+from bitcycle.task.base import Outcome, Sample, Task, TaskOptions, TaskSetup
+from bitcycle.task.detection_loss import NOTHING, DetectionLosses, detection_losses, match
+
+
+@dataclass
+class DetectionOptions(TaskOptions):
+    """Options of object detection."""
+
+    takes = DetectionDatasetOptions
+
+    name: str = "detection"
+    alpha: float = setting(0.25, "focal loss: weight of right classes (Lin et al. 2017)", minimum=0, maximum=1)
+    gamma: float = setting(2.0, "focal loss: power of the distance from the target (Lin et al. 2017)", minimum=0)
+    positive_overlap: float = setting(0.5, "overlap from which an anchor is to find its object", minimum=0, maximum=1)
+    negative_overlap: float = setting(0.4, "overlap below which it is to find nothing", minimum=0, maximum=1)
+    score_threshold: float = setting(0.05, "detections need a higher score than this", minimum=0, maximum=1)
+    nms_overlap: float = setting(
+        0.5, "detections that overlap a better one of their class by more are dropped", minimum=0, maximum=1
+    )
+    nms_candidates: Optional[int] = setting(
+        20_000, "best detections of an image that are looked at; null: all (cpt_voc), slow early in training", minimum=1
+    )
+    detections: int = setting(100, "best detections of an image that are evaluated", minimum=1)
+    difficult: str = setting(
+        "count",
+        "objects marked as difficult count in evaluation (cpt_voc, whose lists lack the mark), or are ignored (VOC's own rule)",
+        choices=("count", "ignore"),
+    )
+    evaluation_batch_size: int = setting(4, "images evaluated at once", minimum=1)
+    cost_size: Optional[list[int]] = setting(
+        None,
+        "height and width of the image whose cost stands for all; null: the data set's typical one, scaled and padded; Better"
+        " Schedules counts [224,224]",
+        minimum=32,
+        affects_result=False,
+    )
+
+    def validate(self) -> None:
+        if self.negative_overlap > self.positive_overlap:
+            problem = f"is above positive_overlap={self.positive_overlap}"
+            raise SettingError("negative_overlap", self.negative_overlap, problem, "use at most as much")
+        if self.cost_size is not None and len(self.cost_size) != 2:
+            raise SettingError("cost_size", self.cost_size, "needs two numbers", "write [height, width], as [224,224]")
+
+    def sample(self, info: DatasetInfo) -> Sample:
+        shape = info.shape
+        assert isinstance(shape, DetectionShape)
+        height, width = self.cost_size or (shape.height, shape.width)
+        return Sample((torch.zeros(1, shape.channels, height, width, device="meta"),), samples=1)
+
+    def build(self, setup: TaskSetup) -> Detection:
+        require("pycocotools", "detection")  # before training, not at its first evaluation
+        dataset = setup.dataset
+        assert isinstance(dataset, DetectionDatasetOptions)
+        splits = dataset.load(setup.data_root, setup.seed)
+        return Detection(self, dataset, splits, setup.batch_size, setup.seed, setup.device)
+
+
+class Detections(NamedTuple):
+    """What was found in an image: boxes [D, 4] in pixels, scores [D] and classes [D], best first."""
+
+    boxes: Tensor
+    scores: Tensor
+    labels: Tensor
+
+
+class Detection(Task):
+    """A detection task on splits of annotated images.
+
+    Args:
+        options: of the task.
+        dataset: size, normalisation and flips.
+        splits: training, validation and test images.
+        batch_size: training images a step.
+        seed: of order and flips.
+        device: where batches are made.
+    """
+
+    metric = "test_map50"
+    validation_metric = "validation_map50"
+    higher_is_better = True
+
+    def __init__(
+        self,
+        options: DetectionOptions,
+        dataset: DetectionDatasetOptions,
+        splits: DetectionSplits,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.options, self.classes, self.device = options, len(dataset.class_names), device
+        self.training_batches = DetectionTrainingBatches(splits.train, dataset, batch_size, seed, device)
+        counts = torch.cat([image.objects.labels for image in splits.train]).bincount()
+        self.chance = float(counts.max() / counts.sum())
+
+        def evaluation(images: list[AnnotatedImage]) -> DetectionEvaluationBatches:
+            return DetectionEvaluationBatches(images, dataset, options.evaluation_batch_size, device)
+
+        self.test_batches = evaluation(splits.test)
+        self.validation_batches = None if splits.validation is None else evaluation(splits.validation)
+
+    def batches(self, step: int) -> Iterator[DetectionBatch]:
+        return self.training_batches.starting_at(step)
+
+    def train(self, model: nn.Module, batch: DetectionBatch) -> Outcome:
+        """Sum of both losses, and the share of positive anchors whose highest score is that of their class."""
+        losses = self._losses(batch, *_scores_and_offsets(model, batch))
+        return Outcome(losses.classes + losses.boxes, losses.right)
+
+    def _losses(self, batch: DetectionBatch, scores: Tensor, offsets: Tensor) -> DetectionLosses:
+        options, places = self.options, _anchors_of(batch)
+        matches = match(places, batch.boxes, batch.labels, options.positive_overlap, options.negative_overlap)
+        return detection_losses(scores, offsets, places, matches, options.alpha, options.gamma)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Metrics of the test images.
+
+        `test_map50`, `test_map` (mean over overlaps of 0.5 to 0.95) and `test_map50_all_points` (as the released code of Better
+        Schedules counts) in percent, `test_loss` as mean loss of an image.
+        """
+        return self._measure(model, self.test_batches, "test")
+
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        """The same as `evaluate` of the validation images, whose names begin with `validation`."""
+        return {} if self.validation_batches is None else self._measure(model, self.validation_batches, "validation")
+
+    @torch.no_grad()
+    def _measure(self, model: nn.Module, batches: DetectionEvaluationBatches, split: str) -> dict[str, float]:
+        from torchmetrics import MeanMetric
+        from torchmetrics.detection import MeanAveragePrecision
+
+        limits = [1, min(10, self.options.detections), self.options.detections]
+        coco = MeanAveragePrecision(max_detection_thresholds=limits)
+        coco.warn_on_many_detections = False
+        all_points, mean_loss = AveragePrecision(self.classes), MeanMetric().to(self.device)
+        for batch in batches:
+            scores, offsets = _scores_and_offsets(model, batch)
+            losses = self._losses(batch, scores, offsets)
+            mean_loss.update(losses.classes + losses.boxes, weight=len(batch.sizes))
+            boxes = decode(offsets, _anchors_of(batch))
+            for row, size in enumerate(batch.sizes):
+                found = self.detect(boxes[row], scores[row], size)
+                self._compare(coco, all_points, found, batch, row)
+        values = coco.compute()
+        percent = {"map50": values["map_50"], "map": values["map"], "map50_all_points": all_points.mean()}
+        return {
+            # torchmetrics says -1 where no image has an object
+            **{f"{split}_{name}": round(100 * max(0.0, float(value)), 4) for name, value in percent.items()},
+            f"{split}_loss": float(mean_loss.compute()),
+        }
+
+    def _compare(
+        self, coco: Any, all_points: AveragePrecision, found: Detections, batch: DetectionBatch, row: int
+    ) -> None:
+        """Tell both metrics what was found in an image, and what is there."""
+        there = batch.labels[row] != NOTHING
+        boxes, labels = batch.boxes[row][there].cpu(), batch.labels[row][there].cpu()
+        ignored = batch.difficult[row][there].cpu() & (self.options.difficult == "ignore")
+        found = Detections(*(tensor.cpu() for tensor in found))
+        coco.update([found._asdict()], [{"boxes": boxes, "labels": labels, "iscrowd": ignored.long()}])
+        all_points.update(*found, boxes, labels, ignored)
+
+    def detect(self, boxes: Tensor, scores: Tensor, size: tuple[int, int]) -> Detections:
+        """The detections in an image.
+
+        Args:
+            boxes: of all anchors, [A, 4].
+            scores: [A, K].
+            size: height and width of the image in pixels, without padding.
+        """
+        from torchvision.ops import batched_nms, clip_boxes_to_image
+
+        places, labels = (scores > self.options.score_threshold).nonzero(as_tuple=True)
+        values = scores[places, labels]
+        if self.options.nms_candidates is not None and len(values) > self.options.nms_candidates:
+            values, best = values.topk(self.options.nms_candidates)
+            places, labels = places[best], labels[best]
+        clipped = clip_boxes_to_image(boxes[places], size)
+        kept = batched_nms(clipped, values, labels, self.options.nms_overlap)[: self.options.detections]
+        return Detections(clipped[kept], values[kept], labels[kept])
+
+
+def _scores_and_offsets(model: nn.Module, batch: DetectionBatch) -> tuple[Tensor, Tensor]:
+    """Scores between 0 and 1 [N, A, K] and offsets [N, A, 4] of all anchors, in float32."""
+    logits, offsets = model(batch.images)
+    return logits.float().sigmoid(), offsets.float()
+
+
+def _anchors_of(batch: DetectionBatch) -> Tensor:
+    height, width = batch.images.shape[2:]
+    return anchors(height, width, batch.images.device)

@@ -4,7 +4,8 @@ from bitcycle.model.base import ModelOptions, build_seeded, check_kind
 from bitcycle.model.mobilenet_v2_cifar import CifarMobileNetV2, MobileNetV2Cifar
 from bitcycle.model.registry import MODELS
 from bitcycle.model.resnet_cifar import CifarResNet, ResNetCifar
-from bitcycle.model.shape import DetectionShape, ImageShape, Shape
+from bitcycle.model.shape import (
+    DetectionShape,
     GraphShape,
     ImageShape,
     InteractionShape,
@@ -14,14 +15,13 @@ from bitcycle.model.shape import DetectionShape, ImageShape, Shape
     TokenShape,
 )
 from bitcycle.model.speech_lstm import SpeechLstm, SpeechLstmOptions
-from bitcycle.model.shape import DetectionShape, ImageShape, Shape
 
 __all__ = [
     "MODELS",
     "CifarMobileNetV2",
     "CifarResNet",
-    "GraphShape",
     "DetectionShape",
+    "GraphShape",
     "ImageShape",
     "InteractionShape",
     "MobileNetV2Cifar",

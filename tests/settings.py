@@ -43,6 +43,9 @@ QUANTIZER_SCHEDULES: dict[str, list[str]] = {
 WEIGHTS, IMAGES = "WEIGHTS", "IMAGES"
 """Stand for a file with weights of another run and for a folder of images, which the test makes."""
 
+PAIRS, RATINGS = "PAIRS", "RATINGS"
+"""Stand for a folder of sentence pairs and a file of ratings, which the test makes too."""
+
 RESUME: dict[str, list[str]] = {
     **{f"schedule={name}": [f"schedule={name}", *OPTIONS.get(name, [])] for name in SCHEDULES},
     "schedule=dfq": ["schedule=dfq", *SHORT],
@@ -102,6 +105,20 @@ RESUME: dict[str, list[str]] = {
         *("dataset=image_folder", f"dataset.path={IMAGES}", "dataset.memory_gib=0", "dataset.random_crop=true"),
         *("dataset.train_samples=40", "dataset.test_samples=8", "training.batch_size=8", "dataset.workers=0"),
         *("schedule=ER", "schedule.cycles=2"),
+    ],
+    "task=entailment": [
+        *("dataset=sentence_pairs", "model=bert_tiny", "model.hidden=16", "model.intermediate=32", "schedule=RTH"),
+        *(f"dataset.path={PAIRS}", "dataset.length=12", "dataset.vocabulary=120", *SHORT),
+    ],
+    "task=recommendation": [
+        *("dataset=ratings", "model=ncf", "schedule=partial_pretrain", "quantizer=pact_binary"),
+        *(
+            f"dataset.path={RATINGS}",
+            "dataset.test_samples=20",
+            "dataset.validation=0.5",
+            "dataset.train_samples=50",
+            *SHORT,
+        ),
     ],
 }
 """Name of the case -> overrides of a smoke run on the digits."""

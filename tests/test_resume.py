@@ -20,8 +20,10 @@ from bitcycle.training.loop import Trainer
 from bitcycle.training.run import execute
 from bitcycle.training.run_folder import RunFolder, read_json, read_records
 from tests.conftest import ROOT, run_train, train_command
-from tests.settings import IMAGES, RESUME, WEIGHTS
+from tests.settings import IMAGES, PAIRS, RATINGS, RESUME, WEIGHTS
 from tests.test_dataset import write_folders
+from tests.test_entailment import write_pairs
+from tests.test_recommendation import write_ratings
 
 CPU = torch.device("cpu")
 UNTIMED = ("seconds", "evaluation_seconds", "steps_per_second", "finished")
@@ -65,6 +67,10 @@ def test_a_crash_leaves_no_trace(case, digits, monkeypatch, tmp_path):
     torch.save(digits("quantizer=none", "seed=1").build_model().state_dict(), weights)
     write_folders(tmp_path / "images", {"cat": 30, "dog": 30}, size=(9, 9))
     made = {WEIGHTS: str(weights), IMAGES: str(tmp_path / "images")}
+    monkeypatch.setenv("BITCYCLE_CACHE", str(tmp_path / "cache"))
+    write_pairs(tmp_path / "pairs", {"train": 260, "validation": 24, "test": 130})
+    write_ratings(tmp_path / "ratings.csv")
+    made |= {PAIRS: str(tmp_path / "pairs"), RATINGS: str(tmp_path / "ratings.csv")}
     overrides = [re.sub("|".join(made), lambda name: made[name[0]], part) for part in RESUME[case]]
     overrides.append("training.checkpoint_seconds=0")
     undisturbed, disturbed = (

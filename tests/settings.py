@@ -59,6 +59,9 @@ SPEECH_RUN = [
 ]
 """A run on these that lasts seconds."""
 
+PAIRS, RATINGS = "PAIRS", "RATINGS"
+"""Stand for a folder of sentence pairs and a file of ratings, which the test makes too."""
+
 RESUME: dict[str, list[str]] = {
     **{f"schedule={name}": [f"schedule={name}", *OPTIONS.get(name, [])] for name in SCHEDULES},
     "schedule=dfq": ["schedule=dfq", *SHORT],
@@ -136,6 +139,19 @@ RESUME: dict[str, list[str]] = {
     "speech hlhlp": [
         *(*SPEECH_RUN, "schedule=hlhlp", "quantizer=uniform_l2", "schedule.candidates=2", "schedule.alpha=0.1"),
         *("task.length_pool=1", "task.choose_by=cer", "model.stack=2"),
+    "task=entailment": [
+        *("dataset=sentence_pairs", "model=bert_tiny", "model.hidden=16", "model.intermediate=32", "schedule=RTH"),
+        *(f"dataset.path={PAIRS}", "dataset.length=12", "dataset.vocabulary=120", *SHORT),
+    ],
+    "task=recommendation": [
+        *("dataset=ratings", "model=ncf", "schedule=partial_pretrain", "quantizer=pact_binary"),
+        *(
+            f"dataset.path={RATINGS}",
+            "dataset.test_samples=20",
+            "dataset.validation=0.5",
+            "dataset.train_samples=50",
+            *SHORT,
+        ),
     ],
 }
 """Name of the case -> overrides of a smoke run on the digits."""

@@ -20,10 +20,13 @@ from bitcycle.training.loop import Trainer
 from bitcycle.training.run import execute
 from bitcycle.training.run_folder import RunFolder, read_json, read_records
 from tests.conftest import ROOT, run_train, train_command
-from tests.settings import IMAGES, RESUME, SPEECH, TEXT, WEIGHTS
+from tests.settings import IMAGES,PAIRS,RATINGS,RESUME,SPEECH,TEXT,WEIGHTS
 from tests.speech_data import write_manifests
 from tests.test_dataset import write_folders
 from tests.text_data import write_text
+from tests.test_dataset import write_folders
+from tests.test_entailment import write_pairs
+from tests.test_recommendation import write_ratings
 
 CPU = torch.device("cpu")
 UNTIMED = ("seconds", "evaluation_seconds", "steps_per_second", "finished")
@@ -71,6 +74,10 @@ def test_a_crash_leaves_no_trace(case, digits, monkeypatch, tmp_path):
         made[TEXT] = str(write_text(tmp_path / "text"))
     if any(SPEECH in part for part in RESUME[case]):
         made[SPEECH] = str(write_manifests(tmp_path / "recordings", train=24))
+    monkeypatch.setenv("BITCYCLE_CACHE", str(tmp_path / "cache"))
+    write_pairs(tmp_path / "pairs", {"train": 260, "validation": 24, "test": 130})
+    write_ratings(tmp_path / "ratings.csv")
+    made |= {PAIRS: str(tmp_path / "pairs"), RATINGS: str(tmp_path / "ratings.csv")}
     overrides = [re.sub("|".join(made), lambda name: made[name[0]], part) for part in RESUME[case]]
     overrides.append("training.checkpoint_seconds=0")
     undisturbed, disturbed = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bitcycle.dataset.base import logger
+from bitcycle.dataset.word_pieces import word_pieces
 from bitcycle.errors import DataError
 from bitcycle.extras import require
 
@@ -81,15 +83,16 @@ def _trained(tokenizers: Any, setup: TokenizerSetup, sentences: list[str]) -> An
 
 
 def train_word_piece(tokenizers: Any, setup: TokenizerSetup, sentences: list[str]) -> Any:
-    """BERT's WordPiece (Devlin et al. 2019): pairs of pieces merged by frequency up to `vocabulary` tokens."""
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=setup.lowercase)
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    trainer = tokenizers.trainers.WordPieceTrainer(
-        vocab_size=setup.vocabulary, special_tokens=list(SPECIAL), show_progress=False
-    )
-    # Words of equal frequency would come in the order of a hash table with a random seed.
-    tokenizer.train_from_iterator(sorted(sentences), trainer)
+    """BERT's WordPiece (Devlin et al. 2019) with at most `vocabulary` tokens, special ones included."""
+    normalizer = tokenizers.normalizers.BertNormalizer(lowercase=setup.lowercase)
+    splitter = tokenizers.pre_tokenizers.BertPreTokenizer()
+    words: Counter[str] = Counter()
+    for sentence in sentences:
+        words.update(word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(sentence)))
+    pieces = [*SPECIAL, *word_pieces(words, setup.vocabulary - len(SPECIAL))]
+    model = tokenizers.models.WordPiece({piece: number for number, piece in enumerate(pieces)}, unk_token="[UNK]")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
     markers = [(word, SPECIAL.index(word)) for word in ("[SEP]", "[CLS]")]
     tokenizer.post_processor = tokenizers.processors.BertProcessing(*markers)
     return tokenizer

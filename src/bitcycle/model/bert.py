@@ -184,7 +184,7 @@ def _read(path: str) -> dict[str, Tensor]:
         else:
             remedy = "put model.safetensors or pytorch_model.bin of the published network there"
             raise SettingError("weights", path, "there are no weights in this folder", remedy)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        problem = f"cannot be read ({type(error).__name__}: {str(error).splitlines()[0]})"
+    except (OSError, RuntimeError, EOFError, ValueError, LookupError, pickle.UnpicklingError) as error:
+        problem = f"cannot be read ({type(error).__name__}: {str(error).split(chr(10))[0]})"
         raise SettingError("weights", path, problem, "fetch the files again") from error
     return state

@@ -16,6 +16,9 @@ from bitcycle.model import SentencePairShape
 from bitcycle.settings import SettingError, setting
 from bitcycle.task.base import Outcome, Sample, Task, TaskOptions, TaskSetup
 
+METRICS = {"test": "test_accuracy", "validation": "accuracy_of_validation"}
+"""The main metric by the split that it is of. It is no metric to choose by, hence the other name."""
+
 
 class PairBatch(NamedTuple):
     """Token numbers and segments [N, T], mask [N, T] (true: no padding), labels [N]."""
@@ -83,7 +86,7 @@ class Entailment(Task):
     ) -> None:
         self.options, self.classes, self.seed = options, classes, seed
         self.splits = {name: split.to(device) for name, split in splits.items()}
-        self.metric = f"{options.evaluation_split}_accuracy"
+        self.metric = METRICS[options.evaluation_split]
         self.epoch = Epoch(len(splits["train"].labels), batch_size)
         self.chance = float(splits["train"].labels.bincount().max()) / self.epoch.samples
 
@@ -103,14 +106,18 @@ class Entailment(Task):
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Accuracy in percent and mean cross-entropy of the split that the main metric is of: `test_accuracy`, `test_loss`."""
-        return self._measure(model, self.options.evaluation_split)
+        accuracy, loss = self._measure(model, self.options.evaluation_split)
+        return {self.metric: accuracy, self.metric.replace("accuracy", "loss"): loss}
 
     def validate(self, model: nn.Module) -> dict[str, float]:
         """The same of the validation split: `validation_accuracy`, `validation_loss`."""
-        return self._measure(model, "validation") if "validation" in self.splits else {}
+        if "validation" not in self.splits:
+            return {}
+        accuracy, loss = self._measure(model, "validation")
+        return {"validation_accuracy": accuracy, "validation_loss": loss}
 
     @torch.no_grad()
-    def _measure(self, model: nn.Module, name: str) -> dict[str, float]:
+    def _measure(self, model: nn.Module, name: str) -> tuple[float, float]:
         from torchmetrics import MeanMetric
         from torchmetrics.classification import MulticlassAccuracy
 
@@ -123,7 +130,7 @@ class Entailment(Task):
             logits = model(batch.ids, batch.segments, batch.mask)
             loss.update(F.cross_entropy(logits, batch.labels), weight=len(batch.labels))
             accuracy.update(logits, batch.labels)
-        return {f"{name}_accuracy": round(100 * float(accuracy.compute()), 4), f"{name}_loss": float(loss.compute())}
+        return round(100 * float(accuracy.compute()), 4), float(loss.compute())
 
 
 def batch_of(split: TokenPairs, indices: Tensor) -> PairBatch:

@@ -43,6 +43,11 @@ QUANTIZER_SCHEDULES: dict[str, list[str]] = {
 WEIGHTS, IMAGES = "WEIGHTS", "IMAGES"
 """Stand for a file with weights of another run and for a folder of images, which the test makes."""
 
+GRAPHS = "GRAPHS"
+"""Stands for a data root with a tiny graph, which the test makes."""
+
+GRAPH = ["dataset=cora", f"data_root={GRAPHS}", "model.hidden=8", "training.steps=20", "training.evaluation_steps=6"]
+
 RESUME: dict[str, list[str]] = {
     **{f"schedule={name}": [f"schedule={name}", *OPTIONS.get(name, [])] for name in SCHEDULES},
     "schedule=dfq": ["schedule=dfq", *SHORT],
@@ -102,6 +107,17 @@ RESUME: dict[str, list[str]] = {
         *("dataset=image_folder", f"dataset.path={IMAGES}", "dataset.memory_gib=0", "dataset.random_crop=true"),
         *("dataset.train_samples=40", "dataset.test_samples=8", "training.batch_size=8", "dataset.workers=0"),
         *("schedule=ER", "schedule.cycles=2"),
+    ],
+    "node_classification": [
+        *GRAPH,
+        "model=gcn_small",
+        "model.aggregation=quantized",
+        "model.norm=tensor",
+        "schedule=CR",
+    ],
+    "node_classification with sampled neighbours": [
+        *(*GRAPH, "model=graphsage", "dataset.neighbours=[3,2]", "dataset.self_loops=false", "training.batch_size=16"),
+        *("schedule=RTH", "training.evaluation_steps=null"),
     ],
 }
 """Name of the case -> overrides of a smoke run on the digits."""

@@ -14,13 +14,15 @@ import pytest
 import torch
 
 import bitcycle.training.run as run_module
+from bitcycle.dataset import citation
 from bitcycle.errors import RunError
 from bitcycle.training.checkpoint import CheckpointFolder
 from bitcycle.training.loop import Trainer
 from bitcycle.training.run import execute
 from bitcycle.training.run_folder import RunFolder, read_json, read_records
 from tests.conftest import ROOT, run_train, train_command
-from tests.settings import IMAGES, RESUME, WEIGHTS
+from tests.graph_data import TINY, write_citation
+from tests.settings import GRAPHS, IMAGES, RESUME, WEIGHTS
 from tests.test_dataset import write_folders
 
 CPU = torch.device("cpu")
@@ -65,6 +67,9 @@ def test_a_crash_leaves_no_trace(case, digits, monkeypatch, tmp_path):
     torch.save(digits("quantizer=none", "seed=1").build_model().state_dict(), weights)
     write_folders(tmp_path / "images", {"cat": 30, "dog": 30}, size=(9, 9))
     made = {WEIGHTS: str(weights), IMAGES: str(tmp_path / "images")}
+    monkeypatch.setitem(citation.SIZES, "cora", TINY)
+    write_citation(tmp_path / "graphs")
+    made[GRAPHS] = str(tmp_path / "graphs")
     overrides = [re.sub("|".join(made), lambda name: made[name[0]], part) for part in RESUME[case]]
     overrides.append("training.checkpoint_seconds=0")
     undisturbed, disturbed = (

@@ -62,6 +62,11 @@ SPEECH_RUN = [
 PAIRS, RATINGS = "PAIRS", "RATINGS"
 """Stand for a folder of sentence pairs and a file of ratings, which the test makes too."""
 
+GRAPHS = "GRAPHS"
+"""Stands for a data root with a tiny graph, which the test makes."""
+
+GRAPH = ["dataset=cora", f"data_root={GRAPHS}", "model.hidden=8", "training.steps=20", "training.evaluation_steps=6"]
+
 RESUME: dict[str, list[str]] = {
     **{f"schedule={name}": [f"schedule={name}", *OPTIONS.get(name, [])] for name in SCHEDULES},
     "schedule=dfq": ["schedule=dfq", *SHORT],
@@ -152,6 +157,16 @@ RESUME: dict[str, list[str]] = {
             "dataset.train_samples=50",
             *SHORT,
         ),
+    "node_classification": [
+        *GRAPH,
+        "model=gcn_small",
+        "model.aggregation=quantized",
+        "model.norm=tensor",
+        "schedule=CR",
+    ],
+    "node_classification with sampled neighbours": [
+        *(*GRAPH, "model=graphsage", "dataset.neighbours=[3,2]", "dataset.self_loops=false", "training.batch_size=16"),
+        *("schedule=RTH", "training.evaluation_steps=null"),
     ],
 }
 """Name of the case -> overrides of a smoke run on the digits."""

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+from urllib.error import URLError
+
 import numpy as np
 import pytest
 import torch
 
-from bitcycle.layer import QuantizedGraphConvolution, QuantizedSageConvolution
-from bitcycle.model.edges import Edges, make_edges
+import bitcycle.edges as edges_module
+from bitcycle.dataset import citation, ogbn
+from bitcycle.dataset.graph import scaled
+from bitcycle.dataset.neighbours import NeighbourSampler, choose
+from bitcycle.edges import Edges, make_edges, neighbour_mean, neighbour_sum
+from bitcycle.errors import DataError
+from bitcycle.layer import QuantizedGraphConvolution, QuantizedSageConvolution, quantize_model
+from bitcycle.model import GraphShape
+from bitcycle.model.graph_network import Gcn, GraphNorm, GraphSage
 from bitcycle.quantizer import Sbm
 from bitcycle.schedule import Precision
-from tests.conftest import GOLDEN
+from bitcycle.settings import SettingError
+from bitcycle.training.run import build_trainer, execute
+from bitcycle.training.run_folder import read_records
+from tests.conftest import GOLDEN, configure, plan
+from tests.graph_data import TINY, write_citation, write_ogbn
 
 FOLDER = GOLDEN.parent / "golden-domains"
 
@@ -88,3 +102,302 @@ def test_sage_convolution_golden(case, mode, bits, gradient):
     layer.precision_state = layer.own.precision
     names = {"w_neigh": layer.neighbour.weight, "w_self": layer.own.weight, "bias": layer.bias}
     check_layer(layer, edges, golden, case, mode, bits, gradient, names)
+
+
+@pytest.mark.parametrize("mode", ["fpagg", "qagg"])
+@pytest.mark.parametrize("bits", [0, 3, 8])
+def test_gcn_golden(mode, bits):
+    golden = arrays("gnn_gcn")
+    edges = make_edges(torch.stack([golden["src"], golden["dst"]]), int(golden["num_nodes"]))
+    options = Gcn(name="gcn", hidden=16, aggregation="quantized" if mode == "qagg" else "float")
+    model = options.build(GraphShape(10, 5, int(golden["num_nodes"]), len(golden["src"])))
+    model.load_state_dict({key[7:]: value for key, value in golden.items() if key.startswith("param__")})
+    model = quantize_model(model).eval()
+    model.layers[0].precision.set(Precision(bits or 32, bits or 32, 8))
+    torch.testing.assert_close(model(golden["x"], [edges]), golden[f"{mode}__b{bits}__logits"], rtol=1e-5, atol=1e-5)
+
+
+def random_edges(nodes: int, count: int) -> tuple[Edges, torch.Tensor]:
+    """Edges, some of them twice, and their matrix [destinations, sources]."""
+    pairs = torch.randint(nodes, (2, count), generator=torch.Generator().manual_seed(0))
+    matrix = torch.zeros(nodes, nodes, dtype=torch.float64)
+    matrix.index_put_((pairs[1], pairs[0]), torch.ones(count, dtype=torch.float64), accumulate=True)
+    return make_edges(pairs, nodes), matrix
+
+
+def test_sum_over_neighbours_is_a_matrix_product_both_ways():
+    edges, matrix = random_edges(20, 50)
+    h = torch.randn(20, 7, dtype=torch.float64, requires_grad=True)
+    y, upstream = neighbour_sum(h, edges), torch.randn(20, 7, dtype=torch.float64)
+    y.backward(upstream)
+    torch.testing.assert_close(y, matrix @ h)
+    torch.testing.assert_close(h.grad, matrix.T @ upstream)
+    without_way_back = neighbour_sum(h, Edges(edges.offsets, edges.sources))
+    torch.testing.assert_close(torch.autograd.grad(without_way_back, h, upstream)[0], h.grad)
+    torch.testing.assert_close(neighbour_mean(h, edges), matrix @ h / matrix.sum(1, keepdim=True).clamp_min(1))
+
+
+def test_segments_add_up_to_the_same(monkeypatch):
+    """What a GPU computes, here on a CPU, all columns at once and some at a time."""
+    edges, matrix = random_edges(20, 50)
+    h = torch.randn(20, 7, dtype=torch.float64)
+    for elements in (1 << 28, 100):
+        monkeypatch.setattr(edges_module, "SEGMENT_ELEMENTS", elements)
+        torch.testing.assert_close(edges_module._sum_of_segments(h, edges.offsets, edges.sources), matrix @ h)
+
+
+def test_sampled_neighbours_are_distinct_edges_of_the_graph():
+    _, matrix = random_edges(40, 400)
+    matrix = (matrix > 0).double()
+    pairs = matrix.nonzero().T.flip(0)
+    sampler = NeighbourSampler(make_edges(pairs, 40), [3, 5])
+    seeds = torch.tensor([7, 0, 31])
+    found, again = sampler.sample(seeds, 0, "train", 4), sampler.sample(seeds, 0, "train", 4)
+    assert torch.equal(found.nodes, again.nodes)
+    assert all(torch.equal(*both) for both in zip(found.edges[0][:2], again.edges[0][:2]))
+    assert not torch.equal(found.nodes, sampler.sample(seeds, 0, "train", 5).nodes)
+    assert torch.equal(found.nodes[:3], seeds)
+    assert len(found.nodes.unique()) == len(found.nodes)
+    for layer, count in zip(found.edges, (3, 5)):
+        rows = edges_module.destination_of_each(layer.offsets)
+        taken = torch.stack([found.nodes[rows], found.nodes[layer.sources.long()]])
+        assert (matrix[taken[0], taken[1]] == 1).all()
+        assert len(taken.unique(dim=1).T) == len(taken.T)
+        degrees = matrix.sum(1)[found.nodes[: layer.destinations]]
+        assert torch.equal(layer.offsets.diff().double(), degrees.clamp_max(count))
+
+
+def test_every_set_of_neighbours_is_equally_likely():
+    chosen = choose(torch.full((60_000,), 5), torch.arange(60_000), 3, key=11).sort(1).values
+    _, counts = chosen.unique(dim=0, return_counts=True)
+    assert len(counts) == 10
+    chi_square = ((counts - 6000) ** 2 / 6000).sum()
+    assert chi_square < 27.9  # exceeded once in a thousand, at nine degrees of freedom
+
+
+@pytest.mark.parametrize("kind", [GraphSage, Gcn])
+def test_all_neighbours_sampled_is_the_whole_graph(kind):
+    edges, _ = random_edges(30, 200)
+    model = kind(name="x", layers=2, hidden=8, norm="node").build(GraphShape(6, 3, 30, 200)).eval()
+    x, seeds = torch.randn(30, 6), torch.arange(30)
+    seen = NeighbourSampler(edges, [200, 200]).sample(seeds, 0)
+    torch.testing.assert_close(model(x[seen.nodes], seen.edges), model(x, [edges]))
+
+
+def test_norms():
+    x = torch.randn(5, 6) + 3
+    torch.testing.assert_close(GraphNorm("tensor")(x), (x - x.mean()) / (x.var(correction=0) + 1e-5).sqrt())
+    expected = (x - x.mean(1, keepdim=True)) / (x.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
+    torch.testing.assert_close(GraphNorm("node")(x), expected)
+    assert GraphNorm("none")(x) is x
+
+
+BETTER = ["hardware.convention=better", "hardware.count=weights_and_norm"]
+
+
+def test_arxiv_costs_what_the_released_code_counts():
+    """Linear layers 58,958,458,880 and 4 for each element of a layer norm, in each of 1000 steps, without data."""
+    found = plan("dataset=ogbn_arxiv", "schedule=static", "schedule.q_max=8", *BETTER)
+    linear = sum(operation.macs for operation in found.workload.operations if operation.kind == "linear")
+    assert linear == 58_958_458_880
+    assert linear + 4 * found.workload.layer_norm_elements == 59_652_087_808
+    assert found.cost().effective_macs == 59_652_087_808 * (8 * 8 + 2 * 8 * 8) / 1024 * 1000
+    assert (found.total_steps, found.batch_size, found.epoch.steps) == (1000, 90_941, 1)
+    assert found.parameters == (128 * 512 + 512) + (512 * 512 + 512) + (512 * 40 + 40)
+    aggregated = [operation for operation in found.workload.operations if operation.kind == "aggregation"]
+    assert [(o.product.m, o.product.n) for o in aggregated] == [(2_484_941, n) for n in (128, 512, 40)]
+
+
+def test_products_costs_what_the_released_code_counts_on_average():
+    found = plan("dataset=ogbn_products", *BETTER)
+    linear = sum(operation.macs for operation in found.workload.operations if operation.kind == "linear")
+    assert linear + 4 * found.workload.layer_norm_elements == pytest.approx(3_670_697_915, rel=1e-4)
+    assert (found.total_steps, found.workload.samples) == (15_440, 1024)
+    assert found.parameters == (2 * 100 * 512 + 512) + (2 * 512 * 47 + 47)
+
+
+@pytest.mark.parametrize(("aggregation", "bits"), [("float", (32, 32, 32)), ("quantized", (3, 3, 8))])
+@pytest.mark.parametrize("dataset", ["ogbn_arxiv", "ogbn_products"])
+def test_aggregation_is_charged_at_its_bits(dataset, aggregation, bits):
+    found = plan(f"dataset={dataset}", f"model.aggregation={aggregation}")
+    for operation in found.workload.operations:
+        charged = operation.precision(Precision(3, 3, 8))
+        assert charged == (Precision(*bits) if operation.kind == "aggregation" else Precision(3, 3, 8)), operation.name
+        assert (operation.kind == "aggregation") == operation.name.endswith("aggregate")
+
+
+def test_the_papers_recipes():
+    arxiv, products = configure("dataset=ogbn_arxiv"), configure("dataset=ogbn_products")
+    assert (arxiv.model.name, arxiv.model.layers, arxiv.model.hidden, arxiv.model.norm) == ("gcn", 3, 512, "tensor")
+    assert (arxiv.dataset.edges, arxiv.dataset.self_loops, arxiv.dataset.features) == (
+        "symmetrised",
+        True,
+        "standardised",
+    )
+    rate = arxiv.training.learning_rate
+    assert rate.rate(0, 1000) == 1e-3
+    assert rate.rate(1000, 1000) == pytest.approx(1e-4)
+    assert (products.model.name, products.model.layers, products.dataset.neighbours) == ("graphsage", 2, [32, 32])
+    assert products.training.learning_rate.initial == 3e-4
+    assert (arxiv.task.loss, products.task.loss) == ("cross_entropy", "cross_entropy")
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """Plans of smoke runs on a tiny graph."""
+    monkeypatch.setitem(citation.SIZES, "cora", TINY)
+    write_citation(tmp_path)
+
+    def make(*overrides: str):
+        where = f"data_root={tmp_path}", f"results_root={tmp_path}/runs", "scale=smoke"
+        return plan("dataset=cora", "training.steps=24", *where, *overrides)
+
+    return make
+
+
+SMOKE = [
+    ["schedule=RTH", "model.norm=node", "model.layers=3"],
+    ["schedule=deficit", "schedule.unit=epoch", "schedule.end=10", "model.aggregation=quantized", "task.loss=raw_nll"],
+    ["schedule=CR", "model.quantized_norm=true", "quantizer.bifurcate=16"],
+    ["quantizer=dorefa", "schedule=ETV"],
+    ["quantizer=uniform_l2", "schedule=LR", "schedule.cycles=4", "schedule.gradient_min=32", "model=graphsage"],
+    ["model=graphsage", "dataset.neighbours=[3,3]", "model.aggregation=quantized", "task.evaluation_neighbours=full"],
+]
+
+
+@pytest.mark.parametrize("overrides", SMOKE, ids=" ".join)
+def test_runs(small, overrides):
+    found = small(*overrides)
+    summary = execute(found)
+    assert summary["cost"]["total"] == found.cost().summary()
+    assert summary["metric"] == "test_accuracy"
+    assert summary["validation"].keys() == {"final", "best", "test_at_best"}
+    if "task.loss=raw_nll" in overrides:  # unbounded below
+        records = [r for r in read_records(found.folder.metrics) if r["kind"] == "train"]
+        assert records[-1]["loss"] < 0
+
+
+@pytest.mark.parametrize("more", [["model.norm=tensor"], ["model=graphsage", "dataset.neighbours=[4,4]"]])
+def test_the_network_learns(small, more):
+    learning = ["training.steps=150", "training.evaluation_steps=150", "training.learning_rate.initial=0.02"]
+    found = small(*learning, "model.hidden=32", "model.dropout=0", *more)
+    assert execute(found)["final"] > 55  # chance is about 30
+
+
+def test_a_step_sees_the_whole_graph_or_a_batch(small):
+    whole, sampled = small(), small("model=graphsage", "dataset.neighbours=[3,3]")
+    assert (whole.epoch.steps, whole.epoch.samples_per_step) == (1, TINY.train)
+    assert (sampled.epoch.steps, sampled.epoch.samples_per_step) == (3, 16)
+    tasks = [build_trainer(found, torch.device("cpu")).task for found in (whole, sampled)]
+    assert len(next(tasks[0].batches(5)).labels) == TINY.train
+    sizes = [len(batch.labels) for batch in itertools.islice(tasks[1].batches(1), 4)]
+    assert sizes == [16, 8, 16, 16]
+    later = next(itertools.islice(tasks[1].batches(0), 4, None)), next(tasks[1].batches(4))
+    assert torch.equal(later[0].features, later[1].features)
+    assert torch.equal(later[0].labels, later[1].labels)
+
+
+def test_scaling_of_features():
+    x = torch.tensor([[1.0, 5.0, 0.0], [3.0, 5.0, 0.0], [0.0, 0.0, 0.0]])
+    standard = scaled(x, "standardised")
+    torch.testing.assert_close(standard.mean(0), torch.zeros(3))
+    torch.testing.assert_close(standard.std(0, correction=0), torch.tensor([1.0, 1.0, 0.0]))
+    rows = torch.tensor([[1 / 6, 5 / 6, 0.0], [3 / 8, 5 / 8, 0.0], [0.0, 0.0, 0.0]])
+    torch.testing.assert_close(scaled(x, "row_normalised"), rows)
+    assert scaled(x, "raw") is x
+
+
+@pytest.mark.parametrize(
+    ("edges", "loops", "expected"),
+    [
+        ("given", False, [(0, 1), (1, 0), (1, 2), (2, 2)]),
+        ("symmetrised", False, [(0, 1), (1, 0), (1, 2), (2, 1), (2, 2)]),
+        ("doubled", False, [(0, 1), (0, 1), (1, 0), (1, 0), (1, 2), (2, 1), (2, 2), (2, 2)]),
+        ("symmetrised", True, [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 1), (2, 2)]),
+    ],
+)
+def test_treatment_of_edges(edges, loops, expected):
+    options = citation.Citation(name="cora", edges=edges, self_loops=loops)
+    treated = options.treated(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 2]]), 3)
+    assert sorted(map(tuple, treated.T.tolist())) == expected
+
+
+@pytest.mark.parametrize("processed", [False, True], ids=["csv", "processed"])
+@pytest.mark.parametrize("name", ["ogbn_arxiv", "ogbn_products"])
+def test_official_layout_of_ogb(tmp_path, monkeypatch, name, processed):
+    twice = name == "ogbn_products"  # whose archive lists each edge once
+    size = TINY._replace(edges=TINY.edges * (1 + twice))
+    monkeypatch.setitem(ogbn.SIZES, name, size)
+    folder = tmp_path / name
+    content = write_ogbn(folder, ogbn.SPLIT_FOLDERS[name], TINY)
+    edges = content["edge"].T
+    edges = np.concatenate([edges, edges[::-1]], axis=1) if twice else edges
+    if processed:
+        saved = {"edge_index": edges, "edge_feat": None, "node_feat": content["node-feat"], "num_nodes": TINY.nodes}
+        (folder / "processed").mkdir()
+        file = folder / "processed" / "data_processed"
+        torch.save({"graph": saved, "labels": content["node-label"]}, file, pickle_protocol=4)
+        for path in (folder / "raw").iterdir():
+            path.unlink()
+    raw = ogbn.Ogbn(name=name).read(tmp_path)
+    assert torch.equal(raw.features, torch.from_numpy(content["node-feat"]))
+    assert raw.labels.tolist() == content["node-label"].flatten().tolist()
+    assert raw.edges.tolist() == edges.tolist()
+    assert raw.train.tolist() == content["train"].tolist()
+    assert raw.validation.tolist() == content["valid"].tolist()
+    graph = ogbn.Ogbn(name=name, edges="symmetrised", train_samples=7, test_samples=100).load(tmp_path)
+    assert (len(graph.train), len(graph.validation), len(graph.test)) == (7, TINY.validation, TINY.test)
+    assert torch.equal(graph.edges.offsets, graph.edges.back_offsets)
+
+
+def test_another_graph_is_refused(tmp_path):
+    write_ogbn(tmp_path / "ogbn_arxiv", "time", TINY)
+    with pytest.raises(DataError, match=r"169343, 1166243, 128, 90941, 29799, 48603"):
+        ogbn.Ogbn(name="ogbn_arxiv").load(tmp_path)
+
+
+def test_missing_and_damaged_data_say_what_to_do(tmp_path, monkeypatch):
+    def offline(*arguments, **options):
+        raise URLError("no network")
+
+    monkeypatch.setattr(ogbn, "urlopen", offline)
+    with pytest.raises(DataError, match=r"arxiv\.zip there, so that .*raw/edge\.csv\.gz exists"):
+        ogbn.Ogbn(name="ogbn_arxiv").load(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(DataError, match=r"cora\.npz is missing.*kimiyoung/planetoid"):
+        citation.Citation(name="cora").load(tmp_path)
+    (tmp_path / "cora").mkdir()
+    (tmp_path / "cora" / "cora.npz").write_bytes(b"torn")
+    with pytest.raises(DataError, match="cannot read"):
+        citation.Citation(name="cora").load(tmp_path)
+    write_ogbn(tmp_path / "ogbn_arxiv", "time", TINY)
+    (tmp_path / "ogbn_arxiv" / "raw" / "node-label.csv.gz").write_bytes(b"torn")
+    with pytest.raises(DataError, match="cannot read"):
+        ogbn.Ogbn(name="ogbn_arxiv").load(tmp_path)
+
+
+def test_a_saved_file_runs_no_code(tmp_path, monkeypatch):
+    write_ogbn(tmp_path / "ogbn_arxiv", "time", TINY)
+    (tmp_path / "ogbn_arxiv" / "processed").mkdir()
+    torch.save({"graph": pytest.raises}, tmp_path / "ogbn_arxiv" / "processed" / "data_processed")
+    with pytest.raises(DataError, match="cannot read"):
+        ogbn.Ogbn(name="ogbn_arxiv").load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field", "message"),
+    [
+        (["dataset.validation=0.1"], "dataset.validation", "comes with validation nodes"),
+        (["dataset.neighbours=[3]"], "model.layers", "1 layers of neighbours"),
+        (["quantizer=dorefa", "model.aggregation=quantized"], "quantizer.name", "no ranges per row"),
+        (["model=resnet8"], "model.name", "is not made for the data of dataset=cora"),
+        (["task=classification"], "task.name", "cannot learn from dataset=cora"),
+        (["schedule=dfq"], "schedule", ""),
+    ],
+    ids=str,
+)
+def test_bad_settings(small, overrides, field, message):
+    with pytest.raises(SettingError) as error:
+        small(*overrides)
+    assert str(error.value).startswith(field)
+    assert message in str(error.value)

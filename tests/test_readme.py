@@ -81,7 +81,7 @@ BELOW = {
     "quantizer": {"schedule"},
     "hardware": {"schedule"},
     "layer": {"schedule", "quantizer", "hardware"},
-    "model": set(),
+    "model": {"layer"},
     "dataset": {"model"},
     "task": {"dataset", "model"},
     "training": {"schedule", "quantizer", "hardware", "layer", "model", "dataset", "task"},

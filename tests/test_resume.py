@@ -14,14 +14,16 @@ import pytest
 import torch
 
 import bitcycle.training.run as run_module
+from bitcycle.dataset import citation
 from bitcycle.errors import RunError
 from bitcycle.training.checkpoint import CheckpointFolder
 from bitcycle.training.loop import Trainer
 from bitcycle.training.run import execute
 from bitcycle.training.run_folder import RunFolder, read_json, read_records
 from tests.conftest import ROOT, run_train, train_command
-from tests.settings import IMAGES,PAIRS,RATINGS,RESUME,SPEECH,TEXT,WEIGHTS
+from tests.settings import GRAPHS,IMAGES,PAIRS,RATINGS,RESUME,SPEECH,TEXT,WEIGHTS
 from tests.speech_data import write_manifests
+from tests.graph_data import TINY, write_citation
 from tests.test_dataset import write_folders
 from tests.text_data import write_text
 from tests.test_dataset import write_folders
@@ -78,6 +80,9 @@ def test_a_crash_leaves_no_trace(case, digits, monkeypatch, tmp_path):
     write_pairs(tmp_path / "pairs", {"train": 260, "validation": 24, "test": 130})
     write_ratings(tmp_path / "ratings.csv")
     made |= {PAIRS: str(tmp_path / "pairs"), RATINGS: str(tmp_path / "ratings.csv")}
+    monkeypatch.setitem(citation.SIZES, "cora", TINY)
+    write_citation(tmp_path / "graphs")
+    made[GRAPHS] = str(tmp_path / "graphs")
     overrides = [re.sub("|".join(made), lambda name: made[name[0]], part) for part in RESUME[case]]
     overrides.append("training.checkpoint_seconds=0")
     undisturbed, disturbed = (

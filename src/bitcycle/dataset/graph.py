@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions, logger
+from bitcycle.edges import Edges, make_edges
 from bitcycle.errors import DataError
 from bitcycle.model import GraphShape
-from bitcycle.model.edges import Edges, make_edges
 from bitcycle.settings import SettingError, setting
 
 

@@ -1,4 +1,4 @@
-"""Quantized graph layers: `model/graph_convolution.py` with rows quantized before each product and sum.
+"""Quantized graph layers: `graph_convolution.py` with rows quantized before each product and sum.
 
 With row(x; b) the affine quantizer with one range per row (node, or row of a weight; a bias is one row), and gq(y; g) the
 identity whose gradient is quantized to g bits with one range per tensor:
@@ -27,11 +27,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from bitcycle.edges import Edges
 from bitcycle.layer.bifurcation import Product, bifurcated
+from bitcycle.layer.graph_convolution import Aggregation, GraphConvolution, RowLinear, SageConvolution
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
 from bitcycle.layer.state import PrecisionState
-from bitcycle.model.edges import Edges
-from bitcycle.model.graph_convolution import Aggregation, GraphConvolution, RowLinear, SageConvolution
 from bitcycle.quantizer import QuantizerOptions, quantizer_options
 from bitcycle.randomness import int32_key
 from bitcycle.settings import SettingError

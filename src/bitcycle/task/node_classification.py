@@ -25,8 +25,8 @@ from bitcycle.dataset.epoch import Epoch
 from bitcycle.dataset.graph import Graph, GraphDatasetOptions
 from bitcycle.dataset.neighbours import NeighbourSampler
 from bitcycle.dataset.pipeline import epoch_order
+from bitcycle.edges import Edges
 from bitcycle.model import GraphShape
-from bitcycle.model.edges import Edges
 from bitcycle.settings import setting
 from bitcycle.task.base import Outcome, Sample, Task, TaskOptions, TaskSetup
 

@@ -70,13 +70,13 @@ def read_manifest(file: Path) -> list[Recording]:
 
 
 def _csv_rows(file: Path) -> list[tuple[int, dict[str, object]]]:
-    with open(file, newline="", encoding="utf-8") as stream:
+    with open(file, newline="", encoding="utf-8-sig") as stream:
         reader = csv.DictReader(stream)
         return [(reader.line_num, dict(row)) for row in reader]
 
 
 def _json_rows(file: Path) -> list[tuple[int, dict[str, object]]]:
-    lines = enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+    lines = enumerate(file.read_text(encoding="utf-8-sig").splitlines(), 1)
     return [(number, dict(json.loads(line))) for number, line in lines if line.strip()]
 
 

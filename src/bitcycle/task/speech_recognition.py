@@ -163,7 +163,7 @@ def losses_of(options: SpeechRecognitionOptions, logits: Tensor, lengths: Tensor
 
 
 def scores(model: nn.Module, batch: SpeechBatch) -> tuple[Tensor, Tensor]:
-    """(logits [N, T, S] of a batch, how many frames of each are real [N])."""
+    """(logits [N, T, S] of a batch, how many frames of each are real [N]); the network says the latter in `output_lengths`."""
     lengths: Tensor = model.output_lengths(batch.lengths)  # type: ignore[operator]
     return model(batch.features), lengths
 

@@ -46,8 +46,8 @@ TEXT = "TEXT"
 """Stands for a folder of text, which the test makes."""
 
 SMALL_TEXT = [
-    *("dataset=text", f"dataset.path={TEXT}", "model.hidden=8", "task.sequence_length=6"),
-    *("dataset.train_samples=20", "dataset.test_samples=5", "training.batch_size=4", "training.steps=40"),
+    *("dataset=text", f"dataset.path={TEXT}", "task.sequence_length=6", "dataset.train_samples=20"),
+    *("dataset.test_samples=5", "training.batch_size=4", "training.steps=40"),
 ]
 
 SPEECH = "SPEECH"
@@ -134,9 +134,20 @@ RESUME: dict[str, list[str]] = {
         *("dataset.train_samples=40", "dataset.test_samples=8", "training.batch_size=8", "dataset.workers=0"),
         *("schedule=ER", "schedule.cycles=2"),
     ],
-    "language_modelling": [*SMALL_TEXT, "model=lstm2", "schedule=RTH", "training.evaluation_steps=null"],
+    "language_modelling": [
+        *SMALL_TEXT,
+        *("model=lstm2", "model.hidden=8", "schedule=RTH", "training.evaluation_steps=null"),
+    ],
     "language_modelling hlhlp": [
-        *(*SMALL_TEXT, "model=gru_hlhlp", "task.loss=time_sum", "schedule=hlhlp", *CHOOSING, "schedule.ratio=10"),
+        *(
+            *SMALL_TEXT,
+            "model=gru_hlhlp",
+            "model.hidden=8",
+            "task.loss=time_sum",
+            "schedule=hlhlp",
+            *CHOOSING,
+            "schedule.ratio=10",
+        ),
         *("schedule.activation_bits=[32,2,8,2]", "training.learning_rate.initial=0.1"),
     ],
     "language_modelling_blocks": [*SMALL_TEXT, "task=language_modelling_blocks", "model=lstm", "schedule=CR"],
@@ -167,6 +178,9 @@ RESUME: dict[str, list[str]] = {
     "node_classification with sampled neighbours": [
         *(*GRAPH, "model=graphsage", "dataset.neighbours=[3,2]", "dataset.self_loops=false", "training.batch_size=16"),
         *("schedule=RTH", "training.evaluation_steps=null"),
+    "language_modelling_blocks": [
+        *(*SMALL_TEXT, "task=language_modelling_blocks", "model=transformer"),
+        *("model.width=16", "model.heads=2", "model.feedforward=16", "model.layers=1", "schedule=CR"),
     ],
 }
 """Name of the case -> overrides of a smoke run on the digits."""

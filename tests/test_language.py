@@ -17,6 +17,7 @@ from bitcycle.dataset.wikitext import SIZES, WikiText, WikiTextSmall
 from bitcycle.errors import DataError
 from bitcycle.layer import QuantizedEmbedding, quantize_model
 from bitcycle.model import MODELS, TokenShape
+from bitcycle.model.adaptive_vocabulary import AdaptiveVocabulary
 from bitcycle.model.recurrent_language_model import RecurrentLanguageModelOptions, hold_at_zero
 from bitcycle.settings import SettingError
 from bitcycle.task import TaskSetup
@@ -34,7 +35,9 @@ def text(tmp_path):
     write_text(tmp_path / "text")
 
     def make(*overrides: str):
-        small = ("model.hidden=12", "task.sequence_length=5", "dataset.train_samples=40", "dataset.test_samples=20")
+        transformer = any(override.startswith("model=transformer") for override in overrides)
+        size = ("model.width=16", "model.heads=2", "model.feedforward=32") if transformer else ("model.hidden=12",)
+        small = (*size, "task.sequence_length=5", "dataset.train_samples=40", "dataset.test_samples=20")
         folders = (f"dataset.path={tmp_path}/text", f"results_root={tmp_path}/runs")
         return plan("dataset=text", "scale=smoke", "training.batch_size=4", *small, *folders, *overrides)
 
@@ -182,6 +185,13 @@ def test_parameters_of_the_papers_networks():
     assert parameters("gru_hlhlp") == 3_000_000 + 3 * 300 * 600 + 2 * 900 + 3_010_000
 
 
+def test_parameters_of_the_transformers():
+    """Layers as counted by hand; Baevski and Auli print 247M."""
+    layer = 4 * (512 * 512 + 512) + 2 * 512 * 2048 + 2048 + 512 + 4 * 512
+    assert parameters("transformer", 267_735) == 6 * layer + 2 * 512 + 267_735 * 512
+    assert round(parameters("transformer_adaptive", 267_735) / 1e6) == 247
+
+
 def test_cost_of_penn_treebank_is_that_of_the_released_code():
     """9.184e9 multiply-accumulates of the linear products of a batch of 20 x 35 (get_flops.py of cpt_ptb); all are quantized."""
     planned = plan("dataset=ptb", "schedule=static")
@@ -193,6 +203,17 @@ def test_cost_of_penn_treebank_is_that_of_the_released_code():
     assert {operation.module for operation in products} == {"rnn.input_l0", "rnn.hidden_l0", "decoder"}
     without_gradient = [o.name for o in products if not o.needs_input_gradient]
     assert without_gradient == ["rnn.hidden_l0"]  # the state before the first step comes as values
+
+
+def test_products_of_the_transformer():
+    """18.87M multiply-accumulates a word in the linear layers, as FracTrain counts, and those of attention; all quantized."""
+    workload = plan("dataset=wikitext103", "schedule=static").workload
+    linear, attention = ([o for o in workload.operations if o.kind == kind] for kind in ("linear", "matmul"))
+    layers = [o for o in linear if not o.is_float]
+    assert sum(o.macs for o in layers) / workload.samples == 6 * (4 * 512**2 + 2 * 512 * 2048) == 18_874_368
+    assert [o.name for o in linear if o.is_float] == ["head"]
+    assert sum(o.macs for o in attention) / workload.samples == 6 * 2 * 256 * 512
+    assert all(o.fixed_precision is None for o in attention)
 
 
 @pytest.mark.parametrize(
@@ -245,6 +266,53 @@ def test_a_bias_held_at_zero_is_neither_trained_nor_saved():
     rnn(x)[0].sum().backward()
     assert all(parameter.grad is not None for parameter in rnn.parameters())
     torch.testing.assert_close(rnn.double()(x.double())[0].float(), other(x)[0])
+
+
+TINY_TRANSFORMER = {"width": 16, "heads": 2, "feedforward": 32, "layers": 2}
+
+
+@pytest.mark.parametrize("cutoffs", [None, [5, 12]])
+def test_a_transformer_sees_no_word_to_come(cutoffs):
+    torch.manual_seed(0)
+    kind, _ = MODELS["transformer"]
+    model = kind(name="transformer", cutoffs=cutoffs, **TINY_TRANSFORMER).build(TokenShape(20)).eval()
+    tokens = torch.randint(20, (7, 2))
+    changed = tokens.clone()
+    changed[4] = (changed[4] + 1) % 20
+    logits, other = model(tokens)[0], model(changed)[0]
+    assert logits.shape == (7, 2, 20)
+    torch.testing.assert_close(logits[:4], other[:4])
+    assert (logits[4:] - other[4:]).abs().amax(dim=(1, 2)).min() > 1e-4
+
+
+def test_adaptive_softmax_is_a_distribution_and_its_losses_those_of_all_words():
+    torch.manual_seed(0)
+    words = AdaptiveVocabulary(20, width=16, cutoffs=[5, 12], factor=4, dropout=0.0)
+    assert [tuple(e.shape) for e in words.embeddings] == [(5, 16), (7, 4), (8, 1)]
+    h, targets = torch.randn(30, 16), torch.randint(20, (30,))
+    everything = words.log_probabilities(h)
+    torch.testing.assert_close(everything.exp().sum(1), torch.ones(30))
+    losses, right = words.losses(h, targets)
+    torch.testing.assert_close(losses, nn.functional.cross_entropy(everything, targets, reduction="none"))
+    assert right.dtype == torch.bool
+    torch.testing.assert_close(words.losses(h[:0], targets[:0])[0], torch.zeros(0))
+    vectors = words.embed(torch.arange(20))
+    expected = torch.cat([e @ p.T for e, p in zip(words.embeddings, words.projections)])
+    torch.testing.assert_close(vectors, expected)
+
+
+def test_transformers_that_make_no_sense():
+    kind, _ = MODELS["transformer"]
+    for options, words in (
+        ({"heads": 7}, "divided among 7 heads"),
+        ({"cutoffs": [9, 3]}, "ascending"),
+        ({"cutoffs": [9], "quantize_head": True}, "stays float"),
+        ({"cutoffs": [3, 9, 20], "width": 16}, "leaves nothing"),
+    ):
+        with pytest.raises(SettingError, match=words):
+            kind(name="transformer", **options)
+    with pytest.raises(SettingError, match="only 20 words"):
+        kind(name="transformer", cutoffs=[30]).check(TokenShape(20))
 
 
 def task_of(planned, batch_size: int = 4):
@@ -332,7 +400,9 @@ MATRIX = [
     "quantizer=wageubn schedule=CR schedule.q_min=4",
     "quantizer=dorefa schedule=LT schedule.q_min=4 task=language_modelling_blocks",
     "quantizer=multibit schedule=static schedule.q_max=2 schedule.gradient=32 model=gru_hlhlp",
-    "quantizer=ttq schedule=static schedule.q_max=2 schedule.gradient=32 model=lstm_hlhlp",
+    "quantizer=sbm schedule=CR schedule.q_min=4 model=transformer_adaptive model.layers=2 model.cutoffs=[5,20]"
+    " task=language_modelling_blocks dataset.order=frequency",
+    "quantizer=uniform_l2 schedule=static schedule.gradient=32 model=transformer model.layers=2 model.quantize_head=true",
     "quantizer=sbm schedule=pfq schedule.epoch_steps=2 schedule.epsilon=0.5 schedule.alpha=1",
 ]
 

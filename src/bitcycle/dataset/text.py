@@ -171,11 +171,9 @@ class TextDatasetOptions(DatasetOptions):
         return self._parts_of(text)
 
     def _parts_of(self, text: Text) -> Text:
-        train, validation, test, vocabulary = text
-        test_tokens = _kept(len(test), self.test_samples)
-        return Text(
-            train[: _kept(len(train), self.train_samples)], validation[:test_tokens], test[:test_tokens], vocabulary
-        )
+        train = text.train[: _kept(len(text.train), self.train_samples)]
+        validation, test = (part[: _kept(len(part), self.test_samples)] for part in (text.validation, text.test))
+        return Text(train, validation, test, text.vocabulary)
 
 
 def _kept(tokens: int, pieces: int | None) -> int:

@@ -15,6 +15,7 @@ from bitcycle.model.resnet_extra_skip import ResNetExtraSkipCifar, ResNetExtraSk
 from bitcycle.model.resnet_imagenet import ResNetImagenet
 from bitcycle.model.retinanet import RetinaNetOptions
 from bitcycle.model.speech_lstm import SpeechLstmOptions
+from bitcycle.model.transformer_language_model import TransformerOptions
 from bitcycle.model.vgg_cifar import VggCifar
 
 LSTM2 = {"layers": 2, "hidden": 650}
@@ -26,6 +27,18 @@ HLHLP = {
     "quantize": "all",
 }
 """HLHLp, section 4.2: dropout on the inputs and outputs of the recurrent layer, all weights from +-0.1, all of them quantized."""
+
+ADAPTIVE = {
+    "layers": 16,
+    "width": 1024,
+    "feedforward": 4096,
+    "final_norm": False,
+    "cutoffs": [20_000, 60_000],
+    "dropout": 0.3,
+    "attention_dropout": 0.1,
+    "activation_dropout": 0.1,
+}
+"""Baevski and Auli 2019, section 4."""
 
 MODELS: dict[str, tuple[type[ModelOptions], dict[str, Any]]] = {
     **{f"resnet{depth}": (ResNetCifar, {"depth": depth}) for depth in (8, 14, 20, 32, 38, 74, 110, 152, 164)},
@@ -39,6 +52,8 @@ MODELS: dict[str, tuple[type[ModelOptions], dict[str, Any]]] = {
     "ncf": (Ncf, {}),
     "lstm": (RecurrentLanguageModelOptions, {}),
     "lstm2": (RecurrentLanguageModelOptions, LSTM2),
+    "transformer": (TransformerOptions, {}),
+    "transformer_adaptive": (TransformerOptions, ADAPTIVE),
     "gru_hlhlp": (RecurrentLanguageModelOptions, {"cell": "gru", **HLHLP}),
     "lstm_hlhlp": (RecurrentLanguageModelOptions, HLHLP),
     "speech_lstm": (SpeechLstmOptions, {}),

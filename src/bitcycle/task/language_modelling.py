@@ -1,7 +1,8 @@
 """Language modelling: each token is foretold from those before it; cross-entropy and perplexity, the exponential of its mean.
 
 A network is called with tokens [T, N] and its state after the batch before (None: from nothing); it returns logits [T, N, V] and
-its state, a tuple of tensors, empty for a network without one. The state's values go from batch to batch, gradients do not.
+its state, a tuple of tensors, empty for a network without one. The state's values go from batch to batch, gradients do not. A
+network with adaptive softmax also has a method `losses(tokens, targets, state)`, which is called instead.
 
 Source: released code of Better Schedules, cpt_ptb (streams); fairseq's language models (blocks).
 """
@@ -121,12 +122,12 @@ class LanguageModelling(Task):
         return self.training.starting_at(step)
 
     def train(self, model: nn.Module, batch: TokenBatch) -> Outcome:
-        logits, state = model(batch.inputs, self.state if batch.continues else None)
+        losses, right, state = _losses(model, batch, self.state if batch.continues else None)
         self.state = tuple(part.detach() for part in state)
-        loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
+        loss = losses.mean()
         if self.options.loss == "time_sum":
             loss = loss * len(batch.inputs)
-        return Outcome(loss, (logits.detach().argmax(2) == batch.targets).float().mean())
+        return Outcome(loss, right.float().mean())
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """`test_perplexity`, and `test_loss`, the mean cross-entropy in nats."""
@@ -142,9 +143,8 @@ class LanguageModelling(Task):
         total: Tensor | float = 0.0
         count = 0
         for batch in batches.of_epoch():
-            logits, state = model(batch.inputs, state if batch.continues else None)
-            losses = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="sum")
-            total, count = total + losses.double(), count + batch.targets.numel()
+            losses, _, state = _losses(model, batch, state if batch.continues else None)
+            total, count = total + losses.sum(dtype=torch.float64), count + batch.targets.numel()
         mean = float(total) / count
         return {f"{split}_perplexity": math.exp(min(mean, 700.0)), f"{split}_loss": mean}
 
@@ -153,3 +153,14 @@ class LanguageModelling(Task):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.state = tuple(state["state"])
+
+
+def _losses(
+    model: nn.Module, batch: TokenBatch, state: tuple[Tensor, ...] | None
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Cross-entropy of each token and whether it was foretold, both [T N], and the network's state after the batch."""
+    if hasattr(model, "losses"):
+        return model.losses(batch.inputs, batch.targets, state)  # type: ignore[no-any-return, operator]
+    logits, state = model(batch.inputs, state)
+    losses = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none")
+    return losses, (logits.detach().argmax(2) == batch.targets).flatten(), state or ()

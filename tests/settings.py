@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bitcycle.quantizer import QUANTIZERS
 from bitcycle.schedule import SCHEDULES
+from tests.made_data import GRAPHS, IMAGES, PAIRS, RATINGS, SPEECH, TEXT, WEIGHTS
 
 QUICK_STAGES = ["schedule.epoch_steps=2", "schedule.epsilon=0.5", "schedule.alpha=1"]
 CHOOSING = ["quantizer=uniform_l2", "training.evaluation_steps=5", "schedule.candidates=3", "schedule.alpha=0.1"]
@@ -40,30 +41,17 @@ QUANTIZER_SCHEDULES: dict[str, list[str]] = {
 }
 """Quantizer -> a schedule within the bits that it offers; CR for the others."""
 
-WEIGHTS, IMAGES = "WEIGHTS", "IMAGES"
-"""Stand for a file with weights of another run and for a folder of images, which the test makes."""
-TEXT = "TEXT"
-"""Stands for a folder of text, which the test makes."""
-
 SMALL_TEXT = [
     *("dataset=text", f"dataset.path={TEXT}", "task.sequence_length=6", "dataset.train_samples=20"),
     *("dataset.test_samples=5", "training.batch_size=4", "training.steps=40"),
 ]
 
-SPEECH = "SPEECH"
-"""Stands for a folder of recordings with transcripts, which the test makes."""
 SPEECH_RUN = [
     *("dataset=speech_manifest", f"data_root={SPEECH}", "dataset.sampling_rate=8000", "dataset.nominal_seconds=0.1"),
     *("model=speech_lstm", "model.hidden=8", "model.layers=2", "dataset.train_samples=20", "dataset.test_samples=6"),
     *("training.batch_size=8", "training.steps=12", "training.evaluation_steps=2", "training.log_steps=3"),
 ]
 """A run on these that lasts seconds."""
-
-PAIRS, RATINGS = "PAIRS", "RATINGS"
-"""Stand for a folder of sentence pairs and a file of ratings, which the test makes too."""
-
-GRAPHS = "GRAPHS"
-"""Stands for a data root with a tiny graph, which the test makes."""
 
 GRAPH = ["dataset=cora", f"data_root={GRAPHS}", "model.hidden=8", "training.steps=20", "training.evaluation_steps=6"]
 
@@ -150,11 +138,11 @@ RESUME: dict[str, list[str]] = {
         ),
         *("schedule.activation_bits=[32,2,8,2]", "training.learning_rate.initial=0.1"),
     ],
-    "language_modelling_blocks": [*SMALL_TEXT, "task=language_modelling_blocks", "model=lstm", "schedule=CR"],
     "speech": [*SPEECH_RUN, "schedule=CR", "schedule.cycles=2", "training.learning_rate.patience=1"],
     "speech hlhlp": [
         *(*SPEECH_RUN, "schedule=hlhlp", "quantizer=uniform_l2", "schedule.candidates=2", "schedule.alpha=0.1"),
         *("task.length_pool=1", "task.choose_by=cer", "model.stack=2"),
+    ],
     "task=entailment": [
         *("dataset=sentence_pairs", "model=bert_tiny", "model.hidden=16", "model.intermediate=32", "schedule=RTH"),
         *(f"dataset.path={PAIRS}", "dataset.length=12", "dataset.vocabulary=120", *SHORT),
@@ -168,6 +156,7 @@ RESUME: dict[str, list[str]] = {
             "dataset.train_samples=50",
             *SHORT,
         ),
+    ],
     "node_classification": [
         *GRAPH,
         "model=gcn_small",
@@ -178,9 +167,10 @@ RESUME: dict[str, list[str]] = {
     "node_classification with sampled neighbours": [
         *(*GRAPH, "model=graphsage", "dataset.neighbours=[3,2]", "dataset.self_loops=false", "training.batch_size=16"),
         *("schedule=RTH", "training.evaluation_steps=null"),
+    ],
     "language_modelling_blocks": [
         *(*SMALL_TEXT, "task=language_modelling_blocks", "model=transformer"),
         *("model.width=16", "model.heads=2", "model.feedforward=16", "model.layers=1", "schedule=CR"),
     ],
 }
-"""Name of the case -> overrides of a smoke run on the digits."""
+"""Name of the case -> overrides of a smoke run, on the digits unless said otherwise; made_data.py makes other data."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import re
 import signal
 import subprocess
 import time
@@ -14,21 +13,14 @@ import pytest
 import torch
 
 import bitcycle.training.run as run_module
-from bitcycle.dataset import citation
 from bitcycle.errors import RunError
 from bitcycle.training.checkpoint import CheckpointFolder
 from bitcycle.training.loop import Trainer
 from bitcycle.training.run import execute
 from bitcycle.training.run_folder import RunFolder, read_json, read_records
 from tests.conftest import ROOT, run_train, train_command
-from tests.settings import GRAPHS,IMAGES,PAIRS,RATINGS,RESUME,SPEECH,TEXT,WEIGHTS
-from tests.speech_data import write_manifests
-from tests.graph_data import TINY, write_citation
-from tests.test_dataset import write_folders
-from tests.text_data import write_text
-from tests.test_dataset import write_folders
-from tests.test_entailment import write_pairs
-from tests.test_recommendation import write_ratings
+from tests.made_data import with_made_data
+from tests.settings import RESUME
 
 CPU = torch.device("cpu")
 UNTIMED = ("seconds", "evaluation_seconds", "steps_per_second", "finished")
@@ -68,22 +60,7 @@ def crash_at(monkeypatch, crash_step: int, checkpoint_step: int) -> None:
 
 @pytest.mark.parametrize("case", RESUME)
 def test_a_crash_leaves_no_trace(case, digits, monkeypatch, tmp_path):
-    weights = tmp_path / "weights.pt"
-    torch.save(digits("quantizer=none", "seed=1").build_model().state_dict(), weights)
-    write_folders(tmp_path / "images", {"cat": 30, "dog": 30}, size=(9, 9))
-    made = {WEIGHTS: str(weights), IMAGES: str(tmp_path / "images")}
-    if any(TEXT in part for part in RESUME[case]):
-        made[TEXT] = str(write_text(tmp_path / "text"))
-    if any(SPEECH in part for part in RESUME[case]):
-        made[SPEECH] = str(write_manifests(tmp_path / "recordings", train=24))
-    monkeypatch.setenv("BITCYCLE_CACHE", str(tmp_path / "cache"))
-    write_pairs(tmp_path / "pairs", {"train": 260, "validation": 24, "test": 130})
-    write_ratings(tmp_path / "ratings.csv")
-    made |= {PAIRS: str(tmp_path / "pairs"), RATINGS: str(tmp_path / "ratings.csv")}
-    monkeypatch.setitem(citation.SIZES, "cora", TINY)
-    write_citation(tmp_path / "graphs")
-    made[GRAPHS] = str(tmp_path / "graphs")
-    overrides = [re.sub("|".join(made), lambda name: made[name[0]], part) for part in RESUME[case]]
+    overrides = with_made_data(RESUME[case], tmp_path, monkeypatch)
     overrides.append("training.checkpoint_seconds=0")
     undisturbed, disturbed = (
         digits(*overrides, f"results_root={tmp_path}/{name}") for name in ("undisturbed", "disturbed")

@@ -81,9 +81,9 @@ BELOW = {
     "quantizer": {"schedule"},
     "hardware": {"schedule"},
     "layer": {"schedule", "quantizer", "hardware"},
-    "model": set(),
+    "model": {"layer"},  # products that can be quantized
     "dataset": {"model"},
-    "task": {"dataset"},
+    "task": {"dataset", "model"},
     "training": {"schedule", "quantizer", "hardware", "layer", "model", "dataset", "task"},
     "analysis": {"training", "schedule", "hardware"},
     "figure": {"training", "schedule", "analysis"},

@@ -191,6 +191,9 @@ def test_a_published_tokenizer_is_read_from_its_folder(pairs):
     assert set(splits["train"].ids.unique().tolist()) <= {0, 1, 2, 3, 5, 6, 7, 8}
     with pytest.raises(DataError, match=r"has 100 tokens, .*dataset\.vocabulary=100"):
         find_tokenizer(TokenizerSetup(pairs / "published", 99, True), [])
+    (pairs / "published" / "vocab.txt").write_text("[UNK]\ndog")
+    with pytest.raises(DataError, match=r"it has no \[CLS\], \[SEP\]"):
+        SentencePairFolder(**options).load(pairs)
     with pytest.raises(DataError, match="there is no tokenizer in"):
         SentencePairFolder(**{**options, "tokenizer": "elsewhere"}).load(pairs)
 

@@ -35,7 +35,7 @@ class HeldOut(NamedTuple):
 
     Attributes:
         users, items: [U].
-        negatives: [U, K], items that the user never chose; -1 where there are fewer than K.
+        negatives: [U, K] int32, items that the user never chose; -1 where there are fewer than K.
     """
 
     users: Tensor
@@ -129,7 +129,7 @@ def unchosen_items(interactions: Interactions, users: Tensor, count: int, seed: 
     """[U, count] different items that each of `users` never chose, at random; -1 where there are fewer."""
     starts = torch.searchsorted(interactions.users, torch.arange(interactions.shape.users + 1)).tolist()
     items, total = interactions.items.numpy(), interactions.shape.items
-    found = np.full((len(users), count), -1, dtype=np.int64)
+    found = np.full((len(users), count), -1, dtype=np.int32)
     for row, user in enumerate(users.tolist()):
         chosen = np.sort(items[starts[user] : starts[user + 1]])
         generator = np.random.default_rng([seed, user])

@@ -55,7 +55,7 @@ def _read(tokenizers: Any, setup: TokenizerSetup) -> Any:
         if whole.is_file():
             tokenizer = tokenizers.Tokenizer.from_file(str(whole))
         elif words.is_file():
-            tokenizer = tokenizers.BertWordPieceTokenizer(str(words), lowercase=setup.lowercase)._tokenizer
+            tokenizer = _bert_tokenizer(tokenizers, words.read_text(encoding="utf-8").split("\n"), setup.lowercase)
         else:
             raise DataError(
                 f"there is no tokenizer in {setup.folder} (neither tokenizer.json nor vocab.txt). Put the files of the published "
@@ -84,16 +84,31 @@ def _trained(tokenizers: Any, setup: TokenizerSetup, sentences: list[str]) -> An
 
 def train_word_piece(tokenizers: Any, setup: TokenizerSetup, sentences: list[str]) -> Any:
     """BERT's WordPiece (Devlin et al. 2019) with at most `vocabulary` tokens, special ones included."""
-    normalizer = tokenizers.normalizers.BertNormalizer(lowercase=setup.lowercase)
-    splitter = tokenizers.pre_tokenizers.BertPreTokenizer()
+    normalizer, splitter = _normalizer(tokenizers, setup.lowercase), tokenizers.pre_tokenizers.BertPreTokenizer()
     words: Counter[str] = Counter()
     for sentence in sentences:
         words.update(word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(sentence)))
     pieces = [*SPECIAL, *word_pieces(words, setup.vocabulary - len(SPECIAL))]
-    model = tokenizers.models.WordPiece({piece: number for number, piece in enumerate(pieces)}, unk_token="[UNK]")
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
-    markers = [(word, SPECIAL.index(word)) for word in ("[SEP]", "[CLS]")]
+    return _bert_tokenizer(tokenizers, pieces, setup.lowercase)
+
+
+def _normalizer(tokenizers: Any, lowercase: bool) -> Any:
+    return tokenizers.normalizers.BertNormalizer(lowercase=lowercase)
+
+
+def _bert_tokenizer(tokenizers: Any, pieces: list[str], lowercase: bool) -> Any:
+    """BERT's tokenizer with these pieces, numbered in their order.
+
+    Raises:
+        ValueError: if [CLS], [SEP] or [UNK] is not one of them.
+    """
+    numbers = {piece.strip(): number for number, piece in enumerate(pieces) if piece.strip()}
+    if missing := {"[CLS]", "[SEP]", "[UNK]"} - set(numbers):
+        raise ValueError(f"it has no {', '.join(sorted(missing))}")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(numbers, unk_token="[UNK]"))
+    tokenizer.normalizer = _normalizer(tokenizers, lowercase)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    markers = [(word, numbers[word]) for word in ("[SEP]", "[CLS]")]
     tokenizer.post_processor = tokenizers.processors.BertProcessing(*markers)
     return tokenizer
 

@@ -163,5 +163,8 @@ def discounted_gain(ranks: Tensor) -> float:
 def popularity_ranks(train: Interactions, held_out: HeldOut) -> Tensor:
     """Ranks of the held-out items if each item's score is how often it was chosen in training: the baseline without learning."""
     counts = torch.bincount(train.items, minlength=train.shape.items)
-    candidates = torch.cat((held_out.items[:, None], held_out.negatives), 1)
-    return ranks_of_first(counts[candidates.clamp_min(0)], candidates >= 0)
+    ranks = []
+    for rows in torch.arange(len(held_out.users)).split(4096):  # all at once would be gigabytes
+        candidates = torch.cat((held_out.items[rows, None], held_out.negatives[rows]), 1)
+        ranks.append(ranks_of_first(counts[candidates.clamp_min(0)], candidates >= 0))
+    return torch.cat(ranks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from urllib.error import URLError
 
 import numpy as np
@@ -401,3 +402,16 @@ def test_bad_settings(small, overrides, field, message):
         small(*overrides)
     assert str(error.value).startswith(field)
     assert message in str(error.value)
+
+
+def test_a_missing_graph_is_downloaded(tmp_path, monkeypatch):
+    monkeypatch.setitem(ogbn.SIZES, "ogbn_arxiv", TINY)
+    write_ogbn(tmp_path / "server" / "arxiv", "time", TINY)
+    archive = shutil.make_archive(str(tmp_path / "arxiv"), "zip", tmp_path / "server")
+    asked = []
+    monkeypatch.setattr(ogbn, "urlopen", lambda url, timeout: asked.append(url) or open(archive, "rb"))
+    options, root = ogbn.Ogbn(name="ogbn_arxiv"), tmp_path / "data"
+    first, second = options.load(root), options.load(root)
+    assert asked == ["http://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip"]
+    assert torch.equal(first.features, second.features)
+    assert [path.name for path in root.iterdir()] == ["ogbn_arxiv"]

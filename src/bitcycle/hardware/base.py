@@ -149,7 +149,7 @@ class HardwareOptions(Settings):
     )
     count: Optional[str] = setting(
         None,
-        "bit operations counted: conv_linear (all products), weights_only (Better Schedules: layers with weights), "
+        "bit operations counted: conv_linear (all products), weights_only (Better Schedules), "
         "weights_and_norm (its graphs), with_bn (CPT: and pooling), with_bn_relu (FracTrain); null: by convention",
         choices=("conv_linear", "weights_only", "weights_and_norm", "with_bn", "with_bn_relu"),
         affects_result=False,

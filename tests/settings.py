@@ -42,6 +42,13 @@ QUANTIZER_SCHEDULES: dict[str, list[str]] = {
 
 WEIGHTS, IMAGES = "WEIGHTS", "IMAGES"
 """Stand for a file with weights of another run and for a folder of images, which the test makes."""
+TEXT = "TEXT"
+"""Stands for a folder of text, which the test makes."""
+
+SMALL_TEXT = [
+    *("dataset=text", f"dataset.path={TEXT}", "task.sequence_length=6", "dataset.train_samples=20"),
+    *("dataset.test_samples=5", "training.batch_size=4", "training.steps=40"),
+]
 
 SPEECH = "SPEECH"
 """Stands for a folder of recordings with transcripts, which the test makes."""
@@ -123,6 +130,26 @@ RESUME: dict[str, list[str]] = {
     "speech hlhlp": [
         *(*SPEECH_RUN, "schedule=hlhlp", "quantizer=uniform_l2", "schedule.candidates=2", "schedule.alpha=0.1"),
         *("task.length_pool=1", "task.choose_by=cer", "model.stack=2"),
+    ],
+    "language_modelling": [
+        *SMALL_TEXT,
+        *("model=lstm2", "model.hidden=8", "schedule=RTH", "training.evaluation_steps=null"),
+    ],
+    "language_modelling hlhlp": [
+        *(
+            *SMALL_TEXT,
+            "model=gru_hlhlp",
+            "model.hidden=8",
+            "task.loss=time_sum",
+            "schedule=hlhlp",
+            *CHOOSING,
+            "schedule.ratio=10",
+        ),
+        *("schedule.activation_bits=[32,2,8,2]", "training.learning_rate.initial=0.1"),
+    ],
+    "language_modelling_blocks": [
+        *(*SMALL_TEXT, "task=language_modelling_blocks", "model=transformer"),
+        *("model.width=16", "model.heads=2", "model.feedforward=16", "model.layers=1", "schedule=CR"),
     ],
 }
 """Name of the case -> overrides of a smoke run on the digits."""

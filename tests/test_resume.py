@@ -20,9 +20,10 @@ from bitcycle.training.loop import Trainer
 from bitcycle.training.run import execute
 from bitcycle.training.run_folder import RunFolder, read_json, read_records
 from tests.conftest import ROOT, run_train, train_command
-from tests.settings import IMAGES, RESUME, SPEECH, WEIGHTS
+from tests.settings import IMAGES, RESUME, SPEECH, TEXT, WEIGHTS
 from tests.speech_data import write_manifests
 from tests.test_dataset import write_folders
+from tests.text_data import write_text
 
 CPU = torch.device("cpu")
 UNTIMED = ("seconds", "evaluation_seconds", "steps_per_second", "finished")
@@ -68,6 +69,8 @@ def test_a_crash_leaves_no_trace(case, digits, monkeypatch, tmp_path):
     made = {WEIGHTS: str(weights), IMAGES: str(tmp_path / "images")}
     if any(SPEECH in part for part in RESUME[case]):
         made[SPEECH] = str(write_manifests(tmp_path / "recordings", train=24))
+    if any(TEXT in part for part in RESUME[case]):
+        made[TEXT] = str(write_text(tmp_path / "text"))
     overrides = [re.sub("|".join(made), lambda name: made[name[0]], part) for part in RESUME[case]]
     overrides.append("training.checkpoint_seconds=0")
     undisturbed, disturbed = (

@@ -10,6 +10,7 @@ from bitcycle.dataset.images import Images, StreamedImages
 from bitcycle.dataset.pipeline import Batch, EvaluationBatches, TrainingBatches
 from bitcycle.dataset.registry import DATASETS
 from bitcycle.dataset.speech_dataset import SpeechDatasetOptions, SpeechSplits
+from bitcycle.dataset.text import Text, TextDatasetOptions
 from bitcycle.dataset.utterances import BLANK, SpeechBatch, UtteranceBatches, Utterances
 
 __all__ = [
@@ -30,6 +31,8 @@ __all__ = [
     "SpeechSplits",
     "Splits",
     "StreamedImages",
+    "Text",
+    "TextDatasetOptions",
     "TrainingBatches",
     "UtteranceBatches",
     "Utterances",

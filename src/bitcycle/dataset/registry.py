@@ -8,7 +8,10 @@ from bitcycle.dataset.custom import CustomImages
 from bitcycle.dataset.digits import Digits
 from bitcycle.dataset.fsdd import Fsdd
 from bitcycle.dataset.imagenet import ImageNet
+from bitcycle.dataset.own_text import OwnText
+from bitcycle.dataset.penn_treebank import PennTreebank
 from bitcycle.dataset.speech_manifest import SpeechManifest
+from bitcycle.dataset.wikitext import WikiText, WikiTextSmall
 
 DATASETS: dict[str, type[DatasetOptions]] = {
     "cifar10": Cifar,
@@ -19,5 +22,10 @@ DATASETS: dict[str, type[DatasetOptions]] = {
     "image_parquet": CustomImages,
     "fsdd": Fsdd,
     "speech_manifest": SpeechManifest,
+    "ptb": PennTreebank,
+    "wikitext2": WikiText,
+    "wikitext103": WikiText,
+    "wikitext2_small": WikiTextSmall,
+    "text": OwnText,
 }
 """Data set name -> its class of options; `conf/dataset/NAME.yaml` is the same."""

@@ -9,6 +9,7 @@ from bitcycle.layer.conversion import (
     convertible_layers,
     quantize_model,
 )
+from bitcycle.layer.embedding import QuantizableEmbedding, QuantizedEmbedding
 from bitcycle.layer.gate import Gates
 from bitcycle.layer.gated_block import GatedBlock
 from bitcycle.layer.matrix_product import MatrixProduct, QuantizedMatrixProduct
@@ -28,7 +29,9 @@ __all__ = [
     "MatrixProduct",
     "PrecisionController",
     "PrecisionState",
+    "QuantizableEmbedding",
     "QuantizedConv2d",
+    "QuantizedEmbedding",
     "QuantizedGRU",
     "QuantizedLSTM",
     "QuantizedLayer",

@@ -4,7 +4,7 @@ from bitcycle.model.base import ModelOptions, build_seeded, check_kind
 from bitcycle.model.mobilenet_v2_cifar import CifarMobileNetV2, MobileNetV2Cifar
 from bitcycle.model.registry import MODELS
 from bitcycle.model.resnet_cifar import CifarResNet, ResNetCifar
-from bitcycle.model.shape import ImageShape, Shape, SpeechShape
+from bitcycle.model.shape import ImageShape, Shape, SpeechShape, TokenShape
 from bitcycle.model.speech_lstm import SpeechLstm, SpeechLstmOptions
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "SpeechLstm",
     "SpeechLstmOptions",
     "SpeechShape",
+    "TokenShape",
     "build_seeded",
     "check_kind",
 ]

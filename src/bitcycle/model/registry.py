@@ -6,11 +6,35 @@ from typing import Any
 
 from bitcycle.model.base import ModelOptions
 from bitcycle.model.mobilenet_v2_cifar import MobileNetV2Cifar
+from bitcycle.model.recurrent_language_model import RecurrentLanguageModelOptions
 from bitcycle.model.resnet_cifar import ResNetCifar
 from bitcycle.model.resnet_extra_skip import ResNetExtraSkipCifar, ResNetExtraSkipImagenet
 from bitcycle.model.resnet_imagenet import ResNetImagenet
 from bitcycle.model.speech_lstm import SpeechLstmOptions
+from bitcycle.model.transformer_language_model import TransformerOptions
 from bitcycle.model.vgg_cifar import VggCifar
+
+LSTM2 = {"layers": 2, "hidden": 650}
+HLHLP = {
+    "hidden": 300,
+    "bias": "both",
+    "recurrent_range": 0.1,
+    "dropout_embedding": 0.5,
+    "quantize": "all",
+}
+"""HLHLp, section 4.2: dropout on the inputs and outputs of the recurrent layer, all weights from +-0.1, all of them quantized."""
+
+ADAPTIVE = {
+    "layers": 16,
+    "width": 1024,
+    "feedforward": 4096,
+    "final_norm": False,
+    "cutoffs": [20_000, 60_000],
+    "dropout": 0.3,
+    "attention_dropout": 0.1,
+    "activation_dropout": 0.1,
+}
+"""Baevski and Auli 2019, section 4."""
 
 MODELS: dict[str, tuple[type[ModelOptions], dict[str, Any]]] = {
     **{f"resnet{depth}": (ResNetCifar, {"depth": depth}) for depth in (8, 14, 20, 32, 38, 74, 110, 152, 164)},
@@ -20,5 +44,11 @@ MODELS: dict[str, tuple[type[ModelOptions], dict[str, Any]]] = {
     "resnet34_extra_skip": (ResNetExtraSkipImagenet, {"depth": 34}),
     "vgg16": (VggCifar, {}),
     "speech_lstm": (SpeechLstmOptions, {}),
+    "lstm": (RecurrentLanguageModelOptions, {}),
+    "lstm2": (RecurrentLanguageModelOptions, LSTM2),
+    "transformer": (TransformerOptions, {}),
+    "transformer_adaptive": (TransformerOptions, ADAPTIVE),
+    "gru_hlhlp": (RecurrentLanguageModelOptions, {"cell": "gru", **HLHLP}),
+    "lstm_hlhlp": (RecurrentLanguageModelOptions, HLHLP),
 }
 """Model name -> its class of options and the values that make it that model; `conf/model/NAME.yaml` says the same."""

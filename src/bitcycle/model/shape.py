@@ -21,8 +21,15 @@ class SpeechShape(NamedTuple):
     frames: int
 
 
+class TokenShape(NamedTuple):
+    """Sequences of token numbers below `vocabulary`, each to be foretold from those before it."""
+
+    vocabulary: int
+
+
 Shape: TypeAlias = Union[
     ImageShape,
     SpeechShape,
+    TokenShape,
 ]
 """Any of them."""

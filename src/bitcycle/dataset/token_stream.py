@@ -1,0 +1,96 @@
+"""A text as batches of token sequences: several streams that go on from batch to batch, or blocks in random order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torch import Tensor
+
+from bitcycle.dataset.epoch import Epoch
+from bitcycle.dataset.pipeline import epoch_order
+
+
+class TokenBatch(NamedTuple):
+    """Tokens [T, N] and those that follow each of them [T, N]; whether `inputs` go on from those of the batch before."""
+
+    inputs: Tensor
+    targets: Tensor
+    continues: bool
+
+
+class TokenStreams:
+    """A text cut into streams of equal length, read side by side from their beginning, some tokens at a time.
+
+    The last batch of an epoch is shorter; tokens that fill no stream are left out (fewer than there are streams).
+
+    Args:
+        tokens: int64 [tokens].
+        streams: N.
+        length: T, tokens of each stream in a batch.
+    """
+
+    def __init__(self, tokens: Tensor, streams: int, length: int) -> None:
+        each = len(tokens) // streams
+        self.tokens, self.length = tokens[: each * streams].view(streams, each).T.contiguous(), length
+        self.epoch = stream_epoch(len(tokens), streams, length)
+
+    def of_epoch(self, first: int = 0) -> Iterator[TokenBatch]:
+        """Batches of an epoch from batch `first` on."""
+        last = len(self.tokens) - 1
+        for start in range(first * self.length, last, self.length):
+            end = min(start + self.length, last)
+            yield TokenBatch(self.tokens[start:end], self.tokens[start + 1 : end + 1], continues=start > 0)
+
+    def starting_at(self, step: int) -> Iterator[TokenBatch]:
+        """Batches of steps `step`, `step` + 1, and so on without end."""
+        first = step % self.epoch.steps
+        while True:
+            yield from self.of_epoch(first)
+            first = 0
+
+
+def stream_epoch(tokens: int, streams: int, length: int) -> Epoch:
+    """How an epoch of streams is divided: the last token of a stream is foretold and not read."""
+    return Epoch(max(0, tokens // streams - 1) * streams, length * streams)
+
+
+class TokenBlocks:
+    """A text cut into blocks of equal length, each of which is read from nothing, in an order that follows from (seed, epoch).
+
+    What is left at the end and fills no block is read in evaluation only.
+
+    Args:
+        tokens: int64 [tokens].
+        count: N, blocks of a batch.
+        length: T.
+        seed: of the order.
+    """
+
+    def __init__(self, tokens: Tensor, count: int, length: int, seed: int = 0) -> None:
+        blocks = (len(tokens) - 1) // length
+        self.inputs, self.targets = (tokens[i : i + blocks * length].view(blocks, length) for i in (0, 1))
+        self.rest = tokens[blocks * length :]
+        self.count, self.seed = count, seed
+        self.epoch = block_epoch(len(tokens), count, length)
+
+    def starting_at(self, step: int) -> Iterator[TokenBatch]:
+        """Batches of steps `step`, `step` + 1, and so on without end."""
+        epoch, position = divmod(step, self.epoch.steps)
+        while True:
+            order = epoch_order(len(self.inputs), self.seed, epoch).to(self.inputs.device)
+            for numbers in order.split(self.count)[position:]:
+                yield TokenBatch(self.inputs[numbers].T, self.targets[numbers].T, continues=False)
+            epoch, position = epoch + 1, 0
+
+    def of_epoch(self) -> Iterator[TokenBatch]:
+        """All blocks in order, then what is left, as a shorter one."""
+        for inputs, targets in zip(self.inputs.split(self.count), self.targets.split(self.count)):
+            yield TokenBatch(inputs.T, targets.T, continues=False)
+        if len(self.rest) > 1:
+            yield TokenBatch(self.rest[:-1, None], self.rest[1:, None], continues=False)
+
+
+def block_epoch(tokens: int, count: int, length: int) -> Epoch:
+    """How an epoch of blocks is divided, in tokens that are foretold."""
+    return Epoch(max(0, tokens - 1) // length * length, count * length)

@@ -1,0 +1,45 @@
+"""An embedding whose table can be quantized: y_t = Q_weight(E)[w_t].
+
+Source: HLHLp, after Xu et al. 2018, who quantize embedding and softmax weight of a language model; Better Schedules keeps
+embeddings float, and so does the conversion of an ordinary torch.nn.Embedding. Rows that are read are not quantized as
+activations here, nor their gradients as those of a product: a lookup is none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
+from bitcycle.quantizer import QuantizerOptions
+
+
+class QuantizableEmbedding(nn.Embedding):
+    """torch.nn.Embedding in a network that wants it quantized."""
+
+
+class QuantizedEmbedding(QuantizedLayer, QuantizableEmbedding):
+    """The quantized counterpart of `QuantizableEmbedding`. Shapes as of torch.nn.Embedding: [...] -> [..., E]."""
+
+    bias = None
+
+    def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
+        nn.Embedding.__init__(self, *arguments, **options)
+        self.attach(quantizer)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.prepared != (self.precision.precision, self.training):
+            self._prepare(self.weight, self.weight)
+        return F.embedding(input, self.quantized_weight())
+
+
+def quantized_embedding(layer: QuantizableEmbedding) -> QuantizedEmbedding:
+    """A quantized embedding around the table of `layer`."""
+    converted = QuantizedEmbedding(layer.num_embeddings, layer.embedding_dim, device="meta")
+    converted.weight = layer.weight
+    return converted
+
+
+CONVERSIONS[QuantizableEmbedding] = quantized_embedding

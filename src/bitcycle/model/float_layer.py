@@ -1,0 +1,9 @@
+"""Layers that no conversion touches, whatever a quantizer's rule for float layers."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+class FloatLinear(nn.Linear):
+    """A linear layer that stays float."""

@@ -1,0 +1,183 @@
+"""Transformer language models: causal self-attention over a block of words, with normalisation before each part.
+
+    x = sqrt(d) E[w] + positions;   x += A(norm(x)), x += F(norm(x)) in each layer;   logits = E norm(x)
+    A(x) = O concat_heads( softmax( (Q x)(K x)^T / sqrt(d_head) + mask ) (V x) ),   F(x) = W2 ReLU(W1 x + b1) + b2
+
+`transformer` is the base network: 6 layers of 512, 8 heads, 2048 in between, dropout 0.1, softmax tied to the embedding
+(FracTrain, appendix D; CPT, section 4.3, which cites Baevski and Auli but reports a base network's perplexity).
+`transformer_adaptive` is that of Baevski and Auli: 16 layers of 1024, adaptive inputs and softmax.
+
+The papers do not say what is quantized. Ours, after the released code of Better Schedules for BERT: all linear layers with their
+biases and both products of attention; embedding, softmax layer, norms and residuals are float.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitcycle.layer import MatrixProduct
+from bitcycle.model.adaptive_vocabulary import AdaptiveVocabulary
+from bitcycle.model.base import ModelOptions
+from bitcycle.model.float_layer import FloatLinear
+from bitcycle.model.shape import TokenShape
+from bitcycle.settings import SettingError, setting
+
+
+def sinusoids(length: int, width: int, device: torch.device) -> Tensor:
+    """Positions [length, width]: sines, then cosines, of wave lengths from 2 pi to 10,000 times that (Vaswani et al. 2017)."""
+    half = width // 2
+    rates = torch.exp(torch.arange(half, device=device) * (-math.log(10_000) / max(1, half - 1)))
+    angles = torch.arange(length, device=device).unsqueeze(1) * rates
+    return F.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, width - 2 * half))
+
+
+class SelfAttention(nn.Module):
+    """Causal self-attention, [N, T, d] -> [N, T, d]; each place sees itself and those before it."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
+        self.scores, self.context = MatrixProduct(), MatrixProduct()
+        self.dropout = nn.Dropout(dropout)
+        for layer, gain in ((self.query, 0.5**0.5), (self.key, 0.5**0.5), (self.value, 0.5**0.5), (self.output, 1.0)):
+            nn.init.xavier_uniform_(layer.weight, gain)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (self._split(layer(x)) for layer in (self.query, self.key, self.value))
+        scores = self.scores(q, k.transpose(2, 3)) / math.sqrt(q.shape[-1])
+        length = x.shape[1]
+        hidden = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        shares = self.dropout(scores.masked_fill(hidden, -math.inf).softmax(3))
+        return self.output(self.context(shares, v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def _split(self, x: Tensor) -> Tensor:
+        """[N, T, d] -> [N, heads, T, d / heads]."""
+        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)  # type: ignore[no-any-return]
+
+
+class TransformerLayer(nn.Module):
+    """Attention and two linear layers, each after a norm and beside a residual connection."""
+
+    def __init__(self, options: TransformerOptions) -> None:
+        super().__init__()
+        self.attention_norm, self.norm = nn.LayerNorm(options.width), nn.LayerNorm(options.width)
+        self.attention = SelfAttention(options.width, options.heads, options.attention_dropout)
+        self.widen = nn.Linear(options.width, options.feedforward)
+        self.narrow = nn.Linear(options.feedforward, options.width)
+        self.dropout, self.inner_dropout = nn.Dropout(options.dropout), nn.Dropout(options.activation_dropout)
+        for layer in (self.widen, self.narrow):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        inner = self.inner_dropout(self.widen(self.norm(x)).relu())
+        return x + self.dropout(self.narrow(inner))  # type: ignore[no-any-return]
+
+
+class TransformerLanguageModel(nn.Module):
+    """Tokens [T, N] -> logits [T, N, V] (of adaptive softmax: logarithms of probabilities) and no state."""
+
+    float_layers = ()
+    signed_inputs = ("first", "*.query", "*.key", "*.value", "*.output", "*.widen", "head")
+    quantized_bias = True
+
+    def __init__(self, options: TransformerOptions, vocabulary: int) -> None:
+        super().__init__()
+        self.width = options.width
+        self.adaptive: AdaptiveVocabulary | None = None
+        if options.cutoffs is None:
+            self.embedding = nn.Embedding(vocabulary, options.width)
+            nn.init.normal_(self.embedding.weight, 0, options.width**-0.5)
+        else:
+            self.adaptive = AdaptiveVocabulary(
+                vocabulary, options.width, options.cutoffs, options.band_factor, options.tail_dropout
+            )
+        self.dropout = nn.Dropout(options.dropout)
+        self.layers = nn.ModuleList(TransformerLayer(options) for _ in range(options.layers))
+        self.norm = nn.LayerNorm(options.width) if options.final_norm else nn.Identity()
+        if options.cutoffs is None:
+            kind = nn.Linear if options.quantize_head else FloatLinear
+            self.head = kind(options.width, vocabulary, bias=False)
+            self.head.weight = self.embedding.weight
+
+    def features(self, tokens: Tensor) -> Tensor:
+        """[T, N] -> [T N, d]."""
+        x = (self.embedding(tokens) if self.adaptive is None else self.adaptive.embed(tokens)) * math.sqrt(self.width)
+        x = self.dropout(x + sinusoids(len(tokens), self.width, tokens.device).unsqueeze(1)).transpose(0, 1)
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x).transpose(0, 1).flatten(0, 1)  # type: ignore[no-any-return]
+
+    def forward(self, tokens: Tensor, state: tuple[Tensor, ...] | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        h = self.features(tokens)
+        logits: Tensor = self.head(h) if self.adaptive is None else self.adaptive.log_probabilities(h)
+        return logits.unflatten(0, tokens.shape), ()
+
+
+class AdaptiveTransformerLanguageModel(TransformerLanguageModel):
+    """The same with adaptive softmax, whose losses can be had without the probabilities of all words."""
+
+    def losses(
+        self, tokens: Tensor, targets: Tensor, state: tuple[Tensor, ...] | None = None
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """Cross-entropy of each target and whether it was foretold, both [T N], and the state, which is empty."""
+        assert self.adaptive is not None
+        losses, right = self.adaptive.losses(self.features(tokens), targets.flatten())
+        return losses, right, ()
+
+
+@dataclass
+class TransformerOptions(ModelOptions):
+    """Options of the Transformer language models."""
+
+    takes: ClassVar[type] = TokenShape
+
+    layers: int = setting(6, "layers", minimum=1)
+    width: int = setting(512, "size d of the vectors", minimum=2)
+    heads: int = setting(8, "heads of attention", minimum=1)
+    feedforward: int = setting(2048, "units between the two linear layers of a layer", minimum=1)
+    dropout: float = setting(0.1, "share dropped of embeddings and of each part's output", minimum=0, maximum=1)
+    attention_dropout: float = setting(0.0, "share dropped of the shares of attention", minimum=0, maximum=1)
+    activation_dropout: float = setting(0.0, "share dropped after the ReLU", minimum=0, maximum=1)
+    final_norm: bool = setting(True, "a norm after the last layer (Baevski and Auli: none)")
+    quantize_head: bool = setting(False, "quantize the softmax layer too; not with cutoffs")
+    cutoffs: Optional[list[int]] = setting(
+        None,
+        "adaptive inputs and softmax: first words of the bands after the first; null: one matrix for both",
+        minimum=1,
+    )
+    band_factor: int = setting(4, "adaptive: by which vectors become narrower from band to band", minimum=1)
+    tail_dropout: float = setting(
+        0.2, "adaptive: share dropped before the softmax of a rare band", minimum=0, maximum=1
+    )
+
+    def validate(self) -> None:
+        if self.width % self.heads:
+            remedy = f"use a multiple of {self.heads}"
+            raise SettingError("width", self.width, f"cannot be divided among {self.heads} heads", remedy)
+        if self.cutoffs is None:
+            return
+        if self.quantize_head:
+            raise SettingError("quantize_head", True, "adaptive softmax stays float", "use cutoffs=null, or false")
+        if self.cutoffs != sorted(set(self.cutoffs)) or not self.cutoffs:
+            raise SettingError("cutoffs", self.cutoffs, "are not in ascending order", "write them so, as [20000,60000]")
+        if self.width // self.band_factor ** len(self.cutoffs) < 1:
+            raise SettingError("band_factor", self.band_factor, "leaves nothing of the last band", "lower it")
+
+    def check(self, shape: TokenShape) -> None:
+        if self.cutoffs is not None and self.cutoffs[-1] >= shape.vocabulary:
+            problem = f"there are only {shape.vocabulary} words"
+            raise SettingError("cutoffs", self.cutoffs, problem, "use lower ones, or null")
+
+    def build(self, shape: TokenShape) -> TransformerLanguageModel:
+        kind = TransformerLanguageModel if self.cutoffs is None else AdaptiveTransformerLanguageModel
+        return kind(self, shape.vocabulary)

@@ -1,0 +1,166 @@
+"""Language modelling: each token is foretold from those before it; cross-entropy and perplexity, the exponential of its mean.
+
+A network is called with tokens [T, N] and its state after the batch before (None: from nothing); it returns logits [T, N, V] and
+its state, a tuple of tensors, empty for a network without one. The state's values go from batch to batch, gradients do not. A
+network with adaptive softmax also has a method `losses(tokens, targets, state)`, which is called instead.
+
+Source: released code of Better Schedules, cpt_ptb (streams); fairseq's language models (blocks).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitcycle.dataset import DatasetInfo, Epoch, TextDatasetOptions
+from bitcycle.dataset.token_stream import TokenBatch, TokenBlocks, TokenStreams, block_epoch, stream_epoch
+from bitcycle.settings import SettingError, setting
+from bitcycle.task.base import Outcome, Sample, Task, TaskOptions, TaskSetup
+
+Batches = TokenStreams | TokenBlocks
+
+
+@dataclass
+class LanguageModellingOptions(TaskOptions):
+    """Options of language modelling on streams: `training.batch_size` streams are read side by side through the whole text."""
+
+    takes = TextDatasetOptions
+
+    name: str = "language_modelling"
+    sequence_length: int = setting(
+        35,
+        "tokens of each stream in a step, through which gradients go back (Better Schedules: 35; HLHLp: 20)",
+        minimum=1,
+    )
+    loss: str = setting(
+        "token_mean",
+        "mean over all tokens, or sum over the tokens of a stream and mean over streams (time_sum: HLHLp's recipe, after"
+        " Zaremba et al. 2014)",
+        choices=("token_mean", "time_sum"),
+    )
+    evaluation_batch_size: int = setting(
+        10, "streams in evaluation; what fills no stream is left out (released code: 10)", minimum=1
+    )
+
+    def epoch(self, info: DatasetInfo, batch_size: int) -> Epoch:
+        epoch = stream_epoch(info.train_samples, batch_size, self.sequence_length)
+        if not epoch.samples:
+            problem = f"{info.train_samples} training tokens are too few for {batch_size} streams"
+            raise SettingError("sequence_length", self.sequence_length, problem, "lower training.batch_size")
+        return epoch
+
+    def sample(self, info: DatasetInfo) -> Sample:
+        tokens = torch.zeros(self.sequence_length, 1, dtype=torch.int64, device="meta")
+        return Sample((tokens,), samples=self.sequence_length)
+
+    def build(self, setup: TaskSetup) -> LanguageModelling:
+        assert isinstance(setup.dataset, TextDatasetOptions)
+        text = setup.dataset.load(setup.data_root)
+        train, validation, test = (split.to(setup.device) for split in text[:3])
+        training = self.training_batches(train, setup.batch_size, setup.seed)
+        chance = float(train.bincount().max()) / len(train)
+        return LanguageModelling(
+            self, training, self.evaluation_batches(validation), self.evaluation_batches(test), chance
+        )
+
+    def training_batches(self, tokens: Tensor, batch_size: int, seed: int) -> Batches:
+        """The batches of the training text."""
+        return TokenStreams(tokens, batch_size, self.sequence_length)
+
+    def evaluation_batches(self, tokens: Tensor) -> Batches:
+        """The batches of another text."""
+        return TokenStreams(tokens, self.evaluation_batch_size, self.sequence_length)
+
+
+@dataclass
+class BlockLanguageModellingOptions(LanguageModellingOptions):
+    """Options of language modelling on blocks: `training.batch_size` blocks a step, in random order, each read from nothing."""
+
+    name: str = "language_modelling_blocks"
+    sequence_length: int = setting(256, "tokens of a block (FracTrain, appendix D: 256)", minimum=1)
+    evaluation_batch_size: int = setting(16, "blocks evaluated at once", minimum=1, affects_result=False)
+
+    def epoch(self, info: DatasetInfo, batch_size: int) -> Epoch:
+        epoch = block_epoch(info.train_samples, batch_size, self.sequence_length)
+        if not epoch.samples:
+            problem = f"{info.train_samples} training tokens are not one block"
+            raise SettingError("sequence_length", self.sequence_length, problem, "lower it")
+        return epoch
+
+    def training_batches(self, tokens: Tensor, batch_size: int, seed: int) -> Batches:
+        return TokenBlocks(tokens, batch_size, self.sequence_length, seed)
+
+    def evaluation_batches(self, tokens: Tensor) -> Batches:
+        return TokenBlocks(tokens, self.evaluation_batch_size, self.sequence_length)
+
+
+class LanguageModelling(Task):
+    """A language modelling task; perplexity is exp of the mean cross-entropy of all tokens.
+
+    Args:
+        options: of the task.
+        training, validation, test: batches.
+        chance: share of the most frequent token of the training text.
+    """
+
+    metric, validation_metric = "test_perplexity", "validation_perplexity"
+    unit, higher_is_better = "", False
+
+    def __init__(
+        self, options: LanguageModellingOptions, training: Batches, validation: Batches, test: Batches, chance: float
+    ) -> None:
+        self.options, self.chance = options, chance
+        self.training, self.validation, self.test = training, validation, test
+        self.state: tuple[Tensor, ...] = ()
+
+    def batches(self, step: int) -> Any:
+        return self.training.starting_at(step)
+
+    def train(self, model: nn.Module, batch: TokenBatch) -> Outcome:
+        losses, right, state = _losses(model, batch, self.state if batch.continues else None)
+        self.state = tuple(part.detach() for part in state)
+        loss = losses.mean()
+        if self.options.loss == "time_sum":
+            loss = loss * len(batch.inputs)
+        return Outcome(loss, right.float().mean())
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """`test_perplexity`, and `test_loss`, the mean cross-entropy in nats."""
+        return self._measure(model, self.test, "test")
+
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        """The same as `evaluate` of the validation text."""
+        return self._measure(model, self.validation, "validation")
+
+    @torch.no_grad()
+    def _measure(self, model: nn.Module, batches: Batches, split: str) -> dict[str, float]:
+        state: tuple[Tensor, ...] | None = None
+        total: Tensor | float = 0.0
+        count = 0
+        for batch in batches.of_epoch():
+            losses, _, state = _losses(model, batch, state if batch.continues else None)
+            total, count = total + losses.sum(dtype=torch.float64), count + batch.targets.numel()
+        mean = float(total) / count
+        return {f"{split}_perplexity": math.exp(min(mean, 700.0)), f"{split}_loss": mean}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": self.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = tuple(state["state"])
+
+
+def _losses(
+    model: nn.Module, batch: TokenBatch, state: tuple[Tensor, ...] | None
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Cross-entropy of each token and whether it was foretold, both [T N], and the network's state after the batch."""
+    if hasattr(model, "losses"):
+        return model.losses(batch.inputs, batch.targets, state)  # type: ignore[no-any-return, operator]
+    logits, state = model(batch.inputs, state)
+    losses = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none")
+    return losses, (logits.detach().argmax(2) == batch.targets).flatten(), state or ()

@@ -122,6 +122,11 @@ RESUME: dict[str, list[str]] = {
         *("dataset.train_samples=40", "dataset.test_samples=8", "training.batch_size=8", "dataset.workers=0"),
         *("schedule=ER", "schedule.cycles=2"),
     ],
+    "speech": [*SPEECH_RUN, "schedule=CR", "schedule.cycles=2", "training.learning_rate.patience=1"],
+    "speech hlhlp": [
+        *(*SPEECH_RUN, "schedule=hlhlp", "quantizer=uniform_l2", "schedule.candidates=2", "schedule.alpha=0.1"),
+        *("task.length_pool=1", "task.choose_by=cer", "model.stack=2"),
+    ],
     "language_modelling": [
         *SMALL_TEXT,
         *("model=lstm2", "model.hidden=8", "schedule=RTH", "training.evaluation_steps=null"),

@@ -17,6 +17,9 @@ from bitcycle.dataset.own_text import OwnText
 from bitcycle.dataset.penn_treebank import PennTreebank
 from bitcycle.dataset.speech_manifest import SpeechManifest
 from bitcycle.dataset.voc import Voc2012, VocSmall
+from bitcycle.dataset.own_text import OwnText
+from bitcycle.dataset.penn_treebank import PennTreebank
+from bitcycle.dataset.speech_manifest import SpeechManifest
 from bitcycle.dataset.wikitext import WikiText, WikiTextSmall
 
 DATASETS: dict[str, type[DatasetOptions]] = {
@@ -33,6 +36,8 @@ DATASETS: dict[str, type[DatasetOptions]] = {
     "movielens_20m": MovieLens,
     "movielens_100k": MovieLens,
     "ratings": Ratings,
+    "fsdd": Fsdd,
+    "speech_manifest": SpeechManifest,
     "ptb": PennTreebank,
     "wikitext2": WikiText,
     "wikitext103": WikiText,

@@ -50,6 +50,7 @@ MODELS: dict[str, tuple[type[ModelOptions], dict[str, Any]]] = {
     "mbert": (Bert, {"layers": 12, "hidden": 768, "heads": 12, "intermediate": 3072}),
     "bert_tiny": (Bert, {"layers": 2, "hidden": 128, "heads": 2, "intermediate": 512}),
     "ncf": (Ncf, {}),
+    "speech_lstm": (SpeechLstmOptions, {}),
     "lstm": (RecurrentLanguageModelOptions, {}),
     "lstm2": (RecurrentLanguageModelOptions, LSTM2),
     "transformer": (TransformerOptions, {}),

@@ -99,6 +99,11 @@ class Workload:
         return sum(operation.macs for operation in self.operations)
 
     @property
+    def macs_of_sample(self) -> int | float:
+        """Multiply-accumulates of one sample."""
+        return _ratio(self.macs, self.samples)
+
+    @property
     def macs_per_sample(self) -> dict[str, int | float]:
         """Multiply-accumulates of one sample by operation."""
         return {operation.name: _ratio(operation.macs, self.samples) for operation in self.operations}

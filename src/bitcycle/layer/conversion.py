@@ -229,7 +229,10 @@ def _name_untouched(model: nn.Module) -> None:
     untouched = Counter(
         type(module).__name__
         for module in model.modules()
-        if isinstance(module, _PRODUCT_LAYERS) and type(module) not in CONVERSIONS and not hasattr(module, "precision")
+        if isinstance(module, _PRODUCT_LAYERS)
+        and type(module) not in CONVERSIONS
+        and not hasattr(module, "precision")
+        and not getattr(module, "stays_float", False)  # a model.FloatLinear
     )
     if untouched:
         listed = ", ".join(f"{count} {kind}" for kind, count in untouched.items())

@@ -122,7 +122,6 @@ class Plan:
         """The plan as plain values: the content of `dry_run=json`."""
         cost, unknown = self.cost(), dict.fromkeys(self.cost_at(self.schedule.reference).summary())
         least, most = self.cost_bounds()
-        macs = self.workload.macs_per_sample
         lengths = self.schedule.run_lengths if self.schedule.fixed else None
         first = self.preliminary()
         return {
@@ -135,7 +134,7 @@ class Plan:
             "parameters": self.parameters,
             "precision": [[*precision, steps] for precision, steps in lengths] if lengths is not None else None,
             "phases": [self.describe_phase(phase) for phase in self.schedule.phases],
-            "macs_per_sample": {"total": sum(macs.values()), "by_layer": macs},
+            "macs_per_sample": {"total": self.workload.macs_of_sample, "by_layer": self.workload.macs_per_sample},
             "cost": cost.summary() if cost is not None else unknown,
             "cost_bounds": {"least": least.summary(), "most": most.summary()},
             "layers": [rule._asdict() for rule in self.layers],

@@ -20,8 +20,9 @@ from bitcycle.training.loop import Trainer
 from bitcycle.training.run import execute
 from bitcycle.training.run_folder import RunFolder, read_json, read_records
 from tests.conftest import ROOT, run_train, train_command
-from tests.settings import IMAGES, RESUME, WEIGHTS
+from tests.settings import IMAGES, RESUME, VOC, WEIGHTS
 from tests.test_dataset import write_folders
+from tests.test_detection import write_voc_small
 
 CPU = torch.device("cpu")
 UNTIMED = ("seconds", "evaluation_seconds", "steps_per_second", "finished")
@@ -64,7 +65,9 @@ def test_a_crash_leaves_no_trace(case, digits, monkeypatch, tmp_path):
     weights = tmp_path / "weights.pt"
     torch.save(digits("quantizer=none", "seed=1").build_model().state_dict(), weights)
     write_folders(tmp_path / "images", {"cat": 30, "dog": 30}, size=(9, 9))
-    made = {WEIGHTS: str(weights), IMAGES: str(tmp_path / "images")}
+    made = {WEIGHTS: str(weights), IMAGES: str(tmp_path / "images"), VOC: str(tmp_path / "voc")}
+    if any(VOC in part for part in RESUME[case]):
+        write_voc_small(tmp_path / "voc")
     overrides = [re.sub("|".join(made), lambda name: made[name[0]], part) for part in RESUME[case]]
     overrides.append("training.checkpoint_seconds=0")
     undisturbed, disturbed = (

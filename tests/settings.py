@@ -110,7 +110,7 @@ RESUME: dict[str, list[str]] = {
         ),
         *("dataset.shorter_side=48", "dataset.longer_side=64", "dataset.flip=true", "dataset.workers=0"),
         *("dataset.train_samples=5", "dataset.test_samples=2", "task.score_threshold=0.01"),
-        *("training.batch_size=2", "training.steps=8", "training.evaluation_steps=4"),
+        *("training.batch_size=2", "training.steps=6", "training.evaluation_steps=3", "training.optimizer.name=sgd"),
     ],
     "streamed images": [
         *("dataset=image_folder", f"dataset.path={IMAGES}", "dataset.memory_gib=0", "dataset.random_crop=true"),

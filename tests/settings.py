@@ -54,6 +54,9 @@ SPEECH_RUN = [
 """A run on these that lasts seconds."""
 
 GRAPH = ["dataset=cora", f"data_root={GRAPHS}", "model.hidden=8", "training.steps=20", "training.evaluation_steps=6"]
+WEIGHTS, IMAGES = "WEIGHTS", "IMAGES"
+VOC = "VOC_FOLDER"
+"""Stand for a file with weights of another run, a folder of images and one of images with boxes, which the test makes."""
 
 RESUME: dict[str, list[str]] = {
     **{f"schedule={name}": [f"schedule={name}", *OPTIONS.get(name, [])] for name in SCHEDULES},
@@ -117,6 +120,19 @@ RESUME: dict[str, list[str]] = {
     ],
     "initial weights": ["schedule=CR", "dataset.part=second_samples", f"model.initial_weights={WEIGHTS}"],
     "augmentation": ["dataset.crop_padding=2", "dataset.flip=true", "schedule=ER"],
+    "dataset=voc_small": [
+        *(
+            "dataset=voc_small",
+            "model=retinanet",
+            "model.width=8",
+            f"data_root={VOC}",
+            "schedule=CR",
+            "schedule.cycles=2",
+        ),
+        *("dataset.shorter_side=48", "dataset.longer_side=64", "dataset.flip=true", "dataset.workers=0"),
+        *("dataset.train_samples=5", "dataset.test_samples=2", "task.score_threshold=0.01"),
+        *("training.batch_size=2", "training.steps=6", "training.evaluation_steps=3", "training.optimizer.name=sgd"),
+    ],
     "streamed images": [
         *("dataset=image_folder", f"dataset.path={IMAGES}", "dataset.memory_gib=0", "dataset.random_crop=true"),
         *("dataset.train_samples=40", "dataset.test_samples=8", "training.batch_size=8", "dataset.workers=0"),

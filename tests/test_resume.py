@@ -24,6 +24,8 @@ from tests.settings import IMAGES,RESUME,SPEECH,TEXT,WEIGHTS
 from tests.speech_data import write_manifests
 from tests.test_dataset import write_folders
 from tests.text_data import write_text
+from tests.test_dataset import write_folders
+from tests.test_detection import write_voc_small
 
 CPU = torch.device("cpu")
 UNTIMED = ("seconds", "evaluation_seconds", "steps_per_second", "finished")
@@ -72,6 +74,9 @@ def test_a_crash_leaves_no_trace(case, digits, monkeypatch, tmp_path):
         made[SPEECH] = str(write_manifests(tmp_path / "recordings", train=24))
     if any(TEXT in part for part in RESUME[case]):
         made[TEXT] = str(write_text(tmp_path / "text"))
+    made = {WEIGHTS: str(weights), IMAGES: str(tmp_path / "images"), VOC: str(tmp_path / "voc")}
+    if any(VOC in part for part in RESUME[case]):
+        write_voc_small(tmp_path / "voc")
     overrides = [re.sub("|".join(made), lambda name: made[name[0]], part) for part in RESUME[case]]
     overrides.append("training.checkpoint_seconds=0")
     undisturbed, disturbed = (

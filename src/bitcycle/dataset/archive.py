@@ -60,7 +60,8 @@ class TarFiles:
                     if stream is not None:
                         self.contents[path.relative_to(self.top).as_posix()] = stream.read()
         except (OSError, tarfile.TarError) as error:
-            raise DataError(f"cannot read {archive}: {error}. Fetch it again.") from error
+            problem = str(error).split("\n")[0].rstrip(":")
+            raise DataError(f"cannot read {archive}: {problem}. Fetch it again.") from error
 
     def names(self) -> list[str]:
         return sorted(self.contents)

@@ -16,7 +16,7 @@ from tests.speech_data import write_manifests
 from tests.text_data import write_text
 
 WEIGHTS, IMAGES, TEXT, SPEECH, GRAPHS = "WEIGHTS", "IMAGES", "TEXT", "SPEECH", "GRAPHS"
-PAIRS, RATINGS = "PAIRS", "RATINGS"
+PAIRS, RATINGS, VOC = "PAIRS", "RATINGS", "VOC"
 
 
 def _weights(path: Path, patch: pytest.MonkeyPatch) -> None:
@@ -56,6 +56,12 @@ def _ratings(path: Path, patch: pytest.MonkeyPatch) -> None:
     write_ratings(path)
 
 
+def _voc(path: Path, patch: pytest.MonkeyPatch) -> None:
+    from tests.test_detection import write_voc_small
+
+    write_voc_small(path)
+
+
 MAKERS: dict[str, tuple[str, Callable[[Path, pytest.MonkeyPatch], None]]] = {
     WEIGHTS: ("weights.pt", _weights),
     IMAGES: ("images", _images),
@@ -64,6 +70,7 @@ MAKERS: dict[str, tuple[str, Callable[[Path, pytest.MonkeyPatch], None]]] = {
     GRAPHS: ("graphs", _graphs),
     PAIRS: ("pairs", _pairs),
     RATINGS: ("ratings.csv", _ratings),
+    VOC: ("voc", _voc),
 }
 """Word -> the name of a file or folder, and what makes it."""
 

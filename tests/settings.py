@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bitcycle.quantizer import QUANTIZERS
 from bitcycle.schedule import SCHEDULES
-from tests.made_data import GRAPHS, IMAGES, PAIRS, RATINGS, SPEECH, TEXT, WEIGHTS
+from tests.made_data import GRAPHS, IMAGES, PAIRS, RATINGS, SPEECH, TEXT, VOC, WEIGHTS
 
 QUICK_STAGES = ["schedule.epoch_steps=2", "schedule.epsilon=0.5", "schedule.alpha=1"]
 CHOOSING = ["quantizer=uniform_l2", "training.evaluation_steps=5", "schedule.candidates=3", "schedule.alpha=0.1"]
@@ -54,9 +54,6 @@ SPEECH_RUN = [
 """A run on these that lasts seconds."""
 
 GRAPH = ["dataset=cora", f"data_root={GRAPHS}", "model.hidden=8", "training.steps=20", "training.evaluation_steps=6"]
-WEIGHTS, IMAGES = "WEIGHTS", "IMAGES"
-VOC = "VOC_FOLDER"
-"""Stand for a file with weights of another run, a folder of images and one of images with boxes, which the test makes."""
 
 RESUME: dict[str, list[str]] = {
     **{f"schedule={name}": [f"schedule={name}", *OPTIONS.get(name, [])] for name in SCHEDULES},
@@ -137,11 +134,6 @@ RESUME: dict[str, list[str]] = {
         *("dataset=image_folder", f"dataset.path={IMAGES}", "dataset.memory_gib=0", "dataset.random_crop=true"),
         *("dataset.train_samples=40", "dataset.test_samples=8", "training.batch_size=8", "dataset.workers=0"),
         *("schedule=ER", "schedule.cycles=2"),
-    ],
-    "speech": [*SPEECH_RUN, "schedule=CR", "schedule.cycles=2", "training.learning_rate.patience=1"],
-    "speech hlhlp": [
-        *(*SPEECH_RUN, "schedule=hlhlp", "quantizer=uniform_l2", "schedule.candidates=2", "schedule.alpha=0.1"),
-        *("task.length_pool=1", "task.choose_by=cer", "model.stack=2"),
     ],
     "language_modelling": [
         *SMALL_TEXT,

@@ -20,12 +20,7 @@ from bitcycle.training.run import execute
 from bitcycle.training.run_folder import RunFolder, read_json, read_records
 from tests.conftest import ROOT, run_train, train_command
 from tests.made_data import with_made_data
-from tests.settings import IMAGES,RESUME,SPEECH,TEXT,WEIGHTS
-from tests.speech_data import write_manifests
-from tests.test_dataset import write_folders
-from tests.text_data import write_text
-from tests.test_dataset import write_folders
-from tests.test_detection import write_voc_small
+from tests.settings import RESUME
 
 CPU = torch.device("cpu")
 UNTIMED = ("seconds", "evaluation_seconds", "steps_per_second", "finished")
@@ -66,18 +61,6 @@ def crash_at(monkeypatch, crash_step: int, checkpoint_step: int) -> None:
 @pytest.mark.parametrize("case", RESUME)
 def test_a_crash_leaves_no_trace(case, digits, monkeypatch, tmp_path):
     overrides = with_made_data(RESUME[case], tmp_path, monkeypatch)
-    weights = tmp_path / "weights.pt"
-    torch.save(digits("quantizer=none", "seed=1").build_model().state_dict(), weights)
-    write_folders(tmp_path / "images", {"cat": 30, "dog": 30}, size=(9, 9))
-    made = {WEIGHTS: str(weights), IMAGES: str(tmp_path / "images")}
-    if any(SPEECH in part for part in RESUME[case]):
-        made[SPEECH] = str(write_manifests(tmp_path / "recordings", train=24))
-    if any(TEXT in part for part in RESUME[case]):
-        made[TEXT] = str(write_text(tmp_path / "text"))
-    made = {WEIGHTS: str(weights), IMAGES: str(tmp_path / "images"), VOC: str(tmp_path / "voc")}
-    if any(VOC in part for part in RESUME[case]):
-        write_voc_small(tmp_path / "voc")
-    overrides = [re.sub("|".join(made), lambda name: made[name[0]], part) for part in RESUME[case]]
     overrides.append("training.checkpoint_seconds=0")
     undisturbed, disturbed = (
         digits(*overrides, f"results_root={tmp_path}/{name}") for name in ("undisturbed", "disturbed")

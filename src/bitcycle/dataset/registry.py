@@ -17,9 +17,6 @@ from bitcycle.dataset.own_text import OwnText
 from bitcycle.dataset.penn_treebank import PennTreebank
 from bitcycle.dataset.speech_manifest import SpeechManifest
 from bitcycle.dataset.voc import Voc2012, VocSmall
-from bitcycle.dataset.own_text import OwnText
-from bitcycle.dataset.penn_treebank import PennTreebank
-from bitcycle.dataset.speech_manifest import SpeechManifest
 from bitcycle.dataset.wikitext import WikiText, WikiTextSmall
 
 DATASETS: dict[str, type[DatasetOptions]] = {

@@ -40,8 +40,6 @@ DATASETS: dict[str, type[DatasetOptions]] = {
     "wikitext103": WikiText,
     "wikitext2_small": WikiTextSmall,
     "text": OwnText,
-    "fsdd": Fsdd,
-    "speech_manifest": SpeechManifest,
     "ogbn_arxiv": Ogbn,
     "ogbn_products": Ogbn,
     "cora": Citation,

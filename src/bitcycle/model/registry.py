@@ -57,7 +57,6 @@ MODELS: dict[str, tuple[type[ModelOptions], dict[str, Any]]] = {
     "transformer_adaptive": (TransformerOptions, ADAPTIVE),
     "gru_hlhlp": (RecurrentLanguageModelOptions, {"cell": "gru", **HLHLP}),
     "lstm_hlhlp": (RecurrentLanguageModelOptions, HLHLP),
-    "speech_lstm": (SpeechLstmOptions, {}),
     "gcn": (Gcn, {}),
     "gcn_small": (Gcn, {"layers": 2, "hidden": 64, "norm": "none", "dropout": 0.5}),
     "graphsage": (GraphSage, {}),

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from bitcycle.settings import SettingError, nearest
 from bitcycle.sweep.grid import Overrides, expand, substitute
@@ -76,11 +77,8 @@ def read_sweep(path: Path) -> Sweep:
     Raises:
         SettingError: for a file without `hydra.sweeper`, or with a field that no sweep has.
     """
-    content = yaml.safe_load(path.read_text()) or {}
-    fields = content.get("hydra", {}).get("sweeper")
-    if not isinstance(fields, dict):
-        raise SettingError("sweeps", path, "has no hydra.sweeper", "see sweeps/README.md for the form of a sweep")
     try:
-        return Sweep(**fields)
-    except TypeError as error:
+        content: Any = OmegaConf.to_container(OmegaConf.load(path))
+        return Sweep(**content["hydra"]["sweeper"])
+    except (TypeError, KeyError, OmegaConfBaseException) as error:
         raise SettingError("sweeps", path, str(error), "see sweeps/README.md for the form of a sweep") from error

@@ -17,7 +17,15 @@ from types import FrameType
 from typing import IO
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from bitcycle.errors import EXIT_INTERRUPTED
 
@@ -126,7 +134,7 @@ def _tell(child: _Child, command: Sequence[str]) -> None:
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[tuple[Progress, int]]:
+def _progress(total: int) -> Iterator[tuple[Progress, TaskID]]:
     columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, transient=True, disable=not sys.stderr.isatty()) as progress:
         yield progress, progress.add_task("runs", total=total)

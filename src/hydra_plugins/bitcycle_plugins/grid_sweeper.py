@@ -9,6 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
@@ -30,14 +31,14 @@ class GridSweeper(Sweeper):
     """
 
     def __init__(self, **fields: Any) -> None:
-        self.fields = {
+        self.fields: dict[str, Any] = {
             name: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
             for name, value in fields.items()
         }
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self.config, self.loader = config, hydra_context.config_loader
-        self.launcher = Plugins.instance().instantiate_launcher(
+        self.composed, self.loader = config, hydra_context.config_loader
+        self.runner: Launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
 
@@ -55,11 +56,11 @@ class GridSweeper(Sweeper):
         overrides = OverridesParser.create(config_loader=self.loader).parse_overrides(arguments)
         fixed, swept = _settings(overrides)
         runs = take_stock(_expand(sweep, fixed, swept), self._compose)
-        dry_run = fixed.get("dry_run", "false")
+        dry_run = fixed.get("dry_run", "false").lower()  # Hydra says True
         codes = report(runs, sweep, dry_run)
         missing = runs_to_launch(runs) if dry_run == "false" else []
         if missing:
-            jobs = self.launcher.launch([run.arguments for run in missing], initial_job_idx=0)
+            jobs = self.runner.launch([run.arguments for run in missing], initial_job_idx=0)
             codes += [int(job.return_value) for job in jobs]
         raise SweepEnded(worst(codes))
 
@@ -71,7 +72,7 @@ class GridSweeper(Sweeper):
         from bitcycle.sweep import command_line
 
         try:
-            composed = self.loader.load_sweep_config(self.config, command_line(run))
+            composed = self.loader.load_sweep_config(self.composed, command_line(run))
             return read_config(_without_hydra(composed))
         except SettingError as error:
             return str(error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -30,6 +29,7 @@ from bitcycle.errors import (
 )
 from bitcycle.help import help_text
 from bitcycle.settings import SettingError, nearest
+from bitcycle.sweep.execution import SweepEnded, worst
 from bitcycle.training.display import set_up_console
 from bitcycle.training.interruption import Interrupted
 from bitcycle.training.plan import Plan, make_plan
@@ -51,15 +51,16 @@ def main(conf: Path) -> int:
     sys.argv[1:] = map(quoted, sys.argv[1:])
     exit_codes: list[int] = []
 
-    def job(config: DictConfig) -> None:
+    def job(config: DictConfig) -> int:
         exit_codes.append(guarded(lambda: run(config)))
-        if exit_codes[-1] == EXIT_INTERRUPTED:
-            raise _SweepStopped
+        return exit_codes[-1]
 
     launch = hydra.main(version_base="1.3", config_path=str(conf), config_name="config")(job)
-    with contextlib.suppress(_SweepStopped):
+    try:
         exit_codes.append(guarded(lambda: _call(launch)))
-    return max(exit_codes, key=_severity)
+    except SweepEnded as sweep:
+        return sweep.code
+    return worst(exit_codes)
 
 
 def quoted(argument: str) -> str:
@@ -72,18 +73,9 @@ def quoted(argument: str) -> str:
     return f"{key}='{value}'" if re.fullmatch(r"[\w./~-]*=[\w./~=-]*", value) else argument
 
 
-class _SweepStopped(BaseException):
-    """An interrupted run ends the sweep that it belongs to; Hydra lets only this kind through."""
-
-
 def _call(launch: Callable[[], None]) -> int:
     launch()
     return EXIT_DONE
-
-
-def _severity(code: int) -> int:
-    """Interrupted comes first: whoever runs the same command again learns of the other failures then."""
-    return (EXIT_DONE, EXIT_FAILED, EXIT_DATA_MISSING, EXIT_WRONG_CONFIGURATION, EXIT_INTERRUPTED).index(code)
 
 
 def run(config: DictConfig) -> int:

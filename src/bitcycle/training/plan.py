@@ -214,6 +214,15 @@ def make_plan(config: RunConfig) -> Plan:
     )
 
 
+def locate(config: RunConfig) -> RunFolder:
+    """The folder of the run that `config` describes, known without working out what it computes.
+
+    Raises:
+        SettingError (a ValueError): if the schedule chooses by validation and nothing is to be held out for it.
+    """
+    return RunFolder(run_path(_with_validation(config)))
+
+
 def _trace(model: nn.Module, sample: Sample) -> Workload:
     """The products of the model on the meta device, which knows shapes only: nothing is computed, however large it is."""
     devices = {leaf.device for leaf in tree_leaves(sample.arguments) if isinstance(leaf, torch.Tensor)}

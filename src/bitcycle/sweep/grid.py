@@ -1,0 +1,92 @@
+"""A sweep as a list of grids: what it expands to, as lists of overrides. Pure functions of plain values."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from bitcycle.settings import SettingError
+
+Overrides = dict[str, str]
+"""Setting -> value, as on the command line."""
+
+
+def expand(grids: Sequence[Mapping[str, Any]], fixed: Mapping[str, str]) -> list[Overrides]:
+    """Every run of a list of grids, in order, each once.
+
+    Args:
+        grids: each maps settings to a value or a list of values. A value that is itself a mapping sets several settings at
+            once; its key is then no more than a label. Lists as values are written as text, as in "[8,16]".
+        fixed: settings of the command line, which replace those of the grids.
+
+    >>> expand([{"model": ["a", "b"], "range": [{"q": 8, "p": 3}, {"q": 6, "p": 3}]}, {"model": "c"}], {"p": "4"})[:2]
+    [{'model': 'a', 'q': '8', 'p': '4'}, {'model': 'a', 'q': '6', 'p': '4'}]
+
+    Raises:
+        SettingError: for a grid that is no mapping, or an empty list of values.
+    """
+    runs: list[Overrides] = []
+    for grid in grids or [{}]:
+        for run in _combinations(grid):
+            run |= fixed
+            if run not in runs:
+                runs.append(run)
+    return runs
+
+
+def _combinations(grid: Mapping[str, Any]) -> Iterator[Overrides]:
+    axes = []
+    for key, values in grid.items():
+        values = values if isinstance(values, (list, tuple)) else [values]
+        if not values:
+            raise SettingError(key, [], "has no values to sweep over", "give one at least, or leave it out")
+        axes.append([_settings(key, value) for value in values])
+    for combination in itertools.product(*axes):
+        run: Overrides = {}
+        for settings in combination:
+            run |= settings
+        yield run
+
+
+def _settings(key: str, value: Any) -> Overrides:
+    if isinstance(value, Mapping):
+        return {str(name): as_text(entry) for name, entry in value.items()}
+    return {key: as_text(value)}
+
+
+def as_text(value: Any) -> str:
+    """A value as on the command line.
+
+    >>> as_text(True), as_text(None), as_text([8, 16]), as_text(1e-5)
+    ('true', 'null', '[8,16]', '1e-05')
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(map(as_text, value)) + "]"
+    return str(value)
+
+
+def substitute(run: Overrides, replacements: Mapping[str, Any]) -> Overrides:
+    """A run with some of its values replaced, as for a smaller scale; its keys are settings.
+
+    A mapping replaces the values that it names ({"model": {"resnet152": "resnet20"}}); anything else is set for every run.
+
+    >>> substitute({"model": "resnet152", "seed": "1"}, {"model": {"resnet152": "resnet20"}, "dataset.test_samples": 500})
+    {'model': 'resnet20', 'seed': '1', 'dataset.test_samples': '500'}
+    """
+    found = dict(run)
+    for key, replacement in replacements.items():
+        if not isinstance(replacement, Mapping):
+            found[key] = as_text(replacement)
+        elif key in found:
+            found[key] = as_text(replacement.get(found[key], found[key]))
+    return found
+
+
+def command_line(run: Overrides) -> list[str]:
+    """A run as arguments of train.py."""
+    return [f"{key}={value}" for key, value in run.items()]

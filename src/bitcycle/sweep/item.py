@@ -1,0 +1,84 @@
+"""The sweep of one figure or table: what `sweeps/PAPER/ITEM.yaml` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from bitcycle.settings import SettingError, nearest
+from bitcycle.sweep.grid import Overrides, expand, substitute
+
+SCALES = ("paper", "mini", "smoke")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The runs of one item.
+
+    Attributes:
+        title: what it shows, in one line.
+        published: the file of published numbers below results/published, without ending; empty if there is none.
+        runs: number of trainings at paper scale, shared ones included, as the inventory of experiments states it.
+        hours: estimated time of them all on one data-centre GPU, at paper scale.
+        grids: see `grid.expand`.
+        trials: scale -> number of seeds, from 0 on.
+        at_scale: scale -> replacements, see `grid.substitute`.
+        note: what is a stand-in, or an own choice where the paper is silent.
+    """
+
+    title: str = ""
+    published: str = ""
+    runs: int = 0
+    hours: float = 0.0
+    grids: list[Any] = field(default_factory=list)
+    trials: dict[str, int] = field(default_factory=dict)
+    at_scale: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+    def expand(self, scale: str = "paper", fixed: Mapping[str, str] | None = None) -> list[Overrides]:
+        """Every run at a scale, the first seed of all of them before the second of any.
+
+        Args:
+            scale: paper, mini or smoke.
+            fixed: settings of the command line, which replace those of the sweep.
+
+        Raises:
+            SettingError: for a scale that does not exist, or a grid without values.
+        """
+        if scale not in SCALES:
+            raise SettingError("scale", scale, "is not one of the scales", nearest(scale, SCALES))
+        fixed = dict(fixed or {})
+        replacements = {k: v for k, v in (self.at_scale.get(scale) or {}).items() if k not in fixed}
+        cells: list[Overrides] = []
+        for run in expand(self.grids, fixed):
+            run = substitute(run, replacements)
+            if run not in cells:
+                cells.append(run)
+        return list(self._with_seeds(cells, self.trials.get(scale, 1), fixed))
+
+    def _with_seeds(self, cells: list[Overrides], trials: int, fixed: Mapping[str, str]) -> Iterator[Overrides]:
+        for seed in range(1 if "seed" in fixed else trials):
+            for cell in cells:
+                if "seed" in cell:  # the grid has seeds of its own
+                    if seed == 0:
+                        yield cell
+                else:
+                    yield {**cell, "seed": str(seed)}
+
+
+def read_sweep(path: Path) -> Sweep:
+    """The sweep in a file of `sweeps/`.
+
+    Raises:
+        SettingError: for a file without `hydra.sweeper`, or with a field that no sweep has.
+    """
+    try:
+        content: Any = OmegaConf.to_container(OmegaConf.load(path))
+        return Sweep(**content["hydra"]["sweeper"])
+    except (TypeError, KeyError, OmegaConfBaseException) as error:
+        raise SettingError("sweeps", path, str(error), "see sweeps/README.md for the form of a sweep") from error

@@ -1,0 +1,101 @@
+"""Hydra's sweeper of bitcycle: a list of grids instead of one product; runs only what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+if TYPE_CHECKING:
+    from bitcycle.configuration import RunConfig
+    from bitcycle.sweep import Sweep
+
+GROUP = "sweeps"
+"""The group of the sweep files; what it chooses is no setting of a run."""
+
+
+class GridSweeper(Sweeper):
+    """Expands the grids of a sweep file and of the command line, and hands the missing runs to any launcher.
+
+    Args:
+        fields: of `bitcycle.sweep.Sweep`.
+    """
+
+    def __init__(self, **fields: Any) -> None:
+        self.fields: dict[str, Any] = {
+            name: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+            for name, value in fields.items()
+        }
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.composed, self.loader = config, hydra_context.config_loader
+        self.runner: Launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Take stock of all runs, launch the missing ones, and end with the worst of their exit codes.
+
+        Raises:
+            SweepEnded: always; it carries the exit code, as Hydra would drop what is returned.
+        """
+        from bitcycle.sweep.execution import SweepEnded, report, runs_to_launch, worst
+        from bitcycle.sweep.inventory import take_stock
+        from bitcycle.sweep.item import Sweep
+
+        sweep = Sweep(**self.fields)
+        overrides = OverridesParser.create(config_loader=self.loader).parse_overrides(arguments)
+        fixed, swept = _settings(overrides)
+        runs = take_stock(_expand(sweep, fixed, swept), self._compose)
+        dry_run = fixed.get("dry_run", "false").lower()  # Hydra says True
+        codes = report(runs, sweep, dry_run)
+        missing = runs_to_launch(runs) if dry_run == "false" else []
+        if missing:
+            jobs = self.runner.launch([run.arguments for run in missing], initial_job_idx=0)
+            codes += [int(job.return_value) for job in jobs]
+        raise SweepEnded(worst(codes))
+
+    def _compose(self, run: dict[str, str]) -> RunConfig | str:
+        """The validated configuration of one run, or what is wrong with it."""
+        from bitcycle.command import explain_hydra
+        from bitcycle.configuration import read_config
+        from bitcycle.settings import SettingError
+        from bitcycle.sweep import command_line
+
+        try:
+            composed = self.loader.load_sweep_config(self.composed, command_line(run))
+            return read_config(_without_hydra(composed))
+        except SettingError as error:
+            return str(error)
+        except (HydraException, OmegaConfBaseException) as error:
+            return explain_hydra(error)
+
+
+def _without_hydra(config: DictConfig) -> DictConfig:
+    """The settings of the run alone."""
+    OmegaConf.set_readonly(config, False)
+    OmegaConf.set_struct(config, False)
+    config.pop("hydra")
+    return config
+
+
+def _settings(overrides: Sequence[Override]) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """What the command line fixes, and what it sweeps over itself; by setting."""
+    wanted = [override for override in overrides if override.key_or_group != GROUP]
+    fixed = {o.get_key_element(): str(o.get_value_element_as_str()) for o in wanted if not o.is_sweep_override()}
+    return fixed, {o.get_key_element(): list(o.sweep_string_iterator()) for o in wanted if o.is_sweep_override()}
+
+
+def _expand(sweep: Sweep, fixed: dict[str, str], swept: dict[str, list[str]]) -> list[dict[str, str]]:
+    from bitcycle.sweep import expand
+
+    return [run for extra in expand([swept], fixed) for run in sweep.expand(extra.get("scale", "paper"), extra)]

@@ -1,0 +1,50 @@
+"""Hydra's launcher of bitcycle for one machine: several runs side by side, each in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+
+class LocalLauncher(Launcher):
+    """Runs the jobs of a sweep on this machine.
+
+    Args:
+        workers: how many at a time; None: as many as are useful.
+        runs_per_gpu: how many share one GPU.
+    """
+
+    def __init__(self, workers: int | None = None, runs_per_gpu: int = 1) -> None:
+        self.workers, self.runs_per_gpu = workers, runs_per_gpu
+        self.config: DictConfig | None = None
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.config = config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Run every job and return its exit code."""
+        import torch
+
+        from bitcycle.sweep.local import LocalPool, train_command, useful_workers
+
+        assert self.config is not None
+        conf = next(source.path for source in self.config.hydra.runtime.config_sources if source.provider == "main")
+        root = Path(conf).parent
+        pool = LocalPool(
+            min(self.workers or useful_workers(self.runs_per_gpu), len(job_overrides)),
+            gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        )
+        codes = pool.run([train_command(root, overrides) for overrides in job_overrides])
+        return [_returned(overrides, code) for overrides, code in zip(job_overrides, codes, strict=True)]
+
+
+def _returned(overrides: Sequence[str], code: int) -> JobReturn:
+    done: Any = JobReturn(overrides=overrides, status=JobStatus.COMPLETED)
+    done.return_value = code
+    return done  # type: ignore[no-any-return]

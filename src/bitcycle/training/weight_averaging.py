@@ -91,7 +91,8 @@ class WeightAverage:
 @torch.no_grad()
 def estimate_statistics(task: Task, model: nn.Module, steps: Iterable[int], batches: Iterable[Any]) -> None:
     """Estimate the running statistics of batch norm anew on the `batches` of `steps`; the model is in training mode."""
-    layers = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    layers = [module for module in norms if module.training]  # frozen ones keep what they have
     if not layers:
         return
     momenta, seen = [layer.momentum for layer in layers], Counter[_BatchNorm]()

@@ -110,7 +110,14 @@ def ask(*command: str) -> str:
             f"no {command[0]} on this machine: use hydra/launcher=slurm where jobs are submitted, or hydra/launcher=local"
         )
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT_SECONDS).stdout
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=TIMEOUT_SECONDS,
+            start_new_session=True,  # Ctrl-C is for the sweep, not for this question
+        ).stdout
     except subprocess.TimeoutExpired as error:
         raise RunError(f"{command[0]} has not answered for {TIMEOUT_SECONDS:.0f} s") from error
     except subprocess.CalledProcessError as error:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -77,8 +79,10 @@ class JobOfArray:
         return queue.get(self.key)
 
 
-def new_array(root: Path, runs: Sequence[Path], prefix: str) -> JobArray:
-    """Write down an array that is about to be submitted; known from then on, whatever happens to this process.
+@contextmanager
+def new_array(root: Path, runs: Sequence[Path], prefix: str) -> Iterator[JobArray]:
+    """Write down an array that is submitted inside; known from then on, whatever happens to this process, and forgotten
+    after an error.
 
     Args:
         root: results_root.
@@ -89,7 +93,11 @@ def new_array(root: Path, runs: Sequence[Path], prefix: str) -> JobArray:
     array = JobArray(folder, tuple(run.absolute() for run in runs), datetime.now(UTC).isoformat())
     folder.mkdir(parents=True)
     write_json(folder / "array.json", {"submitted": array.submitted, "runs": [os.fspath(run) for run in array.runs]})
-    return array
+    try:
+        yield array
+    except Exception:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def read_arrays(root: Path) -> Iterator[JobArray]:

@@ -140,9 +140,9 @@ class SlurmLauncher(Launcher):
             chosen = [numbers[position] for position in part]
             if stop.received:
                 break
-            array = new_array(self.results_root, [folders[number] for number in chosen], self.name)
             try:
-                ids = self._submit_array(array, [job_overrides[number] for number in chosen], len(parts))
+                with new_array(self.results_root, [folders[number] for number in chosen], self.name) as array:
+                    ids = self._submit_array(array, [job_overrides[number] for number in chosen], len(parts))
             except RunError as error:
                 if not jobs:
                     raise
@@ -172,8 +172,8 @@ class SlurmLauncher(Launcher):
             for index, overrides in enumerate(job_overrides)
         ]
         with _outside_of_jobs():
+            executor = self.executor(array, arrays)
             try:
-                executor = self.executor(array, arrays)
                 return str(executor.submit_array(tasks)[0].job_id).partition("_")[0]
             except (RuntimeError, ValueError) as error:  # submitit's own kinds of error derive from these
                 raise RunError(f"SLURM takes no jobs: {str(error).strip()}") from error

@@ -42,9 +42,8 @@ stop() {
         done
         kill -KILL "${daemons[i]}" 2> /dev/null || true
     done
-    for process in /proc/[0-9]*; do # what inherited the name of the scratch folder and still runs
-        [ "${process#/proc/}" != $$ ] || continue
-        if tr '\0' '\n' < "$process/environ" 2> /dev/null | grep -qx "BITCYCLE_SCRATCH_CLUSTER=$scratch/end"; then
+    for process in /proc/[0-9]*; do # what still runs and was started with this configuration
+        if tr '\0' '\n' 2> /dev/null < "$process/environ" | grep -qxF "SLURM_CONF=$SLURM_CONF"; then
             kill -KILL "${process#/proc/}" 2> /dev/null || true
         fi
     done
@@ -128,6 +127,6 @@ trap 'exit 130' INT TERM HUP
 configure
 start
 say "cluster of $(timeout 10 sinfo --noheader --format='%D node, %C CPUs (allocated/idle/other/total)') is up"
-BITCYCLE_SCRATCH_CLUSTER=$scratch/end timeout --signal=INT --kill-after=30 900 \
+BITCYCLE_SCRATCH_CLUSTER=yes timeout --signal=INT --kill-after=30 900 \
     "$python" -m pytest -n 0 -q --basetemp="$scratch/test" tests/slurm/sweep.py &
 wait $! # so that a signal is heeded at once

@@ -100,7 +100,7 @@ configure() {
 
 start() {
     munged --foreground --force --num-threads=1 --socket="$scratch/munge.socket" --key-file="$scratch/munge.key" \
-        --pid-file="$scratch/munged.pid" --seed-file="$scratch/munged.seed" --log-file="$scratch/log/munged" &
+        --pid-file="$scratch/munged.pid" --seed-file="$scratch/munged.seed" --log-file="$scratch/log/munged" 2> /dev/null &
     daemons+=($!)
     for _ in $(seq 60); do
         [ ! -S "$scratch/munge.socket" ] || break

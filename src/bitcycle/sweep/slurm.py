@@ -61,7 +61,7 @@ class Waiter:
     Args:
         jobs: by any key.
         read_queue: what SLURM knows; raises RunError where it does not answer, which ends nothing.
-        poll_seconds: how often it is asked; outcomes are looked for more often.
+        poll_seconds: how often it is asked.
         lost_after: seconds after which a job that SLURM does not have, and that left no exit code, is given up.
         clock, sleep: of the time module.
     """
@@ -79,7 +79,6 @@ class Waiter:
         self.read_queue, self.poll_seconds, self.lost_after = read_queue, poll_seconds, lost_after
         self.clock, self.sleep = clock, sleep
         self.queue: Queue | None = None
-        self._next_question = 0.0
         self._missing_since: dict[int, float] = {}
         self._warned: set[int] = set()
 
@@ -96,7 +95,13 @@ class Waiter:
                 tell(number, outcome)
             if self.waiting:
                 show(describe(self.waiting, self.queue))
-                self.sleep(min(1.0, self.poll_seconds))
+                self._rest(stop)
+
+    def _rest(self, stop: StopWaiting) -> None:
+        """Until it is time to look again; a thousand jobs are a thousand files on a network file system."""
+        until = self.clock() + self.poll_seconds
+        while self.clock() < until and not stop.received:
+            self.sleep(min(0.5, self.poll_seconds))
 
     def look(self) -> dict[int, Outcome]:
         """Those that have ended since the last look."""
@@ -111,9 +116,6 @@ class Waiter:
         return ended
 
     def _ask(self) -> None:
-        if self.clock() < self._next_question:
-            return
-        self._next_question = self.clock() + self.poll_seconds
         try:
             self.queue = self.read_queue()
         except RunError as error:

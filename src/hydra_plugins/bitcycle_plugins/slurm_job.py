@@ -116,7 +116,7 @@ class SlurmJob:
             return EXIT_INTERRUPTED
         self._write(None)
         problem = requeue(self._job_id())
-        if problem:
+        if problem and job_state(self._job_id()) == "RUNNING":  # else SLURM was faster
             self._write(EXIT_INTERRUPTED, f"stopped, and SLURM does not requeue it: {problem}")
         return EXIT_INTERRUPTED
 
@@ -162,12 +162,12 @@ def job_state(job: str) -> str:
 
 def requeue(job: str) -> str:
     """Put a running job into the queue again; returns what SLURM has against it, else an empty string."""
-    for attempt in range(3):
+    for pause in (1.0, 2.0, 0.0):
         answer = _scontrol("requeue", job)
         if answer.returncode == 0:
             say("in the queue again")
             return ""
-        time.sleep(2.0**attempt)
+        time.sleep(pause)
     return answer.stderr.strip() or f"scontrol ended with {answer.returncode}"
 
 

@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 export HYDRA_FULL_ERROR := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint status collect costs readme lock clean
+.PHONY: help setup demo test test-slurm lint status collect costs readme lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -27,6 +27,9 @@ demo: $(VENV)/.ready ## train a small ResNet with RTH on real digits: accuracy, 
 
 test: $(VENV)/.ready lint ## style, types, then all tests (under 12 minutes on two cores)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal
+
+test-slurm: $(VENV)/.ready ## a sweep on a SLURM cluster that is started on this machine for it; root installs SLURM if need be
+	scripts/test_slurm.sh "$(abspath $(RUN))"
 
 lint: $(VENV)/.ready ## ruff and mypy
 	$(VENV)/bin/ruff check .

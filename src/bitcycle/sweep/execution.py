@@ -41,8 +41,8 @@ def worst(codes: Sequence[int]) -> int:
 
 
 def runs_to_launch(runs: Sequence[SweepRun]) -> list[SweepRun]:
-    """Those that somebody has to run: neither done, nor wrong, nor running now."""
-    return [run for run in runs if run.state in ("missing", "resumable", "failed")]
+    """Those that somebody has to run, or to wait for: not those that are done, wrong, or running outside of any queue."""
+    return [run for run in runs if run.state in ("missing", "resumable", "failed", "queued")]
 
 
 def report(runs: Sequence[SweepRun], sweep: Sweep, dry_run: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""The runs of a sweep and their states: done, missing, running elsewhere, or wrong; each run once, whatever it is called."""
+"""The runs of a sweep and their states: done, missing, running, queued or wrong; each run once, whatever it is called."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bitcycle.sweep.grid import Overrides, command_line
 from bitcycle.training.plan import locate, make_plan
 from bitcycle.training.run_folder import RunFolder
 
-STATES = ("done", "running", "resumable", "failed", "missing", "wrong")
+STATES = ("done", "running", "queued", "resumable", "failed", "missing", "wrong")
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,20 @@ def _state(folder: RunFolder) -> tuple[str, str]:
     if status.get("state") == "failed":
         return str(status.get("reason") or ""), "failed"
     return "", "resumable" if folder.checkpoint.exists() else "missing"
+
+
+def mark_queued(runs: Sequence[SweepRun], queued: Callable[[Sequence[Path]], set[Path]]) -> list[SweepRun]:
+    """The runs, where those that wait or run in the queue of a cluster say so.
+
+    Args:
+        runs: as found on disk.
+        queued: tells which of some run folders are in the queue.
+    """
+    folders = queued([run.folder.path for run in runs if run.config is not None and run.state != "done"])
+    return [
+        replace(run, state="queued") if run.state not in ("done", "wrong") and run.folder.path in folders else run
+        for run in runs
+    ]
 
 
 def count_states(runs: Sequence[SweepRun]) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn
 from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
@@ -18,9 +20,21 @@ from omegaconf.errors import OmegaConfBaseException
 if TYPE_CHECKING:
     from bitcycle.configuration import RunConfig
     from bitcycle.sweep import Sweep
+    from bitcycle.sweep.inventory import SweepRun
 
 GROUP = "sweeps"
 """The group of the sweep files; what it chooses is no setting of a run."""
+
+
+@runtime_checkable
+class QueueLauncher(Protocol):
+    """A launcher whose jobs outlive the sweep, and that knows a run by its folder."""
+
+    def queued(self, folders: Sequence[Path]) -> set[Path]:
+        """Those of some run folders whose runs wait or run already."""
+
+    def launch_into(self, job_overrides: Sequence[Sequence[str]], folders: Sequence[Path]) -> Sequence[JobReturn]:
+        """Run those that do not wait or run already, and wait for all."""
 
 
 class GridSweeper(Sweeper):
@@ -49,20 +63,27 @@ class GridSweeper(Sweeper):
             SweepEnded: always; it carries the exit code, as Hydra would drop what is returned.
         """
         from bitcycle.sweep.execution import SweepEnded, report, runs_to_launch, worst
-        from bitcycle.sweep.inventory import take_stock
+        from bitcycle.sweep.inventory import mark_queued, take_stock
         from bitcycle.sweep.item import Sweep
 
         sweep = Sweep(**self.fields)
         overrides = OverridesParser.create(config_loader=self.loader).parse_overrides(arguments)
         fixed, swept = _settings(overrides)
         runs = take_stock(_expand(sweep, fixed, swept), self._compose)
+        if isinstance(self.runner, QueueLauncher):
+            runs = mark_queued(runs, self.runner.queued)
         dry_run = fixed.get("dry_run", "false").lower()  # Hydra says True
         codes = report(runs, sweep, dry_run)
         missing = runs_to_launch(runs) if dry_run == "false" else []
         if missing:
-            jobs = self.runner.launch([run.arguments for run in missing], initial_job_idx=0)
-            codes += [int(job.return_value) for job in jobs]
+            codes += [int(job.return_value) for job in self._launch(missing)]
         raise SweepEnded(worst(codes))
+
+    def _launch(self, runs: Sequence[SweepRun]) -> Sequence[JobReturn]:
+        arguments = [run.arguments for run in runs]
+        if isinstance(self.runner, QueueLauncher):
+            return self.runner.launch_into(arguments, [run.folder.path for run in runs])
+        return self.runner.launch(arguments, initial_job_idx=0)
 
     def _compose(self, run: dict[str, str]) -> RunConfig | str:
         """The validated configuration of one run, or what is wrong with it."""

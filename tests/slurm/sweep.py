@@ -1,0 +1,119 @@
+"""A sweep on a real SLURM whose jobs are stopped in the middle, and whose waiting is too, gives what an undisturbed one gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+
+from tests.conftest import ROOT, run_train, train_command
+
+pytestmark = pytest.mark.skipif("BITCYCLE_SCRATCH_CLUSTER" not in os.environ, reason="make test-slurm")
+
+SWEEP = (
+    *("dataset=digits", "model=resnet8", "scale=smoke", "schedule=static,RTH", "seed=0,1"),
+    *("training.steps=300", "training.evaluation_steps=100", "training.checkpoint_seconds=0.5", "training.threads=1"),
+)
+SLURM = (
+    *("hydra/launcher=slurm", "hydra.launcher.gpus_per_node=null", "hydra.launcher.mem_gb=null"),
+    *("hydra.launcher.cpus_per_task=1", "hydra.launcher.timeout_min=30", "hydra.launcher.poll_seconds=1"),
+)
+PATIENCE = 300.0
+
+
+def wait_for(condition, process):
+    """The first result of `condition` that is true."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+def runs_in_the_middle(results):
+    """Run folders with a checkpoint, of runs that are not done."""
+    for path in results.glob("smoke/*/seed=*/checkpoint/last.pt"):
+        folder = path.parent.parent
+        if json.loads((folder / "status.json").read_text())["state"] == "running":
+            yield folder
+
+
+def job_of(results, folder):
+    """The id of the job of a run."""
+    for array in results.glob(".slurm/*/array.json"):
+        runs = json.loads(array.read_text())["runs"]
+        if str(folder) in runs:
+            return json.loads((array.parent / f"{runs.index(str(folder))}.json").read_text())["job"]
+    raise AssertionError(folder)
+
+
+def scontrol(*arguments):
+    return subprocess.run(["scontrol", *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def arrays(results):
+    return sorted(path.parent.name for path in results.glob(".slurm/*/array.json"))
+
+
+def finished(results):
+    """(metrics, final weights) of every run."""
+    found = {}
+    for summary in sorted(results.glob("smoke/*/seed=*/summary.json")):
+        state = torch.load(summary.parent / "checkpoint" / "last.pt", weights_only=True)
+        found[str(summary.parent.relative_to(results))] = (summary.parent / "metrics.jsonl").read_text(), state["model"]
+    return found
+
+
+def test_a_disturbed_sweep_equals_an_undisturbed_one(tmp_path):
+    undisturbed, results = tmp_path / "local", tmp_path / "slurm"
+    command = ("-m", *SWEEP, *SLURM, f"results_root={results}")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        train_command(*command), cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        # One job is put back by SLURM, as in preemption; another is warned, as before the end of its time.
+        first = wait_for(lambda: next(runs_in_the_middle(results), None), process)
+        put_back = job_of(results, first)
+        scontrol("requeue", put_back)
+        other = lambda: next((run for run in runs_in_the_middle(results) if run != first), None)  # noqa: E731
+        second = wait_for(other, process)
+        warned = job_of(results, second)
+        subprocess.run(["scancel", "--signal=USR1", warned], check=True, timeout=60)
+        # Whoever waits goes away; the jobs do not.
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+    assert process.returncode == 75, said
+    assert "stay in SLURM" in said
+    submitted = arrays(results)
+    assert len(submitted) == 2  # of two jobs each, as the cluster takes three in one at most
+
+    again = run_train(*command, timeout=PATIENCE)
+    assert again.returncode == 0, again.stderr
+    assert "in SLURM already" in again.stderr
+    assert arrays(results) == submitted
+    for job, run in ((put_back, first), (warned, second)):
+        assert "Restarts=1 " in scontrol("show", "job", "--oneliner", job)
+        assert "resuming after step" in (run / "log.txt").read_text()
+
+    done = run_train(*command, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    assert "4 runs: 4 done" in done.stderr
+    assert arrays(results) == submitted
+
+    local = run_train("-m", *SWEEP, "hydra.launcher.workers=2", f"results_root={undisturbed}", timeout=PATIENCE)
+    assert local.returncode == 0, local.stderr
+    expected, found = finished(undisturbed), finished(results)
+    assert len(expected) == 4
+    assert found.keys() == expected.keys()
+    for name, (metrics, weights) in expected.items():
+        assert found[name][0] == metrics, name
+        assert all(torch.equal(found[name][1][key], value) for key, value in weights.items()), name

@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from bitcycle.settings import SettingError, nearest
 from bitcycle.sweep.grid import Overrides, expand, substitute

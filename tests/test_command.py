@@ -282,20 +282,18 @@ def test_wandb_is_offline_by_default_and_optional(command, tmp_path):
     assert configure().logging.wandb == "disabled"  # nothing is written beside metrics.jsonl unless asked
 
 
-def test_multirun_goes_through_every_combination_and_reports_the_worst_code(command, tmp_path):
-    code, _, err = command(
-        "-m",
-        "dataset=digits",
-        "model=resnet8",
-        "scale=smoke",
-        "training.steps=16",
-        "schedule=static,RTH",
-        "schedule.cycles=2,3",
-    )
-    assert code == 2  # RTH with three cycles
-    assert "schedule.cycles=3: a triangular schedule" in err
-    states = sorted(RunFolder(path.parent).read_status()["state"] for path in (tmp_path / "runs").rglob("status.json"))
-    assert states == ["done"] * 2  # static twice the same run, and RTH with two cycles
+def test_multirun_trains_what_is_missing_and_reports_the_worst_code(command, tmp_path):
+    few = ("-m", "dataset=digits", "model=resnet8", "scale=smoke", "training.steps=4", "training.evaluation_steps=4")
+    code, _, err = command(*few, "schedule=static,RTH", "schedule.cycles=2,3")
+    assert code == 2  # RTH with three cycles, which keeps no other from running
+    assert "3 runs: 2 missing, 1 wrong" in err  # static is one run, whatever cycles say
+    assert "wrong configuration: schedule.cycles=3: a triangular schedule" in err
+    folders = [RunFolder(path.parent) for path in (tmp_path / "runs").rglob("status.json")]
+    assert [folder.state() for folder in folders] == ["done"] * 2
+    logs = {folder.path: folder.log.read_text() for folder in folders}
+    code, _, err = command(*few, "schedule=static,RTH", "schedule.cycles=2")
+    assert code == 0 and "2 runs: 2 done" in err
+    assert {folder.path: folder.log.read_text() for folder in folders} == logs  # no run was begun again
 
 
 def test_help_explains_every_group_option_and_setting(command):

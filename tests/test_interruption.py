@@ -53,12 +53,15 @@ def test_a_signal_while_libraries_are_imported(number, tmp_path):
 
 
 def test_an_interruption_ends_the_sweep(tmp_path):
-    process = start("-m", *SMALL, "training.steps=100000", "seed=0,1", f"results_root={tmp_path}")
+    process = start(
+        *("-m", *SMALL, "training.steps=100000", "seed=0,1", "hydra.launcher.workers=1", f"results_root={tmp_path}")
+    )
     wait_for(tmp_path, process)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 75, errors
-    assert len(list(tmp_path.rglob("status.json"))) == 1  # seed 1 was not begun
+    (status,) = tmp_path.rglob("status.json")  # seed 1 was not begun
+    assert RunFolder(status.parent).state() == "resumable"
     assert "Traceback" not in errors
 
 

@@ -30,6 +30,7 @@ from bitcycle.errors import (
 from bitcycle.help import help_text
 from bitcycle.settings import SettingError, nearest
 from bitcycle.sweep.execution import SweepEnded, worst
+from bitcycle.sweep.grid import quoted
 from bitcycle.training.display import set_up_console
 from bitcycle.training.interruption import Interrupted
 from bitcycle.training.plan import Plan, make_plan
@@ -61,16 +62,6 @@ def main(conf: Path) -> int:
     except SweepEnded as sweep:
         return sweep.code
     return worst(exit_codes)
-
-
-def quoted(argument: str) -> str:
-    """A setting whose value is a path with = in it, as run folders are (seed=0), in the quotes that Hydra wants there.
-
-    >>> quoted("model.initial_weights=results/seed=0"), quoted("schedule.q_min=3")
-    ("model.initial_weights='results/seed=0'", 'schedule.q_min=3')
-    """
-    key, _, value = argument.partition("=")
-    return f"{key}='{value}'" if re.fullmatch(r"[\w./~-]*=[\w./~=-]*", value) else argument
 
 
 def _call(launch: Callable[[], None]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -77,16 +78,33 @@ def substitute(run: Overrides, replacements: Mapping[str, Any]) -> Overrides:
 
     >>> substitute({"model": "resnet152", "seed": "1"}, {"model": {"resnet152": "resnet20"}, "dataset.test_samples": 500})
     {'model': 'resnet20', 'seed': '1', 'dataset.test_samples': '500'}
+    >>> substitute({"schedule.cycles": "32"}, {"schedule.cycles": {32: 4}})
+    {'schedule.cycles': '4'}
     """
     found = dict(run)
     for key, replacement in replacements.items():
         if not isinstance(replacement, Mapping):
             found[key] = as_text(replacement)
         elif key in found:
-            found[key] = as_text(replacement.get(found[key], found[key]))
+            by_text = {as_text(old): new for old, new in replacement.items()}  # YAML reads 32: 4 as numbers
+            found[key] = as_text(by_text.get(found[key], found[key]))
     return found
 
 
 def command_line(run: Overrides) -> list[str]:
-    """A run as arguments of train.py."""
-    return [f"{key}={value}" for key, value in run.items()]
+    """A run as arguments of train.py.
+
+    >>> command_line({"seed": "1", "model.initial_weights": "runs/seed=0"})
+    ['seed=1', "model.initial_weights='runs/seed=0'"]
+    """
+    return [quoted(f"{key}={value}") for key, value in run.items()]
+
+
+def quoted(argument: str) -> str:
+    """A setting whose value is a path with = in it, as run folders are (seed=0), in the quotes that Hydra wants there.
+
+    >>> quoted("model.initial_weights=results/seed=0"), quoted("schedule.q_min=3")
+    ("model.initial_weights='results/seed=0'", 'schedule.q_min=3')
+    """
+    key, _, value = argument.partition("=")
+    return f"{key}='{value}'" if re.fullmatch(r"[\w./~-]*=[\w./~=-]*", value) else argument

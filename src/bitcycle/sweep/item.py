@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from bitcycle.settings import SettingError, nearest
 from bitcycle.sweep.grid import Overrides, expand, substitute
@@ -75,10 +76,10 @@ def read_sweep(path: Path) -> Sweep:
     """The sweep in a file of `sweeps/`.
 
     Raises:
-        SettingError: for a file without `hydra.sweeper`, or with a field that no sweep has.
+        SettingError: for a file that is missing, no YAML, without `hydra.sweeper`, or with a field that no sweep has.
     """
     try:
         content: Any = OmegaConf.to_container(OmegaConf.load(path))
         return Sweep(**content["hydra"]["sweeper"])
-    except (TypeError, KeyError, OmegaConfBaseException) as error:
+    except (OSError, TypeError, KeyError, YAMLError, OmegaConfBaseException) as error:
         raise SettingError("sweeps", path, str(error), "see sweeps/README.md for the form of a sweep") from error

@@ -67,7 +67,7 @@ class RunFolder:
         try:
             with open(self.path / ".lock", "rb") as stream:
                 fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         except BlockingIOError:
             return True

@@ -51,7 +51,10 @@ class GridSweeper(Sweeper):
         }
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self.composed, self.loader = config, hydra_context.config_loader
+        from bitcycle.sweep.composition import Composer
+
+        self.loader = hydra_context.config_loader
+        self.compose = Composer(lambda arguments: _without_hydra(self.loader.load_sweep_config(config, arguments)))
         self.runner: Launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
@@ -90,11 +93,9 @@ class GridSweeper(Sweeper):
         from bitcycle.command import explain_hydra
         from bitcycle.configuration import read_config
         from bitcycle.settings import SettingError
-        from bitcycle.sweep import command_line
 
         try:
-            composed = self.loader.load_sweep_config(self.composed, command_line(run))
-            return read_config(_without_hydra(composed))
+            return read_config(self.compose(run))
         except SettingError as error:
             return str(error)
         except (HydraException, OmegaConfBaseException) as error:

@@ -1,0 +1,57 @@
+"""Composing many configurations that differ in values more than in the options of their groups, a tenth of the time each."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from bitcycle.configuration import TYPES
+from bitcycle.sweep.grid import Overrides, command_line
+
+GROUPS = (*TYPES, "training", "scale")
+"""Settings that choose a file of `conf/`; all others are values inside what these choose."""
+
+
+class Composer:
+    """Composes settings as Hydra does, which is asked once for each choice of options; the values are then put in.
+
+    Args:
+        compose: what Hydra makes of command line arguments, without its own settings.
+    """
+
+    def __init__(self, compose: Callable[[list[str]], DictConfig]) -> None:
+        self._compose = compose
+        self._composed: dict[str, DictConfig] = {}
+        self._parser = OverridesParser.create()
+
+    def __call__(self, run: Overrides) -> DictConfig:
+        """The configuration of a run's settings.
+
+        Raises:
+            HydraException, OmegaConfBaseException: as Hydra does for settings that do not exist or have the wrong type.
+        """
+        choices = {key: value for key, value in run.items() if key in GROUPS or not _is_plain(key)}
+        name = str(sorted(choices.items()))
+        if name not in self._composed:
+            self._composed[name] = self._compose(command_line(choices))
+        try:
+            return self._with_values(self._composed[name], {k: v for k, v in run.items() if k not in choices})
+        except (HydraException, OmegaConfBaseException):
+            return self._compose(command_line(run))  # which says what is wrong in Hydra's words
+
+    def _with_values(self, config: DictConfig, values: Mapping[str, str]) -> DictConfig:
+        found = copy.deepcopy(config)
+        OmegaConf.set_struct(found, True)
+        for override in self._parser.parse_overrides(command_line(dict(values))):
+            OmegaConf.update(found, override.get_key_element(), override.value(), merge=True)
+        return found
+
+
+def _is_plain(key: str) -> bool:
+    """Whether a key names a value of a run, and nothing of Hydra's (hydra.x, +x, ~x, group/x, group@x)."""
+    return key.replace(".", "").replace("_", "").isalnum() and not key.startswith("hydra.")

@@ -97,6 +97,13 @@ RESUME: dict[str, list[str]] = {
         *("schedule=CR", "quantizer=uniform_l2", "schedule.gradient_min=32"),
         *("training.weight_averaging.start=0.3", "training.weight_averaging.every=0.1"),
     ],
+    "weight averaging in phases": [
+        *("schedule=hlhlp", *CHOOSING),
+        *("training.weight_averaging.start=0.3", "training.weight_averaging.every=0.1"),
+    ],
+    "weight averaging with gates": [
+        *("schedule=dfq", *SHORT, "training.weight_averaging.start=0.3", "training.weight_averaging.every=0.25"),
+    ],
     "initial weights": ["schedule=CR", "dataset.part=second_samples", f"model.initial_weights={WEIGHTS}"],
     "augmentation": ["dataset.crop_padding=2", "dataset.flip=true", "schedule=ER"],
     "dataset=voc_small": [

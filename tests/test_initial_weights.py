@@ -139,6 +139,19 @@ def test_float_pretraining_and_quantized_retraining_compose(digits):
     assert torch.equal(third.build_model().state_dict()["conv1.weight"], quantized["conv1.weight"])
 
 
+def test_a_network_that_chose_its_bits_can_be_retrained(digits):
+    """Its blocks have other names, and its gates are not taken over, whether the new run has gates or not."""
+    first = digits("schedule=dfq", "training.steps=2")
+    execute(first)
+    trained = torch.load(first.folder.checkpoint.last, weights_only=True)["model"]
+    for schedule in ("static", "dfq"):
+        plan = digits(f"schedule={schedule}", f"model.initial_weights='{first.folder.path}'")
+        model = plan.build_model().state_dict()
+        weight = model["group2.0.block.conv1.weight" if schedule == "dfq" else "group2.0.conv1.weight"]
+        assert torch.equal(weight, trained["group2.0.block.conv1.weight"])
+        assert torch.equal(model["conv1.weight"], trained["conv1.weight"])
+
+
 def test_the_content_names_the_run(digits, tmp_path):
     first = digits(*FLOAT)
     execute(first)

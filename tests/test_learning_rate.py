@@ -143,3 +143,21 @@ def test_plateau_needs_validation(digits):
     assert plan.config.dataset.validation == 0.1
     with pytest.raises(SettingError, match=r"waits for validations.*hold something out"):
         digits("training.learning_rate.name=plateau", "dataset.validation=0")
+
+
+@pytest.mark.parametrize(("cycles", "steps"), [(2000, 64_000), (7, 60)])
+def test_cycles_shorter_than_a_step_are_refused(cycles, steps):
+    with pytest.raises(
+        SettingError, match=f"cycles={cycles}: the first of the cycles would have less than one of {steps}"
+    ):
+        LearningRateOptions(name="cyclic", cycles=cycles).check_length(steps)
+    LearningRateOptions(name="cyclic", cycles=6).check_length(60)
+    LearningRateOptions(name="cyclic", cycles=cycles, delay=1.0).check_length(steps)
+    LearningRateOptions(name="cosine", cycles=cycles).check_length(steps)
+
+
+def test_cycles_must_fit_into_each_phase(digits):
+    options = ["schedule=fine_tuning", "training.learning_rate.name=cyclic"]
+    assert digits(*options, "training.learning_rate.cycles=5")
+    with pytest.raises(SettingError, match=r"training.learning_rate.cycles=7: .*32 steps"):
+        digits(*options, "training.learning_rate.cycles=7")

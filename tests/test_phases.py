@@ -24,7 +24,7 @@ from bitcycle.training.flatness import SecondMoment, adam_trace_sqrt
 from bitcycle.training.loop import Trainer
 from bitcycle.training.phases import Candidate, best_candidates, choose
 from bitcycle.training.report import plan_report, summary_report
-from bitcycle.training.run import execute
+from bitcycle.training.run import build_trainer, execute
 from bitcycle.training.run_folder import read_records
 from tests.settings import CHOOSING
 from tests.test_quantizer_golden import arrays
@@ -105,6 +105,24 @@ def test_trace_sqrt_v_by_hand():
     again = SecondMoment([weight, unused])
     again.load_state_dict(copy.deepcopy(moment.state_dict()))
     assert again.trace_sqrt() == moment.trace_sqrt()
+
+
+def test_tracked_moments_are_those_of_the_gradients_whatever_the_optimizer_makes_of_them(digits):
+    """PyTorch's SGD adds Nesterov's momentum to the gradients themselves where there is no weight decay."""
+    plan = digits(
+        *("schedule=fine_tuning", "schedule.start_from=[previous,flattest]"),
+        *("training.optimizer.nesterov=true", "training.optimizer.weight_decay=0"),
+    )
+    trainer = build_trainer(plan, CPU)
+    trainer.phases.begin(CPU)
+    weight, expected = trainer.model.conv1.weight, torch.zeros_like(trainer.model.conv1.weight)
+    gradients: list[torch.Tensor] = []
+    weight.register_post_accumulate_grad_hook(lambda p: gradients.append(p.grad.clone()))
+    for _, batch in zip(range(3), trainer.task.batches(0)):
+        trainer.train_step(batch)
+        expected = 0.999 * expected + 0.001 * gradients[-1].square()
+    index = next(i for i, p in enumerate(trainer.phases.moment.parameters) if p is weight)
+    torch.testing.assert_close(trainer.phases.moment.moments[index], expected)
 
 
 def test_adams_own_moments_are_those_that_are_tracked():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -11,12 +12,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from bitcycle.analysis.collect import summary_row
 from bitcycle.schedule import Precision, schedule
+from bitcycle.schedule.range_test import FirstRangeTest
 from bitcycle.settings import SettingError
 from bitcycle.training.identity import run_hash
 from bitcycle.training.loop import Trainer
+from bitcycle.training.report import plan_report
 from bitcycle.training.run import execute
 from bitcycle.training.run_folder import read_json, read_records
 from tests.conftest import GOLDEN, configure
@@ -137,6 +141,12 @@ def test_lengths_of_the_papers_run_and_of_shorter_ones():
         ("RTH", {"q_min": "three"}, r"q_min=three: has the wrong type. Remedy: give a whole number .*, or auto"),
         ("RTH", {"q_min": 3.5}, r"q_min=3.5: has the wrong type"),
         ("RTH", {"q_min": True}, r"q_min=True: has the wrong type"),
+        ("dfq", {"q_min": None}, r"q_min=null: cannot be null"),
+        (
+            "delayed",
+            {"q_min": "auto", "start": 1, "range_test": FirstRangeTest(20)},
+            r"range_test.level_steps=20: .*most 16",
+        ),
         ("RTH", {"q_min": "auto", "q_max": 2}, r"range_test.start=2: there is nothing to test below q_max=2"),
         (
             "RTH",
@@ -165,6 +175,19 @@ def test_auto_knows_its_bounds_and_becomes_the_schedule_that_follows():
     assert (test.q_min, test.q_max, test.gradient) == (2, 8, 10)
 
 
+def test_the_test_has_the_length_of_the_whole_run_also_before_a_late_start():
+    options = {"start": 0.5, "cycles": 2, "range_test": FirstRangeTest(15)}
+    assert schedule("delayed", total_steps=100, q_min="auto", **options).preliminary.levels == range(2, 8)
+
+
+def test_the_cost_of_the_first_test_is_counted_as_asked(digits):
+    options = ["schedule=CR", "schedule.q_min=auto", "schedule.range_test.threshold=0"]
+    before, plan = execute(digits(*options)), digits(*options, "hardware.convention=cpt")
+    after = execute(plan)
+    test = execute(plan.preliminary())["cost"]["total"]
+    assert after["preliminary"]["range_test"]["cost"] == test != before["preliminary"]["range_test"]["cost"]
+
+
 def test_the_name_of_a_run_says_auto():
     def name(*options: str) -> str:
         return run_hash(configure("schedule=RTH", *options))
@@ -174,7 +197,7 @@ def test_the_name_of_a_run_says_auto():
     )
 
 
-@pytest.mark.parametrize("name", ["static", "pfq", "pfq_manual"])
+@pytest.mark.parametrize("name", ["static", "pfq", "pfq_manual", "dfq", "fractrain"])
 def test_schedules_without_q_min_accept_the_word(name):
     assert configure(f"schedule={name}", "schedule.q_min=auto").schedule.q_min == "auto"
 
@@ -188,6 +211,35 @@ def test_dry_run_shows_bounds(digits):
         assert costs["least"]["gbitops"] <= known <= costs["most"]["gbitops"]
     test = digits("schedule=range_test").describe()
     assert (test["total_steps"], test["precision"]) == (24, None)
+    assert [(phase["steps"], phase["evaluations"]) for phase in test["phases"]] == [(24, 1)]
+    assert described["preliminary"]["total_steps"] == 24
+    assert described["preliminary"]["cost_bounds"] == test["cost_bounds"]
+
+
+@pytest.mark.parametrize("options", [["schedule.threshold=0"], ["schedule.threshold=1"], ["schedule.stop=false"]])
+def test_bounds_enclose_a_test_wherever_it_ends(digits, options):
+    plan = digits("schedule=range_test", *options)
+    costs, total = plan.describe()["cost_bounds"], execute(plan)["cost"]["total"]["gbitops"]
+    assert costs["least"]["gbitops"] <= total <= costs["most"]["gbitops"]
+    assert (costs["most"]["gbitops"] == total) == (options != ["schedule.threshold=0"])
+
+
+def test_dry_run_knows_of_a_test_that_has_begun(digits):
+    plan = digits("schedule=CR", "schedule.q_min=auto", "schedule.range_test.threshold=0")
+    assert plan.describe()["state"] == "new"
+    execute(plan.preliminary())
+    described = plan.describe()
+    assert (described["state"], described["preliminary"]["state"]) == ("resumable", "done")
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(plan_report(plan))
+    assert "before it: range_test, at most 24 steps, between" in shown.getvalue()
+
+
+def test_bounds_of_a_known_cost_are_the_cost(digits):
+    """Also of a float run, which costs more than the static precision that it is compared with."""
+    for options in ("quantizer=none", "quantizer=sbm"):
+        described = digits("schedule=CR", options).describe()
+        assert described["cost"] == described["cost_bounds"]["least"] == described["cost_bounds"]["most"]
 
 
 def test_the_learning_rate_is_that_of_the_beginning_of_the_whole_run(digits):
@@ -297,7 +349,9 @@ def test_weights_begin_anew_after_divergence(digits):
         if trainer.step in (3, 19):
             with torch.no_grad():
                 trainer.model.conv1.weight.fill_(math.nan)
+            trainer.average.add(trainer.model)
     torch.testing.assert_close(trainer.model.state_dict(), initial, rtol=0, atol=0)
+    assert trainer.average.count == 0  # of weights that are no more
     while trainer.step < 64:
         trainer.train_step(next(batches))
     result = plan.schedule.result

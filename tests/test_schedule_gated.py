@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bitcycle.figure.run import draw_run
+from bitcycle.layer import PrecisionController
 from bitcycle.schedule import Precision, schedule
 from bitcycle.schedule.gated import FAMILIES, OPTION_LISTS, Dfq, FracTrain
 from bitcycle.settings import SettingError
@@ -148,6 +149,24 @@ def test_fractrain_goes_through_its_targets_and_logs_what_was_chosen(digits):
     assert total["bitfusion"]["energy_j"] > 0 and total["zc706"]["latency_s"] > 0
     assert evaluations[-1]["cost"] == total
     assert draw_run(run).stat().st_size > 10_000
+
+
+def test_accuracy_at_q_max_is_that_of_the_whole_network_at_q_max(digits, monkeypatch):
+    """Also where the layers outside the blocks have just these bits in training."""
+    chosen: list[tuple[Precision, bool]] = []
+    use = PrecisionController.use
+
+    def watched(self, precision, choose=None):
+        use(self, precision, choose)
+        chosen.append((precision, self.record.gates[0].active))
+
+    monkeypatch.setattr(PrecisionController, "use", watched)
+    options = ["schedule=dfq", "schedule.options=[[2,6],[8,8]]", "schedule.weight_bits=8", "training.steps=2"]
+    for word, first in (("last", True), ("max", False)):
+        chosen.clear()
+        execute(digits(*options, f"training.evaluation_precision={word}"))
+        at_q_max = [] if word == "max" else [False]
+        assert chosen == [(Precision(8, 8, 8), active) for active in (first, *at_q_max, True)]
 
 
 def test_indicator_sees_the_loss_with_or_without_the_cost_term(digits):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bitcycle.dataset import Epoch
+import bitcycle
 from bitcycle.settings import SettingError
 from bitcycle.training.run import build_trainer, execute
 from bitcycle.training.run_folder import read_json, read_records
@@ -56,11 +56,66 @@ def test_statistics_are_means_over_all_samples():
     batches = list(torch.randn(10, 2, generator=torch.Generator().manual_seed(0)).mul(3).add(7).split(4))
     model = nn.BatchNorm1d(2, momentum=0.3)
     model.running_mean.fill_(99.0)
-    estimate_statistics(Numbers(), model.train(), Epoch(10, 4), range(3), batches)
+    estimate_statistics(Numbers(), model.train(), range(3), batches)
     torch.testing.assert_close(model.running_mean, torch.cat(batches).mean(0))
     variance = sum(len(batch) * batch.var(0, correction=1) for batch in batches) / 10
     torch.testing.assert_close(model.running_var, variance)
     assert model.momentum == 0.3
+
+
+def test_statistics_of_a_layer_that_runs_several_times_are_means_over_all_of_its_inputs():
+    """As in the blocks of DFQ, which run once for each option."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bn = nn.BatchNorm1d(2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.bn(x) + self.bn(3 * x + 1)
+
+    batches = list(torch.randn(10, 2, generator=torch.Generator().manual_seed(0)).split(4))
+    model = Twice().train()
+    estimate_statistics(Numbers(), model, range(3), batches)
+    rows = torch.cat(batches)
+    torch.testing.assert_close(model.bn.running_mean, torch.cat([rows, 3 * rows + 1]).mean(0))
+
+
+def test_choices_of_gates_are_counted_in_training_only(digits, tmp_path):
+    """Neither cost nor choices of DFQ know of the passes that estimate statistics for the average."""
+    options = ["schedule=dfq", "training.steps=8", "training.evaluation_steps=4"]
+    plain = execute(digits(*options, f"results_root={tmp_path}/plain"))
+    averaging = execute(digits(*options, *AVERAGING, f"results_root={tmp_path}/averaging"))
+    assert averaging["averaged"]["weights"] == 5
+    for key in ("samples", "cost", "gates", "final"):
+        assert averaging[key] == plain[key]
+
+
+def test_a_loop_of_ones_own_counts_no_pass_that_trains_nothing():
+    model = bitcycle.quantize_model(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), float_layers=[])
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("static", total_steps=2))
+    control.step(0)
+    model(torch.randn(5, 3))
+    with control.uncounted():
+        model(torch.randn(7, 3))
+    assert control.cost().samples == 5
+    control.step(1)
+    model(torch.randn(5, 3))
+    assert control.cost().samples == 10
+
+
+def test_each_phase_has_an_average_of_its_own(digits):
+    """The weights of two phases, float ones and such with few bits, are not mixed."""
+    plan = digits(
+        *("schedule=partial_pretrain", "quantizer=pact_binary", "model=resnet8_extra_skip", "schedule.split=0.5"),
+        *("training.weight_averaging.start=0.25", "training.weight_averaging.every=0.125"),
+    )
+    summary = execute(plan)
+    assert (
+        summary["averaged"]["weights"] == 4
+    )  # after steps 40, 48, 56, 64; those after 16, 24, 32 belong to the first phase
+    evaluations = [record for record in read_records(plan.folder.metrics) if record["kind"] == "evaluation"]
+    assert ["test_accuracy_averaged" in record for record in evaluations] == [True, True]
 
 
 @pytest.mark.parametrize("quantizer", [["sbm"], ["uniform_l2", "schedule.gradient_min=32"]], ids=lambda q: q[0])
@@ -99,11 +154,11 @@ def test_the_average_of_a_run_is_that_of_its_weights(digits):
     assert values == {f"{name}_averaged": v for name, v in trainer.task.evaluate(trainer.model.eval()).items()}
     trainer.model.train()
     own = trainer.model.bn1.running_mean.clone()
-    estimate_statistics(trainer.task, trainer.model, trainer.epoch, range(48, 64), trainer.task.batches(48))
+    estimate_statistics(trainer.task, trainer.model, range(48, 64), trainer.task.batches(48))
     assert not torch.equal(
         own, trainer.model.bn1.running_mean
     )  # step 64 begins an epoch: its batches, not those before
-    estimate_statistics(trainer.task, trainer.model, trainer.epoch, range(64, 80), trainer.task.batches(64))
+    estimate_statistics(trainer.task, trainer.model, range(64, 80), trainer.task.batches(64))
     torch.testing.assert_close(own, trainer.model.bn1.running_mean)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -53,6 +55,7 @@ class PrecisionController:
             remedy = "bind the schedule with steps_per_epoch"
             raise SettingError("update", "epoch", "the length of an epoch is not known", remedy)
         self.precision: Precision | None = None
+        self._counting = True
         self._record = GateRecord(model)
         self._hardware = hardware_options(hardware)
         self._meter: CostMeter | None = None
@@ -102,19 +105,33 @@ class PrecisionController:
         epoch = self.schedule.length.steps_per_epoch
         return epoch is not None and t % epoch == 0
 
-    def use(self, precision: Precision) -> None:
+    def use(self, precision: Precision, choose: bool | None = None) -> None:
         """Set bits outside the schedule, as for an evaluation at q_max; the next `step` sets them anew.
 
-        A network that chooses its bits does so at the current `precision` only; at others all its blocks have these bits.
+        Args:
+            precision: the bits.
+            choose: whether a network that chooses its bits does so; otherwise all its blocks have these bits. None: it does at
+                the current precision only.
 
         Raises:
             SettingError (a ValueError): for weight or activation bits that the model's quantizer lacks.
         """
         self._check(precision._replace(gradient=FLOAT))
-        self._record.choose(precision == self.precision)
+        self._record.choose(precision == self.precision if choose is None else choose)
         for state in self.states:
             if not state.fixed:
                 state.set(precision)
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Forward passes in training mode that train nothing, as those that estimate statistics of batch norm: no cost."""
+        self._counting = False
+        self._record.count_choices(False)
+        try:
+            yield
+        finally:
+            self._counting = True
+            self._record.count_choices(True)
 
     def cost(self) -> Cost:
         """What the steps so far cost, in total and relative to the same steps at static q_max.
@@ -147,7 +164,7 @@ class PrecisionController:
         self._meter = CostMeter(workload, self._hardware, self.schedule.reference)
 
     def _count_batch(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if not model.training or self.precision is None:
+        if not model.training or self.precision is None or not self._counting:
             return
         if self._meter is None:
             self._hook.remove()  # or tracing would call it again

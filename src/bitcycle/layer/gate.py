@@ -86,7 +86,7 @@ class Gates(nn.Module):
         self._keep("chosen", torch.zeros(blocks, options, dtype=torch.int64))
         self._keep("option_costs", torch.zeros(blocks, options))
         self._keep("target", torch.full((), 100.0))
-        self.reference, self.active, self.tracing = 1.0, True, False
+        self.reference, self.active, self.counting, self.tracing = 1.0, True, True, False
         self._begin()
 
     def _keep(self, name: str, value: Tensor) -> None:
@@ -112,7 +112,8 @@ class Gates(nn.Module):
         logits = self.projections[copy](self._memory[0]).masked_fill(~self.available[index], -torch.inf)
         mask: Tensor = straight_through(_one_hot, logits.softmax(1))
         if self.training:
-            self.chosen[index] += mask.detach().sum(0).to(torch.int64)
+            if self.counting:
+                self.chosen[index] += mask.detach().sum(0).to(torch.int64)
             self._samples, cost = len(mask), (mask * self.option_costs[index]).sum()
             self._cost = cost if self._cost is None else self._cost + cost
         return mask

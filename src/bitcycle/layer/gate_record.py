@@ -39,6 +39,11 @@ class GateRecord:
         for gates in self.gates:
             gates.active = active
 
+    def count_choices(self, counting: bool) -> None:
+        """Whether choices in training mode are those of training samples, to be counted."""
+        for gates in self.gates:
+            gates.counting = counting
+
     def count(self, meter: CostMeter) -> None:
         """Fetch from the device what was chosen since the last time, and count it; waits for the device."""
         for gates, tally in zip(self.gates, self.tallies):

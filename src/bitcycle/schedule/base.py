@@ -207,6 +207,16 @@ class Schedule:
         """The lowest bits of each kind that a step can have."""
         return Precision(*(min(bits) for bits in zip(*self.precisions)))
 
+    @property
+    def cheapest(self) -> list[tuple[Precision, int]]:
+        """The course with the fewest bits that the run can take: [(precision, steps), ...]."""
+        return self.run_lengths if self.fixed else [(self.lowest, self.steps)]
+
+    @property
+    def dearest(self) -> list[tuple[Precision, int]]:
+        """The course with the most bits that the run can take."""
+        return self.run_lengths if self.fixed else [(self.reference, self.steps)]
+
     def state_dict(self) -> dict[str, Any]:
         """State to save in a checkpoint; empty where the precision follows from the step alone."""
         return {}

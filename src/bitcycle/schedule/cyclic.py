@@ -82,14 +82,17 @@ class Cyclic(ScheduleOptions):
             self.end_at_q_max = False  # these patterns of CPT's table 6 end low by definition
 
     def check_length(self, length: RunLength) -> None:
+        self._check_cycles(length)
+        if self.q_min == AUTO:
+            self._check_test(length)
+
+    def _check_cycles(self, length: RunLength) -> None:
         if self.unit == "epoch" and length.steps_per_epoch is None:
             raise SettingError("unit", self.unit, "the length of an epoch is not known", "bind with steps_per_epoch")
         steps = self._duration(length)
         if self.cycles > steps:
             problem = f"the run has only {steps} {self.unit}s, less than one for each cycle"
             raise SettingError("cycles", self.cycles, problem, f"use at most {steps} cycles or train longer")
-        if self.q_min == AUTO:
-            self._check_test(length)
         end = self.lowest_forward + (self.q_max - self.lowest_forward) * self._growth(1.0)
         if self.profile == "exponential" and ROUNDINGS[self.rounding](end) < self.q_max:
             warnings.warn(
@@ -184,9 +187,9 @@ class Delayed(Cyclic):
     start: float = setting(0.5, "fraction of the run at which the cycles begin; 1 means never", minimum=0, maximum=1)
     cycle_length: str = setting("rescaled", "cycles after the start", choices=("rescaled", "unchanged"))
 
-    def check_length(self, length: RunLength) -> None:
+    def _check_cycles(self, length: RunLength) -> None:
         if self._first(length) < length.total_steps:
-            super().check_length(self._rest(length))
+            super()._check_cycles(self._rest(length))
 
     def precision(self, step: int, length: RunLength) -> Precision:
         first = self._first(length)

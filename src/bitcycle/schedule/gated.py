@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Optional
 from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions
 from bitcycle.schedule.plateau import PlateauIndicator
 from bitcycle.schedule.precision import FLOAT, Precision
+from bitcycle.schedule.range_test import check_q_min
 from bitcycle.schedule.staged import Plateau
 from bitcycle.settings import SettingError, nearest, setting
 
@@ -171,6 +172,7 @@ class Dfq(ScheduleOptions):
     )
 
     def validate(self) -> None:
+        check_q_min(self.q_min)
         self.pairs  # noqa: B018  (raises for a wrong list)
         if self.depthwise_bits is not None and len(self.depthwise_bits) != 2:
             problem = "needs two numbers"

@@ -259,6 +259,14 @@ class RangeTestSchedule(Schedule):
     def precisions(self) -> set[Precision]:
         return {self.options.at(bits) for bits in self.options.levels}
 
+    @property
+    def cheapest(self) -> list[tuple[Precision, int]]:
+        return self.dearest[:1] if self.options.stop else self.dearest
+
+    @property
+    def dearest(self) -> list[tuple[Precision, int]]:
+        return [(self.options.at(bits), self.lengths[0]) for bits in self.options.levels]
+
     def __call__(self, step: int) -> Precision:
         self.check_step(step)
         return self.options.at(self.indicator.level)

@@ -1,6 +1,7 @@
 """Training that begins from the weights of another one: float pre-training, then quantized retraining (FracTrain, section 4.5).
 
-The float network's parameters and buffers are taken over, before the network is quantized; what quantizers had learned is not.
+The float network's parameters and buffers are taken over, before the network is quantized; what quantizers and gates
+had learned is not.
 A run is named by the content of these weights, not by where they lie.
 """
 
@@ -106,7 +107,7 @@ def fitting_weights(options: ModelOptions, model: nn.Module) -> tuple[dict[str, 
     """
     if options.initial_weights is None:
         return {}, []
-    found, expected = read_weights(options.initial_weights), model.state_dict()
+    found, expected = _without_gates(read_weights(options.initial_weights), model), model.state_dict()
     layers = convertible_layers(model)
     name = next((name for name in reversed(layers) if isinstance(layers[name], nn.Linear)), "")
     classifier = [key for key in expected if name and key.startswith(f"{name}.")]
@@ -125,6 +126,18 @@ def fitting_weights(options: ModelOptions, model: nn.Module) -> tuple[dict[str, 
         raise SettingError(FIELD, options.initial_weights, problem, remedy)
     left_out = classifier if other or options.initial_classifier == "random" else []
     return {key: found[key] for key in expected if key not in left_out}, left_out
+
+
+def _without_gates(found: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Weights of a network that chose its bits (dfq, fractrain) as those of the network that it was made from."""
+    if not any(key.startswith("gates.") for key in found) or hasattr(model, "gates"):
+        return found
+    names = {f"{name}.block.": f"{name}." for name in getattr(model, "block_names", ())}
+    plain = {}
+    for key, value in found.items():
+        inside = next((name for name in names if key.startswith(name)), None)
+        plain[names[inside] + key[len(inside) :] if inside is not None else key] = value
+    return {key: value for key, value in plain.items() if not key.startswith("gates.")}
 
 
 def _of_quantizer(name: str, layers: dict[str, nn.Module]) -> bool:

@@ -82,6 +82,19 @@ class LearningRateOptions(Settings):
         if self.name == "inverse_sqrt" and self.warmup == 0:
             raise SettingError("warmup", 0, "inverse_sqrt falls from the end of the warm-up on", "set warmup above 0")
 
+    def check_length(self, total_steps: int) -> None:
+        """Raise SettingError where a cycle would be shorter than a step in a run, or a phase, of `total_steps`."""
+        steps = total_steps - round(self.delay * total_steps)
+        if self.name != "cyclic" or steps == 0:
+            return
+        try:
+            empty = 0 in self._cycle_ends(steps)
+        except OverflowError:
+            empty = True
+        if empty:
+            problem = f"the first of the cycles would have less than one of {steps} steps"
+            raise SettingError("cycles", self.cycles, problem, "use fewer, a smaller cycle_growth, or train longer")
+
     def rate(self, step: int, total_steps: int) -> float:
         """The learning rate of `step`, counted from 0, in a run of `total_steps`."""
         if step < self.warmup * total_steps:
@@ -107,11 +120,15 @@ class LearningRateOptions(Settings):
 
     def _cycle_position(self, step: int, steps: int) -> float:
         """z, the share of the current cycle that is over; cycles begin at whole steps."""
-        lengths = [self.cycle_growth**cycle for cycle in range(self.cycles)]
-        ends = [round(steps * sum(lengths[: cycle + 1]) / sum(lengths)) for cycle in range(self.cycles)]
+        ends = self._cycle_ends(steps)
         cycle = min(bisect.bisect_right(ends, step), self.cycles - 1)
         start = ends[cycle - 1] if cycle else 0
         return (step - start) / (ends[cycle] - start)
+
+    def _cycle_ends(self, steps: int) -> list[int]:
+        """The step after the last one of each cycle."""
+        lengths = [self.cycle_growth**cycle for cycle in range(self.cycles)]
+        return [round(steps * sum(lengths[: cycle + 1]) / sum(lengths)) for cycle in range(self.cycles)]
 
 
 def _cosine(z: float, end: float) -> float:

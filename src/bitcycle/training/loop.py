@@ -148,7 +148,7 @@ class Trainer:
         """Begin the next phase: its weights, its learning rate, and a best evaluation of its own."""
         record = self.phases.begin(self.device)
         if self.phases.several:
-            self.best = Best()
+            self.best, self.average = Best(), WeightAverage()
             self.plateau.restart()
             self.metrics.write("phase", self.step, **record)
             logger.info(
@@ -171,8 +171,8 @@ class Trainer:
         objective.backward()
         if self.options.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip_norm, foreach=True)
+        self.phases.after_backward()  # before the optimizer, which may add momentum to the gradients in place (Nesterov)
         self.optimizer.step()
-        self.phases.after_step()
         self.step += 1
         self.logged.add(outcome)
         self.tell_schedule(outcome, objective)
@@ -197,6 +197,7 @@ class Trainer:
         """Go on from the initial weights, with nothing remembered of the steps so far."""
         self.model.load_state_dict(self.initial_state())
         self.optimizer.state.clear()
+        self.average = WeightAverage()
 
     def log_training(self, bar: ProgressBar) -> None:
         """Write mean loss and accuracy since the last time."""
@@ -226,13 +227,15 @@ class Trainer:
         self.check_finite()
         current, highest = self.controller.precision, self.controller.schedule.reference
         assert current is not None, "a step has been trained"
+        as_trained = self.options.evaluation_precision == "last"
         chosen = {"last": current, "max": highest, "float": Precision(FLOAT, FLOAT, FLOAT)}[
             self.options.evaluation_precision
         ]
-        values = self.evaluate_at(chosen, self.task.evaluate)
+        values = self.evaluate_at(chosen, self.task.evaluate, as_trained)
         same = (chosen.weight, chosen.activation) == (highest.weight, highest.activation)
-        values_at_q_max = values if same else self.evaluate_at(highest, self.task.evaluate)
-        values |= self.evaluate_average(chosen)
+        same &= not (as_trained and self.controller.record.gates)  # these have bits of their own
+        values_at_q_max = values if same else self.evaluate_at(highest, self.task.evaluate, as_trained=False)
+        values |= self.evaluate_average(chosen, as_trained)
         validation = self.evaluate_at(current, self.task.validate)  # leaves the bits of training in place
         value, at_q_max = values[self.task.metric], values_at_q_max[self.task.metric]
         self.best.history.append(value)
@@ -263,12 +266,12 @@ class Trainer:
         self.phases.offer(Candidate(self.step, self.best.validation[-1], flatness))
         return validation if flatness is None else {**validation, "trace_sqrt_v": flatness}
 
-    def evaluate_average(self, precision: Precision) -> dict[str, float]:
-        """Metrics of the averaged weights at `precision`; none before there is an average."""
+    def evaluate_average(self, precision: Precision, as_trained: bool = True) -> dict[str, float]:
+        """Metrics of the averaged weights, as `evaluate_at`; none before there is an average."""
         if not self.average.count:
             return {}
         with self.average.in_place_of(self.model):
-            values = self.evaluate_at(precision, self.task.evaluate)
+            values = self.evaluate_at(precision, self.task.evaluate, as_trained)
         self.best.averaged.append(values[self.task.metric])
         return {f"{name}_averaged": value for name, value in values.items()}
 
@@ -277,14 +280,19 @@ class Trainer:
         self.average.add(self.model)
         per_epoch = self.epoch.steps
         first = self.step // per_epoch * per_epoch
-        with self.average.in_place_of(self.model, keep=True):
+        with self.controller.uncounted(), self.average.in_place_of(self.model, keep=True):
             steps = range(first, first + per_epoch)
-            estimate_statistics(self.task, self.model, self.epoch, steps, self.task.batches(first))
+            estimate_statistics(self.task, self.model, steps, self.task.batches(first))
 
-    def evaluate_at(self, precision: Precision, measure: Callable[[nn.Module], dict[str, float]]) -> dict[str, float]:
-        """What `measure` says of the model in evaluation mode at `precision`."""
+    def evaluate_at(
+        self, precision: Precision, measure: Callable[[nn.Module], dict[str, float]], as_trained: bool = True
+    ) -> dict[str, float]:
+        """What `measure` says of the model in evaluation mode at `precision`.
+
+        `as_trained` lets a network that chooses its bits do so; otherwise all of it has those of `precision`.
+        """
         started = time.monotonic()
-        self.controller.use(precision)
+        self.controller.use(precision, choose=as_trained)
         self.model.eval()
         try:
             return measure(self.model)

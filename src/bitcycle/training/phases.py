@@ -122,7 +122,7 @@ class PhaseRunner:
         """The learning rate of `step`."""
         return phase_rate(self.learning_rate, self.phase, step) * self.ratio
 
-    def after_step(self) -> None:
+    def after_backward(self) -> None:
         """Take in the gradients of a step, if somebody will ask for them."""
         if self.moment is not None:
             self.moment.update()

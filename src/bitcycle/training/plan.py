@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -56,11 +56,11 @@ class Plan:
         """Training samples of `steps` steps from step `first` on, the smaller last batch of each epoch included."""
         return self.epoch.samples_before(first + steps) - self.epoch.samples_before(first)
 
-    def histogram(self) -> Counter[Precision]:
-        """Training samples of the whole run at each precision, where that is known beforehand."""
+    def histogram(self, course: Sequence[tuple[Precision, int]] | None = None) -> Counter[Precision]:
+        """Training samples at each precision of a run that goes through `course`; None: the one that is known beforehand."""
         histogram: Counter[Precision] = Counter()
         step = 0
-        for precision, steps in self.schedule.run_lengths:
+        for precision, steps in self.schedule.run_lengths if course is None else course:
             histogram[precision] += self.samples(step, steps)
             step += steps
         return histogram
@@ -80,7 +80,9 @@ class Plan:
     def cost_bounds(self) -> tuple[Cost, Cost]:
         """The least and the most that the whole run can cost."""
         if self.choices is None:
-            return self.cost_at(self.schedule.lowest), self.cost_at(self.schedule.reference)
+            courses = self.schedule.cheapest, self.schedule.dearest
+            least, most = (self._cost_of(self.histogram(course)) for course in courses)
+            return least, most
         samples = self.samples(0, self.total_steps)
         extremes = self.choices.extremes(self.workload, samples)
         least, most = (
@@ -121,9 +123,10 @@ class Plan:
         cost, unknown = self.cost(), dict.fromkeys(self.cost_at(self.schedule.reference).summary())
         least, most = self.cost_bounds()
         lengths = self.schedule.run_lengths if self.schedule.fixed else None
+        first = self.preliminary()
         return {
             "run_dir": str(self.folder.path),
-            "state": self.folder.state(),
+            "state": self.state(),
             "scale": self.config.scale,
             "total_steps": self.total_steps,
             "batch_size": self.batch_size,
@@ -135,19 +138,37 @@ class Plan:
             "cost": cost.summary() if cost is not None else unknown,
             "cost_bounds": {"least": least.summary(), "most": most.summary()},
             "layers": [rule._asdict() for rule in self.layers],
+            "preliminary": first.describe_first() if first is not None else None,
         }
+
+    def describe_first(self) -> dict[str, Any]:
+        """The plan of a run that only comes before another one, as plain values."""
+        least, most = self.cost_bounds()
+        return {
+            "schedule": self.schedule.name,
+            "run_dir": str(self.folder.path),
+            "state": self.folder.state(),
+            "total_steps": self.total_steps,
+            "cost_bounds": {"least": least.summary(), "most": most.summary()},
+        }
+
+    def state(self) -> str:
+        """new, resumable or done; a run is resumable too where the one that comes before it has begun."""
+        first, state = self.preliminary(), self.folder.state()
+        return "resumable" if state == "new" and first is not None and first.folder.state() != "new" else state
 
     def describe_phase(self, phase: Phase) -> dict[str, Any]:
         """A phase as plain values; its learning rate is null where it depends on the weights that it starts from."""
         interval = self.config.training.evaluation_steps or self.epoch.steps
         first = phase_rate(self.config.training.learning_rate, phase, phase.start)
+        end = min(phase.end, self.total_steps)
         return {
             "first_step": phase.start,
-            "steps": phase.steps,
+            "steps": end - phase.start,
             "precision": list(self.schedule(phase.start)) if self.schedule.preliminary is None else None,
             "learning_rate": first if phase.rate_ratio is None else None,
             "start_from": phase.start_from,
-            "evaluations": -(-phase.end // interval) - phase.start // interval,
+            "evaluations": -(-end // interval) - phase.start // interval,
         }
 
 
@@ -167,6 +188,8 @@ def make_plan(config: RunConfig) -> Plan:
     model = config.model.build(info.shape)
     schedule = _bind_schedule(config, model, total_steps, epoch.steps)
     _check_moments(config, schedule)
+    for phase in schedule.phases:
+        _within("training.learning_rate", config.training.learning_rate.check_length, phase.steps)
     total_steps = schedule.steps
     _within("model", fitting_weights, config.model, model)
     _within("quantizer", config.quantizer.check, _precisions(schedule))

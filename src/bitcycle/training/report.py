@@ -23,7 +23,7 @@ def plan_report(plan: Plan) -> Group:
     least, most = plan.cost_bounds()
     shown = most if planned is None else planned
     cost = cost_table(plan.workload, plan.config.hardware, shown, reference)
-    title = "cost by layer group" if planned is not None else "cost at most: the highest bits at every step"
+    title = "cost by layer group" if planned is not None else "cost by layer group, at most"
     layers = Table(*cost.columns, title=title)
     for section in cost.sections:
         for row in section:
@@ -33,6 +33,10 @@ def plan_report(plan: Plan) -> Group:
     if planned is None:
         bounds = f"between {least.gbitops:.4g} and {most.gbitops:.4g} GBitOps"
         totals.insert(0, f"the schedule {plan.schedule.follows}: {bounds}")
+    if (first := plan.preliminary()) is not None:
+        least, most = first.cost_bounds()
+        bounds = f"between {least.gbitops:.4g} and {most.gbitops:.4g} GBitOps"
+        totals.append(f"before it: {first.schedule.name}, at most {first.total_steps} steps, {bounds}")
     return Group(facts, layers, Text(f"({counting})", style="dim"), *(Text(line, style="bold") for line in totals))
 
 
@@ -45,7 +49,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         ),
         ("scale", config.scale),
         ("folder", str(plan.folder.path)),
-        ("state", plan.folder.state()),
+        ("state", plan.state()),
         ("steps", f"{plan.total_steps} of {plan.batch_size} samples ({plan.info.train_samples} in the training set)"),
         ("parameters", f"{plan.parameters:,}"),
         ("MACs a sample", f"{plan.workload.macs:,}"),

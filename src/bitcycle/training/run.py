@@ -84,6 +84,9 @@ def _finished(plan: Plan) -> dict[str, Any]:
         meter = CostMeter(plan.workload, plan.config.hardware, plan.schedule.reference)
         meter.load_state_dict(summary["samples"][part])
         summary["cost"][part] = meter.cost().summary()
+    first = plan.preliminary()
+    if first is not None and first.folder.state() == "done":
+        summary["preliminary"][first.schedule.name]["cost"] = _finished(first)["cost"]["total"]
     return summary
 
 

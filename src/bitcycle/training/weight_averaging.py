@@ -3,7 +3,9 @@
     average := average + (weights - average) / (k + 1)        the k-th time, from 0
 
 after which the statistics of batch norm are estimated anew, in one pass over an epoch's training batches in training mode at the
-bits of the step, with momentum B / (seen + B) for a batch of B samples: their plain mean over all samples.
+bits of the step, with momentum B / (seen + B) for a batch of B samples: their plain mean over all samples. A layer
+that sees a batch several times, as one in a block that DFQ computes for each option, counts each time. In a run in phases every
+phase has an average of its own.
 
 Source: released code of CPT, train.py and util_swa.py, where it is off, as here; the paper does not use it. Differs from the code
 in that times are fractions of the run, that the average takes the quantizers' running statistics of the activations over from
@@ -13,6 +15,7 @@ cost of a run leaves the pass out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +25,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bitcycle.dataset import Epoch
 from bitcycle.settings import Settings, setting
 from bitcycle.task import Task
 
@@ -32,7 +34,10 @@ class WeightAveragingOptions(Settings):
     """When weights are averaged."""
 
     start: Optional[float] = setting(
-        None, "fraction of the run after which weights are averaged (SWA) too; null: never", minimum=0, maximum=1
+        None,
+        "fraction of the run after which weights are averaged (SWA), in each phase anew; null: never",
+        minimum=0,
+        maximum=1,
     )
     every: float = setting(
         0.01828125, "fraction of the run between averaged weights (released code: 1,170 steps)", minimum=0, maximum=1
@@ -84,25 +89,27 @@ class WeightAverage:
 
 
 @torch.no_grad()
-def estimate_statistics(
-    task: Task, model: nn.Module, epoch: Epoch, steps: Iterable[int], batches: Iterable[Any]
-) -> None:
+def estimate_statistics(task: Task, model: nn.Module, steps: Iterable[int], batches: Iterable[Any]) -> None:
     """Estimate the running statistics of batch norm anew on the `batches` of `steps`; the model is in training mode."""
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     layers = [module for module in norms if module.training]  # frozen ones keep what they have
     if not layers:
         return
-    momenta = [layer.momentum for layer in layers]
+    momenta, seen = [layer.momentum for layer in layers], Counter[_BatchNorm]()
+
+    def weigh(layer: _BatchNorm, arguments: tuple[Tensor, ...]) -> None:
+        samples = len(arguments[0])
+        seen[layer] += samples
+        layer.momentum = samples / seen[layer]
+
+    hooks = [layer.register_forward_pre_hook(weigh) for layer in layers]
     for layer in layers:
         layer.reset_running_stats()
-    seen = 0
     try:
-        for step, batch in zip(steps, batches):
-            samples = epoch.samples_of(step)
-            for layer in layers:
-                layer.momentum = samples / (seen + samples)
+        for _, batch in zip(steps, batches):
             task.train(model, batch)
-            seen += samples
     finally:
+        for hook in hooks:
+            hook.remove()
         for layer, momentum in zip(layers, momenta):
             layer.momentum = momentum

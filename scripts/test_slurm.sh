@@ -92,6 +92,7 @@ configure() {
 		SlurmdParameters=config_overrides
 		ReturnToService=2
 		KillWait=30
+		MinJobAge=3600
 		MaxArraySize=3
 		NodeName=$host NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
 		PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP
@@ -127,6 +128,6 @@ trap 'exit 130' INT TERM HUP
 configure
 start
 say "cluster of $(timeout 10 sinfo --noheader --format='%D node, %C CPUs (allocated/idle/other/total)') is up"
-BITCYCLE_SCRATCH_CLUSTER=yes timeout --signal=INT --kill-after=30 900 \
+BITCYCLE_SCRATCH_CLUSTER=yes timeout --signal=INT --kill-after=30 1200 \
     "$python" -m pytest -n 0 -q --basetemp="$scratch/test" tests/slurm/sweep.py &
 wait $! # so that a signal is heeded at once

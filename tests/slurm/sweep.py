@@ -23,7 +23,7 @@ SLURM = (
     *("hydra/launcher=slurm", "hydra.launcher.gpus_per_node=null", "hydra.launcher.mem_gb=null"),
     *("hydra.launcher.cpus_per_task=1", "hydra.launcher.timeout_min=30", "hydra.launcher.poll_seconds=1"),
 )
-PATIENCE = 300.0
+PATIENCE = 600.0
 
 
 def wait_for(condition, process):

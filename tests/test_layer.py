@@ -331,3 +331,18 @@ def test_quantizers_have_rules_of_their_own_for_float_layers():
     assert floats(Dorefa()) == {"fc"}
     assert floats(Dorefa(first="float")) == {"conv1", "fc"}
     assert floats(Dorefa(first="float", float_layers=[])) == {"conv1"}
+
+
+@pytest.mark.parametrize("quantizer", ["sbm", "dorefa", "wageubn"])
+def test_an_in_place_relu_may_follow_a_layer(quantizer):
+    """As in torchvision's AlexNet and VGG, which have no batch norm in between: the same numbers as with a ReLU of its own."""
+    gradients = []
+    for inplace in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.ReLU(inplace), nn.Conv2d(4, 4, 3), nn.ReLU(inplace), nn.Flatten(), nn.Linear(64, 2)
+        )
+        model = bitcycle.quantize_model(model, quantizer, float_layers=[])
+        model(torch.linspace(-1, 1, 2 * 3 * 64).reshape(2, 3, 8, 8)).square().sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*gradients, strict=True))

@@ -43,7 +43,7 @@ class _BackwardOnly(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
         ctx.function, ctx.arguments = function, arguments
-        return x.view_as(x)
+        return x.detach()  # the same memory, yet no view, which an in-place ReLU behind the layer could not change
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

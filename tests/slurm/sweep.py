@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif("BITCYCLE_SCRATCH_CLUSTER" not in os.environ, re
 
 SWEEP = (
     *("dataset=digits", "model=resnet8", "scale=smoke", "schedule=static,RTH", "seed=0,1"),
-    *("training.steps=300", "training.evaluation_steps=100", "training.checkpoint_seconds=0.5", "training.threads=1"),
+    *("training.steps=200", "training.evaluation_steps=100", "training.checkpoint_seconds=0.5", "training.threads=1"),
 )
 SLURM = (
     *("hydra/launcher=slurm", "hydra.launcher.gpus_per_node=null", "hydra.launcher.mem_gb=null"),

@@ -244,7 +244,11 @@ def published_bars(data: ItemData) -> Figure:
     varied = [word for word in WORDS if len({row[word] for row in rows}) > 1]
     groups: dict[tuple[str, str], dict[str, list[Published]]] = {}
     for row in rows:
-        label = ", ".join(row[word] for word in varied if row[word]) or row["method"] or row["metric"].replace("_", " ")
+        words = [row[word] for word in varied if row[word]]
+        words = [
+            word for word in dict.fromkeys(words) if not any(word != other and other in word for other in words)
+        ] or words
+        label = ", ".join(words) or row["method"] or row["metric"].replace("_", " ")
         bars = groups.setdefault((row["metric"], row["unit"]), {})
         bars.setdefault(label, []).append(row)
     most = max(len(bars) for bars in groups.values())
@@ -269,6 +273,7 @@ def _draw_bar(axes: Axes, position: int, rows: Sequence[Published]) -> None:
     is_range = {"range_min", "range_max"} <= ends
     start = values[0] if is_range else 0.0
     axes.barh(position, values[-1] - start, left=start, color="none", edgecolor="tab:blue", height=0.55)
+    axes.plot([0.0, values[-1]], [position] * 2, alpha=0.0)  # 0 is always in sight
     words = {"<=": "at most ", ">": "more than ", "<": "below "}.get(rows[0]["relation"], "")
     text = f"{values[0]:g} to {values[-1]:g}" if is_range else words + (rows[0]["printed"] or rows[0]["value"])
     place = max(values[-1], 0.0)

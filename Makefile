@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 export HYDRA_FULL_ERROR := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slurm lint status collect costs readme lock clean
+.PHONY: help setup demo test test-slurm lint status collect figures costs readme lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -39,8 +39,11 @@ lint: $(VENV)/.ready ## ruff and mypy
 status: $(VENV)/.ready ## table of the runs under results/runs and how far each is
 	$(RUN) -m bitcycle.training.status
 
-collect: $(VENV)/.ready ## gather finished runs into results/summary/runs.csv
+collect: $(VENV)/.ready ## gather finished runs and their curves into results/summary
 	$(RUN) -m bitcycle.analysis.collect
+
+figures: $(VENV)/.ready ## every figure and table of the papers and the gallery results/index.html, from results/summary
+	$(RUN) -m bitcycle.figure.make
 
 costs: $(VENV)/.ready ## compare every published cost number with ours: results/published_costs.md
 	$(RUN) scripts/published_costs.py

@@ -88,7 +88,7 @@ class Comparison:
 
 def read_numbers(folder: Path) -> list[tuple[str, Number]]:
     """All published cost numbers in a folder of CSV files, each with the table or figure where it stands."""
-    return [entry for path in sorted(folder.glob("*.csv")) for entry in _read_file(path)]
+    return [entry for path in sorted(folder.glob("*_*.csv")) for entry in _read_file(path)]
 
 
 def _read_file(path: Path) -> Iterator[tuple[str, Number]]:

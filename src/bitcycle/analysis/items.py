@@ -1,0 +1,124 @@
+"""The inventory: every figure, table and listing of the five papers, their published numbers and their claims."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PUBLISHED = Path("results/published")
+SWEEPS = Path("sweeps")
+PAPERS = {
+    "better": "Better Schedules for Low Precision Training of Deep Neural Networks",
+    "cpt": "CPT: Efficient Deep Neural Network Training via Cyclic Precision",
+    "partial": "Fast Binarized Neural Network Training with Partial Pre-Training",
+    "fractrain": "FracTrain: Fractionally Squeezing Bit Savings Both Temporally and Spatially",
+    "hlhlp": "HLHLp: Quantized Neural Networks Training for Reaching Flat Minima in Loss Surface",
+}
+KINDS = ("figure", "table", "schematic", "listing", "missing-from-text")
+
+Published = dict[str, str]
+"""One published number: a row of a file in results/published."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One figure, table or listing.
+
+    Attributes:
+        paper: key of PAPERS.
+        name: fig3, table1, ...
+        kind: one of KINDS.
+        title: what it shows.
+        sweep: PAPER/ITEM of the sweep file that trains its runs; empty if it needs none.
+        runs: number of trainings at paper scale.
+    """
+
+    paper: str
+    name: str
+    kind: str
+    title: str
+    sweep: str
+    runs: int
+
+    @property
+    def id(self) -> str:
+        """PAPER/NAME."""
+        return f"{self.paper}/{self.name}"
+
+    def sweep_file(self, sweeps: Path = SWEEPS) -> Path | None:
+        """Its own sweep file, or that of the item whose runs it shows; None if there is none yet."""
+        for name in (self.id, self.sweep):
+            if self.sweep and (path := sweeps / f"{name}.yaml").exists():
+                return path
+        return None
+
+    def command(self, sweeps: Path = SWEEPS) -> str:
+        """What trains its runs; empty if it needs none."""
+        if not self.sweep:
+            return ""
+        file = self.sweep_file(sweeps)
+        name = self.sweep if file is None else f"{file.parent.name}/{file.stem}"
+        return f"python train.py -m +sweeps={name}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of a paper that can be checked: a row of claims.csv.
+
+    Attributes:
+        id: PAPER/ITEM-cN.
+        item: PAPER/ITEM.
+        text: in words.
+        check: as a relation between results.
+        effect: the published size, with its unit.
+        tolerance: what counts as reproduced at paper scale.
+        reduced: what is checked at smaller scales.
+        note: on the paper's text.
+    """
+
+    id: str
+    item: str
+    text: str
+    check: str
+    effect: str
+    tolerance: str
+    reduced: str
+    note: str
+
+
+def read_items(published: Path = PUBLISHED) -> list[Item]:
+    """All items, in the order of the papers."""
+    return [
+        Item(row["paper"], row["item"], row["kind"], row["title"], row["sweep"], int(row["runs"]))
+        for row in _rows(published / "items.csv")
+    ]
+
+
+def read_published(item: Item, published: Path = PUBLISHED, suffix: str = "") -> list[Published]:
+    """The published numbers of an item, those read from a picture (suffix "_digitized") apart."""
+    path = published / f"{item.paper}_{item.name}{suffix}.csv"
+    return list(_rows(path)) if path.exists() else []
+
+
+def read_claims(published: Path = PUBLISHED) -> list[Claim]:
+    """All claims, in the order of the file."""
+    return [
+        Claim(
+            id=row["claim_id"],
+            item=row["id"],
+            text=row["claim"],
+            check=row["check"],
+            effect=f"{row['published_effect']} {row['unit']}".strip(),
+            tolerance=row["tolerance_paper_scale"],
+            reduced=row["reduced_scale_check"],
+            note=row["note"],
+        )
+        for row in _rows(published / "claims.csv")
+    ]
+
+
+def _rows(path: Path) -> Iterator[dict[str, str]]:
+    with open(path, newline="") as stream:
+        yield from csv.DictReader(stream)

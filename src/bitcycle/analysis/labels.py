@@ -1,0 +1,227 @@
+"""What the papers call the cells of our experiments (network, data, method, bits), and which cell a published number is about."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from bitcycle.analysis.items import Published
+from bitcycle.analysis.results import Cell
+from bitcycle.schedule import SUITE
+
+MODELS = {
+    "mobilenet_v2": "MobileNetV2",
+    "vgg16": "VGG-16",
+    "gcn": "GCN 3-layer",
+    "graphsage": "GraphSAGE 2-layer",
+    "retinanet": "RetinaNet ResNet-18",
+    "lstm": "LSTM 1-layer 800",
+    "lstm2": "2-LSTM",
+    "mbert": "mBERT base",
+    "ncf": "NCF",
+    "lstm_hlhlp": "LSTM",
+    "gru_hlhlp": "GRU",
+    "speech_lstm": "LSTM 3x512 CTC",
+    "transformer": "Transformer",
+}
+DATASETS = {
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "imagenet": "ImageNet",
+    "voc2012": "PascalVOC 2012",
+    "ogbn_arxiv": "OGBN-Arxiv",
+    "ogbn_products": "OGBN-Products",
+    "ptb": "Penn Treebank",
+    "wikitext2": "WikiText-2",
+    "wikitext103": "WikiText-103",
+    "xnli": "XNLI",
+    "movielens_20m": "MovieLens-20M",
+    "speech_manifest": "WSJ test",
+}
+SPELLINGS = {
+    "PTB": "Penn Treebank",
+    "Transformer-base": "Transformer",
+    "CIFAR-100 halves": "CIFAR-100",
+}
+"""Names that the papers have for the same thing."""
+NETWORKS = {
+    "ptb": "lstm",
+    "wikitext2": "lstm_hlhlp",
+    "wikitext103": "transformer",
+    "xnli": "mbert",
+    "voc2012": "retinanet",
+    "movielens_20m": "ncf",
+    "speech_manifest": "speech_lstm",
+    "ogbn_arxiv": "gcn",
+    "ogbn_products": "graphsage",
+    "imagenet": "resnet18",
+}
+"""The network of a data set where a sweep does not say it; resnet20 for all others."""
+GROUPS = {"Large": ("RR", "RTH"), "Medium": ("LR", "LT", "CR", "CT", "RTV", "ETV"), "Small": ("ER", "ETH")}
+"""Savings groups of Better Schedules, section 3.2."""
+STATIC_QUANTIZERS = {"sbm": "SBM", "dorefa": "DoReFa", "wageubn": "WAGEUBN"}
+FLOAT = 32
+
+
+def model_label(name: str) -> str:
+    """The paper's name of a network.
+
+    >>> model_label("resnet74"), model_label("resnet20_extra_skip"), model_label("gcn")
+    ('ResNet-74', 'ResNet-20', 'GCN 3-layer')
+    """
+    if found := re.fullmatch(r"resnet(\d+)(_extra_skip)?", name):
+        return f"ResNet-{found[1]}"
+    return MODELS.get(name, name)
+
+
+def dataset_label(name: str) -> str:
+    """The paper's name of a data set."""
+    return DATASETS.get(name, name)
+
+
+def model_of(cell: Cell) -> str:
+    """The paper's name of a cell's network."""
+    name = cell.paper.get("model") or NETWORKS.get(str(cell.setting("dataset", "cifar10")), "resnet20")
+    return model_label(name)
+
+
+def dataset_of(cell: Cell) -> str:
+    """The paper's name of a cell's data."""
+    return dataset_label(str(cell.setting("dataset", "cifar10")))
+
+
+def panel_of(cell: Cell) -> str:
+    """Network on data, with the aggregation of graph networks."""
+    words = f"{model_of(cell)}, {dataset_of(cell)}"
+    aggregation = aggregation_of(cell)
+    return f"{words}, {aggregation}" if aggregation else words
+
+
+def aggregation_of(cell: Cell) -> str:
+    """FP-Agg or Q-Agg of graph networks, else empty."""
+    if model_of(cell).split()[0] not in ("GCN", "GraphSAGE"):
+        return ""
+    return "Q-Agg" if cell.setting("model.aggregation") == "quantized" else "FP-Agg"
+
+
+def schedule_of(cell: Cell) -> str:
+    """The name of its schedule."""
+    return str(cell.setting("schedule", "static"))
+
+
+def is_float(cell: Cell) -> bool:
+    """Whether nothing is quantized."""
+    split = float(cell.setting("schedule.split", 0.5) or 0)
+    if schedule_of(cell) == "partial_pretrain" and split == 1:
+        return True
+    return cell.setting("quantizer", "sbm") == "none" or (
+        schedule_of(cell) == "static" and (cell.setting("schedule.q_max") or 0) >= FLOAT
+    )
+
+
+def group_of(name: str) -> str:
+    """Savings group of a schedule of the suite; empty for others."""
+    return next((group for group, members in GROUPS.items() if name in members), "")
+
+
+def forward_bits(cell: Cell) -> str:
+    """Bits of weights and activations as printed: 8, 3-8 or 3,4,6,8; empty where the network chooses."""
+    schedule, low, high = schedule_of(cell), cell.setting("schedule.q_min"), cell.setting("schedule.q_max")
+    if is_float(cell):
+        return str(FLOAT)
+    if schedule in ("pfq", "pfq_manual"):
+        return ",".join(map(str, cell.setting("schedule.stages") or [3, 4, 6, 8]))
+    if schedule in ("dfq", "fractrain"):
+        return "dynamic"
+    if schedule in ("hlhlp", "fine_tuning", "hlhlhlp"):
+        return str((cell.setting("schedule.bits") or [2])[-1])
+    if schedule == "static" or low == high:
+        return str(high)
+    return f"{low}-{high}"
+
+
+def backward_bits(cell: Cell) -> str:
+    """Bits of gradients as printed."""
+    schedule, high = schedule_of(cell), cell.setting("schedule.q_max")
+    if schedule in ("pfq", "pfq_manual"):
+        return ",".join(map(str, cell.setting("schedule.gradient_stages") or [6, 6, 8, 8]))
+    if schedule in ("dfq", "fractrain"):
+        return "dynamic"
+    if schedule == "static":
+        return str(cell.setting("schedule.gradient") or high)
+    low, top = (cell.setting(f"schedule.gradient_{end}") for end in ("min", "max"))
+    low = high if low is None else low
+    top = max(int(high or 0), int(low or 0)) if top is None else top
+    return str(top) if low == top else f"{low}-{top}"
+
+
+def highest(bits: str) -> int:
+    """The most bits in a printed precision.
+
+    >>> highest("3-8"), highest("6,6,8,12"), highest("dynamic")
+    (8, 12, 8)
+    """
+    numbers = [int(number) for number in re.findall(r"\d+", bits)]
+    return max(numbers, default=8)
+
+
+def method_of(cell: Cell) -> str:
+    """The method as CPT and FracTrain name it."""
+    schedule, quantizer = schedule_of(cell), str(cell.setting("quantizer", "sbm"))
+    if is_float(cell):
+        return "Full Precision"
+    if schedule == "static":
+        name = STATIC_QUANTIZERS.get(quantizer, quantizer)
+        return f"{name}+CLR" if cell.setting("training.learning_rate.name") == "cyclic" else name
+    if schedule in SUITE or schedule in ("cosine_anneal", "triangular", "delayed", "gradient_cycle"):
+        return "CPT"
+    names = {
+        "pfq": "PFQ",
+        "pfq_manual": "Manual-PFQ",
+        "dfq": "DFQ",
+        "fractrain": "FracTrain",
+        "hlhlp": "HLHLp",
+        "fine_tuning": "fine-tuning",
+        "partial_pretrain": "partial pre-training",
+        "range_test": "precision range test",
+        "deficit": "low-precision deficit window",
+    }
+    return names.get(schedule, schedule)
+
+
+def same(published: str, ours: str) -> bool:
+    """Whether a printed name covers ours; an empty one covers all, "CIFAR-10/100" both.
+
+    >>> same("", "x"), same("CIFAR-10/100", "CIFAR-100"), same("ResNet-18/ResNet-34", "ResNet-18"), same("PTB", "Penn Treebank")
+    (True, True, True, True)
+    >>> same("ResNet-38/74", "ResNet-74"), same("CIFAR-10", "CIFAR-100")
+    (True, False)
+    """
+    published, ours = SPELLINGS.get(published, published), SPELLINGS.get(ours, ours)
+    if not published or published == ours:
+        return True
+    first, *rest = published.split("/")
+    stem = re.sub(r"\d+$", "", first)
+    return bool(rest) and ours in {first, *rest, *(stem + word for word in rest)}
+
+
+Match = Callable[[Published, Cell], bool]
+"""Whether a published number is about a cell."""
+
+
+def matches(row: Published, cell: Cell) -> bool:
+    """Network, data, method and bits agree, where the row names them."""
+    method = row["method"].removesuffix(" improvement")
+    return (
+        same(row["model"], model_of(cell))
+        and same(row["dataset"], dataset_of(cell))
+        and method in ("", method_of(cell))
+        and row["fw_bits"] in ("", forward_bits(cell))
+        and row["bw_bits"] in ("", backward_bits(cell))
+    )
+
+
+def only(cells: Sequence[Cell]) -> Cell | None:
+    """The only cell, where all of several have the same runs; else None: a number about several has no single counterpart."""
+    distinct = {tuple(id(run) for run in cell.runs) for cell in cells}
+    return cells[0] if len(distinct) == 1 else None

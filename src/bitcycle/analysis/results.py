@@ -1,0 +1,300 @@
+"""The finished runs of an item, found by expanding its sweep file, and their mean and spread over seeds.
+
+A cell of a sweep is matched with rows of runs.csv by the hash that names a run: the cell is composed as the sweeper does, but
+only where a finished run may be it by its scale and settings, since composing takes time.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+from bitcycle.analysis.curves import CURVES, read_curve
+from bitcycle.sweep.grid import Overrides, expand, substitute
+from bitcycle.sweep.item import Sweep
+
+SCALES = ("paper", "mini", "smoke")
+"""From the one that shows most to the one that shows only that it runs."""
+CHOICES = ("model", "dataset", "schedule", "quantizer")
+UNUSED = {"schedule.q_min", "schedule.q_max", "schedule.cycles"}
+"""Settings that some schedules accept without using them: they say nothing about which run it is."""
+
+
+class Value(NamedTuple):
+    """A number over seeds: mean, sample standard deviation (None for one run), number of runs."""
+
+    mean: float
+    std: Optional[float]
+    n: int
+
+    def __sub__(self, other: object) -> Value:
+        """Difference of means; its spread is that of the difference of two single runs."""
+        assert isinstance(other, Value)
+        std = None if self.std is None or other.std is None else math.hypot(self.std, other.std)
+        return Value(self.mean - other.mean, std, min(self.n, other.n))
+
+    def scaled(self, factor: float) -> Value:
+        """The value in another unit."""
+        return Value(self.mean * factor, None if self.std is None else self.std * abs(factor), self.n)
+
+
+def value_of(numbers: Sequence[float]) -> Value | None:
+    """Mean and sample standard deviation; None of no numbers.
+
+    >>> value_of([1.0, 2.0, 3.0]), value_of([5.0]), value_of([])
+    (Value(mean=2.0, std=1.0, n=3), Value(mean=5.0, std=None, n=1), None)
+    """
+    if not numbers:
+        return None
+    return Value(statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else None, len(numbers))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run: a row of runs.csv, its settings, and where its curve lies."""
+
+    row: Mapping[str, str]
+    settings: Mapping[str, Any]
+    curves: Path = Path()
+
+    def number(self, name: str) -> float | None:
+        """A number of the row; None where it has none."""
+        try:
+            return float(self.row.get(name) or "")
+        except ValueError:
+            return None
+
+    @cached_property
+    def curve(self) -> dict[str, Any]:
+        """Its learning curve; empty if none was collected."""
+        return read_curve(self.curves, self.row)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Scale, network, data, schedule and quantizer."""
+        return (self.row["scale"], *(self.row[name] for name in CHOICES))
+
+
+def read_runs(rows: Iterable[Mapping[str, str]], summary: Path) -> list[Run]:
+    """The rows of the file `summary` with their settings."""
+    return [Run(row, json.loads(row["settings"]), summary.parent / CURVES) for row in rows]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of an experiment: what the paper trains, and our runs of it, one for each seed.
+
+    Attributes:
+        paper: its settings at paper scale.
+        ours: its settings at the scale of the runs.
+        runs: finished ones; empty if there is none yet.
+    """
+
+    paper: Overrides
+    ours: Overrides
+    runs: tuple[Run, ...] = ()
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """A setting as in the paper, or as our runs have it; groups by the name of the option."""
+        if key in self.paper:
+            return plain(self.paper[key])
+        return self.actual(key, default)
+
+    def actual(self, key: str, default: Any = None) -> Any:
+        """A setting as our runs have it."""
+        if not self.runs:
+            return plain(self.ours[key]) if key in self.ours else default
+        return setting_of(self.runs[0].settings, key, default)
+
+    def value(self, column: str) -> Value | None:
+        """A column of runs.csv over the seeds."""
+        return value_of([number for run in self.runs if (number := run.number(column)) is not None])
+
+    def final(self, metric: str) -> Value | None:
+        """A number of the last evaluation over the seeds, from the curves."""
+        numbers = [run.curve["final"].get(metric) for run in self.runs if run.curve]
+        return value_of([float(number) for number in numbers if number is not None])
+
+    @property
+    def stand_ins(self) -> set[tuple[str, str]]:
+        """(ours, the paper's) network or data where ours stand in for others."""
+        pairs = ((self.actual(key), self.setting(key)) for key in ("model", "dataset"))
+        return {(str(ours), str(paper)) for ours, paper in pairs if self.runs and ours != paper}
+
+
+def setting_of(settings: Mapping[str, Any], key: str, default: Any = None) -> Any:
+    """A setting by its dotted name; a group by the name of its option.
+
+    >>> setting_of({"schedule": {"name": "CR", "q_min": 3}}, "schedule"), setting_of({"schedule": {"q_min": 3}}, "schedule.q_min")
+    ('CR', 3)
+    """
+    value: Any = settings
+    for part in key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return default
+        value = value[part]
+    return value.get("name", default) if isinstance(value, Mapping) else value
+
+
+def plain(text: str) -> Any:
+    """A value of the command line as a number, list, or text.
+
+    >>> plain("[3,4]"), plain("1e-5"), plain("CR"), plain("null")
+    ([3, 4], 1e-05, 'CR', None)
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return [part.strip() for part in text.strip("[]").split(",")] if text.startswith("[") else text
+
+
+Compose = Callable[[Overrides], Optional[str]]
+"""Settings -> hash of the run; None where they cannot be composed here."""
+
+
+class Hasher(AbstractContextManager["Hasher"]):
+    """Composes settings with the files of a folder `conf`, each once, to the hash that names their run."""
+
+    def __init__(self, conf: Path) -> None:
+        self.conf, self.known = conf.absolute(), dict[str, Optional[str]]()
+
+    def __enter__(self) -> Hasher:
+        from hydra import compose, initialize_config_dir
+
+        from bitcycle.configuration import register_schemas
+        from bitcycle.sweep.composition import Composer
+
+        register_schemas()
+        self.hydra = initialize_config_dir(str(self.conf), version_base="1.3")
+        self.hydra.__enter__()
+        self.composer = Composer(lambda arguments: compose("config", overrides=arguments))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.hydra.__exit__(*error)
+
+    def __call__(self, run: Overrides) -> str | None:
+        key = json.dumps({name: value for name, value in run.items() if name != "seed"}, sort_keys=True)
+        if key not in self.known:
+            self.known[key] = self._compose(run)
+        return self.known[key]
+
+    def _compose(self, run: Overrides) -> str | None:
+        from hydra.errors import HydraException
+        from omegaconf.errors import OmegaConfBaseException
+
+        from bitcycle.configuration import read_config
+        from bitcycle.training.identity import run_hash
+
+        try:
+            return run_hash(read_config(self.composer(run)))
+        except (ValueError, HydraException, OmegaConfBaseException):
+            return None
+
+
+@dataclass(frozen=True)
+class Results:
+    """The cells of an item at one scale.
+
+    Attributes:
+        scale: of the runs; None if there are none.
+        cells: all of them, with and without runs.
+    """
+
+    scale: Optional[str] = None
+    cells: tuple[Cell, ...] = ()
+    others: tuple[Results, ...] = field(default=())
+
+    @property
+    def done(self) -> tuple[Cell, ...]:
+        """Cells with runs."""
+        return tuple(cell for cell in self.cells if cell.runs)
+
+    @property
+    def runs(self) -> list[Run]:
+        """Every run, once."""
+        return list({id(run): run for cell in self.cells for run in cell.runs}.values())
+
+    @property
+    def trials(self) -> str:
+        """Runs for each cell: "n = 3", or "n = 1 to 3"."""
+        counts = sorted({len(cell.runs) for cell in self.done})
+        if not counts:
+            return "n = 0"
+        return f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
+
+    def at(self, scale: str) -> Results | None:
+        """The results at a scale; None if there are no runs there."""
+        return next((found for found in (self, *self.others) if found.scale == scale and found.done), None)
+
+
+def find_results(sweep: Sweep, runs: Sequence[Run], compose: Compose) -> Results:
+    """The runs of a sweep at the scale where most of its cells have some; the larger scale of two equal ones.
+
+    Args:
+        sweep: of the item.
+        runs: all finished runs.
+        compose: settings to hash.
+    """
+    found = [Results(scale, cells_at(sweep, scale, runs, compose)) for scale in SCALES]
+    some = sorted((r for r in found if r.done), key=lambda r: (r.scale == "smoke", -len(r.done) / len(r.cells)))
+    if not some:
+        return Results(None, found[0].cells)
+    first = some[0]
+    return Results(first.scale, first.cells, tuple(some[1:]))
+
+
+def cells_at(sweep: Sweep, scale: str, runs: Sequence[Run], compose: Compose) -> tuple[Cell, ...]:
+    """Every cell of a sweep with its runs at a scale; cells that differ by a seed alone are one."""
+    candidates: dict[str, list[Run]] = {}
+    for done in runs:
+        if done.row["scale"] == scale:
+            candidates.setdefault(done.row["schedule"], []).append(done)
+    paper, smaller = (sweep.at_scale.get(name) or {} for name in ("paper", scale))
+    cells: dict[str, Cell] = {}
+    for settings in expand(sweep.grids, {}):
+        run = {key: value for key, value in settings.items() if key != "seed"}
+        ours = {"scale": scale, **substitute(run, smaller)}
+        alike = candidates.get(ours.get("schedule", "static"), [])
+        cell = Cell(substitute(run, paper), ours, _matching(ours, alike, compose))
+        cells.setdefault(json.dumps(cell.paper, sort_keys=True), cell)
+    return tuple(cells.values())
+
+
+def _matching(ours: Overrides, candidates: Sequence[Run], compose: Compose) -> tuple[Run, ...]:
+    alike = [run for run in candidates if _may_be(ours, run)]
+    if not alike:
+        return ()
+    wanted = compose(ours)
+    if wanted is None and len({run.row["hash"] for run in alike}) == 1:
+        wanted = alike[0].row["hash"]  # its initial weights are not here, say: the settings decide
+    return tuple(sorted((run for run in alike if run.row["hash"] == wanted), key=lambda run: int(run.row["seed"])))
+
+
+def _may_be(ours: Overrides, run: Run) -> bool:
+    """Whether no setting of a cell says that a run is another one."""
+    if any(key in ours and ours[key] != run.row[key] for key in CHOICES):
+        return False
+    told = [key for key in ours if "." in key and key not in UNUSED and not key.startswith(("hardware.", "logging."))]
+    return all(_equal(setting_of(run.settings, key, default=key), plain(ours[key])) for key in told)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, (int, float)) and isinstance(other, (int, float)):
+        return math.isclose(one, other, rel_tol=1e-9)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return bool(one == other) or str(one) == str(other)
+
+
+def most_common(words: Iterable[str]) -> str:
+    """The word that comes most often; the first of several."""
+    return Counter(words).most_common(1)[0][0]

@@ -71,7 +71,7 @@ RESUME: dict[str, list[str]] = {
         "schedule.q_min=3",
     ],
     "quantizer=uniform_l2 step": ["quantizer=uniform_l2", "quantizer.update=step", *FLOAT_THEN_LOW, "schedule.q_min=3"],
-    "model=mobilenet_v2": ["model=mobilenet_v2", "schedule=RTH", "quantizer.depthwise_bits=[8,16]"],
+    "model=mobilenet_v2": ["model=mobilenet_v2", "schedule=RTH", "quantizer.depthwise_bits=[8,16]", *SHORT],
     "hlhlp with adam": [
         *(
             "schedule=hlhlp",
@@ -105,7 +105,7 @@ RESUME: dict[str, list[str]] = {
     "optimizer=adamw": ["training.optimizer.name=adamw", "training.clip_norm=0.5", "training.evaluation_steps=null"],
     "learning_rate=cyclic": ["training.learning_rate.name=cyclic"],
     "weight averaging": [
-        *("schedule=CR", "quantizer=uniform_l2", "schedule.gradient_min=32"),
+        *("schedule=CR", "quantizer=uniform_l2", "schedule.gradient_min=32", *SHORT),
         *("training.weight_averaging.start=0.3", "training.weight_averaging.every=0.1"),
     ],
     "weight averaging in phases": [

@@ -112,7 +112,7 @@ def wait_for_step(folder: RunFolder, process: subprocess.Popen, step: int) -> No
 
 def test_a_killed_process_resumes_exactly(digits, tmp_path):
     """A real process, killed without warning at random moments, then asked politely to stop, then left alone."""
-    overrides = ["schedule=RTH", "training.steps=600", "training.evaluation_steps=150", "training.log_steps=7"]
+    overrides = ["schedule=RTH", "training.steps=400", "training.evaluation_steps=100", "training.log_steps=7"]
     undisturbed = digits(*overrides, f"results_root={tmp_path}/undisturbed")
     execute(undisturbed)
     killed = digits(*overrides, "training.checkpoint_seconds=0.2", f"results_root={tmp_path}/killed")
@@ -122,7 +122,7 @@ def test_a_killed_process_resumes_exactly(digits, tmp_path):
     )
     generator = random.Random(4)
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    for signal_number, after in ((signal.SIGKILL, 60), (signal.SIGKILL, 200), (signal.SIGTERM, 330)):
+    for signal_number, after in ((signal.SIGKILL, 40), (signal.SIGKILL, 130), (signal.SIGTERM, 220)):
         process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment)
         wait_for_step(killed.folder, process, after)
         time.sleep(generator.random() * 0.3)

@@ -230,7 +230,7 @@ def test_gradients_are_clipped_to_the_norm(digits):
     trainer.optimizer.param_groups[0]["weight_decay"] = 0.0
     trainer.train_step(next(trainer.task.batches(0)))
     moved = [old - new for old, new in zip(before, trainer.model.parameters())]
-    length = torch.cat([change.flatten() for change in moved]).norm()
+    length = torch.cat([change.detach().flatten() for change in moved]).norm()
     assert float(length) == pytest.approx(0.01 * trainer.optimizer.param_groups[0]["lr"], rel=1e-3)
 
 

@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -320,6 +321,14 @@ def cpt_pair(cpt: float, static: float, scale: str = "paper") -> list[Cell]:
 )
 def test_verdict_follows_size_and_scale(gain, scale, expected):
     assert verdict("cpt/fig1-c2", *cpt_pair(70 + gain, 70, scale), scale=scale) == expected
+
+
+def test_the_first_few_of_many_cells_settle_nothing():
+    """Two of six cells leave a claim open, two of four decide."""
+    done = cpt_pair(71, 70)
+    for missing, expected in ((4, NOT_RUN), (2, REPRODUCED)):
+        cells = (*done, *(replace(done[0], runs=()) for _ in range(missing)))
+        assert verdict("cpt/fig1-c2", *cells) == expected
 
 
 def test_measured_words_have_seeds_and_spread():

@@ -59,7 +59,10 @@ def check_claims(claims: Sequence[Claim], results: Mapping[str, Results]) -> lis
 
 
 def verdict_on(claim: Claim, results: Results) -> Finding:
-    """The verdict on a claim: by runs at paper scale where they suffice, else by those at scale mini; smoke runs say nothing."""
+    """The verdict on a claim: by runs at paper scale where they suffice, else by those at scale mini; smoke runs say nothing.
+
+    Fewer than half of an item's cells say nothing either: a claim about many networks is not settled by the first of them.
+    """
     if claim.id in UNCHECKED:
         return Finding(claim, NOT_CHECKABLE, reason=UNCHECKED[claim.id])
     check = CHECKS.get(claim.id)
@@ -67,7 +70,7 @@ def verdict_on(claim: Claim, results: Results) -> Finding:
         return Finding(claim, NOT_CHECKABLE, reason="No check is written for it.")
     for scale in ("paper", "mini"):
         found = results.at(scale)
-        outcome = check(found) if found is not None else None
+        outcome = check(found) if found is not None and 2 * len(found.done) >= len(found.cells) else None
         if outcome is not None:
             return Finding(
                 claim,

@@ -21,6 +21,8 @@ from bitcycle.training.run_folder import RunFolder, read_object
 
 SUMMARY = Path("results/summary/runs.csv")
 RUNS = Path("results/runs")
+PLACES = ("data_root", "results_root")
+"""Settings that say where things lie on one machine, and nothing of the run."""
 KEY = ("scale", "hash", "seed")
 COLUMNS = (
     *("scale", "model", "dataset", "quantizer", "schedule", "q_min", "q_max", "cycles", "seed", "hash", "total_steps"),
@@ -77,7 +79,7 @@ def summary_row(folder: RunFolder) -> dict[str, Any]:
         "torch": environment.get("packages", {}).get("torch"),
         "python": environment.get("python"),
         "commit": environment.get("commit"),
-        "settings": json.dumps(config, sort_keys=True),
+        "settings": json.dumps({k: v for k, v in config.items() if k not in PLACES}, sort_keys=True),
     }
     return {name: values.get(name) for name in COLUMNS}
 

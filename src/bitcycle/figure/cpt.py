@@ -259,7 +259,8 @@ def number_of_cycles(data: ItemData) -> Figure:
                 part.axhspan(
                     value.mean - (value.std or 0), value.mean + (value.std or 0), color=COLOURS["SBM"], alpha=0.1
                 )
-        part.set_xscale("log", base=2)
+        if values:  # an axis without a number on it cannot be logarithmic
+            part.set_xscale("log", base=2)
         part.set_xticks([c for c, _ in values], [str(c) for c, _ in values])
         part.set_title(panel_title(name, data.results))
         part.set_xlabel("cycles")

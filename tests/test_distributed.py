@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -20,13 +20,14 @@ from bitcycle.quantizer import QUANTIZERS, compiler_works
 from bitcycle.settings import SettingError
 from bitcycle.training.distributed import check_sharing, own_gpu, process_variables
 from bitcycle.training.run import execute
-from bitcycle.training.run_folder import read_json, read_records
-from tests.conftest import ROOT, plan, run_train, train_command
-from tests.pair import free_port, run_pair, variables
+from bitcycle.training.run_folder import read_json, read_records, write_json
+from tests.conftest import plan, run_train
+from tests.pair import exit_codes, fork_training, run_pair, variables
 from tests.test_dataset import write_folders
-from tests.test_resume import Crash, assert_equal, crash_at, result, wait_for_step
+from tests.test_resume import Crash, assert_equal, crash_at, result
 
-SMALL = ("dataset=digits", "model=resnet8", "scale=smoke", "training.steps=12", "training.evaluation_steps=6")
+SMALL = ("dataset=digits", "model=resnet8", "scale=smoke", "training.steps=8", "training.evaluation_steps=4")
+SMALL += ("training.compile=false",)
 RAGGED = (
     "dataset.train_samples=53",
     "dataset.test_samples=41",
@@ -41,17 +42,20 @@ SAME: dict[str, list[str]] = {
     "none": ["quantizer=none", "dataset.crop_padding=1"],
     "static": ["schedule=static"],
     "RTH": ["schedule=RTH"],
-    "dorefa": ["quantizer=dorefa", "schedule=CR"],
-    "wageubn": ["quantizer=wageubn", "schedule=CR", "schedule.q_min=6"],
     # longer ones part: where the search for the best step ends hangs on the last digit of a weight
-    "uniform_l2": ["quantizer=uniform_l2", *LOW_BITS, "training.steps=4", "training.evaluation_steps=2"],
+    "uniform_l2": ["quantizer=uniform_l2", *LOW_BITS, "training.steps=2"],
     "partial": ["schedule=partial_pretrain", "quantizer=pact_binary", "model=resnet8_extra_skip"],
     "pfq": ["schedule=pfq", "schedule.epoch_steps=2", "schedule.epsilon=0.5", "schedule.alpha=1"],
 }
 """Case -> settings of a run that gives the same in one process and in two."""
 
-RESUMED = ["schedule=RTH", "training.steps=16", "training.evaluation_steps=5"]
+RESUMED = ["schedule=RTH", "training.steps=12", "training.evaluation_steps=5"]
 """A run that is cut off."""
+
+
+LONG = (*SMALL, "schedule=RTH", "training.steps=100000", "training.evaluation_steps=50000")
+LONG += ("training.checkpoint_seconds=0.1",)
+"""A run that somebody has to stop."""
 
 
 def planned(folder: Path, case: str, settings: list[str]):
@@ -67,7 +71,23 @@ def in_double(run):
         torch.set_default_dtype(torch.float32)
 
 
-# What a pair of processes does; see tests/pair.py.
+# What is done in other processes; see tests/pair.py.
+
+
+def lose_and_stop(folder: Path) -> None:
+    """Kill the second process of a run, go on, and ask the second one to stop."""
+    overrides = [*LONG, f"results_root={folder}/signals"]
+    run = plan(*overrides).folder
+    for name, number in (("killed", signal.SIGKILL), ("stopped", signal.SIGTERM)):
+        before = run.read_status().get("step", 0)
+        children = fork_training(folder / name, *overrides)
+        while run.read_status().get("step", 0) < before + 3:
+            time.sleep(0.01)
+        os.kill(children[1], number)
+        write_json(folder / f"{name}.json", exit_codes(children))
+        if number == signal.SIGKILL:
+            status = run.read_status()
+            assert status["state"] == "failed" and "another process" in status["reason"], status
 
 
 def train_the_same(folder: Path) -> None:
@@ -142,7 +162,7 @@ def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
     write_folders(folder / "images" / "train", {"cat": 10, "dog": 10}, size=(9, 9))
     write_folders(folder / "images" / "test", {"cat": 4, "dog": 4}, size=(9, 9))
-    done = run_pair(folder, "train_the_same", "crash_and_resume", "normalise_a_batch", "stream_images")
+    done = run_pair(folder, "lose_and_stop", "train_the_same", "crash_and_resume", "normalise_a_batch", "stream_images")
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -152,7 +172,11 @@ def assert_alike(found, expected, **tolerance) -> None:
     assert [record.keys() for record in found] == [record.keys() for record in expected]
     for mine, theirs in zip(found, expected, strict=True):
         for key, value in theirs.items():
-            assert mine[key] == (pytest.approx(value, **tolerance) if isinstance(value, float) else value), (key, mine)
+            one_image = (
+                {"abs": 100 / 41} if "top5" in key else {}
+            )  # few levels make equal logits, and any order of them
+            expected = pytest.approx(value, **tolerance, **one_image) if isinstance(value, float) else value
+            assert mine[key] == expected, (key, mine)
 
 
 @pytest.mark.parametrize("case", SAME)
@@ -182,49 +206,20 @@ def test_streamed_images_are_those_of_one_process(pair, tmp_path):
     assert_alike(read_records(two.metrics)[:4], read_records(one.folder.metrics)[:4], rel=1e-3)  # float32, few steps
 
 
-class Pair:
-    """`python train.py` in two processes, as torchrun starts them."""
-
-    def __init__(self, *overrides: str) -> None:
-        port = free_port()
-        self.processes = [
-            subprocess.Popen(
-                train_command(*overrides),
-                cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **variables(rank, port)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(2)
-        ]
-
-    def wait(self) -> list[tuple[int, str, str]]:
-        """Exit code, output and messages of each."""
-        outputs = [process.communicate(timeout=120) for process in self.processes]
-        return [(process.returncode, *output) for process, output in zip(self.processes, outputs, strict=True)]
+def test_a_killed_process_ends_the_other(pair):
+    assert read_json(pair / "killed.json") == [1, -signal.SIGKILL]
+    told = (pair / "killed.0").read_text()
+    assert "run failed: another process of this run has ended" in told and "Traceback" not in told
 
 
-def test_a_killed_process_ends_the_other_and_a_signal_stops_both(tmp_path):
-    overrides = [*SMALL, "schedule=RTH", "training.steps=100000", "training.checkpoint_seconds=0.1", "seed=3"]
-    folder = plan(*overrides, f"results_root={tmp_path}").folder
-    killed = Pair(*overrides, f"results_root={tmp_path}")
-    wait_for_step(folder, killed.processes[0], 10)
-    killed.processes[1].kill()
-    (code, _, errors), (other, _, _) = killed.wait()
-    assert (code, other) == (1, -signal.SIGKILL)
-    assert "another process of this run has ended" in errors and "Traceback" not in errors
-    status = folder.read_status()
-    assert status["state"] == "failed" and "another process" in status["reason"]
-
-    stopped = Pair(*overrides, f"results_root={tmp_path}")
-    wait_for_step(folder, stopped.processes[0], status["step"] + 10)
-    stopped.processes[1].send_signal(signal.SIGTERM)
-    (code, _, errors), (other, output, other_errors) = stopped.wait()
-    assert (code, other) == (75, 75), errors + other_errors
-    assert "a signal in another process" in errors
-    assert output == "" and "INFO" not in other_errors  # process 0 speaks for all
+def test_a_signal_to_one_process_stops_both(pair):
+    assert read_json(pair / "stopped.json") == [75, 75]
+    assert "interrupted: received a signal in another process" in (pair / "stopped.0").read_text()
+    assert "INFO" not in (pair / "stopped.1").read_text()  # process 0 speaks for all
+    folder = plan(*LONG, f"results_root={pair}/signals").folder
     assert folder.state() == "resumable" and not folder.is_in_use()
+    log = folder.log.read_text()
+    assert log.count("2 processes share each batch") == 2 and "resuming after step" in log
 
 
 # What needs no other process.
@@ -308,7 +303,7 @@ def test_a_sweep_in_several_processes_is_refused(tmp_path):
 def test_another_number_of_processes_is_said(tmp_path):
     run = plan(*SMALL, "training.checkpoint_seconds=0", f"results_root={tmp_path}")
     with pytest.MonkeyPatch.context() as patch:
-        crash_at(patch, 8, 6)
+        crash_at(patch, 6, 5)
         with pytest.raises(Crash):
             execute(run)
     environment = read_json(run.folder.environment)

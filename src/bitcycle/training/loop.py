@@ -6,6 +6,7 @@ learning rate are functions of them, batch and noise are hashes of the number. A
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import time
@@ -149,6 +150,12 @@ class Trainer:
                 processes.wait_for_all()  # who started them may end all when the first one has gone
                 raise Interrupted(f"received {stop.received or 'a signal in another process'} after step {self.step}")
         self.agreement.close()
+
+    def release(self) -> None:
+        """Let go of the other processes; must come before the end of their group, for which PyTorch may wait for ever."""
+        if processes.count() > 1:
+            self.replica = self.model
+            gc.collect()
 
     def begin_phase(self) -> None:
         """Begin the next phase: its weights, its learning rate, and a best evaluation of its own."""

@@ -140,6 +140,7 @@ def _train(plan: Plan) -> dict[str, Any]:
         bar.close()
         metrics.close()
         timing.close()
+        trainer.release()
     logger.info("trained in %.0f s", time.monotonic() - started)
     summary = summarise(plan, trainer)
     folder.write(folder.summary, summary)

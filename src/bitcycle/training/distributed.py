@@ -9,7 +9,6 @@ all must see; they begin and go on from the same checkpoint. A signal to one of 
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 import re
 import warnings
@@ -31,8 +30,6 @@ from bitcycle.training.interruption import Interrupted
 
 if TYPE_CHECKING:
     from bitcycle.training.plan import Plan
-
-logger = logging.getLogger(__name__)
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """The environment variables by which torchrun tells its processes of each other."""
@@ -113,7 +110,7 @@ def process_group(device: str) -> Iterator[None]:
         yield
         return
     os.environ.update(variables)
-    on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    on_gpu = device != "cpu" and torch.cuda.is_available()
     if on_gpu:
         torch.cuda.set_device(own_gpu(int(variables["LOCAL_RANK"]), torch.cuda.device_count()))
     try:
@@ -188,8 +185,8 @@ def replica(model: nn.Module) -> nn.Module:
     if processes.count() == 1:
         return model
     device_ids = [torch.cuda.current_device()] if next(model.parameters()).is_cuda else None
-    # Without the search for unused parameters the order of sums would change after the first step, also of a resumed run.
     warnings.filterwarnings("ignore", message="Grad strides do not match")  # channels-last weights of a single column
+    # Without the search for unused parameters the order of sums would change after the first step, also of a resumed run.
     options: dict[str, Any] = {_SYNC_BUFFERS: False, "find_unused_parameters": True}
     parallel = DistributedDataParallel(model, device_ids, **options)
     parallel.register_comm_hook(None, lambda _, bucket: _added_up(bucket.buffer()))

@@ -6,7 +6,6 @@ learning rate are functions of them, batch and noise are hashes of the number. A
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 import time
@@ -153,9 +152,7 @@ class Trainer:
 
     def release(self) -> None:
         """Let go of the other processes; must come before the end of their group, for which PyTorch may wait for ever."""
-        if processes.count() > 1:
-            self.replica = self.model
-            gc.collect()
+        self.replica = self.model
 
     def begin_phase(self) -> None:
         """Begin the next phase: its weights, its learning rate, and a best evaluation of its own."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -92,7 +93,7 @@ def exit_codes(children: list[int]) -> list[int]:
 def main() -> int:
     folder, alone, *together = sys.argv[1:]
     tests = importlib.import_module("tests.test_distributed")
-    faulthandler.dump_traceback_later(PATIENCE, exit=True)
+    signal.alarm(PATIENCE)  # not faulthandler, which would hang in the children
     getattr(tests, alone)(Path(folder))
 
     def action() -> int:

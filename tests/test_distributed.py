@@ -42,8 +42,8 @@ SAME: dict[str, list[str]] = {
     "none": ["quantizer=none", "dataset.crop_padding=1"],
     "static": ["schedule=static"],
     "RTH": ["schedule=RTH"],
-    # longer ones part: where the search for the best step ends hangs on the last digit of a weight
-    "uniform_l2": ["quantizer=uniform_l2", *LOW_BITS, "training.steps=2"],
+    # others part: where the search for the best step ends hangs on the last digit of a weight, in one process too
+    "uniform_l2": ["quantizer=uniform_l2", *LOW_BITS, "training.steps=2", "seed=1"],
     "partial": ["schedule=partial_pretrain", "quantizer=pact_binary", "model=resnet8_extra_skip"],
     "pfq": ["schedule=pfq", "schedule.epoch_steps=2", "schedule.epsilon=0.5", "schedule.alpha=1"],
 }

@@ -29,7 +29,7 @@ from bitcycle.sweep.item import SCALES
 from bitcycle.sweep.local import LocalPool, Start, starter, train_command, useful_workers
 from bitcycle.sweep.stock import PlannedRun, Stock, distinct, stock_of_all
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("bitcycle.reproduce")  # as a command this module has another name
 
 POLL_SECONDS = 1.0
 BEGUN = ("missing", "resumable", "failed")

@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 export HYDRA_FULL_ERROR := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slurm lint status collect figures costs readme lock clean
+.PHONY: help setup demo test test-slurm lint status reproduce collect figures costs readme lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -36,8 +36,11 @@ lint: $(VENV)/.ready ## ruff and mypy
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-status: $(VENV)/.ready ## table of the runs under results/runs and how far each is
-	$(RUN) -m bitcycle.training.status
+status: $(VENV)/.ready ## tables of all runs and sweeps, how far each is and the time left; SCALE=mini: at one scale
+	@$(RUN) -m bitcycle.sweep.status $(SCALE)
+
+reproduce: $(VENV)/.ready ## train, analyse and draw all 62 items anew into results/reproduce/SCALE; SCALE=smoke unless said otherwise
+	$(RUN) -m bitcycle.reproduce $(or $(SCALE),smoke)
 
 collect: $(VENV)/.ready ## gather finished runs and their curves into results/summary
 	$(RUN) -m bitcycle.analysis.collect

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from bitcycle.dataset.token_stream import DrawnTokenStreams, mean_length
+from bitcycle.dataset.token_stream import DrawnTokenStreams
 from bitcycle.layer import penalty, quantize_model
 from bitcycle.model import TokenShape
 from bitcycle.model.awd_language_model import AwdLanguageModelOptions, locked_dropout

@@ -21,23 +21,25 @@ SHORT = ["training.steps=8", "training.epochs=null", "training.evaluation_steps=
 FOUR_PHASES = ["quantizer=uniform_l2", "schedule.candidates=2", "schedule.alpha=0.1", "training.evaluation_steps=2"]
 SCHEDULE_OPTIONS = {
     **OPTIONS,
-    **dict.fromkeys(("cosine_anneal", "triangular", "gradient_cycle", "delayed"), ["schedule.cycles=2"]),
-    **dict.fromkeys(("hlhlp", "hlhlhlp", "fine_tuning"), FOUR_PHASES),
+    **{name: ["schedule.cycles=2"] for name in ("cosine_anneal", "triangular", "gradient_cycle", "delayed")},
+    **{name: FOUR_PHASES for name in ("hlhlp", "hlhlhlp", "fine_tuning")},
     "partial_pretrain": ["quantizer=pact_binary"],
     "range_test": ["schedule.level_steps=1", "schedule.window=1", "schedule.stop=false"],
 }
 
-NO_BLOCKS, ALL_FLOAT = "the network names no blocks", "no layer of the model would be quantized"
+NO_BLOCKS = "the network names no blocks"
+ALL_FLOAT = "no layer of the model would be quantized"
+NEGATIVE = "PACT would cut off the negative inputs"
+GATED = ("schedule=dfq", "schedule=fractrain")
+BINARY = ("schedule=partial_pretrain", "quantizer=pact_binary")
 REFUSED = {
+    **{(task, choice): NO_BLOCKS for task in TASKS if task != "classification" for choice in GATED},
+    **{(task, choice): ALL_FLOAT for task in ("language_modelling", "node_classification") for choice in BINARY},
+    **{(task, "quantizer=ttq"): ALL_FLOAT for task in ("language_modelling", "node_classification")},
     **{
-        (task, f"schedule={gated}"): NO_BLOCKS
-        for task in TASKS
-        if task != "classification"
-        for gated in ("dfq", "fractrain")
-    },
-    **{
-        ("language_modelling", choice): ALL_FLOAT
-        for choice in ("schedule=partial_pretrain", "quantizer=pact_binary", "quantizer=ttq")
+        (task, choice): NEGATIVE
+        for task in ("entailment", "speech_recognition", "language_modelling_blocks")
+        for choice in BINARY
     },
 }
 """What makes no sense, and why; everything else trains."""

@@ -19,7 +19,7 @@ from bitcycle.errors import (
     DataError,
     RunError,
 )
-from bitcycle.settings import SettingError, default_of
+from bitcycle.settings import SettingError, default_of, nearest
 
 
 def parser(kind: type[AnalysisOptions], description: str) -> argparse.ArgumentParser:
@@ -42,29 +42,46 @@ def parser(kind: type[AnalysisOptions], description: str) -> argparse.ArgumentPa
 
 
 def read_options(kind: type[AnalysisOptions], given: dict[str, Any]) -> AnalysisOptions:
-    """Options from words of a command line or values of a sweep file; None keeps a default.
+    """Options from words of a command line or values of a sweep file.
 
     Raises:
         SettingError: for a value that an option cannot have.
     """
-    values = {name: _value(value) for name, value in given.items() if value is not None}
-    for field in dataclasses.fields(kind):
-        if isinstance(default_of(field), float) and isinstance(values.get(field.name), int):
-            values[field.name] = float(values[field.name])
-    return kind(**values)
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    if strangers := [name for name in given if name not in fields]:
+        problem = f"analysis={kind.kind} has no such option"
+        raise SettingError(strangers[0], given[strangers[0]], problem, nearest(strangers[0], fields))
+    return kind(**{name: _value(value, fields[name]) for name, value in given.items()})
 
 
-def _value(text: Any) -> Any:
+def _value(given: Any, field: dataclasses.Field[Any]) -> Any:
+    """A value of the type of a field; lists may be written as a,b or [a,b]."""
+    declared = str(field.type)
+    if "list" in declared and isinstance(given, str):
+        given = [part.strip() for part in given.strip("[]").split(",") if part.strip()]
+    if "list" in declared and isinstance(given, list):
+        return [_word(entry, declared) for entry in given]
+    return _word(given, declared)
+
+
+def _word(given: Any, declared: str) -> Any:
+    """A number or null where the type has one, else the text."""
+    if given is None or given == "null":
+        return None
+    if "str" in declared:
+        return str(given)
     try:
-        return json.loads(text) if isinstance(text, str) else text
+        value = json.loads(str(given))
     except json.JSONDecodeError:
-        return text
+        return given
+    return float(value) if "float" in declared and isinstance(value, int) else value
 
 
 def run_command(kind: type[AnalysisOptions], description: str | None, arguments: Sequence[str] | None = None) -> int:
     """Run the command line of a kind of analysis and return its exit code."""
     given = vars(parser(kind, description or "").parse_args(arguments))
     networks, data_root = given.pop("networks"), given.pop("data_root")
+    given = {name: value for name, value in given.items() if value is not None}
     try:
         job = Job(read_options(kind, given), tuple(map(Network.parse, networks)), data_root)
         result = job.run()

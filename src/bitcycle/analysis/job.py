@@ -1,17 +1,15 @@
-"""Analyses of finished networks, unit by unit: each finished unit is stored, so that the same command goes on where it stopped.
+"""Analyses of finished networks, unit by unit: each finished unit is stored, so that the same command goes on where it was.
 
-The result is a CSV file below `analyses/` in the run folder, its first line `# {...}`: what was computed, of which runs, with which
-options and versions, and how many units are done. It has no dates: equal analyses are equal files, interrupted or not.
+The result is a CSV file below `analyses/` in the run folder, its first line `# {...}`: what was computed, of which runs, with
+which options and versions, and how many units are done. It has no dates: equal analyses are equal files, interrupted or not.
 """
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,15 +18,13 @@ from rich.console import Console
 from rich.progress import track
 
 from bitcycle.analysis.finished_run import FinishedRun, load_run
+from bitcycle.analysis.outcomes import Result, Row, read_result, write_result
 from bitcycle.errors import RunError
 from bitcycle.settings import Settings
-from bitcycle.training.checkpoint import write_atomically
 from bitcycle.training.environment import describe_environment
 from bitcycle.training.run import set_up_torch
 from bitcycle.training.run_folder import RunFolder
 
-Row = dict[str, Any]
-HEADER = "# "
 IDENTITY = ("scale", "hash", "seed")
 """What names a run in its summary and in runs.csv."""
 
@@ -97,56 +93,6 @@ class Network:
         if self.folder.state() != "done":
             raise RunError(f"{self.folder.path} holds no finished run; run its command until it is done")
         return {**{name: summary[name] for name in IDENTITY}, "phase": self.phase}
-
-
-@dataclass(frozen=True)
-class Result:
-    """What the file of an analysis says.
-
-    Attributes:
-        header: kind, options, runs, units, done, columns, facts, made_with.
-        rows: of the units that are done, as text.
-    """
-
-    header: Row = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
-
-    @property
-    def complete(self) -> bool:
-        """Whether every unit is done."""
-        return bool(self.header) and self.header["done"] == self.header["units"]
-
-    @property
-    def options(self) -> Row:
-        """Options of the analysis."""
-        return dict(self.header["options"])
-
-    def numbers(self, column: str) -> list[float]:
-        """A column of numbers."""
-        return [float(row[column]) for row in self.rows]
-
-
-def read_result(path: Path) -> Result:
-    """The content of a file of results; empty if there is none, or it is none of ours."""
-    if not path.exists():
-        return Result()
-    first, _, rest = path.read_text().partition("\n")
-    try:
-        header = json.loads(first.removeprefix(HEADER))
-    except json.JSONDecodeError:
-        return Result()
-    return Result(header, list(csv.DictReader(io.StringIO(rest))))
-
-
-def write_result(path: Path, result: Result) -> None:
-    """Write a file of results whole or not at all."""
-    stream = io.StringIO()
-    stream.write(HEADER + json.dumps(result.header, sort_keys=True) + "\n")
-    writer = csv.DictWriter(stream, result.header["columns"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(result.rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda file: file.write(stream.getvalue().encode()))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bitcycle.analysis.finished_run import FinishedRun
-from bitcycle.dataset import Batch, EvaluationBatches, ImageDatasetOptions
+from bitcycle.dataset import Batch, EvaluationBatches, ImageDatasetOptions, Images
 from bitcycle.dataset.image_dataset import first_images
 from bitcycle.errors import RunError
 from bitcycle.task import ClassificationOptions, Outcome, Task
@@ -40,8 +40,12 @@ class Measurement:
         splits = config.dataset.load(config.data_folder)
         train, _ = config.dataset.hold_out(splits.train, config.seed)
         self.options, self.device, self.batch_size = config.dataset, device, config.task.evaluation_batch_size
-        self.images = first_images(train.for_evaluation() if split == "train" else splits.test, samples)
-        self.batches = EvaluationBatches(self.images, config.dataset, self.batch_size, device)
+        self.use(first_images(train.for_evaluation() if split == "train" else splits.test, samples))
+
+    def use(self, images: Images) -> None:
+        """Measure on other images from now on."""
+        self.images = images
+        self.batches = EvaluationBatches(images, self.options, self.batch_size, self.device)
 
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> tuple[float, float]:
@@ -82,3 +86,17 @@ class _Forward(Task):
     def train(self, model: nn.Module, batch: Batch) -> Outcome:
         logits = model(batch.inputs)
         return Outcome(logits.sum(), logits.sum())
+
+
+def flatten(tensors: Iterable[Tensor]) -> Tensor:
+    """Tensors of any memory format as one vector."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+@torch.no_grad()
+def assign(vector: Tensor, tensors: Iterable[Tensor]) -> None:
+    """Put the numbers of a vector into tensors, as `flatten` would take them out."""
+    first = 0
+    for tensor in tensors:
+        tensor.copy_(vector[first : first + tensor.numel()].view(tensor.shape))
+        first += tensor.numel()

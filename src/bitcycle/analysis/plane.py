@@ -5,10 +5,11 @@
 
 for i and j from -margin to 1 + margin. The networks lie at (0, 0), (dx, 0) and (<w3 - w1, u>, dy); each is a row of its own,
 too, as the grid need not meet them. Weights with few bits count as plain numbers: what the quantizers make of them is put
-together, and nothing is quantized on the plane. Running statistics of batch norm are estimated anew at each point, on training images.
+together, and nothing is quantized on the plane. Running statistics of batch norm are estimated anew at each point, on training
+images.
 
-Source: Garipov et al. 2018, section A.1 and their released code, which HLHLp follows in figure 1 without saying more: its w1 is the
-float network. Differs from that code in that batch norm sees images without augmentation, so that the order of nothing matters.
+Source: Garipov et al. 2018, section A.1 and their released code, which HLHLp follows in figure 1 without saying more: its w1 is
+the float network. Differs from that code in that batch norm sees images without augmentation, so that their order is nothing.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from bitcycle.analysis.command import run_command
 from bitcycle.analysis.finished_run import FinishedRun
-from bitcycle.analysis.job import Analysis, AnalysisOptions, Row, rounded
-from bitcycle.analysis.measurement import Measurement
+from bitcycle.analysis.job import Analysis, AnalysisOptions, rounded
+from bitcycle.analysis.measurement import Measurement, assign, flatten
+from bitcycle.analysis.outcomes import Row
 from bitcycle.errors import RunError
 from bitcycle.settings import setting
 
@@ -106,8 +107,8 @@ class Plane(Analysis):
         self.measure = Measurement(runs[-1], options.split, options.samples, device)
         self.training = Measurement(runs[-1], "train", options.batch_norm_samples, device)
         self.model = runs[0].model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        vectors = [parameters_to_vector(p for n, p in run.model.named_parameters() if _is_shared(n)) for run in runs]
-        self.basis = plane_through(*(vector.detach().to(device) for vector in vectors))
+        vectors = [flatten(p for n, p in run.model.named_parameters() if _is_shared(n)) for run in runs]
+        self.basis = plane_through(*(vector.to(device) for vector in vectors))
         self.facts = {
             "places": [[float(rounded(value)) for value in place] for place in self.basis.places],
             "samples": len(self.measure.images),
@@ -132,7 +133,7 @@ class Plane(Analysis):
     def point(self, x: float, y: float, network: str = "") -> Row:
         """Loss and error at some coordinates; `network` says which of the three lies there."""
         shared = [p for n, p in self.model.named_parameters() if _is_shared(n)]
-        vector_to_parameters(self.basis.at(x, y).float(), shared)
+        assign(self.basis.at(x, y), shared)
         self.training.settle_batch_norm(self.model)
         loss, error = self.measure(self.model)
         numbers = (rounded(value) for value in (x, y, loss, error))

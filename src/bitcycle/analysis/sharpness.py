@@ -2,10 +2,11 @@
 
     r_i = eps (|(A^+ w)_i| + 1),   phi = 100 (max over |y_i| <= r_i of f(w + A y)  -  f(w)) / (1 + f(w))
 
-f is the mean cross-entropy on training images without augmentation. A is the identity, or with `subspace=P` a matrix of P columns of
-independent normal numbers; A^+ is its pseudo-inverse. The maximum is looked for by L-BFGS-B, 10 iterations from y = 0, or from a
-random y of a thousandth of the box where the gradient at 0 vanishes. Batch norm keeps its statistics, and weights
-with few bits count as plain numbers: what the quantizers make of them is moved, and nothing is quantized.
+f is the mean cross-entropy on training images without augmentation. A is the identity, or with `subspace=P` a matrix of P
+columns of independent normal numbers; A^+ is its pseudo-inverse. The maximum is looked for by L-BFGS-B, 10 iterations from
+y = 0, or from a random y of a thousandth of the box where the gradient at 0 vanishes. Batch norm keeps its statistics, and
+weights with few bits count as plain numbers: what the quantizers make of them is moved, and nothing is quantized.
+Inside, y is measured in units of r and f is scaled, which changes the path of L-BFGS-B and not what it looks for.
 
 Source: Keskar et al. 2017, metric 2.1 and its settings (eps 1e-3 and 5e-4, 10 iterations, full space and 100 dimensions), which
 HLHLp applies in its appendix H, whose text is not available. Differs from theirs in that only `samples` images are used.
@@ -13,6 +14,7 @@ HLHLp applies in its appendix H, whose text is not available. Differs from their
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,15 +24,17 @@ import numpy as np
 import torch
 from scipy.optimize import minimize
 from torch import Tensor
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from bitcycle.analysis.command import run_command
 from bitcycle.analysis.finished_run import FinishedRun
-from bitcycle.analysis.job import Analysis, AnalysisOptions, Row, rounded
-from bitcycle.analysis.measurement import Measurement
+from bitcycle.analysis.job import Analysis, AnalysisOptions, rounded
+from bitcycle.analysis.measurement import Measurement, assign, flatten
+from bitcycle.analysis.outcomes import Row
 from bitcycle.randomness import derive
 from bitcycle.settings import setting
 
+STEEP = 100.0
+"""Slope at the start that the function is scaled to: L-BFGS-B then looks in the corners of the box first."""
 Function = Callable[[Tensor], tuple[float, Tensor]]
 """Vector -> value and gradient."""
 
@@ -89,25 +93,29 @@ def find_sharpness(
     radius = epsilon * (inner.abs() + 1)
     values: list[float] = []
 
-    def descend(y: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
-        """-f and its gradient by y."""
-        step = torch.from_numpy(y).to(weights)
-        value, gradient = function(weights + (step if matrix is None else matrix @ step))
+    def slope_at(z: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The gradient of f by z = y / r; its value is added to `values`."""
+        y = radius * torch.from_numpy(z).to(weights)
+        value, gradient = function(weights + (y if matrix is None else matrix @ y))
         values.append(value)
-        inner_gradient = gradient.double() if matrix is None else matrix.T @ gradient.double()
-        return -value, -inner_gradient.cpu().numpy()
+        by_y = gradient.double() if matrix is None else matrix.T @ gradient.double()
+        return (radius * by_y).cpu().numpy()
 
     start = np.zeros(len(inner))
-    _, slope = descend(start)
-    if not np.abs(slope).max() > 0:
+    steepest = float(np.abs(slope_at(start)).max())
+    if steepest == 0:
         generator = torch.Generator().manual_seed(derive(seed, "start"))
-        start = (
-            1e-3 * radius.cpu() * (2 * torch.rand(len(inner), generator=generator, dtype=torch.float64) - 1)
-        ).numpy()
-    limits = radius.cpu().numpy()
-    bounds = list(zip(-limits, limits))
-    minimize(descend, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": iterations})
-    return Maximum(values[0], max(value for value in values if value == value))
+        start = 1e-3 * (2 * torch.rand(len(inner), generator=generator, dtype=torch.float64).numpy() - 1)
+        steepest = float(np.abs(slope_at(start)).max()) or 1.0
+    factor = STEEP / steepest
+
+    def descend(z: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
+        slope = slope_at(z)
+        return -factor * values[-1], -factor * slope
+
+    options = {"maxiter": iterations, "ftol": 0.0, "gtol": 0.0}
+    minimize(descend, start, jac=True, method="L-BFGS-B", bounds=[(-1, 1)] * len(inner), options=options)
+    return Maximum(values[0], max(value for value in values if not math.isnan(value)))
 
 
 class Sharpness(Analysis):
@@ -121,7 +129,7 @@ class Sharpness(Analysis):
         run.make_float()
         self.model = run.model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.weights = parameters_to_vector(self.parameters).detach().double()
+        self.weights = flatten(self.parameters).double()
         self.facts = {
             "samples": len(self.measure.images),
             "weights": len(self.weights),
@@ -131,10 +139,9 @@ class Sharpness(Analysis):
 
     def loss(self, weights: Tensor) -> tuple[float, Tensor]:
         """Training loss and its gradient."""
-        with torch.no_grad():
-            vector_to_parameters(weights.to(self.parameters[0]), self.parameters)
+        assign(weights, self.parameters)
         loss, gradients = self.measure.loss_and_gradient(self.model, self.parameters)
-        return loss, parameters_to_vector(gradients)
+        return loss, flatten(gradients)
 
     def rows(self, unit: int) -> list[Row]:
         options, epsilon = self.options, self.options.epsilons[unit]

@@ -26,8 +26,9 @@ from torch import Tensor, nn
 
 from bitcycle.analysis.command import run_command
 from bitcycle.analysis.finished_run import FinishedRun
-from bitcycle.analysis.job import Analysis, AnalysisOptions, Row, rounded
+from bitcycle.analysis.job import Analysis, AnalysisOptions, rounded
 from bitcycle.analysis.measurement import Measurement
+from bitcycle.analysis.outcomes import Row
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, setting
 

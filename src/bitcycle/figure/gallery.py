@@ -120,7 +120,8 @@ def _facts(entry: Entry, base: Path) -> list[str]:
     if data.command:
         scale = f" scale={results.scale}" if results.scale not in (None, "paper") else ""
         count = f"{data.item.runs} runs at paper scale" if data.item.runs else "no runs of its own"
-        facts.append(f"<code>{html.escape(data.command + scale)}</code> ({count})")
+        commands = "; ".join(command + scale for command in (data.command, data.analysis) if command)
+        facts.append(f"<code>{html.escape(commands)}</code> ({count})")
     if data.note:
         facts.append(html.escape(f"Note: {data.note.strip()}"))
     if results.runs:

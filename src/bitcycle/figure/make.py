@@ -37,6 +37,7 @@ MODULES: dict[str, ModuleType] = {
 }
 FIGURES = Path("results/figures")
 GALLERY = Path("results/index.html")
+ANALYSE = "python -m bitcycle.analysis.after_sweep"
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ def gather(item: Item, runs: Sequence[Run], hasher: Hasher, places: Places) -> I
         item.command(places.root / SWEEPS),
         places.root / "conf",
         sweep.note,
+        f"{ANALYSE} {file.parent.name}/{file.stem}" if file and sweep.analyses else "",
     )
 
 

@@ -119,6 +119,19 @@ def test_through_the_quantizers_or_in_plain_numbers(phased):
     assert spread["float"] == 3 < spread["run"], "ternary numbers take the place of the master weights"
 
 
+@pytest.mark.parametrize("precision", ["run", "float"])
+def test_networks_of_phases_are_those_that_were_evaluated(phased, precision):
+    """Activations are float in these runs, so that quantized weights as plain numbers give the same."""
+    options = SurfaceOptions(points=3, split="test", samples=None, precision=precision)
+    for made in phased:
+        for number, phase in enumerate(made.folder.read_summary()["phases"], 1):
+            last = number == len(made.schedule.phases)
+            run = load_run(made.folder.path, phase=None if last else number)
+            middle = Surface(options, run, CPU).point(0, 0)
+            wanted = phase["final"] if last else phase["best"]
+            assert float(middle["error_percent"]) == pytest.approx(100 - wanted, abs=1e-3), (number, phase)
+
+
 def test_an_interrupted_surface_is_the_undisturbed_one(trained, monkeypatch, tmp_path):
     options = SurfaceOptions(points=5, samples=40)
     whole = job(options, trained)

@@ -89,8 +89,7 @@ def load_run(path: str | Path, data_root: str | None = None, phase: int | None =
         weights, precision = _result_of_phase(folder, phase)
         model.load_state_dict(weights)
     run = FinishedRun(folder, plan, model.eval(), precision)
-    if precision.weight < FLOAT or precision.activation < FLOAT:
-        run._use(precision)
+    run._use(precision)  # at float bits, too: a new model has others
     return run
 
 

@@ -198,10 +198,10 @@ class Hasher(AbstractContextManager["Hasher"]):
         from omegaconf.errors import OmegaConfBaseException
 
         from bitcycle.configuration import read_config
-        from bitcycle.training.identity import run_hash
+        from bitcycle.training.plan import hash_of
 
         try:
-            return run_hash(read_config(self.composer(run)))
+            return hash_of(read_config(self.composer(run)))
         except (ValueError, HydraException, OmegaConfBaseException):
             return None
 

@@ -90,7 +90,7 @@ def contours(data: ItemData) -> Figure:
     found = [(cell, surface) for cell, surface in cells if surface is not None]
     if not found:
         return not_analysed(data)
-    figure, axes = panels(len(cells), width=3.2, height=3.3, columns=3 if len(cells) == 3 else 2)
+    figure, axes = panels(len(cells), width=3.2, height=3.0, columns=3 if len(cells) == 3 else 2)
     for (cell, surface), part in zip(cells, axes, strict=True):
         name = cpt_method(cell)
         words = f"{name} {'3 to 8' if name == 'progressive precision' else forward_bits(cell)} bits"

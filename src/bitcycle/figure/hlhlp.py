@@ -54,9 +54,9 @@ def flatness(data: ItemData) -> Figure:
         _draw_maps(next(parts), maps)
     if bars:
         _draw_bars(next(parts).subplots(), bars)
-    words = f"planes: {described(found[0][0])}" if found else ""
-    words += f"; contours: {described(maps[0][1])}, quantized weights as plain numbers" if maps else ""
-    return titled(figure, data, f"the appendix is not part of the paper's text; {words}")
+    words = [f"planes: {described(found[0][0])}"] if found else []
+    words += [f"contours: {described(maps[0][1])}"] if maps else []
+    return titled(figure, data, "; ".join(["the appendix is not part of the paper's text", *words]))
 
 
 def networks(results: Results) -> list[tuple[str, Cell, int | None]]:

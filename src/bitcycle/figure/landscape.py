@@ -33,11 +33,11 @@ def draw_contours(axes: Axes, surface: Result) -> QuadContourSet:
     x, y, loss = grid_of(surface, "loss")
     finite = np.nan_to_num(loss, nan=1e9, posinf=1e9)
     lines = axes.contour(x, y, finite, levels=LEVELS, cmap=CONTOURS, linewidths=1.1)
-    axes.clabel(lines, fontsize=6.5, fmt="%.1f")
+    axes.clabel(lines, LEVELS[::2], fontsize=6.5, fmt="%.1f")
     middle = float(loss[len(y) // 2, len(x) // 2])
     axes.plot([0], [0], "+", color="black", markersize=7)
     axes.annotate(f"{middle:.2f}", (0, 0), (5, 5), textcoords="offset points", fontsize=7)
-    axes.set_aspect("equal")
+    axes.set_box_aspect(1)
     axes.set_xticks(np.linspace(x[0], x[-1], 5))
     axes.set_yticks(np.linspace(y[0], y[-1], 5))
     return lines
@@ -82,10 +82,10 @@ def described(result: Result) -> str:
     options, facts = result.options, result.header["facts"]
     split = {"train": "training", "test": "test"}[options["split"]]
     words = f"{options['points']} x {options['points']} points on {facts['samples']} {split} images"
-    if "seed" in options:
-        bits = facts["bits"][0]
-        words += f", directions of seed {options['seed']}, " + (f"{bits} bits" if bits < 32 else "float32")
-    return words
+    if "seed" not in options:
+        return words
+    bits = {"run": "bits of the last evaluation", "float": "quantized weights as plain numbers"}[options["precision"]]
+    return f"{words}, directions of seed {options['seed']}, {bits}"
 
 
 def first_of(results: Sequence[Result]) -> Result | None:

@@ -12,6 +12,8 @@ from bitcycle.analysis.results import Cell, Value, value_of
 
 RADIUS = 0.5
 """Distance, in lengths of the filters, at which the rise of a loss surface is taken (our own; the pictures go to 1)."""
+SURROUNDINGS = 0.3
+"""What counts as around a network in a plane (our own; the plane goes on for 0.2)."""
 CLEAN = "none"
 """What rows of a test of robustness call the data as they are."""
 
@@ -52,13 +54,14 @@ def common_rises(cells: Sequence[Cell]) -> list[list[float]]:
 def rise_around(plane: Result, network: int) -> float | None:
     """How far the error rises around one of the three networks of a plane, in points.
 
-    The mean over grid points nearer than half the distance of the second and third networks, minus its own error; None if there
-    are no such points.
+    The mean over the grid points that differ from it by at most a share SURROUNDINGS of dx and of dy (`plane.py`), minus its own
+    error; None if there are none.
     """
     rows = [(row["network"], *(float(row[name]) for name in ("x", "y", "error_percent"))) for row in plane.rows]
     corners = {name: (x, y, error) for name, x, y, error in rows if name}
-    (x, y, own), reach = corners[str(network)], 0.5 * math.dist(corners["2"][:2], corners["3"][:2])
-    near = [error for name, i, j, error in rows if not name and math.dist((x, y), (i, j)) < reach]
+    (x, y, own), dx, dy = corners[str(network)], corners["2"][0], corners["3"][1]
+    reach = SURROUNDINGS * dx, SURROUNDINGS * dy
+    near = [error for name, i, j, error in rows if not name and abs(i - x) <= reach[0] and abs(j - y) <= reach[1]]
     return statistics.fmean(near) - own if near else None
 
 

@@ -101,8 +101,7 @@ def contours(data: ItemData) -> Figure:
             part.set_xticks([])
             part.set_yticks([])
         else:
-            lines = draw_contours(part, surface)
-            lines.set_clim(LEVELS[0], LEVELS[-1])
+            draw_contours(part, surface)
     shown = ScalarMappable(Normalize(LEVELS[0], LEVELS[-1]), CONTOURS)
     figure.colorbar(shown, ax=axes, label="loss (cross-entropy)", shrink=0.8)
     words = " / ".join(dict.fromkeys(described(surface) for _, surface in found))

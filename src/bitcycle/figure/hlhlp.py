@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 import matplotlib.pyplot as plt
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
@@ -47,7 +46,7 @@ def flatness(data: ItemData) -> Figure:
     rows = [bool(found), bool(maps), bool(bars)]
     heights = [height for height, there in zip((4.6, 2.9, 2.0), rows) if there]
     figure = plt.figure(figsize=(10.4, sum(heights) + 0.9), layout="constrained")
-    parts = iter(np.atleast_1d(figure.subfigures(len(heights), 1, height_ratios=heights)))
+    parts = iter(figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
     if found:
         _draw_planes(next(parts), found, "loss", "training loss")
     if maps:
@@ -61,9 +60,9 @@ def flatness(data: ItemData) -> Figure:
 
 def networks(results: Results) -> list[tuple[str, Cell, int | None]]:
     """The networks of figure 1 and appendix H: name, cell, and the phase at whose end it stood."""
-    found = [(network_name(cell, None), cell, None) for cell in results.done]
-    found += [("HLp", cell, 2) for cell in results.done if hlhlp_method(cell) == "HLHLp"]
-    return sorted(found, key=lambda entry: ("FLOAT", "Hlp", "HLp", "HLHLp").index(entry[0]))
+    phases: dict[str, tuple[int | None, ...]] = {"fine-tuning": (1, None), "HLHLp": (2, None)}
+    every = [(cell, phase) for cell in results.done for phase in phases.get(hlhlp_method(cell), ())]
+    return [(network_name(cell, phase), cell, phase) for cell, phase in every]
 
 
 def _draw_planes(
@@ -76,7 +75,7 @@ def _draw_planes(
 
 
 def _draw_maps(figure: Figure | SubFigure, maps: Sequence[tuple[str, Result]]) -> None:
-    for axes, (name, shown) in zip(np.atleast_1d(figure.subplots(1, len(maps))), maps, strict=True):
+    for axes, (name, shown) in zip(figure.subplots(1, len(maps), squeeze=False)[0], maps, strict=True):
         draw_contours(axes, shown)
         axes.set_title(f"{name}, training loss")
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.contour import QuadContourSet
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 
 from bitcycle.analysis.outcomes import Result
 
@@ -17,8 +16,6 @@ LEVELS = np.arange(0.1, 10, 0.5)
 CONTOURS = "summer"
 HEIGHTS = "jet"
 MARKS = ("s", "^", "o")
-TOP = 100.0
-"""Errors are percent."""
 
 
 def grid_of(result: Result, column: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -28,22 +25,26 @@ def grid_of(result: Result, column: str) -> tuple[np.ndarray[Any, Any], np.ndarr
     return x, y, np.array([float(row[column]) for row in rows]).reshape(len(y), len(x))
 
 
-def draw_contours(axes: Axes, surface: Result) -> QuadContourSet:
+def draw_contours(axes: Axes, surface: Result) -> None:
     """The contours of a loss surface with their values, and a cross where the network is."""
     x, y, loss = grid_of(surface, "loss")
     finite = np.nan_to_num(loss, nan=1e9, posinf=1e9)
-    lines = axes.contour(x, y, finite, levels=LEVELS, cmap=CONTOURS, linewidths=1.1)
-    axes.clabel(lines, LEVELS[::2], fontsize=6.5, fmt="%.1f")
+    levels = LEVELS[(finite.min() < LEVELS) & (finite.max() > LEVELS)]
+    if len(levels):
+        look = {"cmap": CONTOURS, "vmin": LEVELS[0], "vmax": LEVELS[-1], "linewidths": 1.1}
+        lines = axes.contour(x, y, finite, levels=levels, **look)
+        axes.clabel(lines, levels[::2], fontsize=6.5, fmt="%.1f")
     middle = float(loss[len(y) // 2, len(x) // 2])
     axes.plot([0], [0], "+", color="black", markersize=7)
     axes.annotate(f"{middle:.2f}", (0, 0), (5, 5), textcoords="offset points", fontsize=7)
     axes.set_box_aspect(1)
     axes.set_xticks(np.linspace(x[0], x[-1], 5))
     axes.set_yticks(np.linspace(y[0], y[-1], 5))
-    return lines
 
 
-def draw_plane(figure: Figure, axes: Any, plane: Result, names: Sequence[str], column: str, label: str) -> None:
+def draw_plane(
+    figure: Figure | SubFigure, axes: Any, plane: Result, names: Sequence[str], column: str, label: str
+) -> None:
     """The plane through three networks as a 3-D surface, the networks on it.
 
     Args:
@@ -61,15 +62,16 @@ def draw_plane(figure: Figure, axes: Any, plane: Result, names: Sequence[str], c
         *mesh, heights, cmap=HEIGHTS, alpha=0.75, linewidth=0.2, edgecolor="0.4", antialiased=True
     )
     low, high = float(heights.min()), float(heights.max())
-    axes.contour(*mesh, heights, levels=12, cmap=HEIGHTS, offset=low - 0.35 * (high - low), linewidths=0.8)
+    base = low - 0.35 * (high - low or 1.0)
+    if high > low:
+        axes.contour(*mesh, heights, levels=12, cmap=HEIGHTS, offset=base, linewidths=0.8)
     corners = [row for row in plane.rows if row["network"]]
     for row, name, mark in zip(corners, names, MARKS, strict=True):
         place, height = (float(row["x"]), float(row["y"])), float(row[column])
-        base = low - 0.35 * (high - low)
         axes.plot([place[0]] * 2, [place[1]] * 2, [base, height], color="black", linewidth=1, zorder=10)
         axes.plot(*[[value] for value in place], [height], mark, color="black", markersize=5, zorder=11)
         axes.text(*place, height + 0.06 * (high - low), f"{name} {height:.3g}", fontsize=8, weight="bold", zorder=12)
-    axes.set_zlim(low - 0.35 * (high - low), high)
+    axes.set_zlim(base, high)
     axes.view_init(elev=32, azim=-62)
     axes.tick_params(labelsize=6.5, pad=-1)
     axes.set_xlabel("weights, along u", fontsize=7.5, labelpad=-4)

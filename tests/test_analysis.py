@@ -6,8 +6,11 @@ import itertools
 import json
 import math
 import shutil
+import warnings
 from dataclasses import replace
 
+import matplotlib
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -16,6 +19,7 @@ from hypothesis import strategies as st
 
 from bitcycle.analysis import after_sweep
 from bitcycle.analysis.after_sweep import analyse, groups_of, read_entry, sweeps_with_analyses
+from bitcycle.analysis.claims import CONTRADICTED, NOT_RUN, REPRODUCED, SIGN_AT_PAPER_SCALE
 from bitcycle.analysis.collect import collect
 from bitcycle.analysis.command import run_command
 from bitcycle.analysis.corruption import CorruptionOptions
@@ -26,15 +30,20 @@ from bitcycle.analysis.landscape import rise, rise_around
 from bitcycle.analysis.measurement import flatten
 from bitcycle.analysis.outcomes import Result, read_result
 from bitcycle.analysis.plane import Plane, PlaneOptions, plane_through
+from bitcycle.analysis.results import Cell, Results
 from bitcycle.analysis.sharpness import SharpnessOptions, find_sharpness
 from bitcycle.analysis.surface import Surface, SurfaceOptions, directions, filter_normalised
 from bitcycle.errors import RunError
+from bitcycle.figure import cpt, hlhlp
+from bitcycle.figure.schedules import UNDATED
+from bitcycle.figure.style import ItemData
 from bitcycle.settings import SettingError
 from bitcycle.sweep import Sweep
 from bitcycle.sweep.grid import as_text
 from bitcycle.training.run import execute
 from bitcycle.training.run_folder import RunFolder, read_records
 from tests.conftest import ROOT, plan
+from tests.test_figures import ITEMS, made_up, verdict
 
 DOMAINS = ROOT / "tests" / "data" / "golden-domains"
 CPU = torch.device("cpu")
@@ -398,3 +407,68 @@ def test_rise_around_a_network():
     plane = Result({"kind": "plane"}, [{key: str(value) for key, value in row.items()} for row in rows])
     assert rise_around(plane, 3) == 0 < rise_around(plane, 2) < 25
     assert rise_around(Result({"kind": "plane"}, plane.rows[:3]), 3) is None
+
+
+def cell_with(surfaces: list[Result], **settings: object) -> Cell:
+    """A cell with one run that has some surfaces."""
+    cell = made_up(90.0, dataset="cifar100", model="resnet74", schedule__q_max=8, **settings)
+    vars(cell.runs[0])["analyses"] = surfaces
+    return cell
+
+
+def three_cells(slopes: dict[str, float], pairs: int = 3) -> list[Cell]:
+    """Static, progressive and cyclic precision with cones of some slopes, for pairs of directions."""
+    return [
+        cell_with(
+            [made_surface(lambda r, slope=slope: 0.5 + slope * r, seed=seed) for seed in range(pairs)], schedule=name
+        )
+        for name, slope in slopes.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("slopes", "pairs", "expected"),
+    [
+        ({"static": 6.0, "pfq_manual": 4.0, "CR": 3.0}, 3, REPRODUCED),
+        ({"static": 6.0, "pfq_manual": 4.0, "CR": 3.0}, 2, SIGN_AT_PAPER_SCALE),
+        ({"static": 6.0, "pfq_manual": 7.0, "CR": 3.0}, 3, SIGN_AT_PAPER_SCALE),
+        ({"static": 3.0, "pfq_manual": 4.0, "CR": 6.0}, 3, CONTRADICTED),
+        ({"static": 3.0, "pfq_manual": 4.0, "CR": 2.0}, 0, NOT_RUN),
+    ],
+)
+def test_wider_minima(slopes, pairs, expected):
+    assert verdict("cpt/fig2-c1", *three_cells(slopes, pairs)) == expected
+
+
+def test_contours_show_what_there_is():
+    cells = three_cells({"static": 6.0, "pfq_manual": 4.0})
+    data = ItemData(ITEMS["cpt/fig2"], Results("paper", (*cells, Cell({}, {}))), command="train", analysis="analyse")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure = cpt.contours(data)
+        cpt.contours(
+            replace(data, results=Results("paper", (cell_with([made_surface(lambda r: 20.0)], schedule="CR"),)))
+        )
+    panels = [axes for axes in figure.axes if axes.get_title()]
+    assert [bool(axes.collections) for axes in panels] == [True, True, False]
+    assert "21 x 21 points on 10 training images" in figure.get_suptitle().replace("\n", " ")
+    assert "1 of 3 panels without result: train; analyse" in figure.get_suptitle().replace("\n", " ")
+    plt.close("all")
+
+
+def test_without_results_the_picture_names_the_command():
+    data = ItemData(ITEMS["hlhlp/fig1"], Results("mini", (cell_with([], schedule="CR"),)), analysis="analyse x")
+    assert any("analyse x scale=mini" in text.get_text() for axes in hlhlp.surface(data).axes for text in axes.texts)
+    plt.close("all")
+
+
+def test_pictures_have_neither_dates_nor_random_names(tmp_path):
+    figure, axes = plt.subplots(figsize=(1, 1))
+    axes.fill_between([0, 1], [0, 1], hatch="/")  # hatches have names in SVG files
+    contents = []
+    for name, (suffix, metadata) in itertools.product("ab", UNDATED.items()):
+        figure.savefig(tmp_path / f"{name}{suffix}", metadata=metadata)
+        contents.append((tmp_path / f"{name}{suffix}").read_bytes())
+    plt.close(figure)
+    assert contents[:2] == contents[2:]
+    assert b"<dc:date>" not in contents[1] and matplotlib.rcParams["svg.hashsalt"] == "bitcycle"

@@ -31,6 +31,7 @@ from bitcycle.figure.style import (
     COLOURS,
     ItemData,
     Point,
+    commands,
     legend,
     not_analysed,
     panel_title,
@@ -98,6 +99,7 @@ def contours(data: ItemData) -> Figure:
         part.set_title(f"{model_of(cell)}: {words}\n{ours if cell.stand_ins else dataset_of(cell)}", fontsize=8.5)
         if surface is None:
             part.text(0.5, 0.5, "no result yet", ha="center", va="center", transform=part.transAxes, color="0.4")
+            part.set_box_aspect(1)
             part.set_xticks([])
             part.set_yticks([])
         else:
@@ -106,7 +108,7 @@ def contours(data: ItemData) -> Figure:
     figure.colorbar(shown, ax=axes, label="loss (cross-entropy)", shrink=0.8)
     words = " / ".join(dict.fromkeys(described(surface) for _, surface in found))
     if missing := len(cells) - len(found):
-        words += f"; {missing} of {len(cells)} panels without result: {data.command}; {data.analysis}"
+        words += f"; {missing} of {len(cells)} panels without result: {commands(data)}"
     return titled(figure, data, f"axes: lengths of the filters along two random directions; {words}")
 
 

@@ -296,16 +296,19 @@ def label_axes(figure: Figure, axes: Sequence[Axes], x: str, y: str) -> None:
             part.set_xlabel(x, fontsize=8.5)
 
 
+def commands(data: ItemData) -> str:
+    """What trains and analyses the runs of an item at the scale of those that are there."""
+    scale = f" scale={data.results.scale}" if data.results.scale not in (None, "paper") else ""
+    return "; ".join(command + scale for command in (data.command, data.analysis) if command)
+
+
 def not_analysed(data: ItemData) -> Figure:
     """A picture that says how the finished runs are analysed; or what to run first, where there are none."""
-    scale = f" scale={data.results.scale}" if data.results.scale not in (None, "paper") else ""
     if not data.results.done:
         return placeholder(
             data, "This picture needs trained networks and an analysis of them. The paper prints no numbers."
         )
-    return placeholder(
-        data, f"The runs are there, their analysis is not yet: {data.analysis}{scale}; make collect figures"
-    )
+    return placeholder(data, f"The runs are there, their analysis is not yet: {commands(data)}; make collect figures")
 
 
 def placeholder(data: ItemData, text: str) -> Figure:

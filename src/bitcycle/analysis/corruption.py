@@ -27,7 +27,6 @@ from bitcycle.dataset import Images
 from bitcycle.dataset.images import Framing, StreamedImages
 from bitcycle.dataset.source import read_class_folders
 from bitcycle.errors import DataError, RunError
-from bitcycle.model import ImageShape
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, nearest, setting
 
@@ -100,15 +99,12 @@ class Corruption(Analysis):
         return Images(corrupt(self.clean.pixels, name, severity, generator), self.clean.labels)
 
     def _published(self, folder: Path) -> Images:
-        shape = self.run.plan.info.shape
-        assert isinstance(shape, ImageShape)
+        channels, size, classes = self.run.plan.info.shape
         encoded = read_class_folders(folder)
-        if len(encoded.class_names) != shape.classes:
-            raise DataError(
-                f"{folder} does not have the {shape.classes} class folders that the network knows; complete it"
-            )
-        framing, workers = Framing(shape.size, shape.size), min(8, os.cpu_count() or 1)
-        return StreamedImages(encoded.images, encoded.labels, shape.channels, framing, workers)
+        if len(encoded.class_names) != classes:
+            raise DataError(f"{folder} does not have the {classes} class folders that the network knows; complete it")
+        framing, workers = Framing(size, size), min(8, os.cpu_count() or 1)
+        return StreamedImages(encoded.images, encoded.labels, channels, framing, workers)
 
 
 def _names(folder: Path) -> list[str]:

@@ -38,6 +38,7 @@ MODULES: dict[str, ModuleType] = {
 RESULTS = Path("results")
 FIGURES = Path("figures")
 GALLERY = Path("index.html")
+ANALYSE = "python -m bitcycle.analysis.after_sweep"
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ def gather(item: Item, runs: Sequence[Run], hasher: Hasher, places: Places) -> I
         item.command(places.root / SWEEPS),
         places.root / "conf",
         sweep.note,
+        f"{ANALYSE} {file.parent.name}/{file.stem}" if file and sweep.analyses else "",
     )
 
 

@@ -223,6 +223,15 @@ def locate(config: RunConfig) -> RunFolder:
     return RunFolder(run_path(_with_validation(config)))
 
 
+def hash_of(config: RunConfig) -> str:
+    """The hash that names the run of `config`: what is held out for a schedule that chooses counts, as in its folder's name.
+
+    Raises:
+        SettingError (a ValueError): as `locate`.
+    """
+    return run_hash(_with_validation(config))
+
+
 def _trace(model: nn.Module, sample: Sample) -> Workload:
     """The products of the model on the meta device, which knows shapes only: nothing is computed, however large it is."""
     devices = {leaf.device for leaf in tree_leaves(sample.arguments) if isinstance(leaf, torch.Tensor)}

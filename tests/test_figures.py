@@ -178,7 +178,7 @@ def test_scale_with_more_cells_is_shown():
 def empty(tmp_path_factory):
     """Everything, made without any run: the folder, and the entries of the gallery."""
     target = tmp_path_factory.mktemp("figures")
-    return target, make_all(Places(ROOT, target, target / "none.csv"))
+    return target, make_all(Places(ROOT, target / "results", target / "none.csv"))
 
 
 def test_all_items_are_listed():
@@ -242,7 +242,7 @@ def test_gallery_needs_nothing_from_outside(empty):
 
 def test_equal_inputs_give_equal_bytes(empty, tmp_path):
     target, _ = empty
-    make_all(Places(ROOT, tmp_path, tmp_path / "none.csv", papers=("partial",)))
+    make_all(Places(ROOT, tmp_path / "results", tmp_path / "none.csv", papers=("partial",)))
     files = sorted((tmp_path / "results" / "figures").rglob("*.*"))
     assert {file.suffix for file in files} == {".png", ".svg", ".csv", ".md", ".html"}
     for file in files:

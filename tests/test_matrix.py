@@ -19,10 +19,11 @@ from tests.settings import OPTIONS, QUANTIZER_SCHEDULES, TASKS
 
 SHORT = ["training.steps=8", "training.epochs=null", "training.evaluation_steps=8", "training.log_steps=2"]
 FOUR_PHASES = ["quantizer=uniform_l2", "schedule.candidates=2", "schedule.alpha=0.1", "training.evaluation_steps=2"]
+TWO_CYCLES = ["schedule.cycles=2"]
 SCHEDULE_OPTIONS = {
     **OPTIONS,
-    **{name: ["schedule.cycles=2"] for name in ("cosine_anneal", "triangular", "gradient_cycle", "delayed")},
-    **{name: FOUR_PHASES for name in ("hlhlp", "hlhlhlp", "fine_tuning")},
+    **dict.fromkeys(("cosine_anneal", "triangular", "gradient_cycle", "delayed"), TWO_CYCLES),
+    **dict.fromkeys(("hlhlp", "hlhlhlp", "fine_tuning"), FOUR_PHASES),
     "partial_pretrain": ["quantizer=pact_binary"],
     "range_test": ["schedule.level_steps=1", "schedule.window=1", "schedule.stop=false"],
 }

@@ -105,12 +105,13 @@ def _complain(wrong: Sequence[PlannedRun]) -> list[int]:
     return [EXIT_WRONG_CONFIGURATION] * len(wrong)
 
 
-def analyse_all(what: Reproduction) -> int:
+def analyse(what: Reproduction) -> int:
     """Every analysis whose runs are done and that has no result yet; returns the worst exit code."""
-    from bitcycle.analysis.after_sweep import analyse, sweeps_with_analyses
+    from bitcycle.analysis.after_sweep import analyse as analyse_runs
+    from bitcycle.analysis.after_sweep import sweeps_with_analyses
 
-    fixed = {"scale": what.scale, "results_root": what.results_root}
-    return analyse(sweeps_with_analyses(what.root), fixed, what.root / "conf")
+    settings = {"scale": what.scale, "results_root": what.results_root}
+    return analyse_runs(sweeps_with_analyses(what.root), settings, what.root / "conf")
 
 
 class ItemState(NamedTuple):
@@ -162,7 +163,10 @@ def reproduce(what: Reproduction) -> int:
         trained = train_all(what, start)
     if trained.stopped:
         return _interrupted()
-    analysed = analyse_all(what)
+    try:
+        analysed = analyse(what)
+    except KeyboardInterrupt:
+        return _interrupted()
     states = draw(what)
     Console(width=None if Console().is_terminal else 120).print(items_table(states, what))
     complete = EXIT_FAILED if any(state.problem for state in states) else EXIT_DONE

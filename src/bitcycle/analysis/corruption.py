@@ -99,7 +99,8 @@ class Corruption(Analysis):
         return Images(corrupt(self.clean.pixels, name, severity, generator), self.clean.labels)
 
     def _published(self, folder: Path) -> Images:
-        channels, size, classes = self.run.plan.info.shape
+        channels, size = next(iter(self.measure.batches)).inputs.shape[1:3]
+        classes = int(self.clean.labels.max()) + 1
         encoded = read_class_folders(folder)
         if len(encoded.class_names) != classes:
             raise DataError(f"{folder} does not have the {classes} class folders that the network knows; complete it")

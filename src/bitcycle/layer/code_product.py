@@ -83,44 +83,35 @@ def takes_codes(layer: QuantizedLayer, x: Tensor) -> bool:
 
 def convolve(codes: Codes, weight: Codes, quantized: Tensor, bias: Tensor | None, layer: QuantizedConv2d) -> Tensor:
     """The convolution [N, C, H, W] -> [N, O, H', W'] of codes with the weight [O, C / groups, k, k] of `layer`."""
-    groups, shape = layer.groups, (layer.stride, layer.padding, layer.dilation)
-    sums = convolve_integers(codes.integers, weight.integers, layer)
-    inside = torch.ones(1, 1, *codes.integers.shape[2:], device=sums.device)
-    rest = F.conv2d(inside, quantized.sum(1, keepdim=True), None, *shape)  # type: ignore[arg-type]
-    window = _window_sums(codes.integers, layer)
-    y = kernel(_assemble, layer.compile_kernels)(
-        _by_group(sums, groups), _by_group(window, groups), _by_group(rest, groups)[0], *_scales(codes, weight, groups)
-    )
-    y = y.view(sums.movedim(1, -1).shape).movedim(-1, 1)
-    return y if bias is None else y + bias.view(-1, 1, 1)
+    y = convolve_integers(codes.integers, weight.integers, codes.scale * weight.scale, layer)
+    inside = torch.ones(1, 1, *codes.integers.shape[2:], device=y.device)
+    shape = (layer.stride, layer.padding, layer.dilation)
+    rest = codes.zero_point * F.conv2d(inside, quantized.sum(1, keepdim=True), None, *shape)  # type: ignore[arg-type]
+    rest = rest if bias is None else rest + bias.view(-1, 1, 1)
+    images = (_by_group(image, layer.groups) for image in (y, _window_sums(codes.integers, layer), rest))
+    kernel(_add_offsets, layer.compile_kernels)(*images, (codes.scale * weight.zero_point).view(layer.groups, -1))
+    return y
 
 
 def multiply(codes: Codes, weight: Codes, quantized: Tensor, bias: Tensor | None, compile: bool) -> Tensor:
     """The product [..., F] -> [..., O] of codes with the transposed weight [O, F]."""
     rows = codes.integers.flatten(0, -2)
-    sums = multiply_integers(rows, weight.integers)
+    y = multiply_integers(rows, weight.integers, codes.scale * weight.scale)
     window = rows.sum(1, dtype=torch.int32)
-    rest = quantized.sum(1)
-    y = kernel(_assemble, compile)(
-        sums[:, None, None], window[:, None, None, None], rest[None, None], *_scales(codes, weight, 1)
-    )
-    y = y.view(*codes.integers.shape[:-1], -1)
-    return y if bias is None else y + bias
+    rest = codes.zero_point * quantized.sum(1)
+    rest = rest if bias is None else rest + bias
+    offsets = (codes.scale * weight.zero_point)[None]
+    kernel(_add_offsets, compile)(y[:, None, None], window[:, None, None, None], rest[None, None, None], offsets)
+    return y.view(*codes.integers.shape[:-1], -1)
 
 
-def _scales(codes: Codes, weight: Codes, groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return codes.scale, codes.zero_point, weight.scale.view(groups, -1), weight.zero_point.view(groups, -1)
-
-
-def _assemble(
-    sums: Tensor, window: Tensor, rest: Tensor, scale: Tensor, zero: Tensor, weight_scale: Tensor, weight_zero: Tensor
-) -> Tensor:
-    """The product from its sums: [N, positions, groups, O / groups], the others broadcast to it."""
-    return scale * (weight_scale * sums + weight_zero * window) + zero * rest
+def _add_offsets(y: Tensor, window: Tensor, rest: Tensor, offsets: Tensor) -> None:
+    """Complete the scaled sums of integers y [N, positions, groups, O / groups] in place; the others broadcast to it."""
+    y.add_(offsets * window + rest)
 
 
 def _by_group(image: Tensor, groups: int) -> Tensor:
-    """[N, G, H, W] as [N, H W, groups, G / groups]."""
+    """[N, G, H, W], channels-last, as a view [N, H W, groups, G / groups]."""
     return image.movedim(1, -1).reshape(len(image), -1, groups, image.shape[1] // groups)
 
 
@@ -128,54 +119,55 @@ def _window_sums(integers: Tensor, layer: QuantizedConv2d) -> Tensor:
     """The sums of the codes in each window, [N, groups, H', W']."""
     if layer.groups > 1:
         ones = torch.ones(layer.groups, *layer.weight.shape[1:], dtype=torch.int8, device=integers.device)
-        return convolve_integers(integers, ones, layer)
-    channels = integers.movedim(1, -1).sum(-1, dtype=torch.int32).to(torch.float32)[:, None]
-    ones = torch.ones(1, 1, *layer.kernel_size, device=integers.device)
-    return F.conv2d(channels, ones, None, layer.stride, layer.padding, layer.dilation)  # type: ignore[arg-type]
+        return convolve_integers(integers, ones, torch.ones(layer.groups, device=integers.device), layer)
+    sums = integers.movedim(1, -1).sum(-1, dtype=torch.int32).to(torch.float32)
+    high, wide = layer.padding
+    sums = F.pad(sums, (wide, wide, high, high))  # type: ignore[arg-type]
+    for dimension in (1, 2):  # a window is the sum of its rows, and these of their elements
+        size, step, gap = (setting[dimension - 1] for setting in (layer.kernel_size, layer.stride, layer.dilation))
+        last = sums.shape[dimension] - gap * (size - 1)
+        terms = [sums.narrow(dimension, gap * i, last) for i in range(size)]
+        every = (slice(None),) * dimension + (slice(None, None, step),)
+        sums = functools.reduce(torch.add, (term[every] for term in terms))
+    return sums[:, None]
 
 
-def convolve_integers(integers: Tensor, weight: Tensor, layer: QuantizedConv2d) -> Tensor:
-    """The convolution of uint8 [N, C, H, W] with int8 weights, in float32."""
-    if not (integers.device.type == "cpu" and integer_products_work()):
-        with _exact_operands():
-            return F.conv2d(
-                integers.to(torch.float32),
-                weight.to(torch.float32),
-                None,
-                layer.stride,
-                layer.padding,  # type: ignore[arg-type]
-                layer.dilation,
-                layer.groups,
-            )
+def convolve_integers(integers: Tensor, weight: Tensor, scales: Tensor, layer: QuantizedConv2d) -> Tensor:
+    """The convolution of uint8 [N, C, H, W] with int8 weights times scales [O], float32 and channels-last."""
     shape = (list(layer.stride), list(layer.padding), list(layer.dilation), layer.groups)
-    return _convolve_8_bits(integers, weight, *shape)
+    if integers.device.type == "cpu" and integer_products_work():
+        integers = integers.contiguous(memory_format=torch.channels_last)
+        return _convolve_8_bits(integers, weight, scales, *shape)
+    x, floats = integers.to(torch.float32), weight.to(torch.float32)
+    with _exact_operands():
+        y = F.conv2d(x, floats, None, *shape)  # type: ignore[arg-type]
+    return (y * scales.view(-1, 1, 1)).contiguous(memory_format=torch.channels_last)
 
 
-def multiply_integers(rows: Tensor, weight: Tensor) -> Tensor:
-    """The product of uint8 [N, F] with int8 [O, F] transposed, in float32."""
-    if not (rows.device.type == "cpu" and integer_products_work()):
-        with _exact_operands():
-            return F.linear(rows.to(torch.float32), weight.to(torch.float32))
-    packed = torch.ops.onednn.qlinear_prepack(weight, list(rows.shape))
-    return torch.ops.onednn.qlinear_pointwise(  # type: ignore[no-any-return]
-        *(rows, 1.0, 0, packed, *_unscaled(weight), None), *(1.0, 0, torch.float32, "none", [], "")
-    )
+def multiply_integers(rows: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    """The product of uint8 [N, F] with int8 [O, F] transposed times scales [O], in float32."""
+    if rows.device.type == "cpu" and integer_products_work():
+        packed, zeros = torch.ops.onednn.qlinear_prepack(weight, list(rows.shape)), _no_zero_points(weight)
+        return torch.ops.onednn.qlinear_pointwise(  # type: ignore[no-any-return]
+            *(rows, 1.0, 0, packed, scales, zeros, None), *(1.0, 0, torch.float32, "none", [], "")
+        )
+    with _exact_operands():
+        return F.linear(rows.to(torch.float32), weight.to(torch.float32)) * scales
 
 
 def _convolve_8_bits(
-    integers: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int
+    integers: Tensor, weight: Tensor, scales: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int
 ) -> Tensor:
-    ones, zeros = _unscaled(weight)
     shape = (stride, padding, dilation, groups)
-    packed = torch.ops.onednn.qconv_prepack(weight, ones, 1.0, 0, *shape, list(integers.shape))
+    packed = torch.ops.onednn.qconv_prepack(weight, scales, 1.0, 0, *shape, list(integers.shape))
     return torch.ops.onednn.qconv2d_pointwise(  # type: ignore[no-any-return]
-        *(integers, 1.0, 0, packed, ones, zeros, None, *shape), *(1.0, 0, torch.float32, "none", [], "")
+        *(integers, 1.0, 0, packed, scales, _no_zero_points(weight), None, *shape),
+        *(1.0, 0, torch.float32, "none", [], ""),
     )
 
 
-def _unscaled(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and zero points of output channels that leave the sums as they are."""
-    return torch.ones(len(weight)), torch.zeros(len(weight), dtype=torch.int64)
+def _no_zero_points(weight: Tensor) -> Tensor:
+    return torch.zeros(len(weight), dtype=torch.int64)
 
 
 @functools.cache
@@ -183,7 +175,7 @@ def integer_products_work() -> bool:
     """Whether this PyTorch and CPU multiply 8-bit integers exactly, tried on the largest codes; says in the log if not."""
     x, weight = torch.full((1, 64, 4, 4), 255, dtype=torch.uint8), torch.full((16, 64, 3, 3), 127, dtype=torch.int8)
     try:
-        found = _convolve_8_bits(x, weight, [1, 1], [1, 1], [1, 1], 1)
+        found = _convolve_8_bits(x, weight, torch.ones(16), [1, 1], [1, 1], [1, 1], 1)
     except (AttributeError, NotImplementedError, RuntimeError) as error:
         reason = str(error).split("\n")[0]
     else:

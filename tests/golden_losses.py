@@ -27,6 +27,7 @@ SHORT += ["training.threads=1"]
 METHODS: dict[str, list[str]] = {
     "float": ["quantizer=none"],
     "static": ["schedule=static"],
+    "compute=codes": ["schedule=RTH", "schedule.cycles=2", "training.compute=codes"],
     "RTH": ["schedule=RTH", "schedule.cycles=2"],
     "pfq": ["schedule=pfq", *QUICK_STAGES],
     "dfq": ["schedule=dfq"],

@@ -7,25 +7,28 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 import bitcycle
 from bitcycle.layer import code_product
 from bitcycle.layer.code_product import MOST_TERMS, integer_products_work
+from bitcycle.layer.state import PrecisionState
+from bitcycle.quantizer import compiler_works
 from bitcycle.quantizer.codes import decode
 from bitcycle.quantizer.sbm import SbmActivation, SbmWeight
 from bitcycle.schedule import Precision
 
 CONVOLUTIONS = {
-    "3x3": (dict(kernel_size=3, padding=1), 4),
-    "stride": (dict(kernel_size=3, padding=1, stride=2), 4),
-    "no padding": (dict(kernel_size=3), 4),
-    "wide padding": (dict(kernel_size=3, padding=(3, 2), bias=False), 4),
-    "dilation": (dict(kernel_size=3, padding=2, dilation=2), 4),
-    "1x1": (dict(kernel_size=1, stride=2, bias=False), 4),
-    "oblong": (dict(kernel_size=(1, 5), padding=(0, 2)), 4),
-    "groups": (dict(kernel_size=3, padding=1, groups=2), 4),
-    "depthwise": (dict(kernel_size=3, padding=1, groups=4, bias=False), 4),
-    "multiplier": (dict(kernel_size=3, padding=1, groups=4), 8),
+    "3x3": ({"kernel_size": 3, "padding": 1}, 4),
+    "stride": ({"kernel_size": 3, "padding": 1, "stride": 2}, 4),
+    "no padding": ({"kernel_size": 3}, 4),
+    "wide padding": ({"kernel_size": 3, "padding": (3, 2), "bias": False}, 4),
+    "dilation": ({"kernel_size": 3, "padding": 2, "dilation": 2}, 4),
+    "1x1": ({"kernel_size": 1, "stride": 2, "bias": False}, 4),
+    "oblong": ({"kernel_size": (1, 5), "padding": (0, 2)}, 4),
+    "groups": ({"kernel_size": 3, "padding": 1, "groups": 2}, 4),
+    "depthwise": ({"kernel_size": 3, "padding": 1, "groups": 4, "bias": False}, 4),
+    "multiplier": ({"kernel_size": 3, "padding": 1, "groups": 4}, 8),
 }
 
 
@@ -171,3 +174,32 @@ def test_costs_are_those_of_simulate():
         model(torch.randn(2, 3, 8, 8)).sum().backward()
         costs.append(control.cost().gbitops)
     assert costs[0] == costs[1] > 0
+
+
+def test_other_bits_at_each_step_compile_nothing_anew():
+    """Compiled and eager kernels give the same numbers, and precision enters them as data."""
+    if not compiler_works("cpu"):
+        pytest.skip("no C++ compiler on this machine")
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 4, 3, bias=False), nn.ReLU(), nn.Conv2d(4, 4, 3, bias=False), nn.Flatten(), nn.Linear(64, 5)
+    )
+    models = [
+        bitcycle.quantize_model(copy.deepcopy(network), float_layers=[], compute="codes", compile=compile)
+        for compile in (False, True)
+    ]
+    x, counts = torch.randn(6, 3, 8, 8), []
+    for step, number in enumerate((8, 3, 5, 2, 7, 4, 6)):
+        outputs = []
+        for model in models:
+            for state in (module for module in model.modules() if isinstance(module, PrecisionState)):
+                state.set(Precision(number, number, 8))
+                state.step_key.fill_(step)
+            y = model(x)
+            y.square().sum().backward()
+            outputs.append([y, *(parameter.grad for parameter in model.parameters())])
+        for eager, compiled in zip(*outputs, strict=True):
+            assert torch.equal(eager, compiled)
+        counts.append(counters["stats"]["unique_graphs"])
+    assert counts[0] > 0
+    assert counts[-1] == counts[0]

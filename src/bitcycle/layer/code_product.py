@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 MOST_TERMS = 2**31 // (255 * 128)
 """Terms whose sum fits in 32 bits with sign, whatever the codes."""
 
+Geometry = tuple[list[int], list[int], list[int], int]
+"""Stride, padding, dilation and groups of a convolution."""
 Gradients = tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]
 
 
@@ -77,7 +79,7 @@ def takes_codes(layer: QuantizedLayer, x: Tensor) -> bool:
         and layer.precision.sample_mask is None
         and x.dtype == torch.float32
         and not x.is_meta
-        and weight[0].numel() <= MOST_TERMS  # type: ignore[index, operator]
+        and weight[0].numel() <= MOST_TERMS  # type: ignore[index]
     )
 
 
@@ -85,8 +87,7 @@ def convolve(codes: Codes, weight: Codes, quantized: Tensor, bias: Tensor | None
     """The convolution [N, C, H, W] -> [N, O, H', W'] of codes with the weight [O, C / groups, k, k] of `layer`."""
     y = convolve_integers(codes.integers, weight.integers, codes.scale * weight.scale, layer)
     inside = torch.ones(1, 1, *codes.integers.shape[2:], device=y.device)
-    shape = (layer.stride, layer.padding, layer.dilation)
-    rest = codes.zero_point * F.conv2d(inside, quantized.sum(1, keepdim=True), None, *shape)  # type: ignore[arg-type]
+    rest = codes.zero_point * F.conv2d(inside, quantized.sum(1, keepdim=True), None, *_geometry(layer)[:3])
     rest = rest if bias is None else rest + bias.view(-1, 1, 1)
     images = (_by_group(image, layer.groups) for image in (y, _window_sums(codes.integers, layer), rest))
     kernel(_add_offsets, layer.compile_kernels)(*images, (codes.scale * weight.zero_point).view(layer.groups, -1))
@@ -110,6 +111,11 @@ def _add_offsets(y: Tensor, window: Tensor, rest: Tensor, offsets: Tensor) -> No
     y.add_(offsets * window + rest)
 
 
+def _geometry(layer: QuantizedConv2d) -> Geometry:
+    assert not isinstance(layer.padding, str), "such layers do not compute codes"
+    return list(layer.stride), list(layer.padding), list(layer.dilation), layer.groups
+
+
 def _by_group(image: Tensor, groups: int) -> Tensor:
     """[N, G, H, W], channels-last, as a view [N, H W, groups, G / groups]."""
     return image.movedim(1, -1).reshape(len(image), -1, groups, image.shape[1] // groups)
@@ -121,10 +127,10 @@ def _window_sums(integers: Tensor, layer: QuantizedConv2d) -> Tensor:
         ones = torch.ones(layer.groups, *layer.weight.shape[1:], dtype=torch.int8, device=integers.device)
         return convolve_integers(integers, ones, torch.ones(layer.groups, device=integers.device), layer)
     sums = integers.movedim(1, -1).sum(-1, dtype=torch.int32).to(torch.float32)
-    high, wide = layer.padding
-    sums = F.pad(sums, (wide, wide, high, high))  # type: ignore[arg-type]
+    stride, (high, wide), dilation, _ = _geometry(layer)
+    sums = F.pad(sums, (wide, wide, high, high))
     for dimension in (1, 2):  # a window is the sum of its rows, and these of their elements
-        size, step, gap = (setting[dimension - 1] for setting in (layer.kernel_size, layer.stride, layer.dilation))
+        size, step, gap = (numbers[dimension - 1] for numbers in (layer.kernel_size, stride, dilation))
         last = sums.shape[dimension] - gap * (size - 1)
         terms = [sums.narrow(dimension, gap * i, last) for i in range(size)]
         every = (slice(None),) * dimension + (slice(None, None, step),)
@@ -134,13 +140,12 @@ def _window_sums(integers: Tensor, layer: QuantizedConv2d) -> Tensor:
 
 def convolve_integers(integers: Tensor, weight: Tensor, scales: Tensor, layer: QuantizedConv2d) -> Tensor:
     """The convolution of uint8 [N, C, H, W] with int8 weights times scales [O], float32 and channels-last."""
-    shape = (list(layer.stride), list(layer.padding), list(layer.dilation), layer.groups)
     if integers.device.type == "cpu" and integer_products_work():
         integers = integers.contiguous(memory_format=torch.channels_last)
-        return _convolve_8_bits(integers, weight, scales, *shape)
+        return _convolve_8_bits(integers, weight, scales, _geometry(layer))
     x, floats = integers.to(torch.float32), weight.to(torch.float32)
     with _exact_operands():
-        y = F.conv2d(x, floats, None, *shape)  # type: ignore[arg-type]
+        y = F.conv2d(x, floats, None, *_geometry(layer))
     return (y * scales.view(-1, 1, 1)).contiguous(memory_format=torch.channels_last)
 
 
@@ -155,10 +160,7 @@ def multiply_integers(rows: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
         return F.linear(rows.to(torch.float32), weight.to(torch.float32)) * scales
 
 
-def _convolve_8_bits(
-    integers: Tensor, weight: Tensor, scales: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int
-) -> Tensor:
-    shape = (stride, padding, dilation, groups)
+def _convolve_8_bits(integers: Tensor, weight: Tensor, scales: Tensor, shape: Geometry) -> Tensor:
     packed = torch.ops.onednn.qconv_prepack(weight, scales, 1.0, 0, *shape, list(integers.shape))
     return torch.ops.onednn.qconv2d_pointwise(  # type: ignore[no-any-return]
         *(integers, 1.0, 0, packed, scales, _no_zero_points(weight), None, *shape),
@@ -175,7 +177,7 @@ def integer_products_work() -> bool:
     """Whether this PyTorch and CPU multiply 8-bit integers exactly, tried on the largest codes; says in the log if not."""
     x, weight = torch.full((1, 64, 4, 4), 255, dtype=torch.uint8), torch.full((16, 64, 3, 3), 127, dtype=torch.int8)
     try:
-        found = _convolve_8_bits(x, weight, torch.ones(16), [1, 1], [1, 1], [1, 1], 1)
+        found = _convolve_8_bits(x, weight, torch.ones(16), ([1, 1], [1, 1], [1, 1], 1))
     except (AttributeError, NotImplementedError, RuntimeError) as error:
         reason = str(error).split("\n")[0]
     else:
@@ -192,7 +194,8 @@ def _exact_operands() -> Iterator[None]:
     if not torch.cuda.is_available():
         yield
         return
-    backends: list[Any] = [torch.backends.cudnn.conv, torch.backends.cuda.matmul]
+    cudnn: Any = torch.backends.cudnn
+    backends = [cudnn.conv, torch.backends.cuda.matmul]
     before = [backend.fp32_precision for backend in backends]
     try:
         for backend in backends:
@@ -208,7 +211,8 @@ def gradients_of_convolution(
 ) -> Gradients:
     """The gradients of input, weight and bias of a convolution, as autograd computes them."""
     sizes = [len(weight)] if needed[2] else None
-    shape = (list(layer.stride), list(layer.padding), list(layer.dilation), False, [0, 0], layer.groups)
+    stride, padding, dilation, groups = _geometry(layer)
+    shape = (stride, padding, dilation, False, [0, 0], groups)
     return torch.ops.aten.convolution_backward(gradient, x, weight, sizes, *shape, list(needed))  # type: ignore[no-any-return]
 
 

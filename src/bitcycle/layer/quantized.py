@@ -77,9 +77,7 @@ class QuantizedLayer(QuantizedProduct):
         """The layer's product of the codes of its input and weight; `quantized` is the weight in float32."""
         raise NotImplementedError
 
-    def gradients_of_product(
-        self, gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]
-    ) -> Gradients:
+    def gradients_of_product(self, gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]) -> Gradients:
         """The gradients of input, weight and bias, those that are `needed`, from the output's."""
         raise NotImplementedError
 
@@ -177,9 +175,7 @@ class QuantizedConv2d(QuantizedLayer, nn.Conv2d):
     def product_of_codes(self, codes: Codes, weight: Codes, quantized: Tensor, bias: Tensor | None) -> Tensor:
         return convolve(codes, weight, quantized, bias, self)
 
-    def gradients_of_product(
-        self, gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]
-    ) -> Gradients:
+    def gradients_of_product(self, gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]) -> Gradients:
         return gradients_of_convolution(gradient, x, weight, needed, self)
 
 
@@ -198,9 +194,7 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
     def product_of_codes(self, codes: Codes, weight: Codes, quantized: Tensor, bias: Tensor | None) -> Tensor:
         return multiply(codes, weight, quantized, bias, self.compile_kernels)
 
-    def gradients_of_product(
-        self, gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]
-    ) -> Gradients:
+    def gradients_of_product(self, gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]) -> Gradients:
         return gradients_of_linear(gradient, x, weight, needed)
 
 

@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 export HYDRA_FULL_ERROR := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slurm lint status collect figures costs readme lock clean
+.PHONY: help setup demo test test-slurm lint bench status collect figures costs readme lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -35,6 +35,9 @@ lint: $(VENV)/.ready ## ruff and mypy
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+bench: $(VENV)/.ready ## time and memory of steps, quantizers, data and runs: results/benchmark; options in BENCH=--quick
+	KINETO_LOG_LEVEL=4 $(RUN) -m bitcycle.benchmark $(BENCH)
 
 status: $(VENV)/.ready ## table of the runs under results/runs and how far each is
 	$(RUN) -m bitcycle.training.status

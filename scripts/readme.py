@@ -1,4 +1,4 @@
-"""Write the generated parts of README.md anew: picture and table of schedules, tables of quantizers and of first results."""
+"""Write the generated parts of README.md anew: picture and table of schedules, tables of quantizers, speed and first results."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bitcycle.analysis.collect import SUMMARY, read_summary
+from bitcycle.benchmark.table import recorded
 from bitcycle.figure.schedules import draw_suite, group_of, relative_cost
 from bitcycle.help import first_comment
 from bitcycle.quantizer import QUANTIZERS, ROLES, NoQuantizer
@@ -95,6 +96,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "quantizers": quantizers_table,
     "costs": costs_line,
     "results": results_table,
+    "benchmark": recorded,
 }
 
 

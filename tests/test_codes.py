@@ -12,6 +12,7 @@ from torch._dynamo.utils import counters
 import bitcycle
 from bitcycle.layer import code_product
 from bitcycle.layer.code_product import MOST_TERMS, integer_products_work
+from bitcycle.layer.frugal_relu import frugal_relu
 from bitcycle.layer.state import PrecisionState
 from bitcycle.quantizer import compiler_works
 from bitcycle.quantizer.codes import decode
@@ -154,6 +155,26 @@ def test_one_byte_an_element_is_kept():
     assert sizes[1] < 1.3 * x.numel()
 
 
+@pytest.mark.parametrize("inplace", [True, False])
+def test_a_frugal_relu_has_the_same_numbers_and_keeps_a_byte(inplace):
+    kept: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    x, found = torch.tensor([-1.0, 0.0, 2.0, -0.0, torch.inf, torch.nan]), []
+    for relu in (nn.ReLU(inplace), frugal_relu(nn.ReLU(inplace))):
+        leaf = x.clone().requires_grad_()
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            y = relu(leaf + 0)
+        y.backward(torch.arange(6.0))
+        found.append((y.detach(), leaf.grad))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0, equal_nan=True)
+    assert [tensor.dtype for tensor in kept] == [torch.bool]
+
+
 def test_layers_that_cannot_say_so(caplog):
     network = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"), nn.Conv2d(2, 2, 3, padding="same"))
     with caplog.at_level("INFO", "bitcycle"):
@@ -182,7 +203,11 @@ def test_other_bits_at_each_step_compile_nothing_anew():
         pytest.skip("no C++ compiler on this machine")
     torch.manual_seed(0)
     network = nn.Sequential(
-        nn.Conv2d(3, 4, 3, bias=False), nn.ReLU(), nn.Conv2d(4, 4, 3, bias=False), nn.Flatten(), nn.Linear(64, 5)
+        nn.Conv2d(3, 4, 3, bias=False),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(4, 4, 3, bias=False),
+        nn.Flatten(),
+        nn.Linear(64, 5),
     )
     models = [
         bitcycle.quantize_model(copy.deepcopy(network), float_layers=[], compute="codes", compile=compile)

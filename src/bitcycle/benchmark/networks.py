@@ -15,7 +15,7 @@ from bitcycle.edges import make_edges
 from bitcycle.layer import PrecisionController, penalty, quantize_model
 from bitcycle.model import MODELS, GraphShape, ImageShape, TokenShape
 from bitcycle.quantizer import compiler_works
-from bitcycle.schedule import schedule
+from bitcycle.schedule import Schedule, schedule
 from bitcycle.training.optimizer import OptimizerOptions
 
 STEPS = 64_000
@@ -115,10 +115,10 @@ def networks(cuda: bool) -> dict[str, Network]:
     return {
         "resnet20": Network(lambda: _build("resnet20", cifar), _images(128, 32, 10), "128 images of 32x32", True),
         "resnet74": Network(
-            lambda: _build("resnet74", cifar), _images(small, 32, 10), f"{small} images of 32x32", True
+            lambda: _build("resnet74", cifar), _images(small, 32, 10), f"{small} images of 32x32", cuda
         ),
         "mobilenet_v2": Network(
-            lambda: _build("mobilenet_v2", cifar), _images(small, 32, 10), f"{small} images of 32x32", True
+            lambda: _build("mobilenet_v2", cifar), _images(small, 32, 10), f"{small} images of 32x32", cuda
         ),
         "resnet18": Network(
             lambda: _build("resnet18", imagenet), _images(tiny, 224, 1000), f"{tiny} images of 224x224"
@@ -144,10 +144,16 @@ class Step:
 
     def __init__(self, network: Network, variant: Variant, device: torch.device) -> None:
         torch.manual_seed(0)
-        model, plan = network.build(), _schedule(variant)
+        model = network.build()
+        plan = _schedule(variant, getattr(model, "block_family", None))
         if variant.quantizer != "none":
-            options = {"compile": compiler_works(device.type), "compute": variant.compute, "schedule": plan}
+            options: dict[str, Any] = {
+                "compile": compiler_works(device.type),
+                "compute": variant.compute,
+                "schedule": plan,
+            }
             model = quantize_model(model, variant.quantizer, **options)
+        self.computes_codes = any(getattr(module, "computes_codes", False) for module in model.modules())
         self.model = model.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
         self.controller = PrecisionController(self.model, plan) if variant.quantizer != "none" else None
         self.optimizer = OptimizerOptions().build(self.model)
@@ -165,9 +171,9 @@ class Step:
         self.optimizer.step()
 
 
-def _schedule(variant: Variant) -> Any:
-    cyclic = {"q_min": 3, "q_max": 8, "cycles": 8} if variant.schedule == "RTH" else {}
-    return schedule(variant.schedule, total_steps=STEPS, **cyclic)
+def _schedule(variant: Variant, family: str | None) -> Schedule:
+    options: dict[str, dict[str, Any]] = {"RTH": {"q_min": 3, "q_max": 8, "cycles": 8}, "dfq": {"family": family}}
+    return schedule(variant.schedule, total_steps=STEPS, **options.get(variant.schedule, {}))
 
 
 def measure_networks(names: list[str], repetitions: int, device: torch.device) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -176,6 +182,7 @@ def measure_networks(names: list[str], repetitions: int, device: torch.device) -
         network = networks(device.type == "cuda")[name]
         chosen = {key: variant for key, variant in VARIANTS.items() if network.gated or variant.schedule != "dfq"}
         steps = {key: Step(network, variant, device) for key, variant in chosen.items()}
+        steps = {key: step for key, step in steps.items() if chosen[key].compute != "codes" or step.computes_codes}
         found: dict[str, dict[str, Any]] = {**summarise(interleaved(steps, repetitions, device), "float")}
         peaks = {key: peak_bytes(step, device) for key, step in steps.items()}
         for key, peak in peaks.items():

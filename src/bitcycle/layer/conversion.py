@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from bitcycle.layer.frugal_relu import frugal_relu
 from bitcycle.layer.gated_block import gate_blocks
 from bitcycle.layer.matrix_product import MatrixProduct
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
@@ -158,8 +159,8 @@ def quantize_model(
             rule for ImageNet).
         compile: fuse each quantizer into one kernel by torch.compile; the numbers stay the same.
         compute: simulate multiplies quantized float32 tensors; codes multiplies their integer codes where they have up to 8
-            bits (convolutions and linear layers, quantizer sbm) and keeps one byte an element for the backward pass. The two
-            differ in the rounding of float32 sums only.
+            bits (convolutions and linear layers, quantizer sbm) and keeps one byte an element for the backward pass, as do its
+            torch.nn.ReLU modules. The two differ in the rounding of float32 sums only.
         schedule: needed where it lets the network choose its bits (dfq, fractrain): the blocks that the model lists in its
             attribute `block_names` get gates. Others may be given, too, and change nothing here.
         seed: of the initial weights of gates.
@@ -192,7 +193,7 @@ def quantize_model(
         )
     model = _convert(model, plan, options, gates, compile)
     if compute == "codes":
-        _compute_codes(model, options)
+        model = _compute_codes(model, options)
     return model if gates is None else gate_blocks(model, gates, seed)
 
 
@@ -222,12 +223,16 @@ def _convert(
     return model
 
 
-def _compute_codes(model: nn.Module, options: QuantizerOptions) -> None:
+def _compute_codes(model: nn.Module, options: QuantizerOptions) -> nn.Module:
     layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
     able = sum(layer.compute_codes() for layer in layers)
     if able < len(layers):
         message = "compute=codes: %d of %d quantized layers compute as compute=simulate (quantizer %s)"
         logger.info(message, len(layers) - able, len(layers), options.name)
+    for module in list(model.modules()):
+        if able and type(module) is nn.ReLU:
+            model = _replace(model, module, frugal_relu(module))
+    return model
 
 
 def _move_hooks(layer: nn.Module, converted: nn.Module) -> None:

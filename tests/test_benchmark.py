@@ -68,7 +68,9 @@ def test_a_record_makes_tables(tmp_path, monkeypatch):
     chosen = arguments(["--quick", "--parts", "networks"])
     assert (chosen.networks, chosen.rounds) == (["resnet20", "lstm"], 3)
     chosen.networks, chosen.rounds, chosen.device, chosen.threads = ["small"], 2, "cpu", torch.get_num_threads()
-    record = measure(chosen)
+    kept: list[dict[str, Any]] = []
+    record = measure(chosen, kept.append)
+    assert len(kept) == 1
     write(tmp_path / "record.json", record)
     text = tables(json.loads((tmp_path / "record.json").read_text()))
     assert "| `small`, 2 images of 12x12 |" in text

@@ -188,13 +188,15 @@ def test_costs_are_those_of_simulate():
     costs = []
     for compute in ("simulate", "codes"):
         model = bitcycle.quantize_model(
-            nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 2)), float_layers=[], compute=compute
+            nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2)),
+            float_layers=[],
+            compute=compute,
         )
-        control = bitcycle.PrecisionController(model, bitcycle.schedule("static", total_steps=2))
+        control = bitcycle.PrecisionController(model, bitcycle.schedule("static", total_steps=2), hardware="all")
         control.step(0)
         model(torch.randn(2, 3, 8, 8)).sum().backward()
-        costs.append(control.cost().gbitops)
-    assert costs[0] == costs[1] > 0
+        costs.append(control.cost().summary())
+    assert costs[0] == costs[1]
 
 
 def test_other_bits_at_each_step_compile_nothing_anew():

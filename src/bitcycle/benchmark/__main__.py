@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from bitcycle.benchmark.quantizers import measure_quantizers
 from bitcycle.benchmark.runs import images_per_second, runs_per_hour, write
 from bitcycle.benchmark.table import FOLDER, tables
 from bitcycle.training.display import set_up_console
-from bitcycle.training.environment import describe_environment
+from bitcycle.training.environment import describe_environment, processor
 
 PARTS = ("networks", "quantizers", "data", "runs")
 QUICK = ("resnet20", "lstm")
@@ -41,24 +41,32 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return chosen
 
 
-def measure(chosen: argparse.Namespace) -> dict[str, Any]:
-    """Everything that was asked for, with what it was measured on."""
+def device_of(chosen: argparse.Namespace) -> torch.device:
+    """Where it is measured."""
     on_gpu = chosen.device == "cuda" or (chosen.device == "auto" and torch.cuda.is_available())
-    device = torch.device("cuda" if on_gpu else "cpu")
+    return torch.device("cuda" if on_gpu else "cpu")
+
+
+def measure(chosen: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Everything that was asked for, with what it was measured on; `keep` is given what there is after each network."""
+    device = device_of(chosen)
     torch.set_num_threads(chosen.threads)
     record: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": describe_environment(device),
         "clock": clock_name(device),
         "rounds": chosen.rounds,
-        "load_average": {"before": os.getloadavg()},
+        "load_average": dict.fromkeys(("before", "after"), os.getloadavg()),
     }
     if "networks" in chosen.parts:
         record["networks"] = {}
-        for name, found in measure_networks(chosen.networks or list(networks(on_gpu)), chosen.rounds, device):
+        for name, found in measure_networks(
+            chosen.networks or list(networks(device.type == "cuda")), chosen.rounds, device
+        ):
             record["networks"][name] = found
             ratios = (f"{variant} {values['ratio']:.2f}" for variant, values in found["variants"].items())
             print(f"{name}: {', '.join(ratios)}", flush=True)
+            keep(record)
     if "quantizers" in chosen.parts:
         record["quantizers"] = measure_quantizers(chosen.rounds, device)
     if "data" in chosen.parts:
@@ -73,9 +81,9 @@ def main() -> None:
     """Measure, print and keep."""
     set_up_console()
     chosen = arguments()
-    record = measure(chosen)
-    hardware = re.sub(r"[^a-z0-9]+", "-", f"{record['environment']['processor']} {chosen.threads} threads".lower())
-    path = chosen.output or FOLDER / f"{hardware.strip('-')}.json"
+    hardware = re.sub(r"[^a-z0-9]+", "-", f"{processor(device_of(chosen))} {chosen.threads} threads".lower()).strip("-")
+    path = chosen.output or FOLDER / f"{hardware}.json"
+    record = measure(chosen, lambda unfinished: write(path, unfinished))
     write(path, record)
     print(f"\n{tables(record)}\n\n{path}")
 

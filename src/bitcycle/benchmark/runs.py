@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ import torch
 
 from bitcycle.benchmark.measure import timed
 from bitcycle.dataset import DATASETS, Images, TrainingBatches
+from bitcycle.training.run_folder import write_json
 
 ROOT = Path(__file__).parents[3]
 RUN = ["dataset=digits", "model=resnet8", "scale=smoke", "schedule=RTH", "training.steps=200", "training.threads=1"]
@@ -53,4 +53,4 @@ def runs_per_hour(at_a_time: tuple[int, ...]) -> dict[str, Any]:
 def write(path: Path, record: dict[str, Any]) -> None:
     """Keep the record of a benchmark."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    write_json(path, record)

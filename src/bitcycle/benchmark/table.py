@@ -14,7 +14,7 @@ def tables(record: dict[str, Any]) -> str:
     parts = [conditions(record)]
     parts += [networks_table(record)] if "networks" in record else []
     parts += [quantizers_table(record)] if "quantizers" in record else []
-    parts += ["; ".join(rates(record)) + "."] if rates(record) else []
+    parts += rates(record)
     return "\n\n".join(parts)
 
 
@@ -64,10 +64,10 @@ def rates(record: dict[str, Any]) -> list[str]:
     """Images and runs in a time."""
     found = []
     if "images_per_second" in record:
-        found.append(f"data alone: {record['images_per_second']:,} images/s")
+        found.append(f"Data alone: {record['images_per_second']:,} images/s.")
     if "runs_per_hour" in record:
         each = (f"{number} at a time {rate:.0f}" for number, rate in record["runs_per_hour"]["at_a_time"].items())
-        found.append(f"runs of 200 small steps an hour: {', '.join(each)}")
+        found.append(f"Runs of 200 small steps an hour: {', '.join(each)}.")
     return found
 
 
@@ -76,6 +76,5 @@ def recorded() -> str:
     records = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
     if not records:
         return "No benchmark is recorded yet."
-    return "\n\n".join(
-        "\n\n".join([conditions(record), networks_table(record), "; ".join(rates(record)) + "."]) for record in records
-    )
+    parts = [part for record in records for part in (conditions(record), networks_table(record), *rates(record))]
+    return "\n\n".join(parts)

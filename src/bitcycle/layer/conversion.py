@@ -193,7 +193,7 @@ def quantize_model(
         )
     model = _convert(model, plan, options, gates, compile)
     if compute == "codes":
-        model = _compute_codes(model, options)
+        model = _compute_codes(model, options, compile)
     return model if gates is None else gate_blocks(model, gates, seed)
 
 
@@ -223,7 +223,7 @@ def _convert(
     return model
 
 
-def _compute_codes(model: nn.Module, options: QuantizerOptions) -> nn.Module:
+def _compute_codes(model: nn.Module, options: QuantizerOptions, compile: bool) -> nn.Module:
     layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
     able = sum(layer.compute_codes() for layer in layers)
     if able < len(layers):
@@ -231,7 +231,7 @@ def _compute_codes(model: nn.Module, options: QuantizerOptions) -> nn.Module:
         logger.info(message, len(layers) - able, len(layers), options.name)
     for module in list(model.modules()):
         if able and type(module) is nn.ReLU:
-            model = _replace(model, module, frugal_relu(module))
+            model = _replace(model, module, frugal_relu(module, compile))
     return model
 
 

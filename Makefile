@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 export HYDRA_FULL_ERROR := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-matrix test-slurm lint status reproduce collect figures costs readme lock clean
+.PHONY: help setup demo test test-matrix test-slurm lint bench status reproduce collect figures costs readme lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ lint: $(VENV)/.ready ## ruff and mypy
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+bench: $(VENV)/.ready ## time and memory of steps, quantizers, data and runs: results/benchmark; options in BENCH=--quick
+	KINETO_LOG_LEVEL=4 $(RUN) -m bitcycle.benchmark $(BENCH)
 
 status: $(VENV)/.ready ## tables of all runs and sweeps, how far each is and the time left; SCALE=mini: at one scale
 	@$(RUN) -m bitcycle.sweep.status $(SCALE)

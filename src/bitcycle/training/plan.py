@@ -116,7 +116,14 @@ class Plan:
         model = build_seeded(self.config.model, self.info.shape, derive(self.config.seed, "weights"))
         load_initial_weights(self.config.model, model)
         seed = derive(self.config.seed, "gates")
-        return quantize_model(model, self.config.quantizer, compile=compile, schedule=self.schedule, seed=seed)
+        return quantize_model(
+            model,
+            self.config.quantizer,
+            compile=compile,
+            compute=self.config.training.compute,
+            schedule=self.schedule,
+            seed=seed,
+        )
 
     def describe(self) -> dict[str, Any]:
         """The plan as plain values: the content of `dry_run=json`."""

@@ -5,10 +5,10 @@ RUN := $(VENV)/bin/python
 export HYDRA_FULL_ERROR := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slurm lint status collect figures costs readme lock clean
+.PHONY: help setup demo test test-matrix test-slurm lint bench status reproduce collect figures costs readme lock clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.ready ## create .venv with the pinned packages (about 5 GB, most of it the GPU half of PyTorch)
 
@@ -18,7 +18,7 @@ $(VENV)/.ready: requirements.lock requirements-uv.lock pyproject.toml
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV) \
 		|| { rm -rf $(VENV); echo "cannot create $(VENV); on Debian: apt install python3-venv"; exit 1; }
 	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-uv.lock
-	$(VENV)/bin/uv pip install --python $(RUN) --require-hashes -r requirements.lock
+	$(VENV)/bin/uv pip install --compile-bytecode --python $(RUN) --require-hashes -r requirements.lock
 	$(VENV)/bin/uv pip install --python $(RUN) --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -28,6 +28,9 @@ demo: $(VENV)/.ready ## train a small ResNet with RTH on real digits: accuracy, 
 test: $(VENV)/.ready lint ## style, types, then all tests (under 12 minutes on two cores)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal
 
+test-matrix: $(VENV)/.ready ## every task with every schedule and every quantizer, of which make test tries each once (minutes)
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal -m matrix tests/test_matrix.py
+
 test-slurm: $(VENV)/.ready ## a sweep on a SLURM cluster that is started on this machine for it; root installs SLURM if need be
 	scripts/test_slurm.sh "$(abspath $(RUN))"
 
@@ -36,8 +39,14 @@ lint: $(VENV)/.ready ## ruff and mypy
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-status: $(VENV)/.ready ## table of the runs under results/runs and how far each is
-	$(RUN) -m bitcycle.training.status
+bench: $(VENV)/.ready ## time and memory of steps, quantizers, data and runs: results/benchmark; options in BENCH=--quick
+	KINETO_LOG_LEVEL=4 $(RUN) -m bitcycle.benchmark $(BENCH)
+
+status: $(VENV)/.ready ## tables of all runs and sweeps, how far each is and the time left; SCALE=mini: at one scale
+	@$(RUN) -m bitcycle.sweep.status $(SCALE)
+
+reproduce: $(VENV)/.ready ## train, analyse and draw all 62 items anew into results/reproduce/SCALE; SCALE=smoke unless said otherwise
+	$(RUN) -m bitcycle.reproduce $(or $(SCALE),smoke)
 
 collect: $(VENV)/.ready ## gather finished runs and their curves into results/summary
 	$(RUN) -m bitcycle.analysis.collect

@@ -1,4 +1,4 @@
-"""Write the generated parts of README.md anew: picture and table of schedules, tables of quantizers and of first results."""
+"""Write the generated parts of README.md anew: picture and table of schedules, tables of quantizers, speed and first results."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bitcycle.analysis.collect import SUMMARY, read_summary
+from bitcycle.benchmark.table import recorded
 from bitcycle.figure.schedules import draw_suite, group_of, relative_cost
 from bitcycle.help import first_comment
 from bitcycle.quantizer import QUANTIZERS, ROLES, NoQuantizer
@@ -61,16 +62,15 @@ def results_table() -> str:
     if not rows:
         return "No runs are recorded yet."
     lines = [
-        "| run | scale | steps | final | best | cost of static q_max | GBitOps | minutes | on |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| run | scale | steps | final | best | cost of static q_max | GBitOps | on |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         run = f"{row['model']} / {row['dataset']} / {bits_of(row)} / seed {row['seed']}"
         accuracy = f"{float(row['final']):.2f} % | {float(row['best']):.2f} %"
         cost = f"{float(row['relative_to_static']):.3f} | {float(row['gbitops']):.3g}"
         machine = f"{row['processor']}, {row['threads']} threads, torch {row['torch']}"
-        minutes = f"{float(row['seconds']) / 60:.0f}"
-        lines.append(f"| {run} | {row['scale']} | {row['total_steps']} | {accuracy} | {cost} | {minutes} | {machine} |")
+        lines.append(f"| {run} | {row['scale']} | {row['total_steps']} | {accuracy} | {cost} | {machine} |")
     return "\n".join(lines)
 
 
@@ -95,6 +95,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "quantizers": quantizers_table,
     "costs": costs_line,
     "results": results_table,
+    "benchmark": recorded,
 }
 
 

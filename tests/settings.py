@@ -55,6 +55,40 @@ SPEECH_RUN = [
 
 GRAPH = ["dataset=cora", f"data_root={GRAPHS}", "model.hidden=8", "training.steps=20", "training.evaluation_steps=6"]
 
+DETECTION = [
+    *("dataset=voc_small", "model=retinanet", "model.width=8", f"data_root={VOC}", "schedule.cycles=2"),
+    *("dataset.shorter_side=48", "dataset.longer_side=64", "dataset.flip=true", "dataset.workers=0"),
+    *("dataset.train_samples=5", "dataset.test_samples=2", "task.score_threshold=0.01"),
+    *("training.batch_size=2", "training.steps=6", "training.evaluation_steps=3", "training.optimizer.name=sgd"),
+]
+
+ENTAILMENT = [
+    *("dataset=sentence_pairs", "model=bert_tiny", "model.hidden=16", "model.intermediate=32"),
+    *(f"dataset.path={PAIRS}", "dataset.length=12", "dataset.vocabulary=120", *SHORT),
+]
+
+RECOMMENDATION = [
+    *("dataset=ratings", "model=ncf", f"dataset.path={RATINGS}", "dataset.test_samples=20", "dataset.validation=0.5"),
+    *("dataset.train_samples=50", *SHORT),
+]
+
+BLOCKS = [
+    *(*SMALL_TEXT, "task=language_modelling_blocks", "model=transformer"),
+    *("model.width=16", "model.heads=2", "model.feedforward=16", "model.layers=1"),
+]
+
+TASKS: dict[str, list[str]] = {
+    "classification": ["training.batch_size=8"],
+    "language_modelling": [*SMALL_TEXT, "model=lstm2", "model.hidden=8"],
+    "language_modelling_blocks": BLOCKS,
+    "node_classification": [*GRAPH, "model=gcn_small"],
+    "detection": DETECTION,
+    "entailment": ENTAILMENT,
+    "recommendation": RECOMMENDATION,
+    "speech_recognition": SPEECH_RUN,
+}
+"""Task -> a small run of it, without schedule and quantizer."""
+
 RESUME: dict[str, list[str]] = {
     **{f"schedule={name}": [f"schedule={name}", *OPTIONS.get(name, [])] for name in SCHEDULES},
     "schedule=dfq": ["schedule=dfq", *SHORT],
@@ -63,6 +97,8 @@ RESUME: dict[str, list[str]] = {
         f"quantizer={name}": [f"quantizer={name}", *QUANTIZER_SCHEDULES.get(name, ["schedule=CR"])]
         for name in QUANTIZERS
     },
+    "compute=codes": ["training.compute=codes", "schedule=CR", "schedule.q_max=10"],
+    "compute=codes with gates": ["training.compute=codes", "schedule=dfq", *SHORT],
     "quantizer=sbm bifurcate": ["quantizer.bifurcate=16", "schedule=CR"],
     "quantizer=uniform_l2 epoch": [
         "quantizer=uniform_l2",
@@ -117,19 +153,7 @@ RESUME: dict[str, list[str]] = {
     ],
     "initial weights": ["schedule=CR", "dataset.part=second_samples", f"model.initial_weights={WEIGHTS}"],
     "augmentation": ["dataset.crop_padding=2", "dataset.flip=true", "schedule=ER"],
-    "dataset=voc_small": [
-        *(
-            "dataset=voc_small",
-            "model=retinanet",
-            "model.width=8",
-            f"data_root={VOC}",
-            "schedule=CR",
-            "schedule.cycles=2",
-        ),
-        *("dataset.shorter_side=48", "dataset.longer_side=64", "dataset.flip=true", "dataset.workers=0"),
-        *("dataset.train_samples=5", "dataset.test_samples=2", "task.score_threshold=0.01"),
-        *("training.batch_size=2", "training.steps=6", "training.evaluation_steps=3", "training.optimizer.name=sgd"),
-    ],
+    "dataset=voc_small": [*DETECTION, "schedule=CR"],
     "streamed images": [
         *("dataset=image_folder", f"dataset.path={IMAGES}", "dataset.memory_gib=0", "dataset.random_crop=true"),
         *("dataset.train_samples=40", "dataset.test_samples=8", "training.batch_size=8", "dataset.workers=0"),
@@ -138,6 +162,11 @@ RESUME: dict[str, list[str]] = {
     "language_modelling": [
         *SMALL_TEXT,
         *("model=lstm2", "model.hidden=8", "schedule=RTH", "training.evaluation_steps=null"),
+    ],
+    "language_modelling awd": [
+        *(*SMALL_TEXT, "model=lstm_awd", "model.hidden=8", "model.embedding=6", "schedule=CR", "training=awd"),
+        *("task.lengths=drawn", "training.learning_rate.initial=8", "training.weight_averaging.patience=1"),
+        *("training.epochs=null", "training.evaluation_steps=4"),
     ],
     "language_modelling hlhlp": [
         *(
@@ -156,20 +185,8 @@ RESUME: dict[str, list[str]] = {
         *(*SPEECH_RUN, "schedule=hlhlp", "quantizer=uniform_l2", "schedule.candidates=2", "schedule.alpha=0.1"),
         *("task.length_pool=1", "task.choose_by=cer", "model.stack=2"),
     ],
-    "task=entailment": [
-        *("dataset=sentence_pairs", "model=bert_tiny", "model.hidden=16", "model.intermediate=32", "schedule=RTH"),
-        *(f"dataset.path={PAIRS}", "dataset.length=12", "dataset.vocabulary=120", *SHORT),
-    ],
-    "task=recommendation": [
-        *("dataset=ratings", "model=ncf", "schedule=partial_pretrain", "quantizer=pact_binary"),
-        *(
-            f"dataset.path={RATINGS}",
-            "dataset.test_samples=20",
-            "dataset.validation=0.5",
-            "dataset.train_samples=50",
-            *SHORT,
-        ),
-    ],
+    "task=entailment": [*ENTAILMENT, "schedule=RTH"],
+    "task=recommendation": [*RECOMMENDATION, "schedule=partial_pretrain", "quantizer=pact_binary"],
     "node_classification": [
         *GRAPH,
         "model=gcn_small",
@@ -181,9 +198,6 @@ RESUME: dict[str, list[str]] = {
         *(*GRAPH, "model=graphsage", "dataset.neighbours=[3,2]", "dataset.self_loops=false", "training.batch_size=16"),
         *("schedule=RTH", "training.evaluation_steps=null"),
     ],
-    "language_modelling_blocks": [
-        *(*SMALL_TEXT, "task=language_modelling_blocks", "model=transformer"),
-        *("model.width=16", "model.heads=2", "model.feedforward=16", "model.layers=1", "schedule=CR"),
-    ],
+    "language_modelling_blocks": [*BLOCKS, "schedule=CR"],
 }
 """Name of the case -> overrides of a smoke run, on the digits unless said otherwise; made_data.py makes other data."""

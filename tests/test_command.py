@@ -347,3 +347,19 @@ def test_tab_completion_completes_groups(tmp_path):
         [sys.executable, "train.py", "-sc", "query=bash"], capture_output=True, text=True, cwd=ROOT, env=query
     )
     assert {"schedule=RTH", "schedule=RTV"} <= set(done.stdout.split()), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem", "remedy"),
+    [
+        (["-m", "+sweeps=cpt/table99"], "there is no such file", "did you mean 'cpt/table"),
+        (["+sweeps=cpt/table2"], "is a sweep of many runs", "write python train.py -m +sweeps=cpt/table2"),
+        (["-m", "sweeps=cpt/table2"], "is chosen by no other file", "write a + before it: +sweeps=cpt/table2"),
+        (["-m", "+sweeps=cpt/table2", "scale=huge"], "is not one of its options", "mini, paper, smoke"),
+    ],
+)
+def test_a_sweep_that_cannot_be_run_is_one_line_with_a_remedy(arguments, problem, remedy):
+    done = run_train(*arguments)
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert problem in line and remedy in line, line

@@ -158,7 +158,9 @@ def test_tables_are_written_in_three_forms(table6, tmp_path):
         rows = list(csv.DictReader(stream))
     assert {"published", "ours", "standard deviation", "n", "difference"} <= set(rows[0])
     assert any(row["ours"] == "81.00" and row["n"] == "3" for row in rows)
-    assert "scale mini, n = 1 to 3" in (tmp_path / "cpt" / "table6.md").read_text()
+    text = (tmp_path / "cpt" / "table6.md").read_text()
+    assert "scale mini, n = 1 to 3" in text
+    assert re.search(r"7 runs in \d+ of 18 cells", text), "one run fills several cells"
     assert "resnet20 for" in (tmp_path / "cpt" / "table6.html").read_text()
 
 
@@ -176,7 +178,7 @@ def test_scale_with_more_cells_is_shown():
 def empty(tmp_path_factory):
     """Everything, made without any run: the folder, and the entries of the gallery."""
     target = tmp_path_factory.mktemp("figures")
-    return target, make_all(Places(ROOT, target, target / "none.csv"))
+    return target, make_all(Places(ROOT, target / "results", target / "none.csv"))
 
 
 def test_all_items_are_listed():
@@ -240,7 +242,7 @@ def test_gallery_needs_nothing_from_outside(empty):
 
 def test_equal_inputs_give_equal_bytes(empty, tmp_path):
     target, _ = empty
-    make_all(Places(ROOT, tmp_path, tmp_path / "none.csv", papers=("partial",)))
+    make_all(Places(ROOT, tmp_path / "results", tmp_path / "none.csv", papers=("partial",)))
     files = sorted((tmp_path / "results" / "figures").rglob("*.*"))
     assert {file.suffix for file in files} == {".png", ".svg", ".csv", ".md", ".html"}
     for file in files:

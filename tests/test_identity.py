@@ -53,6 +53,7 @@ def test_what_cannot_change_a_result_is_not_in_the_name(override):
         "schedule.q_min=auto",
         "training.learning_rate.rates=[0.01,0.001]",
         "training.weight_averaging.start=0.5",
+        "training.compute=codes",
         "dataset.part=first_samples",
     ],
 )

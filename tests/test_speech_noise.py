@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from itertools import pairwise
 
@@ -11,10 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitcycle.analysis import noise as noise_module
+from bitcycle.analysis.command import run_command
 from bitcycle.analysis.finished_run import load_run, read_run_config
-from bitcycle.analysis.noise import NoiseTest, noise_test, read_snr
+from bitcycle.analysis.noise import NoiseOptions, NoiseTest, read_snr
 from bitcycle.analysis.noises import NAMES, make_noise, mix
+from bitcycle.analysis.outcomes import read_result
 from bitcycle.configuration import to_plain
 from bitcycle.errors import DataError, RunError
 from bitcycle.training.run import execute
@@ -148,40 +148,39 @@ def test_a_finished_run_is_what_it_was(finished):
 
 
 def test_without_noise_the_test_is_the_last_evaluation(finished):
-    rows = noise_test(load_run(finished.folder.path), noises=(), decoder="prefix")
-    assert len(rows) == 1
-    assert rows[0]["cer_percent"] == finished.folder.read_summary()["final"]
-    assert rows[0]["decoder"] == "prefix"
+    test = NoiseTest(load_run(finished.folder.path), NoiseOptions(noises=[], decoder="prefix"))
+    (row,) = test.rows(0)
+    assert test.units == 1
+    assert row["cer_percent"] == finished.folder.read_summary()["final"]
+    assert test.facts["decoder"] == "prefix"
 
 
-def test_the_command_writes_a_table(finished, capsys):
-    arguments = [str(finished.folder.path), "--noises", "white", "hum", "--snr", "0", "5:15"]
-    assert noise_module.main(arguments) == 0
-    text = (finished.folder.path / "noise.csv").read_text()
-    assert capsys.readouterr().out == text
-    rows = list(csv.DictReader(text.splitlines()))
-    conditions = [("none", ""), ("white", "0"), ("white", "5:15"), ("hum", "0"), ("hum", "5:15"), ("mean", "")]
-    assert [(row["noise"], row["snr_db"]) for row in rows] == conditions
-    noisy = [float(row["cer_percent"]) for row in rows[1:-1]]
-    assert float(rows[-1]["cer_percent"]) == pytest.approx(sum(noisy) / 4, abs=1e-3)
-    assert noise_module.main(arguments) == 0
-    assert (finished.folder.path / "noise.csv").read_text() == text
+def test_the_command_writes_a_table(finished):
+    arguments = [str(finished.folder.path), "--noises", "white,hum", "--snr", "0,5:15"]
+    assert run_command(NoiseOptions, None, arguments) == 0
+    (path,) = finished.folder.analyses.glob("noise-*.csv")
+    found = read_result(path)
+    conditions = [("none", ""), ("white", "0"), ("white", "5:15"), ("hum", "0"), ("hum", "5:15")]
+    assert [(row["noise"], row["snr_db"]) for row in found.rows] == conditions
+    assert found.complete
+    assert found.header["facts"]["utterances"] == 6
 
 
 def test_each_recording_has_its_own_noise(finished):
     test = NoiseTest(load_run(finished.folder.path))
-    noise = make_noise("white", RATE, test.speech)
+    noise = test.noises["white"]
     mixed = list(test.noisy("white", noise, (5.0, 5.0)))
     added = [y - x for x, y in zip(test.waveforms, mixed, strict=True)]
     for x, n in zip(test.waveforms, added, strict=True):
         assert 10 * math.log10(x.double().square().mean() / n.double().square().mean()) == pytest.approx(5, abs=1e-3)
     assert not torch.equal(added[0][:100] / added[0].norm(), added[1][:100] / added[1].norm())
-    other = list(NoiseTest(load_run(finished.folder.path), seed=1).noisy("white", noise, (5.0, 5.0)))
+    other = list(NoiseTest(load_run(finished.folder.path), NoiseOptions(seed=1)).noisy("white", noise, (5.0, 5.0)))
     assert not torch.equal(other[0], mixed[0])
 
 
 def test_the_command_refuses(finished, capsys, tmp_path):
-    assert noise_module.main([str(tmp_path)]) == 1
-    assert noise_module.main([str(finished.folder.path), "--noises", str(tmp_path)]) == 3
-    assert noise_module.main([str(finished.folder.path), "--snr", "loud"]) == 2
+    folder = str(finished.folder.path)
+    assert run_command(NoiseOptions, None, [str(tmp_path)]) == 1
+    assert run_command(NoiseOptions, None, [folder, "--noises", str(tmp_path)]) == 3
+    assert run_command(NoiseOptions, None, [folder, "--snr", "loud"]) == 2
     assert "no ratio in dB" in capsys.readouterr().err

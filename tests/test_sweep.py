@@ -7,9 +7,9 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -20,7 +20,8 @@ from bitcycle.sweep import Sweep, command_line, expand, read_sweep, substitute
 from bitcycle.sweep.composition import Composer
 from bitcycle.sweep.execution import report, runs_to_launch, worst
 from bitcycle.sweep.inventory import count_states, sweep_table, take_stock
-from bitcycle.sweep.local import LocalPool
+from bitcycle.sweep.local import LocalPool, start_interpreter
+from bitcycle.sweep.template import Forked, Template
 from bitcycle.training.run_folder import RunFolder
 from tests.conftest import ROOT, configure, run_train
 
@@ -147,12 +148,13 @@ def test_composing_in_two_steps_is_composing_in_one():
         for cycles in ("2", "4")
     ]
     runs.append({"schedule": "CR", "quantizer.depthwise_bits": "[8,16]", "results_root": "a/b=c"})
+    runs.append({"schedule": "CR", "quantizer": "dorefa", "schedule.q_min": "4"})
     for run in runs:
         found = composer(run)
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
             expected = compose("config", overrides=command_line(run))
         assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(expected)
-    assert asked == [["schedule=CR"]]
+    assert asked == [[], ["schedule=CR"], ["quantizer=dorefa"]]  # not one for each combination
 
 
 # Inventory.
@@ -233,12 +235,28 @@ def test_the_worst_exit_code_is_reported():
 # Running side by side.
 
 
-def script(code: str) -> list[str]:
-    return [sys.executable, "-c", code]
+@pytest.fixture
+def script(tmp_path_factory):
+    """Code as a script with its arguments."""
+
+    def write(code: str, *arguments: str) -> list[str]:
+        path = tmp_path_factory.mktemp("scripts") / "script.py"
+        path.write_text(code)
+        return [str(path), *arguments]
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def template():
+    """One for all tests, as it takes seconds to start."""
+    started = Template(preloaded=["torch", "wave"])
+    yield started
+    started.close()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_every_command_is_run_and_keeps_its_exit_code(workers, tmp_path):
+def test_every_command_is_run_and_keeps_its_exit_code(workers, tmp_path, script):
     write = "import pathlib, sys; pathlib.Path({!r}).touch(); sys.exit({})"
     commands = [script(write.format(str(tmp_path / str(code)), code)) for code in (0, 1, 3, 2)]
     commands.append(script("import os; os.kill(os.getpid(), 9)"))
@@ -246,7 +264,7 @@ def test_every_command_is_run_and_keeps_its_exit_code(workers, tmp_path):
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_no_more_commands_than_workers_at_a_time(tmp_path):
+def test_no_more_commands_than_workers_at_a_time(tmp_path, script):
     code = f"""
 import os, pathlib, time
 here = pathlib.Path({str(tmp_path)!r}) / str(os.getpid())
@@ -256,12 +274,48 @@ raise SystemExit(count)
     assert max(LocalPool(2).run([script(code)] * 5)) == 2
 
 
-def test_gpus_are_dealt_out_in_turn():
+def test_gpus_are_dealt_out_in_turn(script):
     code = "import os; raise SystemExit(10 + int(os.environ['CUDA_VISIBLE_DEVICES']))"
     assert set(LocalPool(4, gpus=2).run([script(f"import time; time.sleep(1); {code}")] * 4)) == {10, 11}
 
 
-def test_a_signal_stops_all_runs_gracefully_and_begins_no_others(tmp_path):
+# Forked from a template.
+
+
+def test_a_forked_run_keeps_its_exit_code_and_none_stops_another(template, script, tmp_path):
+    codes = ["raise SystemExit(3)", "import os; os.kill(os.getpid(), 9)", "import os; os._exit(5)", "1 / 0", "pass"]
+    for workers in (1, 3):
+        assert LocalPool(workers, start=template.start).run([script(code) for code in codes]) == [3, -9, 5, 1, 0]
+
+
+def ended(run: Forked) -> int:
+    deadline = time.monotonic() + 60
+    while (code := run.poll()) is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert code is not None
+    return code
+
+
+def test_a_forked_run_is_as_if_python_had_started_it(template, script, tmp_path):
+    code = """
+import atexit, json, os, sys, torch
+import beside
+atexit.register(lambda: print("at exit"))
+print(json.dumps([__name__, sys.argv[1:], os.environ["COLOUR"], torch.get_num_threads(), os.getsid(0) == os.getpid()]))
+print(sys.stdin.read(), "imported" if "wave" in sys.modules else "", file=sys.stderr)
+torch.ones(300, 300) @ torch.ones(300, 300)
+"""
+    command = script(code, "a=1", "b")
+    (Path(command[0]).parent / "beside.py").touch()
+    environment = {"COLOUR": "red", "OMP_NUM_THREADS": "2"}
+    assert ended(template.start(command, tmp_path / "output", environment)) == 0
+    facts, *others = (tmp_path / "output").read_text().splitlines()
+    assert json.loads(facts) == ["__main__", ["a=1", "b"], "red", 2, True]
+    assert others == [" imported", "at exit"]
+
+
+@pytest.mark.parametrize("forked", [False, True])
+def test_a_signal_stops_all_runs_gracefully_and_begins_no_others(tmp_path, script, template, forked):
     code = f"""
 import os, pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
@@ -277,11 +331,45 @@ time.sleep(60)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
-    pool = LocalPool(2)
+    pool = LocalPool(2, start=template.start if forked else start_interpreter)
     assert pool.run([script(code)] * 3) == [EXIT_INTERRUPTED] * 3
     assert pool.stopped_by == signal.SIGINT
     assert len(list(tmp_path.iterdir())) == 2  # the third was not begun
     assert {number: signal.getsignal(number) for number in handlers} == handlers
+
+
+def test_when_a_sweep_is_killed_its_runs_save_a_checkpoint_and_stop(script, tmp_path):
+    stopping = script(f"""
+import pathlib, signal, sys, time
+def stop(*_):
+    pathlib.Path({str(tmp_path / "stopped")!r}).touch()
+    sys.exit(75)
+signal.signal(signal.SIGTERM, stop)
+pathlib.Path({str(tmp_path / "started")!r}).touch()
+time.sleep(60)
+""")
+    own = Template(preloaded=[])
+    own.start(stopping, tmp_path / "output", {})
+    wait_for(tmp_path / "started")
+    own.close()  # as the end of its process does
+    wait_for(tmp_path / "stopped")
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert path.exists()
+
+
+def test_without_its_template_a_sweep_goes_on(script, tmp_path):
+    lost = Template(preloaded=[])
+    run = lost.start(script("import time; time.sleep(2)"), tmp_path / "output", {})
+    lost.process.kill()
+    lost.process.wait()
+    assert run.poll() is None  # it lives, though its exit code will never be known
+    assert LocalPool(1, start=lost.start).run([script("raise SystemExit(3)")]) == [3]
+    assert ended(run) < 0
 
 
 # From the command line.

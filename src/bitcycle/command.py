@@ -41,6 +41,9 @@ from bitcycle.training.run import execute
 
 logger = logging.getLogger("bitcycle")
 
+SWEEPS = "sweeps"
+"""The group of the sweep files, which only -m can run."""
+
 
 def main(conf: Path) -> int:
     """Run the command line in `sys.argv` and return its exit code; `conf` is the folder of the configuration files."""
@@ -74,6 +77,7 @@ def _call(launch: Callable[[], None]) -> int:
 def run(config: DictConfig) -> int:
     """Run one composed configuration: validate, plan, then show the plan or execute it."""
     refuse_renamed_options(HydraConfig.get().overrides.task)
+    refuse_sweep(HydraConfig.get().runtime.choices.get(SWEEPS))
     run_config = read_config(config)
     plan = make_plan(run_config)
     if run_config.dry_run == "json":
@@ -169,6 +173,26 @@ def refuse_renamed_options(overrides: Iterable[str]) -> None:
             raise SettingError(key, value, "would call one option by another's name", f"write {group}={value}")
 
 
+def refuse_sweep(name: str | None) -> None:
+    """Raise SettingError where a sweep file is chosen for a single run."""
+    if name is not None:
+        problem = "is a sweep of many runs, and without -m there is only one"
+        raise SettingError(f"+{SWEEPS}", name, problem, f"write python train.py -m +{SWEEPS}={name}")
+
+
+def _explain_sweep(text: str) -> str | None:
+    """What is wrong with the choice of a sweep file; None if it is something else."""
+    if missing := re.search(rf"Could not find '{SWEEPS}/([^']*)'", text):
+        folder = re.search(r"provider=bitcycle, path=file://(.*)", text)
+        files = Path(folder[1], SWEEPS).glob("*/*.yaml") if folder else ()
+        known = sorted(f"{file.parent.name}/{file.stem}" for file in files)
+        return str(SettingError(f"+{SWEEPS}", missing[1], "there is no such file", nearest(missing[1], known)))
+    if plain := re.search(rf"'{SWEEPS}'. No match in the defaults list.*?\+{SWEEPS}=(\S+)", text, re.DOTALL):
+        name = plain[1].rstrip(".")
+        return str(SettingError(SWEEPS, name, "is chosen by no other file", f"write a + before it: +{SWEEPS}={name}"))
+    return None
+
+
 def explain_hydra(error: BaseException) -> str:
     """What Hydra or OmegaConf complains about, with a remedy instead of its advice to add unknown keys."""
     causes: list[BaseException] = []
@@ -181,6 +205,8 @@ def explain_hydra(error: BaseException) -> str:
             group, _, name = str(cause.missing_cfg_file).rpartition("/")
             return str(SettingError(group, name, "is not one of its options", nearest(name, cause.options)))
     text = "\n".join(str(cause) for cause in causes)
+    if sweep := _explain_sweep(text):
+        return sweep
     unknown = re.search(r"Could not override '([^']+)'", text)
     if unknown and "not in" in text:
         return str(unknown_setting(unknown[1]))

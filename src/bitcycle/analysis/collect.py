@@ -1,4 +1,5 @@
-"""`make collect`: one row for each finished run in results/summary/runs.csv, and its curve in results/summary/curves.
+"""`make collect`: one row for each finished run in results/summary/runs.csv, its curve in results/summary/curves, and what was
+analysed of it in results/summary/analyses.
 
 Summaries are committed, run folders are not; everything that this repository reports is computed from that file. A row that is
 gathered again replaces the older one of the same run.
@@ -16,6 +17,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from bitcycle.analysis.curves import CURVES, write_curve
+from bitcycle.analysis.outcomes import ANALYSES, copy_results
 from bitcycle.training.checkpoint import write_atomically
 from bitcycle.training.run_folder import RunFolder, read_object
 
@@ -34,7 +36,7 @@ COLUMNS = (
 
 
 def collect(root: Path, summary: Path) -> list[dict[str, Any]]:
-    """Add the finished runs below `root` to the file `summary`, their curves beside it, and return all its rows."""
+    """Add the finished runs below `root` to the file `summary`, curves and analyses beside it, and return all its rows."""
     rows = {tuple(str(row[key]) for key in KEY): row for row in read_summary(summary)}
     for path in sorted(root.rglob("summary.json")):
         folder = RunFolder(path.parent)
@@ -44,6 +46,7 @@ def collect(root: Path, summary: Path) -> list[dict[str, Any]]:
             row = summary_row(folder)
             rows[tuple(str(row[key]) for key in KEY)] = row
             write_curve(folder, summary.parent / CURVES)
+            copy_results(folder, row, summary.parent / ANALYSES)
     ordered = sorted(rows.values(), key=lambda row: [str(row[name]) for name in COLUMNS[:9]])
     summary.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(summary, lambda stream: stream.write(_as_csv(ordered).encode()))

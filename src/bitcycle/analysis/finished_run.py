@@ -1,4 +1,4 @@
-"""A finished run, as its folder says: its configuration, and its trained network at the bits of its last step."""
+"""A finished run, as its folder says: its configuration, and its trained network at the bits of its last evaluation."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import nn
 from bitcycle.configuration import GROUPS, RunConfig, read_config
 from bitcycle.errors import RunError
 from bitcycle.layer import PrecisionController
+from bitcycle.layer.phase_change import carry_quantized
 from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import SettingError
 from bitcycle.training.plan import Plan, make_plan
@@ -28,13 +29,21 @@ class FinishedRun:
         folder: where it lies.
         plan: what it ran.
         model: the trained network in evaluation mode, on the CPU, at `precision`.
-        precision: bits of its last step.
+        precision: bits of its last evaluation, or of the phase that it was loaded at the end of.
     """
 
     folder: RunFolder
     plan: Plan
     model: nn.Module
     precision: Precision
+
+    def make_float(self) -> None:
+        """Replace the weights by what the quantizers make of them at `precision`; nothing is quantized from then on."""
+        carry_quantized(self.model)
+        self._use(Precision(FLOAT, FLOAT, FLOAT))
+
+    def _use(self, precision: Precision) -> None:
+        PrecisionController(self.model, self.plan.schedule, workload=self.plan.workload).use(precision)
 
 
 def read_run_config(folder: RunFolder, data_root: str | None = None) -> RunConfig:
@@ -53,26 +62,51 @@ def read_run_config(folder: RunFolder, data_root: str | None = None) -> RunConfi
     return config if data_root is None else replace(config, data_root=data_root)
 
 
-def load_run(path: str | Path, data_root: str | None = None) -> FinishedRun:
+def load_run(path: str | Path, data_root: str | None = None, phase: int | None = None) -> FinishedRun:
     """A finished run with its trained network.
 
     Args:
         path: the run's folder, which ends with seed=N.
         data_root: where the data lie, if not where they lay.
+        phase: number, from 1 on, of the phase whose result is wanted: the weights that the next one began from. None: the
+            weights at the end of the run.
 
     Raises:
-        RunError: if there is no finished run in the folder.
+        RunError: if there is no finished run in the folder, or it did not keep the weights of that phase.
         DataError: if its data are needed and missing.
     """
     folder = RunFolder(Path(path))
     if folder.state() != "done":
         raise RunError(f"{folder.path} holds no finished run; run its command until it is done")
     plan = make_plan(read_run_config(folder, data_root))
-    state = folder.checkpoint.load(torch.device("cpu"))
-    assert state is not None, "a finished run has a checkpoint"
     model = plan.build_model()
-    model.load_state_dict(state["model"])
-    precision = Precision(*[r["precision"] for r in read_records(folder.metrics) if r["kind"] == "evaluation"][-1])
-    if precision.weight < FLOAT or precision.activation < FLOAT:
-        PrecisionController(model, plan.schedule, workload=plan.workload).use(precision)
-    return FinishedRun(folder, plan, model.eval(), precision)
+    if phase is None:
+        state = folder.checkpoint.load(torch.device("cpu"))
+        assert state is not None, "a finished run has a checkpoint"
+        model.load_state_dict(state["model"])
+        precision = Precision(*[r["precision"] for r in read_records(folder.metrics) if r["kind"] == "evaluation"][-1])
+    else:
+        weights, precision = _result_of_phase(folder, phase)
+        model.load_state_dict(weights)
+    run = FinishedRun(folder, plan, model.eval(), precision)
+    run._use(precision)  # at float bits, too: a new model has others
+    return run
+
+
+def _result_of_phase(folder: RunFolder, phase: int) -> tuple[dict[str, Any], Precision]:
+    """The weights that the phase after number `phase` began from, and the bits of that phase."""
+    phases = folder.read_summary().get("phases") or []
+    if not 1 <= phase < len(phases):
+        known = f"1 to {len(phases) - 1}" if len(phases) > 1 else "none"
+        raise RunError(
+            f"phase={phase}: {folder.path} keeps no such weights. Remedy: name a phase before the last ({known})."
+        )
+    following = phases[phase]
+    if following["start_from"] == "previous" or not folder.checkpoint.candidate(following["from_step"]).exists():
+        problem = f"phase={phase}: its weights are not in {folder.checkpoint.folder}"
+        raise RunError(
+            f"{problem}; only those that a later phase chose to begin from are kept, by present versions. Remedy: set "
+            "schedule.start_from=best for the next phase, or move the folder away and run its command again."
+        )
+    weights = folder.checkpoint.load_candidate(following["from_step"], torch.device("cpu"))
+    return weights, Precision(*phases[phase - 1]["precision"])

@@ -17,6 +17,7 @@ MODELS = {
     "retinanet": "RetinaNet ResNet-18",
     "lstm": "LSTM 1-layer 800",
     "lstm2": "2-LSTM",
+    "lstm_awd": "2-LSTM",
     "mbert": "mBERT base",
     "ncf": "NCF",
     "lstm_hlhlp": "LSTM",

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from bitcycle.analysis.curves import CURVES, read_curve
+from bitcycle.analysis.outcomes import ANALYSES, Result, collected
 from bitcycle.sweep.grid import Overrides, expand, substitute
 from bitcycle.sweep.item import Sweep
 
@@ -76,6 +77,11 @@ class Run:
     def curve(self) -> dict[str, Any]:
         """Its learning curve; empty if none was collected."""
         return read_curve(self.curves, self.row)
+
+    @cached_property
+    def analyses(self) -> list[Result]:
+        """What was analysed of it; an analysis of several runs is with the last of these."""
+        return collected(self.curves.parent / ANALYSES, self.row)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -192,10 +198,10 @@ class Hasher(AbstractContextManager["Hasher"]):
         from omegaconf.errors import OmegaConfBaseException
 
         from bitcycle.configuration import read_config
-        from bitcycle.training.identity import run_hash
+        from bitcycle.training.plan import hash_of
 
         try:
-            return run_hash(read_config(self.composer(run)))
+            return hash_of(read_config(self.composer(run)))
         except (ValueError, HydraException, OmegaConfBaseException):
             return None
 

@@ -117,7 +117,8 @@ class ImageDatasetOptions(DatasetOptions):
         """The images that are used of both splits, before any are held out."""
         splits = self._part_of(self.read(data_root), data_root)
         return Splits(
-            _first(splits.train, self.train_samples).decoded(), _first(splits.test, self.test_samples).decoded()
+            first_images(splits.train, self.train_samples).decoded(),
+            first_images(splits.test, self.test_samples).decoded(),
         )
 
     def hold_out(self, train: Images, seed: int) -> tuple[Images, Images | None]:
@@ -130,8 +131,8 @@ class ImageDatasetOptions(DatasetOptions):
         return train.subset((~held_out).nonzero().flatten()), validation
 
 
-def _first(images: Images, count: int | None) -> Images:
-    """The first `count` images of an order that is random but the same for every run."""
+def first_images(images: Images, count: int | None) -> Images:
+    """The first `count` images of an order that is random but the same for every run; all for None, or if there are no more."""
     if count is None or count >= len(images):
         return images
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))

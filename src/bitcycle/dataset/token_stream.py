@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -9,6 +11,10 @@ from torch import Tensor
 
 from bitcycle.dataset.epoch import Epoch
 from bitcycle.dataset.pipeline import epoch_order
+from bitcycle.randomness import derive
+
+SHORT_SHARE, LENGTH_DEVIATION, MINIMUM_LENGTH = 0.05, 5.0, 5
+"""Of drawn lengths (Merity et al. 2018): how many are around half of the length, their deviation, and the least of all."""
 
 
 class TokenBatch(NamedTuple):
@@ -48,6 +54,52 @@ class TokenStreams:
         while True:
             yield from self.of_epoch(first)
             first = 0
+
+
+class DrawnTokenStreams(TokenStreams):
+    """Streams read in batches of drawn length, again and again from the beginning; lengths follow from (seed, step).
+
+        T = max(5, floor(z)),    z ~ Normal(L, 5), with probability 0.05 Normal(L / 2, 5);    less at the end of the streams
+
+    An epoch is as many steps as the streams have batches of the mean length, wherever the reading then is.
+
+    Source: Merity et al. 2018, section 5; their released code. Differs from the code in the end of an epoch, which there is
+    that of the streams.
+
+    Args:
+        tokens: int64 [tokens].
+        streams: N.
+        length: L.
+        seed: of the lengths.
+    """
+
+    def __init__(self, tokens: Tensor, streams: int, length: int, seed: int = 0) -> None:
+        super().__init__(tokens, streams, length)
+        self.seed = seed
+        self.epoch = stream_epoch(len(tokens), streams, mean_length(length))
+
+    def length_of(self, step: int) -> int:
+        """Time steps of a batch, were the streams without end."""
+        draw = random.Random(derive(self.seed, "length", step))
+        middle = self.length if draw.random() >= SHORT_SHARE else self.length / 2
+        return max(MINIMUM_LENGTH, int(draw.gauss(middle, LENGTH_DEVIATION)))
+
+    def starting_at(self, step: int) -> Iterator[TokenBatch]:
+        last, start = len(self.tokens) - 1, 0
+        for number in itertools.count():
+            end = min(start + self.length_of(number), last)
+            if number >= step:
+                yield TokenBatch(self.tokens[start:end], self.tokens[start + 1 : end + 1], continues=start > 0)
+            start = end if end < last else 0
+
+
+def mean_length(length: int) -> int:
+    """The mean of lengths drawn around `length`, rounded; half a step is lost by rounding down each of them.
+
+    >>> mean_length(70)
+    68
+    """
+    return max(MINIMUM_LENGTH, round((1 - SHORT_SHARE / 2) * length - 0.5))
 
 
 def stream_epoch(tokens: int, streams: int, length: int) -> Epoch:

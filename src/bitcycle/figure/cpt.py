@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from bitcycle.analysis.compare import Comparison
@@ -20,17 +22,20 @@ from bitcycle.analysis.labels import (
     panel_of,
     schedule_of,
 )
+from bitcycle.analysis.landscape import results_of
 from bitcycle.analysis.results import Cell, Results
 from bitcycle.figure.better import draw_curves
+from bitcycle.figure.landscape import CONTOURS, LEVELS, described, draw_contours, first_of
 from bitcycle.figure.schematic import cosine_picture, static_and_cyclic
 from bitcycle.figure.style import (
     COLOURS,
     ItemData,
     Point,
+    commands,
     legend,
+    not_analysed,
     panel_title,
     panels,
-    placeholder,
     published_bars,
     scatter,
     titled,
@@ -46,9 +51,6 @@ MARKS = {
     "DoReFa": "^",
     "WAGEUBN": "v",
 }
-SURFACES = (
-    "needs the loss around trained networks, which this repository does not measure yet; the paper prints no numbers"
-)
 
 
 def cpt_method(cell: Cell) -> str:
@@ -84,8 +86,30 @@ def curves(data: ItemData) -> Figure:
 
 
 def contours(data: ItemData) -> Figure:
-    """Figures 2 and 6: loss contours."""
-    return placeholder(data, SURFACES)
+    """Figures 2 and 6: contours of the loss around each network."""
+    cells = [(cell, first_of(results_of(cell, "surface"))) for cell in data.results.cells]
+    found = [(cell, surface) for cell, surface in cells if surface is not None]
+    if not found:
+        return not_analysed(data)
+    figure, axes = panels(len(cells), width=3.2, height=3.0, columns=3 if len(cells) == 3 else 2)
+    for (cell, surface), part in zip(cells, axes, strict=True):
+        name = cpt_method(cell)
+        words = f"{name} {'3 to 8' if name == 'progressive precision' else forward_bits(cell)} bits"
+        ours = f"ours: {cell.actual('model')}, {cell.actual('dataset')}"
+        part.set_title(f"{model_of(cell)}: {words}\n{ours if cell.stand_ins else dataset_of(cell)}", fontsize=8.5)
+        if surface is None:
+            part.text(0.5, 0.5, "no result yet", ha="center", va="center", transform=part.transAxes, color="0.4")
+            part.set_box_aspect(1)
+            part.set_xticks([])
+            part.set_yticks([])
+        else:
+            draw_contours(part, surface)
+    shown = ScalarMappable(Normalize(LEVELS[0], LEVELS[-1]), CONTOURS)
+    figure.colorbar(shown, ax=axes, label="loss (cross-entropy)", shrink=0.8)
+    words = " / ".join(dict.fromkeys(described(surface) for _, surface in found))
+    if missing := len(cells) - len(found):
+        words += f"; {missing} of {len(cells)} panels without result: {commands(data)}"
+    return titled(figure, data, f"axes: lengths of the filters along two random directions; {words}")
 
 
 def range_tests(data: ItemData) -> Figure:

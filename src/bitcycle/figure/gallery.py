@@ -13,7 +13,7 @@ from typing import Optional
 from bitcycle.analysis.claims import VERDICTS, Finding
 from bitcycle.analysis.compare import Line, as_html, table_rows
 from bitcycle.analysis.items import PAPERS
-from bitcycle.figure.style import ItemData, status_line
+from bitcycle.figure.style import ItemData, commands, status_line
 
 OPEN_ROWS = 14
 """Longer tables are folded."""
@@ -118,9 +118,8 @@ def _facts(entry: Entry, base: Path) -> list[str]:
         html.escape(f"{data.item.kind.replace('-', ' ')}; {status_line(data) or 'computed from the code, no training'}")
     ]
     if data.command:
-        scale = f" scale={results.scale}" if results.scale not in (None, "paper") else ""
         count = f"{data.item.runs} runs at paper scale" if data.item.runs else "no runs of its own"
-        facts.append(f"<code>{html.escape(data.command + scale)}</code> ({count})")
+        facts.append(f"<code>{html.escape(commands(data))}</code> ({count})")
     if data.note:
         facts.append(html.escape(f"Note: {data.note.strip()}"))
     if results.runs:

@@ -35,8 +35,10 @@ MODULES: dict[str, ModuleType] = {
     "fractrain": fractrain,
     "hlhlp": hlhlp,
 }
-FIGURES = Path("results/figures")
-GALLERY = Path("results/index.html")
+RESULTS = Path("results")
+FIGURES = Path("figures")
+GALLERY = Path("index.html")
+ANALYSE = "python -m bitcycle.analysis.after_sweep"
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Places:
 
     Attributes:
         root: the repository.
-        target: folder of what is written; the repository unless a test says otherwise.
+        target: folder of what is written, as results of the repository.
         summary: the file of finished runs; None: results/summary/runs.csv of the repository.
     """
 
@@ -75,7 +77,7 @@ def make_all(places: Places) -> list[Entry]:
     findings = check_claims(
         [claim for claim in claims if claim.item in found], {key: data.results for key, data in found.items()}
     )
-    _write_findings(findings, places.target / "results" / "summary" / "claims.csv")
+    _write_findings(findings, places.target / "summary" / "claims.csv")
     write_gallery(places.target / GALLERY, entries, findings)
     return entries
 
@@ -93,6 +95,7 @@ def gather(item: Item, runs: Sequence[Run], hasher: Hasher, places: Places) -> I
         item.command(places.root / SWEEPS),
         places.root / "conf",
         sweep.note,
+        f"{ANALYSE} {file.parent.name}/{file.stem}" if file and sweep.analyses else "",
     )
 
 
@@ -151,10 +154,10 @@ def main() -> None:
     """Make everything in this repository; papers named on the command line alone, without the gallery of the others."""
     papers = tuple(sys.argv[1:]) or tuple(MODULES)
     root = Path.cwd()
-    entries = make_all(Places(root, root, papers=papers))
+    entries = make_all(Places(root, root / RESULTS, papers=papers))
     drawn = sum(entry.picture is not None for entry in entries)
     with_runs = sum(bool(entry.data.results.done) for entry in entries)
-    print(f"{GALLERY}: {len(entries)} items, {drawn} pictures, {with_runs} with runs of ours")
+    print(f"{RESULTS / GALLERY}: {len(entries)} items, {drawn} pictures, {with_runs} with runs of ours")
 
 
 if __name__ == "__main__":

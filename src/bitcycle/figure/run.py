@@ -12,6 +12,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
+from bitcycle.figure.schedules import UNDATED
 from bitcycle.schedule import Precision
 from bitcycle.training.plan import Plan
 from bitcycle.training.run_folder import read_json, read_records
@@ -37,8 +38,8 @@ def draw_run(plan: Plan) -> Path:
         draw_precision(above, plan.schedule.run_lengths if plan.schedule.fixed else recorded_precision(records))
     draw_training(below, records, summary.get("unit", ""))
     figure.suptitle(_title(plan, summary), fontsize=10)
-    figure.savefig(plan.folder.picture, dpi=150)
-    figure.savefig(plan.folder.picture.with_suffix(".svg"))
+    for suffix, metadata in UNDATED.items():
+        figure.savefig(plan.folder.picture.with_suffix(suffix), dpi=150, metadata=metadata)
     plt.close(figure)
     return plan.folder.picture
 

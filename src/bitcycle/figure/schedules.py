@@ -14,7 +14,11 @@ from matplotlib.axes import Axes
 
 from bitcycle.schedule import Cyclic, Schedule, schedule
 
+matplotlib.rcParams["svg.hashsalt"] = "bitcycle"  # names inside SVG files are random otherwise
+
 STEPS = 64_000
+UNDATED: dict[str, dict[str, str | None]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
+"""Neither dates nor versions: equal pictures are equal files."""
 GROUPS = {"Large": ("RR", "RTH"), "Medium": ("LR", "LT", "CR", "CT", "RTV", "ETV"), "Small": ("ER", "ETH")}
 """Savings groups of Better Schedules, section 3.2."""
 COLOURS = {"linear": "tab:green", "cosine": "tab:blue", "exponential": "tab:red", "rex": "tab:purple"}
@@ -47,7 +51,7 @@ def draw_suite(path: Path, cycles: int = 8) -> Path:
     figure.supxlabel("training step", fontsize=10)
     figure.supylabel("bits of weights and activations", fontsize=10)
     for suffix in (".png", ".svg"):
-        figure.savefig(path.with_suffix(suffix), dpi=150, metadata={"Date": None} if suffix == ".svg" else None)
+        figure.savefig(path.with_suffix(suffix), dpi=150, metadata=UNDATED[suffix])
     plt.close(figure)
     return path.with_suffix(".png")
 

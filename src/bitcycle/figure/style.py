@@ -76,6 +76,7 @@ class ItemData:
         command: what trains its runs; empty if it needs none.
         conf: folder of the configuration files.
         note: of its sweep: stand-ins, and own choices where the paper is silent.
+        analysis: the command that analyses its finished runs; empty if they need none.
     """
 
     item: Item
@@ -85,6 +86,7 @@ class ItemData:
     command: str = ""
     conf: Path = Path("conf")
     note: str = ""
+    analysis: str = ""
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,11 @@ def status_line(data: ItemData) -> str:
     """The scale of our runs, seeds, and what stands in for what; or what to run."""
     results = data.results
     if not results.done:
-        return f"{NO_RUNS}: {data.command}" if data.command else ""
-    parts = [f"ours: scale {results.scale}, {results.trials}, {len(results.done)} of {len(results.cells)} cells"]
+        commands = "; ".join(command for command in (data.command, data.analysis) if command)
+        return f"{NO_RUNS}: {commands}" if commands else ""
+    count = f"{len(results.runs)} {'run' if len(results.runs) == 1 else 'runs'}"  # one may fill many cells
+    cells = f"{count} in {len(results.done)} of {len(results.cells)} cells"
+    parts = [f"ours: scale {results.scale}, {results.trials}, {cells}"]
     if stand_ins := stand_ins_of(results):
         parts.append(f"stand-ins: {stand_ins}")
     return "; ".join(parts)
@@ -289,6 +294,21 @@ def label_axes(figure: Figure, axes: Sequence[Axes], x: str, y: str) -> None:
             part.set_ylabel(y, fontsize=8.5)
         if index + columns >= len(axes):
             part.set_xlabel(x, fontsize=8.5)
+
+
+def commands(data: ItemData) -> str:
+    """What trains and analyses the runs of an item at the scale of those that are there."""
+    scale = f" scale={data.results.scale}" if data.results.scale not in (None, "paper") else ""
+    return "; ".join(command + scale for command in (data.command, data.analysis) if command)
+
+
+def not_analysed(data: ItemData) -> Figure:
+    """A picture that says how the finished runs are analysed; or what to run first, where there are none."""
+    if not data.results.done:
+        return placeholder(
+            data, "This picture needs trained networks and an analysis of them. The paper prints no numbers."
+        )
+    return placeholder(data, f"The runs are there, their analysis is not yet: {commands(data)}; make collect figures")
 
 
 def placeholder(data: ItemData, text: str) -> Figure:

@@ -62,8 +62,8 @@ def trace(model: nn.Module, *inputs: Any, samples: int | None = None, **keywords
         recorder = _Recorder(tensors)
         model = copy.deepcopy(model).eval()
         for module in model.modules():
-            # of a layer.Gates; known by its attribute, as hardware knows no layers
-            getattr(module, "compute_once", _nothing)()
+            # of layer.Gates and QuantizedLayer; known by the attribute, as hardware knows no layers
+            getattr(module, "prepare_trace", _nothing)()
         devices = sorted({p.get_device() for p in model.parameters() if p.is_cuda})
         with torch.random.fork_rng(devices), _taken_apart(model), _follow_modules(model, recorder), recorder:
             try:

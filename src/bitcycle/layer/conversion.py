@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from torch import nn
 
+from bitcycle.layer.frugal_relu import frugal_relu
 from bitcycle.layer.gated_block import gate_blocks
 from bitcycle.layer.matrix_product import MatrixProduct
-from bitcycle.layer.quantized import CONVERSIONS
+from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
 from bitcycle.layer.state import PrecisionState
 from bitcycle.quantizer import NoQuantizer, QuantizerOptions, quantizer_options
 from bitcycle.schedule import GateOptions, Precision, Schedule
@@ -20,6 +21,7 @@ from bitcycle.settings import SettingError
 
 logger = logging.getLogger(__name__)
 
+COMPUTE = ("simulate", "codes")
 ROLES = ("first", "last", "shortcut", "depthwise")
 DEFAULT_FLOAT_LAYERS = ("first", "last", "shortcut")
 """Float layers of a model that names none itself: CPT's and FracTrain's rule for ImageNet (released code)."""
@@ -143,6 +145,7 @@ def quantize_model(
     *,
     float_layers: Sequence[str] | None = None,
     compile: bool = False,
+    compute: str = "simulate",
     schedule: Schedule | None = None,
     seed: int = 0,
 ) -> nn.Module:
@@ -155,6 +158,9 @@ def quantize_model(
             the quantizer's own rule or the model's attribute `float_layers`, else first, last and shortcut layers (the papers'
             rule for ImageNet).
         compile: fuse each quantizer into one kernel by torch.compile; the numbers stay the same.
+        compute: simulate multiplies quantized float32 tensors; codes multiplies their integer codes where they have up to 8
+            bits (convolutions and linear layers, quantizer sbm) and keeps one byte an element for the backward pass, as do its
+            torch.nn.ReLU modules. The two differ in the rounding of float32 sums only.
         schedule: needed where it lets the network choose its bits (dfq, fractrain): the blocks that the model lists in its
             attribute `block_names` get gates. Others may be given, too, and change nothing here.
         seed: of the initial weights of gates.
@@ -166,9 +172,11 @@ def quantize_model(
         `PrecisionController` says otherwise.
 
     Raises:
-        SettingError (a ValueError): if nothing would be quantized, `float_layers` names no layer, or the schedule needs blocks
-            and the model names none.
+        SettingError (a ValueError): if nothing would be quantized, `float_layers` names no layer, the schedule needs blocks
+            and the model names none, or `compute` is neither of the two.
     """
+    if compute not in COMPUTE:
+        raise SettingError("compute", compute, "is not one of the options", f"use {' or '.join(COMPUTE)}")
     options = quantizer_options(quantizer)
     if float_layers is not None:
         options = type(options)(**{**vars(options), "float_layers": list(float_layers)})
@@ -184,6 +192,8 @@ def quantize_model(
             "float_layers", options.float_layers, problem, "leave fewer layers float, e.g. float_layers=[last]"
         )
     model = _convert(model, plan, options, gates, compile)
+    if compute == "codes":
+        model = _compute_codes(model, options, compile)
     return model if gates is None else gate_blocks(model, gates, seed)
 
 
@@ -210,6 +220,18 @@ def _convert(
         model = _replace(model, layer, converted)
     _keep_layers_in_use(model)
     _name_untouched(model)
+    return model
+
+
+def _compute_codes(model: nn.Module, options: QuantizerOptions, compile: bool) -> nn.Module:
+    layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
+    able = sum(layer.compute_codes() for layer in layers)
+    if able < len(layers):
+        message = "compute=codes: %d of %d quantized layers compute as compute=simulate (quantizer %s)"
+        logger.info(message, len(layers) - able, len(layers), options.name)
+    for module in list(model.modules()):
+        if able and type(module) is nn.ReLU:
+            model = _replace(model, module, frugal_relu(module, compile))
     return model
 
 

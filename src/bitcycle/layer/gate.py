@@ -137,7 +137,7 @@ class Gates(nn.Module):
         self.chosen.zero_()
         return counts
 
-    def compute_once(self) -> None:
+    def prepare_trace(self) -> None:
         """From now on blocks run once, at the bits of the schedule, as for a trace of their products."""
         self.tracing = True
 

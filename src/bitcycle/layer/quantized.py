@@ -16,10 +16,20 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle.layer.bifurcation import Product, bifurcated
+from bitcycle.layer.code_product import (
+    Gradients,
+    code_product,
+    convolve,
+    gradients_of_convolution,
+    gradients_of_linear,
+    multiply,
+    takes_codes,
+)
 from bitcycle.layer.matrix_product import MatrixProduct, quantized_matrix_product
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
 from bitcycle.quantizer import QuantizerOptions, encode_bits
+from bitcycle.quantizer.codes import Codes
 from bitcycle.randomness import int32_key
 
 
@@ -28,6 +38,8 @@ class QuantizedLayer(QuantizedProduct):
 
     fine_key: Tensor
     fine_bits: Tensor
+    can_compute_codes = False
+    """Whether the layer has `product_of_codes` and `gradients_of_product`, the two halves of compute=codes."""
 
     def attach(
         self,
@@ -38,6 +50,7 @@ class QuantizedLayer(QuantizedProduct):
         signed: bool = False,
     ) -> None:
         options = self.attach_output(quantizer, precision, key, compile)
+        self.computes_codes, self.compile_kernels = False, compile
         self.weight_quantizer = options.weight(compile)
         self.activation_quantizer = options.activation(compile, signed)
         self.bias_quantizer = None if self.bias is None else options.bias(compile)
@@ -47,6 +60,26 @@ class QuantizedLayer(QuantizedProduct):
         if options.fine_gradient_bits is not None:
             self._keep("fine_key", torch.tensor(int32_key("layer", key, "fine"), dtype=torch.int32))
             self._keep("fine_bits", torch.tensor(encode_bits(options.fine_gradient_bits)))
+
+    def compute_codes(self) -> bool:
+        """Multiply integer codes wherever the bits allow it (compute=codes); returns whether layer and quantizer can."""
+        quantizers = (self.weight_quantizer, self.activation_quantizer)
+        gradients = (self.input_gradient_quantizer, self.weight_gradient_quantizer)
+        simple = gradients == (None, None) and self.quantizer_options.fine_gradient_bits is None
+        self.computes_codes = self.can_compute_codes and simple and all(each.has_codes for each in quantizers)
+        return self.computes_codes
+
+    def prepare_trace(self) -> None:
+        """From now on compute the product as one that can be seen, as for a trace of the model's products."""
+        self.computes_codes = False
+
+    def product_of_codes(self, codes: Codes, weight: Codes, quantized: Tensor, bias: Tensor | None) -> Tensor:
+        """The layer's product of the codes of its input and weight; `quantized` is the weight in float32."""
+        raise NotImplementedError
+
+    def gradients_of_product(self, gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]) -> Gradients:
+        """The gradients of input, weight and bias, those that are `needed`, from the output's."""
+        raise NotImplementedError
 
     def quantized_operands(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Input and weight at the current bits."""
@@ -105,6 +138,8 @@ class QuantizedLayer(QuantizedProduct):
         return self.masked(product, lambda masked_product: self._product(x, masked_product))
 
     def _product(self, x: Tensor, product: Product) -> Tensor:
+        if self.computes_codes and takes_codes(self, x):
+            return code_product(self, x, self.quantized_bias())
         x, weight = self.quantized_operands(x)
         bias = self.quantized_bias()
         if self.quantizer_options.fine_gradient_bits is None:
@@ -130,8 +165,18 @@ class QuantizedConv2d(QuantizedLayer, nn.Conv2d):
         nn.Conv2d.__init__(self, *arguments, **options)
         self.attach(quantizer)
 
+    @property
+    def can_compute_codes(self) -> bool:  # type: ignore[override]
+        return self.padding_mode == "zeros" and not isinstance(self.padding, str)
+
     def forward(self, x: Tensor) -> Tensor:
         return self.quantized_product(x, self._conv_forward)
+
+    def product_of_codes(self, codes: Codes, weight: Codes, quantized: Tensor, bias: Tensor | None) -> Tensor:
+        return convolve(codes, weight, quantized, bias, self)
+
+    def gradients_of_product(self, gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]) -> Gradients:
+        return gradients_of_convolution(gradient, x, weight, needed, self)
 
 
 class QuantizedLinear(QuantizedLayer, nn.Linear):
@@ -141,8 +186,16 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
         nn.Linear.__init__(self, *arguments, **options)
         self.attach(quantizer)
 
+    can_compute_codes = True
+
     def forward(self, x: Tensor) -> Tensor:
         return self.quantized_product(x, nn.functional.linear)
+
+    def product_of_codes(self, codes: Codes, weight: Codes, quantized: Tensor, bias: Tensor | None) -> Tensor:
+        return multiply(codes, weight, quantized, bias, self.compile_kernels)
+
+    def gradients_of_product(self, gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]) -> Gradients:
+        return gradients_of_linear(gradient, x, weight, needed)
 
 
 def quantized_conv2d(layer: nn.Conv2d) -> QuantizedConv2d:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bitcycle.model.awd_language_model import AwdLanguageModelOptions
 from bitcycle.model.base import ModelOptions
 from bitcycle.model.bert import Bert
 from bitcycle.model.graph_network import Gcn, GraphSage
@@ -52,6 +53,7 @@ MODELS: dict[str, tuple[type[ModelOptions], dict[str, Any]]] = {
     "ncf": (Ncf, {}),
     "speech_lstm": (SpeechLstmOptions, {}),
     "lstm": (RecurrentLanguageModelOptions, {}),
+    "lstm_awd": (AwdLanguageModelOptions, {}),
     "lstm2": (RecurrentLanguageModelOptions, LSTM2),
     "transformer": (TransformerOptions, {}),
     "transformer_adaptive": (TransformerOptions, ADAPTIVE),

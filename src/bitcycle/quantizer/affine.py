@@ -34,13 +34,20 @@ def fake_quantize(
     >>> fake_quantize(torch.tensor([0.0, 0.4, 1.0]), torch.tensor(0.0), torch.tensor(1.0), torch.tensor(2)).tolist()
     [0.0, 0.3333333432674408, 1.0]
     """
+    code, scale = encode(x, zero_point, value_range, bits, noise)
+    return torch.where(bits > 0, code * scale + zero_point, x)
+
+
+def encode(
+    x: Tensor, zero_point: Tensor, value_range: Tensor, bits: Tensor, noise: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The codes n of x, integers from 0 to 2^bits - 1 in float32, and the step s; arguments as of `fake_quantize`."""
     levels = ((1 << bits) - 1).to(x.dtype)
     scale = (value_range / levels).clamp_min(MINIMUM_SCALE)
     code = (x - zero_point) / scale
     if noise is not None:
         code = code + noise
-    code = torch.minimum(code.clamp_min(0), levels).round()
-    return torch.where(bits > 0, code * scale + zero_point, x)
+    return torch.minimum(code.clamp_min(0), levels).round(), scale
 
 
 def quantize_per_tensor(x: Tensor, bits: Tensor) -> Tensor:
@@ -108,9 +115,16 @@ def quantize_share_and_observe(
     """The same of a part of a tensor, whose range is that of the whole."""
     value_range = high - low
     quantized = fake_quantize(x, low, value_range, bits)
+    return quantized, *observed(running_zero_point, running_range, low, value_range, bits, momentum)
+
+
+def observed(
+    running_zero_point: Tensor, running_range: Tensor, low: Tensor, value_range: Tensor, bits: Tensor, momentum: float
+) -> tuple[Tensor, Tensor]:
+    """The new running zero point and range after a batch with minimum `low`; unchanged at full precision."""
     zero_point = torch.where(bits > 0, running_zero_point * momentum + low * (1 - momentum), running_zero_point)
-    new_range = torch.where(bits > 0, running_range * momentum + value_range * (1 - momentum), running_range)
-    return quantized, zero_point, new_range
+    observed_range = torch.where(bits > 0, running_range * momentum + value_range * (1 - momentum), running_range)
+    return zero_point, observed_range
 
 
 def quantize_time_steps(gradient: Tensor, bits: Tensor, by_sequence: bool, noise_keys: Tensor | None = None) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle.quantizer.autograd import backward_only
+from bitcycle.quantizer.codes import Codes
 from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import MISSING, SettingError, Settings, setting
 
@@ -30,11 +31,21 @@ class TensorQuantizer(nn.Module):
     """Whether `begin_step` does anything."""
     samples_are_independent = False
     """Whether in evaluation mode the result of a sample does not depend on the others of its batch."""
+    has_codes = False
+    """Whether it has `encode` (activations) or `encode_weight`, with a gradient that passes straight through."""
     steps_are_independent = False
     """Whether the result of a time step of a sequence depends on nothing but this step, and leaves nothing behind."""
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         """x quantized, with its straight-through gradient."""
+        raise NotImplementedError
+
+    def encode(self, x: Tensor, bits: Tensor) -> Codes:
+        """What `forward` does to an activation x [N, ...] at 1 to 8 bits, as uint8 codes. No gradient."""
+        raise NotImplementedError
+
+    def encode_weight(self, x: Tensor, bits: Tensor) -> tuple[Codes, Tensor]:
+        """What `forward` does to a weight x at 1 to 8 bits, as int8 codes and in float32. No gradient."""
         raise NotImplementedError
 
     def of_steps(self, x: Tensor, bits: Tensor) -> Tensor:

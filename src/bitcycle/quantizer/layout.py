@@ -19,7 +19,11 @@ def flat(x: Tensor) -> Tensor:
 
 def unflat(vector: Tensor, like: Tensor) -> Tensor:
     """The inverse of `flat`, in the shape and type of `like`."""
-    vector = vector.to(like.dtype)
+    return shaped(vector.to(like.dtype), like)
+
+
+def shaped(vector: Tensor, like: Tensor) -> Tensor:
+    """The inverse of `flat`, in the shape of `like` and the type of the vector."""
     if like.dim() < 4:
         return vector.view(like.shape)
     return vector.view(like.movedim(1, -1).shape).movedim(-1, 1)

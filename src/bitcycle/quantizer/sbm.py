@@ -29,17 +29,20 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle import processes
-from bitcycle.quantizer import affine
+from bitcycle.quantizer import affine, codes
 from bitcycle.quantizer.autograd import straight_through
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
+from bitcycle.quantizer.codes import Codes
 from bitcycle.quantizer.kernel import kernel
-from bitcycle.quantizer.layout import HALF, flat, rows, unflat
+from bitcycle.quantizer.layout import HALF, flat, rows, shaped, unflat
 from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import SettingError, setting
 
 
 class SbmWeight(TensorQuantizer):
     """Affine quantizer with one range per output channel (dimension 0)."""
+
+    has_codes = True
 
     def __init__(self, compile: bool = False) -> None:
         super().__init__()
@@ -50,6 +53,10 @@ class SbmWeight(TensorQuantizer):
 
     def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
         return unflat(kernel(affine.quantize_per_row, self.compile_kernel)(rows(x), bits), like=x)
+
+    def encode_weight(self, x: Tensor, bits: Tensor) -> tuple[Codes, Tensor]:
+        quantized, integers, scale, zero_point = kernel(codes.encode_rows, self.compile_kernel)(rows(x), bits)
+        return Codes(shaped(integers, like=x), scale, zero_point), shaped(quantized, like=x)
 
 
 class SbmRows(TensorQuantizer):
@@ -82,6 +89,7 @@ class SbmActivation(TensorQuantizer):
     """
 
     samples_are_independent = True
+    has_codes = True
 
     running_zero_point: Tensor
     running_range: Tensor
@@ -99,6 +107,19 @@ class SbmActivation(TensorQuantizer):
         self.running_zero_point.copy_(zero_point)
         self.running_range.copy_(value_range)
         return y  # type: ignore[no-any-return]
+
+    def encode(self, x: Tensor, bits: Tensor) -> Codes:
+        if not self.training:
+            zero_point = self.running_zero_point.clone()  # what is kept for the backward pass outlives the observer
+            integers, scale = kernel(codes.encode, self.compile_kernel)(flat(x), zero_point, self.running_range, bits)
+            return Codes(shaped(integers, like=x), scale, zero_point)
+        function, running = kernel(codes.encode_and_observe, self.compile_kernel), self.running_zero_point
+        integers, scale, low, zero_point, value_range = function(
+            flat(x), bits, running, self.running_range, self.momentum
+        )
+        self.running_zero_point.copy_(zero_point)
+        self.running_range.copy_(value_range)
+        return Codes(shaped(integers, like=x), scale, low)
 
     def of_steps(self, x: Tensor, bits: Tensor) -> Tensor:
         if not self.training:

@@ -16,6 +16,9 @@ from bitcycle.sweep.grid import Overrides, command_line
 GROUPS = (*TYPES, "training", "scale")
 """Settings that choose a file of `conf/`; all others are values inside what these choose."""
 
+ALONE = ("schedule", "quantizer")
+"""Those whose files set nothing outside of their group, and in whose group no other file sets anything."""
+
 
 class Composer:
     """Composes settings as Hydra does, which is asked once for each choice of options; the values are then put in.
@@ -36,16 +39,27 @@ class Composer:
             HydraException, OmegaConfBaseException: as Hydra does for settings that do not exist or have the wrong type.
         """
         choices = {key: value for key, value in run.items() if key in GROUPS or not _is_plain(key)}
-        name = str(sorted(choices.items()))
-        if name not in self._composed:
-            self._composed[name] = self._compose(command_line(choices))
         try:
-            return self._with_values(self._composed[name], {k: v for k, v in run.items() if k not in choices})
+            return self._with_values(self._chosen(choices), {k: v for k, v in run.items() if k not in choices})
         except (HydraException, OmegaConfBaseException):
             return self._compose(command_line(run))  # which says what is wrong in Hydra's words
 
-    def _with_values(self, config: DictConfig, values: Mapping[str, str]) -> DictConfig:
-        found = copy.deepcopy(config)
+    def _chosen(self, choices: Overrides) -> DictConfig:
+        """A new configuration with these options: those that stand alone, put into what the others give."""
+        alone = {key: value for key, value in choices.items() if key in ALONE}
+        found = copy.deepcopy(self._once({key: value for key, value in choices.items() if key not in alone}))
+        OmegaConf.set_readonly(found, False)
+        for group, option in alone.items():
+            found[group] = self._once({group: option})[group]
+        return found
+
+    def _once(self, choices: Overrides) -> DictConfig:
+        name = str(sorted(choices.items()))
+        if name not in self._composed:
+            self._composed[name] = self._compose(command_line(choices))
+        return self._composed[name]
+
+    def _with_values(self, found: DictConfig, values: Mapping[str, str]) -> DictConfig:
         OmegaConf.set_struct(found, True)
         for override in self._parser.parse_overrides(command_line(dict(values))):
             OmegaConf.update(found, override.get_key_element(), override.value(), merge=True)

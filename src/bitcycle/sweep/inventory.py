@@ -73,7 +73,7 @@ def take_stock(runs: Iterable[Overrides], compose: Callable[[Overrides], RunConf
         folder = locate(config)
         if folder.path not in seen:
             seen.add(folder.path)
-            found.append(SweepRun(run, config, *_state(folder)))
+            found.append(SweepRun(run, config, *state_of(folder)))
     return found
 
 
@@ -87,8 +87,8 @@ def _checked(config: RunConfig | str) -> RunConfig | str:
     return config
 
 
-def _state(folder: RunFolder) -> tuple[str, str]:
-    """(problem, state) of a run folder."""
+def state_of(folder: RunFolder) -> tuple[str, str]:
+    """(why it failed last time, one of STATES) of a run folder."""
     status = folder.read_status()
     if folder.state() == "done":
         return "", "done"

@@ -30,6 +30,7 @@ class Sweep:
         trials: scale -> number of seeds, from 0 on.
         at_scale: scale -> replacements, see `grid.substitute`.
         note: what is a stand-in, or an own choice where the paper is silent.
+        analyses: what is computed of the finished runs, see `bitcycle.analysis.after_sweep`.
     """
 
     title: str = ""
@@ -40,6 +41,7 @@ class Sweep:
     trials: dict[str, int] = field(default_factory=dict)
     at_scale: dict[str, Any] = field(default_factory=dict)
     note: str = ""
+    analyses: list[Any] = field(default_factory=list)
 
     def expand(self, scale: str = "paper", fixed: Mapping[str, str] | None = None) -> list[Overrides]:
         """Every run at a scale, the first seed of all of them before the second of any.

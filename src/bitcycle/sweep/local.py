@@ -1,4 +1,7 @@
-"""Runs of a sweep on this machine, several at a time, each in a process of its own."""
+"""Runs of a sweep on this machine, several at a time, each in a process of its own.
+
+Without a GPU they are forked from a template that has imported what they need (`template.py`).
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO
+from typing import Protocol
 
 import torch
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from bitcycle.errors import EXIT_INTERRUPTED
+from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED
+from bitcycle.sweep.template import Template
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +33,34 @@ MEMORY_OF_A_RUN = 3 * 2**30
 """Bytes of main memory that a run is expected to need (CIFAR-10 in memory and PyTorch: 1 to 2 GiB)."""
 
 
+TELL_SECONDS = 60.0
+"""Where the output is no terminal, how far the sweep is is said so often."""
+
+
+class Process(Protocol):
+    """A run in progress, as subprocess.Popen has it."""
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it goes on."""
+
+    def send_signal(self, number: int, /) -> None:
+        """Send a signal, unless it has ended."""
+
+
+class Start(Protocol):
+    """Something that starts runs."""
+
+    def __call__(self, command: Sequence[str], output: Path, environment: Mapping[str, str]) -> Process:
+        """Start a script with its arguments, all it prints going to a file, with some variables of the environment changed."""
+
+
 @dataclass
 class _Child:
-    """A run in progress: its number, its process, its output, and the GPU it was given."""
+    """A run in progress: its number, its process, the file with its output, and the GPU it was given."""
 
     number: int
-    process: subprocess.Popen[bytes]
-    output: IO[bytes]
+    process: Process
+    output: Path
     slot: int
 
 
@@ -56,58 +73,92 @@ def useful_workers(runs_per_gpu: int = 1) -> int:
     return max(1, min(cores, memory // MEMORY_OF_A_RUN))
 
 
+def start_interpreter(command: Sequence[str], output: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a run as a new interpreter."""
+    with open(output, "wb") as stream:
+        return subprocess.Popen(
+            [sys.executable, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+
+
+@contextmanager
+def starter(gpus: int = 0) -> Iterator[Start]:
+    """What starts runs here: a template on Linux without GPU, as CUDA does not survive a fork; else new interpreters."""
+    if gpus or sys.platform != "linux":
+        yield start_interpreter
+        return
+    template = Template()
+    try:
+        yield template.start
+    finally:
+        template.close()
+
+
 class LocalPool:
-    """Runs commands side by side. A failing one does not stop the others; a signal stops all of them gracefully.
+    """Runs scripts side by side. A failing one does not stop the others; a signal stops all of them gracefully.
 
     Args:
         workers: how many at a time.
         gpus: number of GPUs that they share in turn; 0: none.
+        start: what starts a run.
     """
 
-    def __init__(self, workers: int, gpus: int = 0) -> None:
-        self.workers, self.gpus = max(1, workers), gpus
+    def __init__(self, workers: int, gpus: int = 0, start: Start = start_interpreter) -> None:
+        self.workers, self.gpus, self.start = max(1, workers), gpus, start
         self.stopped_by: int | None = None
+        self._is_passed_on = False
 
     def run(self, commands: Sequence[Sequence[str]]) -> list[int]:
-        """The exit code of each command; 75 for those that a signal kept from running."""
+        """The exit code of each script with its arguments; 75 for those that a signal kept from running."""
         codes = [EXIT_INTERRUPTED] * len(commands)
         waiting = list(enumerate(commands))[::-1]
         children: list[_Child] = []
-        with self._signals(children), _progress(len(commands)) as (progress, task):
+        with tempfile.TemporaryDirectory() as scratch, self._signals(), _Progress(len(commands)) as progress:
             while children or (waiting and self.stopped_by is None):
+                self._pass_on_signal(children)
                 while waiting and len(children) < self.workers and self.stopped_by is None:
-                    children.append(self._start(*waiting.pop(), children))
-                for child in [child for child in children if child.process.poll() is not None]:
-                    children.remove(child)
-                    codes[child.number] = child.process.returncode
-                    _tell(child, commands[child.number])
-                    progress.advance(task)
+                    number, command = waiting.pop()
+                    children.append(self._start(number, command, Path(scratch) / str(number), children))
+                for child, code in [(child, child.process.poll()) for child in children]:
+                    if code is not None:
+                        children.remove(child)
+                        codes[child.number] = self._meant(code)
+                        _tell(child.output, codes[child.number], commands[child.number])
+                        progress.advance(codes[child.number])
                 time.sleep(POLL_SECONDS)
         return codes
 
-    def _start(self, number: int, command: Sequence[str], children: Sequence[_Child]) -> _Child:
+    def _meant(self, code: int) -> int:
+        """A run that the signal to stop has reached before it could heed it was interrupted, too."""
+        return EXIT_INTERRUPTED if self.stopped_by is not None and code == -signal.SIGTERM else code
+
+    def _start(self, number: int, command: Sequence[str], output: Path, children: Sequence[_Child]) -> _Child:
         slot = min(set(range(self.workers)) - {child.slot for child in children})
-        output = tempfile.TemporaryFile()
-        environment = {**os.environ}
+        environment = {}
         if self.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = str(slot % self.gpus)
-        elif self.workers > 1:
+        elif self.workers > 1 and "OMP_NUM_THREADS" not in os.environ:
             cores = len(os.sched_getaffinity(0))
-            environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // self.workers)))
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-        )
+            environment["OMP_NUM_THREADS"] = str(max(1, cores // self.workers))
+        try:
+            process = self.start(command, output, environment)
+        except ConnectionError as error:
+            logger.warning("%s; runs start more slowly from now on", error)
+            self.start = start_interpreter
+            process = self.start(command, output, environment)
         return _Child(number, process, output, slot)
 
     @contextmanager
-    def _signals(self, children: list[_Child]) -> Iterator[None]:
-        """Pass a signal on to all runs, which save a checkpoint and stop; begin no others."""
+    def _signals(self) -> Iterator[None]:
+        """Note signals; the loop passes them on, as a run that starts right now is to get them too."""
 
         def handle(number: int, frame: FrameType | None) -> None:
-            self.stopped_by = number
-            logger.warning("%s: stopping %d runs; each saves a checkpoint", signal.Signals(number).name, len(children))
-            for child in children:
-                child.process.send_signal(signal.SIGTERM)
+            self.stopped_by, self._is_passed_on = number, False
 
         previous = {number: signal.signal(number, handle) for number in STOPPED_BY}
         try:
@@ -116,30 +167,62 @@ class LocalPool:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
+    def _pass_on_signal(self, children: Sequence[_Child]) -> None:
+        """Have all runs save a checkpoint and stop, once for each signal."""
+        if self.stopped_by is None or self._is_passed_on:
+            return
+        self._is_passed_on = True
+        logger.warning(
+            "%s: stopping %d runs; each saves a checkpoint", signal.Signals(self.stopped_by).name, len(children)
+        )
+        for child in children:
+            child.process.send_signal(signal.SIGTERM)
 
-def _tell(child: _Child, command: Sequence[str]) -> None:
+
+def _tell(output: Path, code: int, command: Sequence[str]) -> None:
     """Say how a run ended: its last lines where it failed, its result in one line otherwise."""
-    child.output.seek(0)
-    lines = child.output.read().decode(errors="replace").strip().splitlines()
-    child.output.close()
+    lines = output.read_text(errors="replace").strip().splitlines()
+    output.unlink()
     settings = " ".join(argument for argument in command if "=" in argument)
-    if child.process.returncode == 0:
+    if code == EXIT_DONE:
         result = next((line for line in lines if ": final " in line), lines[-1] if lines else "")
         logger.info("done    %s  %s", settings, result)
-    elif child.process.returncode == EXIT_INTERRUPTED:
+    elif code == EXIT_INTERRUPTED:
         logger.warning("stopped %s", settings)
     else:
-        why = "\n        ".join(lines[-3:]) or f"killed by signal {-child.process.returncode}"
-        logger.error("failed  %s (exit code %d)\n        %s", settings, child.process.returncode, why)
+        why = "\n        ".join(lines[-3:]) or f"killed by signal {-code}"
+        logger.error("failed  %s (exit code %d)\n        %s", settings, code, why)
 
 
-@contextmanager
-def _progress(total: int) -> Iterator[tuple[Progress, TaskID]]:
-    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, transient=True, disable=not sys.stderr.isatty()) as progress:
-        yield progress, progress.add_task("runs", total=total)
+class _Progress:
+    """How far a sweep is, and how long the rest takes at the speed so far: a bar on a terminal, now and then a line elsewhere."""
+
+    def __init__(self, total: int) -> None:
+        columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        self.bar = Progress(*columns, transient=True, disable=not sys.stderr.isatty(), speed_estimate_period=600)
+        self.task = self.bar.add_task("runs", total=total)
+        self.total, self.ended, self.failed = total, 0, 0
+        self.began = self.told = time.monotonic()
+
+    def __enter__(self) -> _Progress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def advance(self, code: int) -> None:
+        """One run has ended."""
+        self.bar.advance(self.task)
+        self.ended += 1
+        self.failed += code not in (EXIT_DONE, EXIT_INTERRUPTED)
+        now = time.monotonic()
+        if self.bar.disable and now - self.told >= TELL_SECONDS:
+            self.told, left = now, (now - self.began) / self.ended * (self.total - self.ended)
+            failed = f", {self.failed} failed" if self.failed else ""
+            logger.info("%d of %d runs ended%s; about %.0f min left", self.ended, self.total, failed, left / 60)
 
 
 def train_command(root: Path, arguments: Sequence[str]) -> list[str]:
-    """One run as a command of its own."""
-    return [sys.executable, str(root / "train.py"), *arguments]
+    """One run as a script with its arguments."""
+    return [str(root / "train.py"), *arguments]

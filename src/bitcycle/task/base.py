@@ -53,6 +53,10 @@ class Task:
         """Loss and accuracy of one training batch."""
         raise NotImplementedError
 
+    def rate_factor(self, batch: Any) -> float:
+        """What the learning rate is multiplied with for a batch; other than 1 where batches differ in length by chance."""
+        return 1.0
+
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Metrics of the model in evaluation mode on the test split."""
         raise NotImplementedError

@@ -18,7 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitcycle.dataset import DatasetInfo, Epoch, TextDatasetOptions
-from bitcycle.dataset.token_stream import TokenBatch, TokenBlocks, TokenStreams, block_epoch, stream_epoch
+from bitcycle.dataset.token_stream import (
+    DrawnTokenStreams,
+    TokenBatch,
+    TokenBlocks,
+    TokenStreams,
+    block_epoch,
+    mean_length,
+    stream_epoch,
+)
 from bitcycle.settings import SettingError, setting
 from bitcycle.task.base import Outcome, Sample, Task, TaskOptions, TaskSetup
 
@@ -43,12 +51,19 @@ class LanguageModellingOptions(TaskOptions):
         " Zaremba et al. 2014)",
         choices=("token_mean", "time_sum"),
     )
+    lengths: str = setting(
+        "fixed",
+        "time steps of a training batch: always sequence_length, or drawn around it, now and then around half of it, with the"
+        " learning rate in proportion (drawn: AWD-LSTM, Merity et al. 2018, section 5)",
+        choices=("fixed", "drawn"),
+    )
     evaluation_batch_size: int = setting(
         10, "streams in evaluation; what fills no stream is left out (released code: 10)", minimum=1
     )
 
     def epoch(self, info: DatasetInfo, batch_size: int) -> Epoch:
-        epoch = stream_epoch(info.train_samples, batch_size, self.sequence_length)
+        length = self.sequence_length if self.lengths == "fixed" else mean_length(self.sequence_length)
+        epoch = stream_epoch(info.train_samples, batch_size, length)
         if not epoch.samples:
             problem = f"{info.train_samples} training tokens are too few for {batch_size} streams"
             raise SettingError("sequence_length", self.sequence_length, problem, "lower training.batch_size")
@@ -70,6 +85,8 @@ class LanguageModellingOptions(TaskOptions):
 
     def training_batches(self, tokens: Tensor, batch_size: int, seed: int) -> Batches:
         """The batches of the training text."""
+        if self.lengths == "drawn":
+            return DrawnTokenStreams(tokens, batch_size, self.sequence_length, seed)
         return TokenStreams(tokens, batch_size, self.sequence_length)
 
     def evaluation_batches(self, tokens: Tensor) -> Batches:
@@ -82,6 +99,7 @@ class BlockLanguageModellingOptions(LanguageModellingOptions):
     """Options of language modelling on blocks: `training.batch_size` blocks a step, in random order, each read from nothing."""
 
     name: str = "language_modelling_blocks"
+    lengths: str = setting("fixed", "time steps of a block: always sequence_length", choices=("fixed",))
     sequence_length: int = setting(256, "tokens of a block (FracTrain, appendix D: 256)", minimum=1)
     evaluation_batch_size: int = setting(16, "blocks evaluated at once", minimum=1, affects_result=False)
 
@@ -128,6 +146,9 @@ class LanguageModelling(Task):
         if self.options.loss == "time_sum":
             loss = loss * len(batch.inputs)
         return Outcome(loss, right.float().mean())
+
+    def rate_factor(self, batch: TokenBatch) -> float:
+        return len(batch.inputs) / self.options.sequence_length if self.options.lengths == "drawn" else 1.0
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """`test_perplexity`, and `test_loss`, the mean cross-entropy in nats."""

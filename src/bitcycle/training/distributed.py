@@ -161,6 +161,9 @@ def check_sharing(plan: Plan) -> None:
     if config.training.weight_averaging.start is not None:
         problem = f"statistics of averaged weights are estimated in one process, and there are {number}"
         raise SettingError("training.weight_averaging.start", config.training.weight_averaging.start, problem, alone)
+    if config.training.compute == "codes":
+        problem = f"codes take the range of what one process sees, and there are {number}"
+        raise SettingError("training.compute", config.training.compute, problem, "use training.compute=simulate")
     smallest = plan.epoch.samples_of(plan.epoch.steps - 1)
     if smallest < number:
         problem = f"the last step of an epoch has {smallest} samples, which {number} processes cannot share"

@@ -31,7 +31,7 @@ from bitcycle.training.options import TrainingOptions
 from bitcycle.training.phases import Candidate, PhaseRunner
 from bitcycle.training.plateau import Plateau
 from bitcycle.training.run_folder import RunFolder
-from bitcycle.training.weight_averaging import WeightAverage, estimate_statistics
+from bitcycle.training.weight_averaging import WeightAverage, estimate_statistics, estimated_layers
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class Trainer:
             if self.phases.due(self.step):
                 self.begin_phase()
             self.train_step(next(batches))
-            if self.options.weight_averaging.due(self.step, self.controller.schedule.length.total_steps):
+            if self.averaging_is_due():
                 self.average_weights()
             ended = self.phases.ends(self.step) or self.step == self.total_steps
             if self.step % self.options.log_steps == 0 or ended:
@@ -173,7 +173,7 @@ class Trainer:
         self.controller.step(self.step, samples=samples)
         own = (processes.rank(),) if processes.rank() else ()
         torch.manual_seed(derive(self.seed, "step", self.step, *own))  # for modules that draw noise, such as dropout
-        rate = self.phases.rate(self.step) * self.plateau.multiplier
+        rate = self.phases.rate(self.step) * self.plateau.multiplier * self.task.rate_factor(batch)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
@@ -277,6 +277,9 @@ class Trainer:
             return {}
         self.best.validation.append(validation[self.task.validation_metric])
         self.plateau.observe(self.best.validation[-1])
+        averaging = self.options.weight_averaging
+        if not self.average.count and averaging.begins(self.best.validation, self.task.higher_is_better):
+            self.average_weights()
         flatness = self.phases.flatness()
         self.phases.offer(Candidate(self.step, self.best.validation[-1], flatness))
         return validation if flatness is None else {**validation, "trace_sqrt_v": flatness}
@@ -290,9 +293,16 @@ class Trainer:
         self.best.averaged.append(values[self.task.metric])
         return {f"{name}_averaged": value for name, value in values.items()}
 
+    def averaging_is_due(self) -> bool:
+        """Whether the weights after this step belong to the average."""
+        length = self.controller.schedule.length.total_steps
+        return self.options.weight_averaging.due(self.step, length, begun=self.average.count > 0)
+
     def average_weights(self) -> None:
         """Take the present weights into the average, with statistics of batch norm that belong to it."""
         self.average.add(self.model)
+        if not estimated_layers(self.model):
+            return
         per_epoch = self.epoch.steps
         first = self.step // per_epoch * per_epoch
         with self.controller.uncounted(), self.average.in_place_of(self.model, keep=True):

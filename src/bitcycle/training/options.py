@@ -35,6 +35,12 @@ class TrainingOptions(Settings):
         " accuracy at q_max is always logged too",
         choices=("last", "max", "float"),
     )
+    compute: str = setting(
+        "simulate",
+        "simulate: products of quantized float32 tensors; codes: of their integer codes where these have up to 8 bits (sbm),"
+        " exact, in less memory, and different in the rounding of float32 sums only",
+        choices=("simulate", "codes"),
+    )
     compile: str = setting(
         "auto",
         "fuse quantizers with torch.compile, with the same numbers: true, false, or auto (where it saves time)",

@@ -217,7 +217,11 @@ class PhaseRunner:
             self.moment.load_state_dict(state["moment"])
 
     def clean_up(self, finished: bool) -> None:
-        """After a checkpoint: delete kept weights that neither it nor the one before it needs."""
+        """After a checkpoint: delete kept weights that neither it nor the one before it needs, nor a phase began from.
+
+        Those that phases began from stay: analyses ask for the network after each phase.
+        """
         now = {candidate.step for candidate in self.candidates}
-        self.folder.keep_candidates(set() if finished else now | self.saved)
+        begun_from = {record["from_step"] for record in self.records if record["start_from"] != "previous"}
+        self.folder.keep_candidates(begun_from if finished else begun_from | now | self.saved)
         self.saved = now

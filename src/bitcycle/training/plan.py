@@ -116,7 +116,14 @@ class Plan:
         model = build_seeded(self.config.model, self.info.shape, derive(self.config.seed, "weights"))
         load_initial_weights(self.config.model, model)
         seed = derive(self.config.seed, "gates")
-        return quantize_model(model, self.config.quantizer, compile=compile, schedule=self.schedule, seed=seed)
+        return quantize_model(
+            model,
+            self.config.quantizer,
+            compile=compile,
+            compute=self.config.training.compute,
+            schedule=self.schedule,
+            seed=seed,
+        )
 
     def describe(self) -> dict[str, Any]:
         """The plan as plain values: the content of `dry_run=json`."""
@@ -221,6 +228,15 @@ def locate(config: RunConfig) -> RunFolder:
         SettingError (a ValueError): if the schedule chooses by validation and nothing is to be held out for it.
     """
     return RunFolder(run_path(_with_validation(config)))
+
+
+def hash_of(config: RunConfig) -> str:
+    """The hash that names the run of `config`: what is held out for a schedule that chooses counts, as in its folder's name.
+
+    Raises:
+        SettingError (a ValueError): as `locate`.
+    """
+    return run_hash(_with_validation(config))
 
 
 def _trace(model: nn.Module, sample: Sample) -> Workload:

@@ -28,7 +28,8 @@ class RunFolder:
     | summary.json | final and best metric, cost in total and up to the best |
     | environment.json | versions, commit, hardware |
     | log.txt | what was shown, as plain lines |
-    | checkpoint/ | last.pt and previous.pt; candidate-STEP.pt: weights that a later phase may start from |
+    | checkpoint/ | last.pt and previous.pt; candidate-STEP.pt: weights that a later phase may start from, or did |
+    | analyses/ | what `bitcycle.analysis` computed of the trained network |
     | NAME/ | the same of a run NAME that had to come first, such as range_test |
 
     Args:
@@ -46,6 +47,7 @@ class RunFolder:
         self.environment = path / "environment.json"
         self.log = path / "log.txt"
         self.picture = path / "picture.png"
+        self.analyses = path / "analyses"
         self.checkpoint = CheckpointFolder(path / "checkpoint", writes)
 
     def below(self, name: str) -> RunFolder:

@@ -16,7 +16,7 @@ cost of a run leaves the pass out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bitcycle.settings import Settings, setting
+from bitcycle.settings import SettingError, Settings, setting
 from bitcycle.task import Task
 
 
@@ -39,16 +39,47 @@ class WeightAveragingOptions(Settings):
         minimum=0,
         maximum=1,
     )
+    patience: Optional[int] = setting(
+        None,
+        "average once a validation is worse than the best of all but this many before it (NT-ASGD; Merity et al. 2018: 5)",
+        minimum=1,
+    )
     every: float = setting(
         0.01828125, "fraction of the run between averaged weights (released code: 1,170 steps)", minimum=0, maximum=1
     )
 
-    def due(self, step: int, total_steps: int) -> bool:
-        """Whether the weights after `step` steps, of a run of `total_steps`, belong to the average."""
+    def validate(self) -> None:
+        if self.start is not None and self.patience is not None:
+            problem = f"and start={self.start} both say when averaging begins"
+            raise SettingError("patience", self.patience, problem, "leave one of them out")
+
+    def due(self, step: int, total_steps: int, begun: bool = False) -> bool:
+        """Whether the weights after `step` steps, of a run of `total_steps`, belong to the average, which has `begun` or not."""
+        period = max(1, round(self.every * total_steps))
+        if self.patience is not None:
+            return begun and step % period == 0
         if self.start is None:
             return False
-        first, period = max(1, round(self.start * total_steps)), max(1, round(self.every * total_steps))
+        first = max(1, round(self.start * total_steps))
         return step >= first and (step - first) % period == 0
+
+    def begins(self, validations: Sequence[float], higher_is_better: bool) -> bool:
+        """Whether the last validation of all so far is one that averaging begins after.
+
+            v_t worse than the best of v_0 ... v_(t - n - 1),   n = patience
+
+        Source: Merity et al. 2018, algorithm 1.
+
+        >>> options = WeightAveragingOptions(patience=2)
+        >>> values = [9.0, 8.0, 8.5, 8.2, 8.1]
+        >>> [options.begins(values[:count], higher_is_better=False) for count in range(1, 6)]
+        [False, False, False, False, True]
+        """
+        if self.patience is None or len(validations) < self.patience + 2:
+            return False
+        sign = 1 if higher_is_better else -1
+        *earlier, last = (sign * value for value in validations)
+        return last < max(earlier[: -self.patience])
 
 
 class WeightAverage:
@@ -88,13 +119,16 @@ class WeightAverage:
         self.count, self.state = state["count"], state["state"]
 
 
+def estimated_layers(model: nn.Module) -> list[_BatchNorm]:
+    """The layers whose statistics belong to the weights; frozen ones keep what they have."""
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    return [module for module in norms if module.training]
+
+
 @torch.no_grad()
 def estimate_statistics(task: Task, model: nn.Module, steps: Iterable[int], batches: Iterable[Any]) -> None:
     """Estimate the running statistics of batch norm anew on the `batches` of `steps`; the model is in training mode."""
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
-    layers = [module for module in norms if module.training]  # frozen ones keep what they have
-    if not layers:
-        return
+    layers = estimated_layers(model)
     momenta, seen = [layer.momentum for layer in layers], Counter[_BatchNorm]()
 
     def weigh(layer: _BatchNorm, arguments: tuple[Tensor, ...]) -> None:

@@ -31,16 +31,15 @@ class LocalLauncher(Launcher):
         """Run every job and return its exit code."""
         import torch
 
-        from bitcycle.sweep.local import LocalPool, train_command, useful_workers
+        from bitcycle.sweep.local import LocalPool, starter, train_command, useful_workers
 
         assert self.config is not None
         conf = next(source.path for source in self.config.hydra.runtime.config_sources if source.provider == "main")
         root = Path(conf).parent
-        pool = LocalPool(
-            min(self.workers or useful_workers(self.runs_per_gpu), len(job_overrides)),
-            gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0,
-        )
-        codes = pool.run([train_command(root, overrides) for overrides in job_overrides])
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        workers = min(self.workers or useful_workers(self.runs_per_gpu), len(job_overrides))
+        with starter(gpus) as start:
+            codes = LocalPool(workers, gpus, start).run([train_command(root, overrides) for overrides in job_overrides])
         return [_returned(overrides, code) for overrides, code in zip(job_overrides, codes, strict=True)]
 
 

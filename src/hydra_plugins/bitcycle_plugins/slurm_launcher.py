@@ -163,7 +163,7 @@ class SlurmLauncher(Launcher):
         conf = next(source.path for source in self.config.hydra.runtime.config_sources if source.provider == "main")
         tasks = [
             SlurmJob(
-                train_command(Path(conf).parent, overrides),
+                [sys.executable, *train_command(Path(conf).parent, overrides)],
                 folder=os.getcwd(),
                 outcome=os.fspath(array.outcome_file(index)),
                 max_timeouts=self.max_num_timeout if self.requeue else 0,

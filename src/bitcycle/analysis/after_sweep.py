@@ -1,0 +1,194 @@
+"""Every analysis that has its runs and no result yet: `python -m bitcycle.analysis.after_sweep [PAPER/ITEM ...] [scale=smoke]`.
+
+A sweep file lists its analyses under `analyses`:
+
+    analyses:
+      - kind: surface                     # of `KINDS`; one analysis for each run of the sweep
+        split: test                       # options of the kind, see its module or `python -m bitcycle.analysis.KIND --help`
+        seeds: 3                          # the same with seed=0, 1, 2
+        at_scale: {smoke: {points: 5}}    # options at a smaller scale
+      - kind: plane
+        networks: [{schedule: fine_tuning, phase: 1}, {schedule: fine_tuning}, {schedule: hlhlp}]
+
+`networks` chooses runs by settings that the sweep gives them, and the phase at whose end the network is wanted; for each training
+seed. Where a kind is about one network, each that is named is analysed. Without sweeps on the command line all files of `sweeps/`
+are gone through. Settings are those of train.py, such as `scale`, `results_root`, `data_root` and `dry_run=true`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from bitcycle.analysis.command import exit_code, read_options
+from bitcycle.analysis.corruption import CorruptionOptions
+from bitcycle.analysis.items import SWEEPS
+from bitcycle.analysis.job import AnalysisOptions, Job, Network
+from bitcycle.analysis.noise import NoiseOptions
+from bitcycle.analysis.outcomes import read_result
+from bitcycle.analysis.plane import PlaneOptions
+from bitcycle.analysis.sharpness import SharpnessOptions
+from bitcycle.analysis.surface import SurfaceOptions
+from bitcycle.configuration import RunConfig, read_config, register_schemas
+from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, DataError, RunError
+from bitcycle.settings import SettingError, nearest
+from bitcycle.sweep import Sweep, read_sweep
+from bitcycle.sweep.composition import Composer
+from bitcycle.sweep.grid import as_text
+from bitcycle.sweep.inventory import SweepRun, take_stock
+
+KINDS: dict[str, type[AnalysisOptions]] = {
+    kind.kind: kind for kind in (SurfaceOptions, PlaneOptions, SharpnessOptions, NoiseOptions, CorruptionOptions)
+}
+COMMAND = "python -m bitcycle.analysis.after_sweep"
+
+
+def read_entry(entry: Mapping[str, Any], scale: str) -> tuple[list[AnalysisOptions], list[dict[str, Any]]]:
+    """The options of an entry of `analyses` at a scale, one for each seed, and the networks that it names.
+
+    Raises:
+        SettingError: for a kind or an option that does not exist, or another number of networks than the kind has.
+    """
+    given = {key: value for key, value in entry.items() if key != "at_scale"} | entry.get("at_scale", {}).get(scale, {})
+    name, networks, seeds = str(given.pop("kind", "")), given.pop("networks", []), given.pop("seeds", None)
+    if name not in KINDS:
+        raise SettingError("analyses.kind", name, "is no kind of analysis", nearest(name, KINDS))
+    kind = KINDS[name]
+    if kind.networks > 1 and len(networks) != kind.networks:
+        problem = f"an analysis of kind {name} needs {kind.networks} networks"
+        raise SettingError("analyses.networks", networks, problem, "name so many")
+    several = [given] if seeds is None else [{**given, "seed": seed} for seed in range(seeds)]
+    return [read_options(kind, values) for values in several], networks
+
+
+def groups_of(runs: Sequence[SweepRun], networks: Sequence[Mapping[str, Any]], count: int) -> Iterator[list[Any]]:
+    """The (run, phase) of each analysis: every run, or those that are named, for each seed.
+
+    Raises:
+        SettingError: if no run of the sweep has the settings of a named network.
+    """
+    if not networks:
+        yield from ([(run, None)] for run in runs)
+        return
+    for seed in sorted({run.config.seed for run in runs if run.config is not None}):
+        named = [(_run_with(runs, network, seed), network.get("phase")) for network in networks]
+        yield from ([named] if count > 1 else [[one] for one in named])
+
+
+def _run_with(runs: Sequence[SweepRun], network: Mapping[str, Any], seed: int) -> SweepRun:
+    wanted = {key: as_text(value) for key, value in network.items() if key != "phase"}
+    for run in runs:
+        is_it = all(run.overrides.get(key) == value for key, value in wanted.items())
+        if run.config is not None and run.config.seed == seed and is_it:
+            return run
+    raise SettingError("analyses.networks", dict(network), "no run of the sweep has these settings", "see its grids")
+
+
+def jobs_of(sweep: Sweep, scale: str, runs: Sequence[SweepRun]) -> list[Job | None]:
+    """Every analysis of a sweep at a scale; None for one whose runs are not all finished."""
+    found: list[Job | None] = []
+    for entry in sweep.analyses:
+        several, networks = read_entry(entry, scale)
+        for group in groups_of(runs, networks, several[0].networks):
+            if any(run.state != "done" for run, _ in group):
+                found += [None] * len(several)
+                continue
+            parts = tuple(Network(run.folder, phase) for run, phase in group)
+            data_root = group[-1][0].config.data_root
+            found += [Job(options, parts, data_root) for options in several]
+    return found
+
+
+def run_jobs(name: str, jobs: Sequence[Job | None], dry_run: bool = False) -> int:
+    """Run what is missing, one after the other; one that fails stops no other. Returns the worst exit code."""
+    worst, made, failed = EXIT_DONE, 0, 0
+    missing = [job for job in jobs if job is not None and not read_result(job.path).complete]
+    for job in [] if dry_run else missing:
+        try:
+            job.run()
+            made += 1
+        except (RunError, DataError, SettingError) as error:
+            print(f"{name}: {job.options.kind} failed: {error}", file=sys.stderr)
+            worst, failed = max(worst, exit_code(error)), failed + 1
+    waiting, done = jobs.count(None), len([job for job in jobs if job is not None]) - len(missing)
+    left = len(missing) if dry_run else 0
+    counts = {"done before": done, "made": made, "failed": failed, "to be made": left, "wait for runs": waiting}
+    print(f"{name}: {', '.join(f'{count} {what}' for what, count in counts.items() if count) or 'no runs'}", flush=True)
+    return worst
+
+
+def analyse(sweeps: Mapping[str, Sweep], fixed: Mapping[str, str], conf: Path) -> int:
+    """Every analysis of some sweeps that has its runs and no result yet.
+
+    Args:
+        sweeps: name -> sweep.
+        fixed: settings of the command line.
+        conf: folder of the configuration.
+
+    Returns:
+        the worst exit code; that of analyses whose runs are missing is 0.
+    """
+    settings = {key: value for key, value in fixed.items() if key != "dry_run"}
+    scale, dry_run = settings.get("scale", "paper"), fixed.get("dry_run", "false").lower() == "true"
+    register_schemas()
+    worst = EXIT_DONE
+    with initialize_config_dir(str(conf.absolute()), version_base="1.3"):
+        composer = Composer(lambda arguments: compose("config", overrides=arguments))
+        for name, sweep in sweeps.items():
+            runs = take_stock(sweep.expand(scale, settings), _checked(composer))
+            worst = max(worst, run_jobs(name, jobs_of(sweep, scale, runs), dry_run))
+    return worst
+
+
+def _checked(composer: Composer) -> Callable[[dict[str, str]], RunConfig | str]:
+    """The validated configuration of a run's settings, or what is wrong with them."""
+
+    def composed(run: dict[str, str]) -> RunConfig | str:
+        try:
+            return read_config(composer(run))
+        except (SettingError, HydraException, OmegaConfBaseException) as error:
+            return str(error)
+
+    return composed
+
+
+def sweeps_with_analyses(root: Path, names: Sequence[str] = ()) -> dict[str, Sweep]:
+    """The named sweeps below a repository, or all that have analyses.
+
+    Raises:
+        SettingError: for a sweep that does not exist.
+    """
+    every = sorted(f"{path.parent.name}/{path.stem}" for path in (root / SWEEPS).glob("*/*.yaml"))
+    if strangers := [name for name in names if name not in every]:
+        raise SettingError("sweeps", strangers[0], "there is no such sweep", nearest(strangers[0], every))
+    found = {name: read_sweep(root / SWEEPS / f"{name}.yaml") for name in names or every}
+    return {name: sweep for name, sweep in found.items() if sweep.analyses or names}
+
+
+def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> int:
+    """Run the command line in a repository and return its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if {"-h", "--help"} & set(given):
+        print(__doc__)
+        return EXIT_DONE
+    fixed = dict(argument.split("=", 1) for argument in given if "=" in argument)
+    root = root or Path.cwd()
+    try:
+        sweeps = sweeps_with_analyses(root, [argument for argument in given if "=" not in argument])
+        return analyse(sweeps, fixed, root / "conf")
+    except SettingError as error:
+        print(error, file=sys.stderr)
+        return exit_code(error)
+    except KeyboardInterrupt:
+        print("interrupted; what is done is stored, and the same command goes on", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

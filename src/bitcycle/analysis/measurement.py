@@ -1,0 +1,102 @@
+"""Loss and error of a network on fixed images, on the device that it lies on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from bitcycle.analysis.finished_run import FinishedRun
+from bitcycle.dataset import Batch, EvaluationBatches, ImageDatasetOptions, Images
+from bitcycle.dataset.image_dataset import first_images
+from bitcycle.errors import RunError
+from bitcycle.task import ClassificationOptions, Outcome, Task
+from bitcycle.training.weight_averaging import estimate_statistics
+
+
+class Measurement:
+    """The images of a split, without augmentation, and what is measured of a network in evaluation mode on them.
+
+    Args:
+        run: whose data they are.
+        split: train or test.
+        samples: so many images of a fixed random order; None: all.
+        device: where they are evaluated.
+
+    Raises:
+        RunError: if the run learned something else than to classify images.
+        DataError: if the images are missing.
+    """
+
+    def __init__(self, run: FinishedRun, split: str, samples: int | None, device: torch.device) -> None:
+        config = run.plan.config
+        if not isinstance(config.dataset, ImageDatasetOptions) or not isinstance(config.task, ClassificationOptions):
+            raise RunError(
+                f"{run.folder.path} has learned task={config.task.name}; this analysis needs classified images"
+            )
+        splits = config.dataset.load(config.data_folder)
+        train, _ = config.dataset.hold_out(splits.train, config.seed)
+        self.options, self.device, self.batch_size = config.dataset, device, config.task.evaluation_batch_size
+        self.use(first_images(train.for_evaluation() if split == "train" else splits.test, samples))
+
+    def use(self, images: Images) -> None:
+        """Measure on other images from now on."""
+        self.images = images
+        self.batches = EvaluationBatches(images, self.options, self.batch_size, self.device)
+
+    @torch.no_grad()
+    def __call__(self, model: nn.Module) -> tuple[float, float]:
+        """Mean cross-entropy, and error in percent; added up on the device, so that the host waits once."""
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for batch in self.batches:
+            logits = model(batch.inputs)
+            wrong = (logits.argmax(1) != batch.targets).sum()
+            sums += torch.stack([F.cross_entropy(logits, batch.targets, reduction="sum").double(), wrong.double()])
+        loss, errors = (sums / len(self.images)).tolist()
+        return loss, 100 * errors
+
+    def loss_and_gradient(self, model: nn.Module, parameters: list[nn.Parameter]) -> tuple[float, list[Tensor]]:
+        """Mean cross-entropy and its gradient by some parameters."""
+        total, gradients = 0.0, [torch.zeros_like(parameter) for parameter in parameters]
+        for batch in self.batches:
+            loss = F.cross_entropy(model(batch.inputs), batch.targets, reduction="sum") / len(self.images)
+            for sum_, part in zip(gradients, torch.autograd.grad(loss, parameters), strict=True):
+                sum_ += part
+            total += float(loss.detach().double())
+        return total, gradients
+
+    def settle_batch_norm(self, model: nn.Module) -> None:
+        """Estimate the running statistics of batch norm anew on these images; everything else stays in evaluation mode."""
+        for module in model.modules():
+            if isinstance(module, _BatchNorm):
+                module.train()
+        estimate_statistics(_Forward(), model, range(len(self.batches)), self.batches)
+        model.eval()
+
+
+class _Forward(Task):
+    """A task that only looks: what `estimate_statistics` needs of one."""
+
+    def batches(self, step: int) -> Iterator[Batch]:
+        raise NotImplementedError
+
+    def train(self, model: nn.Module, batch: Batch) -> Outcome:
+        logits = model(batch.inputs)
+        return Outcome(logits.sum(), logits.sum())
+
+
+def flatten(tensors: Iterable[Tensor]) -> Tensor:
+    """Tensors of any memory format as one vector."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+@torch.no_grad()
+def assign(vector: Tensor, tensors: Iterable[Tensor]) -> None:
+    """Put the numbers of a vector into tensors, as `flatten` would take them out."""
+    first = 0
+    for tensor in tensors:
+        tensor.copy_(vector[first : first + tensor.numel()].view(tensor.shape))
+        first += tensor.numel()

@@ -1,0 +1,149 @@
+"""The plane through three trained networks: `python -m bitcycle.analysis.plane RUN_FOLDER RUN_FOLDER RUN_FOLDER[@PHASE]`.
+
+    u = (w2 - w1) / ||w2 - w1||,   v = (w3 - w1) - <w3 - w1, u> u,  divided by its length        (Gram-Schmidt)
+    dx = ||w2 - w1||,   dy = <w3 - w1, v>,   P(i, j) = w1 + i dx u + j dy v
+
+for i and j from -margin to 1 + margin. The networks lie at (0, 0), (dx, 0) and (<w3 - w1, u>, dy); each is a row of its own,
+too, as the grid need not meet them. Weights with few bits count as plain numbers: what the quantizers make of them is put
+together, and nothing is quantized on the plane. Running statistics of batch norm are estimated anew at each point, on training
+images.
+
+Source: Garipov et al. 2018, section A.1 and their released code, which HLHLp follows in figure 1 without saying more: its w1 is
+the float network. Differs from that code in that batch norm sees images without augmentation, so that their order is nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from bitcycle.analysis.command import run_command
+from bitcycle.analysis.finished_run import FinishedRun
+from bitcycle.analysis.job import Analysis, AnalysisOptions, rounded
+from bitcycle.analysis.measurement import Measurement, assign, flatten
+from bitcycle.analysis.outcomes import Row
+from bitcycle.errors import RunError
+from bitcycle.settings import setting
+
+
+@dataclass
+class PlaneOptions(AnalysisOptions):
+    """Options of the plane through three networks."""
+
+    kind = "plane"
+    networks = 3
+
+    points: int = setting(21, "points of each axis", minimum=2)
+    margin: float = setting(0.2, "how far the grid goes beyond the networks, as a share of their distance", minimum=0)
+    split: str = setting("test", "images: test, or train without augmentation", choices=("train", "test"))
+    samples: Optional[int] = setting(None, "so many images of a fixed random order; null: all", minimum=1)
+    batch_norm_samples: Optional[int] = setting(
+        5000, "training images for the statistics of batch norm at each point; null: all", minimum=1
+    )
+
+    def prepare(self, runs: Sequence[FinishedRun], device: torch.device) -> Plane:
+        return Plane(self, runs, device)
+
+
+class Basis(NamedTuple):
+    """An orthonormal basis of the plane through three vectors.
+
+    Attributes:
+        origin, u, v: float64 vectors.
+        places: coordinates of the three.
+    """
+
+    origin: Tensor
+    u: Tensor
+    v: Tensor
+    places: tuple[tuple[float, float], tuple[float, float], tuple[float, float]]
+
+    def at(self, x: float, y: float) -> Tensor:
+        """The vector at some coordinates."""
+        return self.origin + x * self.u + y * self.v
+
+
+def plane_through(first: Tensor, second: Tensor, third: Tensor) -> Basis:
+    """The plane through three vectors, in float64.
+
+    Raises:
+        RunError: if they lie on a line.
+    """
+    one, two, three = (vector.double() for vector in (first, second, third))
+    u, third_side = two - one, three - one
+    dx = float(u.norm())
+    u = u / max(dx, torch.finfo(torch.float64).tiny)
+    along = float(third_side @ u)
+    v = third_side - along * u
+    v = v - (v @ u) * u  # once more: the first time leaves a rounding error as large as the part along u allows
+    dy = float(v.norm())
+    if min(dx, dy) <= 1e-9 * float(third_side.norm()) or dx == 0:
+        raise RunError("the three networks lie on a line, so there is no plane through them; give three different ones")
+    return Basis(one, u, v / dy, ((0.0, 0.0), (dx, 0.0), (along, dy)))
+
+
+class Plane(Analysis):
+    """The plane through three networks of one architecture; the first unit is the networks, then come the rows of the grid.
+
+    Raises:
+        RunError: if the networks differ in their parameters or in their data, or lie on a line.
+    """
+
+    columns = ("network", "x", "y", "loss", "error_percent")
+
+    def __init__(self, options: PlaneOptions, runs: Sequence[FinishedRun], device: torch.device) -> None:
+        self.options, self.units = options, 1 + options.points
+        for run in runs:
+            run.make_float()
+        shapes = [[(n, tuple(p.shape)) for n, p in run.model.named_parameters() if _is_shared(n)] for run in runs]
+        names = [f"{run.plan.config.model.name} on {run.plan.config.dataset.name}" for run in runs]
+        if len(set(names)) > 1 or any(shape != shapes[0] for shape in shapes):
+            raise RunError(f"there is no plane through networks that differ in kind or data: {'; '.join(names)}")
+        self.measure = Measurement(runs[-1], options.split, options.samples, device)
+        self.training = Measurement(runs[-1], "train", options.batch_norm_samples, device)
+        self.model = runs[0].model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        vectors = [flatten(p for n, p in run.model.named_parameters() if _is_shared(n)) for run in runs]
+        self.basis = plane_through(*(vector.to(device) for vector in vectors))
+        self.facts = {
+            "places": [[float(rounded(value)) for value in place] for place in self.basis.places],
+            "samples": len(self.measure.images),
+            "batch_norm_samples": len(self.training.images),
+            "dataset": runs[-1].plan.config.dataset.name,
+            "model": runs[-1].plan.config.model.name,
+        }
+
+    def rows(self, unit: int) -> list[Row]:
+        if unit == 0:
+            return [self.point(x, y, str(number)) for number, (x, y) in enumerate(self.basis.places, 1)]
+        (_, _), (dx, _), (_, dy) = self.basis.places
+        y = self.share(unit - 1) * dy
+        return [self.point(self.share(index) * dx, y) for index in range(self.options.points)]
+
+    def share(self, index: int) -> float:
+        """Where a point of an axis lies, from -margin to 1 + margin."""
+        margin = self.options.margin
+        return -margin + (1 + 2 * margin) * index / (self.options.points - 1)
+
+    @torch.no_grad()
+    def point(self, x: float, y: float, network: str = "") -> Row:
+        """Loss and error at some coordinates; `network` says which of the three lies there."""
+        shared = [p for n, p in self.model.named_parameters() if _is_shared(n)]
+        assign(self.basis.at(x, y), shared)
+        self.training.settle_batch_norm(self.model)
+        loss, error = self.measure(self.model)
+        numbers = (rounded(value) for value in (x, y, loss, error))
+        return dict(zip(self.columns, (network, *numbers), strict=True))
+
+
+def _is_shared(name: str) -> bool:
+    """Whether a parameter is one of the network, and none of a quantizer, which a float network does not have."""
+    return "quantizer" not in name
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(PlaneOptions, __doc__))

@@ -1,0 +1,164 @@
+"""How much the training loss rises in a small box around a network: `python -m bitcycle.analysis.sharpness RUN_FOLDER[@PHASE]`.
+
+    r_i = eps (|(A^+ w)_i| + 1),   phi = 100 (max over |y_i| <= r_i of f(w + A y)  -  f(w)) / (1 + f(w))
+
+f is the mean cross-entropy on training images without augmentation. A is the identity, or with `subspace=P` a matrix of P
+columns of independent normal numbers; A^+ is its pseudo-inverse. The maximum is looked for by L-BFGS-B, 10 iterations from
+y = 0, or from a random y of a thousandth of the box where the gradient at 0 vanishes. Batch norm keeps its statistics, and
+weights with few bits count as plain numbers: what the quantizers make of them is moved, and nothing is quantized.
+Inside, y is measured in units of r and f is scaled, which changes the path of L-BFGS-B and not what it looks for.
+
+Source: Keskar et al. 2017, metric 2.1 and its settings (eps 1e-3 and 5e-4, 10 iterations, full space and 100 dimensions), which
+HLHLp applies in its appendix H, whose text is not available. Differs from theirs in that only `samples` images are used.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from bitcycle.analysis.command import run_command
+from bitcycle.analysis.finished_run import FinishedRun
+from bitcycle.analysis.job import Analysis, AnalysisOptions, rounded
+from bitcycle.analysis.measurement import Measurement, assign, flatten
+from bitcycle.analysis.outcomes import Row
+from bitcycle.randomness import derive
+from bitcycle.settings import setting
+
+STEEP = 100.0
+"""Slope at the start that the function is scaled to: L-BFGS-B then looks in the corners of the box first."""
+Function = Callable[[Tensor], tuple[float, Tensor]]
+"""Vector -> value and gradient."""
+
+
+@dataclass
+class SharpnessOptions(AnalysisOptions):
+    """Options of epsilon-sharpness."""
+
+    kind = "sharpness"
+
+    epsilons: list[float] = setting([1e-3, 5e-4], "sizes of the box", minimum=1e-12)
+    iterations: int = setting(10, "of L-BFGS-B", minimum=1)
+    subspace: Optional[int] = setting(None, "dimensions of a random subspace; null: all weights", minimum=1)
+    seed: int = setting(0, "of the subspace", minimum=0)
+    samples: Optional[int] = setting(5000, "so many training images of a fixed random order; null: all", minimum=1)
+
+    def prepare(self, runs: Sequence[FinishedRun], device: torch.device) -> Sharpness:
+        return Sharpness(self, runs[0], device)
+
+
+class Maximum(NamedTuple):
+    """The loss at the centre of a box, the largest that was found in it, and the sharpness phi."""
+
+    loss: float
+    largest: float
+
+    @property
+    def sharpness(self) -> float:
+        """phi, in percent."""
+        return 100 * (self.largest - self.loss) / (1 + self.loss)
+
+
+def find_sharpness(
+    function: Function,
+    weights: Tensor,
+    epsilon: float,
+    iterations: int = 10,
+    matrix: Tensor | None = None,
+    seed: int = 0,
+) -> Maximum:
+    """The largest value of a function in the box around some weights.
+
+    Args:
+        function: value and gradient, of a vector as long as `weights`.
+        weights: float64 [n].
+        epsilon: of the box.
+        iterations: of L-BFGS-B.
+        matrix: A, float64 [n, p]; None: the identity.
+        seed: of the starting point where the gradient vanishes.
+
+    >>> found = find_sharpness(lambda w: (float(w @ w), 2 * w), torch.tensor([1.0], dtype=torch.float64), 0.5)
+    >>> found.loss, found.largest, found.sharpness  # the box is 1 - 1 .. 1 + 1
+    (1.0, 4.0, 150.0)
+    """
+    inner = weights if matrix is None else torch.linalg.lstsq(matrix, weights.unsqueeze(1)).solution.squeeze(1)
+    radius = epsilon * (inner.abs() + 1)
+    values: list[float] = []
+
+    def slope_at(z: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The gradient of f by z = y / r; its value is added to `values`."""
+        y = radius * torch.from_numpy(z).to(weights)
+        value, gradient = function(weights + (y if matrix is None else matrix @ y))
+        values.append(value)
+        by_y = gradient.double() if matrix is None else matrix.T @ gradient.double()
+        return (radius * by_y).cpu().numpy()
+
+    start = np.zeros(len(inner))
+    steepest = float(np.abs(slope_at(start)).max())
+    if steepest == 0:
+        generator = torch.Generator().manual_seed(derive(seed, "start"))
+        start = 1e-3 * (2 * torch.rand(len(inner), generator=generator, dtype=torch.float64).numpy() - 1)
+        steepest = float(np.abs(slope_at(start)).max()) or 1.0
+    factor = STEEP / steepest
+
+    def descend(z: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
+        slope = slope_at(z)
+        return -factor * values[-1], -factor * slope
+
+    options = {"maxiter": iterations, "ftol": 0.0, "gtol": 0.0}
+    minimize(descend, start, jac=True, method="L-BFGS-B", bounds=[(-1, 1)] * len(inner), options=options)
+    return Maximum(values[0], max(value for value in values if not math.isnan(value)))
+
+
+class Sharpness(Analysis):
+    """The sharpness of one network; a unit is a size of the box."""
+
+    columns = ("epsilon", "loss", "largest_loss", "sharpness_percent")
+
+    def __init__(self, options: SharpnessOptions, run: FinishedRun, device: torch.device) -> None:
+        self.options, self.units = options, len(options.epsilons)
+        self.measure = Measurement(run, "train", options.samples, device)
+        run.make_float()
+        self.model = run.model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.weights = flatten(self.parameters).double()
+        self.facts = {
+            "samples": len(self.measure.images),
+            "weights": len(self.weights),
+            "dataset": run.plan.config.dataset.name,
+            "model": run.plan.config.model.name,
+        }
+
+    def loss(self, weights: Tensor) -> tuple[float, Tensor]:
+        """Training loss and its gradient."""
+        assign(weights, self.parameters)
+        loss, gradients = self.measure.loss_and_gradient(self.model, self.parameters)
+        return loss, flatten(gradients)
+
+    def rows(self, unit: int) -> list[Row]:
+        options, epsilon = self.options, self.options.epsilons[unit]
+        found = find_sharpness(
+            self.loss, self.weights, epsilon, options.iterations, self.matrix(), derive(options.seed, "sharpness")
+        )
+        numbers = (epsilon, found.loss, found.largest, found.sharpness)
+        return [dict(zip(self.columns, map(rounded, numbers), strict=True))]
+
+    def matrix(self) -> Tensor | None:
+        """A: columns of normal numbers; None: the identity."""
+        if self.options.subspace is None:
+            return None
+        generator = torch.Generator().manual_seed(derive(self.options.seed, "subspace"))
+        drawn = torch.randn(len(self.weights), self.options.subspace, generator=generator, dtype=torch.float64)
+        return drawn.to(self.weights.device)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(SharpnessOptions, __doc__))

@@ -1,0 +1,137 @@
+"""The loss around a trained network, on a plane of random directions: `python -m bitcycle.analysis.surface RUN_FOLDER`.
+
+    L(x, y) = loss(w + x d + y e),   d_k := d_k ||w_k|| / (||d_k|| + 1e-10)   for every filter k, the same for e
+
+with d and e normal and independent, derived from (seed, name of the parameter): equal networks get equal directions. A filter is
+an entry of the first dimension of a weight of two dimensions or more, as a row of a linear layer. Parameters of one dimension
+(biases, scale and shift of batch norm, trained parameters of quantizers) get the direction 0, and running statistics stay as they
+are. x and y go from -extent to extent, both ends included.
+
+Source: Li et al. 2018, sections 4 and 5 and their released code with `--xignore biasbn --xnorm filter`, which CPT follows in
+figures 2 and 6 without saying more; hence grid, images and bits are options. Differs from their code in that a network with few
+bits is, by default, evaluated through its quantizers at the bits of its last evaluation, its master weights being moved;
+quantization steps and ranges of activations that it keeps stay those of the trained network. `precision=float` takes the
+quantized values as plain numbers and quantizes nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from bitcycle.analysis.command import run_command
+from bitcycle.analysis.finished_run import FinishedRun
+from bitcycle.analysis.job import Analysis, AnalysisOptions, rounded
+from bitcycle.analysis.measurement import Measurement
+from bitcycle.analysis.outcomes import Row
+from bitcycle.randomness import derive
+from bitcycle.settings import SettingError, setting
+
+TINY = 1e-10
+AXES = ("x", "y")
+
+
+@dataclass
+class SurfaceOptions(AnalysisOptions):
+    """Options of a loss surface."""
+
+    kind = "surface"
+
+    points: int = setting(51, "points of each axis, an odd number so that the network itself is one", minimum=3)
+    extent: float = setting(1.0, "both axes go from -extent to extent, in lengths of the filters", minimum=1e-6)
+    seed: int = setting(0, "of the two directions", minimum=0)
+    split: str = setting("train", "images: train (without augmentation) or test", choices=("train", "test"))
+    samples: Optional[int] = setting(5000, "so many images of a fixed random order; null: all", minimum=1)
+    precision: str = setting(
+        "run",
+        "run: through the quantizers at the bits of the last evaluation; float: quantized weights as plain numbers",
+        choices=("run", "float"),
+    )
+
+    def validate(self) -> None:
+        if self.points % 2 == 0:
+            problem = "the network itself would be no point of the grid"
+            raise SettingError("points", self.points, problem, f"use {self.points + 1}")
+
+    def prepare(self, runs: Sequence[FinishedRun], device: torch.device) -> Surface:
+        return Surface(self, runs[0], device)
+
+
+def directions(model: nn.Module, seed: int, axis: str) -> dict[str, Tensor]:
+    """A filter-normalised direction for each parameter, on the device of the parameter.
+
+    Args:
+        model: the network.
+        seed: of all directions.
+        axis: which of them.
+    """
+    found = {}
+    for name, parameter in model.named_parameters():
+        generator = torch.Generator().manual_seed(derive(seed, "direction", axis, name))
+        drawn = torch.randn(parameter.shape, generator=generator).to(parameter)
+        found[name] = filter_normalised(drawn, parameter.detach())
+    return found
+
+
+def filter_normalised(direction: Tensor, weight: Tensor) -> Tensor:
+    """A direction whose filters are as long as those of the weight; 0 for fewer than two dimensions.
+
+    >>> filter_normalised(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 10.0]]))
+    tensor([[6., 8.]])
+    """
+    if weight.dim() < 2:
+        return torch.zeros_like(weight)
+    lengths, wanted = (tensor.flatten(1).norm(dim=1) for tensor in (direction, weight))
+    scale: Tensor = wanted / (lengths + TINY)
+    return direction * scale.view(-1, *[1] * (weight.dim() - 1))
+
+
+class Surface(Analysis):
+    """The surface of one network; a unit is a row of the grid, of equal y."""
+
+    columns = (*AXES, "loss", "error_percent")
+
+    def __init__(self, options: SurfaceOptions, run: FinishedRun, device: torch.device) -> None:
+        self.options, self.units = options, options.points
+        self.measure = Measurement(run, options.split, options.samples, device)
+        if options.precision == "float":
+            run.make_float()
+        self.model = run.model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.weights = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        self.directions = [directions(self.model, options.seed, axis) for axis in AXES]
+        self.facts: dict[str, Any] = {
+            "samples": len(self.measure.images),
+            "bits": [run.precision.weight, run.precision.activation] if options.precision == "run" else [32, 32],
+            "dataset": run.plan.config.dataset.name,
+            "model": run.plan.config.model.name,
+        }
+
+    def place(self, index: int) -> float:
+        """The coordinate of a point of an axis; exactly 0 in the middle.
+
+        The ends are -extent and extent.
+        """
+        middle = (self.options.points - 1) // 2
+        return self.options.extent * (index - middle) / middle
+
+    def rows(self, unit: int) -> list[Row]:
+        y = self.place(unit)
+        return [self.point(self.place(index), y) for index in range(self.options.points)]
+
+    @torch.no_grad()
+    def point(self, x: float, y: float) -> Row:
+        """Loss and error at one point; the network is left there."""
+        one, other = self.directions
+        for name, parameter in self.model.named_parameters():
+            parameter.copy_(self.weights[name] + x * one[name] + y * other[name])
+        loss, error = self.measure(self.model)
+        return {"x": rounded(x), "y": rounded(y), "loss": rounded(loss), "error_percent": rounded(error)}
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(SurfaceOptions, __doc__))

@@ -1,0 +1,92 @@
+"""`make bench`, or `python -m bitcycle.benchmark --help`: measure, show the tables, and keep them in results/benchmark."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bitcycle.benchmark.measure import clock_name
+from bitcycle.benchmark.networks import measure_networks, networks
+from bitcycle.benchmark.quantizers import measure_quantizers
+from bitcycle.benchmark.runs import images_per_second, runs_per_hour, write
+from bitcycle.benchmark.table import FOLDER, tables
+from bitcycle.training.display import set_up_console
+from bitcycle.training.environment import describe_environment, processor
+
+PARTS = ("networks", "quantizers", "data", "runs")
+QUICK = ("resnet20", "lstm")
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of the command line."""
+    parser = argparse.ArgumentParser(prog="python -m bitcycle.benchmark", description=__doc__)
+    parser.add_argument("--networks", nargs="+", choices=list(networks(False)), help="these only; default: all")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure; default: all")
+    parser.add_argument("--rounds", type=int, default=7, help="steps of each variant that are timed")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads; with 1, processor time is measured")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--quick", action="store_true", help=f"{' and '.join(QUICK)}, 3 rounds, no runs: a minute")
+    parser.add_argument("--output", type=Path, help="the JSON file; default: results/benchmark/HARDWARE.json")
+    chosen = parser.parse_args(words)
+    if chosen.quick:
+        chosen.rounds, chosen.networks = 3, chosen.networks or list(QUICK)
+        chosen.parts = [part for part in chosen.parts if part != "runs"]
+    return chosen
+
+
+def device_of(chosen: argparse.Namespace) -> torch.device:
+    """Where it is measured."""
+    on_gpu = chosen.device == "cuda" or (chosen.device == "auto" and torch.cuda.is_available())
+    return torch.device("cuda" if on_gpu else "cpu")
+
+
+def measure(chosen: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Everything that was asked for, with what it was measured on; `keep` is given what there is after each network."""
+    device = device_of(chosen)
+    torch.set_num_threads(chosen.threads)
+    record: dict[str, Any] = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "environment": describe_environment(device),
+        "clock": clock_name(device),
+        "rounds": chosen.rounds,
+        "load_average": dict.fromkeys(("before", "after"), os.getloadavg()),
+    }
+    if "networks" in chosen.parts:
+        record["networks"] = {}
+        for name, found in measure_networks(
+            chosen.networks or list(networks(device.type == "cuda")), chosen.rounds, device
+        ):
+            record["networks"][name] = found
+            ratios = (f"{variant} {values['ratio']:.2f}" for variant, values in found["variants"].items())
+            print(f"{name}: {', '.join(ratios)}", flush=True)
+            keep(record)
+    if "quantizers" in chosen.parts:
+        record["quantizers"] = measure_quantizers(chosen.rounds, device)
+    if "data" in chosen.parts:
+        record["images_per_second"] = round(images_per_second(device))
+    if "runs" in chosen.parts:
+        record["runs_per_hour"] = runs_per_hour((1, 2, 4))
+    record["load_average"]["after"] = os.getloadavg()
+    return record
+
+
+def main() -> None:
+    """Measure, print and keep."""
+    set_up_console()
+    chosen = arguments()
+    hardware = re.sub(r"[^a-z0-9]+", "-", f"{processor(device_of(chosen))} {chosen.threads} threads".lower()).strip("-")
+    path = chosen.output or FOLDER / f"{hardware}.json"
+    record = measure(chosen, lambda unfinished: write(path, unfinished))
+    write(path, record)
+    print(f"\n{tables(record)}\n\n{path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Training steps of seven kinds of networks on made-up data: float, and quantized in several ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitcycle.benchmark.measure import interleaved, peak_bytes, summarise
+from bitcycle.edges import make_edges
+from bitcycle.layer import PrecisionController, penalty, quantize_model
+from bitcycle.model import MODELS, GraphShape, ImageShape, TokenShape
+from bitcycle.quantizer import compiler_works
+from bitcycle.schedule import Schedule, schedule
+from bitcycle.training.optimizer import OptimizerOptions
+
+STEPS = 64_000
+"""Length of the run of which the steps could be: schedules change their bits along it."""
+STRIDE = 1001
+"""From one step that is timed to the next, so that cyclic schedules show all their bits."""
+
+Loss = Callable[[nn.Module], Tensor]
+
+
+@dataclass
+class Network:
+    """What is trained: how to build it, how to make its data, and its samples in a step.
+
+    `batch` maps a device to the loss of one batch as a function of the model.
+    """
+
+    build: Callable[[], nn.Module]
+    batch: Callable[[torch.device], Loss]
+    samples: str
+    gated: bool = False
+
+
+@dataclass
+class Variant:
+    """A way to train it."""
+
+    quantizer: str = "sbm"
+    schedule: str = "static"
+    compute: str = "simulate"
+
+
+VARIANTS = {
+    "float": Variant(quantizer="none"),
+    "static 8": Variant(),
+    "static 8, codes": Variant(compute="codes"),
+    "RTH 3-8": Variant(schedule="RTH"),
+    "RTH 3-8, codes": Variant(schedule="RTH", compute="codes"),
+    "DFQ": Variant(schedule="dfq"),
+}
+
+
+def _build(name: str, shape: Any, **options: Any) -> nn.Module:
+    kind, defaults = MODELS[name]
+    return kind(**{"name": name, **defaults, **options}).build(shape)
+
+
+def _images(samples: int, size: int, classes: int) -> Callable[[torch.device], Loss]:
+    def batch(device: torch.device) -> Loss:
+        x = torch.randn(samples, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
+        y = torch.randint(classes, (samples,), device=device)
+        return lambda model: F.cross_entropy(model(x), y)
+
+    return batch
+
+
+def _words(samples: int, length: int, vocabulary: int) -> Callable[[torch.device], Loss]:
+    def batch(device: torch.device) -> Loss:
+        tokens = torch.randint(vocabulary, (length + 1, samples), device=device)
+        return lambda model: F.cross_entropy(model(tokens[:-1])[0].flatten(0, 1), tokens[1:].flatten())
+
+    return batch
+
+
+def _graph(nodes: int, edges: int, features: int, classes: int) -> Callable[[torch.device], Loss]:
+    def batch(device: torch.device) -> Loss:
+        connections = make_edges(torch.randint(nodes, (2, edges)), nodes).to(device)
+        x, y = torch.randn(nodes, features, device=device), torch.randint(classes, (nodes,), device=device)
+        return lambda model: F.cross_entropy(model(x, [connections]), y)
+
+    return batch
+
+
+def _feedforward(width: int, inner: int, layers: int) -> nn.Module:
+    """The linear layers of a transformer without its attention."""
+    blocks = [(nn.Linear(width, inner), nn.ReLU(), nn.Linear(inner, width), nn.LayerNorm(width)) for _ in range(layers)]
+    return nn.Sequential(*(layer for block in blocks for layer in block), nn.Linear(width, 3))
+
+
+def _sentences(samples: int, length: int, width: int) -> Callable[[torch.device], Loss]:
+    def batch(device: torch.device) -> Loss:
+        x, y = torch.randn(samples, length, width, device=device), torch.randint(3, (samples,), device=device)
+        return lambda model: F.cross_entropy(model(x)[:, 0], y)
+
+    return batch
+
+
+def networks(cuda: bool) -> dict[str, Network]:
+    """The networks, with batches that a step of about a second on one CPU core can hold, or those of the papers on a GPU."""
+
+    def samples(cpu: int, gpu: int) -> int:
+        return gpu if cuda else cpu
+
+    small, tiny, words = samples(32, 128), samples(4, 256), samples(20, 64)
+    cifar, imagenet = ImageShape(3, 32, 10), ImageShape(3, 224, 1000)
+    graph = GraphShape(features=128, classes=40, nodes=20_000, edges=120_000)
+    return {
+        "resnet20": Network(lambda: _build("resnet20", cifar), _images(128, 32, 10), "128 images of 32x32", True),
+        "resnet74": Network(
+            lambda: _build("resnet74", cifar), _images(small, 32, 10), f"{small} images of 32x32", cuda
+        ),
+        "mobilenet_v2": Network(
+            lambda: _build("mobilenet_v2", cifar), _images(small, 32, 10), f"{small} images of 32x32", cuda
+        ),
+        "resnet18": Network(
+            lambda: _build("resnet18", imagenet), _images(tiny, 224, 1000), f"{tiny} images of 224x224"
+        ),
+        "lstm": Network(
+            lambda: _build("lstm", TokenShape(10_000)), _words(words, 35, 10_000), f"{words} sequences of 35 words"
+        ),
+        "gcn": Network(
+            lambda: _build("gcn", graph),
+            _graph(graph.nodes, graph.edges, graph.features, graph.classes),
+            f"a graph of {graph.nodes:,} nodes and {graph.edges:,} edges",
+        ),
+        "linear": Network(
+            lambda: _feedforward(768, 3072, samples(2, 12)),
+            _sentences(samples(4, 32), 64, 768),
+            f"{samples(4, 32)} sentences of 64 words, layers of mBERT's size",
+        ),
+    }
+
+
+class Step:
+    """One training step after another of one variant of a network, on one batch."""
+
+    def __init__(self, network: Network, variant: Variant, device: torch.device) -> None:
+        torch.manual_seed(0)
+        model = network.build()
+        plan = _schedule(variant, getattr(model, "block_family", None))
+        if variant.quantizer != "none":
+            options: dict[str, Any] = {
+                "compile": compiler_works(device.type),
+                "compute": variant.compute,
+                "schedule": plan,
+            }
+            model = quantize_model(model, variant.quantizer, **options)
+        self.computes_codes = any(getattr(module, "computes_codes", False) for module in model.modules())
+        self.model = model.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+        self.controller = PrecisionController(self.model, plan) if variant.quantizer != "none" else None
+        self.optimizer = OptimizerOptions().build(self.model)
+        self.loss, self.number = network.batch(device), 0
+
+    def __call__(self) -> None:
+        """Train one step."""
+        if self.controller is not None:
+            self.controller.step(self.number * STRIDE % STEPS)
+        self.number += 1
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.loss(self.model)
+        added = penalty(self.model, loss)
+        (loss if added is None else loss + added).backward()
+        self.optimizer.step()
+
+
+def _schedule(variant: Variant, family: str | None) -> Schedule:
+    options: dict[str, dict[str, Any]] = {"RTH": {"q_min": 3, "q_max": 8, "cycles": 8}, "dfq": {"family": family}}
+    return schedule(variant.schedule, total_steps=STEPS, **options.get(variant.schedule, {}))
+
+
+def measure_networks(names: list[str], repetitions: int, device: torch.device) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and measurements of each network: time, ratio to float, peak memory and its ratio, by variant."""
+    for name in names:
+        network = networks(device.type == "cuda")[name]
+        chosen = {key: variant for key, variant in VARIANTS.items() if network.gated or variant.schedule != "dfq"}
+        steps = {key: Step(network, variant, device) for key, variant in chosen.items()}
+        steps = {key: step for key, step in steps.items() if chosen[key].compute != "codes" or step.computes_codes}
+        found: dict[str, dict[str, Any]] = {**summarise(interleaved(steps, repetitions, device), "float")}
+        for step in steps.values():
+            step.optimizer.zero_grad(set_to_none=True)  # what is freed meanwhile would count as negative
+        peaks = {key: peak_bytes(step, device) for key, step in steps.items()}
+        for key, peak in peaks.items():
+            found[key] |= {"peak_mib": round(peak / 2**20, 1), "peak_ratio": round(peak / peaks["float"], 4)}
+        yield name, {"samples": network.samples, "variants": found}

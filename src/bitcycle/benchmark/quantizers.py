@@ -1,0 +1,51 @@
+"""Each quantizer alone, against the time that its bytes take to be read and written once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from bitcycle.benchmark.measure import copy_bandwidth, interleaved, summarise
+from bitcycle.quantizer import QUANTIZERS, NoQuantizer, compiler_works, encode_bits
+from bitcycle.quantizer.base import INITIAL_BITS
+
+ACTIVATION = (128, 16, 32, 32)
+WEIGHT = (512, 512, 3, 3)
+
+
+def measure_quantizers(repetitions: int, device: torch.device) -> dict[str, Any]:
+    """For each quantizer and role: ms for one tensor, and the multiple of the limit (a copy) that this is."""
+    bandwidth, compile = copy_bandwidth(device), compiler_works(device.type)
+    found: dict[str, Any] = {"copy_gb_per_s": round(bandwidth / 1e9, 2), "roles": {}}
+    for role, shape in (("weight", WEIGHT), ("activation", ACTIVATION), ("gradient", ACTIVATION)):
+        x = torch.randn(shape, device=device).contiguous(memory_format=torch.channels_last)
+        actions = {"copy": lambda x=x: x.clone(memory_format=torch.preserve_format)}
+        for name, kind in QUANTIZERS.items():
+            bits = [number for number in kind().bits(role) if number <= INITIAL_BITS]
+            if kind is not NoQuantizer and bits:
+                actions[name] = _action(kind, role, x, max(bits), compile, device)
+        with torch.no_grad():
+            times = summarise(interleaved(actions, repetitions, device), "copy")
+        limit = 1e3 * 2 * x.numel() * x.element_size() / bandwidth
+        found["roles"][role] = {
+            "shape": list(shape),
+            "limit_ms": round(limit, 4),
+            "quantizers": {name: {**time, "of_limit": round(time["ms"] / limit, 2)} for name, time in times.items()},
+        }
+    return found
+
+
+def _action(kind: Any, role: str, x: torch.Tensor, number: int, compile: bool, device: torch.device) -> Any:
+    """A function that quantizes x once."""
+    bits = torch.tensor(encode_bits(number), device=device)
+    if role == "gradient":
+        key = torch.tensor(5, dtype=torch.int32, device=device)
+        gradient = kind().gradient(compile).to(device)
+        return lambda: gradient.quantize(x, bits, key, key)
+    module = getattr(kind(), role)(compile)
+    if role == "weight":
+        module.initialise(x)
+    module = module.to(device).train()
+    module.prepare(x, encode_bits(number))
+    return lambda: module(x, bits)

@@ -1,0 +1,56 @@
+"""The data pipeline alone, and how many short runs a machine finishes in an hour when it does several at a time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bitcycle.benchmark.measure import timed
+from bitcycle.dataset import DATASETS, Images, TrainingBatches
+from bitcycle.training.run_folder import write_json
+
+ROOT = Path(__file__).parents[3]
+RUN = ["dataset=digits", "model=resnet8", "scale=smoke", "schedule=RTH", "training.steps=200", "training.threads=1"]
+
+
+def images_per_second(device: torch.device, batches: int = 40, batch_size: int = 128) -> float:
+    """Images a second of CIFAR-10's size and augmentation, read, augmented and normalised, without any training."""
+    pixels = torch.randint(0, 256, (10_000, 32, 32, 3), dtype=torch.uint8)
+    images = Images(pixels, torch.zeros(len(pixels), dtype=torch.int64))
+    sequence = TrainingBatches(images, DATASETS["cifar10"](), batch_size, 0, device).starting_at(0)  # type: ignore[arg-type]
+    for _ in range(3):
+        next(sequence)
+    return batches * batch_size / timed(lambda: [next(sequence) for _ in range(batches)], device)
+
+
+def runs_per_hour(at_a_time: tuple[int, ...]) -> dict[str, Any]:
+    """Finished runs an hour with so many processes at a time: seeds of one smoke run of 200 steps, start of Python included."""
+    found: dict[str, Any] = {"run": " ".join(RUN), "at_a_time": {}}
+    for number in at_a_time:
+        with tempfile.TemporaryDirectory() as folder:
+            start = time.perf_counter()
+            command = [sys.executable, str(ROOT / "train.py"), *RUN, f"results_root={folder}"]
+            processes = [
+                subprocess.Popen(
+                    [*command, f"seed={seed}"], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+                )
+                for seed in range(number)
+            ]
+            for process in processes:
+                _, errors = process.communicate()
+                if process.returncode:
+                    raise RuntimeError(f"a run of the benchmark failed: {errors.decode().strip()}")
+            found["at_a_time"][str(number)] = round(3600 * number / (time.perf_counter() - start), 1)
+    return found
+
+
+def write(path: Path, record: dict[str, Any]) -> None:
+    """Keep the record of a benchmark."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, record)

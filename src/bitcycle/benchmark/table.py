@@ -1,0 +1,80 @@
+"""The tables of a recorded benchmark, for the terminal and for README.md."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parents[3] / "results" / "benchmark"
+
+
+def tables(record: dict[str, Any]) -> str:
+    """Every part of the record, with what it was measured on."""
+    parts = [conditions(record)]
+    parts += [networks_table(record)] if "networks" in record else []
+    parts += [quantizers_table(record)] if "quantizers" in record else []
+    parts += rates(record)
+    return "\n\n".join(parts)
+
+
+def conditions(record: dict[str, Any]) -> str:
+    """Hardware, versions, date, clock, and how busy the machine was."""
+    environment, load = record["environment"], record["load_average"]
+    busy = f"load average {load['before'][0]:.1f} before, {load['after'][0]:.1f} after"
+    return (
+        f"{environment['processor']}, {environment['threads']} threads, torch {environment['packages']['torch']},"
+        f" {record['date'][:10]}, {record['rounds']} rounds, {record['clock']} time, {busy}."
+    )
+
+
+def networks_table(record: dict[str, Any]) -> str:
+    """Time of a step, its ratio to float with quartiles, and peak memory relative to float."""
+    variants = list(dict.fromkeys(name for found in record["networks"].values() for name in found["variants"]))
+    others = [variant for variant in variants if variant != "float"]
+    lines = [f"| network, samples in a step | float | {' | '.join(others)} |", "|---" * (len(others) + 2) + "|"]
+    for name, found in record["networks"].items():
+        times = found["variants"]
+        cells = [_cell(times[variant]) if variant in times else "" for variant in others]
+        reference = f"{times['float']['ms']:.0f} ms, {times['float']['peak_mib']:.0f} MiB"
+        lines.append(f"| `{name}`, {found['samples']} | {reference} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(values: dict[str, float]) -> str:
+    spread = f"{values['ratio_low']:.2f}-{values['ratio_high']:.2f}"
+    return f"{values['ratio']:.2f} ({spread}), memory {values['peak_ratio']:.2f}"
+
+
+def quantizers_table(record: dict[str, Any]) -> str:
+    """Multiples of the time in which a tensor could be read and written once."""
+    roles = record["quantizers"]["roles"]
+    names = list(dict.fromkeys(name for role in roles.values() for name in role["quantizers"]))
+    titles = [f"{role}, limit {found['limit_ms']:.2f} ms" for role, found in roles.items()]
+    lines = [f"| quantizer | {' | '.join(titles)} |", "|---" * (len(roles) + 1) + "|"]
+    for name in names:
+        found = (role["quantizers"].get(name) for role in roles.values())
+        lines.append(
+            f"| `{name}` | {' | '.join('' if one is None else format(one['of_limit'], '.1f') for one in found)} |"
+        )
+    return "\n".join(lines)
+
+
+def rates(record: dict[str, Any]) -> list[str]:
+    """Images and runs in a time."""
+    found = []
+    if "images_per_second" in record:
+        found.append(f"Data alone: {record['images_per_second']:,} images/s.")
+    if "runs_per_hour" in record:
+        each = (f"{number} at a time {rate:.0f}" for number, rate in record["runs_per_hour"]["at_a_time"].items())
+        found.append(f"Runs of 200 small steps an hour: {', '.join(each)}.")
+    return found
+
+
+def recorded() -> str:
+    """The tables of every record in results/benchmark, without the quantizers."""
+    records = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
+    if not records:
+        return "No benchmark is recorded yet."
+    parts = [part for record in records for part in (conditions(record), networks_table(record), *rates(record))]
+    return "\n\n".join(parts)

@@ -1,0 +1,233 @@
+"""compute=codes: the product of two quantized operands, computed exactly on their integer codes.
+
+With x = s_x n + z_x and W_o = s_o m_o + z_o for each output channel o, and sums over the window of an output element:
+
+    sum x W_o = s_x (s_o sum n m_o + z_o sum n) + z_x sum W_o + bias_o
+
+The sums of integers are exact where they are added up in 32-bit integers (on a CPU, in the 8-bit instructions that oneDNN
+uses), elsewhere as exact as float32 adds: operands of up to 8 bits lose nothing in TF32. Zero padding is x = 0 and not n = 0:
+the three sums run over the elements inside of the image, which the last one has to be told. The backward pass multiplies as
+compute=simulate does, with the input decoded from its codes, one byte an element being all that is kept of it; in the sum for
+the input's gradient each term has a scale of its own, so that there is no product of integers to compute.
+
+Source: the identity is that of integer-only inference (Jacob et al. 2018, section 2.2), with ranges by output channel. Differs
+from compute=simulate in the rounding of float32 sums alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from bitcycle.quantizer.codes import MOST_BITS, Codes, decode
+from bitcycle.quantizer.kernel import kernel
+from bitcycle.quantizer.layout import flat, shaped
+
+if TYPE_CHECKING:
+    from bitcycle.layer.quantized import QuantizedConv2d, QuantizedLayer
+
+logger = logging.getLogger(__name__)
+
+MOST_TERMS = 2**31 // (255 * 128)
+"""Terms whose sum fits in 32 bits with sign, whatever the codes."""
+
+Geometry = tuple[list[int], list[int], list[int], int]
+"""Stride, padding, dilation and groups of a convolution."""
+Gradients = tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]
+
+
+class _CodeProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: QuantizedLayer) -> Tensor:
+        state = layer.precision
+        codes = layer.activation_quantizer.encode(x, state.activation_bits)
+        weight_codes, quantized = layer.weight_quantizer.encode_weight(weight, state.weight_bits)
+        ctx.save_for_backward(*codes, quantized)
+        ctx.layer, ctx.gradient_bits, ctx.step_key = layer, state.gradient_bits, state.step_key
+        return layer.product_of_codes(codes, weight_codes, quantized, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        integers, scale, zero_point, weight = ctx.saved_tensors
+        layer: QuantizedLayer = ctx.layer
+        gradient = layer.gradient_quantizer.quantize(gradient, ctx.gradient_bits, ctx.step_key, layer.layer_key)
+        decoder = kernel(decode, layer.compile_kernels)
+        x = shaped(decoder(flat(integers), scale, zero_point), like=integers)
+        return *layer.gradients_of_product(gradient, x, weight, ctx.needs_input_grad[:3]), None
+
+
+def code_product(layer: QuantizedLayer, x: Tensor, bias: Tensor | None) -> Tensor:
+    """The product of x and the weight of `layer`, both quantized, with quantized gradients: all of the layer at once."""
+    return _CodeProduct.apply(x, layer.weight, bias, layer)  # type: ignore[no-any-return]
+
+
+def takes_codes(layer: QuantizedLayer, x: Tensor) -> bool:
+    """Whether x and the weight have codes at the layer's present bits. Compares numbers of the host only."""
+    bits, weight = layer.precision.precision, layer.weight
+    return (
+        1 <= bits.weight <= MOST_BITS
+        and 1 <= bits.activation <= MOST_BITS
+        and layer.precision.sample_mask is None
+        and x.dtype == torch.float32
+        and not x.is_meta
+        and weight[0].numel() <= MOST_TERMS  # type: ignore[index]
+    )
+
+
+def convolve(codes: Codes, weight: Codes, quantized: Tensor, bias: Tensor | None, layer: QuantizedConv2d) -> Tensor:
+    """The convolution [N, C, H, W] -> [N, O, H', W'] of codes with the weight [O, C / groups, k, k] of `layer`."""
+    y = convolve_integers(codes.integers, weight.integers, codes.scale * weight.scale, layer)
+    inside = torch.ones(1, 1, *codes.integers.shape[2:], device=y.device)
+    rest = codes.zero_point * F.conv2d(inside, quantized.sum(1, keepdim=True), None, *_geometry(layer)[:3])
+    rest = rest if bias is None else rest + bias.view(-1, 1, 1)
+    images = (_by_group(image, layer.groups) for image in (y, _window_sums(codes.integers, layer), rest))
+    kernel(_add_offsets, layer.compile_kernels)(*images, (codes.scale * weight.zero_point).view(layer.groups, -1))
+    return y
+
+
+def multiply(codes: Codes, weight: Codes, quantized: Tensor, bias: Tensor | None, compile: bool) -> Tensor:
+    """The product [..., F] -> [..., O] of codes with the transposed weight [O, F]."""
+    rows = codes.integers.flatten(0, -2)
+    y = multiply_integers(rows, weight.integers, codes.scale * weight.scale)
+    window = _row_sums(rows)
+    rest = codes.zero_point * quantized.sum(1)
+    rest = rest if bias is None else rest + bias
+    offsets = (codes.scale * weight.zero_point)[None]
+    kernel(_add_offsets, compile)(y[:, None, None], window[:, None, None, None], rest[None, None, None], offsets)
+    return y.view(*codes.integers.shape[:-1], -1)
+
+
+def _add_offsets(y: Tensor, window: Tensor, rest: Tensor, offsets: Tensor) -> None:
+    """Complete the scaled sums of integers y [N, positions, groups, O / groups] in place; the others broadcast to it."""
+    y.add_(offsets * window + rest)
+
+
+def _geometry(layer: QuantizedConv2d) -> Geometry:
+    assert not isinstance(layer.padding, str), "such layers do not compute codes"
+    return list(layer.stride), list(layer.padding), list(layer.dilation), layer.groups
+
+
+def _by_group(image: Tensor, groups: int) -> Tensor:
+    """[N, G, H, W], channels-last, as a view [N, H W, groups, G / groups]."""
+    return image.movedim(1, -1).reshape(len(image), -1, groups, image.shape[1] // groups)
+
+
+def _window_sums(integers: Tensor, layer: QuantizedConv2d) -> Tensor:
+    """The sums of the codes in each window, [N, groups, H', W']."""
+    if layer.groups > 1:
+        ones = torch.ones(layer.groups, *layer.weight.shape[1:], dtype=torch.int8, device=integers.device)
+        return convolve_integers(integers, ones, torch.ones(layer.groups, device=integers.device), layer)
+    pixels = integers.movedim(1, -1)
+    sums = _row_sums(pixels.reshape(-1, pixels.shape[-1])).view(pixels.shape[:-1])
+    stride, (high, wide), dilation, _ = _geometry(layer)
+    sums = F.pad(sums, (wide, wide, high, high))
+    for dimension in (1, 2):  # a window is the sum of its rows, and these of their elements
+        size, step, gap = (numbers[dimension - 1] for numbers in (layer.kernel_size, stride, dilation))
+        last = sums.shape[dimension] - gap * (size - 1)
+        terms = [sums.narrow(dimension, gap * i, last) for i in range(size)]
+        every = (slice(None),) * dimension + (slice(None, None, step),)
+        sums = functools.reduce(torch.add, (term[every] for term in terms))
+    return sums[:, None]
+
+
+def _row_sums(rows: Tensor) -> Tensor:
+    """The sums of the rows of uint8 [N, F], as a product with ones: torch.sum makes a copy of 32 bits an element first."""
+    ones = torch.ones(1, rows.shape[1], dtype=torch.int8, device=rows.device)
+    return multiply_integers(rows, ones, torch.ones(1, device=rows.device))[:, 0]
+
+
+def convolve_integers(integers: Tensor, weight: Tensor, scales: Tensor, layer: QuantizedConv2d) -> Tensor:
+    """The convolution of uint8 [N, C, H, W] with int8 weights times scales [O], float32 and channels-last."""
+    if integers.device.type == "cpu" and integer_products_work():
+        integers = integers.contiguous(memory_format=torch.channels_last)
+        return _convolve_8_bits(integers, weight, scales, _geometry(layer))
+    x, floats = integers.to(torch.float32), weight.to(torch.float32)
+    with _exact_operands():
+        y = F.conv2d(x, floats, None, *_geometry(layer))
+    return (y * scales.view(-1, 1, 1)).contiguous(memory_format=torch.channels_last)
+
+
+def multiply_integers(rows: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    """The product of uint8 [N, F] with int8 [O, F] transposed times scales [O], in float32."""
+    if rows.device.type == "cpu" and integer_products_work():
+        packed, zeros = torch.ops.onednn.qlinear_prepack(weight, list(rows.shape)), _no_zero_points(weight)
+        return torch.ops.onednn.qlinear_pointwise(  # type: ignore[no-any-return]
+            *(rows, 1.0, 0, packed, scales, zeros, None), *(1.0, 0, torch.float32, "none", [], "")
+        )
+    with _exact_operands():
+        return F.linear(rows.to(torch.float32), weight.to(torch.float32)) * scales
+
+
+def _convolve_8_bits(integers: Tensor, weight: Tensor, scales: Tensor, shape: Geometry) -> Tensor:
+    packed = torch.ops.onednn.qconv_prepack(weight, scales, 1.0, 0, *shape, list(integers.shape))
+    return torch.ops.onednn.qconv2d_pointwise(  # type: ignore[no-any-return]
+        *(integers, 1.0, 0, packed, scales, _no_zero_points(weight), None, *shape),
+        *(1.0, 0, torch.float32, "none", [], ""),
+    )
+
+
+def _no_zero_points(weight: Tensor) -> Tensor:
+    return torch.zeros(len(weight), dtype=torch.int64)
+
+
+@functools.cache
+def integer_products_work() -> bool:
+    """Whether this PyTorch and CPU multiply 8-bit integers exactly, tried on the largest codes; says in the log if not."""
+    x, weight = torch.full((1, 64, 4, 4), 255, dtype=torch.uint8), torch.full((16, 64, 3, 3), 127, dtype=torch.int8)
+    try:
+        found = _convolve_8_bits(x, weight, torch.ones(16), ([1, 1], [1, 1], [1, 1], 1))
+    except (AttributeError, NotImplementedError, RuntimeError) as error:
+        reason = str(error).split("\n")[0]
+    else:
+        if torch.equal(found, F.conv2d(x.double(), weight.double(), padding=1).float()):
+            return True
+        reason = "its sums saturate"
+    logger.warning("no exact product of 8-bit integers here (%s): compute=codes computes it in float32", reason)
+    return False
+
+
+@contextmanager
+def _exact_operands() -> Iterator[None]:
+    """Let a GPU use TF32, in whose 11 bits the codes are exact, for the products in this context."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    cudnn: Any = torch.backends.cudnn
+    backends = [cudnn.conv, torch.backends.cuda.matmul]
+    before = [backend.fp32_precision for backend in backends]
+    try:
+        for backend in backends:
+            backend.fp32_precision = "tf32"
+        yield
+    finally:
+        for backend, precision in zip(backends, before):
+            backend.fp32_precision = precision
+
+
+def gradients_of_convolution(
+    gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...], layer: QuantizedConv2d
+) -> Gradients:
+    """The gradients of input, weight and bias of a convolution, as autograd computes them."""
+    sizes = [len(weight)] if needed[2] else None
+    stride, padding, dilation, groups = _geometry(layer)
+    shape = (stride, padding, dilation, False, [0, 0], groups)
+    return torch.ops.aten.convolution_backward(gradient, x, weight, sizes, *shape, list(needed))  # type: ignore[no-any-return]
+
+
+def gradients_of_linear(gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]) -> Gradients:
+    """The gradients of input, weight and bias of y = x W^T + bias."""
+    rows = gradient.flatten(0, -2)
+    return (
+        gradient @ weight if needed[0] else None,
+        rows.T @ x.flatten(0, -2) if needed[1] else None,
+        rows.sum(0) if needed[2] else None,
+    )

@@ -1,0 +1,59 @@
+"""A ReLU that keeps one byte an element for its backward pass: whether the element passed.
+
+    y = max(x, 0),     dL/dx = m dL/dy,     m = 0 where y = 0, else 1
+
+torch.nn.ReLU keeps y. Where the layer behind it keeps y as well that costs nothing; one that keeps codes (compute=codes) leaves
+the ReLU alone with four bytes an element. The numbers are the same, but for an infinite dL/dy, which m = 0 makes nan and torch 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from bitcycle.quantizer.kernel import kernel
+from bitcycle.quantizer.layout import flat, unflat
+
+
+class _FrugalRelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, inplace: bool, compile: bool) -> Tensor:
+        if inplace:
+            ctx.mark_dirty(x)
+        y = x.relu_() if inplace else x.relu()
+        ctx.save_for_backward(y.to(torch.bool))
+        ctx.compile = compile
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (passed,) = ctx.saved_tensors
+        masked = kernel(_masked, ctx.compile)(flat(gradient), flat(passed.view(torch.uint8)))
+        return unflat(masked, like=gradient), None, None
+
+
+def _masked(gradient: Tensor, passed: Tensor) -> Tensor:
+    return gradient * passed  # eagerly a fifth of the time of masked_fill, and of where
+
+
+class FrugalReLU(nn.ReLU):
+    """A torch.nn.ReLU that keeps less."""
+
+    compile_kernel = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (torch.is_grad_enabled() and x.requires_grad):
+            return super().forward(x)
+        return _FrugalRelu.apply(x, self.inplace, self.compile_kernel)  # type: ignore[no-any-return]
+
+
+def frugal_relu(relu: nn.ReLU, compile: bool = False) -> FrugalReLU:
+    """The frugal twin of a torch.nn.ReLU, with its mode and hooks; `compile` fuses its backward pass into one kernel."""
+    twin = FrugalReLU(relu.inplace)
+    twin.__dict__.update(relu.__dict__)
+    twin.compile_kernel = compile
+    return twin

@@ -1,0 +1,125 @@
+"""AWD-LSTM: a recurrent language model that is regularised in seven ways.
+
+    e_t = locked(E'[w_t]),    E' = E without some words, as drawn for the batch
+    h_t = LSTM_k(x_t, h_(t-1); U_k dropped),  x of the next layer = locked(h);    logits_t = E locked(h_t of the last) + d
+    added to the loss:  AR mean(locked(h)^2) + TAR mean((h_t - h_(t-1))^2)       of the last layer
+
+Locked dropout draws one mask for all time steps of a batch; U is dropped once a batch, before it is quantized. Layers have H
+units, the last one as many as the embedding, whose matrix is that of the softmax layer.
+
+Source: Merity et al. 2018, sections 2 to 4, which CPT cites for its two-layer LSTM (section 4.3, table 5); recipe: training=awd.
+CPT says no sizes, and its perplexities are far above those of the whole recipe; `model=lstm2 training=ptb` is the plain one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from bitcycle.model.base import ModelOptions
+from bitcycle.model.recurrent_language_model import EMBEDDING_RANGE
+from bitcycle.model.shape import TokenShape
+from bitcycle.settings import setting
+
+
+class AwdLanguageModel(nn.Module):
+    """Tokens [T, N] and the state after the tokens before them -> logits [T, N, V] and the state after these."""
+
+    float_layers = ()
+    signed_inputs = ("*",)
+    quantized_bias = True
+
+    def __init__(self, options: AwdLanguageModelOptions, vocabulary: int) -> None:
+        super().__init__()
+        self.options = options
+        sizes = [options.embedding, *[options.hidden] * (options.layers - 1), options.embedding]
+        self.embedding = nn.Embedding(vocabulary, options.embedding)
+        self.layers = nn.ModuleList(nn.LSTM(*pair) for pair in itertools.pairwise(sizes))
+        self.decoder = nn.Linear(options.embedding, vocabulary)
+        self.decoder.weight = self.embedding.weight
+        nn.init.uniform_(self.embedding.weight, -EMBEDDING_RANGE, EMBEDDING_RANGE)
+        nn.init.zeros_(self.decoder.bias)
+        self._outputs: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, tokens: Tensor, state: tuple[Tensor, ...] | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The state holds h and c of each layer in turn; each [1, N, units]."""
+        options, last = self.options, []
+        x = locked_dropout(self._embedded(tokens), options.dropout_input, self.training)
+        for index, layer in enumerate(self.layers):
+            if index:
+                x = locked_dropout(x, options.dropout_hidden, self.training)
+            before = None if state is None else (state[2 * index], state[2 * index + 1])
+            x, after = functional_call(layer, self._dropped(layer), (x, before))
+            last += list(after)
+        dropped = locked_dropout(x, options.dropout, self.training)
+        self._outputs = (x, dropped) if self.training else None
+        logits = self.decoder(dropped.flatten(0, 1))  # flat, so that its gradient has one range
+        return logits.unflatten(0, tokens.shape), tuple(last)
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        """The rows of the tokens; in training, words that are drawn for the batch are zero wherever they occur."""
+        rows: Tensor = self.embedding(tokens)
+        if not self.training or not self.options.dropout_embedding:
+            return rows
+        kept = F.dropout(rows.new_ones(self.embedding.num_embeddings, 1), self.options.dropout_embedding)
+        return rows * F.embedding(tokens, kept)
+
+    def _dropped(self, layer: nn.Module) -> dict[str, Tensor]:
+        """The recurrent weight of a layer, of which some entries are zero for this batch."""
+        weight: Tensor = layer.weight_hh_l0  # type: ignore[assignment]
+        return {"weight_hh_l0": F.dropout(weight, self.options.dropout_weight, self.training)}
+
+    def penalties(self, loss: Tensor | None = None) -> list[Tensor]:
+        """AR and TAR of the last forward pass in training mode."""
+        if self._outputs is None:
+            return []
+        output, dropped = self._outputs
+        terms = [self.options.activation_penalty * dropped.square().mean()]
+        if len(output) > 1:
+            terms.append(self.options.change_penalty * output.diff(dim=0).square().mean())
+        return terms
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles leave out the last forward pass, whose graph cannot be copied."""
+        return {**self.__dict__, "_outputs": None}
+
+
+def locked_dropout(x: Tensor, share: float, training: bool) -> Tensor:
+    """Dropout of x [T, N, F] with one mask [1, N, F] for all T time steps (Gal and Ghahramani 2016)."""
+    return x * F.dropout(torch.ones_like(x[:1]), share) if training and share else x
+
+
+@dataclass
+class AwdLanguageModelOptions(ModelOptions):
+    """Options of AWD-LSTM; the values are those of Merity et al. 2018 on Penn Treebank, but for the number of layers."""
+
+    takes: ClassVar[type] = TokenShape
+
+    name: str = "lstm_awd"
+    layers: int = setting(2, "LSTM layers, one above the other (CPT: 2; Merity et al.: 3)", minimum=1)
+    hidden: int = setting(1150, "units of all layers but the last", minimum=1)
+    embedding: int = setting(400, "size of the embedding and units of the last layer", minimum=1)
+    dropout: float = setting(
+        0.4, "share dropped of the last layer's output, the same at all time steps", minimum=0, maximum=1
+    )
+    dropout_hidden: float = setting(
+        0.25, "share dropped between layers, the same at all time steps", minimum=0, maximum=1
+    )
+    dropout_input: float = setting(
+        0.4, "share dropped of the embedded tokens, the same at all time steps", minimum=0, maximum=1
+    )
+    dropout_embedding: float = setting(0.1, "share of the words that is dropped in a batch", minimum=0, maximum=1)
+    dropout_weight: float = setting(
+        0.5, "share of the recurrent weights that is dropped in a batch", minimum=0, maximum=1
+    )
+    activation_penalty: float = setting(2.0, "factor of the mean square of the last layer's output (AR)", minimum=0)
+    change_penalty: float = setting(1.0, "factor of the mean square of its change from step to step (TAR)", minimum=0)
+
+    def build(self, shape: TokenShape) -> AwdLanguageModel:
+        return AwdLanguageModel(self, shape.vocabulary)

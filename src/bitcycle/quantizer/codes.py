@@ -1,0 +1,61 @@
+"""Quantized tensors as the integers that they stand for: what compute=codes multiplies, and keeps for the backward pass.
+
+    activation  x_q = s n + z,           n = 0 ... 2^b - 1               in one byte, without sign
+    weight      W_q = s n + z',          n = -2^(b-1) ... 2^(b-1) - 1,   z' = z + 2^(b-1) s      in one byte, with sign
+
+for b = 1 ... 8. The codes of a weight are centred so that they fit, and so that the offset z' is small. Codes, steps and zero
+points are those of `affine.fake_quantize`: what is decoded equals its result bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bitcycle.quantizer import affine
+
+MOST_BITS = 8
+
+
+class Codes(NamedTuple):
+    """A tensor that stands for scale * integers + zero_point.
+
+    integers: uint8 in the shape of an activation; int8 in that of a weight.
+    scale, zero_point: float32 scalars; for a weight [out], one for each output channel.
+    """
+
+    integers: Tensor
+    scale: Tensor
+    zero_point: Tensor
+
+
+def encode_and_observe(
+    x: Tensor, bits: Tensor, running_zero_point: Tensor, running_range: Tensor, momentum: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`affine.quantize_and_observe` that returns codes: integers, scale, zero point and the new running statistics."""
+    low, high = torch.aminmax(x)
+    value_range = high - low
+    code, scale = affine.encode(x, low, value_range, bits)
+    moved = affine.observed(running_zero_point, running_range, low, value_range, bits, momentum)
+    return code.to(torch.uint8), scale, low, *moved
+
+
+def encode(x: Tensor, zero_point: Tensor, value_range: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes of x in a range that is known: integers and scale."""
+    code, scale = affine.encode(x, zero_point, value_range, bits)
+    return code.to(torch.uint8), scale
+
+
+def encode_rows(rows: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`affine.quantize_per_row` that returns codes, too: quantized rows, int8 integers, scales and zero points [rows]."""
+    low, high = torch.aminmax(rows, dim=1, keepdim=True)
+    code, scale = affine.encode(rows, low, high - low, bits)
+    middle = (1 << (bits - 1)).to(rows.dtype)
+    return code * scale + low, (code - middle).to(torch.int8), scale[:, 0], (low + middle * scale)[:, 0]
+
+
+def decode(integers: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+    """The float32 tensor that codes stand for."""
+    return integers.to(torch.float32) * scale + zero_point

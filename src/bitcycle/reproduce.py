@@ -1,0 +1,214 @@
+"""`make reproduce SCALE=smoke`: every run of every sweep at a scale, the analyses of them, and every figure and table with them.
+
+The same command goes on where it was stopped. What comes out lies in results/reproduce/SCALE, apart from the committed results:
+`index.html`, `figures/` and `summary/`. The run folders are those of the sweeps themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION
+from bitcycle.settings import SettingError
+from bitcycle.sweep.execution import worst
+from bitcycle.sweep.item import SCALES
+from bitcycle.sweep.local import LocalPool, Start, starter, train_command, useful_workers
+from bitcycle.sweep.stock import PlannedRun, Stock, distinct, stock_of_all
+
+logger = logging.getLogger("bitcycle.reproduce")  # as a command this module has another name
+
+POLL_SECONDS = 1.0
+BEGUN = ("missing", "resumable", "failed")
+"""States of runs that this command trains."""
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What is reproduced, and where.
+
+    Attributes:
+        root: folder of `train.py`, `conf`, `sweeps` and `results/published`.
+        scale: paper, mini or smoke.
+        workers: how many runs at a time.
+        gpus: that they share.
+        results_root: folder of the run folders.
+    """
+
+    root: Path
+    scale: str
+    workers: int
+    gpus: int = 0
+    results_root: str = "results/runs"
+
+    @property
+    def target(self) -> Path:
+        """Folder of what comes out."""
+        return self.root / "results" / "reproduce" / self.scale
+
+    def stock(self) -> Stock:
+        """All runs, as they can be composed now."""
+        return stock_of_all(self.root, self.scale, self.results_root, _show_progress)
+
+
+class Trained(NamedTuple):
+    """How the runs ended: exit code, and whether a signal has stopped them."""
+
+    code: int
+    stopped: bool
+
+
+def train_all(what: Reproduction, start: Start) -> Trained:
+    """Train every run that is not done.
+
+    In rounds: a run that begins from the weights of another sweep can be composed when these are there, hence in the next
+    round. A run that another process trains is waited for. Nothing is tried twice.
+    """
+    tried: set[str] = set()
+    codes: list[int] = []
+    while True:
+        states = [(run, run.state) for run in distinct(what.stock())]
+        counts = Counter(state for _, state in states)
+        logger.info("%d runs: %s", len(states), ", ".join(f"{count} {state}" for state, count in counts.items()))
+        chosen = [run for run, state in states if state in BEGUN and run.path not in tried]
+        elsewhere = [run for run, state in states if state == "running"]
+        if chosen:
+            tried |= {str(run.path) for run in chosen}
+            pool = LocalPool(min(what.workers, len(chosen)), what.gpus, start)
+            codes += pool.run([train_command(what.root, run.arguments) for run in chosen])
+            if pool.stopped_by is not None:
+                return Trained(EXIT_INTERRUPTED, True)
+        elif elsewhere:
+            logger.info("waiting for %d runs that another process trains", len(elsewhere))
+            while any(run.folder.is_in_use() for run in elsewhere):
+                time.sleep(POLL_SECONDS)
+        else:
+            return Trained(worst([*codes, *_complain([run for run, state in states if state == "wrong"])]), False)
+
+
+def _complain(wrong: Sequence[PlannedRun]) -> list[int]:
+    for problem, count in Counter(run.problem for run in wrong).items():
+        logger.error("wrong configuration of %d runs: %s", count, problem)
+    return [EXIT_WRONG_CONFIGURATION] * len(wrong)
+
+
+def analyse(what: Reproduction) -> int:
+    """Every analysis whose runs are done and that has no result yet; returns the worst exit code."""
+    from bitcycle.analysis.after_sweep import analyse as analyse_runs
+    from bitcycle.analysis.after_sweep import sweeps_with_analyses
+
+    settings = {"scale": what.scale, "results_root": what.results_root}
+    return analyse_runs(sweeps_with_analyses(what.root), settings, what.root / "conf")
+
+
+class ItemState(NamedTuple):
+    """What there is of an item: cells with runs, all cells, files, and what is missing (empty: nothing)."""
+
+    item: str
+    cells: int
+    all_cells: int
+    files: int
+    problem: str
+
+
+def draw(what: Reproduction) -> list[ItemState]:
+    """Gather the runs, draw every item, and say what there is of each."""
+    from bitcycle.analysis.collect import collect
+    from bitcycle.figure.make import Places, make_all
+
+    summary = what.target / "summary" / "runs.csv"
+    collect(Path(what.results_root) / what.scale, summary)
+    entries = make_all(Places(what.root, what.target, summary))
+    found = []
+    for entry in entries:
+        results = entry.data.results
+        problem = ""
+        if entry.data.item.sweep and results.scale != what.scale:
+            problem = "no runs"
+        elif len(results.done) < len(results.cells):
+            problem = f"{len(results.cells) - len(results.done)} cells without runs"
+        elif entry.data.item.kind != "missing-from-text" and not entry.files:
+            problem = "neither picture nor table"
+        found.append(ItemState(entry.data.item.id, len(results.done), len(results.cells), len(entry.files), problem))
+    return found
+
+
+def items_table(states: Sequence[ItemState], what: Reproduction) -> Table:
+    """One row for each item."""
+    table = Table("item", "cells with runs", "files", "state", title=f"{len(states)} items at scale {what.scale}")
+    for state in states:
+        cells = f"{state.cells} of {state.all_cells}" if state.all_cells else "needs no runs"
+        table.add_row(state.item, cells, str(state.files), state.problem or "complete")
+    complete = sum(not state.problem for state in states)
+    table.caption = f"{complete} of {len(states)} complete; {what.target / 'index.html'}"
+    return table
+
+
+def reproduce(what: Reproduction) -> int:
+    """Train, analyse and draw; the exit code is 0 if every item is complete."""
+    with starter(what.gpus) as start:
+        trained = train_all(what, start)
+    if trained.stopped:
+        return _interrupted()
+    try:
+        analysed = analyse(what)
+    except KeyboardInterrupt:
+        return _interrupted()
+    states = draw(what)
+    Console(width=None if Console().is_terminal else 120).print(items_table(states, what))
+    complete = EXIT_FAILED if any(state.problem for state in states) else EXIT_DONE
+    return worst([trained.code, analysed, complete])
+
+
+def _interrupted() -> int:
+    print("interrupted: run the same command again to go on", file=sys.stderr)
+    return EXIT_INTERRUPTED
+
+
+def _show_progress(files: Sequence[Path]) -> object:
+    return track(files, "looking at sweeps", console=Console(stderr=True), transient=True)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Outside of training nothing is lost by stopping at once: every file is written in one piece, or written again."""
+    sys.exit(_interrupted())
+
+
+def main() -> int:
+    """Reproduce what the command line says."""
+    import torch
+
+    from bitcycle.training.display import set_up_console
+
+    parser = argparse.ArgumentParser(prog="python -m bitcycle.reproduce", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("scale", choices=SCALES)
+    parser.add_argument("--workers", type=int, help="runs at a time; default: one for each core or GPU")
+    parser.add_argument("--runs-per-gpu", type=int, default=1, help="how many runs share one GPU")
+    arguments = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, _stop)
+    set_up_console()
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    workers = arguments.workers or useful_workers(arguments.runs_per_gpu)
+    try:
+        return reproduce(Reproduction(Path.cwd(), arguments.scale, workers, gpus))
+    except SettingError as error:
+        print(f"wrong configuration: {error}", file=sys.stderr)
+        return EXIT_WRONG_CONFIGURATION
+
+
+if __name__ == "__main__":
+    sys.exit(main())

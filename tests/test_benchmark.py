@@ -1,0 +1,85 @@
+"""The benchmark: what its numbers mean, and that every network and quantizer of it can be measured."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bitcycle.benchmark import networks as networks_module
+from bitcycle.benchmark.__main__ import arguments, measure
+from bitcycle.benchmark.measure import interleaved, peak_bytes, summarise
+from bitcycle.benchmark.networks import VARIANTS, Network, measure_networks
+from bitcycle.benchmark.runs import images_per_second, write
+from bitcycle.benchmark.table import FOLDER, recorded, tables
+
+CPU = torch.device("cpu")
+
+
+def small_network(*_arguments: Any) -> dict[str, Network]:
+    def build() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(144, 10)
+        )
+
+    return {"small": Network(build, networks_module._images(2, 12, 10), "2 images of 12x12")}
+
+
+def test_ratios_are_medians_of_rounds():
+    found = summarise({"float": [1.0, 2.0, 4.0], "slow": [2.0, 3.0, 12.0]}, "float")
+    assert found["slow"] == {"ms": 3000.0, "ratio": 2.0, "ratio_low": 1.5, "ratio_high": 3.0, "rounds": 3}
+    assert found["float"]["ratio"] == 1
+
+
+def test_variants_take_turns_and_the_first_rounds_do_not_count():
+    order: list[str] = []
+    seconds = interleaved({name: lambda name=name: order.append(name) for name in "ab"}, 3, CPU, warm_up=2)
+    assert order == list("ababababab")
+    assert {name: len(values) for name, values in seconds.items()} == {"a": 3, "b": 3}
+
+
+def test_peak_memory_counts_what_lives_at_once():
+    def both_at_once() -> None:
+        _first, _second = torch.empty(1000), torch.empty(2000)
+
+    def one_after_the_other() -> None:
+        torch.empty(1000)
+        torch.empty(2000)
+
+    assert peak_bytes(both_at_once, CPU) == pytest.approx(12_000, abs=200)
+    assert peak_bytes(one_after_the_other, CPU) == pytest.approx(8_000, abs=200)
+
+
+def test_a_network_in_every_variant(monkeypatch):
+    monkeypatch.setattr(networks_module, "networks", small_network)
+    monkeypatch.setattr(networks_module, "compiler_works", lambda device: False)
+    [(name, found)] = measure_networks(["small"], 2, CPU)
+    assert name == "small"
+    assert list(found["variants"]) == [name for name in VARIANTS if name != "DFQ"]
+    assert all(values["ms"] > 0 and values["peak_mib"] >= 0 for values in found["variants"].values())
+
+
+def test_a_record_makes_tables(tmp_path, monkeypatch):
+    monkeypatch.setattr(networks_module, "networks", small_network)
+    monkeypatch.setattr(networks_module, "compiler_works", lambda device: False)
+    chosen = arguments(["--quick", "--parts", "networks"])
+    assert (chosen.networks, chosen.rounds) == (["resnet20", "lstm"], 3)
+    chosen.networks, chosen.rounds, chosen.device, chosen.threads = ["small"], 2, "cpu", torch.get_num_threads()
+    kept: list[dict[str, Any]] = []
+    record = measure(chosen, kept.append)
+    assert len(kept) == 1
+    write(tmp_path / "record.json", record)
+    text = tables(json.loads((tmp_path / "record.json").read_text()))
+    assert "| `small`, 2 images of 12x12 |" in text
+    assert record["environment"]["packages"]["torch"] in text
+
+
+def test_data_alone():
+    assert images_per_second(CPU, batches=2, batch_size=8) > 0
+
+
+def test_recorded_benchmarks_are_whole():
+    assert len(list(FOLDER.glob("*.json"))) == recorded().count("torch 2")

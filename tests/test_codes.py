@@ -1,0 +1,232 @@
+"""compute=codes: products of integer codes equal those of quantized float32 tensors up to the rounding of float32 sums."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+import bitcycle
+from bitcycle.layer import code_product
+from bitcycle.layer.code_product import MOST_TERMS, integer_products_work
+from bitcycle.layer.frugal_relu import frugal_relu
+from bitcycle.layer.state import PrecisionState
+from bitcycle.quantizer import compiler_works
+from bitcycle.quantizer.codes import decode
+from bitcycle.quantizer.sbm import SbmActivation, SbmWeight
+from bitcycle.schedule import Precision
+
+CONVOLUTIONS = {
+    "3x3": ({"kernel_size": 3, "padding": 1}, 4),
+    "stride": ({"kernel_size": 3, "padding": 1, "stride": 2}, 4),
+    "no padding": ({"kernel_size": 3}, 4),
+    "wide padding": ({"kernel_size": 3, "padding": (3, 2), "bias": False}, 4),
+    "dilation": ({"kernel_size": 3, "padding": 2, "dilation": 2}, 4),
+    "1x1": ({"kernel_size": 1, "stride": 2, "bias": False}, 4),
+    "oblong": ({"kernel_size": (1, 5), "padding": (0, 2)}, 4),
+    "groups": ({"kernel_size": 3, "padding": 1, "groups": 2}, 4),
+    "depthwise": ({"kernel_size": 3, "padding": 1, "groups": 4, "bias": False}, 4),
+    "multiplier": ({"kernel_size": 3, "padding": 1, "groups": 4}, 8),
+}
+
+
+def pair(layer: nn.Module, precision: Precision, **options) -> tuple[nn.Module, nn.Module]:
+    """The same layer with compute=simulate and compute=codes."""
+    modes = [
+        bitcycle.quantize_model(copy.deepcopy(layer), float_layers=[], compute=compute, **options)
+        for compute in ("simulate", "codes")
+    ]
+    for mode in modes:
+        mode.precision.set(precision)
+    return modes[0], modes[1]
+
+
+def results(layer: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    """Output and all gradients of a training step, output of an evaluation, and what the observer remembers."""
+    x = x.clone().requires_grad_()
+    y = layer(x)
+    torch.manual_seed(1)
+    y.backward(torch.randn_like(y))
+    found = [y.detach(), x.grad, *(parameter.grad for parameter in layer.parameters())]
+    layer.eval()
+    with torch.no_grad():
+        found.append(layer(x.detach()))
+    layer.train()
+    return [*found, layer.activation_quantizer.running_zero_point, layer.activation_quantizer.running_range]
+
+
+def assert_equal_but_for_rounding(layers: tuple[nn.Module, nn.Module], x: torch.Tensor) -> None:
+    for expected, found in zip(*(results(layer, x) for layer in layers), strict=True):
+        rounding = 4e-6 * float(expected.abs().max())
+        torch.testing.assert_close(found, expected, rtol=0, atol=rounding)
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_convolutions(case, number):
+    options, out = CONVOLUTIONS[case]
+    torch.manual_seed(number)
+    x = torch.randn(3, 4, 9, 8).contiguous(memory_format=torch.channels_last)
+    layers = pair(nn.Conv2d(4, out, **options), Precision(number, number, 8))
+    assert layers[1].computes_codes
+    assert_equal_but_for_rounding(layers, x)
+    assert_equal_but_for_rounding(layers, x.relu())
+
+
+@pytest.mark.parametrize("shape", [(6, 8), (3, 5, 8)])
+@pytest.mark.parametrize("number", [1, 2, 3, 5, 8])
+def test_linear_layers(number, shape):
+    torch.manual_seed(number)
+    for bias in (True, False):
+        layers = pair(nn.Linear(8, 5, bias=bias), Precision(number, number + 1 if number < 8 else 8, 8))
+        assert_equal_but_for_rounding(layers, torch.randn(shape))
+
+
+def test_products_are_those_of_double_precision():
+    """Codes are nearer to the exact product than float32 operands: each integer sum is exact."""
+    torch.manual_seed(0)
+    simulate, codes = pair(nn.Conv2d(64, 16, 3, padding=1, bias=False), Precision(8, 8, 8))
+    x = torch.randn(2, 64, 8, 8).relu()
+    operands = [operand.double() for operand in simulate.quantized_operands(x)]
+    exact = nn.functional.conv2d(*operands, padding=1)
+    errors = [float((layer(x).detach() - exact.detach()).abs().max()) for layer in (simulate, codes)]
+    assert errors[1] < 1.5 * errors[0]
+    assert errors[1] < 1e-6 * float(exact.detach().abs().max())
+
+
+@pytest.mark.parametrize(
+    "precision", [Precision(32, 32, 32), Precision(9, 8, 8), Precision(8, 12, 8), Precision(32, 8, 8)]
+)
+def test_other_bits_are_computed_as_ever(precision):
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, 9, 8)
+    for expected, found in zip(*(results(layer, x) for layer in pair(nn.Conv2d(4, 4, 3), precision)), strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+def test_codes_stand_for_the_quantized_tensor_bit_for_bit(number):
+    torch.manual_seed(0)
+    x, bits = torch.randn(5, 4, 3, 3), torch.tensor(number)
+    observed, encoded = SbmActivation(), SbmActivation()
+    assert torch.equal(decode(*encoded.encode(x, bits)), observed(x, bits))
+    assert torch.equal(decode(*encoded.eval().encode(x, bits)), observed.eval()(x, bits))
+    codes, quantized = SbmWeight().encode_weight(x, bits)
+    assert torch.equal(quantized, SbmWeight()(x, bits))
+    assert codes.integers.dtype == torch.int8
+    again = codes.integers * codes.scale.view(-1, 1, 1, 1) + codes.zero_point.view(-1, 1, 1, 1)
+    torch.testing.assert_close(again, quantized)
+
+
+def test_without_integer_instructions_the_numbers_are_the_same(monkeypatch):
+    layers = pair(nn.Conv2d(4, 4, 3, padding=1), Precision(8, 8, 8))
+    monkeypatch.setattr(code_product, "integer_products_work", lambda: False)
+    torch.manual_seed(0)
+    assert_equal_but_for_rounding(layers, torch.randn(3, 4, 9, 8))
+
+
+def test_integer_products_are_exact_at_the_largest_codes():
+    if not integer_products_work():
+        pytest.skip("no exact 8-bit products on this machine")
+    assert 255 * 128 * MOST_TERMS <= 2**31
+    x, weight = torch.full((3, 700), 255, dtype=torch.uint8), torch.full((5, 700), -128, dtype=torch.int8)
+    assert torch.equal(code_product.multiply_integers(x, weight, torch.ones(5)), x.float() @ weight.float().T)
+
+
+def test_one_byte_an_element_is_kept():
+    """What a layer keeps for its backward pass, beside the weight: codes instead of a float32 copy of its input."""
+    kept: list[int] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor.numel() * tensor.element_size())
+        return tensor
+
+    sizes = []
+    x = torch.randn(8, 16, 16, 16)
+    for layer in pair(nn.Conv2d(16, 16, 3, padding=1, bias=False), Precision(8, 8, 8)):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            layer(x)
+        sizes.append(sum(kept))
+        kept.clear()
+    assert sizes[0] >= 4 * x.numel()
+    assert sizes[1] < 1.3 * x.numel()
+
+
+@pytest.mark.parametrize("inplace", [True, False])
+def test_a_frugal_relu_has_the_same_numbers_and_keeps_a_byte(inplace):
+    kept: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    x, found = torch.tensor([-1.0, 0.0, 2.0, -0.0, torch.inf, torch.nan]), []
+    for relu in (nn.ReLU(inplace), frugal_relu(nn.ReLU(inplace))):
+        leaf = x.clone().requires_grad_()
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            y = relu(leaf + 0)
+        y.backward(torch.arange(6.0))
+        found.append((y.detach(), leaf.grad))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0, equal_nan=True)
+    assert [tensor.dtype for tensor in kept] == [torch.bool]
+
+
+def test_layers_that_cannot_say_so(caplog):
+    network = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"), nn.Conv2d(2, 2, 3, padding="same"))
+    with caplog.at_level("INFO", "bitcycle"):
+        bitcycle.quantize_model(network, float_layers=[], compute="codes")
+    assert "2 of 2 quantized layers compute as compute=simulate" in caplog.text
+    with pytest.raises(ValueError, match="compute"):
+        bitcycle.quantize_model(nn.Sequential(nn.Linear(2, 2)), float_layers=[], compute="code")
+
+
+def test_costs_are_those_of_simulate():
+    costs = []
+    for compute in ("simulate", "codes"):
+        model = bitcycle.quantize_model(
+            nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2)),
+            float_layers=[],
+            compute=compute,
+        )
+        control = bitcycle.PrecisionController(model, bitcycle.schedule("static", total_steps=2), hardware="all")
+        control.step(0)
+        model(torch.randn(2, 3, 8, 8)).sum().backward()
+        costs.append(control.cost().summary())
+    assert costs[0] == costs[1]
+
+
+def test_other_bits_at_each_step_compile_nothing_anew():
+    """Compiled and eager kernels give the same numbers, and precision enters them as data."""
+    if not compiler_works("cpu"):
+        pytest.skip("no C++ compiler on this machine")
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 4, 3, bias=False),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(4, 4, 3, bias=False),
+        nn.Flatten(),
+        nn.Linear(64, 5),
+    )
+    models = [
+        bitcycle.quantize_model(copy.deepcopy(network), float_layers=[], compute="codes", compile=compile)
+        for compile in (False, True)
+    ]
+    x, counts = torch.randn(6, 3, 8, 8), []
+    for step, number in enumerate((8, 3, 5, 2, 7, 4, 6)):
+        outputs = []
+        for model in models:
+            for state in (module for module in model.modules() if isinstance(module, PrecisionState)):
+                state.set(Precision(number, number, 8))
+                state.step_key.fill_(step)
+            y = model(x)
+            y.square().sum().backward()
+            outputs.append([y, *(parameter.grad for parameter in model.parameters())])
+        for eager, compiled in zip(*outputs, strict=True):
+            assert torch.equal(eager, compiled)
+        counts.append(counters["stats"]["unique_graphs"])
+    assert counts[0] > 0
+    assert counts[-1] == counts[0]

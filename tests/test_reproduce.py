@@ -1,0 +1,188 @@
+"""`make reproduce` and `make status` on a small folder of sweeps: order, interruption, states, and what comes out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED
+from bitcycle.reproduce import ItemState, Reproduction, items_table, train_all
+from bitcycle.settings import SettingError
+from bitcycle.sweep import stock as stock_module
+from bitcycle.sweep.local import start_interpreter
+from bitcycle.sweep.status import Speeds, status_of, sweeps_table
+from bitcycle.sweep.stock import distinct, stock_of_all
+from bitcycle.training.run_folder import RunFolder, write_json
+from tests.conftest import ROOT
+
+FIRST = """
+hydra: {sweeper: {title: first, grids: [{dataset: digits, model: resnet8, training.steps: 4, schedule: [CR, LR]}],
+  trials: {smoke: 2}}}
+"""
+SECOND = """
+hydra: {sweeper: {title: second, grids: [{dataset: digits, model: resnet8, training.steps: 4, schedule: [CR, RR]},
+  {dataset: digits, model: resnet8, training.steps: 4, model.initial_weights: WEIGHTS}]}}
+"""
+
+TRAIN = """
+import json, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+with open("log.txt", "a") as log:
+    log.write(" ".join(sys.argv[1:]) + "\\n")
+time.sleep(0.5)
+(folder,) = (pathlib.Path(path) for arguments, path in json.load(open("folders.json")) if arguments == sys.argv[1:])
+folder.mkdir(parents=True)
+(folder / "status.json").write_text('{"state": "done"}')
+(folder / "summary.json").write_text('{"final": 1}')
+"""
+"""A train.py that trains nothing."""
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """A repository of two sweeps, the second of which begins from a run of the first; two runs are shared."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf").symlink_to(ROOT / "conf")
+    folder = tmp_path / "sweeps" / "paper"
+    folder.mkdir(parents=True)
+    (folder / "b.yaml").write_text(FIRST)
+    first = stock_of_all(tmp_path, "smoke")["paper/b"]
+    (folder / "a.yaml").write_text(SECOND.replace("WEIGHTS", str(first[0].path)))
+    return tmp_path
+
+
+def finish(folder: RunFolder, seconds: float = 10.0) -> None:
+    """Make a run folder look as after training."""
+    import torch
+
+    folder.path.mkdir(parents=True, exist_ok=True)
+    folder.write_status("done", 4, 4)
+    write_json(folder.summary, {"final": 1, "seconds": seconds})
+    folder.checkpoint.last.parent.mkdir(exist_ok=True)
+    from bitcycle.model import build_seeded
+    from tests.conftest import configure
+
+    config = configure("dataset=digits", "model=resnet8")
+    model = build_seeded(config.model, config.dataset.info(config.data_folder).shape, 0)
+    torch.save({"model": model.state_dict()}, folder.checkpoint.last)
+
+
+# The runs of all sweeps.
+
+
+def test_shared_runs_are_one_and_a_run_without_its_weights_is_wrong(small):
+    stock = stock_of_all(small, "smoke")
+    assert [len(stock[name]) for name in ("paper/a", "paper/b")] == [3, 4]
+    assert [run.state for run in stock["paper/a"]] == ["missing", "missing", "wrong"]
+    assert len(distinct(stock)) == 6
+    assert "there is no such file or folder" in stock["paper/a"][2].problem
+
+
+def test_where_runs_lie_is_kept_until_a_file_changes(small, monkeypatch):
+    Path("results/runs/smoke").mkdir(parents=True)
+    before = stock_of_all(small, "smoke")
+    composed = []
+    plan = stock_module._planned
+    monkeypatch.setattr(
+        stock_module, "_planned", lambda sweep, *rest: composed.append(sweep.title) or plan(sweep, *rest)
+    )
+    assert stock_of_all(small, "smoke") == before
+    assert composed == ["second"]  # the one that begins from weights
+    path = small / "sweeps" / "paper" / "b.yaml"
+    path.write_text(path.read_text().replace("smoke: 2", "smoke: 1"))
+    assert len(stock_of_all(small, "smoke")["paper/b"]) == 2
+    assert composed[1:] == ["second", "first"]
+
+
+def test_a_folder_without_sweeps_is_refused(tmp_path):
+    with pytest.raises(SettingError, match="start this in the repository's root"):
+        stock_of_all(tmp_path, "smoke")
+
+
+# Status.
+
+
+def test_states_and_the_time_that_is_left(small):
+    stock = stock_of_all(small, "smoke")
+    done, half, failed, _ = (run.folder for run in stock["paper/b"])
+    finish(done, seconds=10)
+    half.path.mkdir(parents=True)
+    half.write_status("running", 1, 4)
+    failed.path.mkdir(parents=True)
+    failed.write_status("failed", 2, 4, "no memory")
+    with half.lock():
+        status = status_of(stock["paper/b"], Speeds([done]))
+    assert status.counts == {"done": 1, "running": 1, "failed": 1, "missing": 1}
+    assert status.seconds == pytest.approx(10 * (3 / 4 + 2 / 4 + 1)) and status.unknown == 0
+    assert status.notes[0].startswith("last sign of life ") and status.notes[0].endswith(" s ago")
+    assert status.notes[1] == "1 failed: no memory"
+    assert status_of(stock["paper/b"], Speeds([])).unknown == 3
+    table = sweeps_table(stock, Speeds([done]), "smoke", workers=2)
+    assert [list(column.cells)[-1] for column in table.columns][1] == "6"
+
+
+# Training all.
+
+
+def test_a_run_that_begins_from_another_comes_after_it_and_none_is_tried_twice(small, monkeypatch, caplog):
+    first = stock_of_all(small, "smoke")["paper/b"][0]
+    rounds = []
+
+    class Pool:
+        stopped_by = None
+
+        def __init__(self, *arguments):
+            pass
+
+        def run(self, commands):
+            rounds.append(commands)
+            if len(rounds) == 1:
+                finish(first.folder)
+            return [0] * len(commands)
+
+    monkeypatch.setattr("bitcycle.reproduce.LocalPool", Pool)
+    trained = train_all(Reproduction(small, "smoke", workers=1), start=None)
+    assert [len(commands) for commands in rounds] == [5, 1]
+    assert any(argument.startswith("model.initial_weights=") for argument in rounds[1][0])
+    assert trained == (EXIT_DONE, False)
+
+
+def test_an_interrupted_reproduction_goes_on_with_what_is_missing(small):
+    """Every run takes a moment and leaves a finished folder; the first command is stopped after one."""
+    (small / "sweeps" / "paper" / "a.yaml").unlink()
+    what = Reproduction(small, "smoke", workers=1)
+    (small / "folders.json").write_text(json.dumps([[run.arguments, run.path] for run in distinct(what.stock())]))
+    (small / "train.py").write_text(TRAIN)
+
+    def finished() -> int:
+        return len(list(small.rglob("summary.json")))
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + 60
+        while not finished() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt).start()
+    assert train_all(what, start_interpreter) == (EXIT_INTERRUPTED, True)
+    assert 1 <= finished() < 4
+    assert train_all(what, start_interpreter) == (EXIT_DONE, False)
+    assert finished() == 4
+    assert len((small / "log.txt").read_text().splitlines()) <= 5  # only the one that was stopped ran twice
+
+
+def test_the_table_of_items_says_what_is_missing(tmp_path):
+    states = [ItemState("a/fig1", 2, 2, 4, ""), ItemState("a/table1", 1, 2, 4, "1 cells without runs")]
+    table = items_table(states, Reproduction(tmp_path, "smoke", 1))
+    assert [list(column.cells) for column in table.columns][1:] == [
+        ["2 of 2", "1 of 2"],
+        ["4", "4"],
+        ["complete", "1 cells without runs"],
+    ]
+    assert str(table.caption).startswith("1 of 2 complete")

@@ -117,6 +117,24 @@ def test_a_job_leaves_the_exit_code_of_its_run(job, code):
     assert job.requeued == []
 
 
+def test_the_first_of_several_tasks_speaks_for_the_run(job, monkeypatch):
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    assert job.start("exit 0").wait(60) == job.stopped(STOPS, signal.SIGUSR1) == 0  # else srun would end the first one
+    assert not (job.folder / "2.json").exists() and job.requeued == []
+    assert job.start("exit 3").wait(60) == 3
+    assert job.outcome == (3, "process 1: exit code 3", 0)
+
+
+def test_a_task_that_another_one_ended_is_not_requeued(job, monkeypatch):
+    """A failed task makes srun send SIGTERM to the first, whose job is still RUNNING."""
+    job.say("RUNNING")
+    fails = f'echo \'{{"code": 3, "reason": "process 1", "job": "7_2", "timeouts": 0}}\' > {job.folder}/2.json'
+    assert job.stopped(f"{fails}; {STOPS}", signal.SIGTERM) == 3
+    assert job.outcome == (3, "process 1", 0)
+    assert job.start(f"{fails}; exit 1").wait(60) == 3
+    assert job.requeued == []
+
+
 def test_a_run_that_is_killed_has_failed(job):
     assert job.start("kill -KILL $$").wait(60) == 1
     assert job.outcome == (1, "killed by SIGKILL, as is done when memory runs out", 0)
@@ -349,11 +367,20 @@ def test_what_is_in_the_queue_is_not_submitted_again(slurm, tmp_path, monkeypatc
     for option in ("array=0-1%2", "requeue", "signal=USR1@120", "constraint=a100"):
         assert f"#SBATCH --{option}\n" in script
     assert "\nmodule load nothing\n" in script
-    assert "--cpus-per-task=2 " in script.splitlines()[-1]
+    assert "--cpus-per-task=2 " in script.splitlines()[-1] and "kill-on-bad-exit" not in script
     second = launcher(results)
     assert second.queued(folders) == set(folders[:4])
     assert [job.return_value for job in second.launch_into(runs, folders)] == [75] * 5
     assert len(calls(slurm, "sbatch")) == 3
+
+
+def test_a_run_on_several_gpus_is_as_many_tasks(slurm, tmp_path, monkeypatch):
+    monkeypatch.setattr("bitcycle.sweep.slurm.StopWaiting", Impatient)
+    launcher(tmp_path, gpus_per_node=4, nodes=2).launch_into([["seed=0"]], [tmp_path / "seed=0"])
+    script = (slurm / "sbatch.script.1").read_text()
+    for option in ("nodes=2", "gpus-per-node=4", "ntasks-per-node=4"):
+        assert f"#SBATCH --{option}\n" in script
+    assert "--kill-on-bad-exit=1 " in script.splitlines()[-1]
 
 
 def test_arrays_that_slurm_refuses_leave_the_others_alone(slurm, tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from bitcycle import processes
 from bitcycle.configuration import GROUPS, fields_below, nearest_key, read_config, register_schemas
 from bitcycle.errors import (
     EXIT_DATA_MISSING,
@@ -32,6 +33,7 @@ from bitcycle.settings import SettingError, nearest
 from bitcycle.sweep.execution import SweepEnded, worst
 from bitcycle.sweep.grid import quoted
 from bitcycle.training.display import set_up_console
+from bitcycle.training.distributed import process_group
 from bitcycle.training.interruption import Interrupted
 from bitcycle.training.plan import Plan, make_plan
 from bitcycle.training.report import plan_report, print_report, summary_report
@@ -83,12 +85,19 @@ def run(config: DictConfig) -> int:
     elif run_config.dry_run == "true":
         print_report(plan_report(plan))
     else:
-        summary = execute(plan)
-        print_report(summary_report(summary, plan.schedule.reference))
-        for picture in pictures(plan, summary):
-            print(f"picture: {picture}")
-        print(f"run folder: {plan.folder.path}")
+        with process_group(run_config.training.device):
+            summary, is_first = execute(plan), processes.rank() == 0
+        if is_first:
+            report(plan, summary)
     return EXIT_DONE
+
+
+def report(plan: Plan, summary: dict[str, Any]) -> None:
+    """Print the result of a finished run, draw what is asked for and say where it lies."""
+    print_report(summary_report(summary, plan.schedule.reference))
+    for picture in pictures(plan, summary):
+        print(f"picture: {picture}")
+    print(f"run folder: {plan.folder.path}")
 
 
 def pictures(plan: Plan, summary: dict[str, Any]) -> Iterator[Path]:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -117,3 +118,53 @@ def test_a_disturbed_sweep_equals_an_undisturbed_one(tmp_path):
     for name, (metrics, weights) in expected.items():
         assert found[name][0] == metrics, name
         assert all(torch.equal(found[name][1][key], value) for key, value in weights.items()), name
+
+
+SHARED = ("hydra.launcher.tasks_per_node=2", "schedule=RTH", "seed=0")
+
+
+def test_a_run_in_two_tasks_is_stopped_and_goes_on(tmp_path):
+    """One task a process: a warning to all of them puts the job into the queue again, once, and it goes on exactly."""
+    results, undisturbed = tmp_path / "results", tmp_path / "undisturbed"
+    overrides = [*(word for word in SWEEP if not word.startswith(("seed=", "schedule="))), *SLURM, *SHARED]
+    command = train_command("-m", *overrides, f"results_root={results}")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stderr=subprocess.PIPE)
+    run = wait_for(lambda: next(runs_in_the_middle(results), None), process)
+    job = job_of(results, run)
+    subprocess.run(["scancel", "--signal=USR1", job], check=True, timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors
+    assert "Restarts=1 " in scontrol("show", "job", "--oneliner", job)
+    log = (run / "log.txt").read_text()
+    assert "resuming after step" in log and log.count("2 processes share each batch") == 2
+    whole = run_train("-m", *overrides, f"results_root={undisturbed}", timeout=PATIENCE)
+    assert whole.returncode == 0, whole.stderr
+    (expected,), (found,) = finished(undisturbed).values(), finished(results).values()
+    assert found[0] == expected[0]
+    assert all(torch.equal(found[1][key], value) for key, value in expected[1].items())
+
+
+def test_a_task_that_fails_ends_the_job(tmp_path):
+    command = train_command("-m", *(word for word in SWEEP if not word.startswith(("seed=", "schedule="))), *SLURM)
+    command += [*SHARED, "training.steps=100000", f"results_root={tmp_path}"]
+    process = subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE)
+    run = wait_for(lambda: next(runs_in_the_middle(tmp_path), None), process)
+    killed = kill_process(1, str(tmp_path))
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1, errors
+    assert killed and "process" in errors
+    assert "Restarts=0 " in scontrol("show", "job", "--oneliner", job_of(tmp_path, run))
+
+
+def kill_process(rank, word):
+    """Kill the process of a run that has a rank and a word on its command line, as a lack of memory does."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments, variables = (entry / "cmdline").read_text(), (entry / "environ").read_text()
+        except OSError:
+            continue
+        if word in arguments and "train.py" in arguments and f"SLURM_PROCID={rank}\0" in variables:
+            os.kill(int(entry.name), signal.SIGKILL)
+            return True
+    return False

@@ -21,6 +21,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from bitcycle import processes
 from bitcycle.errors import DataError
 from bitcycle.randomness import derive
 
@@ -137,7 +138,7 @@ class StreamedImages(EncodedImages):
 
     Args:
         encoded, labels, channels, framing: as for `EncodedImages`.
-        workers: processes that decode; 0 decodes in this one.
+        workers: processes that decode, for all that train on this machine together; 0 decodes in this one.
     """
 
     def __init__(
@@ -159,8 +160,9 @@ class StreamedImages(EncodedImages):
     def batches(self, index_batches: Iterable[IndexBatch]) -> Iterator[ImageBatch]:
         decode = _Decode(self.encoded, self.channels, self.framing)
         sampler = ([(batch.crop_seed, index) for index in batch.indices.tolist()] for batch in index_batches)
+        workers = -(-self.workers // processes.local_count())
         loader: DataLoader[Any] = DataLoader(
-            decode, batch_sampler=sampler, num_workers=self.workers, worker_init_fn=_leave_process_group
+            decode, batch_sampler=sampler, num_workers=workers, worker_init_fn=_leave_process_group
         )
         try:
             for pixels, crop_seeds, indices in loader:

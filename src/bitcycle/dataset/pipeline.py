@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bitcycle import processes
 from bitcycle.dataset.epoch import Epoch
 from bitcycle.dataset.image_dataset import ImageDatasetOptions
 from bitcycle.dataset.images import Images, IndexBatch
@@ -30,12 +31,12 @@ def epoch_order(samples: int, seed: int, epoch: int) -> Tensor:
 
 
 class TrainingBatches:
-    """The endless sequence of training batches, startable at any step.
+    """The endless sequence of training batches, startable at any step; of several processes each makes its share only.
 
     Args:
         images: the training images.
         options: normalisation and augmentation.
-        batch_size: samples a step.
+        batch_size: samples a step, of all processes together.
         seed: of order and augmentation.
         device: where batches are made.
     """
@@ -61,7 +62,7 @@ class TrainingBatches:
         while True:
             crop_seed = derive(self.seed, "crop", epoch)
             for indices in epoch_order(len(self.images), self.seed, epoch).split(self.batch_size)[position:]:
-                yield IndexBatch(indices, crop_seed)
+                yield IndexBatch(processes.own(indices), crop_seed)
             epoch, position = epoch + 1, 0
 
     def _augment(self, pixels: Tensor, indices: Tensor, epoch: int) -> Tensor:
@@ -93,16 +94,22 @@ def _choice(bits: Tensor, count: int) -> Tensor:
 
 
 class EvaluationBatches:
-    """The images of a split in order, normalised, without augmentation; can be gone through many times."""
+    """The images of a split in order, normalised, without augmentation; can be gone through many times.
+
+    Of several processes each sees its share of every batch; one that gets nothing of a small last batch passes it over.
+    """
 
     def __init__(self, images: Images, options: ImageDatasetOptions, batch_size: int, device: torch.device) -> None:
         self.images, self.batch_size, self.device = images.to(device), batch_size, device
         self.normalise = Normalise(options, device)
 
     def __iter__(self) -> Iterator[Batch]:
-        order = map(IndexBatch, torch.arange(len(self.images)).split(self.batch_size))
-        for _, pixels, labels in self.images.batches(order):
-            yield Batch(self.normalise(pixels.to(self.device)), labels.to(self.device))
+        batches = torch.arange(len(self.images)).split(self.batch_size)
+        shares = [(len(batch), mine) for batch in batches if len(mine := processes.own(batch))]
+        made = self.images.batches(IndexBatch(mine) for _, mine in shares)
+        for (samples, _), (_, pixels, labels) in zip(shares, made, strict=True):
+            with processes.sharing(samples):
+                yield Batch(self.normalise(pixels.to(self.device)), labels.to(self.device))
 
     def __len__(self) -> int:
         return -(-len(self.images) // self.batch_size)

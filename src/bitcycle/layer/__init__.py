@@ -1,5 +1,6 @@
 """Where in a network is quantized: drop-in layers, conversion of a float model, and the controller that sets the bits."""
 
+from bitcycle.layer.batch_norm import share_batch_norm
 from bitcycle.layer.choices import Choices
 from bitcycle.layer.controller import PrecisionController
 from bitcycle.layer.conversion import (
@@ -48,5 +49,6 @@ __all__ = [
     "quantize_model",
     "reset_batch_norm",
     "restart_quantizers",
+    "share_batch_norm",
     "step_ratio",
 ]

@@ -64,14 +64,24 @@ def quantize_per_row(rows: Tensor, bits: Tensor) -> Tensor:
 
 def quantize_stochastically(x: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
     """Fake-quantize a flat tensor with one range and unbiased stochastic rounding; the noise is that of (step, layer)."""
-    low, high = torch.aminmax(x)
-    return fake_quantize(x, low, high - low, bits, uniform(x.shape, step_key ^ layer_key))
+    return quantize_share_stochastically(x, *torch.aminmax(x), bits, step_key, layer_key)
+
+
+def quantize_share_stochastically(
+    x: Tensor, low: Tensor, high: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor, first: Tensor | None = None
+) -> Tensor:
+    """The same of a part of a tensor, whose range and whose first element's number are those of the whole."""
+    return fake_quantize(x, low, high - low, bits, uniform(x.shape, step_key ^ layer_key, first))
+
+
+def position_range(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Minimum and maximum of [N, P, F] for each of the P positions, over samples and features, [1, P, 1] each."""
+    return x.amin(2, keepdim=True).amin(0, keepdim=True), x.amax(2, keepdim=True).amax(0, keepdim=True)
 
 
 def quantize_per_position(x: Tensor, bits: Tensor, noise: Tensor | None = None) -> Tensor:
     """Fake-quantize [N, P, F] with one minimum and maximum for each of the P positions, over samples and features."""
-    low = x.amin(2, keepdim=True).amin(0, keepdim=True)
-    high = x.amax(2, keepdim=True).amax(0, keepdim=True)
+    low, high = position_range(x)
     return fake_quantize(x, low, high - low, bits, noise)
 
 
@@ -90,7 +100,19 @@ def quantize_and_observe(
     Returns:
         the quantized tensor, the new running zero point and the new running range.
     """
-    low, high = torch.aminmax(x)
+    return quantize_share_and_observe(x, *torch.aminmax(x), bits, running_zero_point, running_range, momentum)
+
+
+def quantize_share_and_observe(
+    x: Tensor,
+    low: Tensor,
+    high: Tensor,
+    bits: Tensor,
+    running_zero_point: Tensor,
+    running_range: Tensor,
+    momentum: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of a part of a tensor, whose range is that of the whole."""
     value_range = high - low
     quantized = fake_quantize(x, low, value_range, bits)
     return quantized, *observed(running_zero_point, running_range, low, value_range, bits, momentum)

@@ -177,6 +177,13 @@ class QuantizerOptions(Settings):
             if min(precision.weight, precision.activation) < FLOAT:
                 self.check_bits("gradient", precision.gradient)
 
+    def check_sharing(self) -> None:
+        """Refuse what this quantizer cannot do where several processes share a batch.
+
+        Raises:
+            SettingError (a ValueError): naming the setting and what to do.
+        """
+
     @property
     def initial_precision(self) -> Precision:
         """Precision of a converted model until somebody sets another."""

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bitcycle import processes
 from bitcycle.quantizer.autograd import with_gradient
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.kernel import kernel
@@ -95,9 +96,11 @@ def quantize_gradient(gradient: Tensor, bits: Tensor, noise: Tensor | None = Non
     return torch.where(bits > 0, quantized, gradient)
 
 
-def quantize_gradient_stochastically(gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
-    """`quantize_gradient` with the noise of (step, layer)."""
-    return quantize_gradient(gradient, bits, uniform(gradient.shape, step_key ^ layer_key))
+def quantize_gradient_stochastically(
+    gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor, first: Tensor | None = None
+) -> Tensor:
+    """`quantize_gradient` with the noise of (step, layer), from element `first` of the batch on."""
+    return quantize_gradient(gradient, bits, uniform(gradient.shape, step_key ^ layer_key, first))
 
 
 class DorefaWeight(TensorQuantizer):
@@ -135,7 +138,8 @@ class DorefaGradient(GradientQuantizer):
         self.stochastic, self.compile_kernel = stochastic, compile
 
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
-        arguments: tuple[Any, ...] = (step_key, layer_key) if self.stochastic else ()
+        noise = (step_key, layer_key, processes.first_element(gradient))
+        arguments: tuple[Any, ...] = noise if self.stochastic else ()
         function = quantize_gradient_stochastically if self.stochastic else quantize_gradient
         return unflat(kernel(function, self.compile_kernel)(samples(gradient), bits, *arguments), like=gradient)
 

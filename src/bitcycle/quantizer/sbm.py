@@ -28,6 +28,7 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
+from bitcycle import processes
 from bitcycle.quantizer import affine, codes
 from bitcycle.quantizer.autograd import straight_through
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
@@ -133,8 +134,13 @@ class SbmActivation(TensorQuantizer):
         return unflat(y.reshape(-1), like=x), low, value_range
 
     def _quantize(self, x: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        function = kernel(affine.quantize_and_observe, self.compile_kernel)
-        y, zero_point, value_range = function(flat(x), bits, self.running_zero_point, self.running_range, self.momentum)
+        vector, observed = flat(x), (bits, self.running_zero_point, self.running_range, self.momentum)
+        if processes.current_share() is None:
+            y, zero_point, value_range = kernel(affine.quantize_and_observe, self.compile_kernel)(vector, *observed)
+        else:  # messages are no part of a kernel
+            limits = processes.extremes(*torch.aminmax(vector))
+            function = kernel(affine.quantize_share_and_observe, self.compile_kernel)
+            y, zero_point, value_range = function(vector, *limits, *observed)
         return unflat(y, like=x), zero_point, value_range
 
     def _quantize_as_observed(self, x: Tensor, bits: Tensor) -> Tensor:
@@ -153,10 +159,24 @@ class SbmGradient(GradientQuantizer):
         self.stochastic, self.compile_kernel = stochastic, compile
 
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
+        vector = flat(gradient)
+        if processes.current_share() is not None:
+            limits = processes.extremes(*torch.aminmax(vector))
+            return unflat(self._quantize_share(vector, limits, bits, step_key, layer_key), like=gradient)
         if self.stochastic:
             function = kernel(affine.quantize_stochastically, self.compile_kernel)
-            return unflat(function(flat(gradient), bits, step_key, layer_key), like=gradient)
-        return unflat(kernel(affine.quantize_per_tensor, self.compile_kernel)(flat(gradient), bits), like=gradient)
+            return unflat(function(vector, bits, step_key, layer_key), like=gradient)
+        return unflat(kernel(affine.quantize_per_tensor, self.compile_kernel)(vector, bits), like=gradient)
+
+    def _quantize_share(
+        self, x: Tensor, limits: tuple[Tensor, Tensor], bits: Tensor, step_key: Tensor, layer_key: Tensor
+    ) -> Tensor:
+        """The share of a batch's gradient, with the smallest and largest values of the whole."""
+        if not self.stochastic:
+            low, high = limits
+            return kernel(affine.fake_quantize, self.compile_kernel)(x, low, high - low, bits)  # type: ignore[no-any-return]
+        function = kernel(affine.quantize_share_stochastically, self.compile_kernel)
+        return function(x, *limits, bits, step_key, layer_key, processes.first_element(x))  # type: ignore[no-any-return]
 
     def quantize_steps(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
         keys = step_key ^ layer_keys if self.stochastic else None
@@ -179,12 +199,15 @@ class SbmPositionGradient(SbmGradient):
             return super().quantize(gradient, bits, step_key, layer_key)
         positions = gradient.detach().reshape(len(gradient), -1, gradient.shape[-1])
         positions = positions.float() if positions.dtype in HALF else positions
-        if self.stochastic:
+        if processes.current_share() is not None:
+            limits = processes.extremes(*affine.position_range(positions))
+            quantized = self._quantize_share(positions, limits, bits, step_key, layer_key)
+        elif self.stochastic:
             function = kernel(affine.quantize_positions_stochastically, self.compile_kernel)
             quantized = function(positions, bits, step_key, layer_key)
         else:
             quantized = kernel(affine.quantize_per_position, self.compile_kernel)(positions, bits)
-        return quantized.to(gradient.dtype).view(gradient.shape)  # type: ignore[no-any-return]
+        return quantized.to(gradient.dtype).view(gradient.shape)
 
 
 @dataclass

@@ -28,6 +28,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from bitcycle import processes
 from bitcycle.quantizer.autograd import straight_through
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.kernel import kernel
@@ -63,11 +64,11 @@ def quantize_activation(x: Tensor, bits: Tensor) -> Tensor:
 
 
 def power_of_two_range(x: Tensor) -> Tensor:
-    """R = 2^rint(log2 max |x|), exactly, as a scalar; 0 for a tensor of zeros.
+    """R = 2^rint(log2 max |x|) of the whole batch, exactly, as a scalar; 0 for a tensor of zeros.
 
     max |x| = m 2^e with m in [1/2, 1): dividing by m leaves a power of two without a logarithm's rounding.
     """
-    largest = x.abs().amax()
+    largest = processes.largest(x.abs().amax())
     mantissa, _ = torch.frexp(largest)
     above = torch.where(mantissa > 0, largest / mantissa, 0)
     return torch.where(mantissa >= 0.5**0.5, above, above / 2)
@@ -185,6 +186,13 @@ class Wageubn(QuantizerOptions):
             problem = "batch norm, momentum and update have no quantizers here"
             raise SettingError(
                 "full", True, problem, "use full=false; weight_gradient_constant=128 adds the quantizer G"
+            )
+
+    def check_sharing(self) -> None:
+        if self.weight_gradient_constant is not None:
+            problem = "quantizes gradients of weights, of which each process has a part only"
+            raise SettingError(
+                "weight_gradient_constant", self.weight_gradient_constant, problem, "use null, or train in one process"
             )
 
     def bits(self, role: str) -> range:

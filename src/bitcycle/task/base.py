@@ -81,7 +81,7 @@ class TaskSetup:
         dataset: options of the data set; of a kind that the task has accepted.
         data_root: where data sets lie.
         info: what the data set holds.
-        batch_size: training samples a step.
+        batch_size: training samples a step, of all processes together.
         seed: of order, augmentation and everything else that is drawn.
         device: where batches are made.
     """
@@ -100,6 +100,8 @@ class TaskOptions(Settings):
 
     takes: ClassVar[type[DatasetOptions]] = DatasetOptions
     """The kind of data set that the task learns from."""
+    can_be_shared: ClassVar[bool] = False
+    """Whether several processes can share the batches: `batches` and `evaluate` then go through this process's shares."""
 
     name: str = setting(MISSING, "the task's name, as in task=NAME")
 

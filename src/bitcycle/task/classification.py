@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from bitcycle import processes
 from bitcycle.dataset import (
     Batch,
     DatasetInfo,
@@ -19,7 +20,7 @@ from bitcycle.dataset import (
     TrainingBatches,
 )
 from bitcycle.model import ImageShape
-from bitcycle.settings import setting
+from bitcycle.settings import SettingError, setting
 from bitcycle.task.base import Outcome, Sample, Task, TaskOptions, TaskSetup
 
 
@@ -28,6 +29,7 @@ class ClassificationOptions(TaskOptions):
     """Options of image classification."""
 
     takes = ImageDatasetOptions
+    can_be_shared = True
 
     name: str = "classification"
     label_smoothing: float = setting(
@@ -59,10 +61,13 @@ class Classification(Task):
         dataset: normalisation and augmentation.
         splits: training and test images.
         classes: number of classes.
-        batch_size: training samples a step.
+        batch_size: training samples a step, of all processes together.
         seed: of order and augmentation.
         device: where batches are made.
         validation: images for choosing, if any.
+
+    Raises:
+        SettingError (a ValueError): if there are more processes than images to evaluate.
     """
 
     metric = "test_accuracy"
@@ -81,6 +86,9 @@ class Classification(Task):
         validation: Images | None = None,
     ) -> None:
         self.options, self.batch_size, self.classes = options, batch_size, classes
+        _check_shares("dataset.test_samples", splits.test)
+        if validation is not None:
+            _check_shares("dataset.validation", validation)
         self.training_batches = TrainingBatches(splits.train, dataset, batch_size, seed, device)
         self.chance = float(splits.train.labels.bincount().max()) / len(splits.train)
         self.test_batches = EvaluationBatches(splits.test, dataset, options.evaluation_batch_size, device)
@@ -99,7 +107,10 @@ class Classification(Task):
         return Outcome(loss, (logits.detach().argmax(1) == batch.targets).float().mean())
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """`test_accuracy` and `test_accuracy_top5` in percent, `test_loss` as mean cross-entropy."""
+        """`test_accuracy` and `test_accuracy_top5` in percent, `test_loss` as mean cross-entropy.
+
+        Of several processes each looks at its shares; torchmetrics adds up what all have seen.
+        """
         return self._measure(model, self.test_batches, "test")
 
     def validate(self, model: nn.Module) -> dict[str, float]:
@@ -125,3 +136,9 @@ class Classification(Task):
                 metric.update(logits, batch.targets)
         percent = {name: round(100 * float(metric.compute()), 4) for name, metric in metrics.items()}
         return {**percent, f"{split}_loss": float(mean_loss.compute())}
+
+
+def _check_shares(field: str, images: Images) -> None:
+    if len(images) < processes.count():
+        problem = f"gives {len(images)} images, which {processes.count()} processes cannot share"
+        raise SettingError(field, len(images), problem, "evaluate more images, or start fewer processes")

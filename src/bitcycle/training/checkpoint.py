@@ -52,10 +52,14 @@ class CheckpointFolder:
     from, `candidate-STEP.pt`.
 
     They hold tensors, numbers, strings, lists and dictionaries only, and load with `torch.load(..., weights_only=True)`.
+
+    Args:
+        folder: where they lie.
+        writes: False for a process that leaves all writing to another one.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, writes: bool = True) -> None:
+        self.folder, self.writes = folder, writes
         self.last, self.previous = folder / "last.pt", folder / "previous.pt"
 
     def exists(self) -> bool:
@@ -68,6 +72,8 @@ class CheckpointFolder:
         Raises:
             RunError: if it cannot be written; the checkpoints that were there are still there.
         """
+        if not self.writes:
+            return
         fresh = self.last.with_name("next.pt")
         self._write(fresh, state)
         if self.last.exists():
@@ -99,7 +105,8 @@ class CheckpointFolder:
         Raises:
             RunError: if they cannot be written.
         """
-        self._write(self.candidate(step), weights)
+        if self.writes:
+            self._write(self.candidate(step), weights)
 
     def load_candidate(self, step: int, device: torch.device) -> dict[str, Any]:
         """Weights that were kept.
@@ -120,7 +127,7 @@ class CheckpointFolder:
         """Delete all weights that were kept except those after `steps`."""
         wanted = {self.candidate(step) for step in steps}
         for path in self.folder.glob("candidate-*.pt"):
-            if path not in wanted:
+            if self.writes and path not in wanted:
                 path.unlink(missing_ok=True)
 
     def load(self, device: torch.device, run: dict[str, Any] | None = None) -> dict[str, Any] | None:

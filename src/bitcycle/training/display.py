@@ -42,6 +42,12 @@ def _show_warning(message: Warning | str, *place: Any, **more: Any) -> None:
     logger.warning("%s", message)
 
 
+def be_quiet() -> None:
+    """Show errors only: another process of the same run says the rest."""
+    for handler in logger.handlers:
+        handler.setLevel(logging.ERROR)
+
+
 @contextmanager
 def log_to_file(path: Path) -> Iterator[None]:
     """Also write the package's log to a file."""

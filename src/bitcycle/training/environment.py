@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from bitcycle import processes
+
 PACKAGES = ("bitcycle", "torch", "torchvision", "torchmetrics", "numpy", "hydra-core", "omegaconf")
 
 
@@ -25,6 +27,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "platform": platform.platform(),
         "processor": processor(device),
         "threads": torch.get_num_threads(),
+        "processes": processes.count(),
         "device": str(device),
     }
 

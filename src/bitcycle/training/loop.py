@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bitcycle import processes
 from bitcycle.dataset import Epoch
 from bitcycle.errors import RunError
 from bitcycle.layer import PrecisionController, penalty
@@ -23,6 +24,7 @@ from bitcycle.randomness import derive
 from bitcycle.schedule import FLOAT, Precision
 from bitcycle.task import Outcome, Task
 from bitcycle.training.display import ProgressBar
+from bitcycle.training.distributed import StopAgreement, replica
 from bitcycle.training.interruption import Interrupted, StopSignal
 from bitcycle.training.metrics_log import JsonLines, MetricsLog
 from bitcycle.training.options import TrainingOptions
@@ -103,6 +105,7 @@ class Trainer:
         self.plateau = Plateau(self.options.learning_rate, self.task.higher_is_better)
         self.evaluation_steps = self.options.evaluation_steps or self.epoch.steps
         self.has_penalty = penalty(self.model) is not None
+        self.replica, self.agreement = replica(self.model), StopAgreement()
         self.phases = PhaseRunner(
             self.controller.schedule.phases,
             self.model,
@@ -135,14 +138,21 @@ class Trainer:
             if self.step % self.evaluation_steps == 0 or ended:
                 self.evaluate(bar)
             bar.update(self.step)
-            now = time.monotonic()
-            if stop.received or now - saved >= self.options.checkpoint_seconds or self.step == self.total_steps:
+            now, stops = time.monotonic(), self.agreement.stops(stop.received is not None)
+            if stops or now - saved >= self.options.checkpoint_seconds or self.step == self.total_steps:
                 self.elapsed, started = self.elapsed + now - started, now
                 with stop.held():
                     self.save()
                 saved = time.monotonic()
-            if stop.received and self.step < self.total_steps:
-                raise Interrupted(f"received {stop.received} after step {self.step}")
+            if stops and self.step < self.total_steps:
+                self.agreement.close()
+                processes.wait_for_all()  # who started them may end all when the first one has gone
+                raise Interrupted(f"received {stop.received or 'a signal in another process'} after step {self.step}")
+        self.agreement.close()
+
+    def release(self) -> None:
+        """Let go of the other processes; must come before the end of their group, for which PyTorch may wait for ever."""
+        self.replica = self.model
 
     def begin_phase(self) -> None:
         """Begin the next phase: its weights, its learning rate, and a best evaluation of its own."""
@@ -158,17 +168,22 @@ class Trainer:
             )
 
     def train_step(self, batch: Any) -> None:
-        """One optimizer step on one batch."""
-        self.controller.step(self.step, samples=self.epoch.samples_of(self.step))
-        torch.manual_seed(derive(self.seed, "step", self.step))  # for modules that draw noise, such as dropout
+        """One optimizer step on one batch, or on this process's share of it."""
+        samples = self.epoch.samples_of(self.step)
+        self.controller.step(self.step, samples=samples)
+        own = (processes.rank(),) if processes.rank() else ()
+        torch.manual_seed(derive(self.seed, "step", self.step, *own))  # for modules that draw noise, such as dropout
         rate = self.phases.rate(self.step) * self.plateau.multiplier * self.task.rate_factor(batch)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
-        outcome = self.task.train(self.model, batch)
-        added = penalty(self.model, outcome.loss) if self.has_penalty else None
-        objective = outcome.loss if added is None else outcome.loss + added
-        objective.backward()
+        with processes.sharing(samples):
+            outcome = self.task.train(self.replica, batch)
+            added = penalty(self.model, outcome.loss) if self.has_penalty else None
+            objective = outcome.loss if added is None else outcome.loss + added
+            processes.weighted(objective).backward()
+            loss, accuracy, objective = processes.batch_means(outcome.loss, outcome.accuracy, objective)
+        outcome = Outcome(loss, accuracy)
         if self.options.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip_norm, foreach=True)
         self.phases.after_backward()  # before the optimizer, which may add momentum to the gradients in place (Nesterov)
@@ -313,6 +328,8 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint and the status."""
         self.check_finite()
+        if not self.folder.writes:
+            return
         self.timing.write({"step": self.step, "seconds": self.elapsed})
         state = {
             "run": self.identity(),

@@ -64,6 +64,22 @@ class JsonLines:
         self.stream.close()
 
 
+class NoLines(JsonLines):
+    """Takes the records of a process that leaves all writing to another one."""
+
+    def __init__(self) -> None:
+        pass
+
+    def write(self, record: dict[str, Any]) -> None:
+        pass
+
+    def position(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
 class WandbSink:
     """Weights & Biases; offline unless asked, so that nothing leaves the machine."""
 
@@ -116,13 +132,12 @@ class MetricsLog:
     """Writes records to metrics.jsonl and their numbers to the optional sinks.
 
     Args:
-        path: metrics.jsonl.
-        keep_bytes: what to keep of an earlier attempt: up to the checkpoint that the run resumes from.
+        lines: metrics.jsonl, cut back to the checkpoint that the run resumes from.
         sinks: where copies go.
     """
 
-    def __init__(self, path: Path, keep_bytes: int, sinks: list[Sink]) -> None:
-        self.lines, self.sinks = JsonLines(path, keep_bytes), sinks
+    def __init__(self, lines: JsonLines, sinks: list[Sink]) -> None:
+        self.lines, self.sinks = lines, sinks
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Record `values` of the moment after `step` optimizer steps; `kind` is train, evaluation or phase."""

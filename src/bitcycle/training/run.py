@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
+from bitcycle import processes
 from bitcycle.configuration import to_plain
 from bitcycle.errors import RunError
 from bitcycle.hardware import CostMeter
@@ -21,12 +24,13 @@ from bitcycle.quantizer import NoQuantizer, compiler_works
 from bitcycle.task import Task, TaskSetup
 from bitcycle.training.checkpoint import write_atomically
 from bitcycle.training.display import ProgressBar, log_to_file
+from bitcycle.training.distributed import check_sharing, explained, shared_model
 from bitcycle.training.environment import describe_environment, processor
 from bitcycle.training.interruption import Interrupted, StopSignal
 from bitcycle.training.loop import Best, Trainer
-from bitcycle.training.metrics_log import JsonLines, MetricsLog, Sink, TensorBoardSink, WandbSink
+from bitcycle.training.metrics_log import JsonLines, MetricsLog, NoLines, Sink, TensorBoardSink, WandbSink
 from bitcycle.training.plan import Plan
-from bitcycle.training.run_folder import RunFolder, read_object, write_json
+from bitcycle.training.run_folder import RunFolder, read_object
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +49,15 @@ def execute(plan: Plan) -> dict[str, Any]:
         Interrupted: after a signal, with a checkpoint to go on from.
         DataError: if the data are missing.
         RunError: if the run fails; status.json says why.
+        SettingError (a ValueError): if several processes are to share a run that cannot be shared.
     """
-    folder = plan.folder
-    if folder.state() == "done":
+    check_sharing(plan)
+    if processes.rank():
+        plan = replace(plan, folder=plan.folder.read_only())
+    if processes.agreed(plan.folder.state() == "done"):
         return _finished(plan)
-    with folder.lock(), log_to_file(folder.log):
-        if folder.state() == "done":  # by another process, a moment ago
+    with _in_folder(plan.folder):
+        if processes.agreed(plan.folder.state() == "done"):  # by another process, a moment ago
             return _finished(plan)
         try:
             return _train(_settled(plan))
@@ -58,8 +65,21 @@ def execute(plan: Plan) -> dict[str, Any]:
             logger.warning("interrupted: %s; run the same command again to go on", stop)
             raise
         except Exception as error:
-            _record_failure(plan, error)
-            raise
+            meaning = explained(error)
+            _record_failure(plan, meaning)
+            if meaning is error:
+                raise
+            raise meaning from error
+
+
+@contextmanager
+def _in_folder(folder: RunFolder) -> Iterator[None]:
+    """Hold the folder and write the log there; of several processes, the one that writes does."""
+    if not folder.writes:
+        yield
+        return
+    with folder.lock(), log_to_file(folder.log):
+        yield
 
 
 def _settled(plan: Plan) -> Plan:
@@ -104,19 +124,14 @@ def _train(plan: Plan) -> dict[str, Any]:
     device = set_up_torch(plan)
     trainer = build_trainer(plan, device)
     state = folder.checkpoint.load(device, trainer.identity())
-    environment = describe_environment(device)
     if state is not None:
         _resume(trainer, state, folder)
-        _warn_of_other_machine(read_object(folder.environment), environment)
-        logger.info("resuming after step %d of %d: %s", trainer.step, plan.total_steps, folder.path)
-    else:
-        logger.info("new run of %d steps: %s", plan.total_steps, folder.path)
-    write_config(plan)
-    write_json(folder.environment, environment)
+    _check_common_start(trainer)
+    if folder.writes:
+        _write_beginning(plan, trainer, device)
     folder.write_status("running", trainer.step, plan.total_steps)
-    metrics = MetricsLog(folder.metrics, trainer.metrics_bytes, make_sinks(plan))
-    timing = JsonLines(folder.timing, trainer.timing_bytes)
-    bar = ProgressBar(plan.total_steps, trainer.step, config.logging.progress)
+    metrics, timing = open_logs(plan, trainer)
+    bar = ProgressBar(plan.total_steps, trainer.step, config.logging.progress and folder.writes)
     started = time.monotonic()
     try:
         with StopSignal() as stop:
@@ -125,11 +140,40 @@ def _train(plan: Plan) -> dict[str, Any]:
         bar.close()
         metrics.close()
         timing.close()
+        trainer.release()
     logger.info("trained in %.0f s", time.monotonic() - started)
     summary = summarise(plan, trainer)
-    write_json(folder.summary, summary)
+    folder.write(folder.summary, summary)
     folder.write_status("done", trainer.total_steps, trainer.total_steps)
     return summary
+
+
+def _write_beginning(plan: Plan, trainer: Trainer, device: torch.device) -> None:
+    """Write down, and say, what begins or goes on here."""
+    folder, environment = plan.folder, describe_environment(device)
+    if trainer.step:
+        _warn_of_other_machine(read_object(folder.environment), environment)
+        logger.info("resuming after step %d of %d: %s", trainer.step, plan.total_steps, folder.path)
+    else:
+        logger.info("new run of %d steps: %s", plan.total_steps, folder.path)
+    if processes.count() > 1:
+        logger.info("%d processes share each batch of %d samples", processes.count(), plan.batch_size)
+    write_config(plan)
+    folder.write(folder.environment, environment)
+
+
+def _check_common_start(trainer: Trainer) -> None:
+    """Stop where a process does not see the checkpoints that process 0 writes.
+
+    Raises:
+        RunError: if it would begin elsewhere.
+    """
+    first = processes.agreed(trainer.step)
+    if trainer.step != first:
+        raise RunError(
+            f"process {processes.rank()} would begin at step {trainer.step}, process 0 at step {first}: results_root has to be "
+            "on a disk that all machines share"
+        )
 
 
 def _train_until_stopped(
@@ -163,9 +207,10 @@ def _resume(trainer: Trainer, state: dict[str, Any], folder: RunFolder) -> None:
 
 def _warn_of_other_machine(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Say where a resumed run may differ in its last digits from an undisturbed one."""
-    for what in ("threads", "device", "processor"):
+    remedies = {"threads": "; set training.threads", "processes": "; start as many as before for the same digits"}
+    for what in ("threads", "processes", "device", "processor"):
         if what in before and before[what] != now[what]:
-            advice = "; set training.threads" if what == "threads" else ""
+            advice = remedies.get(what, "")
             logger.warning(
                 "resumed with another %s (%s, before %s): the last digits of sums may differ%s",
                 *(what, now[what], before[what], advice),
@@ -208,7 +253,7 @@ def build_trainer(plan: Plan, device: torch.device) -> Trainer:
         TaskSetup(config.dataset, config.data_folder, plan.info, plan.batch_size, config.seed, device)
     )
     model: nn.Module = plan.build_model(compile=wants_compilation(plan, device))
-    model = model.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    model = shared_model(model.to(device, memory_format=torch.channels_last).train())  # type: ignore[call-overload]
     controller = PrecisionController(
         model, plan.schedule, seed=config.seed, hardware=config.hardware, workload=plan.workload
     )
@@ -227,6 +272,15 @@ def build_trainer(plan: Plan, device: torch.device) -> Trainer:
         device,
         initial_state=lambda: plan.build_model().state_dict(),
     )
+
+
+def open_logs(plan: Plan, trainer: Trainer) -> tuple[MetricsLog, JsonLines]:
+    """metrics.jsonl with its copies, and timing.jsonl, both cut back to what the trainer resumes from."""
+    folder = plan.folder
+    if not folder.writes:
+        return MetricsLog(NoLines(), []), NoLines()
+    metrics = MetricsLog(JsonLines(folder.metrics, trainer.metrics_bytes), make_sinks(plan))
+    return metrics, JsonLines(folder.timing, trainer.timing_bytes)
 
 
 def make_sinks(plan: Plan) -> list[Sink]:
@@ -294,6 +348,7 @@ def summarise(plan: Plan, trainer: Trainer) -> dict[str, Any]:
         "steps_per_second": trainer.total_steps / max(trainer.elapsed - trainer.evaluating, 1e-9),
         "processor": processor(trainer.device),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        **({"processes": processes.count()} if processes.count() > 1 else {}),
         **({"averaged": _averaged(trainer)} if best.averaged else {}),
         **({"found": found} if found else {}),
         **({"preliminary": plan.preceded_by} if plan.preceded_by else {}),

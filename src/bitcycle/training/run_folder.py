@@ -31,10 +31,14 @@ class RunFolder:
     | checkpoint/ | last.pt and previous.pt; candidate-STEP.pt: weights that a later phase may start from, or did |
     | analyses/ | what `bitcycle.analysis` computed of the trained network |
     | NAME/ | the same of a run NAME that had to come first, such as range_test |
+
+    Args:
+        path: of the folder.
+        writes: False for a process that leaves all writing to another one: what it writes here goes nowhere.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, writes: bool = True) -> None:
+        self.path, self.writes = path, writes
         self.config = path / "config.yaml"
         self.status = path / "status.json"
         self.metrics = path / "metrics.jsonl"
@@ -44,11 +48,15 @@ class RunFolder:
         self.log = path / "log.txt"
         self.picture = path / "picture.png"
         self.analyses = path / "analyses"
-        self.checkpoint = CheckpointFolder(path / "checkpoint")
+        self.checkpoint = CheckpointFolder(path / "checkpoint", writes)
 
     def below(self, name: str) -> RunFolder:
         """The folder of a run that belongs to this one."""
-        return RunFolder(self.path / name)
+        return RunFolder(self.path / name, self.writes)
+
+    def read_only(self) -> RunFolder:
+        """The same folder for a process that leaves all writing to another one."""
+        return RunFolder(self.path, writes=False)
 
     def state(self) -> str:
         """new, resumable or done."""
@@ -86,15 +94,23 @@ class RunFolder:
             "host": platform.node(),
             "pid": os.getpid(),
         }
-        write_json(self.status, record)
+        self.write(self.status, record)
+
+    def write(self, file: Path, value: Any) -> None:
+        """Write one of the JSON files."""
+        if self.writes:
+            write_json(file, value)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the folder for this process.
+        """Hold the folder for this process, if it writes.
 
         Raises:
             RunError: if another process is training this run, or the folder cannot be written.
         """
+        if not self.writes:
+            yield
+            return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = open(self.path / ".lock", "a")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -64,7 +65,9 @@ class GridSweeper(Sweeper):
 
         Raises:
             SweepEnded: always; it carries the exit code, as Hydra would drop what is returned.
+            SettingError: if several processes were started for it.
         """
+        _refuse_processes()
         from bitcycle.sweep.execution import SweepEnded, report, runs_to_launch, worst
         from bitcycle.sweep.inventory import mark_queued, take_stock
         from bitcycle.sweep.item import Sweep
@@ -100,6 +103,16 @@ class GridSweeper(Sweeper):
             return str(error)
         except (HydraException, OmegaConfBaseException) as error:
             return explain_hydra(error)
+
+
+def _refuse_processes() -> None:
+    from bitcycle.settings import SettingError
+    from bitcycle.training.distributed import process_variables
+
+    if variables := process_variables(os.environ):
+        problem = "several processes are for one run, and a sweep starts processes of its own"
+        remedy = "leave torchrun and srun out; on a cluster hydra.launcher.gpus_per_node gives each run its processes"
+        raise SettingError("WORLD_SIZE", variables["WORLD_SIZE"], problem, remedy)
 
 
 def _without_hydra(config: DictConfig) -> DictConfig:

@@ -36,7 +36,10 @@ class SlurmJob:
     | preemption, `scontrol requeue` | SIGTERM; requeues the job when it has ended | ends |
     | `scancel` | SIGTERM; job state CANCELLED | ends |
 
-    A crash of the node is SLURM's to requeue. The outcome goes into a small file, as SLURM may keep no accounts:
+    A crash of the node is SLURM's to requeue. A run in several processes is as many tasks of one job, each of which starts one
+    of them and passes signals on; the first speaks for all, unless another one fails, whose task then ends the job.
+
+    The outcome goes into a small file, as SLURM may keep no accounts:
     {"job": its id, "code": exit code, null while the run goes on or is to go on, "reason": ..., "timeouts": number so far}.
 
     Args:
@@ -63,6 +66,9 @@ class SlurmJob:
         for number in (signal.SIGTERM, WARNING, signal.SIGINT):
             signal.signal(number, self._note)
         self.timeouts = int(self._read().get("timeouts") or 0)
+        self.task = int(os.environ.get("SLURM_PROCID", "0"))
+        if self.task:
+            sys.exit(self._after_task(self._train()))
         self._write(None)
         code = self._train()
         sys.exit(self._after_stop(code) if self.received and code != EXIT_DONE else self._after_end(code))
@@ -93,18 +99,33 @@ class SlurmJob:
             time.sleep(POLL_SECONDS)
         return process.returncode
 
+    def _after_task(self, code: int) -> int:
+        """Another process than the first has ended; a code that is not 0 ends the whole job."""
+        if self.received or code in (EXIT_DONE, EXIT_INTERRUPTED):
+            return EXIT_DONE
+        code, reason = explained(code)
+        if self._failure() is None:
+            self._write(code, f"process {self.task}: {reason or f'exit code {code}'}")
+        return code
+
     def _after_end(self, code: int) -> int:
         """The run ended by itself."""
-        reason = None
-        if code < 0:
-            killer = signal.Signals(-code).name
-            reason = f"killed by {killer}" + (", as is done when memory runs out" if killer == "SIGKILL" else "")
-            code = EXIT_FAILED
-        self._write(code, reason)
-        return code
+        code, reason = explained(code)
+        failure = self._failure()
+        if code == EXIT_DONE or failure is None:
+            self._write(code, reason)
+            return code
+        return failure  # that of another process, which ended this one
+
+    def _failure(self) -> int | None:
+        """The exit code of a process of the run that has failed before this one."""
+        code = self._read().get("code")
+        return code if isinstance(code, int) else None
 
     def _after_stop(self, code: int) -> int:
         """The run was asked to stop: see that it goes on later, if SLURM does not."""
+        if (failure := self._failure()) is not None:
+            return failure  # of another process: there is nothing to go on with
         timed_out = WARNING in self.received and signal.SIGTERM not in self.received
         state = "RUNNING" if timed_out else job_state(self._job_id())
         if state != "RUNNING":
@@ -134,6 +155,18 @@ class SlurmJob:
         temporary = self.outcome.with_name(f".{self.outcome.name}.tmp")
         temporary.write_text(json.dumps(record) + "\n")
         os.replace(temporary, self.outcome)
+
+
+def explained(code: int) -> tuple[int, str | None]:
+    """The exit code of a run, and what killed it, if something did.
+
+    >>> explained(-15), explained(3)
+    ((1, 'killed by SIGTERM'), (3, None))
+    """
+    if code >= 0:
+        return code, None
+    killer = signal.Signals(-code).name
+    return EXIT_FAILED, f"killed by {killer}" + (", as is done when memory runs out" if killer == "SIGKILL" else "")
 
 
 def job_id(environment: Any) -> str:

@@ -197,19 +197,29 @@ class SlurmLauncher(Launcher):
                 )
         executor = submitit.AutoExecutor(folder=array.folder, cluster="slurm")
         parameters = {key if key in common else f"slurm_{key}": value for key, value in self.parameters.items()}
-        cpus = self.parameters.get("cpus_per_task")
+        cpus, tasks = self.parameters.get("cpus_per_task"), self.tasks_per_node
+        several = tasks * int(self.parameters.get("nodes") or 1) > 1
         executor.update_parameters(
             **{key: value for key, value in parameters.items() if value is not None and value != []}
             | {
                 "name": array.name,
                 "stderr_to_stdout": True,
+                "tasks_per_node": tasks,
                 "slurm_array_parallelism": max(1, self.array_parallelism // arrays),
-                # srun does not inherit this from sbatch since SLURM 22.05
-                "slurm_srun_args": [f"--cpus-per-task={cpus}"] if cpus else [],
+                "slurm_srun_args": [
+                    *([f"--cpus-per-task={cpus}"] if cpus else []),  # not inherited from sbatch since SLURM 22.05
+                    *(["--kill-on-bad-exit=1"] if several else []),  # the others would wait for the one that failed
+                ],
                 "slurm_additional_parameters": self._sbatch_options(),
             }
         )
         return executor
+
+    @property
+    def tasks_per_node(self) -> int:
+        """Processes of a run on each machine: one for each GPU, unless said otherwise."""
+        given = self.parameters.get("tasks_per_node")
+        return int(given or self.parameters.get("gpus_per_node") or 1)
 
     def _sbatch_options(self) -> dict[str, Any]:
         delay = self.parameters.get("signal_delay_s", 120)

@@ -1,0 +1,99 @@
+"""Batch normalisation over a batch of which each process has a share.
+
+    n = sum_r n_r,   m = sum_r n_r m_r / n,   v = sum_r n_r (v_r + (m_r - m)^2) / n        of the shares r, for each channel
+    y = g (x - m) / sqrt(v + e) + b
+    dL/dx = g / sqrt(v + e) (dL/dy - mean(dL/dy) - (x - m) mean(dL/dy (x - m)) / (v + e))   means over the whole batch
+
+On a GPU it is torch.nn.SyncBatchNorm, which computes the same in kernels of its own and exists there only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from bitcycle import processes
+
+
+class SharedBatchNorm(_BatchNorm):
+    """Batch normalisation of [N, C, ...]; in training, while a batch is shared, with the statistics of the whole batch."""
+
+    def _check_input_dim(self, x: Tensor) -> None:
+        if x.dim() < 2:
+            raise ValueError(f"expected [N, C, ...], got {x.dim()} dimensions")
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or processes.current_share() is None:
+            return super().forward(x)
+        y, mean, variance, elements = _Normalise.apply(x, self.weight, self.bias, self.eps)
+        if self.track_running_stats:
+            self._observe(mean, variance * (elements / (elements - 1)))
+        return y  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def _observe(self, mean: Tensor, variance: Tensor) -> None:
+        assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
+        self.num_batches_tracked += 1
+        share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean, share)
+        self.running_var.lerp_(variance, share)
+
+
+class _Normalise(torch.autograd.Function):
+    """y, mean, variance (biased) and number of elements, a channel, of the whole batch."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
+        over = [dimension for dimension in range(x.dim()) if dimension != 1]
+        variance, mean = torch.var_mean(x, over, correction=0)
+        elements = torch.full_like(mean, x.numel() // x.shape[1])
+        elements, mean, variance = processes.gathered(torch.stack([elements, mean, variance])).unbind(1)
+        count = elements.sum(0)
+        mean_of_all = (elements * mean).sum(0) / count
+        variance = (elements * (variance + (mean - mean_of_all).square())).sum(0) / count
+        inverse = (variance + eps).rsqrt()
+        ctx.save_for_backward(x, weight, mean_of_all, inverse, count)
+        ctx.over = over
+        ctx.mark_non_differentiable(mean_of_all, variance, count)
+        scale = inverse if weight is None else inverse * weight
+        shift = -mean_of_all * scale if bias is None else bias - mean_of_all * scale
+        return x * _channels(scale, x) + _channels(shift, x), mean_of_all, variance, count
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        gradient, (x, weight, mean, inverse, count) = gradients[0], ctx.saved_tensors
+        centred = x - _channels(mean, x)
+        of_bias, of_scale = gradient.sum(ctx.over), (gradient * centred).sum(ctx.over)
+        sums = processes.total(torch.stack([of_bias, of_scale])) / count
+        of_x = gradient - _channels(sums[0], x) - centred * _channels(sums[1] * inverse.square(), x)
+        of_x = of_x * _channels(inverse if weight is None else inverse * weight, x)
+        if weight is None:
+            return of_x, None, None, None
+        return of_x, of_scale * inverse, of_bias, None
+
+
+def _channels(values: Tensor, like: Tensor) -> Tensor:
+    """Values [C] that go along dimension 1 of a tensor."""
+    return values.view(-1, *[1] * (like.dim() - 2))
+
+
+def share_batch_norm(model: nn.Module) -> nn.Module:
+    """The model with batch norms that count the whole batch, around the same parameters and buffers."""
+    if next(model.parameters()).is_cuda:
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-any-return]
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, _BatchNorm):
+                setattr(parent, name, _shared(child))
+    return _shared(model) if isinstance(model, _BatchNorm) else model
+
+
+def _shared(norm: _BatchNorm) -> SharedBatchNorm:
+    shared = SharedBatchNorm(
+        norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats, device="meta"
+    )
+    shared._parameters, shared._buffers = norm._parameters, norm._buffers
+    return shared.train(norm.training)

@@ -1,0 +1,250 @@
+"""One run in several processes, one for each GPU: how they find each other, and what they do together.
+
+`torchrun --nproc-per-node=4 train.py ...` or `srun --ntasks-per-node=4 python train.py ...` start them. Each trains the same
+network on its share of every batch: `training.batch_size` is the batch of all together, so that the name of a run, its cost and,
+up to the rounding of sums, its result do not depend on the number of processes. Process 0 alone writes the run folder, which
+all must see; they begin and go on from the same checkpoint. A signal to one of them stops all after the same step.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from bitcycle import processes
+from bitcycle.errors import RunError
+from bitcycle.layer import share_batch_norm
+from bitcycle.settings import SettingError
+from bitcycle.training.display import be_quiet
+from bitcycle.training.interruption import Interrupted
+
+if TYPE_CHECKING:
+    from bitcycle.training.plan import Plan
+
+NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""The environment variables by which torchrun tells its processes of each other."""
+_SYNC_BUFFERS = "forward_sync_buffers"
+if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel.__init__).parameters:  # before torch 2.13
+    _SYNC_BUFFERS = "broadcast_buffers"
+FIRST_PORT, PORTS = 20_000, 12_000
+"""Ports by which the tasks of a SLURM job find each other; the number of the job says which one."""
+
+
+def process_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of torchrun for this process, as they are or from those of SLURM's srun; empty for a single process.
+
+    The step of a batch script is a single process too, however many tasks its job has.
+
+    >>> srun = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_NODEID": "1", "SLURM_JOB_ID": "7",
+    ...         "SLURM_STEP_NODELIST": "gpu[03-04]", "SLURM_STEP_TASKS_PER_NODE": "2,1"}
+    >>> " ".join(process_variables(srun).values())
+    '2 3 0 1 gpu03 20007'
+
+    Raises:
+        RunError: if some of torchrun's are missing.
+    """
+    if int(environment.get("WORLD_SIZE") or 1) > 1:
+        missing = [name for name in NEEDED if name not in environment]
+        if missing:
+            raise RunError(
+                f"WORLD_SIZE={environment['WORLD_SIZE']} asks for several processes, but {', '.join(missing)} is not set: start "
+                "them with torchrun or srun, or unset WORLD_SIZE"
+            )
+        return {name: environment[name] for name in NEEDED}
+    if int(environment.get("SLURM_STEP_NUM_TASKS") or 1) == 1 or "WORLD_SIZE" in environment:
+        return {}
+    on_nodes = tasks_on_nodes(environment["SLURM_STEP_TASKS_PER_NODE"])
+    port = FIRST_PORT + int(environment["SLURM_JOB_ID"]) % PORTS
+    return {
+        "RANK": environment["SLURM_PROCID"],
+        "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
+        "LOCAL_RANK": environment["SLURM_LOCALID"],
+        "LOCAL_WORLD_SIZE": str(on_nodes[int(environment["SLURM_NODEID"])]),
+        "MASTER_ADDR": environment.get("MASTER_ADDR") or first_host(environment["SLURM_STEP_NODELIST"]),
+        "MASTER_PORT": environment.get("MASTER_PORT") or str(port),
+    }
+
+
+def first_host(nodes: str) -> str:
+    """The first of SLURM's list of machines.
+
+    >>> first_host("gpu[03-05,9],cpu1"), first_host("a1,a2"), first_host("r[1-2]n[4-8]")
+    ('gpu03', 'a1', 'r1n4')
+    """
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
+    return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first[0] if first else nodes)
+
+
+def tasks_on_nodes(counts: str) -> list[int]:
+    """How many tasks SLURM starts on each machine.
+
+    >>> tasks_on_nodes("4(x2),3")
+    [4, 4, 3]
+    """
+    parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
+    return [int(tasks) for tasks, times in parts for _ in range(int(times or 1))]
+
+
+@contextmanager
+def process_group(device: str) -> Iterator[None]:
+    """Be one of several processes, if that is what was started; else do nothing.
+
+    Args:
+        device: `training.device`; on GPUs messages go by NCCL, and by Gloo where the CPU sends them.
+
+    Raises:
+        RunError: if the processes do not find each other, or this one has no GPU of its own.
+    """
+    variables = process_variables(os.environ)
+    if not variables:
+        yield
+        return
+    os.environ.update(variables)
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(own_gpu(int(variables["LOCAL_RANK"]), torch.cuda.device_count()))
+    try:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+    except (RuntimeError, ValueError) as error:
+        place = f"{variables['MASTER_ADDR']}:{variables['MASTER_PORT']}"
+        raise RunError(
+            f"the {variables['WORLD_SIZE']} processes of this run do not find each other at {place}: {error}. If that port "
+            "is in use, set MASTER_PORT"
+        ) from error
+    if processes.rank():
+        be_quiet()
+    try:
+        yield
+    except Interrupted:
+        dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()  # not after a failure: it might wait for processes that wait for this one
+
+
+def own_gpu(local_rank: int, gpus: int) -> int:
+    """The number of the GPU of a process; SLURM may show each task its own only.
+
+    Raises:
+        RunError: if there are fewer GPUs than processes.
+    """
+    if gpus == 1 or local_rank < gpus:
+        return local_rank % max(gpus, 1)
+    raise RunError(f"process {local_rank} of this machine has no GPU of its own: start {gpus} processes here, or less")
+
+
+def check_sharing(plan: Plan) -> None:
+    """Refuse a run that several processes cannot share.
+
+    Raises:
+        SettingError (a ValueError): naming the setting and what to do.
+    """
+    config, number = plan.config, processes.count()
+    if number == 1:
+        return
+    alone = "train it in one process"
+    if not config.task.can_be_shared:
+        problem = f"{number} processes cannot share its batches; only image classification can be shared"
+        raise SettingError("task.name", config.task.name, problem, alone)
+    if plan.schedule.options.gates is not None:
+        problem = f"gates count the choices of one process, and there are {number}"
+        raise SettingError("schedule", plan.schedule.name, problem, f"{alone}, or choose another schedule")
+    if config.training.weight_averaging.start is not None:
+        problem = f"statistics of averaged weights are estimated in one process, and there are {number}"
+        raise SettingError("training.weight_averaging.start", config.training.weight_averaging.start, problem, alone)
+    if config.training.compute == "codes":
+        problem = f"codes take the range of what one process sees, and there are {number}"
+        raise SettingError("training.compute", config.training.compute, problem, "use training.compute=simulate")
+    smallest = plan.epoch.samples_of(plan.epoch.steps - 1)
+    if smallest < number:
+        problem = f"the last step of an epoch has {smallest} samples, which {number} processes cannot share"
+        remedy = "choose another batch size or dataset.train_samples, or start fewer processes"
+        raise SettingError("training.batch_size", plan.batch_size, problem, remedy)
+    try:
+        config.quantizer.check_sharing()
+    except SettingError as error:
+        raise error.within("quantizer") from None
+
+
+def shared_model(model: nn.Module) -> nn.Module:
+    """The model with what it needs to see a share of each batch only."""
+    return share_batch_norm(model) if processes.count() > 1 else model
+
+
+def replica(model: nn.Module) -> nn.Module:
+    """What training calls in the model's place: gradients are added up over the processes on the way back.
+
+    Each process weighs its loss with its share of the batch, so the sum is the gradient of the batch's loss.
+    """
+    if processes.count() == 1:
+        return model
+    device_ids = [torch.cuda.current_device()] if next(model.parameters()).is_cuda else None
+    warnings.filterwarnings("ignore", message="Grad strides do not match")  # channels-last weights of a single column
+    # Without the search for unused parameters the order of sums would change after the first step, also of a resumed run.
+    options: dict[str, Any] = {_SYNC_BUFFERS: False, "find_unused_parameters": True}
+    parallel = DistributedDataParallel(model, device_ids, **options)
+    parallel.register_comm_hook(None, lambda _, bucket: _added_up(bucket.buffer()))
+    return parallel
+
+
+def _added_up(gradients: Tensor) -> torch.futures.Future[Tensor]:
+    """The sum over all processes, where DistributedDataParallel would take the mean."""
+    work: Any = dist.all_reduce(gradients, async_op=True)
+    future: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
+    return future
+
+
+class StopAgreement:
+    """Lets all processes stop after the same step, when any of them was asked to, and none wait for it.
+
+    In every step each process sends whether it was asked; the answer is read one step later, when it has long come.
+    """
+
+    def __init__(self) -> None:
+        self._sent: tuple[Tensor, Any] | None = None
+
+    def stops(self, asked: bool) -> bool:
+        """Whether all are to stop now; one process stops when it is asked."""
+        if processes.count() == 1:
+            return asked
+        stops = self._answer()
+        flag = torch.tensor(int(asked))  # on the CPU, where no process waits for a GPU
+        self._sent = flag, dist.all_reduce(flag, dist.ReduceOp.MAX, async_op=True)
+        return stops
+
+    def _answer(self) -> bool:
+        if self._sent is None:
+            return False
+        flag, work = self._sent
+        self._sent = None
+        work.wait()
+        return bool(flag)
+
+    def close(self) -> None:
+        """Read the last answer, which nobody needs."""
+        self._answer()
+
+
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Timed out waiting")
+"""What messages say when another process has gone."""
+
+
+def explained(error: Exception) -> Exception:
+    """The error itself, or what it means where another process of the run has gone."""
+    if processes.count() == 1 or isinstance(error, RunError) or not isinstance(error, RuntimeError):
+        return error
+    if not any(words in str(error) for words in LOST):
+        return error
+    return RunError(
+        f"another process of this run has ended, and its output says why ({str(error).splitlines()[0]}). Run the same command "
+        "again to go on from the last checkpoint"
+    )

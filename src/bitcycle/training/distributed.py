@@ -158,9 +158,11 @@ def check_sharing(plan: Plan) -> None:
     if plan.schedule.options.gates is not None:
         problem = f"gates count the choices of one process, and there are {number}"
         raise SettingError("schedule", plan.schedule.name, problem, f"{alone}, or choose another schedule")
-    if config.training.weight_averaging.start is not None:
-        problem = f"statistics of averaged weights are estimated in one process, and there are {number}"
-        raise SettingError("training.weight_averaging.start", config.training.weight_averaging.start, problem, alone)
+    for begin in ("start", "patience"):
+        value = getattr(config.training.weight_averaging, begin)
+        if value is not None:
+            problem = f"statistics of averaged weights are estimated in one process, and there are {number}"
+            raise SettingError(f"training.weight_averaging.{begin}", value, problem, alone)
     if config.training.compute == "codes":
         problem = f"codes take the range of what one process sees, and there are {number}"
         raise SettingError("training.compute", config.training.compute, problem, "use training.compute=simulate")

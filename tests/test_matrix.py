@@ -39,7 +39,7 @@ REFUSED = {
     **{(task, "quantizer=ttq"): ALL_FLOAT for task in ("language_modelling", "node_classification")},
     **{
         (task, choice): NEGATIVE
-        for task in ("entailment", "speech_recognition", "language_modelling_blocks")
+        for task in ("detection", "entailment", "speech_recognition", "language_modelling_blocks")
         for choice in BINARY
     },
 }

@@ -53,8 +53,8 @@ class LanguageModellingOptions(TaskOptions):
     )
     lengths: str = setting(
         "fixed",
-        "time steps of a training batch: always sequence_length, or drawn around it, now and then around half of it, with the"
-        " learning rate in proportion (drawn: AWD-LSTM, Merity et al. 2018, section 5)",
+        "time steps of a training batch: always sequence_length (fixed), or drawn around it, with the learning rate in"
+        " proportion (drawn: AWD-LSTM)",
         choices=("fixed", "drawn"),
     )
     evaluation_batch_size: int = setting(

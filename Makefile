@@ -10,7 +10,7 @@ export HYDRA_FULL_ERROR := 1
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
-setup: $(VENV)/.ready ## create .venv with the pinned packages (about 5 GB, most of it the GPU half of PyTorch)
+setup: $(VENV)/.ready ## create .venv with the pinned packages (about 6 GB, most of it the GPU half of PyTorch)
 
 $(VENV)/.ready: requirements.lock requirements-uv.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -57,7 +57,7 @@ figures: $(VENV)/.ready ## every figure and table of the papers and the gallery 
 costs: $(VENV)/.ready ## compare every published cost number with ours: results/published_costs.md
 	$(RUN) scripts/published_costs.py
 
-readme: $(VENV)/.ready ## write the generated parts of README.md anew
+readme: $(VENV)/.ready ## write the generated parts of README.md and results/notes anew
 	$(RUN) scripts/readme.py
 
 lock: $(VENV)/.ready ## resolve the packages anew and write requirements.lock

@@ -1,14 +1,17 @@
-"""Write the generated parts of README.md anew: picture and table of schedules, tables of quantizers, speed and first results."""
+"""Write the generated parts of README.md and of the notes anew: schedules, quantizers, speed, results and their deviation."""
 
 from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bitcycle.analysis.collect import SUMMARY, read_summary
+from bitcycle.analysis.deviation import spread_table
 from bitcycle.benchmark.table import recorded
 from bitcycle.figure.schedules import draw_suite, group_of, relative_cost
 from bitcycle.help import first_comment
@@ -18,6 +21,8 @@ from bitcycle.schedule import SUITE, schedule
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 COSTS = ROOT / "results" / "published_costs.md"
+SHOWN = ("float32", "static 8", "CR 3-8", "RTH 3-8")
+"""Settings that the table of results shows, as `bits_of` names them."""
 PICTURE = ROOT / "results" / "pictures" / "schedules.png"
 
 
@@ -57,21 +62,40 @@ def bits_in_words(bits: range) -> str:
 
 
 def results_table() -> str:
-    """All recorded runs, each with its scale and hardware; n = 1 for each row."""
+    """The recorded runs by data, network and length: mean and deviation over seeds of four settings, and how many there are."""
     rows = read_summary(ROOT / SUMMARY)
     if not rows:
         return "No runs are recorded yet."
-    lines = [
-        "| run | scale | steps | final | best | cost of static q_max | GBitOps | on |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    groups: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
     for row in rows:
-        run = f"{row['model']} / {row['dataset']} / {bits_of(row)} / seed {row['seed']}"
-        accuracy = f"{float(row['final']):.2f} % | {float(row['best']):.2f} %"
-        cost = f"{float(row['relative_to_static']):.3f} | {float(row['gbitops']):.3g}"
-        machine = f"{row['processor']}, {row['threads']} threads, torch {row['torch']}"
-        lines.append(f"| {run} | {row['scale']} | {row['total_steps']} | {accuracy} | {cost} | {machine} |")
-    return "\n".join(lines)
+        batch_size = json.loads(row["settings"])["training"]["batch_size"]
+        name = f"{row['dataset']}, {row['model']}", row["scale"], f"{row['total_steps']} of {batch_size}", row["metric"]
+        groups[name].append(row)
+    lines = [
+        f"| data, network | scale | steps, batch | metric | {' | '.join(SHOWN)} | settings | runs |",
+        "|---" * (6 + len(SHOWN)) + "|",
+    ]
+    for name, group in groups.items():
+        cells = [finals_of([row for row in group if bits_of(row) == shown]) for shown in SHOWN]
+        lines.append(f"| {' | '.join([*name, *cells])} | {len({row['hash'] for row in group})} | {len(group)} |")
+    machines = sorted({f"{row['processor']}, torch {row['torch']}" for row in rows})
+    return "\n".join(
+        [*lines, "", f"Measured on {'; '.join(machines)}; a range stands for several settings of that name."]
+    )
+
+
+def finals_of(rows: Sequence[Mapping[str, str]]) -> str:
+    """Mean, deviation and n of the last evaluations of one setting, the range of the means of several, or nothing."""
+    seeds: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        seeds[row["hash"]].append(float(row["final"]))
+    means = [statistics.fmean(finals) for finals in seeds.values()]
+    if len(means) > 1:
+        return f"{min(means):.2f} to {max(means):.2f}"
+    for finals in seeds.values():
+        deviation = f" ± {statistics.stdev(finals):.2f}" if len(finals) > 1 else ""
+        return f"{means[0]:.2f}{deviation} (n = {len(finals)})"
+    return ""
 
 
 def bits_of(row: dict[str, str]) -> str:
@@ -90,25 +114,40 @@ def costs_line() -> str:
     return next(line for line in COSTS.read_text().splitlines() if "printed cost numbers" in line)
 
 
+def deviations() -> str:
+    """Deviation between seeds and detectable differences of all recorded runs."""
+    return spread_table(read_summary(ROOT / SUMMARY))
+
+
 GENERATED: dict[str, Callable[[], str]] = {
     "schedules": schedules_table,
     "quantizers": quantizers_table,
     "costs": costs_line,
     "results": results_table,
     "benchmark": recorded,
+    "deviations": deviations,
 }
+DOCUMENTS = {
+    README: ("schedules", "quantizers", "costs", "results", "benchmark"),
+    ROOT / "results" / "notes" / "mini-scale.md": ("deviations",),
+}
+"""Document -> the parts of it that are generated."""
 
 
-def fill(text: str) -> str:
-    """`text` with every generated part made anew."""
-    for name, make in GENERATED.items():
+def fill(document: Path) -> str:
+    """The text of a document with its generated parts made anew."""
+    text = document.read_text()
+    for name in DOCUMENTS[document]:
         pattern = rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)"
         if not re.search(pattern, text, re.DOTALL):
-            sys.exit(f"README.md has no part 'generated: {name}'")
-        text = re.sub(pattern, lambda match, make=make: f"{match[1]}{make()}\n{match[2]}", text, flags=re.DOTALL)  # type: ignore[misc]
+            sys.exit(f"{document.name} has no part 'generated: {name}'")
+        text = re.sub(
+            pattern, lambda match, make=GENERATED[name]: f"{match[1]}{make()}\n{match[2]}", text, flags=re.DOTALL
+        )  # type: ignore[misc]
     return text
 
 
 if __name__ == "__main__":
-    README.write_text(fill(README.read_text()))
-    print(f"{README}, {draw_suite(PICTURE)}")
+    for document in DOCUMENTS:
+        document.write_text(fill(document))
+    print(f"{', '.join(map(str, DOCUMENTS))}, {draw_suite(PICTURE)}")

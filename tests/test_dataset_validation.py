@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bitcycle.dataset import CustomImages, Digits, EvaluationBatches
@@ -42,6 +42,7 @@ def test_the_seed_says_which_images_are_held_out(tmp_path):
     assert rows(first[1]) != rows(other[1])
 
 
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.floats(0.01, 0.9), st.integers(0, 99))
 def test_shares_of_classes_are_as_near_as_whole_numbers_allow(sizes, share, seed):
     labels = torch.cat([torch.full((size,), label) for label, size in enumerate(sizes)])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import bitcycle
 from bitcycle.quantizer import QUANTIZERS, QuantizerOptions, compiler_works, dorefa, encode_bits, wageubn
-from bitcycle.quantizer.l2_step import optimal_step
+from bitcycle.quantizer.l2_step import SortedMagnitudes, fixed_point, optimal_step, uniform_codes
 from bitcycle.quantizer.pact import MINIMUM_ALPHA, PactActivation, pact
 from bitcycle.quantizer.ttq import trained_ternary
 from bitcycle.randomness import int32_key
@@ -331,3 +331,26 @@ def test_other_bits_compile_nothing_new(name):
         for number in numbers:
             run(options, role, x, number, compile=True)
         assert counters["stats"]["unique_graphs"] == before
+
+
+def test_the_search_for_a_step_ends_on_many_elements():
+    """In float32 the sums over a million elements can go back and forth between two neighbours for ever."""
+    x = torch.randn(1, 1_000_000, generator=torch.Generator().manual_seed(0))
+    step = optimal_step(x, 127)
+    iterated = fixed_point(x.abs(), step * 1.01, 127)
+    codes = uniform_codes(x.abs(), step, 127)
+    assert (codes * x.abs()).sum() / codes.square().sum() == pytest.approx(step.item(), rel=1e-5)
+    assert iterated.item() == pytest.approx(step.item(), rel=1e-2)
+
+
+@pytest.mark.parametrize("top", [1, 3, 127])
+def test_sorted_magnitudes_have_the_moments_of_the_codes(top):
+    """The sums that a step is judged by, and the same chosen step as a search through all elements."""
+    x = torch.randn(3, 400, generator=torch.Generator().manual_seed(top)).double().abs()
+    steps = torch.tensor([0.5, 0.03]).double().view(2, 1, 1).expand(2, 3, 1)
+    codes = uniform_codes(x, steps, top)
+    products, squares = SortedMagnitudes(x, top).moments(steps)
+    torch.testing.assert_close(products, (x * codes).sum(-1, keepdim=True))
+    assert torch.equal(squares, codes.square().sum(-1, keepdim=True))
+    error = (x - steps * codes).square().sum(-1, keepdim=True)
+    torch.testing.assert_close(SortedMagnitudes(x, top).squared_error(steps), error)

@@ -120,7 +120,8 @@ def test_each_phase_has_an_average_of_its_own(digits):
 
 @pytest.mark.parametrize("quantizer", [["sbm"], ["uniform_l2", "schedule.gradient_min=32"]], ids=lambda q: q[0])
 def test_training_does_not_notice_the_average(digits, tmp_path, quantizer):
-    options = ["schedule=CR", f"quantizer={quantizer[0]}", *quantizer[1:]]
+    options = ["schedule=CR", f"quantizer={quantizer[0]}", *quantizer[1:], "training.steps=32"]
+    options.append("training.evaluation_steps=16")
     plain = digits(*options, f"results_root={tmp_path}/plain")
     averaging = digits(*options, *AVERAGING, f"results_root={tmp_path}/averaging")
     summaries = execute(plain), execute(averaging)
@@ -128,10 +129,10 @@ def test_training_does_not_notice_the_average(digits, tmp_path, quantizer):
     torch.testing.assert_close(states[1]["model"], states[0]["model"], rtol=0, atol=0)
     assert states[0]["average"] == {"count": 0, "state": {}}
     assert summaries[0]["final"] == summaries[1]["final"] and "averaged" not in summaries[0]
-    steps = range(32, 65, 6)
+    steps = range(16, 33, 3)
     assert states[1]["average"]["count"] == len(steps) == summaries[1]["averaged"]["weights"]
     evaluations = [record for record in read_records(averaging.folder.metrics) if record["kind"] == "evaluation"]
-    assert [record["step"] for record in evaluations if "test_accuracy_averaged" in record] == [32, 64]
+    assert [record["step"] for record in evaluations if "test_accuracy_averaged" in record] == [16, 32]
     assert summaries[1]["averaged"]["final"] == evaluations[-1]["test_accuracy_averaged"]
     assert read_json(averaging.folder.summary)["averaged"]["best"] == max(
         r["test_accuracy_averaged"] for r in evaluations

@@ -1,0 +1,119 @@
+"""How much the recorded runs differ from seed to seed, and how small a difference so many seeds can show.
+
+The deviation of a group of runs is pooled over its settings: the root of the mean variance between seeds, weighted by degrees of
+freedom. A difference between two settings with n seeds each is detectable when a two-sided t-test at 5 % finds it in 80 of 100
+repetitions, in the usual approximation
+
+    delta = (t_0.975 + t_0.8) s sqrt(2 / n),    both quantiles with the degrees of freedom of s.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from scipy.stats import t as student
+
+Row = Mapping[str, str]
+SIGNIFICANCE, POWER = 0.05, 0.8
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The runs of one network on one data set at one length.
+
+    Attributes:
+        scale: paper, mini or smoke.
+        model: the network.
+        dataset: the data.
+        metric: what is measured.
+        steps: length of the runs.
+        batch_size: samples of a step.
+        runs: number of runs.
+        settings: number of different settings, of which each has one or more seeds.
+        freedom: degrees of freedom of the deviation: runs less settings, where a setting has more than one.
+        deviation: standard deviation between seeds, pooled; None where no setting has two.
+        seconds: time of all runs together.
+    """
+
+    scale: str
+    model: str
+    dataset: str
+    metric: str
+    steps: int
+    batch_size: str
+    runs: int
+    settings: int
+    freedom: int
+    deviation: float | None
+    seconds: float
+
+    def detectable(self, seeds: int) -> float | None:
+        """The smallest difference of two settings that this many seeds of each are likely to show.
+
+        Raises:
+            ValueError: if `seeds` is not positive.
+        """
+        if seeds < 1:
+            raise ValueError(f"seeds={seeds} is not positive: say how many runs each setting has")
+        return None if self.deviation is None else self.deviation * _factor(self.freedom) * math.sqrt(2 / seeds)
+
+
+def _factor(freedom: int) -> float:
+    return float(student.ppf(1 - SIGNIFICANCE / 2, freedom) + student.ppf(POWER, freedom))
+
+
+def spreads(rows: Iterable[Row]) -> list[Spread]:
+    """The deviation of every group of rows of runs.csv, in the order of the file."""
+    groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        batch_size = str(json.loads(row["settings"])["training"]["batch_size"])
+        groups[row["scale"], row["model"], row["dataset"], row["metric"], row["total_steps"], batch_size].append(row)
+    return [_spread(key, found) for key, found in groups.items()]
+
+
+def _spread(key: Sequence[str], rows: Sequence[Row]) -> Spread:
+    settings: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        settings[row["hash"]].append(float(row["final"]))
+    repeated = [finals for finals in settings.values() if len(finals) > 1]
+    freedom = sum(len(finals) - 1 for finals in repeated)
+    squares = sum(statistics.variance(finals) * (len(finals) - 1) for finals in repeated)
+    scale, model, dataset, metric, steps, batch_size = key
+    return Spread(
+        *(scale, model, dataset, metric, int(steps), batch_size),
+        runs=len(rows),
+        settings=len(settings),
+        freedom=freedom,
+        deviation=math.sqrt(squares / freedom) if freedom else None,
+        seconds=sum(float(row["seconds"]) for row in rows),
+    )
+
+
+def spread_table(rows: Iterable[Row]) -> str:
+    """All groups in which a setting has two seeds, as Markdown; the others are summed up below."""
+    found = spreads(rows)
+    known = [spread for spread in found if spread.deviation is not None]
+    lines = [
+        "| data, network | scale | steps, batch | settings | runs | deviation | detectable, n = 3 | detectable, n = 10 | hours |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for spread in known:
+        small, large = spread.detectable(3), spread.detectable(10)
+        lines.append(
+            f"| {spread.dataset}, {spread.model} | {spread.scale} | {spread.steps} of {spread.batch_size} | {spread.settings} "
+            f"| {spread.runs} | {spread.deviation:.2f} ({spread.metric}) | {small:.2f} | {large:.2f} "
+            f"| {spread.seconds / 3600:.2f} |"
+        )
+    single = [spread for spread in found if spread.deviation is None]
+    hours = sum(spread.seconds for spread in found) / 3600
+    lines += [
+        "",
+        f"{sum(spread.runs for spread in single)} further runs have one seed each. All {sum(spread.runs for spread in found)} "
+        f"recorded runs took {hours:.1f} hours of training.",
+    ]
+    return "\n".join(lines)

@@ -348,7 +348,7 @@ def test_parameters_are_those_of_the_formula(options, shape, parameters):
 
 def test_products_of_an_utterance(data_root):
     """Per frame and layer 4 H (I + H) products, and H S of the output layer."""
-    found = plan("dataset=fsdd", "quantizer=none", f"data_root={data_root}").workload.macs
+    found = plan("dataset=fsdd", "model=speech_lstm", "quantizer=none", f"data_root={data_root}").workload.macs
     assert found == 42 * (4 * 512 * (120 + 512) + 2 * 4 * 512 * 1024 + 512 * 16)
 
 
@@ -363,6 +363,22 @@ def test_the_network_sees_the_past_only():
     changed = x.clone()
     changed[:, 4:] += 1
     torch.testing.assert_close(model(changed)[:, :2], y[:, :2])
+
+
+def test_a_delayed_answer_has_heard_so_many_frames_more():
+    """Answer t of a delay of 2 is what the network says at t + 2; behind the last frame lie zeros, however long the batch is."""
+    torch.manual_seed(0)
+    plain = SpeechLstmOptions(hidden=5, stack=2).build(SpeechShape(3, 4, 10)).eval()
+    model = SpeechLstmOptions(hidden=5, stack=2, delay=2).build(SpeechShape(3, 4, 10)).eval()
+    model.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 8, 3)
+    y = model(x)
+    assert y.shape == (2, 4, 4)
+    torch.testing.assert_close(y, plain(F.pad(x, (0, 0, 0, 4)))[:, 2:])
+    torch.testing.assert_close(model(F.pad(x, (0, 0, 0, 6)))[:, :4], y)
+    changed = x.clone()
+    changed[:, 6:] += 1
+    assert [torch.allclose(model(changed)[:, t], y[:, t]) for t in range(4)] == [True, False, False, False]
 
 
 def test_frames_are_stacked_in_order():
@@ -551,7 +567,7 @@ def test_loss_by_character(speech):
 
 
 def test_recipe_of_the_paper():
-    config = configure("dataset=fsdd")
+    config = configure("dataset=fsdd", "model=speech_lstm", "training=speech")
     training = config.training
     rate = training.learning_rate
     assert (config.model.hidden, config.model.layers, config.model.dropout) == (512, 3, 0.5)
@@ -567,7 +583,7 @@ def test_recipe_of_the_paper():
 
 
 def test_a_dry_run_needs_no_data(tmp_path):
-    described = plan("dataset=fsdd", f"data_root={tmp_path}").describe()
+    described = plan("dataset=fsdd", "model=speech_lstm", "training=speech", f"data_root={tmp_path}").describe()
     assert described["parameters"] == 5_509_136
     assert described["total_steps"] == 40 * 66
 

@@ -50,13 +50,8 @@ def _against(data: ItemData, place: Callable[[Cell], float], x: str) -> Figure:
                 linewidth=0,
             )
         part.set_xscale("log")
-        shown = sorted(
-            {
-                place(cell)
-                for cell in data.results.done
-                if panel_of(cell) == name and partial_method(cell) == METHODS[-1]
-            }
-        )
+        alike = [c for c in data.results.done if panel_of(c) == name and partial_method(c) == METHODS[-1]]
+        shown = apart(sorted({place(cell) for cell in alike}))
         part.set_xticks(shown, [f"{x:.3g}" if x < 1000 else f"{x / 1000:.3g}k" for x in shown])
         part.minorticks_off()
         part.set_title(panel_title(name, data.results))
@@ -71,6 +66,20 @@ def _against(data: ItemData, place: Callable[[Cell], float], x: str) -> Figure:
         if "speedup" in row["metric"]
     )
     return titled(figure, data, f"median, band from minimum to maximum. Published: {words}")
+
+
+def apart(places: Sequence[float], share: float = 0.12) -> list[float]:
+    """Those of the ascending places whose labels fit beside each other on a logarithmic axis: so much of its length apart.
+
+    >>> apart([1, 2, 2.1, 4, 100])
+    [1, 2, 4, 100]
+    """
+    kept: list[float] = []
+    least = (places[-1] / places[0]) ** share if places and places[0] > 0 else 1.0
+    for here in places:
+        if not kept or here >= kept[-1] * least:
+            kept.append(here)
+    return kept
 
 
 def splits(data: ItemData) -> Figure:

@@ -277,12 +277,12 @@ def algorithm(data: ItemData) -> Figure:
 def data_sets(data: ItemData) -> Figure:
     """hlhlp, appendix C is not part of the text: the data sets that this repository reads instead, from conf/dataset."""
     files = sorted((data.conf / "dataset").glob("*.yaml"))
-    figure, axes = plt.subplots(figsize=(8.6, 0.9 + 0.22 * len(files)), layout="constrained")
+    figure, axes = plt.subplots(figsize=(9.6, 0.9 + 0.22 * len(files)), layout="constrained")
     axes.axis("off")
     for number, file in enumerate(files):
         y = 1 - (number + 0.5) / len(files)
         axes.text(0.0, y, f"dataset={file.stem}", fontsize=7.5, family="monospace", va="center")
-        axes.text(0.27, y, first_comment(file)[:110], fontsize=7.5, va="center", color="0.25")
+        axes.text(0.2, y, first_comment(file), fontsize=7.5, va="center", color="0.25")
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     return titled(

@@ -52,6 +52,10 @@ MODELS: dict[str, tuple[type[ModelOptions], dict[str, Any]]] = {
     "bert_tiny": (Bert, {"layers": 2, "hidden": 128, "heads": 2, "intermediate": 512}),
     "ncf": (Ncf, {}),
     "speech_lstm": (SpeechLstmOptions, {}),
+    "speech_lstm_small": (
+        SpeechLstmOptions,
+        {"hidden": 128, "stack": 2, "delay": 8, "dropout": 0.2, "dropout_input": 0.1},
+    ),
     "lstm": (RecurrentLanguageModelOptions, {}),
     "lstm_awd": (AwdLanguageModelOptions, {}),
     "lstm2": (RecurrentLanguageModelOptions, LSTM2),

@@ -1,10 +1,13 @@
 """Acoustic model of HLHLp: LSTM layers that see the past only, and a linear layer that scores the symbols of CTC.
 
-    x_0 = features, `stack` frames after each other joined to one;   x_k = LSTM_k(dropout(x_{k-1}));   logits = W dropout(x_n) + c
+    x_0 = features, `stack` frames after each other joined to one;   x_k = LSTM_k(dropout(x_{k-1}));
+    logits_t = W dropout(x_{n, t + delay}) + c
 
 Source: HLHLp, section 4.3: three unidirectional layers of 512 cells, CTC, keep probability 0.5 "for all the non-recurrent
 connections". Parameters of layer k with I_k inputs (PyTorch's LSTM has two biases): 4 H (I_k + H) + 8 H; of the output layer
-(H + 1) S. With 120 features and 16 symbols: 5,509,136. Symbols, features and initial weights (PyTorch's) are not in the paper.
+(H + 1) S. With 120 features and 16 symbols: 5,509,136. Symbols, features and initial weights (PyTorch's) are not in the paper,
+nor is a delay of the answers (Sak et al. 2015, Fast and accurate recurrent neural network acoustic models, have one of 5 frames):
+without one, CTC may learn to spell short words before they are heard, and does on the spoken digits.
 """
 
 from __future__ import annotations
@@ -23,8 +26,8 @@ from bitcycle.settings import setting
 class SpeechLstm(nn.Module):
     """Features [N, T, F] -> logits [N, ceil(T / stack), symbols]; symbol 0 is the blank.
 
-    A frame depends on no later one (beyond its stack), so that what is padded behind an utterance changes none of its logits;
-    it only takes part in the ranges that quantizers find in a batch.
+    Logits depend on no frame later than `delay` (and beyond the stack). Behind an utterance lie zeros, of whatever length it is
+    padded to, so that they change none of its logits; they only take part in the ranges that quantizers find in a batch.
 
     Args:
         shape: number of features and symbols.
@@ -33,6 +36,7 @@ class SpeechLstm(nn.Module):
         dropout: share of outputs of LSTM layers that is dropped.
         dropout_input: share of features that is dropped.
         stack: consecutive frames that are joined to one.
+        delay: joined frames that are heard before the first answer; as many of zeros follow the last.
     """
 
     float_layers: tuple[str, ...] = ()
@@ -41,10 +45,10 @@ class SpeechLstm(nn.Module):
     """Features and outputs of LSTM layers have both signs."""
 
     def __init__(
-        self, shape: SpeechShape, hidden: int, layers: int, dropout: float, dropout_input: float, stack: int
+        self, shape: SpeechShape, hidden: int, layers: int, dropout: float, dropout_input: float, stack: int, delay: int
     ) -> None:
         super().__init__()
-        self.stack = stack
+        self.stack, self.delay = stack, delay
         self.dropout_input, self.dropout = nn.Dropout(dropout_input), nn.Dropout(dropout)
         inputs = [shape.features * stack, *[hidden] * (layers - 1)]
         self.lstm = nn.ModuleList(nn.LSTM(size, hidden, batch_first=True) for size in inputs)
@@ -55,10 +59,11 @@ class SpeechLstm(nn.Module):
         return (lengths + self.stack - 1) // self.stack
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.dropout_input(stacked(x, self.stack))
+        x = F.pad(stacked(x, self.stack), (0, 0, 0, self.delay))
+        x = self.dropout_input(x)
         for layer in self.lstm:
             x = self.dropout(layer(x)[0])
-        return self.output(x)  # type: ignore[no-any-return]
+        return self.output(x[:, self.delay :])  # type: ignore[no-any-return]
 
 
 def stacked(x: Tensor, count: int) -> Tensor:
@@ -86,7 +91,8 @@ class SpeechLstmOptions(ModelOptions):
         maximum=1,
     )
     stack: int = setting(1, "consecutive frames joined to one, which makes the network faster; 1: none", minimum=1)
+    delay: int = setting(0, "joined frames that are heard before the first answer (not in the paper); 0: none", minimum=0)
 
     def build(self, shape: SpeechShape) -> SpeechLstm:
         dropout_input = self.dropout if self.dropout_input is None else self.dropout_input
-        return SpeechLstm(shape, self.hidden, self.layers, self.dropout, dropout_input, self.stack)
+        return SpeechLstm(shape, self.hidden, self.layers, self.dropout, dropout_input, self.stack, self.delay)

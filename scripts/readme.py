@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import statistics
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from bitcycle.analysis.collect import SUMMARY, read_summary
 from bitcycle.analysis.deviation import spread_table
+from bitcycle.analysis.items import read_claims
 from bitcycle.benchmark.table import recorded
 from bitcycle.figure.schedules import draw_suite, group_of, relative_cost
 from bitcycle.help import first_comment
@@ -20,6 +22,7 @@ from bitcycle.schedule import SUITE, schedule
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
+CLAIMS = ROOT / "results" / "summary" / "claims.csv"
 COSTS = ROOT / "results" / "published_costs.md"
 SHOWN = ("float32", "static 8", "CR 3-8", "RTH 3-8")
 """Settings that the table of results shows, as `bits_of` names them."""
@@ -119,6 +122,16 @@ def deviations() -> str:
     return spread_table(read_summary(ROOT / SUMMARY))
 
 
+def claims_table(verdicts: str) -> str:
+    """The claims whose verdict begins so, with what was found; `make figures` writes the verdicts."""
+    with open(CLAIMS, newline="") as stream:
+        rows = [row for row in csv.DictReader(stream) if row["verdict"].startswith(verdicts)]
+    texts = {claim.id: claim.text for claim in read_claims(ROOT / "results" / "published")}
+    lines = ["| claim | what the paper says | measured | scale |", "|---|---|---|---|"]
+    lines += [f"| {row['claim']} | {texts[row['claim']]} | {row['measured']} | {row['scale']} |" for row in rows]
+    return "\n".join(lines) if rows else "None so far."
+
+
 GENERATED: dict[str, Callable[[], str]] = {
     "schedules": schedules_table,
     "quantizers": quantizers_table,
@@ -126,10 +139,13 @@ GENERATED: dict[str, Callable[[], str]] = {
     "results": results_table,
     "benchmark": recorded,
     "deviations": deviations,
+    "contradicted": lambda: claims_table("contradicted"),
+    "agreeing": lambda: claims_table("sign agrees"),
 }
 DOCUMENTS = {
     README: ("schedules", "quantizers", "costs", "results", "benchmark"),
     ROOT / "results" / "notes" / "mini-scale.md": ("deviations",),
+    ROOT / "results" / "notes" / "verdicts.md": ("contradicted", "agreeing"),
 }
 """Document -> the parts of it that are generated."""
 

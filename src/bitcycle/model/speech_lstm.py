@@ -91,7 +91,9 @@ class SpeechLstmOptions(ModelOptions):
         maximum=1,
     )
     stack: int = setting(1, "consecutive frames joined to one, which makes the network faster; 1: none", minimum=1)
-    delay: int = setting(0, "joined frames that are heard before the first answer (not in the paper); 0: none", minimum=0)
+    delay: int = setting(
+        0, "joined frames that are heard before the first answer (not in the paper); 0: none", minimum=0
+    )
 
     def build(self, shape: SpeechShape) -> SpeechLstm:
         dropout_input = self.dropout if self.dropout_input is None else self.dropout_input

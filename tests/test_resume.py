@@ -23,6 +23,7 @@ from tests.made_data import with_made_data
 from tests.settings import RESUME
 
 CPU = torch.device("cpu")
+NEVER = 1e9
 UNTIMED = ("seconds", "evaluation_seconds", "steps_per_second", "finished")
 
 
@@ -47,22 +48,22 @@ def assert_equal(found, expected) -> None:
 
 def crash_at(monkeypatch, crash_step: int, checkpoint_step: int) -> None:
     """Save a checkpoint after `checkpoint_step` steps only, and crash before step `crash_step`."""
-    train_step, save = Trainer.train_step, Trainer.save
+    train_step = Trainer.train_step
 
     def dying_step(self, batch):
         if self.step == crash_step:
             raise Crash
         train_step(self, batch)
+        self.options.checkpoint_seconds = 0 if self.step == checkpoint_step else NEVER
 
     monkeypatch.setattr(Trainer, "train_step", dying_step)
-    monkeypatch.setattr(Trainer, "save", lambda self: save(self) if self.step == checkpoint_step else None)
 
 
 @pytest.mark.parametrize("case", RESUME)
 def test_a_crash_leaves_no_trace(case, digits, monkeypatch, tmp_path):
     overrides = with_made_data(RESUME[case], tmp_path, monkeypatch)
     undisturbed = digits(*overrides, f"results_root={tmp_path}/undisturbed")
-    disturbed = digits(*overrides, "training.checkpoint_seconds=0", f"results_root={tmp_path}/disturbed")
+    disturbed = digits(*overrides, f"results_root={tmp_path}/disturbed")
     execute(undisturbed)
     generator = random.Random(case)
     first, second, third, fourth = sorted(generator.sample(range(1, undisturbed.total_steps), 4))

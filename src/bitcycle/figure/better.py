@@ -34,6 +34,7 @@ from bitcycle.figure.style import (
     label_axes,
     panels,
     published_bars,
+    title_of,
     titled,
 )
 from bitcycle.schedule import SUITE, schedule
@@ -270,16 +271,12 @@ def aggregation(data: ItemData) -> Figure:
     names = list(dict.fromkeys(f"{model_of(cell)}, {dataset_of(cell)}" for cell in cells))
     figure, axes = panels(len(names))
     for name, part in zip(names, axes, strict=True):
-        for cell in cells:
-            if name == f"{model_of(cell)}, {dataset_of(cell)}":
-                draw_curves(
-                    part,
-                    cell,
-                    aggregation_of(cell),
-                    {"FP-Agg": "tab:blue", "Q-Agg": "tab:orange"}[aggregation_of(cell)],
-                )
+        shown = [cell for cell in cells if name == f"{model_of(cell)}, {dataset_of(cell)}"]
+        for cell in shown:
+            colour = {"FP-Agg": "tab:blue", "Q-Agg": "tab:orange"}[aggregation_of(cell)]
+            draw_curves(part, cell, aggregation_of(cell), colour)
         part.legend(fontsize=7.5, frameon=False, loc="lower right")
-        part.set_title(name)
+        part.set_title(title_of(name, shown))
         part.set_ylabel(cells[0].runs[0].row["metric"].replace("_", " "))
         part.set_xlabel("optimizer step")
     gain = next((row["value"] for row in data.published), "")

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from bitcycle.analysis.items import Item, Published
 from bitcycle.analysis.labels import dataset_label, model_label, panel_of
-from bitcycle.analysis.results import Results
+from bitcycle.analysis.results import Cell, Results
 
 matplotlib.rcParams.update(
     {
@@ -188,11 +188,12 @@ def draw_points(axes: Axes, points: Sequence[Point]) -> None:
 
 def panel_title(name: str, results: Results) -> str:
     """The paper's network and data, and below what stands in for them."""
-    ours = {
-        ", ".join(str(cell.actual(key)) for key in ("model", "dataset"))
-        for cell in results.done
-        if panel_of(cell) == name and cell.stand_ins
-    }
+    return title_of(name, [cell for cell in results.done if panel_of(cell) == name])
+
+
+def title_of(name: str, cells: Iterable[Cell]) -> str:
+    """`name`, and below the networks and data that stand in for it in these cells."""
+    ours = {", ".join(str(cell.actual(key)) for key in ("model", "dataset")) for cell in cells if cell.stand_ins}
     return f"{name}\nours: {' / '.join(sorted(ours))}" if ours else name
 
 

@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 export HYDRA_FULL_ERROR := 1
+# another checkout on it would be tested in place of this one
+unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-matrix test-slurm lint bench status reproduce collect figures costs readme lock clean

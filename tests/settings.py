@@ -20,7 +20,10 @@ OPTIONS = {
 """Options that let a schedule show what it does in a smoke run."""
 
 SHORT = ["training.steps=24", "training.evaluation_steps=8"]
-"""For networks that compute each block once for every option: long enough for two stages of fractrain."""
+"""Long enough for three precisions of each cycle, and for two stages of fractrain."""
+
+FEWER_CYCLES = {key: ["schedule.cycles=4"] for key in ("cosine_anneal", "triangular", "gradient_cycle", "delayed")}
+"""For schedules that have 32 cycles unless told otherwise."""
 
 FLOAT_THEN_LOW = ["schedule=deficit", "schedule.q_max=32", "schedule.start=0.3", "schedule.end=0.7"]
 """float32, then few bits with float gradients, then float32 again; schedule.q_min says how few."""
@@ -90,11 +93,14 @@ TASKS: dict[str, list[str]] = {
 """Task -> a small run of it, without schedule and quantizer."""
 
 RESUME: dict[str, list[str]] = {
-    **{f"schedule={name}": [f"schedule={name}", *OPTIONS.get(name, [])] for name in SCHEDULES},
+    **{
+        f"schedule={name}": [f"schedule={name}", *OPTIONS.get(name, [*SHORT, *FEWER_CYCLES.get(name, [])])]
+        for name in SCHEDULES
+    },
     "schedule=dfq": ["schedule=dfq", *SHORT],
     "schedule=fractrain": ["schedule=fractrain", *QUICK_STAGES, *SHORT],
     **{
-        f"quantizer={name}": [f"quantizer={name}", *QUANTIZER_SCHEDULES.get(name, ["schedule=CR"])]
+        f"quantizer={name}": [f"quantizer={name}", *QUANTIZER_SCHEDULES.get(name, ["schedule=CR"]), *SHORT]
         for name in QUANTIZERS
     },
     "compute=codes": ["training.compute=codes", "schedule=CR", "schedule.q_max=10"],
@@ -107,7 +113,10 @@ RESUME: dict[str, list[str]] = {
         "schedule.q_min=3",
     ],
     "quantizer=uniform_l2 step": ["quantizer=uniform_l2", "quantizer.update=step", *FLOAT_THEN_LOW, "schedule.q_min=3"],
-    "model=mobilenet_v2": ["model=mobilenet_v2", "schedule=RTH", "quantizer.depthwise_bits=[8,16]", *SHORT],
+    "model=mobilenet_v2": [
+        *("model=mobilenet_v2", "schedule=RTH", "quantizer.depthwise_bits=[8,16]", "training.batch_size=4"),
+        *("training.steps=16", "training.evaluation_steps=8", "dataset.test_samples=32"),
+    ],
     "hlhlp with adam": [
         *(
             "schedule=hlhlp",
@@ -122,8 +131,9 @@ RESUME: dict[str, list[str]] = {
     "schedule=dfq on mobilenet_v2": [
         "schedule=dfq",
         "model=mobilenet_v2",
-        "training.steps=16",
-        "training.batch_size=8",
+        "training.steps=12",
+        "training.batch_size=4",
+        "dataset.test_samples=32",
     ],
     "schedule=dfq remasked, own gates": [
         "schedule=dfq",

@@ -81,7 +81,7 @@ def results_table() -> str:
     for name, group in groups.items():
         cells = [finals_of([row for row in group if bits_of(row) == shown]) for shown in SHOWN]
         lines.append(f"| {' | '.join([*name, *cells])} | {len({row['hash'] for row in group})} | {len(group)} |")
-    machines = sorted({f"{row['processor']}, torch {row['torch']}" for row in rows})
+    machines = sorted({f"{row['processor']}, threads: {row['threads']}, torch {row['torch']}" for row in rows})
     return "\n".join(
         [*lines, "", f"Measured on {'; '.join(machines)}; a range stands for several settings of that name."]
     )

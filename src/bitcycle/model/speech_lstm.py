@@ -6,8 +6,8 @@
 Source: HLHLp, section 4.3: three unidirectional layers of 512 cells, CTC, keep probability 0.5 "for all the non-recurrent
 connections". Parameters of layer k with I_k inputs (PyTorch's LSTM has two biases): 4 H (I_k + H) + 8 H; of the output layer
 (H + 1) S. With 120 features and 16 symbols: 5,509,136. Symbols, features and initial weights (PyTorch's) are not in the paper,
-nor is a delay of the answers (Sak et al. 2014, Long short-term memory recurrent neural network architectures for large scale acoustic
-modeling, have one of 5 frames): without one, CTC may learn to spell short words before they are heard, and does on the spoken digits.
+nor is a delay of the answers (Sak et al. 2014, LSTM architectures for large scale acoustic modeling, have one of 5 frames):
+without one, CTC may learn to spell short words before they are heard, and does on the spoken digits.
 """
 
 from __future__ import annotations

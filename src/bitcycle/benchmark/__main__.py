@@ -17,6 +17,7 @@ from bitcycle.benchmark.networks import measure_networks, networks
 from bitcycle.benchmark.quantizers import measure_quantizers
 from bitcycle.benchmark.runs import images_per_second, runs_per_hour, write
 from bitcycle.benchmark.table import FOLDER, tables
+from bitcycle.memory import keep_freed_memory
 from bitcycle.training.display import set_up_console
 from bitcycle.training.environment import describe_environment, processor
 
@@ -51,6 +52,7 @@ def measure(chosen: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) 
     """Everything that was asked for, with what it was measured on; `keep` is given what there is after each network."""
     device = device_of(chosen)
     torch.set_num_threads(chosen.threads)
+    keep_freed_memory()
     record: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": describe_environment(device),

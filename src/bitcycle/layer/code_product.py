@@ -88,7 +88,7 @@ def convolve(codes: Codes, weight: Codes, quantized: Tensor, bias: Tensor | None
     y = convolve_integers(codes.integers, weight.integers, codes.scale * weight.scale, layer)
     inside = torch.ones(1, 1, *codes.integers.shape[2:], device=y.device)
     rest = codes.zero_point * F.conv2d(inside, quantized.sum(1, keepdim=True), None, *_geometry(layer)[:3])
-    rest = rest if bias is None else rest + bias.view(-1, 1, 1)
+    rest = (rest if bias is None else rest + bias.view(-1, 1, 1)).contiguous(memory_format=torch.channels_last)
     images = (_by_group(image, layer.groups) for image in (y, _window_sums(codes.integers, layer), rest))
     kernel(_add_offsets, layer.compile_kernels)(*images, (codes.scale * weight.zero_point).view(layer.groups, -1))
     return y
@@ -98,7 +98,7 @@ def multiply(codes: Codes, weight: Codes, quantized: Tensor, bias: Tensor | None
     """The product [..., F] -> [..., O] of codes with the transposed weight [O, F]."""
     rows = codes.integers.flatten(0, -2)
     y = multiply_integers(rows, weight.integers, codes.scale * weight.scale)
-    window = _row_sums(rows)
+    window = kernel(_row_sums, compile)(rows)
     rest = codes.zero_point * quantized.sum(1)
     rest = rest if bias is None else rest + bias
     offsets = (codes.scale * weight.zero_point)[None]
@@ -106,9 +106,9 @@ def multiply(codes: Codes, weight: Codes, quantized: Tensor, bias: Tensor | None
     return y.view(*codes.integers.shape[:-1], -1)
 
 
-def _add_offsets(y: Tensor, window: Tensor, rest: Tensor, offsets: Tensor) -> None:
+def _add_offsets(y: Tensor, window: Tensor, rest: Tensor, offsets: Tensor) -> Tensor:
     """Complete the scaled sums of integers y [N, positions, groups, O / groups] in place; the others broadcast to it."""
-    y.add_(offsets * window + rest)
+    return y.add_(offsets * window + rest)
 
 
 def _geometry(layer: QuantizedConv2d) -> Geometry:
@@ -127,7 +127,7 @@ def _window_sums(integers: Tensor, layer: QuantizedConv2d) -> Tensor:
         ones = torch.ones(layer.groups, *layer.weight.shape[1:], dtype=torch.int8, device=integers.device)
         return convolve_integers(integers, ones, torch.ones(layer.groups, device=integers.device), layer)
     pixels = integers.movedim(1, -1)
-    sums = _row_sums(pixels.reshape(-1, pixels.shape[-1])).view(pixels.shape[:-1])
+    sums = kernel(_row_sums, layer.compile_kernels)(pixels.reshape(-1, pixels.shape[-1])).view(pixels.shape[:-1])
     stride, (high, wide), dilation, _ = _geometry(layer)
     sums = F.pad(sums, (wide, wide, high, high))
     for dimension in (1, 2):  # a window is the sum of its rows, and these of their elements
@@ -140,9 +140,8 @@ def _window_sums(integers: Tensor, layer: QuantizedConv2d) -> Tensor:
 
 
 def _row_sums(rows: Tensor) -> Tensor:
-    """The sums of the rows of uint8 [N, F], as a product with ones: torch.sum makes a copy of 32 bits an element first."""
-    ones = torch.ones(1, rows.shape[1], dtype=torch.int8, device=rows.device)
-    return multiply_integers(rows, ones, torch.ones(1, device=rows.device))[:, 0]
+    """The sums of the rows of uint8 [N, F]; exact, as a row that fits in 32 bits with its weights fits in float32 without."""
+    return rows.to(torch.float32).sum(1)
 
 
 def convolve_integers(integers: Tensor, weight: Tensor, scales: Tensor, layer: QuantizedConv2d) -> Tensor:

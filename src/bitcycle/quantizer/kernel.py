@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -13,16 +13,106 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+class Kernel:
+    """A function of tensors, compiled for tensors of every size; precision enters as tensors and never recompiles it.
+
+    On a CPU the compiled code is called directly: finding out whether it fits the arguments takes torch.compile ten times as
+    long as small layers take to be quantized, here it is one look into a dictionary of data types, numbers of dimensions, and
+    dimensions of no or one element. All else (GPUs, strided tensors, gradients through the function, tensors without values)
+    goes through torch.compile.
+    """
+
+    compilations = 0
+    """How often machine code has been made for direct calls, by all kernels together."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.general = torch.compile(function, dynamic=True)
+        self.direct: dict[Hashable, Callable[..., Any]] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        """What the function returns."""
+        key = _signature(arguments)
+        if key is None:
+            return self.general(*arguments)
+        code = self.direct.get(key)
+        if code is None:
+            code = self.direct[key] = self._build(arguments)
+        return code(*arguments)
+
+    def _build(self, arguments: tuple[Any, ...]) -> Callable[..., Any]:
+        Kernel.compilations += 1
+        try:
+            return _compile_for(self.function, arguments)
+        except Exception as error:  # prototype interfaces of PyTorch, which another version may lack
+            reason = str(error).split("\n")[0]
+            logger.info("%s is called through torch.compile, which is slower (%s)", self.function.__name__, reason)
+            return self.general
+
+
+def _signature(arguments: tuple[Any, ...]) -> Hashable | None:
+    """What compiled code depends on; None where it is not to be called directly."""
+    if torch._C._len_torch_dispatch_stack():  # somebody wants to see the operations
+        return None
+    parts: list[Hashable] = [torch.get_num_threads()]
+    with_gradients = torch.is_grad_enabled()
+    for argument in arguments:
+        if not isinstance(argument, Tensor):
+            parts.append(argument)
+        elif (
+            type(argument) not in _PLAIN
+            or not argument.is_cpu
+            or not argument.is_contiguous()
+            or (with_gradients and argument.requires_grad)
+        ):
+            return None
+        else:
+            parts.append((argument.dtype, tuple([min(size, 2) for size in argument.shape])))
+    return tuple(parts)
+
+
+def _compile_for(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
+    """Machine code of the function for arguments with the signature of these."""
+    from torch._inductor import standalone_compile
+    from torch.fx.experimental import _config
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    places = [place for place, argument in enumerate(arguments) if isinstance(argument, Tensor)]
+
+    def of_tensors(*tensors: Tensor) -> Any:
+        values = list(arguments)
+        for place, tensor in zip(places, tensors, strict=True):
+            values[place] = tensor
+        return function(*values)
+
+    examples = [arguments[place].detach() for place in places]
+    config: Any = _config
+    with config.patch(use_duck_shape=False), torch.no_grad():  # sizes that are equal now need not be so for ever
+        graph = make_fx(of_tensors, tracing_mode="symbolic")(*examples)
+        code = standalone_compile(graph, examples, dynamic_shapes="from_graph")
+    single = isinstance(graph.graph.output_node().args[0], torch.fx.Node)
+
+    def call(*values: Any) -> Any:
+        found = code(*[values[place] for place in places])
+        return found[0] if single and isinstance(found, (tuple, list)) else found
+
+    return call
+
 
 @functools.cache
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` compiled once for tensors of every size; precision enters as tensors and never recompiles it."""
-    return torch.compile(function, dynamic=True)
+def compiled(function: Callable[..., Any]) -> Kernel:
+    """`function` compiled once for tensors of every size."""
+    return Kernel(function)
 
 
 def kernel(function: Callable[..., Any], compile: bool) -> Callable[..., Any]:
     """The compiled or the plain version of `function`."""
-    return compiled(function) if compile else function
+    if compile and not torch.compiler.is_compiling():  # as a part of something larger it is compiled with that
+        return compiled(function)
+    return function
 
 
 @functools.cache
@@ -32,7 +122,7 @@ def compiler_works(device_type: str) -> bool:
         logger.warning("no C++ compiler (g++) found: quantizers run eagerly, with the same results but slower")
         return False
     try:
-        compiled(_probe)(torch.zeros(8, device=device_type))
+        compiled(_probe).general(torch.zeros(8, device=device_type))
     except Exception as error:  # a broken tool chain raises anything at all, and eager mode is always right
         logger.warning(
             "torch.compile does not work here (%s): quantizers run eagerly, more slowly", str(error).split("\n")[0]

@@ -20,6 +20,7 @@ from bitcycle.configuration import to_plain
 from bitcycle.errors import RunError
 from bitcycle.hardware import CostMeter
 from bitcycle.layer import PrecisionController
+from bitcycle.memory import keep_freed_memory
 from bitcycle.quantizer import NoQuantizer, compiler_works
 from bitcycle.task import Task, TaskSetup
 from bitcycle.training.checkpoint import write_atomically
@@ -34,9 +35,9 @@ from bitcycle.training.run_folder import RunFolder, read_object
 
 logger = logging.getLogger(__name__)
 
-COMPILATION_PAYS_ABOVE = 3e9
-"""Quantized activations in a run above which compiling is worth its 20 to 30 seconds: an eager quantizer takes about 20 ns
-longer for each (one activation and one gradient; two CPU cores)."""
+COMPILATION_PAYS_ABOVE = 1e9
+"""Quantized activations in a run above which compiling is worth its 20 to 30 seconds, or 5 once PyTorch's cache on disk has the
+kernels: an eager quantizer takes about 20 ns longer for each (one activation and one gradient; two CPU cores)."""
 
 MEAN_OF_LAST = 5
 """Evaluations at the end of a run whose mean the summary reports."""
@@ -229,6 +230,8 @@ def set_up_torch(plan: Plan) -> torch.device:
     use_gpu = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())
     if options.threads is not None:
         torch.set_num_threads(options.threads)
+    if not use_gpu:
+        keep_freed_memory()
     if options.deterministic and use_gpu:  # on a CPU nothing that is used here is random in its order
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)

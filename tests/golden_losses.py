@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from bitcycle.layer import weight_gradient
 from bitcycle.training.run import execute
 from bitcycle.training.run_folder import read_records
 from tests.conftest import GOLDEN, plan
@@ -67,7 +68,10 @@ def losses(method: str, *more: str) -> list[float]:
 
 
 def arithmetic() -> str:
-    """A fingerprint of PyTorch's own sums here; where it is that of the file, equal programs have equal losses."""
+    """A fingerprint of PyTorch's own sums here, and of whether ours are in integers.
+
+    Where it is that of the file, equal programs have equal losses.
+    """
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = nn.Sequential(
@@ -76,7 +80,9 @@ def arithmetic() -> str:
         x = torch.randn(8, 3, 8, 8).contiguous(memory_format=torch.channels_last)
         network.to(memory_format=torch.channels_last)(x).log_softmax(1).square().mean().backward()  # type: ignore[call-overload]
         parts = [parameter.grad.contiguous() for parameter in network.parameters()]
-    return hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()[:16]
+    sums = b"".join(part.numpy().tobytes() for part in parts)
+    integers = b"integers" if weight_gradient.library() is not None else b""
+    return hashlib.sha256(sums + integers).hexdigest()[:16]
 
 
 def write() -> None:

@@ -114,9 +114,7 @@ def networks(cuda: bool) -> dict[str, Network]:
     graph = GraphShape(features=128, classes=40, nodes=20_000, edges=120_000)
     return {
         "resnet20": Network(lambda: _build("resnet20", cifar), _images(128, 32, 10), "128 images of 32x32", True),
-        "resnet74": Network(
-            lambda: _build("resnet74", cifar), _images(small, 32, 10), f"{small} images of 32x32", cuda
-        ),
+        "resnet74": Network(lambda: _build("resnet74", cifar), _images(128, 32, 10), "128 images of 32x32", cuda),
         "mobilenet_v2": Network(
             lambda: _build("mobilenet_v2", cifar), _images(small, 32, 10), f"{small} images of 32x32", cuda
         ),

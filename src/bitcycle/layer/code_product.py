@@ -6,9 +6,10 @@ With x = s_x n + z_x and W_o = s_o m_o + z_o for each output channel o, and sums
 
 The sums of integers are exact where they are added up in 32-bit integers (on a CPU, in the 8-bit instructions that oneDNN
 uses), elsewhere as exact as float32 adds: operands of up to 8 bits lose nothing in TF32. Zero padding is x = 0 and not n = 0:
-the three sums run over the elements inside of the image, which the last one has to be told. The backward pass multiplies as
-compute=simulate does, with the input decoded from its codes, one byte an element being all that is kept of it; in the sum for
-the input's gradient each term has a scale of its own, so that there is no product of integers to compute.
+the three sums run over the elements inside of the image, which the last one has to be told. One byte an element is all that is
+kept of the input for the backward pass. There the weight's gradient is a sum of integers as well, where the layer and the CPU are
+fit for it (weight_gradient.py), else computed as compute=simulate does, from the decoded input. So is the input's gradient: in
+its sum each term has a scale of its own, so that there is no product of integers to compute.
 
 Source: the identity is that of integer-only inference (Jacob et al. 2018, section 2.2), with ranges by output channel. Differs
 from compute=simulate in the rounding of float32 sums alone.
@@ -20,13 +21,14 @@ import functools
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from bitcycle.layer.weight_gradient import sums_integers, weight_gradient
 from bitcycle.quantizer.codes import MOST_BITS, Codes, decode
 from bitcycle.quantizer.kernel import kernel
 from bitcycle.quantizer.layout import flat, shaped
@@ -52,17 +54,42 @@ class _CodeProduct(torch.autograd.Function):
         weight_codes, quantized = layer.weight_quantizer.encode_weight(weight, state.weight_bits)
         ctx.save_for_backward(*codes, quantized)
         ctx.layer, ctx.gradient_bits, ctx.step_key = layer, state.gradient_bits, state.step_key
+        ctx.gradient_number = state.precision.gradient
         return layer.product_of_codes(codes, weight_codes, quantized, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        integers, scale, zero_point, weight = ctx.saved_tensors
-        layer: QuantizedLayer = ctx.layer
-        gradient = layer.gradient_quantizer.quantize(gradient, ctx.gradient_bits, ctx.step_key, layer.layer_key)
-        decoder = kernel(decode, layer.compile_kernels)
-        x = shaped(decoder(flat(integers), scale, zero_point), like=integers)
-        return *layer.gradients_of_product(gradient, x, weight, ctx.needs_input_grad[:3]), None
+        *codes, weight = ctx.saved_tensors
+        noise = (ctx.gradient_bits, ctx.step_key, ctx.layer.layer_key)
+        backward = _backward_of_integers if _sums_integers(ctx, codes[0]) else _backward_of_decoded
+        return *backward(ctx.layer, Codes(*codes), weight, gradient, noise, ctx.needs_input_grad[:3]), None
+
+
+def _sums_integers(ctx: Any, integers: Tensor) -> bool:
+    has_codes = 1 <= ctx.gradient_number <= MOST_BITS and ctx.layer.gradient_quantizer.has_codes
+    return bool(has_codes and ctx.needs_input_grad[1] and sums_integers(ctx.layer, integers))
+
+
+def _backward_of_decoded(
+    layer: QuantizedLayer, codes: Codes, weight: Tensor, gradient: Tensor, noise: Any, needed: tuple[bool, ...]
+) -> Gradients:
+    gradient = layer.gradient_quantizer.quantize(gradient, *noise)
+    decoder = kernel(decode, layer.compile_kernels)
+    x = shaped(decoder(flat(codes.integers), codes.scale, codes.zero_point), like=codes.integers)
+    return layer.gradients_of_product(gradient, x, weight, needed)
+
+
+def _backward_of_integers(
+    layer: QuantizedLayer, codes: Codes, weight: Tensor, gradient: Tensor, noise: Any, needed: tuple[bool, ...]
+) -> Gradients:
+    gradient, gradient_codes = layer.gradient_quantizer.encode(gradient, *noise)
+    of_weight = weight_gradient(codes, gradient_codes, cast("QuantizedConv2d", layer))
+    if not needed[0] and not needed[2]:
+        return None, of_weight, None
+    x = torch.empty_like(codes.integers, dtype=gradient.dtype)  # for its shape; nobody reads its values
+    of_x, _, of_bias = layer.gradients_of_product(gradient, x, weight, (needed[0], False, needed[2]))
+    return of_x, of_weight, of_bias
 
 
 def code_product(layer: QuantizedLayer, x: Tensor, bias: Tensor | None) -> Tensor:

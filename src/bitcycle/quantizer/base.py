@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle.quantizer.autograd import backward_only
-from bitcycle.quantizer.codes import Codes
+from bitcycle.quantizer.codes import Codes, GradientCodes
 from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import MISSING, SettingError, Settings, setting
 
@@ -80,6 +80,8 @@ class GradientQuantizer(nn.Module):
 
     is_quantizer = True
     """Its arithmetic is no product of the network: costs leave it out."""
+    has_codes = False
+    """Whether it has `encode`."""
 
     def forward(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         """x, whose gradient will be quantized with the noise of (step_key, layer_key)."""
@@ -87,6 +89,12 @@ class GradientQuantizer(nn.Module):
 
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         """The gradient quantized with the noise of (step_key, layer_key); dimension 0 counts samples."""
+        raise NotImplementedError
+
+    def encode(
+        self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor
+    ) -> tuple[Tensor, GradientCodes]:
+        """What `quantize` returns, and its codes at 1 to 8 bits."""
         raise NotImplementedError
 
     def of_steps(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:

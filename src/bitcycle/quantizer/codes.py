@@ -2,9 +2,10 @@
 
     activation  x_q = s n + z,           n = 0 ... 2^b - 1               in one byte, without sign
     weight      W_q = s n + z',          n = -2^(b-1) ... 2^(b-1) - 1,   z' = z + 2^(b-1) s      in one byte, with sign
+    gradient    G_q = s n + z', the same
 
-for b = 1 ... 8. The codes of a weight are centred so that they fit, and so that the offset z' is small. Codes, steps and zero
-points are those of `affine.fake_quantize`: what is decoded equals its result bit for bit.
+for b = 1 ... 8. The codes of weights and gradients are centred so that they fit, and so that the offset z' is small. Codes,
+steps and zero points are those of `affine.fake_quantize`: what is decoded equals its result bit for bit.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bitcycle.quantizer import affine
+from bitcycle.quantizer.noise import uniform
 
 MOST_BITS = 8
 
@@ -29,6 +31,14 @@ class Codes(NamedTuple):
     integers: Tensor
     scale: Tensor
     zero_point: Tensor
+
+
+class GradientCodes(NamedTuple):
+    """A gradient that stands for scale * integers + zero_point, int8 in its shape."""
+
+    integers: Tensor
+    scale: float
+    zero_point: float
 
 
 def encode_and_observe(
@@ -54,6 +64,24 @@ def encode_rows(rows: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor, Ten
     code, scale = affine.encode(rows, low, high - low, bits)
     middle = (1 << (bits - 1)).to(rows.dtype)
     return code * scale + low, (code - middle).to(torch.int8), scale[:, 0], (low + middle * scale)[:, 0]
+
+
+def encode_gradient(
+    x: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`affine.quantize_stochastically` that returns codes, too: quantized x, int8 integers, scale and minimum."""
+    return _centred(x, bits, uniform(x.shape, step_key ^ layer_key))
+
+
+def encode_gradient_to_nearest(x: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`affine.quantize_per_tensor` that returns codes, too: quantized x, int8 integers, scale and minimum."""
+    return _centred(x, bits, None)
+
+
+def _centred(x: Tensor, bits: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    low, high = torch.aminmax(x)
+    code, scale = affine.encode(x, low, high - low, bits, noise)
+    return code * scale + low, (code - (1 << (bits - 1)).to(x.dtype)).to(torch.int8), scale, low
 
 
 def decode(integers: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from bitcycle import processes
 from bitcycle.quantizer import affine, codes
 from bitcycle.quantizer.autograd import straight_through
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
-from bitcycle.quantizer.codes import Codes
+from bitcycle.quantizer.codes import Codes, GradientCodes
 from bitcycle.quantizer.kernel import kernel
 from bitcycle.quantizer.layout import HALF, flat, rows, shaped, unflat
 from bitcycle.schedule import FLOAT, Precision
@@ -151,6 +151,7 @@ class SbmActivation(TensorQuantizer):
 class SbmGradient(GradientQuantizer):
     """Affine quantizer of the gradient with one range per tensor, stochastic unless told otherwise."""
 
+    has_codes = True
     by_sequence = False
     """Whether each sequence has a range of its own at each time step of a recurrent layer."""
 
@@ -167,6 +168,16 @@ class SbmGradient(GradientQuantizer):
             function = kernel(affine.quantize_stochastically, self.compile_kernel)
             return unflat(function(vector, bits, step_key, layer_key), like=gradient)
         return unflat(kernel(affine.quantize_per_tensor, self.compile_kernel)(vector, bits), like=gradient)
+
+    def encode(
+        self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor
+    ) -> tuple[Tensor, GradientCodes]:
+        function = codes.encode_gradient if self.stochastic else codes.encode_gradient_to_nearest
+        keys = (step_key, layer_key) if self.stochastic else ()
+        quantized, integers, scale, low = kernel(function, self.compile_kernel)(flat(gradient), bits, *keys)
+        step = float(scale)  # in float64: an error of z' would count as often as there are elements
+        zero_point = float(low) + (1 << (int(bits) - 1)) * step
+        return unflat(quantized, like=gradient), GradientCodes(shaped(integers, like=gradient), step, zero_point)
 
     def _quantize_share(
         self, x: Tensor, limits: tuple[Tensor, Tensor], bits: Tensor, step_key: Tensor, layer_key: Tensor

@@ -1,0 +1,76 @@
+"""The gradient of a convolution's weight, summed up in integers from the codes of its input and of its output's gradient.
+
+    dL/dW[o, c, k] = sum over images and places p of G[p, o] X[p + k, c],      G = s n + z,   X = s' n' + z'
+                   = s s' sum n n' + z s' sum n' + s z' sum n + z z' sum 1     over the places p for which p + k is inside
+
+for 1x1 and 3x3 convolutions of multiples of 16 channels, on CPUs with 8-bit products (AVX-512 VNNI). The sums are exact and the
+rest is computed in float64, so that the result is nearer to the real number than float32 sums of decoded tensors are, at about a
+third of their time. Not in the authors' code, which multiplies float32 tensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from bitcycle import native
+from bitcycle.quantizer.codes import Codes, GradientCodes
+
+if TYPE_CHECKING:
+    from bitcycle.layer.quantized import QuantizedLayer
+
+_SOURCE = Path(__file__).with_suffix(".cpp")
+_INSTRUCTIONS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
+_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mprefer-vector-width=512")
+_CHANNELS = 16
+_MOST_PLACES = 65_000
+"""Output pixels of an image, whose products add up to less than 2^31."""
+
+
+def library() -> ctypes.CDLL | None:
+    """The compiled sums; None where there is no compiler, or no such CPU."""
+    return native.library(_SOURCE, _INSTRUCTIONS, _FLAGS)
+
+
+def sums_integers(layer: QuantizedLayer, integers: Tensor) -> bool:
+    """Whether the gradient of the layer's weight can be summed up in integers, with an input of such codes."""
+    if not isinstance(layer, torch.nn.Conv2d) or not integers.is_cpu or layer.dilation != (1, 1) or layer.groups != 1:
+        return False
+    return (
+        layer.kernel_size in ((1, 1), (3, 3))
+        and layer.stride[0] == layer.stride[1]
+        and not isinstance(layer.padding, str)
+        and layer.padding[0] == layer.padding[1]
+        and layer.in_channels % _CHANNELS == 0
+        and layer.out_channels % _CHANNELS == 0
+        and integers.shape[2] * integers.shape[3] <= _MOST_PLACES
+        and library() is not None
+    )
+
+
+def weight_gradient(x: Codes, gradient: GradientCodes, layer: torch.nn.Conv2d) -> Tensor:
+    """The gradient [O, C, k, k] in float32.
+
+    Args:
+        x: codes of the input [N, C, H, W].
+        gradient: codes of the output's gradient [N, O, H', W'].
+        layer: of which `sums_integers`.
+    """
+    functions = library()
+    assert functions is not None, "sums_integers says so"
+    x_integers, integers = (
+        codes.contiguous(memory_format=torch.channels_last) for codes in (x.integers, gradient.integers)
+    )
+    (images, channels, height, width), (_, out, out_height, out_width) = x_integers.shape, integers.shape
+    found = torch.empty(layer.weight.shape, dtype=torch.float32).contiguous(memory_format=torch.channels_last)
+    geometry = (layer.kernel_size[0], layer.stride[0], int(layer.padding[0]))
+    shape = (ctypes.c_int64 * 10)(images, height, width, channels, out_height, out_width, out, *geometry)
+    affine = (ctypes.c_double * 4)(float(x.scale), float(x.zero_point), gradient.scale, gradient.zero_point)
+    pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (x_integers, integers, found))
+    failed = functions.bitcycle_weight_gradient(*pointers, shape, affine, ctypes.c_int64(torch.get_num_threads()))
+    assert not failed, "sums_integers knows what the function can do"
+    return found

@@ -1,0 +1,158 @@
+"""Sums of integers for the gradient of a convolution's weight (compute=codes)."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import bitcycle
+from bitcycle import native
+from bitcycle.layer import code_product, weight_gradient
+from bitcycle.layer.code_product import gradients_of_convolution
+from bitcycle.layer.weight_gradient import library, sums_integers
+from bitcycle.quantizer.codes import Codes, GradientCodes
+from bitcycle.quantizer.sbm import Sbm
+from bitcycle.schedule import Precision
+
+needs_library = pytest.mark.skipif(library() is None, reason="no compiler, or a CPU without 8-bit products")
+
+CONVOLUTIONS = {
+    "3x3": (16, 16, {"kernel_size": 3, "padding": 1}),
+    "channels": (48, 32, {"kernel_size": 3, "padding": 1}),
+    "stride": (16, 32, {"kernel_size": 3, "padding": 1, "stride": 2}),
+    "long stride": (16, 16, {"kernel_size": 3, "stride": 3}),
+    "no padding": (16, 16, {"kernel_size": 3, "bias": False}),
+    "wide padding": (32, 16, {"kernel_size": 3, "padding": 2}),
+    "1x1": (16, 16, {"kernel_size": 1, "bias": False}),
+    "1x1 stride": (32, 64, {"kernel_size": 1, "stride": 2}),
+}
+
+
+def channels_last(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def exact(x: Codes, gradient: GradientCodes, layer: nn.Conv2d) -> torch.Tensor:
+    """The gradient from decoded tensors in float64."""
+    operands = [codes.integers.double() * codes.scale + codes.zero_point for codes in (gradient, x)]
+    return gradients_of_convolution(*operands, layer.weight.double(), (False, True, False), layer)[1]
+
+
+@needs_library
+@pytest.mark.parametrize("size", [(1, 3, 3), (3, 9, 8), (5, 7, 13), (70, 33, 32)])
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_it_is_the_sum_in_double_precision(case, size):
+    """The last size has more terms than fit into 32 bits, if all codes are large."""
+    channels, out, options = CONVOLUTIONS[case]
+    layer = nn.Conv2d(channels, out, **options)
+    images, *shape = size
+    torch.manual_seed(0)
+    low = 200 if images == 70 else 0
+    integers = channels_last(torch.randint(low, 256, (images, channels, *shape), dtype=torch.uint8))
+    x = Codes(integers, torch.tensor(0.013), torch.tensor(-0.3))
+    places = layer(torch.zeros(1, channels, *shape)).shape[2:]
+    codes = channels_last(torch.randint(-128, -100 if low else 128, (images, out, *places), dtype=torch.int8))
+    gradient = GradientCodes(codes, 2e-3, 0.07)
+    assert sums_integers(layer, integers)
+    found, expected = weight_gradient.weight_gradient(x, gradient, layer), exact(x, gradient, layer).detach()
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-7 * float(expected.abs().max()))
+
+
+@needs_library
+def test_threads_change_nothing():
+    layer = nn.Conv2d(16, 16, 3, padding=1)
+    x = Codes(torch.randint(0, 256, (7, 16, 9, 9), dtype=torch.uint8), torch.tensor(0.1), torch.tensor(0.2))
+    gradient = GradientCodes(torch.randint(-128, 128, (7, 16, 9, 9), dtype=torch.int8), 0.3, 0.4)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 16):
+            torch.set_num_threads(threads)
+            found.append(weight_gradient.weight_gradient(x, gradient, layer))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+def trained(layer: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    x = x.clone().requires_grad_()
+    y = layer(x)
+    y.backward(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)))
+    return [y.detach(), x.grad, *(parameter.grad for parameter in layer.parameters())]
+
+
+@needs_library
+@pytest.mark.parametrize("stochastic", [True, False])
+@pytest.mark.parametrize("number", range(1, 9))
+@pytest.mark.parametrize("case", ["3x3", "stride", "1x1"])
+def test_layers_train_as_with_decoded_tensors(case, number, stochastic, monkeypatch):
+    channels, out, options = CONVOLUTIONS[case]
+    quantizer = Sbm(stochastic=stochastic)
+    torch.manual_seed(number)
+    network = bitcycle.quantize_model(nn.Conv2d(channels, out, **options), quantizer, float_layers=[], compute="codes")
+    network.precision.set(Precision(8, 8, number))
+    x = torch.randn(4, channels, 9, 8)
+    for given in (x, x.relu()):
+        found = trained(copy.deepcopy(network), given)
+        with monkeypatch.context() as patch:
+            patch.setattr(code_product, "sums_integers", lambda layer, integers: False)
+            expected = trained(copy.deepcopy(network), given)
+        for new, old in zip(found, expected, strict=True):
+            torch.testing.assert_close(new, old, rtol=0, atol=2e-6 * float(old.abs().max()))
+        assert torch.equal(found[1], expected[1])  # nothing else has changed
+
+
+@needs_library
+@pytest.mark.parametrize("number", [9, 16, 32])
+def test_other_gradients_are_decoded(number, monkeypatch):
+    network = bitcycle.quantize_model(nn.Conv2d(16, 16, 3), float_layers=[], compute="codes")
+    network.precision.set(Precision(8, 8, number))
+    monkeypatch.setattr(code_product, "weight_gradient", None)
+    trained(network, torch.randn(2, 16, 5, 5))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(3, 16, 3),
+        nn.Conv2d(16, 10, 3),
+        nn.Conv2d(16, 16, 5),
+        nn.Conv2d(16, 16, (1, 3)),
+        nn.Conv2d(16, 16, 3, dilation=2),
+        nn.Conv2d(16, 16, 3, groups=16),
+        nn.Conv2d(16, 16, 3, padding=(1, 2)),
+        nn.Linear(16, 16),
+    ],
+)
+def test_layers_that_it_cannot_do(layer):
+    assert not sums_integers(layer, torch.zeros(2, 16, 8, 8, dtype=torch.uint8))
+
+
+def test_a_library_is_compiled_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = tmp_path / "seven.cpp"
+    source.write_text('extern "C" int seven() { return 7; }\n')
+    functions = native.library(source)
+    if functions is None:
+        pytest.skip("no compiler")
+    assert functions.seven() == 7
+    (made,) = (tmp_path / "bitcycle").iterdir()
+    written = made.stat().st_mtime_ns
+    assert native._compiled(source, native._FLAGS) == made
+    assert made.stat().st_mtime_ns == written
+    source.write_text('extern "C" int seven() { return 8; }\n')
+    assert native._compiled(source, native._FLAGS) != made
+
+
+@pytest.mark.parametrize("problem", ["the CPU", "the compiler", "the file"])
+def test_without_a_library_the_log_says_so(problem, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = tmp_path / "broken.cpp"
+    source.write_text("no C++")
+    if problem == "the compiler":
+        monkeypatch.setenv("PATH", str(tmp_path))
+    with caplog.at_level("INFO", "bitcycle"):
+        assert native.library(source, ("no_such_thing",) if problem == "the CPU" else ()) is None
+    assert "broken.cpp is not used" in caplog.text

@@ -22,7 +22,8 @@ CPU = torch.device("cpu")
 def small_network(*_arguments: Any) -> dict[str, Network]:
     def build() -> nn.Module:
         return nn.Sequential(
-            nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(144, 10)
+            *(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3)),
+            *(nn.Flatten(), nn.Linear(144, 10)),
         )
 
     return {"small": Network(build, networks_module._images(2, 12, 10), "2 images of 12x12")}

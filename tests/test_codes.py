@@ -19,6 +19,7 @@ from bitcycle.quantizer.codes import decode
 from bitcycle.quantizer.kernel import Kernel
 from bitcycle.quantizer.sbm import SbmActivation, SbmWeight
 from bitcycle.schedule import Precision
+from bitcycle.training.options import TrainingOptions
 
 CONVOLUTIONS = {
     "3x3": ({"kernel_size": 3, "padding": 1}, 4),
@@ -174,6 +175,62 @@ def test_a_frugal_relu_has_the_same_numbers_and_keeps_a_byte(inplace):
         found.append((y.detach(), leaf.grad))
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=0, equal_nan=True)
     assert [tensor.dtype for tensor in kept] == [torch.bool]
+
+
+def convolutional() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True)),
+        *(nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True)),
+        *(nn.Conv2d(16, 32, 3, stride=2), nn.BatchNorm2d(32, affine=False), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        nn.Linear(32, 5),
+    )
+
+
+def test_inputs_of_batch_norm_that_are_computed_again_are_the_same():
+    """Nothing but memory differs, whether all layers have codes or some are float; evaluation is as ever."""
+    x, found = torch.randn(6, 3, 12, 12), []
+    for recompute in (False, True):
+        for float_layers in ([], ["first", "last"]):
+            model = bitcycle.quantize_model(
+                convolutional(), float_layers=float_layers, compute="codes", recompute=recompute
+            )
+            trained = []
+            for number in (8, 32, 4):
+                for state in (module for module in model.modules() if isinstance(module, PrecisionState)):
+                    state.set(Precision(number, number, 8))
+                y = model(x)
+                y.square().sum().backward()
+                trained += [y.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+            with torch.no_grad():
+                found.append([*trained, model.eval()(x), *model.buffers()])
+    for kept, again in zip(found[:2], found[2:], strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(kept, again, strict=True))
+
+
+def test_computing_again_takes_less_memory():
+    kept: list[int] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor.numel() * tensor.element_size())
+        return tensor
+
+    x, sizes = torch.randn(64, 3, 12, 12), []
+    for options in ({}, {"compute": "codes"}, {"compute": "codes", "recompute": True}):
+        model = bitcycle.quantize_model(convolutional(), float_layers=["last"], **options)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model(x)
+        sizes.append(sum(kept))
+        kept.clear()
+    assert sizes[2] < 0.5 * sizes[1]
+    assert sizes[2] < 0.3 * sizes[0]
+
+
+def test_there_is_nothing_to_compute_again_without_codes():
+    with pytest.raises(ValueError, match="recompute"):
+        bitcycle.quantize_model(convolutional(), recompute=True)
+    with pytest.raises(ValueError, match="recompute"):
+        TrainingOptions(recompute=True)
 
 
 def test_layers_that_cannot_say_so(caplog):

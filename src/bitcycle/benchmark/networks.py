@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bitcycle.benchmark.measure import interleaved, peak_bytes, summarise
 from bitcycle.edges import make_edges
 from bitcycle.layer import PrecisionController, penalty, quantize_model
+from bitcycle.layer.recomputation import RecomputingBatchNorm2d
 from bitcycle.model import MODELS, GraphShape, ImageShape, TokenShape
 from bitcycle.quantizer import compiler_works
 from bitcycle.schedule import Schedule, schedule
@@ -46,12 +47,14 @@ class Variant:
     quantizer: str = "sbm"
     schedule: str = "static"
     compute: str = "simulate"
+    recompute: bool = False
 
 
 VARIANTS = {
     "float": Variant(quantizer="none"),
     "static 8": Variant(),
     "static 8, codes": Variant(compute="codes"),
+    "static 8, codes, recompute": Variant(compute="codes", recompute=True),
     "RTH 3-8": Variant(schedule="RTH"),
     "RTH 3-8, codes": Variant(schedule="RTH", compute="codes"),
     "DFQ": Variant(schedule="dfq"),
@@ -148,10 +151,12 @@ class Step:
             options: dict[str, Any] = {
                 "compile": compiler_works(device.type),
                 "compute": variant.compute,
+                "recompute": variant.recompute,
                 "schedule": plan,
             }
             model = quantize_model(model, variant.quantizer, **options)
         self.computes_codes = any(getattr(module, "computes_codes", False) for module in model.modules())
+        self.recomputes = any(isinstance(module, RecomputingBatchNorm2d) for module in model.modules())
         self.model = model.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
         self.controller = PrecisionController(self.model, plan) if variant.quantizer != "none" else None
         self.optimizer = OptimizerOptions().build(self.model)
@@ -180,7 +185,12 @@ def measure_networks(names: list[str], repetitions: int, device: torch.device) -
         network = networks(device.type == "cuda")[name]
         chosen = {key: variant for key, variant in VARIANTS.items() if network.gated or variant.schedule != "dfq"}
         steps = {key: Step(network, variant, device) for key, variant in chosen.items()}
-        steps = {key: step for key, step in steps.items() if chosen[key].compute != "codes" or step.computes_codes}
+        steps = {
+            key: step
+            for key, step in steps.items()
+            if (step.computes_codes or chosen[key].compute != "codes")
+            and (step.recomputes or not chosen[key].recompute)
+        }
         found: dict[str, dict[str, Any]] = {**summarise(interleaved(steps, repetitions, device), "float")}
         for step in steps.values():
             step.optimizer.zero_grad(set_to_none=True)  # what is freed meanwhile would count as negative

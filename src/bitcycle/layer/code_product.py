@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from bitcycle.layer.recomputation import remember
 from bitcycle.layer.weight_gradient import sums_integers, weight_gradient
 from bitcycle.quantizer.codes import MOST_BITS, Codes, decode
 from bitcycle.quantizer.kernel import kernel
@@ -55,7 +56,9 @@ class _CodeProduct(torch.autograd.Function):
         ctx.save_for_backward(*codes, quantized)
         ctx.layer, ctx.gradient_bits, ctx.step_key = layer, state.gradient_bits, state.step_key
         ctx.gradient_number = state.precision.gradient
-        return layer.product_of_codes(codes, weight_codes, quantized, bias)
+        compute = functools.partial(layer.product_of_codes, codes, weight_codes, quantized, bias)
+        layer.recipe = compute if layer.recomputes else None
+        return compute()
 
     @staticmethod
     @once_differentiable
@@ -94,7 +97,9 @@ def _backward_of_integers(
 
 def code_product(layer: QuantizedLayer, x: Tensor, bias: Tensor | None) -> Tensor:
     """The product of x and the weight of `layer`, both quantized, with quantized gradients: all of the layer at once."""
-    return _CodeProduct.apply(x, layer.weight, bias, layer)  # type: ignore[no-any-return]
+    y = _CodeProduct.apply(x, layer.weight, bias, layer)
+    recipe, layer.recipe = layer.recipe, None
+    return y if recipe is None or not y.requires_grad else remember(y, recipe)
 
 
 def takes_codes(layer: QuantizedLayer, x: Tensor) -> bool:

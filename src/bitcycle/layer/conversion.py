@@ -14,6 +14,7 @@ from bitcycle.layer.frugal_relu import frugal_relu
 from bitcycle.layer.gated_block import gate_blocks
 from bitcycle.layer.matrix_product import MatrixProduct
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
+from bitcycle.layer.recomputation import recomputing_batch_norm
 from bitcycle.layer.state import PrecisionState
 from bitcycle.quantizer import NoQuantizer, QuantizerOptions, quantizer_options
 from bitcycle.schedule import GateOptions, Precision, Schedule
@@ -146,6 +147,7 @@ def quantize_model(
     float_layers: Sequence[str] | None = None,
     compile: bool = False,
     compute: str = "simulate",
+    recompute: bool = False,
     schedule: Schedule | None = None,
     seed: int = 0,
 ) -> nn.Module:
@@ -161,6 +163,8 @@ def quantize_model(
         compute: simulate multiplies quantized float32 tensors; codes multiplies their integer codes where they have up to 8
             bits (convolutions and linear layers, quantizer sbm) and keeps one byte an element for the backward pass, as do its
             torch.nn.ReLU modules. The two differ in the rounding of float32 sums only.
+        recompute: with compute=codes, compute the output of a convolution again for the backward pass of the torch.nn.BatchNorm2d
+            behind it instead of keeping it: the same numbers in half of the memory, in more time.
         schedule: needed where it lets the network choose its bits (dfq, fractrain): the blocks that the model lists in its
             attribute `block_names` get gates. Others may be given, too, and change nothing here.
         seed: of the initial weights of gates.
@@ -173,10 +177,14 @@ def quantize_model(
 
     Raises:
         SettingError (a ValueError): if nothing would be quantized, `float_layers` names no layer, the schedule needs blocks
-            and the model names none, or `compute` is neither of the two.
+            and the model names none, `compute` is neither of the two, or `recompute` is asked for without codes.
     """
     if compute not in COMPUTE:
         raise SettingError("compute", compute, "is not one of the options", f"use {' or '.join(COMPUTE)}")
+    if recompute and compute != "codes":
+        raise SettingError(
+            "recompute", recompute, "has no codes to compute from", "use compute=codes, or recompute=false"
+        )
     options = quantizer_options(quantizer)
     if float_layers is not None:
         options = type(options)(**{**vars(options), "float_layers": list(float_layers)})
@@ -193,7 +201,7 @@ def quantize_model(
         )
     model = _convert(model, plan, options, gates, compile)
     if compute == "codes":
-        model = _compute_codes(model, options, compile)
+        model = _compute_codes(model, options, compile, recompute)
     return model if gates is None else gate_blocks(model, gates, seed)
 
 
@@ -223,7 +231,7 @@ def _convert(
     return model
 
 
-def _compute_codes(model: nn.Module, options: QuantizerOptions, compile: bool) -> nn.Module:
+def _compute_codes(model: nn.Module, options: QuantizerOptions, compile: bool, recompute: bool) -> nn.Module:
     layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
     able = sum(layer.compute_codes() for layer in layers)
     if able < len(layers):
@@ -232,6 +240,10 @@ def _compute_codes(model: nn.Module, options: QuantizerOptions, compile: bool) -
     for module in list(model.modules()):
         if able and type(module) is nn.ReLU:
             model = _replace(model, module, frugal_relu(module, compile))
+        if recompute and type(module) is nn.BatchNorm2d:
+            model = _replace(model, module, recomputing_batch_norm(module))
+    for layer in layers:
+        layer.recomputes = recompute and layer.computes_codes
     return model
 
 

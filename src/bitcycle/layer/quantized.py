@@ -40,6 +40,9 @@ class QuantizedLayer(QuantizedProduct):
     fine_bits: Tensor
     can_compute_codes = False
     """Whether the layer has `product_of_codes` and `gradients_of_product`, the two halves of compute=codes."""
+    recomputes = False
+    """Whether batch norm may compute the layer's output again (see recomputation.py); `recipe` says how, for a moment."""
+    recipe: Callable[[], Tensor] | None = None
 
     def attach(
         self,

@@ -41,6 +41,12 @@ class TrainingOptions(Settings):
         " exact, in less memory, and different in the rounding of float32 sums only",
         choices=("simulate", "codes"),
     )
+    recompute: bool = setting(
+        False,
+        "with compute=codes, compute the inputs of batch norms again for the backward pass instead of keeping them: the same"
+        " numbers in about half of the memory, in more time",
+        affects_result=False,
+    )
     compile: str = setting(
         "auto",
         "fuse quantizers with torch.compile, with the same numbers: true, false, or auto (where it saves time)",
@@ -63,6 +69,9 @@ class TrainingOptions(Settings):
             raise SettingError(
                 "steps", self.steps, problem, "set one of training.steps and training.epochs to null, not both"
             )
+        if self.recompute and self.compute != "codes":
+            remedy = "set training.compute=codes, or training.recompute=false"
+            raise SettingError("recompute", True, "has no codes to compute from", remedy)
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Length of the run in optimizer steps, with so many in an epoch."""

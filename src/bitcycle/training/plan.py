@@ -121,6 +121,7 @@ class Plan:
             self.config.quantizer,
             compile=compile,
             compute=self.config.training.compute,
+            recompute=self.config.training.recompute,
             schedule=self.schedule,
             seed=seed,
         )

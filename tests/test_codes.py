@@ -116,8 +116,8 @@ def test_codes_stand_for_the_quantized_tensor_bit_for_bit(number):
     observed, encoded = SbmActivation(), SbmActivation()
     assert torch.equal(decode(*encoded.encode(x, bits)), observed(x, bits))
     assert torch.equal(decode(*encoded.eval().encode(x, bits)), observed.eval()(x, bits))
-    codes, quantized = SbmWeight().encode_weight(x, bits)
-    assert torch.equal(quantized, SbmWeight()(x, bits))
+    codes, quantized = SbmWeight().encode_weight(x, bits), SbmWeight()(x, bits)
+    assert torch.equal(SbmWeight().decode_weight(codes, bits), quantized)
     assert codes.integers.dtype == torch.int8
     again = codes.integers * codes.scale.view(-1, 1, 1, 1) + codes.zero_point.view(-1, 1, 1, 1)
     torch.testing.assert_close(again, quantized)

@@ -30,12 +30,12 @@ from torch.autograd.function import once_differentiable
 
 from bitcycle.layer.recomputation import remember
 from bitcycle.layer.weight_gradient import sums_integers, weight_gradient
-from bitcycle.quantizer.codes import MOST_BITS, Codes, decode
+from bitcycle.quantizer.codes import MOST_BITS, Codes, WeightCodes, decode
 from bitcycle.quantizer.kernel import kernel
 from bitcycle.quantizer.layout import flat, shaped
 
 if TYPE_CHECKING:
-    from bitcycle.layer.quantized import QuantizedConv2d, QuantizedLayer
+    from bitcycle.layer.quantized import QuantizedConv2d, QuantizedLayer, QuantizedLinear
 
 logger = logging.getLogger(__name__)
 
@@ -52,21 +52,22 @@ class _CodeProduct(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: QuantizedLayer) -> Tensor:
         state = layer.precision
         codes = layer.activation_quantizer.encode(x, state.activation_bits)
-        weight_codes, quantized = layer.weight_quantizer.encode_weight(weight, state.weight_bits)
-        ctx.save_for_backward(*codes, quantized)
+        weight_codes = layer.weight_quantizer.encode_weight(weight, state.weight_bits)
+        ctx.save_for_backward(*codes, *weight_codes)
         ctx.layer, ctx.gradient_bits, ctx.step_key = layer, state.gradient_bits, state.step_key
         ctx.gradient_number = state.precision.gradient
-        compute = functools.partial(layer.product_of_codes, codes, weight_codes, quantized, bias)
+        compute = functools.partial(layer.product_of_codes, codes, weight_codes, bias)
         layer.recipe = compute if layer.recomputes else None
         return compute()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        *codes, weight = ctx.saved_tensors
+        codes, weight_codes = Codes(*ctx.saved_tensors[:3]), WeightCodes(*ctx.saved_tensors[3:])
+        weight = ctx.layer.decoded_weight(weight_codes)
         noise = (ctx.gradient_bits, ctx.step_key, ctx.layer.layer_key)
-        backward = _backward_of_integers if _sums_integers(ctx, codes[0]) else _backward_of_decoded
-        return *backward(ctx.layer, Codes(*codes), weight, gradient, noise, ctx.needs_input_grad[:3]), None
+        backward = _backward_of_integers if _sums_integers(ctx, codes.integers) else _backward_of_decoded
+        return *backward(ctx.layer, codes, weight, gradient, noise, ctx.needs_input_grad[:3]), None
 
 
 def _sums_integers(ctx: Any, integers: Tensor) -> bool:
@@ -115,27 +116,36 @@ def takes_codes(layer: QuantizedLayer, x: Tensor) -> bool:
     )
 
 
-def convolve(codes: Codes, weight: Codes, quantized: Tensor, bias: Tensor | None, layer: QuantizedConv2d) -> Tensor:
+def convolve(codes: Codes, weight: WeightCodes, bias: Tensor | None, layer: QuantizedConv2d) -> Tensor:
     """The convolution [N, C, H, W] -> [N, O, H', W'] of codes with the weight [O, C / groups, k, k] of `layer`."""
     y = convolve_integers(codes.integers, weight.integers, codes.scale * weight.scale, layer)
-    inside = torch.ones(1, 1, *codes.integers.shape[2:], device=y.device)
-    rest = codes.zero_point * F.conv2d(inside, quantized.sum(1, keepdim=True), None, *_geometry(layer)[:3])
-    rest = (rest if bias is None else rest + bias.view(-1, 1, 1)).contiguous(memory_format=torch.channels_last)
+    rest = y.new_zeros(1, *y.shape[1:]) if bias is None else bias.view(-1, 1, 1).expand(1, *y.shape[1:])
+    if _begins_above_zero(codes):
+        inside = torch.ones(1, 1, *codes.integers.shape[2:], device=y.device)
+        sums = layer.decoded_weight(weight).sum(1, keepdim=True)
+        rest = rest + codes.zero_point * F.conv2d(inside, sums, None, *_geometry(layer)[:3])
+    rest = rest.contiguous(memory_format=torch.channels_last)
     images = (_by_group(image, layer.groups) for image in (y, _window_sums(codes.integers, layer), rest))
     kernel(_add_offsets, layer.compile_kernels)(*images, (codes.scale * weight.zero_point).view(layer.groups, -1))
     return y
 
 
-def multiply(codes: Codes, weight: Codes, quantized: Tensor, bias: Tensor | None, compile: bool) -> Tensor:
-    """The product [..., F] -> [..., O] of codes with the transposed weight [O, F]."""
+def multiply(codes: Codes, weight: WeightCodes, bias: Tensor | None, layer: QuantizedLinear) -> Tensor:
+    """The product [..., F] -> [..., O] of codes with the transposed weight [O, F] of `layer`."""
     rows = codes.integers.flatten(0, -2)
     y = multiply_integers(rows, weight.integers, codes.scale * weight.scale)
-    window = kernel(_row_sums, compile)(rows)
-    rest = codes.zero_point * quantized.sum(1)
-    rest = rest if bias is None else rest + bias
-    offsets = (codes.scale * weight.zero_point)[None]
-    kernel(_add_offsets, compile)(y[:, None, None], window[:, None, None, None], rest[None, None, None], offsets)
+    window = kernel(_row_sums, layer.compile_kernels)(rows)
+    rest = y.new_zeros(y.shape[1]) if bias is None else bias
+    if _begins_above_zero(codes):
+        rest = rest + codes.zero_point * layer.decoded_weight(weight).sum(1)
+    images = (y[:, None, None], window[:, None, None, None], rest[None, None, None])
+    kernel(_add_offsets, layer.compile_kernels)(*images, (codes.scale * weight.zero_point)[None])
     return y.view(*codes.integers.shape[:-1], -1)
+
+
+def _begins_above_zero(codes: Codes) -> bool:
+    """Whether the codes have an offset; a GPU is not waited for, where computing with one of 0 is as right."""
+    return codes.zero_point.is_cuda or bool(codes.zero_point != 0)
 
 
 def _add_offsets(y: Tensor, window: Tensor, rest: Tensor, offsets: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from bitcycle.layer.matrix_product import MatrixProduct, quantized_matrix_produc
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
 from bitcycle.quantizer import QuantizerOptions, encode_bits
-from bitcycle.quantizer.codes import Codes
+from bitcycle.quantizer.codes import Codes, WeightCodes
 from bitcycle.randomness import int32_key
 
 
@@ -76,9 +76,13 @@ class QuantizedLayer(QuantizedProduct):
         """From now on compute the product as one that can be seen, as for a trace of the model's products."""
         self.computes_codes = False
 
-    def product_of_codes(self, codes: Codes, weight: Codes, quantized: Tensor, bias: Tensor | None) -> Tensor:
-        """The layer's product of the codes of its input and weight; `quantized` is the weight in float32."""
+    def product_of_codes(self, codes: Codes, weight: WeightCodes, bias: Tensor | None) -> Tensor:
+        """The layer's product of the codes of its input and weight."""
         raise NotImplementedError
+
+    def decoded_weight(self, weight: WeightCodes) -> Tensor:
+        """The quantized weight from its codes at the current bits."""
+        return self.weight_quantizer.decode_weight(weight, self.precision.weight_bits)
 
     def gradients_of_product(self, gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]) -> Gradients:
         """The gradients of input, weight and bias, those that are `needed`, from the output's."""
@@ -175,8 +179,8 @@ class QuantizedConv2d(QuantizedLayer, nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         return self.quantized_product(x, self._conv_forward)
 
-    def product_of_codes(self, codes: Codes, weight: Codes, quantized: Tensor, bias: Tensor | None) -> Tensor:
-        return convolve(codes, weight, quantized, bias, self)
+    def product_of_codes(self, codes: Codes, weight: WeightCodes, bias: Tensor | None) -> Tensor:
+        return convolve(codes, weight, bias, self)
 
     def gradients_of_product(self, gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]) -> Gradients:
         return gradients_of_convolution(gradient, x, weight, needed, self)
@@ -194,8 +198,8 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return self.quantized_product(x, nn.functional.linear)
 
-    def product_of_codes(self, codes: Codes, weight: Codes, quantized: Tensor, bias: Tensor | None) -> Tensor:
-        return multiply(codes, weight, quantized, bias, self.compile_kernels)
+    def product_of_codes(self, codes: Codes, weight: WeightCodes, bias: Tensor | None) -> Tensor:
+        return multiply(codes, weight, bias, self)
 
     def gradients_of_product(self, gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]) -> Gradients:
         return gradients_of_linear(gradient, x, weight, needed)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle.quantizer.autograd import backward_only
-from bitcycle.quantizer.codes import Codes, GradientCodes
+from bitcycle.quantizer.codes import Codes, GradientCodes, WeightCodes
 from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import MISSING, SettingError, Settings, setting
 
@@ -32,7 +32,7 @@ class TensorQuantizer(nn.Module):
     samples_are_independent = False
     """Whether in evaluation mode the result of a sample does not depend on the others of its batch."""
     has_codes = False
-    """Whether it has `encode` (activations) or `encode_weight`, with a gradient that passes straight through."""
+    """Whether it has `encode` (activations) or `encode_weight` and `decode_weight`; its gradient passes straight through."""
     steps_are_independent = False
     """Whether the result of a time step of a sequence depends on nothing but this step, and leaves nothing behind."""
 
@@ -44,8 +44,12 @@ class TensorQuantizer(nn.Module):
         """What `forward` does to an activation x [N, ...] at 1 to 8 bits, as uint8 codes. No gradient."""
         raise NotImplementedError
 
-    def encode_weight(self, x: Tensor, bits: Tensor) -> tuple[Codes, Tensor]:
-        """What `forward` does to a weight x at 1 to 8 bits, as int8 codes and in float32. No gradient."""
+    def encode_weight(self, x: Tensor, bits: Tensor) -> WeightCodes:
+        """The codes of a weight at 1 to 8 bits."""
+        raise NotImplementedError
+
+    def decode_weight(self, weight: WeightCodes, bits: Tensor) -> Tensor:
+        """The quantized weight from its codes, as `forward` returns it."""
         raise NotImplementedError
 
     def of_steps(self, x: Tensor, bits: Tensor) -> Tensor:

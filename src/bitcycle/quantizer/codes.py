@@ -24,13 +24,25 @@ MOST_BITS = 8
 class Codes(NamedTuple):
     """A tensor that stands for scale * integers + zero_point.
 
-    integers: uint8 in the shape of an activation; int8 in that of a weight.
-    scale, zero_point: float32 scalars; for a weight [out], one for each output channel.
+    integers: uint8 in the shape of an activation.
+    scale, zero_point: float32 scalars.
     """
 
     integers: Tensor
     scale: Tensor
     zero_point: Tensor
+
+
+class WeightCodes(NamedTuple):
+    """A weight [out, ...] that stands for scale * integers + zero_point, int8; the others are float32 [out].
+
+    minimum: the lowest of its values; with it the weight is decoded to the bit.
+    """
+
+    integers: Tensor
+    scale: Tensor
+    zero_point: Tensor
+    minimum: Tensor
 
 
 class GradientCodes(NamedTuple):
@@ -59,11 +71,20 @@ def encode(x: Tensor, zero_point: Tensor, value_range: Tensor, bits: Tensor) -> 
 
 
 def encode_rows(rows: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`affine.quantize_per_row` that returns codes, too: quantized rows, int8 integers, scales and zero points [rows]."""
+    """`affine.quantize_per_row` as codes: int8 integers, scales, zero points and minima [rows]."""
     low, high = torch.aminmax(rows, dim=1, keepdim=True)
     code, scale = affine.encode(rows, low, high - low, bits)
-    middle = (1 << (bits - 1)).to(rows.dtype)
-    return code * scale + low, (code - middle).to(torch.int8), scale[:, 0], (low + middle * scale)[:, 0]
+    middle = _middle(bits, rows)
+    return (code - middle).to(torch.int8), scale[:, 0], (low + middle * scale)[:, 0], low[:, 0]
+
+
+def decode_rows(integers: Tensor, scale: Tensor, minimum: Tensor, bits: Tensor) -> Tensor:
+    """The rows of which `encode_rows` made integers, quantized: what `affine.quantize_per_row` returns, bit for bit."""
+    return (integers.to(scale.dtype) + _middle(bits, scale)) * scale[:, None] + minimum[:, None]
+
+
+def _middle(bits: Tensor, like: Tensor) -> Tensor:
+    return (1 << (bits - 1)).to(like.dtype)
 
 
 def encode_gradient(
@@ -81,7 +102,7 @@ def encode_gradient_to_nearest(x: Tensor, bits: Tensor) -> tuple[Tensor, Tensor,
 def _centred(x: Tensor, bits: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     low, high = torch.aminmax(x)
     code, scale = affine.encode(x, low, high - low, bits, noise)
-    return code * scale + low, (code - (1 << (bits - 1)).to(x.dtype)).to(torch.int8), scale, low
+    return code * scale + low, (code - _middle(bits, x)).to(torch.int8), scale, low
 
 
 def decode(integers: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:

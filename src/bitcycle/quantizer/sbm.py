@@ -32,7 +32,7 @@ from bitcycle import processes
 from bitcycle.quantizer import affine, codes
 from bitcycle.quantizer.autograd import straight_through
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
-from bitcycle.quantizer.codes import Codes, GradientCodes
+from bitcycle.quantizer.codes import Codes, GradientCodes, WeightCodes
 from bitcycle.quantizer.kernel import kernel
 from bitcycle.quantizer.layout import HALF, flat, rows, shaped, unflat
 from bitcycle.schedule import FLOAT, Precision
@@ -54,9 +54,14 @@ class SbmWeight(TensorQuantizer):
     def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
         return unflat(kernel(affine.quantize_per_row, self.compile_kernel)(rows(x), bits), like=x)
 
-    def encode_weight(self, x: Tensor, bits: Tensor) -> tuple[Codes, Tensor]:
-        quantized, integers, scale, zero_point = kernel(codes.encode_rows, self.compile_kernel)(rows(x), bits)
-        return Codes(shaped(integers, like=x), scale, zero_point), shaped(quantized, like=x)
+    def encode_weight(self, x: Tensor, bits: Tensor) -> WeightCodes:
+        integers, *of_rows = kernel(codes.encode_rows, self.compile_kernel)(rows(x), bits)
+        return WeightCodes(shaped(integers, like=x), *of_rows)
+
+    def decode_weight(self, weight: WeightCodes, bits: Tensor) -> Tensor:
+        function = kernel(codes.decode_rows, self.compile_kernel)
+        decoded = function(rows(weight.integers), weight.scale, weight.minimum, bits)
+        return shaped(decoded.view(-1), like=weight.integers)
 
 
 class SbmRows(TensorQuantizer):

@@ -78,13 +78,17 @@ def results_table() -> str:
         f"| data, network | scale | steps, batch | metric | {' | '.join(SHOWN)} | settings | runs |",
         "|---" * (6 + len(SHOWN)) + "|",
     ]
+    others = 0
     for name, group in groups.items():
         cells = [finals_of([row for row in group if bits_of(row) == shown]) for shown in SHOWN]
-        lines.append(f"| {' | '.join([*name, *cells])} | {len({row['hash'] for row in group})} | {len(group)} |")
+        if any(cells):
+            lines.append(f"| {' | '.join([*name, *cells])} | {len({row['hash'] for row in group})} | {len(group)} |")
+        else:
+            others += len(group)
     machines = sorted({f"{row['processor']}, threads: {row['threads']}, torch {row['torch']}" for row in rows})
-    return "\n".join(
-        [*lines, "", f"Measured on {'; '.join(machines)}; a range stands for several settings of that name."]
-    )
+    more = f" {others} further runs are of lengths at which none of the four has been run." if others else ""
+    note = f"Measured on {'; '.join(machines)}; a range stands for several settings of that name.{more}"
+    return "\n".join([*lines, "", note])
 
 
 def finals_of(rows: Sequence[Mapping[str, str]]) -> str:
@@ -109,7 +113,9 @@ def bits_of(row: dict[str, str]) -> str:
     if "target" in schedule:
         return f"{row['schedule']} cp {schedule['target']:g} %"
     bits = row["q_max"] if row["schedule"] == "static" else f"{row['q_min']}-{row['q_max']}"
-    return f"{row['schedule']} {bits}"
+    quantizer = "" if row["quantizer"] == "sbm" else f"{row['quantizer']} "
+    cycles = "" if schedule.get("cycles", 8) == 8 else f", {schedule['cycles']} cycles"
+    return f"{quantizer}{row['schedule']} {bits}{cycles}"
 
 
 def costs_line() -> str:
@@ -120,6 +126,37 @@ def costs_line() -> str:
 def deviations() -> str:
     """Deviation between seeds and detectable differences of all recorded runs."""
     return spread_table(read_summary(ROOT / SUMMARY))
+
+
+def lengths_table() -> str:
+    """Accuracy less that of static precision in runs of different lengths: ResNet-8 on CIFAR-10, q_max 8, batches of 32."""
+    finals: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in read_summary(ROOT / SUMMARY):
+        settings = json.loads(row["settings"])
+        same = (row["dataset"], row["model"], row["quantizer"], row["q_max"]) == ("cifar10", "resnet8", "sbm", "8")
+        plain = settings["training"]["batch_size"] == 32 and settings["schedule"].get("cycles", 8) == 8
+        if same and plain and row["schedule"] in ("static", *SUITE) and row["q_min"] == "3":
+            finals[row["schedule"]][int(row["total_steps"])].append(float(row["final"]))
+    lengths = sorted({length for by_length in finals.values() for length in by_length})
+    static = finals.pop("static", {})
+    titles = (f"{length:,} steps: static {finals_in_words(static.get(length, []))}" for length in lengths)
+    lines = [f"| schedule | {' | '.join(titles)} |", "|---" * (1 + len(lengths)) + "|"]
+    for name in (name for name in SUITE if len(finals[name]) > 1):
+        cells = (difference_in_words(finals[name].get(length, []), static.get(length, [])) for length in lengths)
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def finals_in_words(finals: Sequence[float]) -> str:
+    """Mean and n."""
+    return f"{statistics.fmean(finals):.2f} (n = {len(finals)})" if finals else "not run"
+
+
+def difference_in_words(finals: Sequence[float], reference: Sequence[float]) -> str:
+    """Difference of means, and n of the first; nothing where there is nothing to compare."""
+    if not finals or not reference:
+        return ""
+    return f"{statistics.fmean(finals) - statistics.fmean(reference):+.2f} (n = {len(finals)})"
 
 
 def claims_table(verdicts: str) -> str:
@@ -139,13 +176,14 @@ GENERATED: dict[str, Callable[[], str]] = {
     "results": results_table,
     "benchmark": recorded,
     "deviations": deviations,
+    "lengths": lengths_table,
     "contradicted": lambda: claims_table("contradicted"),
     "agreeing": lambda: claims_table("sign agrees"),
 }
 DOCUMENTS = {
     README: ("schedules", "quantizers", "costs", "results", "benchmark"),
     ROOT / "results" / "notes" / "mini-scale.md": ("deviations",),
-    ROOT / "results" / "notes" / "verdicts.md": ("contradicted", "agreeing"),
+    ROOT / "results" / "notes" / "verdicts.md": ("contradicted", "lengths", "agreeing"),
 }
 """Document -> the parts of it that are generated."""
 

@@ -331,7 +331,9 @@ def deficits(data: ItemData) -> Figure:
             color="tab:blue",
             capsize=2,
         )
-        part.set_xlabel(f"{label} ({(moved or initial)[-1].setting('schedule.unit', 'fraction')}s)")
+        unit = (moved or initial)[-1].setting("schedule.unit", "fraction")
+        # as the sweep names them: shorter runs have shorter windows
+        part.set_xlabel(f"{label} ({unit}s at paper scale)")
     axes[0].set_ylabel(data.results.done[0].runs[0].row["metric"].replace("_", " "))
     return titled(figure, data, "3-bit windows in 8-bit training; the paper prints no values")
 

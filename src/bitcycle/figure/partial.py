@@ -50,8 +50,9 @@ def _against(data: ItemData, place: Callable[[Cell], float], x: str) -> Figure:
                 linewidth=0,
             )
         part.set_xscale("log")
-        alike = [c for c in data.results.done if panel_of(c) == name and partial_method(c) == METHODS[-1]]
-        shown = apart(sorted({place(cell) for cell in alike}))
+        of_panel = [cell for cell in data.results.done if panel_of(cell) == name]
+        alike = ([cell for cell in of_panel if partial_method(cell) == method] for method in reversed(METHODS))
+        shown = apart(sorted({place(cell) for cell in max(alike, key=len)}))
         part.set_xticks(shown, [f"{x:.3g}" if x < 1000 else f"{x / 1000:.3g}k" for x in shown])
         part.minorticks_off()
         part.set_title(panel_title(name, data.results))

@@ -103,7 +103,7 @@ RESUME: dict[str, list[str]] = {
         f"quantizer={name}": [f"quantizer={name}", *QUANTIZER_SCHEDULES.get(name, ["schedule=CR"]), *SHORT]
         for name in QUANTIZERS
     },
-    "compute=codes": ["training.compute=codes", "schedule=CR", "schedule.q_max=10"],
+    "compute=codes": ["training.compute=codes", "training.recompute=true", "schedule=CR", "schedule.q_max=10"],
     "compute=codes with gates": ["training.compute=codes", "schedule=dfq", *SHORT],
     "quantizer=sbm bifurcate": ["quantizer.bifurcate=16", "schedule=CR"],
     "quantizer=uniform_l2 epoch": [

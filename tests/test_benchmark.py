@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from bitcycle.benchmark import __main__ as command
 from bitcycle.benchmark import networks as networks_module
 from bitcycle.benchmark.__main__ import arguments, measure
 from bitcycle.benchmark.measure import interleaved, peak_bytes, summarise
@@ -27,6 +29,25 @@ def small_network(*_arguments: Any) -> dict[str, Network]:
         )
 
     return {"small": Network(build, networks_module._images(2, 12, 10), "2 images of 12x12")}
+
+
+@pytest.mark.parametrize("words", [[], ["--quick"], ["--quick", "--output"]])
+def test_a_quick_benchmark_does_not_replace_the_record(words, tmp_path, monkeypatch, capsys):
+    record = {
+        "environment": {"processor": "one", "threads": 1, "packages": {"torch": "2"}},
+        "date": "2026-01-01",
+        "rounds": 1,
+        "clock": "wall",
+        "load_average": {"before": [0.0], "after": [0.0]},
+    }
+    monkeypatch.setattr(command, "FOLDER", tmp_path / "records")
+    monkeypatch.setattr(command, "measure", lambda chosen, keep: record)
+    chosen = tmp_path / "chosen.json"
+    monkeypatch.setattr(sys, "argv", ["benchmark", *words, *([str(chosen)] if "--output" in words else [])])
+    command.main()
+    assert (tmp_path / "records").exists() == (words == [])
+    assert chosen.exists() == ("--output" in words)
+    assert ("Not kept" in capsys.readouterr().out) == (words == ["--quick"])
 
 
 def test_ratios_are_medians_of_rounds():

@@ -33,3 +33,8 @@ def assert_golden(found: list[float], method: str, exactly: bool) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_losses_are_those_of_before(method, same_arithmetic):
     assert_golden(losses(method, "training.compile=false"), method, same_arithmetic)
+
+
+def test_inputs_of_batch_norm_that_are_computed_again_change_nothing(same_arithmetic):
+    method = "compute=codes"
+    assert_golden(losses(method, "training.compile=false", "training.recompute=true"), method, same_arithmetic)

@@ -360,7 +360,7 @@ def long_windows_cost(results: Results) -> Outcome | None:
     return Outcome(
         paper,
         losses[1].mean > 0,
-        f"losses of {losses[0].mean:+.2f} (128K) and {losses[1].mean:+.2f} (256K), n = {none.n}",
+        f"losses of {losses[0].mean:+.2f} (128K) and {losses[1].mean:+.2f} (256K), n = {min(loss.n for loss in losses)}",
     )
 
 
@@ -388,7 +388,7 @@ def windows_on_imagenet(results: Results) -> Outcome | None:
     return Outcome(
         paper,
         losses[1].mean > 0,
-        f"losses of {losses[0].mean:+.2f} (25 epochs) and {losses[1].mean:+.2f} (100), n = {losses[0].n}",
+        f"losses of {losses[0].mean:+.2f} (25 epochs) and {losses[1].mean:+.2f} (100), n = {min(loss.n for loss in losses)}",
     )
 
 

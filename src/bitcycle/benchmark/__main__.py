@@ -33,8 +33,12 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7, help="steps of each variant that are timed")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads; with 1, processor time is measured")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--quick", action="store_true", help=f"{' and '.join(QUICK)}, 3 rounds, no runs: a minute")
-    parser.add_argument("--output", type=Path, help="the JSON file; default: results/benchmark/HARDWARE.json")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{' and '.join(QUICK)}, 3 rounds, no runs, no record: a minute"
+    )
+    parser.add_argument(
+        "--output", type=Path, help="the JSON file; default: results/benchmark/HARDWARE.json, or none with --quick"
+    )
     chosen = parser.parse_args(words)
     if chosen.quick:
         chosen.rounds, chosen.networks = 3, chosen.networks or list(QUICK)
@@ -84,10 +88,16 @@ def main() -> None:
     set_up_console()
     chosen = arguments()
     hardware = re.sub(r"[^a-z0-9]+", "-", f"{processor(device_of(chosen))} {chosen.threads} threads".lower()).strip("-")
-    path = chosen.output or FOLDER / f"{hardware}.json"
-    record = measure(chosen, lambda unfinished: write(path, unfinished))
-    write(path, record)
-    print(f"\n{tables(record)}\n\n{path}")
+    path = chosen.output or (None if chosen.quick else FOLDER / f"{hardware}.json")
+
+    def keep(record: dict[str, Any]) -> None:
+        if path is not None:
+            write(path, record)
+
+    record = measure(chosen, keep)
+    keep(record)
+    where = path or "Not kept, since --quick would replace a longer record; --output FILE keeps it."
+    print(f"\n{tables(record)}\n\n{where}")
 
 
 if __name__ == "__main__":

@@ -240,7 +240,7 @@ def _compute_codes(model: nn.Module, options: QuantizerOptions, compile: bool, r
     for module in list(model.modules()):
         if able and type(module) is nn.ReLU:
             model = _replace(model, module, frugal_relu(module, compile))
-        if recompute and type(module) is nn.BatchNorm2d:
+        if able and recompute and type(module) is nn.BatchNorm2d:
             model = _replace(model, module, recomputing_batch_norm(module))
     for layer in layers:
         layer.recomputes = recompute and layer.computes_codes

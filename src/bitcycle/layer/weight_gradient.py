@@ -11,6 +11,7 @@ third of their time. Not in the authors' code, which multiplies float32 tensors.
 from __future__ import annotations
 
 import ctypes
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ _INSTRUCTIONS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
 _FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mprefer-vector-width=512")
 _CHANNELS = 16
 _MOST_PLACES = 65_000
-"""Output pixels of an image, whose products add up to less than 2^31."""
+"""Pixels of an image with its padding: the products at as many places add up to less than 2^31."""
 
 
 def library() -> ctypes.CDLL | None:
@@ -47,7 +48,7 @@ def sums_integers(layer: QuantizedLayer, integers: Tensor) -> bool:
         and layer.padding[0] == layer.padding[1]
         and layer.in_channels % _CHANNELS == 0
         and layer.out_channels % _CHANNELS == 0
-        and integers.shape[2] * integers.shape[3] <= _MOST_PLACES
+        and math.prod(size + 2 * int(layer.padding[0]) for size in integers.shape[2:]) <= _MOST_PLACES
         and library() is not None
     )
 

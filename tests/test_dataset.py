@@ -24,6 +24,8 @@ from bitcycle.dataset import (
     Images,
     TrainingBatches,
     cifar,
+    images,
+    kept_pixels,
 )
 from bitcycle.dataset.imagenet import ImageNet
 from bitcycle.dataset.images import random_box
@@ -128,6 +130,61 @@ def test_damaged_parquet_is_named(tmp_path):
     (tmp_path / "train-0.parquet").write_bytes(b"PAR1 torn")
     with pytest.raises(DataError, match=r"train-0\.parquet"):
         CustomImages(name="image_parquet", path=str(tmp_path)).load(tmp_path)
+
+
+@pytest.fixture
+def pixels_are_kept(monkeypatch, tmp_path):
+    """The user's cache for small data sets, too; in a folder of the test."""
+    monkeypatch.setattr(kept_pixels, "WORTH_KEEPING", 1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "bitcycle"
+
+
+def load_folders(folder, **options):
+    return CustomImages(name="image_folder", path=str(folder), image_size=8, **options).load(folder)
+
+
+def test_images_are_decoded_once_on_a_machine(tmp_path, monkeypatch, pixels_are_kept):
+    write_folders(tmp_path / "data", {"cat": 5, "dog": 5})
+    decoded = load_folders(tmp_path / "data")
+    assert len(list(pixels_are_kept.glob("pixels-*.npy"))) == 2
+
+    with monkeypatch.context() as patch:
+        patch.setattr(images, "decode", lambda *_: pytest.fail("decoded a second time"))
+        again = load_folders(tmp_path / "data")
+    assert torch.equal(again.train.pixels, decoded.train.pixels) and torch.equal(again.test.pixels, decoded.test.pixels)
+
+
+def test_kept_images_are_never_out_of_date(tmp_path, pixels_are_kept):
+    write_folders(tmp_path / "data", {"cat": 5, "dog": 5})
+    before = load_folders(tmp_path / "data")
+    assert not torch.equal(load_folders(tmp_path / "data", resize=32).train.pixels, before.train.pixels)
+    for index in range(5):
+        picture(7, index).save(tmp_path / "data" / "cat" / f"{index}.png")
+    after = load_folders(tmp_path / "data")
+    is_cat = before.train.labels == 0
+    assert not torch.equal(before.train.pixels[is_cat], after.train.pixels[is_cat])
+    assert torch.equal(before.train.pixels[~is_cat], after.train.pixels[~is_cat])
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x93NUMPY torn", "other shape"])
+def test_damaged_kept_images_are_decoded_anew(tmp_path, pixels_are_kept, damage):
+    write_folders(tmp_path / "data", {"cat": 5, "dog": 5})
+    decoded = load_folders(tmp_path / "data")
+    for file in pixels_are_kept.glob("pixels-*.npy"):
+        if isinstance(damage, bytes):
+            file.write_bytes(damage)
+        else:
+            np.save(file, np.zeros((1, 8, 8, 3), np.uint8))
+    for _ in range(2):  # the second finds what the first has repaired
+        assert torch.equal(load_folders(tmp_path / "data").train.pixels, decoded.train.pixels)
+    assert all(np.load(file).shape[1:] == (8, 8, 3) for file in pixels_are_kept.glob("pixels-*.npy"))
+
+
+def test_without_a_cache_images_are_decoded(tmp_path, monkeypatch, pixels_are_kept):
+    (tmp_path / "cache").write_text("a file where the cache's folder should be")
+    write_folders(tmp_path / "data", {"cat": 5, "dog": 5})
+    assert len(load_folders(tmp_path / "data").train) == 8
 
 
 @pytest.mark.parametrize("memory_gib", [4.0, 0.0], ids=["in memory", "streamed"])

@@ -12,6 +12,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from bitcycle.cache import cache_folder
+
 logger = logging.getLogger(__name__)
 
 _FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread")
@@ -49,7 +51,7 @@ def _compiled(source: Path, flags: tuple[str, ...]) -> Path:
         raise OSError("no C++ compiler (g++) found")
     version = _output(compiler, "--version")
     name = hashlib.sha256("\0".join([source.read_text(), version, *flags]).encode()).hexdigest()[:16]
-    folder = _folder()
+    folder = cache_folder()
     target = folder / f"{source.stem}-{name}.so"
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=folder) as unfinished:
@@ -57,13 +59,6 @@ def _compiled(source: Path, flags: tuple[str, ...]) -> Path:
             _output(compiler, *flags, str(source), "-o", str(library))
             os.replace(library, target)  # at once: other processes may want it, too
     return target
-
-
-def _folder() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    folder = Path(cache) / "bitcycle"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def _output(*command: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import logging
 import math
 import os
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from bitcycle import processes
+from bitcycle.dataset.kept_pixels import kept_pixels
 from bitcycle.errors import DataError
 from bitcycle.randomness import derive
 
@@ -130,7 +133,12 @@ class EncodedImages(Images):
         return part
 
     def decoded(self) -> Images:
-        return Images(decode_all(self.encoded, self.channels, self.framing), self.labels)
+        shape = (len(self.encoded), self.framing.size, self.framing.size, self.channels)
+        identity = itertools.chain(
+            [repr((self.channels, self.framing)).encode()], (image.read() for image in self.encoded)
+        )
+        decode = partial(decode_all, self.encoded, self.channels, self.framing)
+        return Images(kept_pixels(identity, shape, decode), self.labels)
 
 
 class StreamedImages(EncodedImages):

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bitcycle.analysis.collect import SUMMARY, read_summary
-from bitcycle.analysis.deviation import spread_table
+from bitcycle.analysis.curves import CURVES, read_curve
+from bitcycle.analysis.deviation import data_of, spread_table
 from bitcycle.analysis.items import read_claims
 from bitcycle.benchmark.table import recorded
 from bitcycle.figure.schedules import draw_suite, group_of, relative_cost
@@ -71,11 +72,12 @@ def results_table() -> str:
         return "No runs are recorded yet."
     groups: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
     for row in rows:
-        batch_size = json.loads(row["settings"])["training"]["batch_size"]
-        name = f"{row['dataset']}, {row['model']}", row["scale"], f"{row['total_steps']} of {batch_size}", row["metric"]
+        training = json.loads(row["settings"])["training"]
+        length = f"{row['total_steps']} of {training['batch_size']}, {training['learning_rate']['initial']:g}"
+        name = f"{data_of(row)}, {row['model']}", row["scale"], length, row["metric"]
         groups[name].append(row)
     lines = [
-        f"| data, network | scale | steps, batch | metric | {' | '.join(SHOWN)} | settings | runs |",
+        f"| data, network | scale | steps, batch, rate | metric | {' | '.join(SHOWN)} | settings | runs |",
         "|---" * (6 + len(SHOWN)) + "|",
     ]
     others = 0
@@ -100,8 +102,7 @@ def finals_of(rows: Sequence[Mapping[str, str]]) -> str:
     if len(means) > 1:
         return f"{min(means):.2f} to {max(means):.2f}"
     for finals in seeds.values():
-        deviation = f" ± {statistics.stdev(finals):.2f}" if len(finals) > 1 else ""
-        return f"{means[0]:.2f}{deviation} (n = {len(finals)})"
+        return mean_in_words(finals)
     return ""
 
 
@@ -129,34 +130,60 @@ def deviations() -> str:
 
 
 def lengths_table() -> str:
-    """Accuracy less that of static precision in runs of different lengths: ResNet-8 on CIFAR-10, q_max 8, batches of 32."""
-    finals: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    """Accuracy less that of static precision by length, images and rate: ResNet-8 on CIFAR-10, q_max 8, batches of 32."""
+    runs: dict[tuple[int, int, float], dict[str, list[Mapping[str, str]]]] = defaultdict(lambda: defaultdict(list))
     for row in read_summary(ROOT / SUMMARY):
         settings = json.loads(row["settings"])
         same = (row["dataset"], row["model"], row["quantizer"], row["q_max"]) == ("cifar10", "resnet8", "sbm", "8")
         plain = settings["training"]["batch_size"] == 32 and settings["schedule"].get("cycles", 8) == 8
         if same and plain and row["schedule"] in ("static", *SUITE) and row["q_min"] == "3":
-            finals[row["schedule"]][int(row["total_steps"])].append(float(row["final"]))
-    lengths = sorted({length for by_length in finals.values() for length in by_length})
-    static = finals.pop("static", {})
-    titles = (f"{length:,} steps: static {finals_in_words(static.get(length, []))}" for length in lengths)
-    lines = [f"| schedule | {' | '.join(titles)} |", "|---" * (1 + len(lengths)) + "|"]
-    for name in (name for name in SUITE if len(finals[name]) > 1):
-        cells = (difference_in_words(finals[name].get(length, []), static.get(length, [])) for length in lengths)
-        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+            rate = settings["training"]["learning_rate"]["initial"]
+            runs[int(row["total_steps"]), int(row["train_samples"]), rate][row["schedule"]].append(row)
+    shown = [name for name in SUITE if sum(name in schedules for schedules in runs.values()) > 1]
+    titles = [
+        "steps",
+        "images",
+        "passes",
+        "training loss at the end, static",
+        "static",
+        *(f"`{name}`" for name in shown),
+    ]
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for (steps, images, rate), schedules in sorted(runs.items(), key=lambda item: item[0][0] / item[0][1]):
+        finals = {name: [float(row["final"]) for row in rows] for name, rows in schedules.items()}
+        if "static" not in finals:
+            continue
+        losses = [
+            read_curve((ROOT / SUMMARY).parent / CURVES, row)["training"]["loss"][-1] for row in schedules["static"]
+        ]
+        cells = [
+            f"{steps:,}",
+            f"{images:,}",
+            f"{32 * steps / images:.2g}",
+            f"{rate:g}",
+            f"{statistics.fmean(losses):.2f}",
+        ]
+        cells += [mean_in_words(finals["static"])]
+        cells += [difference_in_words(finals.get(name, []), finals["static"]) for name in shown]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def finals_in_words(finals: Sequence[float]) -> str:
-    """Mean and n."""
-    return f"{statistics.fmean(finals):.2f} (n = {len(finals)})" if finals else "not run"
+def mean_in_words(finals: Sequence[float]) -> str:
+    """Mean, standard deviation where there is one, and n."""
+    deviation = f" ± {statistics.stdev(finals):.2f}" if len(finals) > 1 else ""
+    return f"{statistics.fmean(finals):.2f}{deviation} (n = {len(finals)})"
 
 
 def difference_in_words(finals: Sequence[float], reference: Sequence[float]) -> str:
-    """Difference of means, and n of the first; nothing where there is nothing to compare."""
-    if not finals or not reference:
+    """Difference of means with its standard error where both have two runs, and n of the first; nothing without runs."""
+    if not finals:
         return ""
-    return f"{statistics.fmean(finals) - statistics.fmean(reference):+.2f} (n = {len(finals)})"
+    error = ""
+    if min(len(finals), len(reference)) > 1:
+        variance = statistics.variance(finals) / len(finals) + statistics.variance(reference) / len(reference)
+        error = f" ± {variance**0.5:.2f}"
+    return f"{statistics.fmean(finals) - statistics.fmean(reference):+.2f}{error} (n = {len(finals)})"
 
 
 def claims_table(verdicts: str) -> str:

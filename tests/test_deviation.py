@@ -12,7 +12,9 @@ from scipy.stats import ttest_ind
 from bitcycle.analysis.deviation import spread_table, spreads
 
 
-def row(hash_: str, seed: int, final: float, model: str = "resnet8", batch_size: int = 64) -> dict[str, str]:
+def row(
+    hash_: str, seed: int, final: float, model: str = "resnet8", batch_size: int = 64, samples: int | None = None
+) -> dict[str, str]:
     return {
         "scale": "mini",
         "model": model,
@@ -23,7 +25,7 @@ def row(hash_: str, seed: int, final: float, model: str = "resnet8", batch_size:
         "seed": str(seed),
         "final": str(final),
         "seconds": "36",
-        "settings": json.dumps({"training": {"batch_size": batch_size}}),
+        "settings": json.dumps({"training": {"batch_size": batch_size}, "dataset": {"train_samples": samples}}),
     }
 
 
@@ -33,6 +35,7 @@ ROWS = [
     row("c", 0, 70.0),
     row("d", 0, 10.0, model="resnet20"),
     row("e", 0, 10.0, batch_size=32),
+    row("f", 0, 10.0, samples=1000),
 ]
 
 
@@ -40,9 +43,10 @@ def test_the_deviation_is_pooled_over_settings_of_the_same_length():
     first, *others = spreads(ROWS)
     assert (first.runs, first.settings, first.freedom, first.seconds) == (6, 3, 3, 216)
     assert first.deviation == pytest.approx(math.sqrt((2 * 4 + 0.5) / 3))
-    assert [(other.model, other.batch_size, other.deviation) for other in others] == [
-        ("resnet20", "64", None),
-        ("resnet8", "32", None),
+    assert [(other.model, other.dataset, other.batch_size, other.deviation) for other in others] == [
+        ("resnet20", "cifar10", "64", None),
+        ("resnet8", "cifar10", "32", None),
+        ("resnet8", "cifar10 (1,000 samples)", "64", None),
     ]
     assert others[0].detectable(3) is None
     with pytest.raises(ValueError, match="seeds=0 is not positive"):
@@ -64,4 +68,4 @@ def test_a_detectable_difference_is_found_in_four_of_five_repetitions():
 def test_the_table_has_repeated_settings_and_counts_the_others():
     table = spread_table(ROWS)
     assert "| cifar10, resnet8 | mini | 1000 of 64 | 3 | 6 | 1.68 (test_accuracy) |" in table
-    assert "2 further runs have one seed each. All 8 recorded runs took 0.1 hours" in table
+    assert "3 further runs have one seed each. All 9 recorded runs took 0.1 hours" in table

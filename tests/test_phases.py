@@ -347,23 +347,23 @@ def test_validation_without_choosing_is_reported(digits):
 
 
 @pytest.mark.parametrize(("checkpoint_step", "crash_step"), [(31, 32), (32, 33), (33, 34), (30, 40)])
-def test_a_crash_around_a_change_of_phase_leaves_no_trace(digits, monkeypatch, tmp_path, checkpoint_step, crash_step):
-    overrides = ["schedule=hlhlp", *CHOOSING, "schedule.ratio=40", "training.checkpoint_seconds=0"]
-    plans = [digits(*overrides, f"results_root={tmp_path}/{name}") for name in ("whole", "cut")]
-    execute(plans[0])
+def test_a_crash_around_a_change_of_phase_leaves_no_trace(
+    digits, finished_digits, monkeypatch, checkpoint_step, crash_step
+):
+    overrides = ["schedule=hlhlp", *CHOOSING, "schedule.ratio=40"]
+    cut = digits(*overrides)
     with monkeypatch.context() as patch:
         crash_at(patch, crash_step, checkpoint_step)
         with pytest.raises(Crash):
-            execute(plans[1])
-    execute(plans[1])
-    assert_equal(result(plans[1].folder), result(plans[0].folder))
+            execute(cut)
+    execute(cut)
+    assert_equal(result(cut.folder), result(finished_digits(*overrides).folder))
 
 
-def test_the_previous_checkpoint_finds_the_weights_that_it_chooses_from(digits, monkeypatch, tmp_path):
+def test_the_previous_checkpoint_finds_the_weights_that_it_chooses_from(digits, finished_digits, monkeypatch):
     """The last checkpoint, after a change of phase, is damaged: the one before it still has all its candidates."""
-    overrides = ["schedule=hlhlp", *CHOOSING, "schedule.ratio=40", "training.checkpoint_seconds=0"]
-    plans = [digits(*overrides, f"results_root={tmp_path}/{name}") for name in ("whole", "cut")]
-    execute(plans[0])
+    overrides = ["schedule=hlhlp", *CHOOSING, "schedule.ratio=40"]
+    cut = digits(*overrides, "training.checkpoint_seconds=0")
     train_step = Trainer.train_step
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -372,13 +372,13 @@ def test_the_previous_checkpoint_finds_the_weights_that_it_chooses_from(digits, 
             lambda self, batch: (_ for _ in ()).throw(Crash) if self.step == 33 else train_step(self, batch),
         )
         with pytest.raises(Crash):
-            execute(plans[1])
-    folder = plans[1].folder.checkpoint
+            execute(cut)
+    folder = cut.folder.checkpoint
     assert folder.load(CPU)["step"] == 33
     assert sorted(folder.folder.glob("candidate-*"))
     folder.last.write_bytes(b"torn")
-    execute(plans[1])
-    assert_equal(result(plans[1].folder), result(plans[0].folder))
+    execute(cut)
+    assert_equal(result(cut.folder), result(finished_digits(*overrides).folder))
 
 
 def test_damaged_weights_to_choose_from_are_an_error_with_a_remedy(tmp_path):

@@ -154,12 +154,9 @@ def test_two_processes_do_not_train_the_same_run(digits, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "garbage", "one flipped bit"])
-def test_a_damaged_checkpoint_falls_back_to_the_previous_one(digits, monkeypatch, tmp_path, damage, caplog):
-    plans = [
-        digits("training.checkpoint_seconds=0", f"results_root={tmp_path}/{name}") for name in ("whole", "damaged")
-    ]
-    execute(plans[0])
-    folder = plans[1].folder
+def test_a_damaged_checkpoint_falls_back_to_the_previous_one(digits, finished_digits, monkeypatch, damage):
+    plan = digits("training.checkpoint_seconds=0")
+    folder = plan.folder
     with monkeypatch.context() as patch:
         train_step = Trainer.train_step
         patch.setattr(
@@ -168,7 +165,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_previous_one(digits, monkeypatch
             lambda self, batch: (_ for _ in ()).throw(Crash) if self.step == 30 else train_step(self, batch),
         )
         with pytest.raises(Crash):
-            execute(plans[1])
+            execute(plan)
     last = folder.checkpoint.last
     content = last.read_bytes()
     flipped = bytearray(content)
@@ -183,9 +180,9 @@ def test_a_damaged_checkpoint_falls_back_to_the_previous_one(digits, monkeypatch
     with open(folder.metrics, "ab") as stream:
         stream.write(b'{"kind": "train", "st')  # the torn line of a crash
     assert read_records(folder.metrics)[-1]["step"] == 24
-    execute(plans[1])
+    execute(plan)
     assert "damaged and passed over" in folder.log.read_text()
-    assert_equal(result(folder), result(plans[0].folder))
+    assert_equal(result(folder), result(finished_digits().folder))
 
 
 def test_two_damaged_checkpoints_are_an_error_with_a_remedy(tmp_path):

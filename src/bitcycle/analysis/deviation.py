@@ -29,7 +29,7 @@ class Spread:
     Attributes:
         scale: paper, mini or smoke.
         model: the network.
-        dataset: the data.
+        dataset: the data, and how many samples were trained on where that is a part.
         metric: what is measured.
         steps: length of the runs.
         batch_size: samples of a step.
@@ -72,8 +72,14 @@ def spreads(rows: Iterable[Row]) -> list[Spread]:
     groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
         batch_size = str(json.loads(row["settings"])["training"]["batch_size"])
-        groups[row["scale"], row["model"], row["dataset"], row["metric"], row["total_steps"], batch_size].append(row)
+        groups[row["scale"], row["model"], data_of(row), row["metric"], row["total_steps"], batch_size].append(row)
     return [_spread(key, found) for key, found in groups.items()]
+
+
+def data_of(row: Row) -> str:
+    """The data set of a row of runs.csv, with the number of samples if a part was trained on: `cifar10 (1,000 samples)`."""
+    samples = json.loads(row["settings"])["dataset"].get("train_samples")
+    return row["dataset"] if samples is None else f"{row['dataset']} ({samples:,} samples)"
 
 
 def _spread(key: Sequence[str], rows: Sequence[Row]) -> Spread:

@@ -7,6 +7,7 @@ one fifth tests; the split is the same for every run.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -35,10 +36,15 @@ class Digits(ImageDatasetOptions):
         return DatasetInfo(ImageShape(1, 8, 10), TRAIN_SAMPLES, TEST_SAMPLES)
 
     def read(self, data_root: Path) -> Splits:
-        from sklearn.datasets import load_digits
-
-        images, labels = load_digits(return_X_y=True)
-        pixels = torch.from_numpy(images.reshape(-1, 8, 8, 1) * (255 / 16)).round().to(torch.uint8)
-        whole = Images(pixels, torch.from_numpy(labels).long())
+        whole = _read()
         held_out = hold_out(whole.labels, 0.2)
         return Splits(whole.subset((~held_out).nonzero().flatten()), whole.subset(held_out.nonzero().flatten()))
+
+
+@cache  # a text file, which takes half a second
+def _read() -> Images:
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    pixels = torch.from_numpy(images.reshape(-1, 8, 8, 1) * (255 / 16)).round().to(torch.uint8)
+    return Images(pixels, torch.from_numpy(labels).long())

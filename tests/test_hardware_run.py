@@ -2,26 +2,17 @@
 
 import json
 import time
-from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from bitcycle.configuration import read_config, register_schemas
 from bitcycle.hardware import HARDWARE, CostMeter, cost_table, saving
 from bitcycle.schedule import Precision
-from bitcycle.training.plan import Plan, make_plan
+from bitcycle.training.plan import Plan
 from bitcycle.training.report import plan_report, print_report, summary_report
 from bitcycle.training.run import execute
+from tests.conftest import plan as planned
 
-ROOT = Path(__file__).parent.parent
 CONTRACT = {"gbitops", "effective_macs", "relative_to_static", "energy_j", "latency_s"}
-
-
-def planned(*overrides: str) -> Plan:
-    register_schemas()
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return make_plan(read_config(compose("config", overrides=list(overrides))))
 
 
 def smoke(tmp_path, *overrides: str) -> Plan:

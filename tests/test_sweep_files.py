@@ -7,16 +7,15 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from bitcycle.configuration import GROUPS, RunConfig, read_config, register_schemas
+from bitcycle.configuration import GROUPS, RunConfig, read_config
 from bitcycle.sweep import SCALES, Sweep, read_sweep
 from bitcycle.sweep.composition import Composer
 from bitcycle.sweep.grid import Overrides
 from bitcycle.training.identity import run_hash, run_path
 from bitcycle.training.plan import make_plan
-from tests.conftest import ROOT
+from tests.conftest import ROOT, hydra_config
 
 SWEEPS = ROOT / "sweeps"
 FILES = sorted(path.relative_to(SWEEPS).with_suffix("").as_posix() for path in SWEEPS.glob("*/*.yaml"))
@@ -91,19 +90,17 @@ def sweep(item: str) -> Sweep:
 
 
 @cache
-def hydra_config(*arguments: str) -> DictConfig:
-    register_schemas()
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return compose("config", overrides=list(arguments))
+def hydra_config_once(*arguments: str) -> DictConfig:
+    return hydra_config(list(arguments))
 
 
 def composed(arguments: list[str]) -> DictConfig:
     """As Hydra composes; schedules and quantizers, which set nothing outside their groups, once for all."""
     alone = [argument for argument in arguments if argument.startswith(("schedule=", "quantizer="))]
-    config = copy.deepcopy(hydra_config(*(argument for argument in arguments if argument not in alone)))
+    config = copy.deepcopy(hydra_config_once(*(argument for argument in arguments if argument not in alone)))
     for argument in alone:
         group = argument.partition("=")[0]
-        config[group] = hydra_config(argument)[group]
+        config[group] = hydra_config_once(argument)[group]
     return config
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import torch
 from bitcycle import processes
 
 PACKAGES = ("bitcycle", "torch", "torchvision", "torchmetrics", "numpy", "hydra-core", "omegaconf")
+COMMIT_VARIABLE = "BITCYCLE_COMMIT"
+"""Names the commit of a copy without its history (`bitcycle.sweep.parcel`)."""
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
@@ -22,7 +25,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
     return {
         "python": sys.version.split()[0],
         "packages": {package: _version(package) for package in PACKAGES},
-        "commit": _git("rev-parse", "HEAD"),
+        "commit": commit(),
         "uncommitted": _git("diff", "HEAD", "--stat"),
         "platform": platform.platform(),
         "processor": processor(device),
@@ -37,6 +40,11 @@ def processor(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return _cpu_name()
+
+
+def commit() -> str | None:
+    """The commit of this repository; where it is a copy without its history, what COMMIT_VARIABLE says of it."""
+    return os.environ.get(COMMIT_VARIABLE) or _git("rev-parse", "HEAD")
 
 
 @cache

@@ -115,6 +115,7 @@ def bits_of(row: dict[str, str]) -> str:
         return f"{row['schedule']} cp {schedule['target']:g} %"
     bits = row["q_max"] if row["schedule"] == "static" else f"{row['q_min']}-{row['q_max']}"
     quantizer = "" if row["quantizer"] == "sbm" else f"{row['quantizer']} "
+    bits += f"/{schedule['gradient']}" if schedule.get("gradient") not in (None, 8) else ""
     cycles = "" if schedule.get("cycles", 8) == 8 else f", {schedule['cycles']} cycles"
     return f"{quantizer}{row['schedule']} {bits}{cycles}"
 
@@ -136,6 +137,7 @@ def lengths_table() -> str:
         settings = json.loads(row["settings"])
         same = (row["dataset"], row["model"], row["quantizer"], row["q_max"]) == ("cifar10", "resnet8", "sbm", "8")
         plain = settings["training"]["batch_size"] == 32 and settings["schedule"].get("cycles", 8) == 8
+        plain &= settings["schedule"].get("gradient") is None
         if same and plain and row["schedule"] in ("static", *SUITE) and row["q_min"] == "3":
             rate = settings["training"]["learning_rate"]["initial"]
             runs[int(row["total_steps"]), int(row["train_samples"]), rate][row["schedule"]].append(row)
@@ -144,13 +146,15 @@ def lengths_table() -> str:
         "steps",
         "images",
         "passes",
+        "rate",
+        "rate",
         "training loss at the end, static",
         "static",
         *(f"`{name}`" for name in shown),
     ]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for (steps, images, rate), schedules in sorted(runs.items(), key=lambda item: item[0][0] / item[0][1]):
-        finals = {name: [float(row["final"]) for row in rows] for name, rows in schedules.items()}
+        finals = {name: {row["seed"]: float(row["final"]) for row in rows} for name, rows in schedules.items()}
         if "static" not in finals:
             continue
         losses = [
@@ -163,8 +167,8 @@ def lengths_table() -> str:
             f"{rate:g}",
             f"{statistics.fmean(losses):.2f}",
         ]
-        cells += [mean_in_words(finals["static"])]
-        cells += [difference_in_words(finals.get(name, []), finals["static"]) for name in shown]
+        cells += [mean_in_words([*finals["static"].values()])]
+        cells += [difference_in_words(finals.get(name, {}), finals["static"]) for name in shown]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -175,15 +179,13 @@ def mean_in_words(finals: Sequence[float]) -> str:
     return f"{statistics.fmean(finals):.2f}{deviation} (n = {len(finals)})"
 
 
-def difference_in_words(finals: Sequence[float], reference: Sequence[float]) -> str:
-    """Difference of means with its standard error where both have two runs, and n of the first; nothing without runs."""
-    if not finals:
+def difference_in_words(finals: Mapping[str, float], reference: Mapping[str, float]) -> str:
+    """Mean difference of equal seeds, its standard error where there are two, and n; nothing without seeds in common."""
+    differences = [finals[seed] - reference[seed] for seed in sorted(finals.keys() & reference.keys())]
+    if not differences:
         return ""
-    error = ""
-    if min(len(finals), len(reference)) > 1:
-        variance = statistics.variance(finals) / len(finals) + statistics.variance(reference) / len(reference)
-        error = f" ± {variance**0.5:.2f}"
-    return f"{statistics.fmean(finals) - statistics.fmean(reference):+.2f}{error} (n = {len(finals)})"
+    error = f" ± {statistics.stdev(differences) / len(differences) ** 0.5:.2f}" if len(differences) > 1 else ""
+    return f"{statistics.fmean(differences):+.2f}{error} (n = {len(differences)})"
 
 
 def claims_table(verdicts: str) -> str:

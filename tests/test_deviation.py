@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 
 import numpy as np
 import pytest
-from scipy.stats import ttest_ind
+from scipy.stats import t as student
 
 from bitcycle.analysis.deviation import spread_table, spreads
 
@@ -41,7 +42,7 @@ ROWS = [
 
 def test_the_deviation_is_pooled_over_settings_of_the_same_length():
     first, *others = spreads(ROWS)
-    assert (first.runs, first.settings, first.freedom, first.seconds) == (6, 3, 3, 216)
+    assert (first.runs, first.settings, first.freedom, first.seconds) == (6, 3, 1, 216)
     assert first.deviation == pytest.approx(math.sqrt((2 * 4 + 0.5) / 3))
     assert [(other.model, other.dataset, other.batch_size, other.deviation) for other in others] == [
         ("resnet20", "cifar10", "64", None),
@@ -53,19 +54,34 @@ def test_the_deviation_is_pooled_over_settings_of_the_same_length():
         first.detectable(0)
 
 
-def test_a_detectable_difference_is_found_in_four_of_five_repetitions():
-    """Simulated: 10 seeds of each of two settings, deviation known from 200 degrees of freedom."""
-    rows = [row(f"h{i}", seed, final) for i in range(20) for seed, final in enumerate(np.linspace(-1, 1, 11))]
+def test_what_all_settings_have_in_common_with_a_seed_is_taken_out():
+    """By hand: b - a is 10 with seed 0 and 9 with seed 1, so that 0.25 remains in each of four places; the third seed
+    of a has nothing to be compared with."""
+    first, *_ = spreads(ROWS)
+    assert first.remaining == pytest.approx(math.sqrt(4 * 0.25**2))
+    effects = {"a": 50.0, "b": 60.0, "c": 55.0}
+    rows = [row(name, seed, effects[name] + 3.0 * seed) for name in effects for seed in range(4)]
     (spread,) = spreads(rows)
+    assert spread.deviation == pytest.approx(3 * statistics.stdev(range(4)))
+    assert spread.remaining == pytest.approx(0, abs=1e-9)
+    assert spread.freedom == 12 - 3 - 4 + 1
+
+
+def test_a_detectable_difference_is_found_in_four_of_five_repetitions():
+    """Simulated: two settings with the same 10 seeds, compared seed by seed; deviation from 190 degrees of freedom."""
     generator = np.random.default_rng(0)
+    seeds = generator.normal(0, 5, 11)
+    noise = generator.normal(0, 1, (20, 11))
+    rows = [row(f"h{i}", seed, seeds[seed] + noise[i, seed]) for i in range(20) for seed in range(11)]
+    (spread,) = spreads(rows)
+    assert (spread.freedom, spread.remaining) == (190, pytest.approx(1, rel=0.1))
     shape = (4000, 10)
-    a = generator.normal(0, spread.deviation, shape)
-    b = generator.normal(spread.detectable(10), spread.deviation, shape)
-    found = (ttest_ind(a, b, axis=1).pvalue < 0.05).mean()
-    assert 0.74 < found < 0.84
+    gains = generator.normal(spread.detectable(10), 1, shape) - generator.normal(0, 1, shape)
+    pooled = np.abs(gains.mean(1)) / math.sqrt(2 / 10) > student.ppf(0.975, 190)
+    assert 0.74 < pooled.mean() < 0.86
 
 
 def test_the_table_has_repeated_settings_and_counts_the_others():
     table = spread_table(ROWS)
-    assert "| cifar10, resnet8 | mini | 1000 of 64 | 3 | 6 | 1.68 (test_accuracy) |" in table
+    assert "| cifar10, resnet8 | mini | 1000 of 64 | 3 | 6 | 1.68 (test_accuracy) | 0.50 |" in table
     assert "3 further runs have one seed each. All 9 recorded runs took 0.1 hours" in table

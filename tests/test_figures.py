@@ -280,6 +280,15 @@ def test_browser_shows_every_picture_without_complaint(empty, tmp_path, width):
 # Verdicts
 
 
+def test_cells_are_compared_seed_by_seed():
+    """By hand: 71 - 70 and 75 - 72 for the seeds that both have; without one in common, means."""
+    ours, base = made_up(71, 75, 90), made_up(70, 72)
+    assert ours.less(base, "final") == Value(2.0, pytest.approx(2**0.5), 2)
+    strangers = Cell({}, {}, tuple(Run({**run.row, "seed": "7"}, run.settings) for run in base.runs[:1]))
+    assert ours.less(strangers, "final").mean == pytest.approx((71 + 75 + 90) / 3 - 70)
+    assert ours.less(Cell({}, {}), "final") is None
+
+
 def test_every_claim_has_a_check_or_a_reason():
     assert len(CLAIMS) == 111
     assert set(CHECKS) | set(UNCHECKED) == set(CLAIMS)

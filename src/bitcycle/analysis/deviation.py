@@ -1,7 +1,12 @@
 """How much the recorded runs differ from seed to seed, and how small a difference so many seeds can show.
 
 The deviation of a group of runs is pooled over its settings: the root of the mean variance between seeds, weighted by degrees of
-freedom. A difference between two settings with n seeds each is detectable when a two-sided t-test at 5 % finds it in 80 of 100
+freedom. Runs of equal seeds have initial weights and batches in common, and settings are compared seed by seed. What such a
+comparison sees is the deviation s that remains in the model
+
+    result of a setting with a seed = effect of the setting + effect of the seed + noise of variance s^2.
+
+A difference between two settings with the same n seeds is detectable when a two-sided t-test at 5 % finds it in 80 of 100
 repetitions, in the usual approximation
 
     delta = (t_0.975 + t_0.8) s sqrt(2 / n),    both quantiles with the degrees of freedom of s.
@@ -16,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from scipy.stats import t as student
 
 Row = Mapping[str, str]
@@ -35,8 +41,9 @@ class Spread:
         batch_size: samples of a step.
         runs: number of runs.
         settings: number of different settings, of which each has one or more seeds.
-        freedom: degrees of freedom of the deviation: runs less settings, where a setting has more than one.
+        freedom: degrees of freedom of `remaining`.
         deviation: standard deviation between seeds, pooled; None where no setting has two.
+        remaining: what remains of it beside the effect that a seed has on all settings; None where that cannot be told.
         seconds: time of all runs together.
     """
 
@@ -50,6 +57,7 @@ class Spread:
     settings: int
     freedom: int
     deviation: float | None
+    remaining: float | None
     seconds: float
 
     def detectable(self, seeds: int) -> float | None:
@@ -60,7 +68,7 @@ class Spread:
         """
         if seeds < 1:
             raise ValueError(f"seeds={seeds} is not positive: say how many runs each setting has")
-        return None if self.deviation is None else self.deviation * _factor(self.freedom) * math.sqrt(2 / seeds)
+        return None if self.remaining is None else self.remaining * _factor(self.freedom) * math.sqrt(2 / seeds)
 
 
 def _factor(freedom: int) -> float:
@@ -87,17 +95,33 @@ def _spread(key: Sequence[str], rows: Sequence[Row]) -> Spread:
     for row in rows:
         settings[row["hash"]].append(float(row["final"]))
     repeated = [finals for finals in settings.values() if len(finals) > 1]
-    freedom = sum(len(finals) - 1 for finals in repeated)
+    between = sum(len(finals) - 1 for finals in repeated)
     squares = sum(statistics.variance(finals) * (len(finals) - 1) for finals in repeated)
+    remaining, freedom = _remaining([row for row in rows if len(settings[row["hash"]]) > 1])
     scale, model, dataset, metric, steps, batch_size = key
     return Spread(
         *(scale, model, dataset, metric, int(steps), batch_size),
         runs=len(rows),
         settings=len(settings),
         freedom=freedom,
-        deviation=math.sqrt(squares / freedom) if freedom else None,
+        deviation=math.sqrt(squares / between) if between else None,
+        remaining=remaining,
         seconds=sum(float(row["seconds"]) for row in rows),
     )
+
+
+def _remaining(rows: Sequence[Row]) -> tuple[float | None, int]:
+    """The deviation beside the effects of settings and seeds, by least squares, and its degrees of freedom."""
+    names = sorted({("hash", row["hash"]) for row in rows} | {("seed", row["seed"]) for row in rows})
+    design = np.array([[row[column] == value for column, value in names] for row in rows], dtype=float)
+    finals = np.array([float(row["final"]) for row in rows])
+    if not len(rows):
+        return None, 0
+    effects, _, rank, _ = np.linalg.lstsq(design, finals, rcond=None)
+    freedom = len(rows) - int(rank)
+    if freedom == 0:
+        return None, 0
+    return math.sqrt(float(np.square(finals - design @ effects).sum()) / freedom), freedom
 
 
 def spread_table(rows: Iterable[Row]) -> str:
@@ -105,15 +129,16 @@ def spread_table(rows: Iterable[Row]) -> str:
     found = spreads(rows)
     known = [spread for spread in found if spread.deviation is not None]
     lines = [
-        "| data, network | scale | steps, batch | settings | runs | deviation | detectable, n = 3 | detectable, n = 10 | hours |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| data, network | scale | steps, batch | settings | runs | deviation | beside the seed's | detectable, n = 3 | n = 10 "
+        "| hours |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for spread in known:
-        small, large = spread.detectable(3), spread.detectable(10)
+        cells = (spread.remaining, spread.detectable(3), spread.detectable(10))
+        numbers = " | ".join("" if cell is None else f"{cell:.2f}" for cell in cells)
         lines.append(
             f"| {spread.dataset}, {spread.model} | {spread.scale} | {spread.steps} of {spread.batch_size} | {spread.settings} "
-            f"| {spread.runs} | {spread.deviation:.2f} ({spread.metric}) | {small:.2f} | {large:.2f} "
-            f"| {spread.seconds / 3600:.2f} |"
+            f"| {spread.runs} | {spread.deviation:.2f} ({spread.metric}) | {numbers} | {spread.seconds / 3600:.2f} |"
         )
     single = [spread for spread in found if spread.deviation is None]
     hours = sum(spread.seconds for spread in found) / 3600

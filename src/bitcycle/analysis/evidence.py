@@ -80,10 +80,8 @@ def average(cells: Sequence[Cell], column: str) -> float | None:
 
 
 def differences(ours: Sequence[Cell], base: Sequence[Cell], column: str) -> list[Value]:
-    """Value of each cell minus that of the only baseline; empty if there is none."""
-    if not base or (reference := base[0].value(column)) is None:
-        return []
-    return [value - reference for cell in ours if (value := cell.value(column)) is not None]
+    """Value of each cell minus that of the only baseline, of equal seeds; empty if there is none."""
+    return [value for cell in ours if base and (value := cell.less(base[0], column)) is not None]
 
 
 def saving(cell: Cell, base: Cell, column: str = "gbitops") -> float | None:

@@ -124,6 +124,17 @@ class Cell:
         """A column of runs.csv over the seeds."""
         return value_of([number for run in self.runs if (number := run.number(column)) is not None])
 
+    def less(self, other: Cell, column: str) -> Value | None:
+        """A column minus that of another cell: of equal seeds, which share weights and batches; of means without."""
+        ours, theirs = self._by_seed(column), other._by_seed(column)
+        if common := sorted(ours.keys() & theirs.keys()):
+            return value_of([ours[seed] - theirs[seed] for seed in common])
+        value, reference = self.value(column), other.value(column)
+        return value - reference if value and reference else None
+
+    def _by_seed(self, column: str) -> dict[str, float]:
+        return {run.row["seed"]: number for run in self.runs if (number := run.number(column)) is not None}
+
     def final(self, metric: str) -> Value | None:
         """A number of the last evaluation over the seeds, from the curves."""
         numbers = [run.curve["final"].get(metric) for run in self.runs if run.curve]

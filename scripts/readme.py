@@ -147,7 +147,6 @@ def lengths_table() -> str:
         "images",
         "passes",
         "rate",
-        "rate",
         "training loss at the end, static",
         "static",
         *(f"`{name}`" for name in shown),

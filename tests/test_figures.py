@@ -289,6 +289,20 @@ def test_cells_are_compared_seed_by_seed():
     assert ours.less(Cell({}, {}), "final") is None
 
 
+def test_numbers_of_steps_are_those_at_the_ends_of_phases():
+    """HLHLp, table 6: what variants A and D had after each of their phases stands beside the published steps."""
+    item = ITEMS["hlhlp/table6"]
+    cells = []
+    for bits, perplexities in (("[32,2,8,2]", (95.0, 99.0, 92.0, 97.0)), ("[32,2]", (96.0, 112.0))):
+        cell = made_up(perplexities[-1], schedule="hlhlp", schedule__bits=bits, model="gru_hlhlp", dataset="ptb")
+        object.__setattr__(cell.runs[0], "curve", {"phases": [{"final": number} for number in perplexities]})
+        cells.append(cell)
+    lines = compare(read_published(item, PUBLISHED), Results("paper", tuple(cells)), comparison_of(item))
+    found = {line.labels["group"]: line.ours.mean for line in lines if line.ours and " step " in line.labels["group"]}
+    expected = {f"(A) step {step}": value for step, value in enumerate((95.0, 99.0, 92.0, 97.0), 1)}
+    assert found == {**expected, "(D) step 3": 96.0, "(D) step 4": 112.0}
+
+
 def test_every_claim_has_a_check_or_a_reason():
     assert len(CLAIMS) == 111
     assert set(CHECKS) | set(UNCHECKED) == set(CLAIMS)

@@ -8,7 +8,7 @@ from bitcycle.analysis.evidence import Check, Outcome, described, differences, m
 from bitcycle.analysis.labels import is_float, model_of, schedule_of
 from bitcycle.analysis.landscape import results_of, rise_around, robustness, sharpness
 from bitcycle.analysis.outcomes import Result
-from bitcycle.analysis.results import Cell, Results, Value, value_of
+from bitcycle.analysis.results import Cell, Results, Value
 
 METRIC = "final"
 PUBLISHED_GAPS = {"ResNet-14": 0.71, "ResNet-20": 1.57, "ResNet-32": 1.31, "MobileNetV2": 0.47}
@@ -243,12 +243,6 @@ def robust_to_noise(results: Results) -> Outcome | None:
     clean, noisy = (one - other for one, other in zip(base, found))
     words = f"character error rate below float by {clean.mean:+.2f} clean, {noisy.mean:+.2f} in noise of our own"
     return Outcome(False, noisy.mean > 0, f"{words}, none of Aurora-4, n = {noisy.n}")
-
-
-def phase_value(cell: Cell, phase: int) -> Value | None:
-    """The final metric of a phase, from 1 on, over the seeds."""
-    phases = [run.curve.get("phases", []) for run in cell.runs]
-    return value_of([float(found[phase - 1]["final"]) for found in phases if len(found) >= phase])
 
 
 CHECKS: dict[str, Check] = {

@@ -72,12 +72,14 @@ class Comparison:
         match: whether a published number is about a cell.
         cost: of runs.csv: gbitops, or gbitops_to_best.
         describe: more labels of a cell that has no published number, by the columns of LABELS.
+        phase: at the end of which phase, from 1 on, a published number was measured; None: at the end of the run.
     """
 
     column: str
     match: Match = matches_names
     cost: str = "gbitops"
     describe: Optional[Callable[[Cell], dict[str, str]]] = None
+    phase: Callable[[Published], Optional[int]] = lambda row: None
 
 
 def compare(rows: Sequence[Published], results: Results, how: Comparison) -> list[Line]:
@@ -119,7 +121,8 @@ def measure(row: Published, cell: Cell, results: Results, how: Comparison) -> Va
     """Our value of a published metric in a cell."""
     metric = row["metric"]
     if metric in MAIN:
-        return main_value(cell, how.column, row["unit"])
+        phase = how.phase(row)
+        return main_value(cell, how.column, row["unit"]) if phase is None else cell.at_end_of_phase(phase)
     if metric in METRICS:
         return cell.final(METRICS[metric])
     if metric in ("gbitops", "effective_macs"):

@@ -124,6 +124,11 @@ class Cell:
         """A column of runs.csv over the seeds."""
         return value_of([number for run in self.runs if (number := run.number(column)) is not None])
 
+    def at_end_of_phase(self, phase: int) -> Value | None:
+        """The main metric at the end of a phase, from 1 on, over the seeds."""
+        phases = [run.curve.get("phases", []) for run in self.runs]
+        return value_of([float(found[phase - 1]["final"]) for found in phases if len(found) >= phase])
+
     def less(self, other: Cell, column: str) -> Value | None:
         """A column minus that of another cell: of equal seeds, which share weights and batches; of means without."""
         ours, theirs = self._by_seed(column), other._by_seed(column)

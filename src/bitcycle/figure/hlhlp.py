@@ -167,9 +167,19 @@ def same_speech(row: Published, cell: Cell) -> bool:
 
 
 def same_ablation(row: Published, cell: Cell) -> bool:
-    """Table 6: the last step of a variant."""
-    found = re.match(r"\((\w)\) step 4", row["group"])
-    return found is not None and bits_of(cell) == ABLATIONS[found[1]]
+    """Table 6: a step of a variant that ends one of its phases."""
+    return ablation_phase(row) is not None and bits_of(cell) == ABLATIONS[row["group"][1]]
+
+
+def ablation_phase(row: Published) -> int | None:
+    """Table 6: the phase that ends with a step. In D the first phase is as long as three of the four steps.
+
+    >>> [ablation_phase({"group": f"({variant}) step {step}"}) for variant in "AD" for step in (1, 3, 4)]
+    [1, 3, 4, None, 1, 2]
+    """
+    found = re.match(r"\((\w)\) step (\d)", row["group"])
+    phase = int(found[2]) - 4 + len(ABLATIONS[found[1]]) if found else 0
+    return phase if phase > 0 else None
 
 
 def _described(cell: Cell) -> dict[str, str]:
@@ -217,5 +227,5 @@ FIGURES: dict[str, Callable[[ItemData], Figure]] = {
 COMPARISON = Comparison("final", same_cell, describe=_described)
 COMPARISONS = {
     "table5": Comparison("final", same_speech, describe=_described),
-    "table6": Comparison("final", same_ablation, describe=_described),
+    "table6": Comparison("final", same_ablation, describe=_described, phase=ablation_phase),
 }

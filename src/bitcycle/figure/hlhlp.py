@@ -209,6 +209,7 @@ def quantizers(data: ItemData) -> Figure:
                     label=method,
                 )
         part.set_xticks(range(len(words)), words)
+        part.set_xlim(-0.5, len(words) - 0.5)
         part.set_title(name)
     axes[0].set_ylabel("test perplexity")
     legend(figure, axes)

@@ -177,6 +177,17 @@ def test_time_is_kept(tmp_path, monkeypatch, script, grace):
     assert time.monotonic() - begin < 20
 
 
+def test_packages_of_the_machine_are_found(tmp_path, monkeypatch):
+    """Where they lie in a folder that PYTHONPATH names, as on a machine without network, the code comes before them."""
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere/site")
+    (tmp_path / parcel.JOBS).write_text('{"jobs": [["seed=0"]], "commit": "abc", "done": []}')
+    asked = {}
+    monkeypatch.setattr(parcel, "until", lambda deadline, command, folder, environment: asked.update(environment) or 0)
+    assert parcel.run(tmp_path, 60, tmp_path / "out", 15) == 0
+    assert asked["PYTHONPATH"].split(os.pathsep) == [str(tmp_path / "src"), "/elsewhere/site"]
+    assert asked["BITCYCLE_COMMIT"] == "abc"
+
+
 def test_mistakes_are_said(tmp_path, home, capsys, monkeypatch):
     monkeypatch.chdir(home)
     with pytest.raises(SettingError, match="--job"):

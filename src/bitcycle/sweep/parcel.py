@@ -1,8 +1,9 @@
 """Runs on a machine that is lent for a while and reaches nothing: code, data and unfinished runs go there, results come back.
 
     python -m bitcycle.sweep.parcel pack parcel --data cifar10 --job "+sweeps=better/fig3 dataset=cifar10 model=resnet74"
-    # there, with the packages of this repository installed; pack prints this line
-    mkdir work && cat parcel/bitcycle.tar.* | tar -x -C work && cd work && PYTHONPATH=src python -m bitcycle.sweep.parcel run ...
+    # there, with the packages of this repository installed; pack prints the whole lines
+    mkdir work && cat parcel/bitcycle.tar.* | tar -x -C work && cd work
+    PYTHONPATH=src:$PYTHONPATH python -m bitcycle.sweep.parcel run --minutes 9 --out ../out
     python -m bitcycle.sweep.parcel unpack results.tar.*            # here, with what came back
 
 Runs that are finished here are not trained there; runs that the lease cuts off come back with their checkpoints, and the next
@@ -123,7 +124,8 @@ def run(folder: Path, seconds: float, out: Path, part_mib: float, weights: bool 
             "folder", folder, f"holds no {JOBS}", "start this in the folder that the parcel was unpacked in"
         )
     deadline = time.monotonic() + seconds
-    environment = {**os.environ, "PYTHONPATH": str(folder / "src"), COMMIT_VARIABLE: content["commit"] or ""}
+    paths = os.pathsep.join(filter(None, [str(folder / "src"), os.environ.get("PYTHONPATH")]))  # packages may lie there
+    environment = {**os.environ, "PYTHONPATH": paths, COMMIT_VARIABLE: content["commit"] or ""}
     codes = []
     for job in content["jobs"]:
         if time.monotonic() >= deadline:
@@ -307,7 +309,7 @@ def main(words: Sequence[str] | None = None) -> int:
             print(
                 f"[ -d work ] || (mkdir work && cat {arguments.target.name}/bitcycle.tar.* | tar -x -C work); cd work && \\"
             )
-            print("  PYTHONPATH=src python -m bitcycle.sweep.parcel run --minutes 9 --out ../out")
+            print("  PYTHONPATH=src:$PYTHONPATH python -m bitcycle.sweep.parcel run --minutes 9 --out ../out")
         elif arguments.verb == "run":
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             seconds = 60 * arguments.minutes - GRACE_SECONDS

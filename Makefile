@@ -27,7 +27,7 @@ $(VENV)/.ready: requirements.lock requirements-uv.lock pyproject.toml
 demo: $(VENV)/.ready ## train a small ResNet with RTH on real digits: accuracy, cost, saving and a picture, in about two minutes
 	$(RUN) train.py schedule=RTH model=resnet8 dataset=digits scale=mini logging.picture=true
 
-test: $(VENV)/.ready lint ## style, types, then all tests (about 12 minutes on two cores)
+test: $(VENV)/.ready lint ## style, types, then all tests (about 11 minutes on two cores)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal
 
 test-matrix: $(VENV)/.ready ## every task with every schedule and every quantizer, of which make test tries each once (minutes)

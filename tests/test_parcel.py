@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -42,9 +43,7 @@ def home(tmp_path):
     return root
 
 
-def test_a_run_that_was_cut_off_goes_on_elsewhere_and_comes_back(
-    home, digits, finished_digits, monkeypatch, tmp_path, request
-):
+def test_a_run_that_was_cut_off_goes_on_elsewhere_and_comes_back(home, digits, finished_digits, monkeypatch, tmp_path):
     """The whole way: a crash here, the rest of the run in the unpacked parcel, its results here; equal to an undisturbed run."""
     runs = home / parcel.RUNS
     cut = digits(f"results_root={runs}")
@@ -52,8 +51,8 @@ def test_a_run_that_was_cut_off_goes_on_elsewhere_and_comes_back(
         crash_at(patch, 40, 30)
         with pytest.raises(Crash):
             execute(cut)
-    (tmp_path / "data" / "cifar10").mkdir(parents=True)
-    parts = parcel.pack(home, tmp_path / "parcel", [f"{SMALL} seed=0"], [tmp_path / "data" / "cifar10"], part_mib=0.5)
+    (tmp_path / "data" / "nli" / "sick").mkdir(parents=True)
+    parts = parcel.pack(home, tmp_path / "parcel", [f"{SMALL} seed=0"], ["nli/sick"], tmp_path / "data", part_mib=0.5)
     assert len(parts) > 1
 
     there = open_parcel(parts, tmp_path / "there")
@@ -61,7 +60,7 @@ def test_a_run_that_was_cut_off_goes_on_elsewhere_and_comes_back(
     environment = {**os.environ, "PYTHONPATH": str(there / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=there, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert (there / "data" / "cifar10").is_dir()
+    assert (there / "data" / "nli" / "sick").is_dir()
     (there / "results" / "runs").rename(there / "elsewhere")  # what follows reads the parts alone
 
     name = str(cut.folder.path.relative_to(runs))
@@ -84,7 +83,7 @@ def test_finished_runs_are_named_only_and_others_need_their_scale(home, digits, 
         unfinished.write_status("failed", 3, 10)
         unfinished.checkpoint.save({"step": 3})
         unfinished.checkpoint.save({"step": 4})
-    there = open_parcel(parcel.pack(home, tmp_path / "parcel", [SMALL], [], part_mib=15), tmp_path / "there")
+    there = open_parcel(parcel.pack(home, tmp_path / "parcel", [SMALL], [], tmp_path, part_mib=15), tmp_path / "there")
     found = {str(path.relative_to(there / parcel.RUNS)) for path in (there / parcel.RUNS).rglob("*") if path.is_file()}
     assert found == {
         "smoke/finished/seed=0/status.json",
@@ -143,7 +142,9 @@ def test_a_part_that_is_missing_is_said(tmp_path):
     status(tmp_path / "there" / parcel.RUNS, "failed", 10)
     parts = parcel.write_results(tmp_path / "there", tmp_path / "out", 0.002, weights=False, known=set())
     assert len(parts) > 2
-    for wrong in (parts[:-1], parts[1:], [parts[0], *parts[:-1]], [tmp_path / "results.tar"]):
+    whole = tmp_path / "results.tar"
+    whole.write_bytes(b"")
+    for wrong in (parts[:-1], parts[1:], [parts[0], *parts[:-1]], [whole]):
         with pytest.raises(RunError, match="not all parts of one parcel"):
             parcel.unpack(wrong, tmp_path / "here")
     parts[0].write_bytes(parts[0].read_bytes()[:1000])
@@ -191,9 +192,18 @@ def test_packages_of_the_machine_are_found(tmp_path, monkeypatch):
 def test_mistakes_are_said(tmp_path, home, capsys, monkeypatch):
     monkeypatch.chdir(home)
     with pytest.raises(SettingError, match="--job"):
-        parcel.pack(home, tmp_path, [], [], 15)
+        parcel.pack(home, tmp_path, [], [], tmp_path, 15)
     assert parcel.main(["pack", str(tmp_path / "p"), "--job", SMALL, "--data", "cifar11"]) == 2
-    assert "cifar11" in capsys.readouterr().err
+    assert re.search(r"cifar11: is not below .*--data-root", capsys.readouterr().err)
     assert parcel.main(["pack", str(tmp_path / "p"), "--job", SMALL, "--part-mib", "0"]) == 2
-    assert parcel.main(["run", "--minutes", "1", "--out", str(tmp_path)]) == 2
+    assert parcel.main(["run", "--minutes", "9", "--out", str(tmp_path)]) == 2
     assert "parcel.json" in capsys.readouterr().err
+    (home / parcel.JOBS).write_text('{"jobs": [], "commit": null, "done": []}')
+    assert parcel.main(["run", "--minutes", "1", "--out", str(tmp_path)]) == 2
+    assert "leaves no time to train" in capsys.readouterr().err
+    assert parcel.main(["unpack", "results.tar.01-of-01"]) == 1
+    assert "is not there. Give the results.tar" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    for words in (["pack", str(tmp_path / "p"), "--job", SMALL], ["unpack", "results.tar.01-of-01"]):
+        assert parcel.main(words) == 2
+        assert "start this in the repository's root" in capsys.readouterr().err

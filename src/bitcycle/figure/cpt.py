@@ -96,6 +96,9 @@ def contours(data: ItemData) -> Figure:
         name = cpt_method(cell)
         words = f"{name} {'3 to 8' if name == 'progressive precision' else forward_bits(cell)} bits"
         ours = f"ours: {cell.actual('model')}, {cell.actual('dataset')}"
+        lowest = cell.actual("schedule.q_min")
+        if cell.actual("schedule") == "CR" and lowest != cell.setting("schedule.q_min"):
+            ours += f", from {lowest} bits"
         part.set_title(f"{model_of(cell)}: {words}\n{ours if cell.stand_ins else dataset_of(cell)}", fontsize=8.5)
         if surface is None:
             part.text(0.5, 0.5, "no result yet", ha="center", va="center", transform=part.transAxes, color="0.4")

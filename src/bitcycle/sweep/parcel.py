@@ -25,7 +25,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,23 +65,30 @@ def runs_below(root: Path) -> list[Found]:
     return sorted(found, key=lambda run: run.state != "done")
 
 
-def pack(root: Path, target: Path, jobs: Sequence[str], data: Sequence[Path], part_mib: float) -> list[Path]:
+def pack(
+    root: Path, target: Path, jobs: Sequence[str], data: Sequence[str], data_root: Path, part_mib: float
+) -> list[Path]:
     """Write the parts of a parcel; returns their paths.
 
     Args:
         root: of the repository; its finished runs go along as names, its unfinished ones of the jobs' scales with checkpoints.
         target: folder of the parts bitcycle.tar.01-of-03, ...
         jobs: arguments of `python train.py -m`, each in one text, in the order of their worth.
-        data: folders and files of data, which lie in the folder `data` of the parcel by their last names.
+        data: names of data sets below data_root, as cifar10 or nli/sick; they lie below the folder `data` of the parcel.
+        data_root: folder of the data sets.
         part_mib: MiB of a part.
 
     Raises:
-        SettingError: without jobs, for data that are not there, or a part of no size.
+        SettingError: outside of the repository, without jobs, for data that are not there, or a part of no size.
     """
+    _check_root(root)
     if not jobs:
         raise SettingError("job", "", "names nothing to run", 'give --job "+sweeps=PAPER/ITEM", once or several times')
-    if missing := [path for path in data if not path.exists()]:
-        raise SettingError("data", missing[0], "is not there", "name a folder of data_root, or a path")
+    if missing := [name for name in data if not (data_root / name).exists()]:
+        remedy = (
+            "point --data-root (or BITCYCLE_DATA) at the folder that holds it; a short run here downloads what is free"
+        )
+        raise SettingError("data", missing[0], f"is not below {data_root}", remedy)
     arguments = [shlex.split(job) for job in jobs]
     scales = {value for job in arguments for key, _, value in (word.partition("=") for word in job) if key == "scale"}
     scales |= {"paper"} if any(all(not word.startswith("scale=") for word in job) for job in arguments) else set()
@@ -91,8 +98,8 @@ def pack(root: Path, target: Path, jobs: Sequence[str], data: Sequence[Path], pa
     def write(tar: tarfile.TarFile) -> None:
         for name in CODE:
             tar.add(root / name, name, filter=_without_caches)
-        for path in data:
-            tar.add(path, f"data/{path.name}")
+        for name in data:
+            tar.add(data_root / name, f"data/{name}")
         for run in found:
             if run.state == "done":
                 files: Iterable[Path] = (run.folder.status, run.folder.summary)
@@ -103,6 +110,11 @@ def pack(root: Path, target: Path, jobs: Sequence[str], data: Sequence[Path], pa
         _add_text(tar, JOBS, json.dumps(content))
 
     return write_parts(target, "bitcycle.tar", write, part_mib)
+
+
+def _check_root(root: Path) -> None:
+    if missing := [name for name in CODE if not (root / name).exists()]:
+        raise SettingError("folder", root, f"has no {missing[0]}", "start this in the repository's root")
 
 
 def run(folder: Path, seconds: float, out: Path, part_mib: float, weights: bool = False) -> int:
@@ -122,6 +134,11 @@ def run(folder: Path, seconds: float, out: Path, part_mib: float, weights: bool 
     if not content:
         raise SettingError(
             "folder", folder, f"holds no {JOBS}", "start this in the folder that the parcel was unpacked in"
+        )
+    if seconds <= 0:
+        problem = "leaves no time to train"
+        raise SettingError(
+            "minutes", (seconds + GRACE_SECONDS) / 60, problem, "give more than 1, which is for checkpoints"
         )
     deadline = time.monotonic() + seconds
     paths = os.pathsep.join(filter(None, [str(folder / "src"), os.environ.get("PYTHONPATH")]))  # packages may lie there
@@ -176,8 +193,10 @@ def unpack(parts: Sequence[Path], root: Path) -> dict[str, str]:
     A run that is finished here, or is further here, stays as it is.
 
     Raises:
-        RunError: if a process trains one of the runs here, or the parts are not one whole parcel.
+        RunError: if a process trains one of the runs here, or the parts are not there or not one whole parcel.
     """
+    if missing := [path for path in parts if not path.is_file()]:
+        raise RunError(f"{missing[0]} is not there. Give the results.tar.* that came back.")
     if len(parts) != len({path.name for path in parts}) or any(_count(path) != len(parts) for path in parts):
         raise RunError(
             f"{', '.join(path.name for path in parts)}: not all parts of one parcel. Give all of NAME.01-of-NN to NN."
@@ -185,9 +204,13 @@ def unpack(parts: Sequence[Path], root: Path) -> dict[str, str]:
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root, prefix=".parcel-") as temporary:
         try:
-            with tarfile.open(fileobj=_Joined(sorted(parts)), mode="r|") as tar:
-                tar.extractall(temporary, filter="data")
-        except (tarfile.TarError, EOFError) as error:
+            with tempfile.TemporaryFile(dir=root) as whole:
+                for part in sorted(parts):
+                    whole.write(part.read_bytes())
+                whole.seek(0)
+                with tarfile.open(fileobj=whole) as tar:
+                    tar.extractall(temporary, filter="data")
+        except tarfile.TarError as error:
             raise RunError(f"{', '.join(map(str, parts))}: {error}. Fetch the parts again.") from error
         came = runs_below(Path(temporary))
         if busy := [run for run in came if RunFolder(root / run.name).is_in_use()]:
@@ -234,27 +257,6 @@ def write_parts(folder: Path, name: str, write: Callable[[tarfile.TarFile], None
     return paths
 
 
-class _Joined(io.RawIOBase):
-    """Several files, read as one."""
-
-    def __init__(self, paths: Iterable[Path]) -> None:
-        self._blocks = _blocks(paths)
-        self._rest = b""
-
-    def read(self, size: int = -1) -> bytes:
-        while len(self._rest) < size and (block := next(self._blocks, b"")):
-            self._rest += block
-        found, self._rest = self._rest[:size], self._rest[size:]
-        return found
-
-
-def _blocks(paths: Iterable[Path]) -> Iterator[bytes]:
-    for path in paths:
-        with open(path, "rb") as stream:
-            while block := stream.read(MIB):
-                yield block
-
-
 def _files(run: Found, without: str = "") -> list[Path]:
     """The files of a run that another machine needs to go on or to report."""
     files = (path for path in sorted(run.folder.path.rglob("*")) if path.is_file())
@@ -279,8 +281,10 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     packing.add_argument(
         "--job", action="append", default=[], help="arguments of train.py -m; several in the order of worth"
     )
-    packing.add_argument("--data", action="append", default=[], help="a name below data_root, or a path")
-    packing.add_argument("--data-root", default=os.environ.get("BITCYCLE_DATA", "data"), help="folder of the data sets")
+    packing.add_argument("--data", action="append", default=[], help="a data set by its name below --data-root")
+    packing.add_argument(
+        "--data-root", type=Path, default=os.environ.get("BITCYCLE_DATA", "data"), help="folder of the data sets"
+    )
     running = verbs.add_parser("run", help="train its jobs there until the time is up")
     running.add_argument(
         "--minutes", type=float, required=True, help="time, of which the last minute may go to checkpoints"
@@ -302,8 +306,8 @@ def main(words: Sequence[str] | None = None) -> int:
     set_up_console()
     try:
         if arguments.verb == "pack":
-            data = [Path(name) if Path(name).exists() else Path(arguments.data_root) / name for name in arguments.data]
-            parts = pack(Path.cwd(), arguments.target, arguments.job, data, arguments.part_mib)
+            chosen = arguments.job, arguments.data, arguments.data_root.expanduser()
+            parts = pack(Path.cwd(), arguments.target, *chosen, arguments.part_mib)
             size = sum(part.stat().st_size for part in parts) / MIB
             print(f"{len(parts)} parts, {size:.1f} MiB: {arguments.target}. Beside it, on the other machine:")
             print(
@@ -315,6 +319,7 @@ def main(words: Sequence[str] | None = None) -> int:
             seconds = 60 * arguments.minutes - GRACE_SECONDS
             return run(Path.cwd(), seconds, arguments.out, arguments.part_mib, arguments.weights)
         else:
+            _check_root(Path.cwd())
             for name, done in unpack(arguments.parts, RUNS).items():
                 print(f"{name}: {done}")
     except SettingError as error:

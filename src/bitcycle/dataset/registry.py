@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bitcycle.dataset.base import DatasetOptions
 from bitcycle.dataset.cifar import Cifar
+from bitcycle.dataset.cifar_small import CifarSmall
 from bitcycle.dataset.citation import Citation
 from bitcycle.dataset.custom import CustomImages
 from bitcycle.dataset.digits import Digits
@@ -22,6 +23,7 @@ from bitcycle.dataset.wikitext import WikiText, WikiTextSmall
 DATASETS: dict[str, type[DatasetOptions]] = {
     "cifar10": Cifar,
     "cifar100": Cifar,
+    "cifar10_16": CifarSmall,
     "digits": Digits,
     "imagenet": ImageNet,
     "imagenet_mini": ImageNetMini,

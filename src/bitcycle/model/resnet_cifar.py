@@ -47,30 +47,33 @@ class CifarResNet(nn.Module):
     Args:
         blocks: blocks per group (n).
         unused_bn: give every block the third batch norm of the released code, which only two of them use.
+        width: channels of the first group; the second and third have two and four times as many.
     """
 
     float_layers = ("last",)
     """Layers that the papers leave float on CIFAR: the classifier only (released code of CPT and FracTrain)."""
     block_family = "resnet"
 
-    def __init__(self, blocks: tuple[int, int, int], shape: ImageShape, unused_bn: bool = False) -> None:
+    def __init__(
+        self, blocks: tuple[int, int, int], shape: ImageShape, unused_bn: bool = False, width: int = 16
+    ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(shape.channels, 16, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(16)
+        self.conv1 = nn.Conv2d(shape.channels, width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
-        self.group1 = _group(16, 16, blocks[0], 1, unused_bn)
-        self.group2 = _group(16, 32, blocks[1], 2, unused_bn)
-        self.group3 = _group(32, 64, blocks[2], 2, unused_bn)
+        self.group1 = _group(width, width, blocks[0], 1, unused_bn)
+        self.group2 = _group(width, 2 * width, blocks[1], 2, unused_bn)
+        self.group3 = _group(2 * width, 4 * width, blocks[2], 2, unused_bn)
         self.block_names = tuple(f"group{group}.{block}" for group in (1, 2, 3) for block in range(blocks[group - 1]))
         self.pool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(64, shape.classes)
+        self.fc = nn.Linear(4 * width, shape.classes)
         self.apply(_initialise)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.features(x))  # type: ignore[no-any-return]
 
     def features(self, x: Tensor) -> Tensor:
-        """The pooled features before the classifier, [N, 64]."""
+        """The pooled features before the classifier, [N, 4 width]."""
         x = self.relu(self.bn1(self.conv1(x)))
         x = self.group3(self.group2(self.group1(x)))
         return self.pool(x).flatten(1)  # type: ignore[no-any-return]
@@ -96,6 +99,9 @@ class ResNetCifar(ModelOptions):
 
     depth: int = setting(MISSING, "layers, 6n+2: 8, 14, 20, 32, 38, 74, 110, 152, 164, ...")
     unused_bn: bool = setting(False, "every block has the third batch norm of the released code, mostly without effect")
+    width: int = setting(
+        16, "channels of the first group (the papers': 16); later groups have 2 and 4 times as many", minimum=1
+    )
 
     def validate(self) -> None:
         if self.depth < 8 or self.depth % 6 != 2:
@@ -110,4 +116,4 @@ class ResNetCifar(ModelOptions):
 
     def build(self, shape: ImageShape) -> CifarResNet:
         n = (self.depth - 2) // 6
-        return CifarResNet((n, n, n), shape, self.unused_bn)
+        return CifarResNet((n, n, n), shape, self.unused_bn, self.width)

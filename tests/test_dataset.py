@@ -27,6 +27,7 @@ from bitcycle.dataset import (
     images,
     kept_pixels,
 )
+from bitcycle.dataset.cifar_small import CifarSmall
 from bitcycle.dataset.imagenet import ImageNet
 from bitcycle.dataset.images import random_box
 from bitcycle.errors import DataError
@@ -101,6 +102,16 @@ def test_cifar_layouts_hold_the_same_images(tmp_path, small_cifar, layout):
     train, test = Cifar(name="cifar10").load(tmp_path)
     assert torch.equal(train.pixels, expected)
     assert (len(train), len(test)) == (20, 10)
+
+
+def test_cifar_at_16_pixels_is_the_mean_of_cifar_over_2x2_pixels(tmp_path, small_cifar):
+    for split, labels in (("train", TRAIN_LABELS), ("test", TEST_LABELS)):
+        write_parquet(tmp_path / "cifar10" / f"{split}-0.parquet", labels)
+    train, test = CifarSmall(name="cifar10_16", train_samples=10).load(tmp_path)
+    assert (len(train), len(test)) == (10, 10)
+    chosen = Cifar(name="cifar10", train_samples=10).load(tmp_path)[0]
+    means = chosen.pixels.double().reshape(10, 16, 2, 16, 2, 3).mean((2, 4))
+    assert torch.equal(train.pixels, (means + 0.5).floor().byte())
 
 
 def test_cifar_refuses_another_data_set_in_its_place(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from bitcycle.dataset.base import DatasetInfo
-from bitcycle.dataset.cifar import TEST_SAMPLES, TRAIN_SAMPLES, Cifar
+from bitcycle.dataset.cifar import Cifar
 from bitcycle.dataset.image_dataset import Splits
 from bitcycle.dataset.images import Images
 from bitcycle.model import ImageShape
@@ -24,7 +24,7 @@ class CifarSmall(Cifar):
     )
 
     def full_info(self, data_root: Path) -> DatasetInfo:
-        return DatasetInfo(ImageShape(3, 16, self.classes), TRAIN_SAMPLES, TEST_SAMPLES)
+        return super().full_info(data_root)._replace(shape=ImageShape(3, 16, self.classes))
 
     def read(self, data_root: Path) -> Splits:
         full = Cifar.read(replace(self, name="cifar10"), data_root)

@@ -17,26 +17,26 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitcycle.analysis import after_sweep
-from bitcycle.analysis.after_sweep import analyse, groups_of, read_entry, sweeps_with_analyses
 from bitcycle.analysis.claims import CONTRADICTED, NOT_RUN, REPRODUCED, SIGN_AT_PAPER_SCALE
 from bitcycle.analysis.collect import collect
-from bitcycle.analysis.command import run_command
-from bitcycle.analysis.corruption import CorruptionOptions
-from bitcycle.analysis.corruptions import CORRUPTIONS, corrupt
-from bitcycle.analysis.finished_run import load_run
-from bitcycle.analysis.job import Job, Network
 from bitcycle.analysis.landscape import rise, rise_around
-from bitcycle.analysis.measurement import flatten
-from bitcycle.analysis.outcomes import Result, read_result
-from bitcycle.analysis.plane import Plane, PlaneOptions, plane_through
 from bitcycle.analysis.results import Cell, Results
-from bitcycle.analysis.sharpness import SharpnessOptions, find_sharpness
-from bitcycle.analysis.surface import Surface, SurfaceOptions, directions, filter_normalised
 from bitcycle.errors import RunError
 from bitcycle.figure import cpt, hlhlp
 from bitcycle.figure.schedules import UNDATED
 from bitcycle.figure.style import ItemData
+from bitcycle.measurement import after_sweep
+from bitcycle.measurement.after_sweep import analyse, groups_of, read_entry, sweeps_with_analyses
+from bitcycle.measurement.artifacts import Result, read_result
+from bitcycle.measurement.command import run_command
+from bitcycle.measurement.corruption import CorruptionOptions
+from bitcycle.measurement.corruptions import CORRUPTIONS, corrupt
+from bitcycle.measurement.finished_run import load_run
+from bitcycle.measurement.job import Job, Network
+from bitcycle.measurement.measurement import flatten
+from bitcycle.measurement.plane import Plane, PlaneOptions, plane_through
+from bitcycle.measurement.sharpness import SharpnessOptions, find_sharpness
+from bitcycle.measurement.surface import Surface, SurfaceOptions, directions, filter_normalised
 from bitcycle.settings import SettingError
 from bitcycle.sweep import Sweep
 from bitcycle.sweep.grid import as_text

@@ -10,13 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitcycle.analysis.command import run_command
-from bitcycle.analysis.finished_run import load_run, read_run_config
-from bitcycle.analysis.noise import NoiseOptions, NoiseTest, read_snr
-from bitcycle.analysis.noises import NAMES, make_noise, mix
-from bitcycle.analysis.outcomes import read_result
 from bitcycle.configuration import to_plain
 from bitcycle.errors import DataError, RunError
+from bitcycle.measurement.artifacts import read_result
+from bitcycle.measurement.command import run_command
+from bitcycle.measurement.finished_run import load_run, read_run_config
+from bitcycle.measurement.noise import NoiseOptions, NoiseTest, read_snr
+from bitcycle.measurement.noises import NAMES, make_noise, mix
 from bitcycle.training.run import execute
 from tests.conftest import plan
 from tests.speech_data import RATE, tones, wave_bytes, write_manifests

@@ -107,8 +107,8 @@ def _complain(wrong: Sequence[PlannedRun]) -> list[int]:
 
 def analyse(what: Reproduction) -> int:
     """Every analysis whose runs are done and that has no result yet; returns the worst exit code."""
-    from bitcycle.analysis.after_sweep import analyse as analyse_runs
-    from bitcycle.analysis.after_sweep import sweeps_with_analyses
+    from bitcycle.measurement.after_sweep import analyse as analyse_runs
+    from bitcycle.measurement.after_sweep import sweeps_with_analyses
 
     settings = {"scale": what.scale, "results_root": what.results_root}
     return analyse_runs(sweeps_with_analyses(what.root), settings, what.root / "conf")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from bitcycle.analysis.evidence import Check, Outcome, described, differences, mean, panels, pick
 from bitcycle.analysis.labels import is_float, model_of, schedule_of
 from bitcycle.analysis.landscape import results_of, rise_around, robustness, sharpness
-from bitcycle.analysis.outcomes import Result
 from bitcycle.analysis.results import Cell, Results, Value
+from bitcycle.measurement.artifacts import Result
 
 METRIC = "final"
 PUBLISHED_GAPS = {"ResNet-14": 0.71, "ResNet-20": 1.57, "ResNet-32": 1.31, "MobileNetV2": 0.47}

@@ -17,7 +17,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from bitcycle.analysis.curves import CURVES, write_curve
-from bitcycle.analysis.outcomes import ANALYSES, copy_results
+from bitcycle.measurement.artifacts import ANALYSES, copy_results
 from bitcycle.training.checkpoint import write_atomically
 from bitcycle.training.run_folder import RunFolder, read_object
 

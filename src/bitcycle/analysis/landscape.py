@@ -7,8 +7,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from bitcycle.analysis.outcomes import Result
 from bitcycle.analysis.results import Cell, Value, value_of
+from bitcycle.measurement.artifacts import Result
 
 RADIUS = 0.5
 """Distance, in lengths of the filters, at which the rise of a loss surface is taken (our own; the pictures go to 1)."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from bitcycle.analysis.curves import CURVES, read_curve
-from bitcycle.analysis.outcomes import ANALYSES, Result, collected
+from bitcycle.measurement.artifacts import ANALYSES, Result, collected
 from bitcycle.sweep.grid import Overrides, expand, substitute
 from bitcycle.sweep.item import Sweep
 

@@ -16,11 +16,11 @@ from bitcycle.analysis.compare import Comparison
 from bitcycle.analysis.items import Published
 from bitcycle.analysis.labels import dataset_of, model_of, same
 from bitcycle.analysis.landscape import CLEAN, results_of, sharpness
-from bitcycle.analysis.outcomes import Result
 from bitcycle.analysis.results import Cell, Results, Value
 from bitcycle.figure.landscape import described, draw_contours, draw_plane, first_of
 from bitcycle.figure.schematic import algorithm, data_sets
 from bitcycle.figure.style import COLOURS, ItemData, legend, not_analysed, panels, published_bars, titled
+from bitcycle.measurement.artifacts import Result
 
 
 def surface(data: ItemData) -> Figure:

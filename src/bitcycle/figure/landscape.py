@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
-from bitcycle.analysis.outcomes import Result
+from bitcycle.measurement.artifacts import Result
 
 LEVELS = np.arange(0.1, 10, 0.5)
 """Contour levels of CPT, figure 6, and the default of Li et al.'s code."""

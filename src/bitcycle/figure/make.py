@@ -38,7 +38,7 @@ MODULES: dict[str, ModuleType] = {
 RESULTS = Path("results")
 FIGURES = Path("figures")
 GALLERY = Path("index.html")
-ANALYSE = "python -m bitcycle.analysis.after_sweep"
+ANALYSE = "python -m bitcycle.measurement.after_sweep"
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class Sweep:
         trials: scale -> number of seeds, from 0 on.
         at_scale: scale -> replacements, see `grid.substitute`.
         note: what is a stand-in, or an own choice where the paper is silent.
-        analyses: what is computed of the finished runs, see `bitcycle.analysis.after_sweep`.
+        analyses: what is computed of the finished runs, see `bitcycle.measurement.after_sweep`.
     """
 
     title: str = ""

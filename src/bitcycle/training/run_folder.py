@@ -29,7 +29,7 @@ class RunFolder:
     | environment.json | versions, commit, hardware |
     | log.txt | what was shown, as plain lines |
     | checkpoint/ | last.pt and previous.pt; candidate-STEP.pt: weights that a later phase may start from, or did |
-    | analyses/ | what `bitcycle.analysis` computed of the trained network |
+    | analyses/ | what `bitcycle.measurement` computed of the trained network |
     | NAME/ | the same of a run NAME that had to come first, such as range_test |
 
     Args:

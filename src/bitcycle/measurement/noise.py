@@ -1,4 +1,4 @@
-"""How well a trained network still recognises speech when there is noise: `python -m bitcycle.analysis.noise RUN_FOLDER`.
+"""How well a trained network still recognises speech when there is noise: `python -m bitcycle.measurement.noise RUN_FOLDER`.
 
 Each recording of the test split gets noise of its own, which follows from (seed, noise, number of the recording), at each ratio
 of signal to noise; features are computed anew. There is a row for the recordings as they are, and one for each noise and ratio;
@@ -16,13 +16,13 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from bitcycle.analysis.command import run_command
-from bitcycle.analysis.finished_run import FinishedRun
-from bitcycle.analysis.job import Analysis, AnalysisOptions
-from bitcycle.analysis.noises import NAMES, Noise, make_noise, mix
-from bitcycle.analysis.outcomes import Row
 from bitcycle.dataset import SpeechDatasetOptions, Utterances
 from bitcycle.errors import RunError
+from bitcycle.measurement.artifacts import Row
+from bitcycle.measurement.command import run_command
+from bitcycle.measurement.finished_run import FinishedRun
+from bitcycle.measurement.job import Analysis, AnalysisOptions
+from bitcycle.measurement.noises import NAMES, Noise, make_noise, mix
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, setting
 from bitcycle.task import SpeechEvaluation, SpeechRecognitionOptions

@@ -1,4 +1,4 @@
-"""How well a trained network classifies corrupted test images: `python -m bitcycle.analysis.corruption RUN_FOLDER[@PHASE]`.
+"""How well a trained network classifies corrupted test images: `python -m bitcycle.measurement.corruption RUN_FOLDER[@PHASE]`.
 
 One row for the images as they are, and one for each corruption and severity; the papers' number is the mean over the latter. With
 `folder` the images are read from class folders FOLDER/CORRUPTION/SEVERITY/CLASS/, the layout of the published ImageNet-C;
@@ -17,16 +17,16 @@ from typing import Any, Optional
 
 import torch
 
-from bitcycle.analysis.command import run_command
-from bitcycle.analysis.corruptions import CORRUPTIONS, corrupt
-from bitcycle.analysis.finished_run import FinishedRun
-from bitcycle.analysis.job import Analysis, AnalysisOptions, rounded
-from bitcycle.analysis.measurement import Measurement
-from bitcycle.analysis.outcomes import Row
 from bitcycle.dataset import Images
 from bitcycle.dataset.images import Framing, StreamedImages
 from bitcycle.dataset.source import read_class_folders
 from bitcycle.errors import DataError, RunError
+from bitcycle.measurement.artifacts import Row
+from bitcycle.measurement.command import run_command
+from bitcycle.measurement.corruptions import CORRUPTIONS, corrupt
+from bitcycle.measurement.finished_run import FinishedRun
+from bitcycle.measurement.job import Analysis, AnalysisOptions, rounded
+from bitcycle.measurement.measurement import Measurement
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, nearest, setting
 

@@ -1,4 +1,4 @@
-"""The plane through three trained networks: `python -m bitcycle.analysis.plane RUN_FOLDER RUN_FOLDER RUN_FOLDER[@PHASE]`.
+"""The plane through three trained networks: `python -m bitcycle.measurement.plane RUN_FOLDER RUN_FOLDER RUN_FOLDER[@PHASE]`.
 
     u = (w2 - w1) / ||w2 - w1||,   v = (w3 - w1) - <w3 - w1, u> u,  divided by its length        (Gram-Schmidt)
     dx = ||w2 - w1||,   dy = <w3 - w1, v>,   P(i, j) = w1 + i dx u + j dy v
@@ -22,12 +22,12 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from bitcycle.analysis.command import run_command
-from bitcycle.analysis.finished_run import FinishedRun
-from bitcycle.analysis.job import Analysis, AnalysisOptions, rounded
-from bitcycle.analysis.measurement import Measurement, assign, flatten
-from bitcycle.analysis.outcomes import Row
 from bitcycle.errors import RunError
+from bitcycle.measurement.artifacts import Row
+from bitcycle.measurement.command import run_command
+from bitcycle.measurement.finished_run import FinishedRun
+from bitcycle.measurement.job import Analysis, AnalysisOptions, rounded
+from bitcycle.measurement.measurement import Measurement, assign, flatten
 from bitcycle.settings import setting
 
 

@@ -17,9 +17,9 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from bitcycle.analysis.finished_run import FinishedRun, load_run
-from bitcycle.analysis.outcomes import Result, Row, read_result, write_result
 from bitcycle.errors import RunError
+from bitcycle.measurement.artifacts import Result, Row, read_result, write_result
+from bitcycle.measurement.finished_run import FinishedRun, load_run
 from bitcycle.settings import Settings
 from bitcycle.training.environment import describe_environment
 from bitcycle.training.run import set_up_torch

@@ -1,10 +1,10 @@
-"""Every analysis that has its runs and no result yet: `python -m bitcycle.analysis.after_sweep [PAPER/ITEM ...] [scale=smoke]`.
+"""Every analysis that has its runs and no result: `python -m bitcycle.measurement.after_sweep [PAPER/ITEM ...] [scale=smoke]`.
 
 A sweep file lists its analyses under `analyses`:
 
     analyses:
       - kind: surface                     # of `KINDS`; one analysis for each run of the sweep
-        split: test                       # options of the kind, see its module or `python -m bitcycle.analysis.KIND --help`
+        split: test                       # options of the kind, see its module or `python -m bitcycle.measurement.KIND --help`
         seeds: 3                          # the same with seed=0, 1, 2
         at_scale: {smoke: {points: 5}}    # options at a smaller scale
       - kind: plane
@@ -26,17 +26,17 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from bitcycle.analysis.command import exit_code, read_options
-from bitcycle.analysis.corruption import CorruptionOptions
 from bitcycle.analysis.items import SWEEPS
-from bitcycle.analysis.job import AnalysisOptions, Job, Network
-from bitcycle.analysis.noise import NoiseOptions
-from bitcycle.analysis.outcomes import read_result
-from bitcycle.analysis.plane import PlaneOptions
-from bitcycle.analysis.sharpness import SharpnessOptions
-from bitcycle.analysis.surface import SurfaceOptions
 from bitcycle.configuration import RunConfig, read_config, register_schemas
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, DataError, RunError
+from bitcycle.measurement.artifacts import read_result
+from bitcycle.measurement.command import exit_code, read_options
+from bitcycle.measurement.corruption import CorruptionOptions
+from bitcycle.measurement.job import AnalysisOptions, Job, Network
+from bitcycle.measurement.noise import NoiseOptions
+from bitcycle.measurement.plane import PlaneOptions
+from bitcycle.measurement.sharpness import SharpnessOptions
+from bitcycle.measurement.surface import SurfaceOptions
 from bitcycle.settings import SettingError, nearest
 from bitcycle.sweep import Sweep, read_sweep
 from bitcycle.sweep.composition import Composer
@@ -46,7 +46,7 @@ from bitcycle.sweep.inventory import SweepRun, take_stock
 KINDS: dict[str, type[AnalysisOptions]] = {
     kind.kind: kind for kind in (SurfaceOptions, PlaneOptions, SharpnessOptions, NoiseOptions, CorruptionOptions)
 }
-COMMAND = "python -m bitcycle.analysis.after_sweep"
+COMMAND = "python -m bitcycle.measurement.after_sweep"
 
 
 def read_entry(entry: Mapping[str, Any], scale: str) -> tuple[list[AnalysisOptions], list[dict[str, Any]]]:

@@ -11,7 +11,7 @@
 | pixelate | means over tiles of about 1 / s pixels | 0.75, 0.5, 0.38, 0.25, 0.19 |
 
 Kinds and five severities are those of Hendrycks and Dietterich 2019; code and values are ours, for small images. Results with
-them are none of ImageNet-C, whose published files `analysis/corruption.py` reads.
+them are none of ImageNet-C, whose published files `measurement/corruption.py` reads.
 """
 
 from __future__ import annotations

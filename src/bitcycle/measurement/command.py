@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from bitcycle.analysis.job import AnalysisOptions, Job, Network
 from bitcycle.errors import (
     EXIT_DATA_MISSING,
     EXIT_DONE,
@@ -19,13 +18,14 @@ from bitcycle.errors import (
     DataError,
     RunError,
 )
+from bitcycle.measurement.job import AnalysisOptions, Job, Network
 from bitcycle.settings import SettingError, default_of, nearest
 
 
 def parser(kind: type[AnalysisOptions], description: str) -> argparse.ArgumentParser:
     """The command line of a kind of analysis: one option for each of its settings."""
     made = argparse.ArgumentParser(
-        prog=f"python -m bitcycle.analysis.{kind.kind}",
+        prog=f"python -m bitcycle.measurement.{kind.kind}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -37,7 +37,7 @@ def parser(kind: type[AnalysisOptions], description: str) -> argparse.ArgumentPa
         listed = f"; one of {', '.join(choices)}" if choices else ""
         text = f"{field.metadata['help']}{listed} (default: {json.dumps(default_of(field))})".replace("%", "%%")
         made.add_argument(f"--{field.name.replace('_', '-')}", dest=field.name, metavar="VALUE", help=text)
-    made.add_argument("--data-root", help="where the data lie, if not where they lay")
+    made.add_argument("--data-root", help="data root, if it has moved")
     return made
 
 

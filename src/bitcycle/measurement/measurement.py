@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bitcycle.analysis.finished_run import FinishedRun
 from bitcycle.dataset import Batch, EvaluationBatches, ImageDatasetOptions, Images
 from bitcycle.dataset.image_dataset import first_images
 from bitcycle.errors import RunError
+from bitcycle.measurement.finished_run import FinishedRun
 from bitcycle.task import ClassificationOptions, Outcome, Task
 from bitcycle.training.weight_averaging import estimate_statistics
 

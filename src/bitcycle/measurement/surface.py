@@ -1,4 +1,4 @@
-"""The loss around a trained network, on a plane of random directions: `python -m bitcycle.analysis.surface RUN_FOLDER`.
+"""The loss around a trained network, on a plane of random directions: `python -m bitcycle.measurement.surface RUN_FOLDER`.
 
     L(x, y) = loss(w + x d + y e),   d_k := d_k ||w_k|| / (||d_k|| + 1e-10)   for every filter k, the same for e
 
@@ -24,11 +24,11 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from bitcycle.analysis.command import run_command
-from bitcycle.analysis.finished_run import FinishedRun
-from bitcycle.analysis.job import Analysis, AnalysisOptions, rounded
-from bitcycle.analysis.measurement import Measurement
-from bitcycle.analysis.outcomes import Row
+from bitcycle.measurement.artifacts import Row
+from bitcycle.measurement.command import run_command
+from bitcycle.measurement.finished_run import FinishedRun
+from bitcycle.measurement.job import Analysis, AnalysisOptions, rounded
+from bitcycle.measurement.measurement import Measurement
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, setting
 

@@ -1,4 +1,4 @@
-"""How much the training loss rises in a small box around a network: `python -m bitcycle.analysis.sharpness RUN_FOLDER[@PHASE]`.
+"""How much the training loss rises in a box around a network: `python -m bitcycle.measurement.sharpness RUN_FOLDER[@PHASE]`.
 
     r_i = eps (|(A^+ w)_i| + 1),   phi = 100 (max over |y_i| <= r_i of f(w + A y)  -  f(w)) / (1 + f(w))
 
@@ -25,11 +25,11 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from bitcycle.analysis.command import run_command
-from bitcycle.analysis.finished_run import FinishedRun
-from bitcycle.analysis.job import Analysis, AnalysisOptions, rounded
-from bitcycle.analysis.measurement import Measurement, assign, flatten
-from bitcycle.analysis.outcomes import Row
+from bitcycle.measurement.artifacts import Row
+from bitcycle.measurement.command import run_command
+from bitcycle.measurement.finished_run import FinishedRun
+from bitcycle.measurement.job import Analysis, AnalysisOptions, rounded
+from bitcycle.measurement.measurement import Measurement, assign, flatten
 from bitcycle.randomness import derive
 from bitcycle.settings import setting
 

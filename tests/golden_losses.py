@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from bitcycle.layer import weight_gradient
+from bitcycle.layer.codes import weight_gradient
 from bitcycle.training.run import execute
 from bitcycle.training.run_folder import read_records
 from tests.conftest import GOLDEN, plan

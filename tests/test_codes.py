@@ -10,13 +10,13 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import bitcycle
-from bitcycle.layer import code_product
-from bitcycle.layer.code_product import MOST_TERMS, integer_products_work
-from bitcycle.layer.frugal_relu import frugal_relu
+from bitcycle.layer.codes import product as code_product
+from bitcycle.layer.codes.mask_saving_relu import mask_saving_relu
+from bitcycle.layer.codes.product import MOST_TERMS, integer_products_work
 from bitcycle.layer.state import PrecisionState
 from bitcycle.quantizer import compiler_works
 from bitcycle.quantizer.codes import decode
-from bitcycle.quantizer.kernel import Kernel
+from bitcycle.quantizer.compile_utils import Kernel
 from bitcycle.quantizer.sbm import SbmActivation, SbmWeight
 from bitcycle.schedule import Precision
 from bitcycle.training.options import TrainingOptions
@@ -73,7 +73,7 @@ def test_convolutions(case, number):
     torch.manual_seed(number)
     x = torch.randn(3, 4, 9, 8).contiguous(memory_format=torch.channels_last)
     layers = pair(nn.Conv2d(4, out, **options), Precision(number, number, 8))
-    assert layers[1].computes_codes
+    assert layers[1].computation is not None
     assert_equal_but_for_rounding(layers, x)
     assert_equal_but_for_rounding(layers, x.relu())
 
@@ -158,7 +158,7 @@ def test_one_byte_an_element_is_kept():
 
 
 @pytest.mark.parametrize("inplace", [True, False])
-def test_a_frugal_relu_has_the_same_numbers_and_keeps_a_byte(inplace):
+def test_a_mask_saving_relu_has_the_same_numbers_and_keeps_a_byte(inplace):
     kept: list[torch.Tensor] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -166,7 +166,7 @@ def test_a_frugal_relu_has_the_same_numbers_and_keeps_a_byte(inplace):
         return tensor
 
     x, found = torch.tensor([-1.0, 0.0, 2.0, -0.0, torch.inf, torch.nan]), []
-    for relu in (nn.ReLU(inplace), frugal_relu(nn.ReLU(inplace))):
+    for relu in (nn.ReLU(inplace), mask_saving_relu(nn.ReLU(inplace))):
         leaf = x.clone().requires_grad_()
         kept.clear()
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-import bitcycle.edges as edges_module
+import bitcycle.layer.sparse as edges_module
 from bitcycle.dataset import citation, ogbn
 from bitcycle.dataset.graph import scaled
 from bitcycle.dataset.neighbours import NeighbourSampler, choose
-from bitcycle.edges import Edges, make_edges, neighbour_mean, neighbour_sum
 from bitcycle.errors import DataError
 from bitcycle.layer import QuantizedGraphConvolution, QuantizedSageConvolution, quantize_model
+from bitcycle.layer.sparse import Edges, make_edges, neighbour_mean, neighbour_sum
 from bitcycle.model import GraphShape
 from bitcycle.model.graph_network import Gcn, GraphNorm, GraphSage
 from bitcycle.quantizer import Sbm

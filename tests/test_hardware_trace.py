@@ -14,7 +14,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from bitcycle.hardware import FLOAT_PRECISION, BitFusion, BitOps, Zc706, trace
 from bitcycle.layer import quantize_model
-from bitcycle.quantizer.kernel import Kernel
+from bitcycle.quantizer.compile_utils import Kernel
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 

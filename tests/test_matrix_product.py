@@ -98,7 +98,7 @@ def test_compiled_ranges_are_the_same():
             for compile in (False, True)
         )
         assert torch.equal(eager, fused)
-    rows = [options.operand(compile)(gradient.transpose(2, 3), torch.tensor(3)) for compile in (False, True)]
+    rows = [options.matmul_operand(compile)(gradient.transpose(2, 3), torch.tensor(3)) for compile in (False, True)]
     assert torch.equal(*rows)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import bitcycle
 from bitcycle.quantizer import QUANTIZERS, QuantizerOptions, compiler_works, dorefa, encode_bits, wageubn
-from bitcycle.quantizer.kernel import Kernel
+from bitcycle.quantizer.compile_utils import Kernel
 from bitcycle.quantizer.l2_step import SortedMagnitudes, fixed_point, optimal_step, uniform_codes
 from bitcycle.quantizer.pact import MINIMUM_ALPHA, PactActivation, pact
 from bitcycle.quantizer.ttq import trained_ternary

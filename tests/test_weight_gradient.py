@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 import bitcycle
-from bitcycle import native
-from bitcycle.layer import code_product, weight_gradient
-from bitcycle.layer.code_product import gradients_of_convolution
-from bitcycle.layer.weight_gradient import library, sums_integers
+from bitcycle import cpp_extension
+from bitcycle.layer.codes import product as code_product
+from bitcycle.layer.codes import weight_gradient
+from bitcycle.layer.codes.product import gradients_of_convolution
+from bitcycle.layer.codes.weight_gradient import library, sums_integers
 from bitcycle.quantizer.codes import Codes, GradientCodes
 from bitcycle.quantizer.sbm import Sbm
 from bitcycle.schedule import Precision
@@ -134,16 +135,16 @@ def test_a_library_is_compiled_once(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source = tmp_path / "seven.cpp"
     source.write_text('extern "C" int seven() { return 7; }\n')
-    functions = native.library(source)
+    functions = cpp_extension.library(source)
     if functions is None:
         pytest.skip("no compiler")
     assert functions.seven() == 7
     (made,) = (tmp_path / "bitcycle").iterdir()
     written = made.stat().st_mtime_ns
-    assert native._compiled(source, native._FLAGS) == made
+    assert cpp_extension._compiled(source, cpp_extension._FLAGS) == made
     assert made.stat().st_mtime_ns == written
     source.write_text('extern "C" int seven() { return 8; }\n')
-    assert native._compiled(source, native._FLAGS) != made
+    assert cpp_extension._compiled(source, cpp_extension._FLAGS) != made
 
 
 @pytest.mark.parametrize("problem", ["the CPU", "the compiler", "the file"])
@@ -154,5 +155,5 @@ def test_without_a_library_the_log_says_so(problem, tmp_path, monkeypatch, caplo
     if problem == "the compiler":
         monkeypatch.setenv("PATH", str(tmp_path))
     with caplog.at_level("INFO", "bitcycle"):
-        assert native.library(source, ("no_such_thing",) if problem == "the CPU" else ()) is None
+        assert cpp_extension.library(source, ("no_such_thing",) if problem == "the CPU" else ()) is None
     assert "broken.cpp is not used" in caplog.text

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from bitcycle.allocator import keep_freed_memory
 from bitcycle.benchmark.measure import clock_name
 from bitcycle.benchmark.networks import measure_networks, networks
 from bitcycle.benchmark.quantizers import measure_quantizers
 from bitcycle.benchmark.runs import images_per_second, runs_per_hour, write
 from bitcycle.benchmark.table import FOLDER, tables
-from bitcycle.memory import keep_freed_memory
 from bitcycle.training.display import set_up_console
 from bitcycle.training.environment import describe_environment, processor
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitcycle.benchmark.measure import interleaved, peak_bytes, summarise
-from bitcycle.edges import make_edges
 from bitcycle.layer import PrecisionController, penalty, quantize_model
-from bitcycle.layer.recomputation import RecomputingBatchNorm2d
+from bitcycle.layer.codes.recomputation import RecomputingBatchNorm2d
+from bitcycle.layer.sparse import make_edges
 from bitcycle.model import MODELS, GraphShape, ImageShape, TokenShape
 from bitcycle.quantizer import compiler_works
 from bitcycle.schedule import Schedule, schedule
@@ -155,7 +155,7 @@ class Step:
                 "schedule": plan,
             }
             model = quantize_model(model, variant.quantizer, **options)
-        self.computes_codes = any(getattr(module, "computes_codes", False) for module in model.modules())
+        self.computes_codes = any(getattr(module, "computation", None) is not None for module in model.modules())
         self.recomputes = any(isinstance(module, RecomputingBatchNorm2d) for module in model.modules())
         self.model = model.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
         self.controller = PrecisionController(self.model, plan) if variant.quantizer != "none" else None

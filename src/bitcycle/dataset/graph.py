@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions, logger
-from bitcycle.edges import Edges, make_edges
 from bitcycle.errors import DataError
+from bitcycle.layer.sparse import Edges, make_edges
 from bitcycle.model import GraphShape
 from bitcycle.settings import SettingError, setting
 

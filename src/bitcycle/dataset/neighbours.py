@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bitcycle.edges import Edges
+from bitcycle.layer.sparse import Edges
 from bitcycle.randomness import hash_bits, int32_key
 
 

@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 from torch import nn
 
-from bitcycle.layer.frugal_relu import frugal_relu
+from bitcycle.layer.codes import compute_codes
 from bitcycle.layer.gated_block import gate_blocks
 from bitcycle.layer.matrix_product import MatrixProduct
-from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
-from bitcycle.layer.recomputation import recomputing_batch_norm
+from bitcycle.layer.quantized import CONVERSIONS
 from bitcycle.layer.state import PrecisionState
 from bitcycle.quantizer import NoQuantizer, QuantizerOptions, quantizer_options
 from bitcycle.schedule import GateOptions, Precision, Schedule
@@ -201,7 +200,7 @@ def quantize_model(
         )
     model = _convert(model, plan, options, gates, compile)
     if compute == "codes":
-        model = _compute_codes(model, options, compile, recompute)
+        model = compute_codes(model, compile, recompute)
     return model if gates is None else gate_blocks(model, gates, seed)
 
 
@@ -228,22 +227,6 @@ def _convert(
         model = _replace(model, layer, converted)
     _keep_layers_in_use(model)
     _name_untouched(model)
-    return model
-
-
-def _compute_codes(model: nn.Module, options: QuantizerOptions, compile: bool, recompute: bool) -> nn.Module:
-    layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
-    able = sum(layer.compute_codes() for layer in layers)
-    if able < len(layers):
-        message = "compute=codes: %d of %d quantized layers compute as compute=simulate (quantizer %s)"
-        logger.info(message, len(layers) - able, len(layers), options.name)
-    for module in list(model.modules()):
-        if able and type(module) is nn.ReLU:
-            model = _replace(model, module, frugal_relu(module, compile))
-        if able and recompute and type(module) is nn.BatchNorm2d:
-            model = _replace(model, module, recomputing_batch_norm(module))
-    for layer in layers:
-        layer.recomputes = recompute and layer.computes_codes
     return model
 
 

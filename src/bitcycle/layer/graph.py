@@ -27,10 +27,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from bitcycle.edges import Edges
 from bitcycle.layer.bifurcation import Product, bifurcated
 from bitcycle.layer.graph_convolution import Aggregation, GraphConvolution, RowLinear, SageConvolution
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
+from bitcycle.layer.sparse import Edges
 from bitcycle.layer.state import PrecisionState
 from bitcycle.quantizer import QuantizerOptions, quantizer_options
 from bitcycle.randomness import int32_key

@@ -17,7 +17,7 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from bitcycle.edges import Edges, neighbour_mean, neighbour_sum
+from bitcycle.layer.sparse import Edges, neighbour_mean, neighbour_sum
 
 
 class Aggregation(nn.Module):

@@ -44,7 +44,7 @@ class QuantizedMatrixProduct(QuantizedProduct, MatrixProduct):
     ) -> None:
         """Give the product its quantizers; operands always count as signed."""
         options = self.attach_output(quantizer, precision, key, compile)
-        self.left_quantizer, self.right_quantizer = options.operand(compile), options.operand(compile)
+        self.left_quantizer, self.right_quantizer = options.matmul_operand(compile), options.matmul_operand(compile)
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         return self.masked(torch.matmul, lambda product: self._product(a, b, product))

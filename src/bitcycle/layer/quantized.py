@@ -10,27 +10,27 @@ modules/quantize.py (QConv2d). A bias, which theirs cannot have, is kept in floa
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from bitcycle.layer.bifurcation import Product, bifurcated
-from bitcycle.layer.code_product import (
-    Gradients,
-    code_product,
-    convolve,
-    gradients_of_convolution,
-    gradients_of_linear,
-    multiply,
-    takes_codes,
-)
 from bitcycle.layer.matrix_product import MatrixProduct, quantized_matrix_product
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
 from bitcycle.quantizer import QuantizerOptions, encode_bits
-from bitcycle.quantizer.codes import Codes, WeightCodes
 from bitcycle.randomness import int32_key
+
+
+class Computation(Protocol):
+    """A way to compute a layer, quantizers included, that is not a product of quantized tensors."""
+
+    def accepts(self, x: Tensor) -> bool:
+        """Whether it can compute the layer's output for x at the current bits."""
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """The layer's output for x and its bias, quantized if it is to be."""
 
 
 class QuantizedLayer(QuantizedProduct):
@@ -38,11 +38,8 @@ class QuantizedLayer(QuantizedProduct):
 
     fine_key: Tensor
     fine_bits: Tensor
-    can_compute_codes = False
-    """Whether the layer has `product_of_codes` and `gradients_of_product`, the two halves of compute=codes."""
-    recomputes = False
-    """Whether batch norm may compute the layer's output again (see recomputation.py); `recipe` says how, for a moment."""
-    recipe: Callable[[], Tensor] | None = None
+    computation: Computation | None = None
+    """Another way to compute the layer (compute=codes); it refers to the layer, hence is no submodule."""
 
     def attach(
         self,
@@ -53,7 +50,6 @@ class QuantizedLayer(QuantizedProduct):
         signed: bool = False,
     ) -> None:
         options = self.attach_output(quantizer, precision, key, compile)
-        self.computes_codes, self.compile_kernels = False, compile
         self.weight_quantizer = options.weight(compile)
         self.activation_quantizer = options.activation(compile, signed)
         self.bias_quantizer = None if self.bias is None else options.bias(compile)
@@ -64,29 +60,9 @@ class QuantizedLayer(QuantizedProduct):
             self._keep("fine_key", torch.tensor(int32_key("layer", key, "fine"), dtype=torch.int32))
             self._keep("fine_bits", torch.tensor(encode_bits(options.fine_gradient_bits)))
 
-    def compute_codes(self) -> bool:
-        """Multiply integer codes wherever the bits allow it (compute=codes); returns whether layer and quantizer can."""
-        quantizers = (self.weight_quantizer, self.activation_quantizer)
-        gradients = (self.input_gradient_quantizer, self.weight_gradient_quantizer)
-        simple = gradients == (None, None) and self.quantizer_options.fine_gradient_bits is None
-        self.computes_codes = self.can_compute_codes and simple and all(each.has_codes for each in quantizers)
-        return self.computes_codes
-
     def prepare_trace(self) -> None:
         """From now on compute the product as one that can be seen, as for a trace of the model's products."""
-        self.computes_codes = False
-
-    def product_of_codes(self, codes: Codes, weight: WeightCodes, bias: Tensor | None) -> Tensor:
-        """The layer's product of the codes of its input and weight."""
-        raise NotImplementedError
-
-    def decoded_weight(self, weight: WeightCodes) -> Tensor:
-        """The quantized weight from its codes at the current bits."""
-        return self.weight_quantizer.decode_weight(weight, self.precision.weight_bits)
-
-    def gradients_of_product(self, gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]) -> Gradients:
-        """The gradients of input, weight and bias, those that are `needed`, from the output's."""
-        raise NotImplementedError
+        self.computation = None
 
     def quantized_operands(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Input and weight at the current bits."""
@@ -145,8 +121,8 @@ class QuantizedLayer(QuantizedProduct):
         return self.masked(product, lambda masked_product: self._product(x, masked_product))
 
     def _product(self, x: Tensor, product: Product) -> Tensor:
-        if self.computes_codes and takes_codes(self, x):
-            return code_product(self, x, self.quantized_bias())
+        if self.computation is not None and self.computation.accepts(x):
+            return self.computation(x, self.quantized_bias())
         x, weight = self.quantized_operands(x)
         bias = self.quantized_bias()
         if self.quantizer_options.fine_gradient_bits is None:
@@ -172,18 +148,8 @@ class QuantizedConv2d(QuantizedLayer, nn.Conv2d):
         nn.Conv2d.__init__(self, *arguments, **options)
         self.attach(quantizer)
 
-    @property
-    def can_compute_codes(self) -> bool:  # type: ignore[override]
-        return self.padding_mode == "zeros" and not isinstance(self.padding, str)
-
     def forward(self, x: Tensor) -> Tensor:
         return self.quantized_product(x, self._conv_forward)
-
-    def product_of_codes(self, codes: Codes, weight: WeightCodes, bias: Tensor | None) -> Tensor:
-        return convolve(codes, weight, bias, self)
-
-    def gradients_of_product(self, gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]) -> Gradients:
-        return gradients_of_convolution(gradient, x, weight, needed, self)
 
 
 class QuantizedLinear(QuantizedLayer, nn.Linear):
@@ -193,16 +159,8 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
         nn.Linear.__init__(self, *arguments, **options)
         self.attach(quantizer)
 
-    can_compute_codes = True
-
     def forward(self, x: Tensor) -> Tensor:
         return self.quantized_product(x, nn.functional.linear)
-
-    def product_of_codes(self, codes: Codes, weight: WeightCodes, bias: Tensor | None) -> Tensor:
-        return multiply(codes, weight, bias, self)
-
-    def gradients_of_product(self, gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]) -> Gradients:
-        return gradients_of_linear(gradient, x, weight, needed)
 
 
 def quantized_conv2d(layer: nn.Conv2d) -> QuantizedConv2d:

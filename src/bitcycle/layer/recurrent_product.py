@@ -68,7 +68,9 @@ class RecurrentProduct(QuantizedLayer):
         """x weight^T + bias of quantized operands, [T, N, features] -> [T, N, gates], with quantized gradients."""
         state, quantizer = self.precision, self.gradient_quantizer
         if keys.fine is None:
-            return quantizer.of_steps(F.linear(x, weight, bias), state.gradient_bits, state.step_key, keys.coarse)
+            return quantizer.quantize_sequence(
+                F.linear(x, weight, bias), state.gradient_bits, state.step_key, keys.coarse
+            )
         fine_bits = torch.where(state.gradient_bits > 0, self.fine_bits, 0)
         return bifurcated(
             F.linear,
@@ -87,8 +89,8 @@ class RecurrentProduct(QuantizedLayer):
         """x [T, N, features] quantized, each time step on its own."""
         state = self.precision
         if self.input_gradient_quantizer is not None:
-            x = self.input_gradient_quantizer.of_steps(x, state.gradient_bits, state.step_key, keys.coarse)
-        return self.activation_quantizer.of_steps(x, state.activation_bits)
+            x = self.input_gradient_quantizer.quantize_sequence(x, state.gradient_bits, state.step_key, keys.coarse)
+        return self.activation_quantizer.quantize_sequence(x, state.activation_bits)
 
 
 class InputProduct(RecurrentProduct):

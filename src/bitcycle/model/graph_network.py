@@ -20,8 +20,8 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitcycle.edges import Edges
 from bitcycle.layer.graph_convolution import GraphConvolution, SageConvolution
+from bitcycle.layer.sparse import Edges
 from bitcycle.model.base import ModelOptions
 from bitcycle.model.shape import GraphShape
 from bitcycle.settings import SettingError, setting

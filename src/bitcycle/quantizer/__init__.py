@@ -1,8 +1,8 @@
 """How a tensor is mapped onto 2^b levels, and how gradients pass through that."""
 
 from bitcycle.quantizer.base import ROLES, GradientQuantizer, QuantizerOptions, TensorQuantizer
+from bitcycle.quantizer.compile_utils import compiler_works
 from bitcycle.quantizer.dorefa import Dorefa
-from bitcycle.quantizer.kernel import compiler_works
 from bitcycle.quantizer.l2_step import optimal_step
 from bitcycle.quantizer.multibit import Multibit
 from bitcycle.quantizer.pact_binary import PactBinary

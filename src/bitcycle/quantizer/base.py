@@ -52,7 +52,7 @@ class TensorQuantizer(nn.Module):
         """The quantized weight from its codes, as `forward` returns it."""
         raise NotImplementedError
 
-    def of_steps(self, x: Tensor, bits: Tensor) -> Tensor:
+    def quantize_sequence(self, x: Tensor, bits: Tensor) -> Tensor:
         """x [T, N, F] quantized as by T calls, one for each time step: each with its own range, observed in turn."""
         if self.steps_are_independent:
             return self(x, bits)  # type: ignore[no-any-return]
@@ -101,7 +101,7 @@ class GradientQuantizer(nn.Module):
         """What `quantize` returns, and its codes at 1 to 8 bits."""
         raise NotImplementedError
 
-    def of_steps(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
+    def quantize_sequence(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
         """x [T, N, F], the gradient of each of whose time steps will be quantized on its own, with layer_keys [T]."""
         return backward_only(self.quantize_steps, x, bits, step_key, layer_keys)
 
@@ -120,7 +120,7 @@ class FloatGradient(GradientQuantizer):
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         return gradient
 
-    def of_steps(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
+    def quantize_sequence(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
         return x
 
     def quantize_steps(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
@@ -226,7 +226,7 @@ class QuantizerOptions(Settings):
         """The same for a layer whose output is [N, positions ..., F]: a linear layer, a recurrent one, a matrix product."""
         return self.gradient(compile)
 
-    def operand(self, compile: bool) -> TensorQuantizer:
+    def matmul_operand(self, compile: bool) -> TensorQuantizer:
         """A new quantizer of one operand of a product of two activations, whose sum runs over a dimension of each.
 
         Activations with sign, unless a quantizer has something of its own for them.

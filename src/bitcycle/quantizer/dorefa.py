@@ -29,7 +29,7 @@ from torch import Tensor
 from bitcycle import processes
 from bitcycle.quantizer.autograd import with_gradient
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
-from bitcycle.quantizer.kernel import kernel
+from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.layout import flat, samples, unflat
 from bitcycle.quantizer.noise import uniform
 from bitcycle.quantizer.sbm import SbmActivation

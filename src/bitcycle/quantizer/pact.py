@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle.quantizer.base import TensorQuantizer
-from bitcycle.quantizer.kernel import kernel
+from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.layout import flat, unflat
 
 MINIMUM_ALPHA = 1e-3

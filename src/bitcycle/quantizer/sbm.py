@@ -33,7 +33,7 @@ from bitcycle.quantizer import affine, codes
 from bitcycle.quantizer.autograd import straight_through
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.codes import Codes, GradientCodes, WeightCodes
-from bitcycle.quantizer.kernel import kernel
+from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.layout import HALF, flat, rows, shaped, unflat
 from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import SettingError, setting
@@ -126,7 +126,7 @@ class SbmActivation(TensorQuantizer):
         self.running_range.copy_(value_range)
         return Codes(shaped(integers, like=x), scale, low)
 
-    def of_steps(self, x: Tensor, bits: Tensor) -> Tensor:
+    def quantize_sequence(self, x: Tensor, bits: Tensor) -> Tensor:
         if not self.training:
             return self(x, bits)  # type: ignore[no-any-return]
         y, low, value_range = straight_through(self._quantize_steps, x, bits)
@@ -286,7 +286,7 @@ class Sbm(QuantizerOptions):
     def position_gradient(self, compile: bool) -> SbmGradient:
         return (SbmPositionGradient if self.gradient_range == "code" else SbmGradient)(self.stochastic, compile)
 
-    def operand(self, compile: bool) -> SbmRows:
+    def matmul_operand(self, compile: bool) -> SbmRows:
         return SbmRows(compile)
 
     def bias(self, compile: bool) -> SbmRows | None:

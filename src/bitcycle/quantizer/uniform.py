@@ -30,7 +30,7 @@ from bitcycle import processes
 from bitcycle.quantizer import affine
 from bitcycle.quantizer.autograd import straight_through, with_gradient
 from bitcycle.quantizer.base import QuantizerOptions, TensorQuantizer
-from bitcycle.quantizer.kernel import kernel
+from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.l2_step import improved_step, optimal_step, uniform_codes
 from bitcycle.quantizer.layout import flat, rows, unflat
 from bitcycle.settings import setting

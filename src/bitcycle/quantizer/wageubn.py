@@ -31,7 +31,7 @@ from torch import Tensor
 from bitcycle import processes
 from bitcycle.quantizer.autograd import straight_through
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
-from bitcycle.quantizer.kernel import kernel
+from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.layout import flat, unflat
 from bitcycle.quantizer.noise import uniform
 from bitcycle.settings import SettingError, setting

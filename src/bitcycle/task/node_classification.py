@@ -25,7 +25,7 @@ from bitcycle.dataset.epoch import Epoch
 from bitcycle.dataset.graph import Graph, GraphDatasetOptions
 from bitcycle.dataset.neighbours import NeighbourSampler
 from bitcycle.dataset.pipeline import epoch_order
-from bitcycle.edges import Edges
+from bitcycle.layer.sparse import Edges
 from bitcycle.model import GraphShape
 from bitcycle.settings import setting
 from bitcycle.task.base import Outcome, Sample, Task, TaskOptions, TaskSetup

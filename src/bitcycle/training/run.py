@@ -16,11 +16,11 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from bitcycle import processes
+from bitcycle.allocator import keep_freed_memory
 from bitcycle.configuration import to_plain
 from bitcycle.errors import RunError
 from bitcycle.hardware import CostMeter
 from bitcycle.layer import PrecisionController
-from bitcycle.memory import keep_freed_memory
 from bitcycle.quantizer import NoQuantizer, compiler_works
 from bitcycle.task import Task, TaskSetup
 from bitcycle.training.checkpoint import write_atomically

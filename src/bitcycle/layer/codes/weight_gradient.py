@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from bitcycle import native
+from bitcycle import cpp_extension
 from bitcycle.quantizer.codes import Codes, GradientCodes
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _MOST_PLACES = 65_000
 
 def library() -> ctypes.CDLL | None:
     """The compiled sums; None where there is no compiler, or no such CPU."""
-    return native.library(_SOURCE, _INSTRUCTIONS, _FLAGS)
+    return cpp_extension.library(_SOURCE, _INSTRUCTIONS, _FLAGS)
 
 
 def sums_integers(layer: QuantizedLayer, integers: Tensor) -> bool:

@@ -19,23 +19,21 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Optional, cast
+from typing import Any, Optional, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bitcycle.layer.recomputation import remember
-from bitcycle.layer.weight_gradient import sums_integers, weight_gradient
+from bitcycle.layer.codes.recomputation import remember
+from bitcycle.layer.codes.weight_gradient import sums_integers, weight_gradient
+from bitcycle.layer.quantized import QuantizedConv2d, QuantizedLayer, QuantizedLinear
 from bitcycle.quantizer.codes import MOST_BITS, Codes, WeightCodes, decode
-from bitcycle.quantizer.kernel import kernel
+from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.layout import flat, shaped
-
-if TYPE_CHECKING:
-    from bitcycle.layer.quantized import QuantizedConv2d, QuantizedLayer, QuantizedLinear
 
 logger = logging.getLogger(__name__)
 
@@ -47,99 +45,162 @@ Geometry = tuple[list[int], list[int], list[int], int]
 Gradients = tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]
 
 
+class CodeProduct:
+    """The computation of one quantized layer on integer codes: its product, and the gradients of it.
+
+    Attributes:
+        layer: whose computation it is.
+        compile: fuse what lies around the products into kernels.
+        recomputes: whether batch norm may compute the output again (see recomputation.py).
+    """
+
+    def __init__(self, layer: QuantizedLayer, compile: bool, recomputes: bool) -> None:
+        self.layer, self.compile, self.recomputes = layer, compile, recomputes
+        self.recipe: Callable[[], Tensor] | None = None
+        """How the last output is computed, until it is handed on."""
+
+    def accepts(self, x: Tensor) -> bool:
+        """Whether x and the weight have codes at the layer's present bits. Compares numbers of the host only."""
+        state, weight = self.layer.precision, self.layer.weight
+        return (
+            1 <= state.precision.weight <= MOST_BITS
+            and 1 <= state.precision.activation <= MOST_BITS
+            and state.sample_mask is None
+            and x.dtype == torch.float32
+            and not x.is_meta
+            and weight[0].numel() <= MOST_TERMS  # type: ignore[index]
+        )
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """The product of x and the layer's weight, both quantized, with quantized gradients: all of the layer at once."""
+        y = _CodeProduct.apply(x, self.layer.weight, bias, self)
+        recipe, self.recipe = self.recipe, None
+        return y if recipe is None or not y.requires_grad else remember(y, recipe)
+
+    def product(self, codes: Codes, weight: WeightCodes, bias: Tensor | None) -> Tensor:
+        """The layer's product of the codes of its input and weight."""
+        raise NotImplementedError
+
+    def gradients(self, gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]) -> Gradients:
+        """The gradients of input, weight and bias, those that are `needed`, from the output's."""
+        raise NotImplementedError
+
+    def decoded_weight(self, weight: WeightCodes) -> Tensor:
+        """The quantized weight from its codes at the current bits."""
+        return self.layer.weight_quantizer.decode_weight(weight, self.layer.precision.weight_bits)
+
+
+class CodeConvolution(CodeProduct):
+    """Of a `QuantizedConv2d`."""
+
+    layer: QuantizedConv2d
+
+    def product(self, codes: Codes, weight: WeightCodes, bias: Tensor | None) -> Tensor:
+        return convolve(codes, weight, bias, self)
+
+    def gradients(self, gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]) -> Gradients:
+        return gradients_of_convolution(gradient, x, weight, needed, self.layer)
+
+
+class CodeLinear(CodeProduct):
+    """Of a `QuantizedLinear`."""
+
+    def product(self, codes: Codes, weight: WeightCodes, bias: Tensor | None) -> Tensor:
+        return multiply(codes, weight, bias, self)
+
+    def gradients(self, gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]) -> Gradients:
+        return gradients_of_linear(gradient, x, weight, needed)
+
+
+def code_product(layer: QuantizedLayer, compile: bool = False, recomputes: bool = False) -> CodeProduct | None:
+    """The computation on codes of a layer; None where the layer or its quantizers have none."""
+    quantizers = (layer.weight_quantizer, layer.activation_quantizer)
+    gradients = (layer.input_gradient_quantizer, layer.weight_gradient_quantizer)
+    simple = gradients == (None, None) and layer.quantizer_options.fine_gradient_bits is None
+    if not simple or not all(each.has_codes for each in quantizers):
+        return None
+    if type(layer) is QuantizedLinear:
+        return CodeLinear(layer, compile, recomputes)
+    if type(layer) is QuantizedConv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
+        return CodeConvolution(layer, compile, recomputes)
+    return None
+
+
 class _CodeProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: QuantizedLayer) -> Tensor:
-        state = layer.precision
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, product: CodeProduct) -> Tensor:
+        layer, state = product.layer, product.layer.precision
         codes = layer.activation_quantizer.encode(x, state.activation_bits)
         weight_codes = layer.weight_quantizer.encode_weight(weight, state.weight_bits)
         ctx.save_for_backward(*codes, *weight_codes)
-        ctx.layer, ctx.gradient_bits, ctx.step_key = layer, state.gradient_bits, state.step_key
+        ctx.product, ctx.gradient_bits, ctx.step_key = product, state.gradient_bits, state.step_key
         ctx.gradient_number = state.precision.gradient
-        compute = functools.partial(layer.product_of_codes, codes, weight_codes, bias)
-        layer.recipe = compute if layer.recomputes else None
+        compute = functools.partial(product.product, codes, weight_codes, bias)
+        product.recipe = compute if product.recomputes else None
         return compute()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         codes, weight_codes = Codes(*ctx.saved_tensors[:3]), WeightCodes(*ctx.saved_tensors[3:])
-        weight = ctx.layer.decoded_weight(weight_codes)
-        noise = (ctx.gradient_bits, ctx.step_key, ctx.layer.layer_key)
+        weight = ctx.product.decoded_weight(weight_codes)
+        noise = (ctx.gradient_bits, ctx.step_key, ctx.product.layer.layer_key)
         backward = _backward_of_integers if _sums_integers(ctx, codes.integers) else _backward_of_decoded
-        return *backward(ctx.layer, codes, weight, gradient, noise, ctx.needs_input_grad[:3]), None
+        return *backward(ctx.product, codes, weight, gradient, noise, ctx.needs_input_grad[:3]), None
 
 
 def _sums_integers(ctx: Any, integers: Tensor) -> bool:
-    has_codes = 1 <= ctx.gradient_number <= MOST_BITS and ctx.layer.gradient_quantizer.has_codes
-    return bool(has_codes and ctx.needs_input_grad[1] and sums_integers(ctx.layer, integers))
+    layer = ctx.product.layer
+    has_codes = 1 <= ctx.gradient_number <= MOST_BITS and layer.gradient_quantizer.has_codes
+    return bool(has_codes and ctx.needs_input_grad[1] and sums_integers(layer, integers))
 
 
 def _backward_of_decoded(
-    layer: QuantizedLayer, codes: Codes, weight: Tensor, gradient: Tensor, noise: Any, needed: tuple[bool, ...]
+    product: CodeProduct, codes: Codes, weight: Tensor, gradient: Tensor, noise: Any, needed: tuple[bool, ...]
 ) -> Gradients:
-    gradient = layer.gradient_quantizer.quantize(gradient, *noise)
-    decoder = kernel(decode, layer.compile_kernels)
+    gradient = product.layer.gradient_quantizer.quantize(gradient, *noise)
+    decoder = kernel(decode, product.compile)
     x = shaped(decoder(flat(codes.integers), codes.scale, codes.zero_point), like=codes.integers)
-    return layer.gradients_of_product(gradient, x, weight, needed)
+    return product.gradients(gradient, x, weight, needed)
 
 
 def _backward_of_integers(
-    layer: QuantizedLayer, codes: Codes, weight: Tensor, gradient: Tensor, noise: Any, needed: tuple[bool, ...]
+    product: CodeProduct, codes: Codes, weight: Tensor, gradient: Tensor, noise: Any, needed: tuple[bool, ...]
 ) -> Gradients:
-    gradient, gradient_codes = layer.gradient_quantizer.encode(gradient, *noise)
-    of_weight = weight_gradient(codes, gradient_codes, cast("QuantizedConv2d", layer))
+    gradient, gradient_codes = product.layer.gradient_quantizer.encode(gradient, *noise)
+    of_weight = weight_gradient(codes, gradient_codes, cast("QuantizedConv2d", product.layer))
     if not needed[0] and not needed[2]:
         return None, of_weight, None
     x = torch.empty_like(codes.integers, dtype=gradient.dtype)  # for its shape; nobody reads its values
-    of_x, _, of_bias = layer.gradients_of_product(gradient, x, weight, (needed[0], False, needed[2]))
+    of_x, _, of_bias = product.gradients(gradient, x, weight, (needed[0], False, needed[2]))
     return of_x, of_weight, of_bias
 
 
-def code_product(layer: QuantizedLayer, x: Tensor, bias: Tensor | None) -> Tensor:
-    """The product of x and the weight of `layer`, both quantized, with quantized gradients: all of the layer at once."""
-    y = _CodeProduct.apply(x, layer.weight, bias, layer)
-    recipe, layer.recipe = layer.recipe, None
-    return y if recipe is None or not y.requires_grad else remember(y, recipe)
-
-
-def takes_codes(layer: QuantizedLayer, x: Tensor) -> bool:
-    """Whether x and the weight have codes at the layer's present bits. Compares numbers of the host only."""
-    bits, weight = layer.precision.precision, layer.weight
-    return (
-        1 <= bits.weight <= MOST_BITS
-        and 1 <= bits.activation <= MOST_BITS
-        and layer.precision.sample_mask is None
-        and x.dtype == torch.float32
-        and not x.is_meta
-        and weight[0].numel() <= MOST_TERMS  # type: ignore[index]
-    )
-
-
-def convolve(codes: Codes, weight: WeightCodes, bias: Tensor | None, layer: QuantizedConv2d) -> Tensor:
-    """The convolution [N, C, H, W] -> [N, O, H', W'] of codes with the weight [O, C / groups, k, k] of `layer`."""
+def convolve(codes: Codes, weight: WeightCodes, bias: Tensor | None, product: CodeConvolution) -> Tensor:
+    """The convolution [N, C, H, W] -> [N, O, H', W'] of codes with the weight [O, C / groups, k, k] of a layer."""
+    layer = product.layer
     y = convolve_integers(codes.integers, weight.integers, codes.scale * weight.scale, layer)
     rest = y.new_zeros(1, *y.shape[1:]) if bias is None else bias.view(-1, 1, 1).expand(1, *y.shape[1:])
     if _begins_above_zero(codes):
         inside = torch.ones(1, 1, *codes.integers.shape[2:], device=y.device)
-        sums = layer.decoded_weight(weight).sum(1, keepdim=True)
+        sums = product.decoded_weight(weight).sum(1, keepdim=True)
         rest = rest + codes.zero_point * F.conv2d(inside, sums, None, *_geometry(layer)[:3])
     rest = rest.contiguous(memory_format=torch.channels_last)
-    images = (_by_group(image, layer.groups) for image in (y, _window_sums(codes.integers, layer), rest))
-    kernel(_add_offsets, layer.compile_kernels)(*images, (codes.scale * weight.zero_point).view(layer.groups, -1))
+    images = (_by_group(image, layer.groups) for image in (y, _window_sums(codes.integers, product), rest))
+    kernel(_add_offsets, product.compile)(*images, (codes.scale * weight.zero_point).view(layer.groups, -1))
     return y
 
 
-def multiply(codes: Codes, weight: WeightCodes, bias: Tensor | None, layer: QuantizedLinear) -> Tensor:
-    """The product [..., F] -> [..., O] of codes with the transposed weight [O, F] of `layer`."""
+def multiply(codes: Codes, weight: WeightCodes, bias: Tensor | None, product: CodeProduct) -> Tensor:
+    """The product [..., F] -> [..., O] of codes with the transposed weight [O, F] of a layer."""
     rows = codes.integers.flatten(0, -2)
     y = multiply_integers(rows, weight.integers, codes.scale * weight.scale)
-    window = kernel(_row_sums, layer.compile_kernels)(rows)
+    window = kernel(_row_sums, product.compile)(rows)
     rest = y.new_zeros(y.shape[1]) if bias is None else bias
     if _begins_above_zero(codes):
-        rest = rest + codes.zero_point * layer.decoded_weight(weight).sum(1)
+        rest = rest + codes.zero_point * product.decoded_weight(weight).sum(1)
     images = (y[:, None, None], window[:, None, None, None], rest[None, None, None])
-    kernel(_add_offsets, layer.compile_kernels)(*images, (codes.scale * weight.zero_point)[None])
+    kernel(_add_offsets, product.compile)(*images, (codes.scale * weight.zero_point)[None])
     return y.view(*codes.integers.shape[:-1], -1)
 
 
@@ -163,13 +224,14 @@ def _by_group(image: Tensor, groups: int) -> Tensor:
     return image.movedim(1, -1).reshape(len(image), -1, groups, image.shape[1] // groups)
 
 
-def _window_sums(integers: Tensor, layer: QuantizedConv2d) -> Tensor:
+def _window_sums(integers: Tensor, product: CodeConvolution) -> Tensor:
     """The sums of the codes in each window, [N, groups, H', W']."""
+    layer = product.layer
     if layer.groups > 1:
         ones = torch.ones(layer.groups, *layer.weight.shape[1:], dtype=torch.int8, device=integers.device)
         return convolve_integers(integers, ones, torch.ones(layer.groups, device=integers.device), layer)
     pixels = integers.movedim(1, -1)
-    sums = kernel(_row_sums, layer.compile_kernels)(pixels.reshape(-1, pixels.shape[-1])).view(pixels.shape[:-1])
+    sums = kernel(_row_sums, product.compile)(pixels.reshape(-1, pixels.shape[-1])).view(pixels.shape[:-1])
     stride, (high, wide), dilation, _ = _geometry(layer)
     sums = F.pad(sums, (wide, wide, high, high))
     for dimension in (1, 2):  # a window is the sum of its rows, and these of their elements

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from bitcycle.quantizer.kernel import kernel
+from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.layout import flat, unflat
 
 
-class _FrugalRelu(torch.autograd.Function):
+class _MaskSavingRelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, inplace: bool, compile: bool) -> Tensor:
         if inplace:
@@ -40,7 +40,7 @@ def _masked(gradient: Tensor, passed: Tensor) -> Tensor:
     return gradient * passed  # eagerly a fifth of the time of masked_fill, and of where
 
 
-class FrugalReLU(nn.ReLU):
+class MaskSavingReLU(nn.ReLU):
     """A torch.nn.ReLU that keeps less."""
 
     compile_kernel = False
@@ -48,12 +48,12 @@ class FrugalReLU(nn.ReLU):
     def forward(self, x: Tensor) -> Tensor:
         if not (torch.is_grad_enabled() and x.requires_grad):
             return super().forward(x)
-        return _FrugalRelu.apply(x, self.inplace, self.compile_kernel)  # type: ignore[no-any-return]
+        return _MaskSavingRelu.apply(x, self.inplace, self.compile_kernel)  # type: ignore[no-any-return]
 
 
-def frugal_relu(relu: nn.ReLU, compile: bool = False) -> FrugalReLU:
+def mask_saving_relu(relu: nn.ReLU, compile: bool = False) -> MaskSavingReLU:
     """The frugal twin of a torch.nn.ReLU, with its mode and hooks; `compile` fuses its backward pass into one kernel."""
-    twin = FrugalReLU(relu.inplace)
+    twin = MaskSavingReLU(relu.inplace)
     twin.__dict__.update(relu.__dict__)
     twin.compile_kernel = compile
     return twin

@@ -224,7 +224,7 @@ def test_a_plane_through_phases(phased):
     alone = load_run(hlhlp.folder.path)
     alone.make_float()
     torch.testing.assert_close(found, flatten(alone.model.parameters()), rtol=1e-5, atol=1e-6)
-    plane.training.settle_batch_norm(alone.model)
+    plane.training.estimate_batch_norm(alone.model)
     loss, error = plane.measure(alone.model)
     assert float(rows[2]["loss"]) == pytest.approx(loss, rel=1e-4)
     assert float(rows[2]["error_percent"]) == pytest.approx(error)

@@ -96,7 +96,7 @@ def test_a_diverged_precision_makes_training_begin_anew():
     anew = []
     for step, loss in enumerate([1.0, math.nan, 1.0, 1.0, math.inf, 1.0, 1.0, 1.0]):
         bound.observe(loss, 0.9 if step < 2 or step == 5 else 0.1)  # what a diverged precision shows does not count
-        anew.append(bound.starts_anew)
+        anew.append(bound.should_reset)
         assert bound(0).weight == 2 + (step + 1) // 2 or bound.finished
     assert anew == [False, True, False, False, False, True, False, False]
     assert bound.result["q_min"] == 6
@@ -167,7 +167,7 @@ def test_auto_knows_its_bounds_and_becomes_the_schedule_that_follows():
     with pytest.raises(SettingError, match=r"q_min=auto: has not been found yet"):
         bound(0)
     for bits in range(2, 9):
-        settled = bound.settle({"q_min": bits})
+        settled = bound.resolve({"q_min": bits})
         expected = schedule("RTH", total_steps=100, q_min=bits, steps_per_epoch=10)
         assert settled == expected
         assert settled.precisions <= bound.precisions

@@ -16,7 +16,7 @@ from bitcycle.layer.gated_block import GatedBlock
 from bitcycle.layer.graph import QuantizedGraphConvolution, QuantizedSageConvolution
 from bitcycle.layer.matrix_product import MatrixProduct, QuantizedMatrixProduct
 from bitcycle.layer.penalty import penalty
-from bitcycle.layer.phase_change import carry_quantized, reset_batch_norm, restart_quantizers, step_ratio
+from bitcycle.layer.phase_transition import carry_quantized, reset_batch_norm, restart_quantizers, step_ratio
 from bitcycle.layer.quantized import QuantizedConv2d, QuantizedLayer, QuantizedLinear
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.recurrent import QuantizedGRU, QuantizedLSTM

@@ -95,7 +95,7 @@ def gates_of(model: nn.Module, schedule: Schedule | None) -> GateOptions | None:
     if schedule is None:
         return None
     family, names = getattr(model, "block_family", None), getattr(model, "block_names", ())
-    gates = schedule.options.fitted_to(family, len(names)).gates
+    gates = schedule.options.configure_for(family, len(names)).gates
     if gates != schedule.options.gates:
         problem = f"the network is of the family {family}, and the schedule was made for another"
         raise SettingError("family", None, problem, f"make it with bitcycle.schedule(..., family={family!r})")
@@ -208,7 +208,7 @@ def _convert(
     model: nn.Module, plan: list[LayerRule], options: QuantizerOptions, gates: GateOptions | None, compile: bool
 ) -> nn.Module:
     """The model with the layers of `plan` quantized."""
-    options = options.fitted_to(model)
+    options = options.configure_for(model)
     shared, fixed = PrecisionState(options.initial_precision), None
     depthwise = _depthwise_precision(options, gates)
     if depthwise is not None and any(rule.treatment.startswith("fixed") for rule in plan):

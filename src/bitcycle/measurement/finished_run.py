@@ -14,7 +14,7 @@ from torch import nn
 from bitcycle.configuration import GROUPS, RunConfig, read_config
 from bitcycle.errors import RunError
 from bitcycle.layer import PrecisionController
-from bitcycle.layer.phase_change import carry_quantized
+from bitcycle.layer.phase_transition import carry_quantized
 from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import SettingError
 from bitcycle.training.plan import Plan, make_plan

@@ -68,7 +68,7 @@ class Measurement:
             total += float(loss.detach().double())
         return total, gradients
 
-    def settle_batch_norm(self, model: nn.Module) -> None:
+    def estimate_batch_norm(self, model: nn.Module) -> None:
         """Estimate the running statistics of batch norm anew on these images; everything else stays in evaluation mode."""
         for module in model.modules():
             if isinstance(module, _BatchNorm):

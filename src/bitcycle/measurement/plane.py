@@ -134,7 +134,7 @@ class Plane(Analysis):
         """Loss and error at some coordinates; `network` says which of the three lies there."""
         shared = [p for n, p in self.model.named_parameters() if _is_shared(n)]
         assign(self.basis.at(x, y), shared)
-        self.training.settle_batch_norm(self.model)
+        self.training.estimate_batch_norm(self.model)
         loss, error = self.measure(self.model)
         numbers = (rounded(value) for value in (x, y, loss, error))
         return dict(zip(self.columns, (network, *numbers), strict=True))

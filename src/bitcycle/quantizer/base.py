@@ -237,7 +237,7 @@ class QuantizerOptions(Settings):
         """A new quantizer of a layer's bias; None leaves it in float32."""
         return None
 
-    def fitted_to(self, model: nn.Module) -> QuantizerOptions:
+    def configure_for(self, model: nn.Module) -> QuantizerOptions:
         """These options with what they leave to the network decided as `model` says."""
         return self
 

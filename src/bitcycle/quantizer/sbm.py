@@ -254,7 +254,7 @@ class Sbm(QuantizerOptions):
         " (true for entailment and retinanet), else float32",
     )
 
-    def fitted_to(self, model: nn.Module) -> Sbm:
+    def configure_for(self, model: nn.Module) -> Sbm:
         if self.quantized_bias is not None:
             return self
         return replace(self, quantized_bias=bool(getattr(model, "quantized_bias", False)))

@@ -65,7 +65,7 @@ class ScheduleOptions(Settings):
         """What the blocks of the network choose from, where the network chooses its bits itself; None otherwise."""
         return None
 
-    def fitted_to(self, family: str | None, blocks: int) -> ScheduleOptions:
+    def configure_for(self, family: str | None, blocks: int) -> ScheduleOptions:
         """These options with the defaults for a network of `family` that names so many blocks.
 
         Raises:
@@ -122,10 +122,10 @@ class Schedule:
 
     @property
     def preliminary(self) -> ScheduleOptions | None:
-        """The schedule of a run that has to come first, since this one follows from its result (`settle`)."""
+        """The schedule of a run that has to come first, since this one follows from its result (`resolve`)."""
         return None
 
-    def settle(self, result: dict[str, Any]) -> Schedule:
+    def resolve(self, result: dict[str, Any]) -> Schedule:
         """The schedule that follows from the `result` of the preliminary run."""
         return self
 
@@ -140,7 +140,7 @@ class Schedule:
         return False
 
     @property
-    def starts_anew(self) -> bool:
+    def should_reset(self) -> bool:
         """Whether training is to begin anew, from the initial weights, after what was observed last."""
         return False
 

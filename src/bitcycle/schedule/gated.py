@@ -220,7 +220,7 @@ class Dfq(ScheduleOptions):
             depthwise_reference=self.depthwise_reference,
         )
 
-    def fitted_to(self, family: str | None, blocks: int) -> ScheduleOptions:
+    def configure_for(self, family: str | None, blocks: int) -> ScheduleOptions:
         if blocks == 0:
             remedy = (
                 "use a network of blocks, as model=resnet20 or model=mobilenet_v2 (a network of your own lists its blocks in an "

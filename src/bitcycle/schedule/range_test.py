@@ -148,7 +148,7 @@ class RangeIndicator:
     trace: list[tuple[int, float, float]] = field(default_factory=list)
     accuracies: list[float] = field(default_factory=list)
     diverged: bool = False
-    starts_anew: bool = False
+    should_reset: bool = False
 
     def begin(self, chance: float) -> None:
         """Forget everything and begin at the first precision; a rise is first measured from `chance`."""
@@ -165,7 +165,7 @@ class RangeIndicator:
 
     def update(self, loss: float, accuracy: float) -> None:
         """Take mean loss and accuracy of the interval that ended."""
-        self.starts_anew = False
+        self.should_reset = False
         self.accuracies.append(accuracy)
         self.diverged |= not math.isfinite(loss)
         if len(self.accuracies) < self.observations:
@@ -176,12 +176,12 @@ class RangeIndicator:
             self.found = self.level
         self.trace.append((self.level, reached, rise))
         self.highest = self.highest if self.diverged else max(self.highest, reached)
-        self.starts_anew = self.diverged
+        self.should_reset = self.diverged
         self._begin_level()
 
     def state_dict(self) -> dict[str, Any]:
         """What changes during the test, as plain numbers."""
-        names = ("highest", "found", "trace", "accuracies", "diverged", "starts_anew")
+        names = ("highest", "found", "trace", "accuracies", "diverged", "should_reset")
         return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -225,8 +225,8 @@ class RangeTestSchedule(Schedule):
         return True
 
     @property
-    def starts_anew(self) -> bool:
-        return self.indicator.starts_anew
+    def should_reset(self) -> bool:
+        return self.indicator.should_reset
 
     def begin(self, chance: float) -> None:
         self.indicator.begin(chance)
@@ -304,7 +304,7 @@ class UndecidedSchedule(Schedule):
     def preliminary(self) -> RangeTest:
         return self.options.first_test  # type: ignore[no-any-return]
 
-    def settle(self, result: dict[str, Any]) -> Schedule:
+    def resolve(self, result: dict[str, Any]) -> Schedule:
         decided: ScheduleOptions = dataclasses.replace(self.options, q_min=result["q_min"])
         return decided.bind(self.length.total_steps, self.length.steps_per_epoch)
 

@@ -205,7 +205,7 @@ class Trainer:
             schedule.observe(loss, accuracy)
             if schedule.finished:
                 self.total_steps = self.step
-            if schedule.starts_anew:
+            if schedule.should_reset:
                 self.start_anew()
 
     def start_anew(self) -> None:

@@ -107,9 +107,9 @@ class Plan:
             self, config=config, schedule=schedule, total_steps=schedule.steps, folder=folder, hash=run_hash(config)
         )
 
-    def settle(self, found: dict[str, Any], preceded_by: dict[str, Any]) -> Plan:
+    def resolve(self, found: dict[str, Any], preceded_by: dict[str, Any]) -> Plan:
         """The same run, named as before, with the schedule that follows from what a preliminary run has found."""
-        return replace(self, schedule=self.schedule.settle(found), found=found, preceded_by=preceded_by)
+        return replace(self, schedule=self.schedule.resolve(found), found=found, preceded_by=preceded_by)
 
     def build_model(self, compile: bool = False) -> nn.Module:
         """The converted model with its initial weights."""
@@ -294,7 +294,7 @@ def _with_run_samples(config: RunConfig, samples: int) -> RunConfig:
 
 def _bind_schedule(config: RunConfig, model: nn.Module, total_steps: int, per_epoch: int) -> Schedule:
     blocks = len(getattr(model, "block_names", ()))
-    options = _within("schedule", config.schedule.fitted_to, getattr(model, "block_family", None), blocks)
+    options = _within("schedule", config.schedule.configure_for, getattr(model, "block_family", None), blocks)
     schedule: Schedule = _within("schedule", options.bind, total_steps, per_epoch)
     if isinstance(config.quantizer, NoQuantizer):
         if schedule.steps < schedule.length.total_steps:

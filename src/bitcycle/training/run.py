@@ -61,7 +61,7 @@ def execute(plan: Plan) -> dict[str, Any]:
         if processes.agreed(plan.folder.state() == "done"):  # by another process, a moment ago
             return _finished(plan)
         try:
-            return _train(_settled(plan))
+            return _train(_resolved(plan))
         except Interrupted as stop:
             logger.warning("interrupted: %s; run the same command again to go on", stop)
             raise
@@ -83,7 +83,7 @@ def _in_folder(folder: RunFolder) -> Iterator[None]:
         yield
 
 
-def _settled(plan: Plan) -> Plan:
+def _resolved(plan: Plan) -> Plan:
     """The plan with everything decided: a schedule that follows from a preliminary run has that run executed first."""
     preliminary = plan.preliminary()
     if preliminary is None:
@@ -92,7 +92,7 @@ def _settled(plan: Plan) -> Plan:
     plan.folder.write_status("running", plan.folder.read_status().get("step", 0), plan.total_steps)
     summary = execute(preliminary)
     first = {"total_steps": summary["total_steps"], "cost": summary["cost"]["total"]}
-    return plan.settle(summary["found"], {preliminary.schedule.name: first})
+    return plan.resolve(summary["found"], {preliminary.schedule.name: first})
 
 
 def _finished(plan: Plan) -> dict[str, Any]:

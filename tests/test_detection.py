@@ -23,10 +23,10 @@ from bitcycle.dataset.imagenet import ImageNet
 from bitcycle.dataset.imagenet_mini import ImageNetMini
 from bitcycle.dataset.voc import Voc2012, VocSmall
 from bitcycle.errors import DataError, RunError
-from bitcycle.extras import require
 from bitcycle.layer import QuantizedConv2d, QuantizedLayer, conversion_plan, quantize_model
 from bitcycle.model import DetectionShape
 from bitcycle.model.retinanet import Predictions, RetinaNet, RetinaNetOptions
+from bitcycle.optional_imports import require
 from bitcycle.quantizer import Dorefa, Sbm
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError

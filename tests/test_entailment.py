@@ -15,10 +15,10 @@ import bitcycle.dataset.fetch as fetch_module
 from bitcycle.dataset import SentencePairFolder, Sick, Xnli
 from bitcycle.dataset.tokens import SPECIAL, TokenizerSetup, find_tokenizer, train_word_piece
 from bitcycle.errors import DataError, RunError
-from bitcycle.extras import require
 from bitcycle.hardware import trace
 from bitcycle.layer import MatrixProduct, QuantizedLinear, QuantizedMatrixProduct, quantize_model
 from bitcycle.model import MODELS, SentencePairShape
+from bitcycle.optional_imports import require
 from bitcycle.quantizer import Sbm
 from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import SettingError

@@ -1,15 +1,40 @@
-"""bitcycle: neural networks trained with few bits whose number changes along the way.
+"""bitcycle: neural networks trained at a precision that varies during training.
 
 >>> import bitcycle
 >>> schedule = bitcycle.schedule("RTH", q_min=3, q_max=8, cycles=8, total_steps=64_000)
 >>> schedule(0)
 Precision(weight=8, activation=8, gradient=8)
+
+Schedules are pure numbers and imported at once; what needs PyTorch is imported when it is first used.
 """
 
-from bitcycle.layer import PrecisionController, quantize_model
-from bitcycle.quantizer import quantize
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from bitcycle.schedule import Precision, schedule
+
+if TYPE_CHECKING:
+    from bitcycle.layer import PrecisionController, quantize_model
+    from bitcycle.quantizer import quantize
 
 __version__ = "0.1.0"
 
 __all__ = ["Precision", "PrecisionController", "quantize", "quantize_model", "schedule"]
+
+_HOMES = {
+    "PrecisionController": "bitcycle.layer",
+    "quantize": "bitcycle.quantizer",
+    "quantize_model": "bitcycle.layer",
+}
+"""Public name -> the package that it is imported from on first use."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'bitcycle' has no attribute '{name}'")
+    globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

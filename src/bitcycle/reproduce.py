@@ -23,7 +23,9 @@ from rich.progress import track
 from rich.table import Table
 
 from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION
+from bitcycle.resources import resource_root
 from bitcycle.settings import SettingError
+from bitcycle.signals import STOP_SIGNALS
 from bitcycle.sweep.execution import worst
 from bitcycle.sweep.item import SCALES
 from bitcycle.sweep.local import LocalPool, Start, starter, train_command, useful_workers
@@ -57,7 +59,7 @@ class Reproduction:
     @property
     def target(self) -> Path:
         """Folder of what comes out."""
-        return self.root / "results" / "reproduce" / self.scale
+        return Path("results") / "reproduce" / self.scale
 
     def stock(self) -> Stock:
         """All runs, as they can be composed now."""
@@ -193,18 +195,18 @@ def main() -> int:
 
     from bitcycle.training.display import set_up_console
 
-    parser = argparse.ArgumentParser(prog="python -m bitcycle.reproduce", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(prog="bitcycle reproduce", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("scale", choices=SCALES)
     parser.add_argument("--workers", type=int, help="runs at a time; default: one for each core or GPU")
     parser.add_argument("--runs-per-gpu", type=int, default=1, help="how many runs share one GPU")
     arguments = parser.parse_args()
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+    for number in STOP_SIGNALS:
         signal.signal(number, _stop)
     set_up_console()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     workers = arguments.workers or useful_workers(arguments.runs_per_gpu)
     try:
-        return reproduce(Reproduction(Path.cwd(), arguments.scale, workers, gpus))
+        return reproduce(Reproduction(resource_root(), arguments.scale, workers, gpus))
     except SettingError as error:
         print(f"wrong configuration: {error}", file=sys.stderr)
         return EXIT_WRONG_CONFIGURATION

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bitcycle.errors import DataError
-from bitcycle.extras import require
+from bitcycle.optional_imports import require
 
 PCM_SCALES = {1: 128.0, 2: 32768.0, 4: 2147483648.0}
 """Bytes of a PCM sample -> what full scale is divided by."""

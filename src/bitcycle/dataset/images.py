@@ -181,8 +181,9 @@ class StreamedImages(EncodedImages):
 
 def _leave_process_group(worker: int) -> None:
     """Ctrl-C and `timeout` signal a whole group; the parent stops its workers itself, when its checkpoint is saved."""
-    os.setpgrp()
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # SLURM's warning, which may go to every process of a job
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # SLURM's warning, which may go to every process of a job
 
 
 class _Decode(Dataset[tuple[Tensor, int, int]]):

@@ -15,7 +15,7 @@ from torch import Tensor
 from bitcycle.dataset.base import logger
 from bitcycle.dataset.word_pieces import word_pieces
 from bitcycle.errors import DataError
-from bitcycle.extras import require
+from bitcycle.optional_imports import require
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 

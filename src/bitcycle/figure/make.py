@@ -26,6 +26,7 @@ from bitcycle.analysis.results import Hasher, Results, Run, find_results, read_r
 from bitcycle.figure import better, cpt, fractrain, hlhlp, partial
 from bitcycle.figure.gallery import Entry, write_gallery
 from bitcycle.figure.style import ItemData, save, status_line
+from bitcycle.resources import resource_root
 from bitcycle.sweep.item import Sweep, read_sweep
 
 MODULES: dict[str, ModuleType] = {
@@ -153,8 +154,7 @@ def _write_findings(findings: Sequence[Finding], path: Path) -> None:
 def main() -> None:
     """Make everything in this repository; papers named on the command line alone, without the gallery of the others."""
     papers = tuple(sys.argv[1:]) or tuple(MODULES)
-    root = Path.cwd()
-    entries = make_all(Places(root, root / RESULTS, papers=papers))
+    entries = make_all(Places(resource_root(), RESULTS, SUMMARY, papers=papers))
     drawn = sum(entry.picture is not None for entry in entries)
     with_runs = sum(bool(entry.data.results.done) for entry in entries)
     print(f"{RESULTS / GALLERY}: {len(entries)} items, {drawn} pictures, {with_runs} with runs of ours")

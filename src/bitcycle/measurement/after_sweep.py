@@ -37,6 +37,7 @@ from bitcycle.measurement.noise import NoiseOptions
 from bitcycle.measurement.plane import PlaneOptions
 from bitcycle.measurement.sharpness import SharpnessOptions
 from bitcycle.measurement.surface import SurfaceOptions
+from bitcycle.resources import resource_root
 from bitcycle.settings import SettingError, nearest
 from bitcycle.sweep import Sweep, read_sweep
 from bitcycle.sweep.composition import Composer
@@ -178,7 +179,7 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
         print(__doc__)
         return EXIT_DONE
     fixed = dict(argument.split("=", 1) for argument in given if "=" in argument)
-    root = root or Path.cwd()
+    root = root or resource_root()
     try:
         sweeps = sweeps_with_analyses(root, [argument for argument in given if "=" not in argument])
         return analyse(sweeps, fixed, root / "conf")

@@ -25,7 +25,7 @@ from bitcycle.settings import SettingError, default_of, nearest
 def parser(kind: type[AnalysisOptions], description: str) -> argparse.ArgumentParser:
     """The command line of a kind of analysis: one option for each of its settings."""
     made = argparse.ArgumentParser(
-        prog=f"python -m bitcycle.measurement.{kind.kind}",
+        prog=f"bitcycle {kind.kind}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

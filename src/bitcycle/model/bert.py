@@ -19,10 +19,10 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from bitcycle.extras import require
 from bitcycle.layer.matrix_product import MatrixProduct
 from bitcycle.model.base import ModelOptions
 from bitcycle.model.shape import SentencePairShape
+from bitcycle.optional_imports import require
 from bitcycle.settings import MISSING, SettingError, setting
 
 logger = logging.getLogger(__name__)

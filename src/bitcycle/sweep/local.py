@@ -23,12 +23,12 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED
+from bitcycle.signals import STOP_SIGNALS
 from bitcycle.sweep.template import Template
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
-STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 MEMORY_OF_A_RUN = 3 * 2**30
 """Bytes of main memory that a run is expected to need (CIFAR-10 in memory and PyTorch: 1 to 2 GiB)."""
 
@@ -68,9 +68,20 @@ def useful_workers(runs_per_gpu: int = 1) -> int:
     """How many runs at once make good use of this machine: a few for each GPU, or one for each core that memory allows."""
     if torch.cuda.is_available():
         return torch.cuda.device_count() * runs_per_gpu
-    cores = len(os.sched_getaffinity(0))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(cores, memory // MEMORY_OF_A_RUN))
+    return max(1, min(useful_cores(), main_memory() // MEMORY_OF_A_RUN))
+
+
+def useful_cores() -> int:
+    """Cores that this process may use; on macOS and Windows all that there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def main_memory() -> int:
+    """Bytes of main memory; where the system does not say, enough for four runs."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 4 * MEMORY_OF_A_RUN
 
 
 def start_interpreter(command: Sequence[str], output: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -143,8 +154,7 @@ class LocalPool:
         if self.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = str(slot % self.gpus)
         elif self.workers > 1 and "OMP_NUM_THREADS" not in os.environ:
-            cores = len(os.sched_getaffinity(0))
-            environment["OMP_NUM_THREADS"] = str(max(1, cores // self.workers))
+            environment["OMP_NUM_THREADS"] = str(max(1, useful_cores() // self.workers))
         try:
             process = self.start(command, output, environment)
         except ConnectionError as error:
@@ -160,7 +170,7 @@ class LocalPool:
         def handle(number: int, frame: FrameType | None) -> None:
             self.stopped_by, self._is_passed_on = number, False
 
-        previous = {number: signal.signal(number, handle) for number in STOPPED_BY}
+        previous = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
         try:
             yield
         finally:
@@ -224,5 +234,6 @@ class _Progress:
 
 
 def train_command(root: Path, arguments: Sequence[str]) -> list[str]:
-    """One run as a script with its arguments."""
-    return [str(root / "train.py"), *arguments]
+    """One run as arguments of the interpreter: train.py of a checkout, or the module of an installed package."""
+    script = root / "train.py"
+    return [*([str(script)] if script.is_file() else ["-m", "bitcycle"]), *arguments]

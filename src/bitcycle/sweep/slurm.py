@@ -15,13 +15,13 @@ from typing import NamedTuple
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, RunError
+from bitcycle.signals import STOP_SIGNALS
 from bitcycle.sweep.slurm_queue import HOPELESS, Queue, QueueEntry
 from bitcycle.sweep.slurm_record import JobOfArray
 from bitcycle.training.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
-STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 LOST_AFTER_SECONDS = 60.0
 """A job that SLURM no longer has may have left an exit code that a network file system does not show yet."""
 TELL_SECONDS = 300.0
@@ -44,7 +44,7 @@ class StopWaiting:
     @contextmanager
     def active(self) -> Iterator[StopWaiting]:
         """Catch signals."""
-        previous = {number: signal.signal(number, self._handle) for number in STOPPED_BY}
+        previous = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
         try:
             yield self
         finally:

@@ -15,6 +15,7 @@ from rich.progress import track
 from rich.table import Table
 
 from bitcycle.errors import EXIT_DONE, EXIT_WRONG_CONFIGURATION
+from bitcycle.resources import resource_root
 from bitcycle.settings import SettingError
 from bitcycle.sweep.inventory import STATES
 from bitcycle.sweep.item import SCALES
@@ -141,7 +142,7 @@ def main() -> int:
         console.print(status_table(DEFAULT_ROOT))
     for scale in scales:
         try:
-            stock = stock_of_all(Path.cwd(), scale, str(DEFAULT_ROOT), _show_progress)
+            stock = stock_of_all(resource_root(), scale, str(DEFAULT_ROOT), _show_progress)
         except SettingError as error:
             print(f"wrong configuration: {error}", file=sys.stderr)
             return EXIT_WRONG_CONFIGURATION

@@ -192,8 +192,12 @@ def become(request: Request) -> None:
     os.environ.update(request.environment)
     if "torch" in sys.modules and (threads := request.environment.get("OMP_NUM_THREADS")):
         sys.modules["torch"].set_num_threads(int(threads))  # the variable was read when PyTorch was imported
-    script, *sys.argv[1:] = request.command
-    sys.argv[0] = script
+    script, *arguments = request.command
+    if script == "-m":
+        module, *sys.argv[1:] = arguments
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        return
+    sys.argv[:] = request.command
     sys.path.insert(0, str(Path(script).parent))
     runpy.run_path(script, run_name="__main__")
 

@@ -24,8 +24,8 @@ from bitcycle.dataset.detection import (
     DetectionSplits,
     DetectionTrainingBatches,
 )
-from bitcycle.extras import require
 from bitcycle.model import DetectionShape
+from bitcycle.optional_imports import require
 from bitcycle.settings import SettingError, setting
 from bitcycle.task.anchors import anchors, decode
 from bitcycle.task.average_precision import AveragePrecision

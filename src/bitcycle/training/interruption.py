@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
+from bitcycle.signals import STOP_SIGNALS
+
 
 class Interrupted(Exception):
     """The run was asked to stop and has saved a checkpoint; the same command goes on from there. Exit code 75."""
@@ -16,8 +18,6 @@ class Interrupted(Exception):
 
 class StopSignal:
     """While active, SIGTERM, SIGUSR1 (SLURM's warning) and SIGINT ask the loop to stop; a second SIGINT stops at once."""
-
-    SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
     def __init__(self) -> None:
         self.received: str | None = None
@@ -35,7 +35,7 @@ class StopSignal:
 
     def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._handle) for number in self.SIGNALS}
+            self._previous = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
         return self
 
     def __exit__(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bitcycle.errors import RunError
+from bitcycle.optional_imports import require
 from bitcycle.training.options import LoggingOptions
 
 
@@ -84,13 +85,7 @@ class WandbSink:
     """Weights & Biases; offline unless asked, so that nothing leaves the machine."""
 
     def __init__(self, options: LoggingOptions, folder: Path, run_id: str, config: dict[str, Any]) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise RunError(
-                "logging.wandb needs the package wandb: install bitcycle[wandb] or set logging.wandb=disabled"
-            ) from error
-
+        wandb = require("wandb", "wandb")
         self.run = wandb.init(
             project=options.wandb_project,
             dir=str(folder),
@@ -112,12 +107,9 @@ class TensorBoardSink:
     """TensorBoard event files in the run folder."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise RunError(
-                "logging.tensorboard needs the package tensorboard: install bitcycle[tensorboard]"
-            ) from error
+        require("tensorboard", "tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
         self.writer = SummaryWriter(str(folder / "tensorboard"))
 
     def write(self, step: int, values: dict[str, float]) -> None:

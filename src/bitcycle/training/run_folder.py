@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -14,6 +13,7 @@ from typing import Any
 
 from bitcycle.errors import RunError
 from bitcycle.training.checkpoint import CheckpointFolder, write_atomically
+from bitcycle.training.file_lock import try_lock
 
 
 class RunFolder:
@@ -76,12 +76,9 @@ class RunFolder:
         """Whether a process trains this run now."""
         try:
             with open(self.path / ".lock", "rb") as stream:
-                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return not try_lock(stream, shared=True)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except BlockingIOError:
-            return True
-        return False
 
     def write_status(self, state: str, step: int, total_steps: int, reason: str | None = None) -> None:
         """Write status.json: the state, how far the run is, and its last sign of life."""
@@ -117,13 +114,10 @@ class RunFolder:
         except OSError as error:
             raise RunError(f"cannot write to {self.path}: {error}. Point results_root at a folder of yours.") from error
         with lock as stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+            if not try_lock(stream):
                 status = self.read_status()
-                raise RunError(
-                    f"another process trains this run: pid {status.get('pid')} on {status.get('host')}, {self.path}. Wait for it."
-                ) from error
+                known = f"pid {status['pid']} on {status['host']}" if status.keys() >= {"pid", "host"} else "just begun"
+                raise RunError(f"another process trains this run ({known}): {self.path}. Wait for it.")
             yield
 
 

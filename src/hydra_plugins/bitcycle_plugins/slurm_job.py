@@ -19,7 +19,7 @@ from typing import Any
 
 EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 75  # as in bitcycle.errors
 
-WARNING = signal.SIGUSR1
+WARNING = getattr(signal, "SIGUSR1", signal.SIGTERM)  # Windows, which has no SLURM, imports this module too
 """What SLURM sends before the time limit, as the launcher asks it to."""
 
 POLL_SECONDS = 0.2

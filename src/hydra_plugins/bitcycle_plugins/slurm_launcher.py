@@ -184,7 +184,7 @@ class SlurmLauncher(Launcher):
         Raises:
             SettingError: for a parameter that hydra-submitit-launcher does not have.
         """
-        from bitcycle.extras import require
+        from bitcycle.optional_imports import require
         from bitcycle.settings import SettingError, nearest
 
         theirs = require("hydra_plugins.hydra_submitit_launcher.config", "slurm")

@@ -1,0 +1,68 @@
+"""The command `bitcycle`, also `python -m bitcycle` and `python train.py`: a run, a sweep (-m), or one of the sub-commands."""
+
+from __future__ import annotations
+
+import runpy
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION
+from bitcycle.resources import resource_root
+from bitcycle.settings import SettingError, nearest
+from bitcycle.signals import STOP_SIGNALS
+
+
+class SubCommand(NamedTuple):
+    """The module that it runs, as `python -m MODULE` does, and what that is for."""
+
+    module: str
+    help: str
+
+
+SUB_COMMANDS = {
+    "status": SubCommand("bitcycle.sweep.status", "all runs and sweeps, how far each is and the time left"),
+    "collect": SubCommand("bitcycle.analysis.collect", "gather finished runs and their curves into results/summary"),
+    "figures": SubCommand("bitcycle.figure.make", "draw the figures and tables of the papers, results/index.html"),
+    "reproduce": SubCommand("bitcycle.reproduce", "train, analyse and draw every item of the papers at one scale"),
+    "bench": SubCommand("bitcycle.benchmark", "time and memory of steps, quantizers, data and runs"),
+    "analyse": SubCommand(
+        "bitcycle.measurement.after_sweep", "the analyses that a sweep file asks for, of finished runs"
+    ),
+    "surface": SubCommand("bitcycle.measurement.surface", "loss along random directions around a finished network"),
+    "plane": SubCommand("bitcycle.measurement.plane", "loss on the plane through three finished networks"),
+    "sharpness": SubCommand("bitcycle.measurement.sharpness", "curvature of the loss at a finished network"),
+    "corruption": SubCommand("bitcycle.measurement.corruption", "accuracy of a finished network on corrupted images"),
+    "noise": SubCommand("bitcycle.measurement.noise", "accuracy of a finished network with noise in its weights"),
+}
+"""Word on the command line -> what it starts."""
+
+
+def main(conf: Path | None = None) -> int:
+    """Run the command line in `sys.argv` and return its exit code; `conf` is the folder of the configuration files.
+
+    Raises:
+        SystemExit: where a sub-command ends so.
+    """
+    for number in STOP_SIGNALS:  # importing PyTorch takes seconds, in which a cluster may already take the machine back
+        signal.signal(number, _stop_at_once)
+    word = sys.argv[1] if len(sys.argv) > 1 else ""
+    if word in SUB_COMMANDS:
+        del sys.argv[1]
+        runpy.run_module(SUB_COMMANDS[word].module, run_name="__main__", alter_sys=True)
+        return EXIT_DONE
+    if word.isidentifier():
+        error = SettingError("sub-command", word, "there is none of this name", nearest(word, SUB_COMMANDS))
+        print(f"wrong configuration: {error}", file=sys.stderr)
+        return EXIT_WRONG_CONFIGURATION
+    from bitcycle import command
+
+    return command.main(conf or resource_root() / "conf")
+
+
+def _stop_at_once(number: int, frame: FrameType | None) -> None:
+    """Before and after the training loop, which has its own way to stop, nothing is lost by stopping at once."""
+    print("interrupted: run the same command again", file=sys.stderr)
+    sys.exit(EXIT_INTERRUPTED)

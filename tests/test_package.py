@@ -1,0 +1,203 @@
+"""What a person gets who installs bitcycle: a wheel that needs no checkout, light imports, and the command `bitcycle`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+import zipfile
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+
+import bitcycle
+from bitcycle import cli, resources
+from bitcycle.cli import SUB_COMMANDS
+from bitcycle.errors import RunError
+from bitcycle.optional_imports import require
+from bitcycle.sweep.local import train_command
+from bitcycle.training.run_folder import RunFolder
+from tests.conftest import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """A wheel of this checkout, unpacked as an installer unpacks it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder)]
+    copy = folder / "source"  # setuptools would leave its build folder in the checkout
+    names = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z", "-co", "--exclude-standard"], capture_output=True, check=True
+    )
+    for name in filter(None, names.stdout.decode().split("\0")):
+        if name.split("/")[0] in {"src", "conf", "sweeps", "results"} or "/" not in name:
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            if (ROOT / name).is_file():
+                (copy / name).symlink_to(ROOT / name)
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(copy)], check=True)
+    [file] = folder.glob("*.whl")
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+def run_installed(site: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-P", "-m", "bitcycle", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+def test_wheel_has_everything_that_a_checkout_has(wheel):
+    inside = wheel / "bitcycle" / "resources"
+    for folder in ("conf", "sweeps", "results/published"):
+        ours = {p.relative_to(ROOT) for p in (ROOT / folder).rglob("*") if p.suffix in (".yaml", ".csv")}
+        assert ours and ours <= {p.relative_to(inside) for p in inside.rglob("*")}, folder
+    [metadata] = wheel.glob("bitcycle-*.dist-info")
+    assert "License-Expression: MIT" in (metadata / "METADATA").read_text()
+    assert (metadata / "licenses" / "LICENSE").is_file()
+    entry_points = ConfigParser()
+    entry_points.read(metadata / "entry_points.txt")
+    assert dict(entry_points["console_scripts"]) == {"bitcycle": "bitcycle.cli:main"}
+
+
+def test_installed_command_trains_from_an_empty_folder(wheel, tmp_path):
+    """With configuration and plugins of the wheel alone."""
+    run = ["dataset=digits", "model=resnet8", "scale=smoke", "training.steps=2", "training.evaluation_steps=null"]
+    done = run_installed(wheel, tmp_path, *run)
+    assert done.returncode == 0, done.stderr
+    [summary] = (tmp_path / "results" / "runs").rglob("summary.json")
+    assert json.loads(summary.read_text())["total_steps"] == 2
+
+
+def test_installed_command_knows_the_sweeps(wheel, tmp_path):
+    done = run_installed(wheel, tmp_path, "-m", "+sweeps=cpt/table22")
+    assert done.returncode == 2
+    assert "did you mean 'cpt/table2'" in done.stderr, done.stderr
+
+
+def imported_by(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+@pytest.mark.parametrize("statement", ["import bitcycle", "import bitcycle.schedule", "import bitcycle.cli"])
+def test_light_imports(statement):
+    loaded = imported_by(statement)
+    assert not loaded & {"torch", "numpy", "hydra", "omegaconf", "rich", "scipy", "pandas"}
+    ours = {name.split(".")[1] for name in loaded if name.startswith("bitcycle.")}
+    assert ours <= {"schedule", "settings", "cli", "errors", "resources", "signals"}
+
+
+def test_every_public_name_is_there():
+    assert set(bitcycle.__all__) <= set(dir(bitcycle))
+    for name in bitcycle.__all__:
+        assert callable(getattr(bitcycle, name)), name
+    with pytest.raises(AttributeError, match="no attribute 'quantise'"):
+        _ = bitcycle.quantise
+
+
+def test_schedule_is_the_function_whatever_was_imported_first():
+    loaded = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import bitcycle.schedule.cyclic, bitcycle; print(bitcycle.schedule('CR', total_steps=8)(0))",
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert loaded.stdout.startswith("Precision("), loaded.stderr
+
+
+@pytest.mark.parametrize("word", SUB_COMMANDS)
+def test_sub_commands_are_modules_that_run(word):
+    module = SUB_COMMANDS[word].module
+    spec = importlib.util.find_spec(f"{module}.__main__") if _is_package(module) else importlib.util.find_spec(module)
+    assert spec is not None and '__name__ == "__main__"' in Path(spec.origin).read_text(), word
+
+
+def _is_package(module: str) -> bool:
+    return importlib.util.find_spec(module).submodule_search_locations is not None
+
+
+def test_unknown_sub_command(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bitcycle", "statsu"])
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    assert cli.main() == 2
+    assert "did you mean 'status'" in capsys.readouterr().err
+
+
+def test_resources_of_a_package_without_any(tmp_path, monkeypatch):
+    monkeypatch.setattr(resources, "__file__", str(tmp_path / "lib" / "bitcycle" / "resources.py"))
+    with pytest.raises(FileNotFoundError, match="no configuration files"):
+        resources.resource_root()
+
+
+def test_runs_of_a_sweep_are_started_with_or_without_a_checkout(tmp_path):
+    assert train_command(ROOT, ["seed=1"]) == [str(ROOT / "train.py"), "seed=1"]
+    assert train_command(tmp_path, ["seed=1"]) == ["-m", "bitcycle", "seed=1"]
+
+
+def test_missing_library_names_what_to_install():
+    """bitcycle itself is on no index: an extra is named by its packages."""
+    with pytest.raises(RunError, match=r"pip install .*'soundfile>=[\d.]+") as error:
+        require("no_such_module", "speech")
+    assert "bitcycle[" not in str(error.value)
+
+
+def test_no_text_advises_to_install_an_unpublished_name():
+    texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("conf/**/*.yaml"), *ROOT.glob("src/**/*.py")]
+    advice = [
+        path for path in texts if "install 'bitcycle[" in (text := path.read_text()) or "install bitcycle" in text
+    ]
+    assert advice == []
+
+
+def test_citation_names_software_and_five_papers():
+    yaml = pytest.importorskip("yaml")
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["cff-version"] == "1.2.0"
+    assert (citation["version"], citation["license"]) == (bitcycle.__version__, "MIT")
+    assert len(citation["references"]) == 5
+    assert all(
+        reference["authors"] and reference["title"] and reference["year"] for reference in citation["references"]
+    )
+    assert PROJECT["version"] == bitcycle.__version__
+    assert f"## {bitcycle.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+WITHOUT_UNIX = """
+import os, signal, sys
+for name in ("SIGUSR1", "SIGUSR2", "SIGKILL"):
+    delattr(signal, name)
+for name in ("sched_getaffinity", "setpgrp", "fork", "sysconf", "setsid"):
+    delattr(os, name)
+sys.argv = ["bitcycle", *sys.argv[1:]]
+from bitcycle.cli import main
+sys.exit(main())
+"""
+
+
+def test_single_run_on_a_system_without_unix_signals(tmp_path):
+    """What Windows and macOS lack is taken away; nothing else of them is tried here."""
+    run = ["dataset=digits", "model=resnet8", "scale=smoke", "training.steps=2", "training.evaluation_steps=null"]
+    command = [sys.executable, "-c", WITHOUT_UNIX, *run, f"results_root={tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_lock_that_was_just_taken_names_no_process(tmp_path):
+    first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
+    with first.lock():
+        with pytest.raises(RunError, match="just begun") as error, second.lock():
+            pass
+        assert "None" not in str(error.value)
+        assert second.is_in_use()
+    assert not second.is_in_use()

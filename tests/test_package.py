@@ -177,7 +177,7 @@ WITHOUT_UNIX = """
 import os, signal, sys
 for name in ("SIGUSR1", "SIGUSR2", "SIGKILL"):
     delattr(signal, name)
-for name in ("sched_getaffinity", "setpgrp", "fork", "sysconf", "setsid"):
+for name in ("sched_getaffinity", "setpgrp", "fork", "setsid"):
     delattr(os, name)
 sys.argv = ["bitcycle", *sys.argv[1:]]
 from bitcycle.cli import main

@@ -7,7 +7,7 @@ export HYDRA_FULL_ERROR := 1
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-matrix test-slurm lint bench status reproduce collect figures costs readme lock clean
+.PHONY: help setup demo test test-matrix test-slurm lint bench status reproduce manifest collect figures costs readme lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ status: $(VENV)/.ready ## tables of all runs and sweeps, how far each is and the
 
 reproduce: $(VENV)/.ready ## train, analyse and draw all 62 items anew into results/reproduce/SCALE; SCALE=smoke unless said otherwise
 	$(RUN) -m bitcycle.reproduce $(or $(SCALE),smoke)
+
+manifest: $(VENV)/.ready ## write which run fills which cell of every figure and table, trains nothing: results/manifest
+	$(RUN) -m bitcycle.sweep.manifest $(SCALE)
 
 collect: $(VENV)/.ready ## gather finished runs and their curves into results/summary
 	$(RUN) -m bitcycle.analysis.collect

@@ -33,7 +33,7 @@ from bitcycle.analysis.collect import COLUMNS, read_summary
 from bitcycle.analysis.compare import cells_of, compare
 from bitcycle.analysis.curves import curve_of, read_curve, write_curve
 from bitcycle.analysis.items import KINDS, PAPERS, read_claims, read_items, read_published
-from bitcycle.analysis.results import Cell, Hasher, Results, Run, Value, find_results, read_runs
+from bitcycle.analysis.results import Cell, Results, Run, Value, find_results, read_runs
 from bitcycle.configuration import to_plain
 from bitcycle.figure.make import MODULES, Places, comparison_of, gather, make_all, make_item
 from bitcycle.schedule import SUITE
@@ -125,9 +125,8 @@ def table6(tmp_path_factory):
     other = [*SMALL, "schedule=CR", "schedule.cycles=8", "schedule.q_min=3", "schedule.q_max=8"]
     rows.append(row_of(other, 0, best=10.0, final=10.0, gbitops=1.0, relative_to_static=0.5))
     summary = write_rows(tmp_path_factory.mktemp("table6") / "results" / "summary" / "runs.csv", rows)
-    with Hasher(ROOT / "conf") as hasher:
-        places = Places(ROOT, summary.parent, summary)
-        return gather(ITEMS["cpt/table6"], read_runs(read_summary(summary), summary), hasher, places)
+    places = Places(ROOT, summary.parent, summary)
+    return gather(ITEMS["cpt/table6"], read_runs(read_summary(summary), summary), places)
 
 
 def test_known_means_stand_in_the_table(table6):
@@ -169,7 +168,7 @@ def test_tables_are_written_in_three_forms(table6, tmp_path):
 
 def test_scale_with_more_cells_is_shown():
     sweep = read_sweep(ROOT / "sweeps" / "cpt" / "table6.yaml")
-    assert find_results(sweep, [], lambda run: None).done == ()
+    assert find_results([], []).done == ()
     with pytest.raises(ValueError, match="scale"):
         sweep.expand("large")
 

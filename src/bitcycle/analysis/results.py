@@ -1,32 +1,25 @@
-"""The finished runs of an item, found by expanding its sweep file, and their mean and spread over seeds.
-
-A cell of a sweep is matched with rows of runs.csv by the hash that names a run: the cell is composed as the sweeper does, but
-only where a finished run may be it by its scale and settings, since composing takes time.
-"""
+"""The finished runs of an item: the rows of runs.csv that its manifest names, cell by cell, their mean and spread over seeds."""
 
 from __future__ import annotations
 
 import json
 import math
 import statistics
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
+from bitcycle.analysis.collect import SUMMARY, read_summary
 from bitcycle.analysis.curves import CURVES, read_curve
 from bitcycle.measurement.artifacts import ANALYSES, Result, collected
-from bitcycle.sweep.grid import Overrides, expand, substitute
-from bitcycle.sweep.item import Sweep
+from bitcycle.sweep.grid import Overrides
+from bitcycle.sweep.manifest import MANIFEST, Place, read_manifest
 
 SCALES = ("paper", "mini", "smoke")
 """From the one that shows most to the one that shows only that it runs."""
 CHOICES = ("model", "dataset", "schedule", "quantizer")
-UNUSED = {"schedule.q_min", "schedule.q_max", "schedule.cycles"}
-"""Settings that some schedules accept without using them: they say nothing about which run it is."""
 
 
 class Value(NamedTuple):
@@ -102,11 +95,15 @@ class Cell:
         paper: its settings at paper scale.
         ours: its settings at the scale of the runs.
         runs: finished ones; empty if there is none yet.
+        proxy: NETWORK, DATA[, N samples] where ours are not the paper's.
+        seeds: that the sweep trains.
     """
 
     paper: Overrides
     ours: Overrides
     runs: tuple[Run, ...] = ()
+    proxy: str = ""
+    seeds: tuple[int, ...] = ()
 
     def setting(self, key: str, default: Any = None) -> Any:
         """A setting as in the paper, or as our runs have it; groups by the name of the option."""
@@ -178,50 +175,6 @@ def plain(text: str) -> Any:
         return [part.strip() for part in text.strip("[]").split(",")] if text.startswith("[") else text
 
 
-Compose = Callable[[Overrides], Optional[str]]
-"""Settings -> hash of the run; None where they cannot be composed here."""
-
-
-class Hasher(AbstractContextManager["Hasher"]):
-    """Composes settings with the files of a folder `conf`, each once, to the hash that names their run."""
-
-    def __init__(self, conf: Path) -> None:
-        self.conf, self.known = conf.absolute(), dict[str, Optional[str]]()
-
-    def __enter__(self) -> Hasher:
-        from hydra import compose, initialize_config_dir
-
-        from bitcycle.configuration import register_schemas
-        from bitcycle.sweep.composition import Composer
-
-        register_schemas()
-        self.hydra = initialize_config_dir(str(self.conf), version_base="1.3")
-        self.hydra.__enter__()
-        self.composer = Composer(lambda arguments: compose("config", overrides=arguments))
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.hydra.__exit__(*error)
-
-    def __call__(self, run: Overrides) -> str | None:
-        key = json.dumps({name: value for name, value in run.items() if name != "seed"}, sort_keys=True)
-        if key not in self.known:
-            self.known[key] = self._compose(run)
-        return self.known[key]
-
-    def _compose(self, run: Overrides) -> str | None:
-        from hydra.errors import HydraException
-        from omegaconf.errors import OmegaConfBaseException
-
-        from bitcycle.configuration import read_config
-        from bitcycle.training.plan import hash_of
-
-        try:
-            return hash_of(read_config(self.composer(run)))
-        except (ValueError, HydraException, OmegaConfBaseException):
-            return None
-
-
 @dataclass(frozen=True)
 class Results:
     """The cells of an item at one scale.
@@ -258,65 +211,36 @@ class Results:
         return next((found for found in (self, *self.others) if found.scale == scale and found.done), None)
 
 
-def find_results(sweep: Sweep, runs: Sequence[Run], compose: Compose) -> Results:
-    """The runs of a sweep at the scale where most of its cells have some; the larger scale of two equal ones.
+def find_results(places: Iterable[Place], runs: Sequence[Run]) -> Results:
+    """The runs of an item at the scale where most of its cells have some; the larger scale of two equal ones.
 
     Args:
-        sweep: of the item.
+        places: the manifest of its sweep; what is superseded does not count.
         runs: all finished runs.
-        compose: settings to hash.
     """
-    found = [Results(scale, cells_at(sweep, scale, runs, compose)) for scale in SCALES]
-    some = sorted((r for r in found if r.done), key=lambda r: (r.scale == "smoke", -len(r.done) / len(r.cells)))
+    by_name: dict[tuple[str, str], list[Run]] = {}
+    for run in sorted(runs, key=lambda run: int(run.row["seed"])):
+        by_name.setdefault((run.row["scale"], run.row["hash"]), []).append(run)
+    cells: dict[str, list[Cell]] = {scale: [] for scale in SCALES}
+    for place in places:
+        if not place.superseded:
+            found = tuple(by_name.get((place.scale, place.hash), ()))
+            cells[place.scale].append(Cell(dict(place.paper), dict(place.ours), found, place.proxy, place.seeds))
+    at_scales = [Results(scale, tuple(found)) for scale, found in cells.items()]
+    some = sorted((r for r in at_scales if r.done), key=lambda r: (r.scale == "smoke", -len(r.done) / len(r.cells)))
     if not some:
-        return Results(None, found[0].cells)
-    first = some[0]
-    return Results(first.scale, first.cells, tuple(some[1:]))
+        return Results(None, at_scales[0].cells)
+    return Results(some[0].scale, some[0].cells, tuple(some[1:]))
 
 
-def cells_at(sweep: Sweep, scale: str, runs: Sequence[Run], compose: Compose) -> tuple[Cell, ...]:
-    """Every cell of a sweep with its runs at a scale; cells that differ by a seed alone are one."""
-    candidates: dict[str, list[Run]] = {}
-    for done in runs:
-        if done.row["scale"] == scale:
-            candidates.setdefault(done.row["schedule"], []).append(done)
-    paper, smaller = (sweep.at_scale.get(name) or {} for name in ("paper", scale))
-    cells: dict[str, Cell] = {}
-    for settings in expand(sweep.grids, {}):
-        run = {key: value for key, value in settings.items() if key != "seed"}
-        ours = {"scale": scale, **substitute(run, smaller)}
-        alike = candidates.get(ours.get("schedule", "static"), [])
-        cell = Cell(substitute(run, paper), ours, _matching(ours, alike, compose))
-        cells.setdefault(json.dumps(cell.paper, sort_keys=True), cell)
-    return tuple(cells.values())
+def read_results(root: Path, summary: Path | None = None) -> dict[str, Results]:
+    """PAPER/ITEM of a sweep -> its runs.
 
-
-def _matching(ours: Overrides, candidates: Sequence[Run], compose: Compose) -> tuple[Run, ...]:
-    alike = [run for run in candidates if _may_be(ours, run)]
-    if not alike:
-        return ()
-    wanted = compose(ours)
-    if wanted is None and len({run.row["hash"] for run in alike}) == 1:
-        wanted = alike[0].row["hash"]  # its initial weights are not here, say: the settings decide
-    return tuple(sorted((run for run in alike if run.row["hash"] == wanted), key=lambda run: int(run.row["seed"])))
-
-
-def _may_be(ours: Overrides, run: Run) -> bool:
-    """Whether no setting of a cell says that a run is another one."""
-    if any(key in ours and ours[key] != run.row[key] for key in CHOICES):
-        return False
-    told = [key for key in ours if "." in key and key not in UNUSED and not key.startswith(("hardware.", "logging."))]
-    return all(_equal(setting_of(run.settings, key, default=key), plain(ours[key])) for key in told)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, (int, float)) and isinstance(other, (int, float)):
-        return math.isclose(one, other, rel_tol=1e-9)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    return bool(one == other) or str(one) == str(other)
-
-
-def most_common(words: Iterable[str]) -> str:
-    """The word that comes most often; the first of several."""
-    return Counter(words).most_common(1)[0][0]
+    Args:
+        root: folder of the repository, with the manifests.
+        summary: the file of finished runs; None: that of the repository.
+    """
+    path = summary or root / SUMMARY
+    runs = read_runs(read_summary(path), path)
+    manifests = sorted((root / MANIFEST).glob("*/*.csv"))
+    return {f"{file.parent.name}/{file.stem}": find_results(read_manifest(file), runs) for file in manifests}

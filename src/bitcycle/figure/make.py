@@ -9,7 +9,6 @@ import csv
 import io
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -22,12 +21,13 @@ from bitcycle.analysis.claims import Finding, check_claims
 from bitcycle.analysis.collect import SUMMARY, read_summary
 from bitcycle.analysis.compare import Comparison, Line, as_html, as_markdown, compare, table_rows
 from bitcycle.analysis.items import PUBLISHED, SWEEPS, Item, read_claims, read_items, read_published
-from bitcycle.analysis.results import Hasher, Results, Run, find_results, read_runs
+from bitcycle.analysis.results import Results, Run, find_results, read_runs
 from bitcycle.figure import better, cpt, fractrain, hlhlp, partial
 from bitcycle.figure.gallery import Entry, write_gallery
 from bitcycle.figure.style import ItemData, save, status_line
 from bitcycle.resources import resource_root
 from bitcycle.sweep.item import Sweep, read_sweep
+from bitcycle.sweep.manifest import MANIFEST, read_manifest
 
 MODULES: dict[str, ModuleType] = {
     "better": better,
@@ -69,11 +69,9 @@ def make_all(places: Places) -> list[Entry]:
     items = [item for item in read_items(places.root / PUBLISHED) if item.paper in places.papers]
     found: dict[str, ItemData] = {}
     entries = []
-    with ExitStack() as stack:
-        hasher = stack.enter_context(Hasher(places.root / "conf"))
-        for item in track(items, "items", console=Console(stderr=True)):
-            found[item.id] = gather(item, runs, hasher, places)
-            entries.append(make_item(found[item.id], places.target / FIGURES))
+    for item in track(items, "items", console=Console(stderr=True)):
+        found[item.id] = gather(item, runs, places)
+        entries.append(make_item(found[item.id], places.target / FIGURES))
     claims = read_claims(places.root / PUBLISHED)
     findings = check_claims(
         [claim for claim in claims if claim.item in found], {key: data.results for key, data in found.items()}
@@ -83,14 +81,14 @@ def make_all(places: Places) -> list[Entry]:
     return entries
 
 
-def gather(item: Item, runs: Sequence[Run], hasher: Hasher, places: Places) -> ItemData:
+def gather(item: Item, runs: Sequence[Run], places: Places) -> ItemData:
     """Everything that is known of an item."""
     file = item.sweep_file(places.root / SWEEPS)
     sweep = read_sweep(file) if file else Sweep()
     published = places.root / PUBLISHED
     return ItemData(
         item,
-        find_results(sweep, runs, hasher) if file else Results(),
+        find_results(read_manifest(manifest_of(file, places.root)), runs) if file else Results(),
         read_published(item, published),
         read_published(item, published, "_digitized"),
         item.command(places.root / SWEEPS),
@@ -98,6 +96,11 @@ def gather(item: Item, runs: Sequence[Run], hasher: Hasher, places: Places) -> I
         sweep.note,
         f"{ANALYSE} {file.parent.name}/{file.stem}" if file and sweep.analyses else "",
     )
+
+
+def manifest_of(sweep: Path, root: Path) -> Path:
+    """The manifest of a sweep file."""
+    return root / MANIFEST / sweep.parent.name / f"{sweep.stem}.csv"
 
 
 def comparison_of(item: Item) -> Comparison:

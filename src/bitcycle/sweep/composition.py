@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
+from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bitcycle.configuration import TYPES
+from bitcycle.configuration import TYPES, RunConfig, read_config, register_schemas
+from bitcycle.settings import SettingError
 from bitcycle.sweep.grid import Overrides, command_line
 
 GROUPS = (*TYPES, "training", "scale")
@@ -69,3 +73,23 @@ class Composer:
 def _is_plain(key: str) -> bool:
     """Whether a key names a value of a run, and nothing of Hydra's (hydra.x, +x, ~x, group/x, group@x)."""
     return key.replace(".", "").replace("_", "").isalnum() and not key.startswith("hydra.")
+
+
+@contextmanager
+def composing(conf: Path) -> Iterator[Callable[[Overrides], RunConfig | str]]:
+    """Makes validated configurations with the files of a folder `conf`, or what is wrong with them; each once, seeds apart."""
+    register_schemas()
+    known: dict[str, RunConfig | str] = {}
+    with initialize_config_dir(str(conf.absolute()), version_base="1.3"):
+        composer = Composer(lambda arguments: compose("config", overrides=arguments))
+
+        def composed(run: Overrides) -> RunConfig | str:
+            key = str(sorted((name, value) for name, value in run.items() if name != "seed"))
+            if key not in known:
+                try:
+                    known[key] = read_config(composer(run))
+                except (SettingError, HydraException, OmegaConfBaseException) as error:
+                    known[key] = str(error)
+            return known[key]
+
+        yield composed

@@ -71,6 +71,8 @@ class GridSweeper(Sweeper):
         from bitcycle.sweep.execution import SweepEnded, report, runs_to_launch, worst
         from bitcycle.sweep.inventory import mark_queued, take_stock
         from bitcycle.sweep.item import Sweep
+        from bitcycle.sweep.manifest import record_launch
+        from bitcycle.training.identity import run_hash
 
         sweep = Sweep(**self.fields)
         overrides = OverridesParser.create(config_loader=self.loader).parse_overrides(arguments)
@@ -81,6 +83,9 @@ class GridSweeper(Sweeper):
         dry_run = fixed.get("dry_run", "false").lower()  # Hydra says True
         codes = report(runs, sweep, dry_run)
         missing = runs_to_launch(runs) if dry_run == "false" else []
+        for name in [str(override.value()) for override in overrides if override.key_or_group == GROUP]:
+            hashes = [run_hash(run.config) for run in runs if run.config is not None]
+            record_launch(name, fixed.get("scale", "paper"), hashes, self._compose, Path.cwd())
         if missing:
             codes += [int(job.return_value) for job in self._launch(missing)]
         raise SweepEnded(worst(codes))

@@ -91,8 +91,7 @@ def network(model: str, dataset: str) -> Workload:
         import torchvision  # takes seconds
 
         return trace(getattr(torchvision.models, name)(weights=None), torch.zeros(1, 3, 224, 224))
-    kind, preset = MODELS[name]
-    float_network = kind(**{"name": name, **preset}).build(ImageShape(3, 32, 10))
+    float_network = MODELS[name]().build(ImageShape(3, 32, 10))
     return trace(quantize_model(float_network, "sbm"), torch.zeros(1, 3, 32, 32))
 
 

@@ -17,9 +17,8 @@ from bitcycle.analysis.deviation import data_of, spread_table
 from bitcycle.analysis.items import read_claims
 from bitcycle.benchmark.table import recorded
 from bitcycle.figure.schedules import draw_suite, group_of, relative_cost
-from bitcycle.help import first_comment
 from bitcycle.quantizer import QUANTIZERS, ROLES, NoQuantizer
-from bitcycle.schedule import SUITE, schedule
+from bitcycle.schedule import SCHEDULES, SUITE, schedule
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -35,7 +34,7 @@ def schedules_table() -> str:
     bound = {name: schedule(name, q_min=3, q_max=8, cycles=8, total_steps=64_000) for name in SUITE}
     lines = ["| schedule | what it does | group | cost | saving |", "|---|---|---|---|---|"]
     for name in sorted(SUITE, key=lambda name: (relative_cost(bound[name]), name)):
-        what = first_comment(ROOT / "conf" / "schedule" / f"{name}.yaml").split(" (group")[0]
+        what = SCHEDULES[name].summary.split(" (group")[0]
         cost = relative_cost(bound[name])
         lines.append(f"| `{name}` | {what} | {group_of(name)} | {cost:.3f} | {100 * (1 - cost):.1f} % |")
     return "\n".join(lines)
@@ -47,11 +46,10 @@ def quantizers_table() -> str:
         "| quantizer | what it does | weights | activations | gradients | float layers |",
         "|---|---|---|---|---|---|",
     ]
-    for name, kind in QUANTIZERS.items():
-        if kind is NoQuantizer:
+    for name, preset in QUANTIZERS.items():
+        if preset.kind is NoQuantizer:
             continue
-        options = kind()
-        what = first_comment(ROOT / "conf" / "quantizer" / f"{name}.yaml")
+        options, what = preset(), preset.summary
         bits = " | ".join(bits_in_words(options.bits(role)) for role in ROLES)
         floats = ", ".join(options.float_rule(["the model's rule"])) or "none"
         lines.append(f"| `{name}` | {what} | {bits} | {floats} |")

@@ -54,8 +54,7 @@ def pairs(tmp_path, monkeypatch) -> Path:
 
 
 def build(name: str, shape: SentencePairShape, **values):
-    kind, preset = MODELS[name]
-    return kind(name=name, **preset, **values).build(shape)
+    return MODELS[name](**values).build(shape)
 
 
 def test_multilingual_bert_has_the_published_size_and_cost():
@@ -69,7 +68,7 @@ def test_multilingual_bert_has_the_published_size_and_cost():
     names = {name for name, _ in theirs.named_parameters()}
     assert names == {name for name, _ in model.named_parameters()}
     quantize_model(model, Sbm())
-    sample = TASKS["entailment"](name="entailment").sample(Xnli(name="xnli").info(Path()))
+    sample = TASKS["entailment"]().sample(Xnli(name="xnli").info(Path()))
     operations = trace(model, *sample.arguments, samples=1).operations
     macs = {
         kind: 64 * sum(operation.macs for operation in operations if operation.kind == kind)
@@ -140,17 +139,15 @@ def test_weights_that_are_missing_and_weights_that_are_random(tmp_path, caplog):
     (tmp_path / "pytorch_model.bin").write_bytes(b"torn")
     with pytest.raises(SettingError, match="cannot be read"):
         build("bert_tiny", shape, weights=str(tmp_path))
-    kind, preset = MODELS["bert_tiny"]
-    kind(name="said loudly", **preset).build(shape)
+    MODELS["bert_tiny"](name="said loudly").build(shape)
     assert "said loudly begins with RANDOM weights" in caplog.text
 
 
 def test_networks_that_cannot_be():
-    kind, preset = MODELS["bert_tiny"]
     with pytest.raises(SettingError, match="does not divide"):
-        kind(name="bert_tiny", **{**preset, "heads": 3})
+        MODELS["bert_tiny"](heads=3)
     with pytest.raises(SettingError, match="less than the 600 tokens"):
-        kind(name="bert_tiny", **preset).check(SentencePairShape(120, 600, 3))
+        MODELS["bert_tiny"]().check(SentencePairShape(120, 600, 3))
 
 
 def test_pairs_become_padded_tokens(pairs):
@@ -241,7 +238,7 @@ def test_data_that_are_missing_or_wrong(pairs):
 
 def test_batches_can_begin_at_any_step_and_go_through_everything(pairs):
     dataset = SentencePairFolder(path="pairs", length=12, vocabulary=120)
-    task = TASKS["entailment"](name="entailment").build(TaskSetup(dataset, pairs, dataset.info(pairs), 50, 0, CPU))
+    task = TASKS["entailment"]().build(TaskSetup(dataset, pairs, dataset.info(pairs), 50, 0, CPU))
     run = task.batches(0)
     first = [next(run) for _ in range(9)]
     assert [len(batch.labels) for batch in first] == [50] * 5 + [10] + [50] * 3

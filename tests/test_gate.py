@@ -78,8 +78,7 @@ def spread(model: nn.Module, scale: float = 30.0) -> None:
 
 @pytest.mark.parametrize("name", ["resnet38", "resnet74", "mobilenet_v2"])
 def test_parameters_equal_released_code_but_for_a_gate_that_nothing_reads(name):
-    kind, preset = MODELS[name]
-    network = kind(**{"name": name, **preset}).build(ImageShape(3, 32, 10))
+    network = MODELS[name]().build(ImageShape(3, 32, 10))
     schedule = bitcycle.schedule("dfq", total_steps=1, options="code", family=network.block_family)
     model = bitcycle.quantize_model(network, schedule=schedule)
     last, hidden, size = (320, 64, 32) if name == "mobilenet_v2" else (64, 32, 16)
@@ -572,11 +571,8 @@ def test_initial_weights_follow_the_released_rule():
 
 
 def test_gated_imagenet_networks_have_the_gates_of_the_released_code():
-    kind, preset = MODELS["resnet18"]
     schedule = bitcycle.schedule("dfq", total_steps=1, family="imagenet")
-    model = bitcycle.quantize_model(
-        kind(**{"name": "resnet18", **preset}).build(ImageShape(3, 64, 10)), schedule=schedule
-    )
+    model = bitcycle.quantize_model(MODELS["resnet18"]().build(ImageShape(3, 64, 10)), schedule=schedule)
     assert model.gates.options.options == OPTION_LISTS["code_imagenet"]
     assert model.gates.options.weight_bits == 6
     embedding = model.gates.embeddings[0]

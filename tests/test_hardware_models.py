@@ -155,8 +155,7 @@ FULL_RUNS = {  # cost-models, section 2.4: cycles, Mbit and mJ of an image, minu
 def test_full_runs_of_cifar_networks(name):
     from bitcycle.model import MODELS, ImageShape
 
-    kind, preset = MODELS[name]
-    model = kind(**{"name": name, **preset}).build(ImageShape(3, 32, 10))
+    model = MODELS[name]().build(ImageShape(3, 32, 10))
     network = trace(quantize_model(model, "sbm"), torch.zeros(1, 3, 32, 32))
     cycles, megabits, millijoules, minutes, kilojoules = FULL_RUNS[name]
     image = BitFusion(convention="fractrain", images="actual").cost(network, {P8: 1}, P8)

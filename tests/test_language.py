@@ -177,9 +177,8 @@ def test_blocks_are_read_in_an_order_of_each_epoch():
 
 
 def parameters(name: str, vocabulary: int = 10_000) -> int:
-    kind, preset = MODELS[name]
     with torch.device("meta"):
-        model = kind(name=name, **preset).build(TokenShape(vocabulary))
+        model = MODELS[name]().build(TokenShape(vocabulary))
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -280,8 +279,7 @@ TINY_TRANSFORMER = {"width": 16, "heads": 2, "feedforward": 32, "layers": 2}
 @pytest.mark.parametrize("cutoffs", [None, [5, 12]])
 def test_a_transformer_sees_no_word_to_come(cutoffs):
     torch.manual_seed(0)
-    kind, _ = MODELS["transformer"]
-    model = kind(name="transformer", cutoffs=cutoffs, **TINY_TRANSFORMER).build(TokenShape(20)).eval()
+    model = MODELS["transformer"](cutoffs=cutoffs, **TINY_TRANSFORMER).build(TokenShape(20)).eval()
     tokens = torch.randint(20, (7, 2))
     changed = tokens.clone()
     changed[4] = (changed[4] + 1) % 20
@@ -308,7 +306,6 @@ def test_adaptive_softmax_is_a_distribution_and_its_losses_those_of_all_words():
 
 
 def test_transformers_that_make_no_sense():
-    kind, _ = MODELS["transformer"]
     for options, words in (
         ({"heads": 7}, "divided among 7 heads"),
         ({"cutoffs": [9, 3]}, "ascending"),
@@ -316,9 +313,9 @@ def test_transformers_that_make_no_sense():
         ({"cutoffs": [3, 9, 20], "width": 16}, "leaves nothing"),
     ):
         with pytest.raises(SettingError, match=words):
-            kind(name="transformer", **options)
+            MODELS["transformer"](**options)
     with pytest.raises(SettingError, match="only 20 words"):
-        kind(name="transformer", cutoffs=[30]).check(TokenShape(20))
+        MODELS["transformer"](cutoffs=[30]).check(TokenShape(20))
 
 
 def task_of(planned, batch_size: int = 4):

@@ -294,10 +294,9 @@ def test_a_bifurcated_layer_with_frozen_or_constant_operands():
 @pytest.mark.parametrize("name", ["resnet8", "mobilenet_v2", "resnet18", "resnet50"])
 def test_models_say_which_layers_do_not_read_the_output_of_a_relu(name):
     """Quantizers that begin at 0 would cut these inputs off."""
-    kind, preset = MODELS[name]
     size = 64 if name in ("resnet18", "resnet50") else 16
     torch.manual_seed(0)
-    model = kind(name=name, **preset).build(ImageShape(3, size, 10)).train()
+    model = MODELS[name]().build(ImageShape(3, size, 10)).train()
     roles, negative, handles = layer_roles(model), set(), []
     for layer_name, layer in convertible_layers(model).items():
 

@@ -15,8 +15,7 @@ NAMES = [key for key in STATISTICS if "gated" not in key]
 
 
 def options_of(name: str, **more):
-    kind, preset = MODELS[name]
-    return kind(**{"name": name, **preset, **more})
+    return MODELS[name](**more)
 
 
 @pytest.mark.parametrize("key", NAMES)

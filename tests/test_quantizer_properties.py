@@ -117,7 +117,7 @@ def test_memory_layout_changes_neither_numbers_nor_itself(name, role):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_docstrings_say_what_is_computed_and_where_it_comes_from(name):
-    text = sys.modules[QUANTIZERS[name].__module__].__doc__
+    text = sys.modules[QUANTIZERS[name].kind.__module__].__doc__
     assert f'quantizer="{name}"' in text or name == "sbm"
     assert ">>> quantize(torch.tensor(" in text
     for words in ("Source: ", "Differs from the authors' code in"):

@@ -51,13 +51,12 @@ def ratings(tmp_path) -> Path:
 
 def build_task(root: Path, **values):
     dataset = Ratings(path="ratings.csv", **values)
-    options = TASKS["recommendation"](name="recommendation")
+    options = TASKS["recommendation"]()
     return options.build(TaskSetup(dataset, root, dataset.info(root), 50, 0, CPU))
 
 
 def network(users: int = 7, items: int = 9, **values) -> nn.Module:
-    kind, preset = MODELS["ncf"]
-    return kind(**preset, **values).build(InteractionShape(users, items))
+    return MODELS["ncf"](**values).build(InteractionShape(users, items))
 
 
 def test_the_network_has_the_sizes_of_the_paper():
@@ -97,7 +96,7 @@ def test_which_layers_stay_float():
 def test_known_sizes_need_no_data():
     large = MovieLens(name="movielens_20m").info(Path("nowhere"))
     assert (large.shape, large.train_samples, large.test_samples) == ((138_493, 26_744), 19_861_770, 138_493)
-    epoch = TASKS["recommendation"](name="recommendation").epoch(large, 2048)
+    epoch = TASKS["recommendation"]().epoch(large, 2048)
     assert (epoch.samples, 8 * epoch.samples // 2048) == (99_308_850, 387_925)  # the steps that the paper prints
     assert epoch.steps == 48_491
     run = plan("dataset=movielens_100k", "data_root=nowhere")

@@ -105,7 +105,7 @@ ABLATIONS = {
         "schedule.lengths=[110,30]",
     ],
 }
-"""hlhlp/table6: the overrides that conf/schedule/hlhlp.yaml names."""
+"""hlhlp/table6: the overrides that schedule/registry.py names."""
 
 
 @pytest.mark.parametrize(

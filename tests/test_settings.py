@@ -16,7 +16,7 @@ def make(kind, **settings):
     return lambda: kind(**settings)
 
 
-Cr = SCHEDULES["CR"][0]
+Cr = SCHEDULES["CR"].kind
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from bitcycle.hardware import HARDWARE, HardwareOptions
 from bitcycle.model import MODELS, ModelOptions
 from bitcycle.quantizer import QUANTIZERS, QuantizerOptions
 from bitcycle.schedule import SCHEDULES, ScheduleOptions
-from bitcycle.settings import MISSING, SettingError, Settings, nearest, setting
+from bitcycle.settings import MISSING, Preset, SettingError, Settings, nearest, setting
 from bitcycle.task import TASKS, TaskOptions
 from bitcycle.training.options import LoggingOptions, TrainingOptions
 
@@ -61,13 +61,18 @@ class RunConfig(Settings):
         return Path(self.data_root).expanduser()
 
 
+PRESETS: dict[str, Mapping[str, Preset[Settings]]] = {
+    "schedule": SCHEDULES,
+    "model": MODELS,
+    "task": TASKS,
+    "quantizer": QUANTIZERS,
+    "hardware": HARDWARE,
+}
+"""Groups whose options are stated in a registry; those of the others, which set several groups at once, are files in `conf/`."""
+
 GROUPS: dict[str, dict[str, type[Settings]]] = {
-    "schedule": {name: kind for name, (kind, _) in SCHEDULES.items()},
-    "model": {name: kind for name, (kind, _) in MODELS.items()},
+    **{group: {name: preset.kind for name, preset in presets.items()} for group, presets in PRESETS.items()},
     "dataset": dict(DATASETS),
-    "task": dict(TASKS),
-    "quantizer": dict(QUANTIZERS),
-    "hardware": dict(HARDWARE),
 }
 """Configuration group -> option -> the dataclass that describes it."""
 
@@ -82,22 +87,26 @@ TYPES: dict[str, type[Settings]] = {
 
 
 def register_schemas() -> None:
-    """Make the dataclasses known to Hydra as `/schema/GROUP: CLASS`; each file of `conf/` begins with its own."""
-    _register("schema", RunConfig)
-    _register("schema/training", TrainingOptions)
+    """Make presets known to Hydra as `GROUP: NAME`, and dataclasses as `/schema/GROUP: CLASS`, for the files of `conf/`."""
+    for group, presets in PRESETS.items():
+        for name, preset in presets.items():
+            _register(group, name, preset.kind, preset.values)
+    _register("schema", "RunConfig", RunConfig)
+    _register("schema/training", "TrainingOptions", TrainingOptions)
     for group, options in GROUPS.items():
         for kind in set(options.values()):
-            _register(f"schema/{group}", kind)
+            _register(f"schema/{group}", kind.__name__, kind)
 
 
 _registered: dict[tuple[str, str], type[Settings]] = {}
 
 
-def _register(group: str, kind: type[Settings]) -> None:
-    """Once for each dataclass: reading all of them takes a tenth of a second."""
-    if _registered.get((group, kind.__name__)) is not kind:
-        ConfigStore.instance().store(group=group, name=kind.__name__, node=kind)
-        _registered[group, kind.__name__] = kind
+def _register(group: str, name: str, kind: type[Settings], values: Mapping[str, Any] | None = None) -> None:
+    """Once for each dataclass and preset: reading all of them takes a tenth of a second."""
+    if _registered.get((group, name)) is not kind:
+        node = OmegaConf.merge(OmegaConf.structured(kind), values) if values else kind
+        ConfigStore.instance().store(group=group, name=name, node=node)
+        _registered[group, name] = kind
 
 
 def read_config(config: DictConfig) -> RunConfig:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bitcycle.configuration import GROUPS, RunConfig
+from bitcycle.configuration import GROUPS, PRESETS, RunConfig
 from bitcycle.settings import MISSING, Settings, default_of
 from bitcycle.training.options import TrainingOptions
 
@@ -31,10 +31,10 @@ def help_text(conf: Path) -> str:
 
 def _groups(conf: Path) -> Iterator[str]:
     helps = {field.name: field.metadata["help"] for field in dataclasses.fields(RunConfig)}
-    for group in sorted({path.parent.name for path in conf.glob("*/*.yaml")}, key=_group_order):
+    for group in sorted({*GROUPS, *(path.parent.name for path in conf.glob("*/*.yaml"))}, key=_group_order):
         yield f"{group.upper()}: {helps[group]}"
-        for path in sorted(conf.glob(f"{group}/*.yaml"), key=_natural):
-            yield f"  {group}={path.stem:<18} {first_comment(path)}"
+        for names, summary in _options(group, conf):
+            yield f"  {group}={names:<18} {summary}"
         kinds = list(dict.fromkeys(GROUPS[group].values())) if group in GROUPS else []
         if group == "training":
             kinds = [TrainingOptions]
@@ -48,19 +48,34 @@ def _groups(conf: Path) -> Iterator[str]:
         yield ""
 
 
+def summaries(group: str, conf: Path) -> dict[str, str]:
+    """What each option of a group is, in one line: from its preset, or the first comment of its file in `conf`."""
+    found = {path.stem: first_comment(path) for path in conf.glob(f"{group}/*.yaml")}
+    return found | {name: preset.summary for name, preset in PRESETS.get(group, {}).items()}
+
+
+def _options(group: str, conf: Path) -> Iterator[tuple[str, str]]:
+    """Names and summary of a group's options, those with the same summary together."""
+    together: dict[str, list[str]] = {}
+    for name, summary in sorted(summaries(group, conf).items(), key=lambda option: _natural(option[0])):
+        together.setdefault(summary, []).append(name)
+    for summary, names in together.items():
+        yield ", ".join(names), summary
+
+
 def _group_order(group: str) -> tuple[int, str]:
     fields = [field.name for field in dataclasses.fields(RunConfig)]
     return (fields.index(group) if group in fields else len(fields), group)
 
 
-def _natural(path: Path) -> tuple[str, int]:
-    digits = "".join(letter for letter in path.stem if letter.isdigit())
-    return ("".join(letter for letter in path.stem if not letter.isdigit()), int(digits or 0))
+def _natural(name: str) -> tuple[str, int]:
+    digits = "".join(letter for letter in name if letter.isdigit())
+    return ("".join(letter for letter in name if not letter.isdigit()), int(digits or 0))
 
 
 def _names(group: str, kind: type[Settings]) -> str:
     names = [name for name, option in GROUPS[group].items() if option is kind]
-    return ", ".join(names)
+    return ", ".join(names) if len(names) <= 12 else f"{names[0]} ... {names[-1]}"
 
 
 def first_comment(path: Path) -> str:

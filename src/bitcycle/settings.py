@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
 
 MISSING = "???"
 
@@ -107,6 +107,51 @@ class Settings:
 
     def validate(self) -> None:
         """Check what involves several fields; overridden where there is such a rule."""
+
+
+S_co = TypeVar("S_co", bound=Settings, covariant=True)
+
+
+class Preset(Generic[S_co]):
+    """A named option of a configuration group, such as schedule=RTH: stated here once, for Python and the command line.
+
+    Args:
+        kind: the class of its options.
+        summary: what it is, in one line for `--help`.
+        source: paper and section.
+        values: settings that make it this option.
+    """
+
+    def __init__(self, kind: type[S_co], summary: str, source: str = "", /, **values: Any) -> None:
+        self.kind, self.summary, self.source, self.values = kind, summary, source, values
+
+    def __call__(self, **values: Any) -> S_co:
+        """The options with some values changed.
+
+        Raises:
+            SettingError: for a setting that this class does not have, or a value that makes no sense.
+        """
+        for name, value in values.items():
+            if name not in self.kind.__dataclass_fields__:
+                problem = f"{self.values['name']} has no such setting"
+                raise SettingError(name, value, problem, nearest(name, self.kind.__dataclass_fields__))
+        return self.kind(**{**self.values, **values})
+
+
+def registry(presets: Mapping[str, Preset[S_co]]) -> dict[str, Preset[S_co]]:
+    """The options of a group by name, each told its name."""
+    return {name: Preset(p.kind, p.summary, p.source, **{"name": name, **p.values}) for name, p in presets.items()}
+
+
+def chosen(group: str, presets: Mapping[str, Preset[S_co]], name: str) -> Preset[S_co]:
+    """The option `name` of a group.
+
+    Raises:
+        SettingError (a ValueError): for an unknown name.
+    """
+    if name not in presets:
+        raise SettingError(group, name, "is not one of its options", nearest(name, presets))
+    return presets[name]
 
 
 @cache

@@ -62,8 +62,7 @@ VARIANTS = {
 
 
 def _build(name: str, shape: Any, **options: Any) -> nn.Module:
-    kind, defaults = MODELS[name]
-    return kind(**{"name": name, **defaults, **options}).build(shape)
+    return MODELS[name](**options).build(shape)
 
 
 def _images(samples: int, size: int, classes: int) -> Callable[[torch.device], Loss]:

@@ -8,7 +8,7 @@ import torch
 
 from bitcycle.benchmark.measure import copy_bandwidth, interleaved, summarise
 from bitcycle.quantizer import QUANTIZERS, NoQuantizer, compiler_works, encode_bits
-from bitcycle.quantizer.base import INITIAL_BITS
+from bitcycle.quantizer.base import INITIAL_BITS, QuantizerOptions
 
 ACTIVATION = (128, 16, 32, 32)
 WEIGHT = (512, 512, 3, 3)
@@ -21,10 +21,10 @@ def measure_quantizers(repetitions: int, device: torch.device) -> dict[str, Any]
     for role, shape in (("weight", WEIGHT), ("activation", ACTIVATION), ("gradient", ACTIVATION)):
         x = torch.randn(shape, device=device).contiguous(memory_format=torch.channels_last)
         actions = {"copy": lambda x=x: x.clone(memory_format=torch.preserve_format)}
-        for name, kind in QUANTIZERS.items():
-            bits = [number for number in kind().bits(role) if number <= INITIAL_BITS]
-            if kind is not NoQuantizer and bits:
-                actions[name] = _action(kind, role, x, max(bits), compile, device)
+        for name, quantizer in QUANTIZERS.items():
+            bits = [number for number in quantizer().bits(role) if number <= INITIAL_BITS]
+            if quantizer.kind is not NoQuantizer and bits:
+                actions[name] = _action(quantizer(), role, x, max(bits), compile, device)
         with torch.no_grad():
             times = summarise(interleaved(actions, repetitions, device), "copy")
         limit = 1e3 * 2 * x.numel() * x.element_size() / bandwidth
@@ -36,14 +36,16 @@ def measure_quantizers(repetitions: int, device: torch.device) -> dict[str, Any]
     return found
 
 
-def _action(kind: Any, role: str, x: torch.Tensor, number: int, compile: bool, device: torch.device) -> Any:
+def _action(
+    options: QuantizerOptions, role: str, x: torch.Tensor, number: int, compile: bool, device: torch.device
+) -> Any:
     """A function that quantizes x once."""
     bits = torch.tensor(encode_bits(number), device=device)
     if role == "gradient":
         key = torch.tensor(5, dtype=torch.int32, device=device)
-        gradient = kind().gradient(compile).to(device)
+        gradient = options.gradient(compile).to(device)
         return lambda: gradient.quantize(x, bits, key, key)
-    module = getattr(kind(), role)(compile)
+    module = getattr(options, role)(compile)
     if role == "weight":
         module.initialise(x)
     module = module.to(device).train()

@@ -49,7 +49,7 @@ def look(name: str) -> tuple[str, str]:
     """(colour, mark) of a schedule."""
     if name not in SUITE:
         return STATIC, "*"
-    profile, form = SUITE[name]
+    profile, form, _ = SUITE[name]
     return PROFILES[profile], FORMS[form]
 
 

@@ -7,15 +7,20 @@ from bitcycle.hardware.bitfusion import BitFusion
 from bitcycle.hardware.bitops import BitOps
 from bitcycle.hardware.combined import AllHardware
 from bitcycle.hardware.zc706 import Zc706
-from bitcycle.settings import SettingError, nearest
+from bitcycle.settings import Preset, chosen, registry
 
-HARDWARE: dict[str, type[HardwareOptions]] = {
-    "bitops": BitOps,
-    "bitfusion": BitFusion,
-    "zc706": Zc706,
-    "all": AllHardware,
-}
-"""Cost model name -> its options; `conf/hardware/NAME.yaml` is the same."""
+HARDWARE: dict[str, Preset[HardwareOptions]] = registry(
+    {
+        "bitops": Preset(BitOps, "bit operations, GBitOps and effective MACs"),
+        "bitfusion": Preset(
+            BitFusion,
+            "energy and latency on the Bit Fusion accelerator that FracTrain simulates, beside bit operations",
+        ),
+        "zc706": Preset(Zc706, "latency on the FPGA board of CPT, beside bit operations"),
+        "all": Preset(AllHardware, "all cost models side by side"),
+    }
+)
+"""Cost model name -> its options."""
 
 
 def hardware_options(hardware: str | HardwareOptions) -> HardwareOptions:
@@ -24,8 +29,4 @@ def hardware_options(hardware: str | HardwareOptions) -> HardwareOptions:
     Raises:
         SettingError (a ValueError): for an unknown name.
     """
-    if isinstance(hardware, HardwareOptions):
-        return hardware
-    if hardware not in HARDWARE:
-        raise SettingError("hardware", hardware, "is not a known cost model", nearest(hardware, HARDWARE))
-    return HARDWARE[hardware]()
+    return hardware if isinstance(hardware, HardwareOptions) else chosen("hardware", HARDWARE, hardware)()

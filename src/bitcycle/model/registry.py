@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from bitcycle.model.awd_language_model import AwdLanguageModelOptions
 from bitcycle.model.base import ModelOptions
 from bitcycle.model.bert import Bert
@@ -18,54 +16,150 @@ from bitcycle.model.retinanet import RetinaNetOptions
 from bitcycle.model.speech_lstm import SpeechLstmOptions
 from bitcycle.model.transformer_language_model import TransformerOptions
 from bitcycle.model.vgg_cifar import VggCifar
+from bitcycle.settings import Preset, registry
 
-LSTM2 = {"layers": 2, "hidden": 650}
-HLHLP = {
-    "hidden": 300,
-    "bias": "both",
-    "recurrent_range": 0.1,
-    "dropout_embedding": 0.5,
-    "quantize": "all",
-}
+CIFAR_DEPTHS = [depth for depth in range(8, 165, 6) if depth != 50]
+"""6n+2, up to the 164 of CPT (in no released code); 50 is a network for ImageNet."""
+
+CIFAR = "CPT, section 4.1; He et al. 2016, section 4.2"
+PTB = "Better Schedules, section 4.4 and released code, cpt_ptb"
+GNN = "Better Schedules, section 4.3; released code, cpt_gnn (layer norm, dropout)"
+PARTIAL = "partial pre-training, section 4.1"
+
+HLHLP = {"hidden": 300, "bias": "both", "recurrent_range": 0.1, "dropout_embedding": 0.5, "quantize": "all"}
 """HLHLp, section 4.2: dropout on the inputs and outputs of the recurrent layer, all weights from +-0.1, all of them quantized."""
 
-ADAPTIVE = {
-    "layers": 16,
-    "width": 1024,
-    "feedforward": 4096,
-    "final_norm": False,
-    "cutoffs": [20_000, 60_000],
-    "dropout": 0.3,
-    "attention_dropout": 0.1,
-    "activation_dropout": 0.1,
-}
-"""Baevski and Auli 2019, section 4."""
-
-MODELS: dict[str, tuple[type[ModelOptions], dict[str, Any]]] = {
-    **{f"resnet{depth}": (ResNetCifar, {"depth": depth}) for depth in (8, 14, 20, 32, 38, 74, 110, 152, 164)},
-    "mobilenet_v2": (MobileNetV2Cifar, {}),
-    **{f"resnet{depth}": (ResNetImagenet, {"depth": depth}) for depth in (18, 34, 50)},
-    **{f"resnet{depth}_extra_skip": (ResNetExtraSkipCifar, {"depth": depth}) for depth in (8, 20)},
-    "resnet34_extra_skip": (ResNetExtraSkipImagenet, {"depth": 34}),
-    "vgg16": (VggCifar, {}),
-    "mbert": (Bert, {"layers": 12, "hidden": 768, "heads": 12, "intermediate": 3072}),
-    "bert_tiny": (Bert, {"layers": 2, "hidden": 128, "heads": 2, "intermediate": 512}),
-    "ncf": (Ncf, {}),
-    "speech_lstm": (SpeechLstmOptions, {}),
-    "speech_lstm_small": (
-        SpeechLstmOptions,
-        {"hidden": 128, "stack": 2, "delay": 8, "dropout": 0.2, "dropout_input": 0.1},
-    ),
-    "lstm": (RecurrentLanguageModelOptions, {}),
-    "lstm_awd": (AwdLanguageModelOptions, {}),
-    "lstm2": (RecurrentLanguageModelOptions, LSTM2),
-    "transformer": (TransformerOptions, {}),
-    "transformer_adaptive": (TransformerOptions, ADAPTIVE),
-    "gru_hlhlp": (RecurrentLanguageModelOptions, {"cell": "gru", **HLHLP}),
-    "lstm_hlhlp": (RecurrentLanguageModelOptions, HLHLP),
-    "gcn": (Gcn, {}),
-    "gcn_small": (Gcn, {"layers": 2, "hidden": 64, "norm": "none", "dropout": 0.5}),
-    "graphsage": (GraphSage, {}),
-    "retinanet": (RetinaNetOptions, {}),
-}
-"""Model name -> its class of options and the values that make it that model; `conf/model/NAME.yaml` says the same."""
+MODELS: dict[str, Preset[ModelOptions]] = registry(
+    {
+        **{
+            f"resnet{depth}": Preset(ResNetCifar, "CIFAR ResNet of N layers, 16-32-64 channels", CIFAR, depth=depth)
+            for depth in CIFAR_DEPTHS
+        },
+        **{
+            f"resnet{depth}": Preset(
+                ResNetImagenet,
+                "ImageNet ResNet of N layers, torchvision's",
+                "CPT, section 4.1 and table 3",
+                depth=depth,
+            )
+            for depth in (18, 34, 50)
+        },
+        **{
+            f"resnet{depth}_extra_skip": Preset(
+                ResNetExtraSkipCifar,
+                "CIFAR ResNet with a skip around every quantized convolution, for binary networks",
+                f"{PARTIAL} (ResNet-20)",
+                depth=depth,
+            )
+            for depth in CIFAR_DEPTHS
+        },
+        "resnet34_extra_skip": Preset(
+            ResNetExtraSkipImagenet,
+            "ImageNet ResNet with a skip around every quantized convolution, for binary networks",
+            PARTIAL,
+            depth=34,
+        ),
+        "mobilenet_v2": Preset(
+            MobileNetV2Cifar,
+            "MobileNetV2 for CIFAR, stride 1 in stem and second stage",
+            "CPT, section 4.1 and released code",
+        ),
+        "vgg16": Preset(VggCifar, "VGG-16 for CIFAR with batch norm and one linear layer", f"{PARTIAL} and table 1"),
+        "retinanet": Preset(
+            RetinaNetOptions,
+            "RetinaNet detector on a ResNet-18 with feature pyramid; model.depth, model.backbone_weights=FILE",
+            "Better Schedules, section 4.2 and released code, cpt_voc",
+        ),
+        "mbert": Preset(
+            Bert,
+            "multilingual BERT (base, cased), 12 layers of 768; every linear layer and both products of attention quantized",
+            "Better Schedules, section 4.5 and released code, cpt_xnli; pre-trained weights by model.weights=FOLDER",
+            layers=12,
+            hidden=768,
+            heads=12,
+            intermediate=3072,
+        ),
+        "bert_tiny": Preset(
+            Bert,
+            "BERT of 2 layers of width 128, with random weights: for tests and CPUs",
+            "ours; mbert, smaller",
+            layers=2,
+            hidden=128,
+            heads=2,
+            intermediate=512,
+        ),
+        "ncf": Preset(
+            Ncf,
+            "neural collaborative filtering (NeuMF) of MLPerf 0.5, with batch norm",
+            f"{PARTIAL} and table 1; He et al. 2017",
+        ),
+        "speech_lstm": Preset(
+            SpeechLstmOptions,
+            "acoustic model: three LSTM layers of 512 that see the past only, and CTC's output layer",
+            "HLHLp, section 4.3",
+        ),
+        "speech_lstm_small": Preset(
+            SpeechLstmOptions,
+            "acoustic model of 3 LSTM layers of 128 that answers 160 ms late, for the spoken digits",
+            "ours; speech_lstm, smaller",
+            hidden=128,
+            stack=2,
+            delay=8,
+            dropout=0.2,
+            dropout_input=0.1,
+        ),
+        "lstm": Preset(RecurrentLanguageModelOptions, "LSTM of one layer of 800 between embedding and softmax", PTB),
+        "lstm2": Preset(
+            RecurrentLanguageModelOptions,
+            "LSTM of two layers of 650 between embedding and softmax",
+            "CPT, section 4.3, which gives no sizes: ours, after Zaremba et al. 2014",
+            layers=2,
+            hidden=650,
+        ),
+        "lstm_awd": Preset(
+            AwdLanguageModelOptions,
+            "AWD-LSTM of two layers, 1150 and 400 units, embedding and softmax share their matrix; its recipe is training=awd",
+            "CPT, section 4.3, which gives no sizes but cites Merity et al. 2018 (three layers there)",
+        ),
+        **{
+            f"{cell}_hlhlp": Preset(
+                RecurrentLanguageModelOptions,
+                f"{cell.upper()} of one layer of 300, quantized with its embedding and softmax (WikiText-2: model.hidden=512)",
+                "HLHLp, section 4.2",
+                cell=cell,
+                **HLHLP,
+            )
+            for cell in ("gru", "lstm")
+        },
+        "transformer": Preset(
+            TransformerOptions,
+            "Transformer of 6 layers of 512 between an embedding and a softmax that share their matrix",
+            "FracTrain, section 4.2 and appendix D; CPT, section 4.3",
+        ),
+        "transformer_adaptive": Preset(
+            TransformerOptions,
+            "Transformer of 16 layers of 1024 with adaptive inputs and softmax; words numbered by frequency",
+            "Baevski and Auli 2019, section 4, which CPT, section 4.3, cites",
+            layers=16,
+            width=1024,
+            feedforward=4096,
+            final_norm=False,
+            cutoffs=[20_000, 60_000],
+            dropout=0.3,
+            attention_dropout=0.1,
+            activation_dropout=0.1,
+        ),
+        "gcn": Preset(Gcn, "graph convolutional network of 3 layers, 512 features between them", GNN),
+        "gcn_small": Preset(
+            Gcn,
+            "graph convolutional network of 2 layers, 64 features between them, for the small citation graphs",
+            "ours, after Kipf and Welling 2017",
+            layers=2,
+            hidden=64,
+            norm="none",
+            dropout=0.5,
+        ),
+        "graphsage": Preset(GraphSage, "GraphSAGE with mean aggregator, 2 layers, 512 features between them", GNN),
+    }
+)
+"""Model name -> its options."""

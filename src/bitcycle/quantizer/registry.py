@@ -18,7 +18,7 @@ from bitcycle.quantizer.uniform import UniformL2
 from bitcycle.quantizer.wageubn import Wageubn
 from bitcycle.randomness import int32_key
 from bitcycle.schedule import FLOAT
-from bitcycle.settings import SettingError, nearest
+from bitcycle.settings import Preset, SettingError, chosen, nearest, registry
 
 
 @dataclass
@@ -28,18 +28,24 @@ class NoQuantizer(QuantizerOptions):
     name: str = "none"
 
 
-QUANTIZERS: dict[str, type[QuantizerOptions]] = {
-    "sbm": Sbm,
-    "dorefa": Dorefa,
-    "wageubn": Wageubn,
-    "pact_binary": PactBinary,
-    "uniform_l2": UniformL2,
-    "ternary": Ternary,
-    "multibit": Multibit,
-    "ttq": Ttq,
-    "none": NoQuantizer,
-}
-"""Quantizer name -> its options; `conf/quantizer/NAME.yaml` is the same."""
+QUANTIZERS: dict[str, Preset[QuantizerOptions]] = registry(
+    {
+        "sbm": Preset(Sbm, "affine min-max quantizer of Better Schedules, CPT and FracTrain"),
+        "dorefa": Preset(Dorefa, "DoReFa: tanh weights, activations in [0, 1], gradients with one range per sample"),
+        "wageubn": Preset(Wageubn, "WAGEUBN: fixed point with power-of-two ranges for weights, activations and errors"),
+        "pact_binary": Preset(PactBinary, "1-bit PACT activations and 1-bit sign weights of partial pre-training"),
+        "uniform_l2": Preset(UniformL2, "symmetric uniform levels with the step of least squared error (HLHLp)"),
+        "ternary": Preset(
+            Ternary, "symmetric ternary weights with a threshold at 2/3 of their mean magnitude (HLHLp, after HitNet)"
+        ),
+        "multibit": Preset(
+            Multibit, "sums of sign vectors, 4 levels at 2 bits (HLHLp, after Guo et al. and Xu et al.)"
+        ),
+        "ttq": Preset(Ttq, "ternary weights with two trained values for each layer (HLHLp, after TTQ)"),
+        "none": Preset(NoQuantizer, "no quantization: float32, the baseline of accuracy and speed"),
+    }
+)
+"""Quantizer name -> its options."""
 
 
 def quantizer_options(quantizer: str | QuantizerOptions) -> QuantizerOptions:
@@ -48,11 +54,7 @@ def quantizer_options(quantizer: str | QuantizerOptions) -> QuantizerOptions:
     Raises:
         SettingError (a ValueError): for an unknown name.
     """
-    if isinstance(quantizer, QuantizerOptions):
-        return quantizer
-    if quantizer not in QUANTIZERS:
-        raise SettingError("quantizer", quantizer, "is not a known quantizer", nearest(quantizer, QUANTIZERS))
-    return QUANTIZERS[quantizer]()
+    return quantizer if isinstance(quantizer, QuantizerOptions) else chosen("quantizer", QUANTIZERS, quantizer)()
 
 
 def encode_bits(bits: int) -> int:

@@ -1,4 +1,4 @@
-"""Every schedule by its name."""
+"""Every schedule by its name, and the function that makes one."""
 
 from __future__ import annotations
 
@@ -11,51 +11,124 @@ from bitcycle.schedule.phased import Hlhlp, PartialPretrain
 from bitcycle.schedule.range_test import RangeTest
 from bitcycle.schedule.staged import Pfq, Staged
 from bitcycle.schedule.static import Deficit, Static
-from bitcycle.settings import SettingError, nearest
+from bitcycle.settings import Preset, chosen, registry
 
 SUITE = {
-    "CR": ("cosine", "repeated"),
-    "CT": ("cosine", "horizontal"),
-    "LR": ("linear", "repeated"),
-    "LT": ("linear", "horizontal"),
-    "RR": ("rex", "repeated"),
-    "RTV": ("rex", "vertical"),
-    "RTH": ("rex", "horizontal"),
-    "ER": ("exponential", "repeated"),
-    "ETV": ("exponential", "vertical"),
-    "ETH": ("exponential", "horizontal"),
+    "CR": ("cosine", "repeated", "cosine, repeated: the schedule of CPT (group Medium)"),
+    "CT": ("cosine", "horizontal", "cosine, triangular (group Medium)"),
+    "LR": ("linear", "repeated", "linear, repeated (group Medium)"),
+    "LT": ("linear", "horizontal", "linear, triangular (group Medium)"),
+    "RR": ("rex", "repeated", "REX, repeated: low for long, saves most (group Large)"),
+    "RTV": ("rex", "vertical", "REX, triangular, mirrored in value (group Medium)"),
+    "RTH": ("rex", "horizontal", "REX, triangular, mirrored in time: low for long, saves most (group Large)"),
+    "ER": ("exponential", "repeated", "exponential, repeated: high for long, saves least (group Small)"),
+    "ETV": ("exponential", "vertical", "exponential, triangular, mirrored in value (group Medium)"),
+    "ETH": ("exponential", "horizontal", "exponential, triangular, mirrored in time: saves least (group Small)"),
 }
-"""The ten schedules of Better Schedules, section 3.2: profile and form of each."""
+"""The ten schedules of Better Schedules, section 3.2: profile, form and description of each."""
 
-SCHEDULES: dict[str, tuple[type[ScheduleOptions], dict[str, Any]]] = {
-    "static": (Static, {}),
-    **{name: (Cyclic, {"profile": profile, "form": form}) for name, (profile, form) in SUITE.items()},
-    "cosine_anneal": (Cyclic, {"profile": "cosine", "form": "annealing", "cycles": 32}),
-    "triangular": (Cyclic, {"profile": "linear", "form": "within", "cycles": 32}),
-    "gradient_cycle": (
-        Cyclic,
-        {"profile": "cosine", "cycles": 32, "q_min": 6, "q_max": 6, "gradient_min": 6, "gradient_max": 8},
-    ),
-    "delayed": (Delayed, {"profile": "cosine", "cycles": 32}),
-    "deficit": (Deficit, {}),
-    "pfq_manual": (Staged, {}),
-    "pfq": (Pfq, {}),
-    "dfq": (Dfq, {}),
-    "fractrain": (FracTrain, {}),
-    "hlhlp": (Hlhlp, {}),
-    "hlhlhlp": (
-        Hlhlp,
-        {
-            "bits": [32, 2, 8, 2, 8, 2],
-            "rates": ["initial", "coarse", "fine", "coarse", "fine", "fine"],
-            "start_from": ["previous", "best", "flattest", "best", "flattest", "best"],
+HLHLP = "HLHLp, section 3.2; recipes: training=hlhlp quantizer=uniform_l2"
+
+SCHEDULES: dict[str, Preset[ScheduleOptions]] = registry(
+    {
+        "static": Preset(Static, "the same precision at every step, q_max: the baseline", "all papers"),
+        **{
+            name: Preset(Cyclic, summary, "Better Schedules, section 3.2", profile=profile, form=form)
+            for name, (profile, form, summary) in SUITE.items()
         },
-    ),
-    "fine_tuning": (Hlhlp, {"bits": [32, 2], "rates": ["initial", "fine"], "start_from": ["previous", "best"]}),
-    "partial_pretrain": (PartialPretrain, {}),
-    "range_test": (RangeTest, {}),
-}
-"""Schedule name -> its class and the options that make it that schedule; `conf/schedule/NAME.yaml` says the same."""
+        "cosine_anneal": Preset(
+            Cyclic,
+            "cosine from high to low in each cycle; ends low",
+            "CPT, table 6",
+            profile="cosine",
+            form="annealing",
+            cycles=32,
+        ),
+        "triangular": Preset(
+            Cyclic,
+            "linear, up and down within each cycle; ends low",
+            "CPT, table 6 (its alternating reading is schedule=LT)",
+            profile="linear",
+            form="within",
+            cycles=32,
+        ),
+        "gradient_cycle": Preset(
+            Cyclic,
+            "static forward precision, cyclic gradient precision",
+            "CPT, appendix C and table 8",
+            profile="cosine",
+            cycles=32,
+            q_min=6,
+            q_max=6,
+            gradient_min=6,
+            gradient_max=8,
+        ),
+        "delayed": Preset(
+            Delayed,
+            "q_min first, the cosine cycles of CPT only after `start`",
+            "CPT, appendix B and table 7",
+            profile="cosine",
+            cycles=32,
+        ),
+        "deficit": Preset(Deficit, "q_min inside a window of the run, q_max outside", "Better Schedules, section 5"),
+        "pfq_manual": Preset(
+            Staged,
+            "stages of rising precision, equally long unless schedule.boundaries says otherwise",
+            "FracTrain, appendix A; CPT, figure 1 and table 1",
+        ),
+        "pfq": Preset(
+            Pfq,
+            "stages of rising precision, the next one when the loss has become flat",
+            "FracTrain, section 3.1 and algorithm 1",
+        ),
+        "dfq": Preset(
+            Dfq,
+            "gates choose the bits of each block for each sample, at a target cost",
+            "FracTrain, section 3.2 and appendix F",
+        ),
+        "fractrain": Preset(
+            FracTrain,
+            "DFQ whose target cost rises in stages, the next one when the loss has become flat",
+            "FracTrain, section 3.3, algorithm 2 and appendix G",
+        ),
+        "hlhlp": Preset(
+            Hlhlp, "float, 2, 8 and 2 bits in turn, starting from weights chosen by validation and flatness", HLHLP
+        ),
+        "hlhlhlp": Preset(
+            Hlhlp,
+            "hlhlp with its second and third phase repeated: six phases",
+            f"{HLHLP} training.epochs=1050, six phases of 175",
+            bits=[32, 2, 8, 2, 8, 2],
+            rates=["initial", "coarse", "fine", "coarse", "fine", "fine"],
+            start_from=["previous", "best", "flattest", "best", "flattest", "best"],
+        ),
+        "fine_tuning": Preset(
+            Hlhlp,
+            "float, then 2 bits at a low learning rate from the best weights: the baseline of hlhlp",
+            "HLHLp, section 4.1 (the last phase of hlhlp right after its first); with training.epochs=350, two phases of 175",
+            bits=[32, 2],
+            rates=["initial", "fine"],
+            start_from=["previous", "best"],
+        ),
+        "partial_pretrain": Preset(
+            PartialPretrain,
+            "float for a part of the run, then few bits; the whole learning rate schedule in each part",
+            "partial pre-training, section 3 and algorithm 1; with quantizer=pact_binary and training=partial",
+        ),
+        "range_test": Preset(
+            RangeTest,
+            "finds q_min: precision rises until training accuracy does, then the run ends (precision range test)",
+            "CPT, section 3.3; with schedule.q_min=auto a cyclic schedule does this first",
+        ),
+    }
+)
+"""Schedule name -> its options. The ablations of HLHLp's table 6 are other values of hlhlp:
+
+    (A) lengths=[50,30,30,30]
+    (B) lengths=[50,30,30,30] bits=[32,32,32,2]    float at the rates of (A), then 2 bits
+    (C) lengths=[50,30,30,30] bits=[32,2,2,2]      2 bits at the rates of (A)
+    (D) lengths=[110,30] bits=[32,2] rates=[initial,fine] start_from=[previous,best]    float with a single descent, then 2 bits
+"""
 
 
 def schedule(name: str, *, total_steps: int, steps_per_epoch: int | None = None, **options: Any) -> Schedule:
@@ -74,15 +147,4 @@ def schedule(name: str, *, total_steps: int, steps_per_epoch: int | None = None,
     >>> rth(0), rth(4_000)
     (Precision(weight=8, activation=8, gradient=8), Precision(weight=3, activation=3, gradient=8))
     """
-    if name not in SCHEDULES:
-        raise SettingError("schedule", name, "is not a known schedule", nearest(name, SCHEDULES))
-    kind, preset = SCHEDULES[name]
-    for option in options:
-        if option not in kind.__dataclass_fields__:
-            raise SettingError(
-                option,
-                options[option],
-                f"schedule {name} has no such option",
-                nearest(option, kind.__dataclass_fields__),
-            )
-    return kind(**{"name": name, **preset, **options}).bind(total_steps, steps_per_epoch)
+    return chosen("schedule", SCHEDULES, name)(**options).bind(total_steps, steps_per_epoch)

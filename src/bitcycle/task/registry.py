@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bitcycle.settings import Preset, registry
 from bitcycle.task.base import TaskOptions
 from bitcycle.task.classification import ClassificationOptions
 from bitcycle.task.detection import DetectionOptions
@@ -11,14 +12,41 @@ from bitcycle.task.node_classification import NodeClassificationOptions
 from bitcycle.task.recommendation import RecommendationOptions
 from bitcycle.task.speech_recognition import SpeechRecognitionOptions
 
-TASKS: dict[str, type[TaskOptions]] = {
-    "classification": ClassificationOptions,
-    "entailment": EntailmentOptions,
-    "recommendation": RecommendationOptions,
-    "language_modelling": LanguageModellingOptions,
-    "language_modelling_blocks": BlockLanguageModellingOptions,
-    "speech_recognition": SpeechRecognitionOptions,
-    "node_classification": NodeClassificationOptions,
-    "detection": DetectionOptions,
-}
-"""Task name -> its class of options; `conf/task/NAME.yaml` is the same."""
+TASKS: dict[str, Preset[TaskOptions]] = registry(
+    {
+        "classification": Preset(
+            ClassificationOptions, "image classification: cross-entropy, top-1 and top-5 accuracy"
+        ),
+        "detection": Preset(
+            DetectionOptions,
+            "object detection: focal loss and smooth L1, mean average precision",
+            "Better Schedules, section 4.2 and released code, cpt_voc",
+        ),
+        "entailment": Preset(
+            EntailmentOptions, "entailment of sentence pairs: cross-entropy, accuracy on the test pairs"
+        ),
+        "language_modelling": Preset(
+            LanguageModellingOptions,
+            "language modelling: perplexity of the next token, on streams through the text",
+            "Better Schedules, section 4.4 and released code, cpt_ptb",
+        ),
+        "language_modelling_blocks": Preset(
+            BlockLanguageModellingOptions,
+            "language modelling: perplexity of the next token, on blocks of text in random order",
+            "FracTrain, appendix D; CPT, section 4.3",
+        ),
+        "node_classification": Preset(
+            NodeClassificationOptions,
+            "classification of the nodes of a graph: accuracy on the official test and validation nodes",
+            "Better Schedules, section 4.3",
+        ),
+        "recommendation": Preset(
+            RecommendationOptions,
+            "recommendation: positive against random items, hit rate among the best 10 of the last positive one",
+        ),
+        "speech_recognition": Preset(
+            SpeechRecognitionOptions, "speech recognition by CTC: character and word error rate", "HLHLp, section 4.3"
+        ),
+    }
+)
+"""Task name -> its options."""

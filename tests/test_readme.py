@@ -83,7 +83,7 @@ BELOW = {
     "hardware": {"schedule"},
     "layer": {"schedule", "quantizer", "hardware"},
     "model": {"layer"},
-    "dataset": {"model"},
+    "dataset": {"model", "layer"},
     "task": {"dataset", "model"},
     "training": {"schedule", "quantizer", "hardware", "layer", "model", "dataset", "task"},
     "analysis": {"training", "schedule", "hardware", "layer", "dataset", "task"},

@@ -7,7 +7,7 @@ export HYDRA_FULL_ERROR := 1
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-matrix test-slurm lint bench status reproduce manifest collect figures costs readme lock clean
+.PHONY: help setup demo test test-matrix test-slurm lint bench status reproduce campaign manifest collect figures costs readme lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -52,6 +52,9 @@ reproduce: $(VENV)/.ready ## train, analyse and draw all 62 items anew into resu
 
 manifest: $(VENV)/.ready ## write which run fills which cell of every figure and table, trains nothing: results/manifest
 	$(RUN) -m bitcycle.sweep.manifest $(SCALE)
+
+campaign: $(VENV)/.ready ## train the plan sweeps/campaign.yaml in the background: JOBS=2, PRIORITY=idle|low|normal, RUNS=folder; again: go on
+	$(RUN) -m bitcycle.campaign --jobs $(or $(JOBS),1) --priority $(or $(PRIORITY),idle) $(if $(RUNS),--results-root "$(RUNS)") $(CAMPAIGN)
 
 collect: $(VENV)/.ready ## gather finished runs and their curves into results/summary
 	$(RUN) -m bitcycle.analysis.collect

@@ -11,6 +11,7 @@ import csv
 import io
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,13 @@ COLUMNS = (
 
 def collect(root: Path, summary: Path) -> list[dict[str, Any]]:
     """Add the finished runs below `root` to the file `summary`, curves and analyses beside it, and return all its rows."""
+    return collect_folders([RunFolder(path.parent) for path in sorted(root.rglob("summary.json"))], summary)
+
+
+def collect_folders(folders: Iterable[RunFolder], summary: Path) -> list[dict[str, Any]]:
+    """The same for some run folders."""
     rows = {tuple(str(row[key]) for key in KEY): row for row in read_summary(summary)}
-    for path in sorted(root.rglob("summary.json")):
-        folder = RunFolder(path.parent)
+    for folder in folders:
         if folder.state() != "done" or not folder.config.exists():
             print(f"left out, as it is not finished or not whole: {folder.path}", file=sys.stderr)
         else:

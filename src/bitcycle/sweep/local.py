@@ -12,18 +12,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED
 from bitcycle.signals import STOP_SIGNALS
+from bitcycle.sweep.priority import restore
 from bitcycle.sweep.template import Template
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ TELL_SECONDS = 60.0
 class Process(Protocol):
     """A run in progress, as subprocess.Popen has it."""
 
+    pid: int
+
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; None while it goes on."""
 
@@ -54,11 +57,15 @@ class Start(Protocol):
         """Start a script with its arguments, all it prints going to a file, with some variables of the environment changed."""
 
 
-@dataclass
-class _Child:
-    """A run in progress: its number, its process, the file with its output, and the GPU it was given."""
+K = TypeVar("K")
 
-    number: int
+
+@dataclass
+class _Child(Generic[K]):
+    """A run in progress: its key and command, its process, the file with its output, and the GPU it was given."""
+
+    key: K
+    command: Sequence[str]
     process: Process
     output: Path
     slot: int
@@ -127,29 +134,49 @@ class LocalPool:
     def run(self, commands: Sequence[Sequence[str]]) -> list[int]:
         """The exit code of each script with its arguments; 75 for those that a signal kept from running."""
         codes = [EXIT_INTERRUPTED] * len(commands)
-        waiting = list(enumerate(commands))[::-1]
-        children: list[_Child] = []
-        with tempfile.TemporaryDirectory() as scratch, self._signals(), _Progress(len(commands)) as progress:
-            while children or (waiting and self.stopped_by is None):
+        waiting = iter(enumerate(commands))
+
+        def ended(number: int, code: int) -> None:
+            codes[number] = code
+            progress.advance(code)
+
+        with _Progress(len(commands)) as progress:
+            self.serve(lambda: next(waiting, None), ended)
+        return codes
+
+    def serve(self, take: Callable[[], tuple[K, Sequence[str]] | None], ended: Callable[[K, int], None]) -> None:
+        """Run what is given until nothing is left or a signal comes.
+
+        Args:
+            take: the next run as (key, script with arguments); None if there is none until another one ends.
+            ended: called with key and exit code of each run that has ended.
+        """
+        children: list[_Child[K]] = []
+        is_empty = False
+        with tempfile.TemporaryDirectory() as scratch, self._signals():
+            while children or not is_empty:
                 self._pass_on_signal(children)
-                while waiting and len(children) < self.workers and self.stopped_by is None:
-                    number, command = waiting.pop()
-                    children.append(self._start(number, command, Path(scratch) / str(number), children))
+                while not is_empty and len(children) < self.workers:
+                    taken = take() if self.stopped_by is None else None
+                    is_empty = taken is None
+                    if taken is not None:
+                        children.append(self._start(*taken, Path(scratch), children))
                 for child, code in [(child, child.process.poll()) for child in children]:
                     if code is not None:
                         children.remove(child)
-                        codes[child.number] = self._meant(code)
-                        _tell(child.output, codes[child.number], commands[child.number])
-                        progress.advance(codes[child.number])
+                        is_empty = False
+                        code = self._meant(code)
+                        _tell(child.output, code, child.command)
+                        ended(child.key, code)
                 time.sleep(POLL_SECONDS)
-        return codes
 
     def _meant(self, code: int) -> int:
         """A run that the signal to stop has reached before it could heed it was interrupted, too."""
         return EXIT_INTERRUPTED if self.stopped_by is not None and code == -signal.SIGTERM else code
 
-    def _start(self, number: int, command: Sequence[str], output: Path, children: Sequence[_Child]) -> _Child:
+    def _start(self, key: K, command: Sequence[str], scratch: Path, children: Sequence[_Child[K]]) -> _Child[K]:
         slot = min(set(range(self.workers)) - {child.slot for child in children})
+        output = scratch / str(slot)
         environment = {}
         if self.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = str(slot % self.gpus)
@@ -161,7 +188,7 @@ class LocalPool:
             logger.warning("%s; runs start more slowly from now on", error)
             self.start = start_interpreter
             process = self.start(command, output, environment)
-        return _Child(number, process, output, slot)
+        return _Child(key, command, process, output, slot)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -177,7 +204,7 @@ class LocalPool:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def _pass_on_signal(self, children: Sequence[_Child]) -> None:
+    def _pass_on_signal(self, children: Sequence[_Child[Any]]) -> None:
         """Have all runs save a checkpoint and stop, once for each signal."""
         if self.stopped_by is None or self._is_passed_on:
             return
@@ -186,6 +213,7 @@ class LocalPool:
             "%s: stopping %d runs; each saves a checkpoint", signal.Signals(self.stopped_by).name, len(children)
         )
         for child in children:
+            restore(child.process.pid)  # a checkpoint is soon written, by a process that gets its turn
             child.process.send_signal(signal.SIGTERM)
 
 

@@ -32,27 +32,30 @@ class Speeds:
     """How long runs take, from finished ones of the same kind: network, data, quantizer and schedule, or else network and data.
 
     Args:
-        folders: of runs, finished or not.
+        runs: finished or not; those of a known length tell the seconds of a sample, the others only those of a run.
     """
 
-    def __init__(self, folders: Iterable[RunFolder]) -> None:
-        self.seconds: dict[tuple[str, ...], list[float]] = {}
-        for folder in folders:
-            summary = folder.read_summary()
+    def __init__(self, runs: Iterable[PlannedRun]) -> None:
+        self.seconds: dict[tuple[object, ...], list[float]] = {}
+        for run in runs:
+            summary = run.folder.read_summary()
             if "seconds" in summary:
-                kind = _kind(folder)
-                for key in (kind, kind[:2]):
-                    self.seconds.setdefault(key, []).append(float(summary["seconds"]))
+                for key in _keys(run):
+                    self.seconds.setdefault(key, []).append(float(summary["seconds"]) / (run.samples or 1))
 
-    def of(self, folder: RunFolder) -> float | None:
+    def of(self, run: PlannedRun) -> float | None:
         """Seconds of training that are left of a run; None where no run of its kind is finished."""
-        kind = _kind(folder)
-        known = self.seconds.get(kind) or self.seconds.get(kind[:2])
+        known = next((self.seconds[key] for key in _keys(run) if key in self.seconds), None)
         if known is None:
             return None
-        status = folder.read_status()
+        status = run.folder.read_status()
         done: float = status.get("step", 0) / max(status.get("total_steps", 0), 1)
-        return statistics.fmean(known) * (1 - min(done, 1.0))
+        return statistics.fmean(known) * (run.samples or 1) * (1 - min(done, 1.0))
+
+
+def _keys(run: PlannedRun) -> list[tuple[object, ...]]:
+    kind = _kind(run.folder)
+    return [(*kind, run.samples), (*kind, run.samples is None), (*kind[:2], run.samples is None)]
 
 
 def _kind(folder: RunFolder) -> tuple[str, ...]:
@@ -80,7 +83,7 @@ class SweepStatus:
 def status_of(runs: Sequence[PlannedRun], speeds: Speeds) -> SweepStatus:
     """How far some runs are."""
     states = [(run, run.state) for run in runs]
-    left = [speeds.of(run.folder) for run, state in states if state not in ("done", "wrong")]
+    left = [speeds.of(run) for run, state in states if state not in ("done", "wrong")]
     running = [str(run.folder.read_status().get("updated", "")) for run, state in states if state == "running"]
     failed = Counter(str(run.folder.read_status().get("reason")) for run, state in states if state == "failed")
     wrong = Counter(run.problem for run, state in states if state == "wrong")
@@ -147,9 +150,7 @@ def main() -> int:
             print(f"wrong configuration: {error}", file=sys.stderr)
             return EXIT_WRONG_CONFIGURATION
         console.print(status_table(DEFAULT_ROOT / scale))
-        console.print(
-            sweeps_table(stock, Speeds(run.folder for run in distinct(stock) if run.path), scale, useful_workers())
-        )
+        console.print(sweeps_table(stock, Speeds(run for run in distinct(stock) if run.path), scale, useful_workers()))
     return EXIT_DONE
 
 

@@ -23,7 +23,7 @@ from bitcycle.configuration import GROUPS, RunConfig, read_config, register_sche
 from bitcycle.settings import SettingError
 from bitcycle.sweep.composition import Composer
 from bitcycle.sweep.grid import Overrides, command_line
-from bitcycle.sweep.inventory import state_of, take_stock
+from bitcycle.sweep.inventory import SweepRun, state_of, take_stock
 from bitcycle.sweep.item import Sweep, read_sweep
 from bitcycle.training.run_folder import RunFolder, read_object, write_json
 
@@ -45,11 +45,13 @@ class PlannedRun:
         arguments: of train.py.
         path: its run folder; None if the configuration is wrong.
         problem: what is wrong with it.
+        samples: training samples of its steps; None where its length is given in epochs.
     """
 
     arguments: tuple[str, ...]
     path: Optional[str]
     problem: str = ""
+    samples: Optional[int] = None
 
     @property
     def folder(self) -> RunFolder:
@@ -93,12 +95,14 @@ def stock_of_all(root: Path, scale: str, results_root: str = "results/runs", wat
         for file in watch(files):
             name = f"{file.parent.name}/{file.stem}"
             if name in known:
-                stock[name] = [PlannedRun(tuple(arguments), path) for arguments, path in known[name]]
+                stock[name] = [
+                    PlannedRun(tuple(arguments), path, samples=samples) for arguments, path, samples in known[name]
+                ]
             else:
                 stock[name] = _planned(read_sweep(file), scale, results_root, composer)
     lasting = {name: runs for name, runs in stock.items() if not any(map(_may_move, runs))}
     if lasting.keys() != known.keys() and cache.parent.is_dir():
-        plain = {name: [(run.arguments, run.path) for run in runs] for name, runs in lasting.items()}
+        plain = {name: [(run.arguments, run.path, run.samples) for run in runs] for name, runs in lasting.items()}
         write_json(cache, {"version": version, "sweeps": plain})
     return stock
 
@@ -109,17 +113,27 @@ def distinct(stock: Stock) -> list[PlannedRun]:
 
 
 def _planned(sweep: Sweep, scale: str, results_root: str, composer: Composer) -> list[PlannedRun]:
+    return planned_runs(sweep.expand(scale, {"scale": scale, "results_root": results_root}), composer)
+
+
+def planned_runs(runs: Iterable[Overrides], composer: Composer) -> list[PlannedRun]:
+    """Each of some runs once, composed and located."""
+
     def composed(run: Overrides) -> RunConfig | str:
         try:
             return read_config(composer(run))
         except (SettingError, HydraException, OmegaConfBaseException) as error:
             return str(error)
 
-    runs = take_stock(sweep.expand(scale, {"scale": scale, "results_root": results_root}), composed)
-    return [
-        PlannedRun(tuple(command_line(run.overrides)), str(run.folder.path) if run.config else None, run.problem)
-        for run in runs
-    ]
+    return [_plan_of(run) for run in take_stock(runs, composed)]
+
+
+def _plan_of(run: SweepRun) -> PlannedRun:
+    arguments = tuple(command_line(run.overrides))
+    if run.config is None:
+        return PlannedRun(arguments, None, run.problem)
+    steps, batch_size = run.config.training.steps, run.config.training.batch_size
+    return PlannedRun(arguments, str(run.folder.path), samples=steps and steps * batch_size)
 
 
 def _may_move(run: PlannedRun) -> bool:

@@ -190,6 +190,8 @@ def become(request: Request) -> None:
         for stream, descriptor in ((nothing, 0), (output, 1), (output, 2)):
             os.dup2(stream.fileno(), descriptor)
     os.environ.update(request.environment)
+    if priority := os.environ.get("BITCYCLE_PRIORITY"):
+        importlib.import_module("bitcycle.sweep.priority").lower(priority)
     if "torch" in sys.modules and (threads := request.environment.get("OMP_NUM_THREADS")):
         sys.modules["torch"].set_num_threads(int(threads))  # the variable was read when PyTorch was imported
     script, *arguments = request.command

@@ -1,0 +1,355 @@
+"""`make campaign`: every missing run of a plan of sweeps, in the plan's order, in the background of all other work.
+
+The plan is a YAML file, `sweeps/campaign.yaml` unless said otherwise; the entries of its list `parts` are `Part`s:
+
+    parts:
+      - sweep: cpt/table2
+        claim: what these runs are to decide
+        scale: mini
+        only: {schedule: [static, CR]}
+
+The same command goes on where it was stopped, by a signal or otherwise. A run that fails stops no other; runs that failed before
+come last. As runs end, their results are added to results/summary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+from rich.table import Table
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+from bitcycle.configuration import register_schemas
+from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION, RunError
+from bitcycle.settings import SettingError, nearest
+from bitcycle.sweep.composition import Composer
+from bitcycle.sweep.execution import worst
+from bitcycle.sweep.grid import Overrides, as_text, expand
+from bitcycle.sweep.item import SCALES, read_sweep
+from bitcycle.sweep.local import LocalPool, Start, starter, train_command
+from bitcycle.sweep.priority import PRIORITIES, PRIORITY_VARIABLE
+from bitcycle.sweep.status import Speeds
+from bitcycle.sweep.stock import PlannedRun, planned_runs
+from bitcycle.training.run_folder import RunFolder
+
+logger = logging.getLogger("bitcycle.campaign")  # as a command this module has another name
+
+PLAN = Path("sweeps/campaign.yaml")
+REFRESH_SECONDS = 180.0
+"""Summaries are gathered at most this often while runs go on."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Runs of one sweep.
+
+    Attributes:
+        sweep: PAPER/ITEM, a file of `sweeps/`.
+        claim: what the runs are to decide.
+        scale: paper, mini or smoke.
+        overrides: settings that replace those of the sweep; a list of values multiplies the runs.
+        only: setting -> value or values; other runs of the sweep are left out.
+        seeds: number of seeds in place of the sweep's own.
+    """
+
+    sweep: str
+    claim: str = ""
+    scale: str = "mini"
+    overrides: dict[str, Any] = field(default_factory=dict)
+    only: dict[str, Any] = field(default_factory=dict)
+    seeds: int | None = None
+
+    def expand(self, root: Path, results_root: str) -> list[Overrides]:
+        """The settings of every run.
+
+        Raises:
+            SettingError: for a sweep or a scale that does not exist.
+        """
+        sweep = read_sweep(root / "sweeps" / f"{self.sweep}.yaml")
+        if self.seeds is not None:
+            sweep = replace(sweep, trials={**sweep.trials, self.scale: self.seeds})
+        wanted = {
+            key: set(map(as_text, value if isinstance(value, list) else [value])) for key, value in self.only.items()
+        }
+        fixed = {"scale": self.scale, "results_root": results_root}
+        runs = [run for given in expand([self.overrides], fixed) for run in sweep.expand(self.scale, given)]
+        return [run for run in runs if all(run.get(key) in values for key, values in wanted.items())]
+
+
+def read_plan(path: Path) -> list[Part]:
+    """The parts of a plan, in order.
+
+    Raises:
+        SettingError: for a file that is missing or no plan.
+    """
+    remedy = "see the beginning of bitcycle/campaign.py for the form of a plan"
+    try:
+        parts = [Part(**entry) for entry in OmegaConf.to_container(OmegaConf.load(path))["parts"]]  # type: ignore
+    except (OSError, TypeError, KeyError, YAMLError, OmegaConfBaseException) as error:
+        raise SettingError("plan", path, str(error), remedy) from error
+    for part in parts:
+        if part.scale not in SCALES:
+            raise SettingError("plan.scale", part.scale, f"of {part.sweep} is no scale", nearest(part.scale, SCALES))
+    return parts
+
+
+class Campaign:
+    """The runs of a plan: which comes next, and how long the rest takes.
+
+    Args:
+        root: folder of `train.py`, `conf` and `sweeps`.
+        parts: of the plan.
+        results_root: folder of the run folders.
+        composer: of configurations.
+    """
+
+    def __init__(self, root: Path, parts: Sequence[Part], results_root: str, composer: Composer) -> None:
+        self.root, self.parts, self.results_root, self.composer = root, parts, results_root, composer
+        self.runs = [self._plan(part) for part in parts]
+        self.failed_before = {run.path for run in self.distinct() if run.state == "failed"}
+        self.done = {run.path for run in self.distinct() if run.state == "done"}
+        self.codes: dict[str, int] = {}
+
+    def _plan(self, part: Part) -> list[PlannedRun]:
+        return planned_runs(part.expand(self.root, self.results_root), self.composer)
+
+    def distinct(self) -> list[PlannedRun]:
+        """Every run once, in the plan's order."""
+        return list({run.path or str(run.arguments): run for runs in self.runs for run in runs}.values())
+
+    def plan_again(self) -> None:
+        """Compose the runs again that were wrong: the weights that they begin from may be there now."""
+        self.runs = [
+            self._plan(part) if any(run.path is None for run in runs) else runs
+            for part, runs in zip(self.parts, self.runs, strict=True)
+        ]
+
+    def next(self) -> PlannedRun | None:
+        """The first run that is to be trained and was not begun by this command; None if there is none now."""
+        left = [run for run in self.distinct() if run.path and run.path not in self.done | self.codes.keys()]
+        for run in sorted(left, key=lambda run: run.path in self.failed_before):
+            if run.state in ("missing", "resumable", "failed"):
+                return run
+        return None
+
+    def ended(self, run: PlannedRun, code: int) -> None:
+        """Note how a run ended."""
+        assert run.path is not None
+        self.codes[run.path] = code
+        if code == EXIT_DONE:
+            self.done.add(run.path)
+        self.plan_again()
+
+    def progress(self, workers: int) -> str:
+        """How far the campaign is, and the time left, in words."""
+        runs = self.distinct()
+        failed = sum(code not in (EXIT_DONE, EXIT_INTERRUPTED) for code in self.codes.values())
+        return (
+            f"{len(self.done)} of {len(runs)} runs done"
+            + (f", {failed} failed" if failed else "")
+            + f"; time left: {self.time_left([run for run in runs if run.path not in self.done], workers)}"
+        )
+
+    def time_left(self, runs: Sequence[PlannedRun], workers: int) -> str:
+        """Of some unfinished runs, in words: from finished ones of the same kind, so many at a time."""
+        speeds = Speeds(run for run in self.distinct() if run.path in self.done)
+        left = [speeds.of(run) for run in runs if run.path]
+        known, unknown = [seconds for seconds in left if seconds is not None], left.count(None)
+        time_known = str(timedelta(seconds=round(sum(known) / workers)))
+        return time_known + (f" + {unknown} runs of a kind that was never measured" if unknown else "")
+
+    def table(self, workers: int) -> Table:
+        """One row for each part of the plan."""
+        table = Table("sweep", "scale", "runs", "states", "time left", "claim", title=self.progress(workers))
+        for part, runs in zip(self.parts, self.runs, strict=True):
+            states = Counter(run.state for run in runs)
+            left = [run for run in runs if run.path not in self.done]
+            words = ", ".join(f"{count} {state}" for state, count in states.items())
+            table.add_row(
+                *(part.sweep, part.scale, str(len(runs)), words),
+                *(self.time_left(left, workers) if left else "", part.claim),
+            )
+        return table
+
+    def failures(self) -> Iterator[str]:
+        """One line for each run that failed or cannot be composed."""
+        for run in self.distinct():
+            if run.path is None:
+                yield f"wrong configuration: {run.problem} [{' '.join(run.arguments)}]"
+            elif self.codes.get(run.path, EXIT_DONE) not in (EXIT_DONE, EXIT_INTERRUPTED):
+                reason = run.folder.read_status().get("reason") or f"exit code {self.codes[run.path]}"
+                yield f"failed: {reason} [{run.path}]"
+
+
+class Summaries:
+    """Adds finished runs to a summary file, and draws figures from there.
+
+    Args:
+        summary: the file.
+        figures: whether figures are drawn, too.
+    """
+
+    def __init__(self, summary: Path, figures: bool) -> None:
+        self.summary, self.figures = summary, figures
+        self.refreshed = float("-inf")
+
+    def refresh(self, campaign: Campaign, at_once: bool = False) -> None:
+        """Add what is done and not in the file, unless that was tried a moment ago. What goes wrong here stops no run."""
+        from bitcycle.analysis.collect import KEY, collect_folders, read_summary
+
+        if not at_once and time.monotonic() - self.refreshed < REFRESH_SECONDS:
+            return
+        try:
+            known = {tuple(row[name] for name in KEY) for row in read_summary(self.summary)}
+            done = [run for run in campaign.distinct() if run.path in campaign.done]
+            new = [run.folder.path for run in done if _key(run) not in known]
+            # each with the runs that came before it, such as range tests
+            folders = [RunFolder(file.parent) for path in new for file in sorted(path.rglob("summary.json"))]
+            if new:
+                logger.info(
+                    "%s: %d runs, %d of them new", self.summary, len(collect_folders(folders, self.summary)), len(new)
+                )
+            if new and self.figures:
+                subprocess.run([sys.executable, "-m", "bitcycle.figure.make"], check=False)
+        except Exception:
+            logger.exception("cannot gather results into %s; the campaign goes on", self.summary)
+        self.refreshed = time.monotonic()
+
+
+def _key(run: PlannedRun) -> tuple[str, str, str]:
+    """Scale, hash and seed, as the path of a run folder says them."""
+    scale, name, seed = run.folder.path.parts[-3:]
+    return scale, name.rpartition("-")[2], seed.partition("=")[2]
+
+
+def train(campaign: Campaign, workers: int, start: Start, summaries: Summaries) -> int:
+    """Train every run that is missing; returns the worst exit code."""
+
+    def take() -> tuple[PlannedRun, list[str]] | None:
+        run = campaign.next()
+        if run is None:
+            return None
+        campaign.codes[str(run.path)] = EXIT_INTERRUPTED  # it has begun
+        return run, train_command(campaign.root, run.arguments)
+
+    def ended(run: PlannedRun, code: int) -> None:
+        campaign.ended(run, code)
+        logger.info(campaign.progress(workers))
+        summaries.refresh(campaign)
+
+    pool = LocalPool(workers, start=start)
+    pool.serve(take, ended)
+    summaries.refresh(campaign, at_once=True)
+    for line in campaign.failures():
+        logger.error(line)
+    logger.info(campaign.progress(workers))
+    if pool.stopped_by is not None:
+        return _interrupted()
+    wrong = [EXIT_WRONG_CONFIGURATION for run in campaign.distinct() if run.path is None]
+    return worst([*campaign.codes.values(), *wrong])
+
+
+@contextmanager
+def alone(results_root: Path) -> Iterator[None]:
+    """Refuse a second campaign in the same folder, which would take this one's results for its own.
+
+    Raises:
+        RunError: if there is one.
+    """
+    results_root.mkdir(parents=True, exist_ok=True)
+    with open(results_root / ".campaign.lock", "a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunError(f"a campaign goes on in {results_root} already: wait for it, or stop it") from error
+        yield
+
+
+def _interrupted() -> int:
+    print("interrupted: run the same command again to go on", file=sys.stderr)
+    return EXIT_INTERRUPTED
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Between runs nothing is lost by stopping at once."""
+    sys.exit(_interrupted())
+
+
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bitcycle.campaign", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--plan", type=Path, default=PLAN, help=f"default: {PLAN}")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; default: 1")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of a run; default: 1")
+    parser.add_argument(
+        "--priority",
+        choices=PRIORITIES,
+        default="idle",
+        help="of runs against other processes; default: idle, which get what nobody else wants",
+    )
+    parser.add_argument("--results-root", default="results/runs", help="folder of the run folders")
+    parser.add_argument(
+        "--summary", type=Path, default=Path("results/summary/runs.csv"), help="where results are added"
+    )
+    parser.add_argument("--figures", action="store_true", help="draw every figure anew when results were added")
+    parser.add_argument("--dry-run", action="store_true", help="show the parts, their states and the time left")
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the campaign that the command line describes; returns the exit code."""
+    from bitcycle.training.display import set_up_console
+
+    given = _arguments(words)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, _stop)
+    set_up_console()
+    try:
+        return run(given, Path.cwd())
+    except SettingError as error:
+        print(f"wrong configuration: {error}", file=sys.stderr)
+        return EXIT_WRONG_CONFIGURATION
+    except RunError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def run(given: argparse.Namespace, root: Path) -> int:
+    """Plan, then show the plan or train it."""
+    parts = read_plan(given.plan)
+    results_root = str(Path(given.results_root).expanduser())
+    register_schemas()
+    with initialize_config_dir(str((root / "conf").absolute()), version_base="1.3"):
+        composer = Composer(lambda arguments: compose("config", overrides=arguments))
+        campaign = Campaign(root, parts, results_root, composer)
+        if given.dry_run:
+            Console(width=None if Console().is_terminal else 200).print(campaign.table(given.jobs))
+            return EXIT_DONE
+        os.environ |= {"OMP_NUM_THREADS": str(given.threads), PRIORITY_VARIABLE: given.priority}
+        summaries = Summaries(given.summary, given.figures)
+        with alone(Path(results_root)), starter() as start:
+            logger.info(campaign.progress(given.jobs))
+            summaries.refresh(campaign)
+            return train(campaign, given.jobs, start, summaries)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

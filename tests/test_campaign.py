@@ -1,0 +1,176 @@
+"""`make campaign`: the order of a plan, what is left out, interruptions, failures, and what is gathered."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from bitcycle.campaign import Campaign, Part, Summaries, alone, read_plan, train
+from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, RunError
+from bitcycle.settings import SettingError
+from bitcycle.sweep.local import start_interpreter
+from bitcycle.training.run_folder import RunFolder, write_json
+from tests.conftest import COMPOSER
+
+SWEEP = """
+hydra: {sweeper: {grids: [{dataset: digits, model: resnet8, training.steps: 4, schedule: [CR, LR, RR]}], trials: {smoke: 2}}}
+"""
+OTHER = """
+hydra: {sweeper: {grids: [{dataset: digits, model: resnet8, training.steps: 4, schedule: [RTH, CR]}]}}
+"""
+
+TRAIN = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+schedule = next(a.split("=")[1] for a in sys.argv if a.startswith("schedule="))
+with open("log.txt", "a") as log:
+    log.write(schedule + "\\n")
+time.sleep(0.2)
+sys.exit({"LR": 1}.get(schedule, 0))
+"""
+"""A train.py that trains nothing and fails with one schedule."""
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sweeps" / "paper").mkdir(parents=True)
+    (tmp_path / "sweeps" / "paper" / "a.yaml").write_text(SWEEP)
+    (tmp_path / "sweeps" / "paper" / "b.yaml").write_text(OTHER)
+    (tmp_path / "train.py").write_text(TRAIN)
+    return tmp_path
+
+
+def campaign(root: Path, *parts: Part) -> Campaign:
+    return Campaign(root, parts, "elsewhere/runs", COMPOSER)
+
+
+def finish(folder: RunFolder, seconds: float = 10.0) -> None:
+    folder.path.mkdir(parents=True, exist_ok=True)
+    folder.write_status("done", 4, 4)
+    write_json(folder.summary, {"final": 1, "seconds": seconds})
+
+
+class NoSummaries(Summaries):
+    """Counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def refresh(self, campaign: Campaign, at_once: bool = False) -> None:
+        self.asked += 1
+
+
+def test_a_plan_is_read_and_a_wrong_one_refused(tmp_path):
+    path = tmp_path / "plan.yaml"
+    path.write_text("parts: [{sweep: a/b, claim: c, only: {q: 3}}, {sweep: d/e, scale: smoke, seeds: 3}]")
+    first, second = read_plan(path)
+    assert (first.sweep, first.claim, first.scale, first.only) == ("a/b", "c", "mini", {"q": 3})
+    assert (second.scale, second.seeds) == ("smoke", 3)
+    for text in ("parts: [{sweep: a/b, colour: red}]", "parts: [{sweep: a, scale: big}]", "runs: 3"):
+        path.write_text(text)
+        with pytest.raises(SettingError, match="plan"):
+            read_plan(path)
+
+
+def test_the_plan_of_this_repository_is_a_plan():
+    assert [part.expand(Path(), "runs") for part in read_plan(Path("sweeps/campaign.yaml"))]
+
+
+def test_a_part_chooses_runs_settings_and_seeds(root):
+    runs = Part("paper/a", "", "smoke", {"quantizer": ["sbm", "dorefa"]}, {"schedule": ["CR", "RR"]}, 1).expand(
+        root, "r"
+    )
+    assert {(run["schedule"], run["quantizer"], run["seed"]) for run in runs} == {
+        *((schedule, quantizer, "0") for schedule in ("CR", "RR") for quantizer in ("sbm", "dorefa"))
+    }
+    assert {run["results_root"] for run in runs} == {"r"}
+
+
+def test_runs_come_in_the_order_of_the_plan_shared_ones_once_and_failed_ones_last(root):
+    planned = campaign(root, Part("paper/b", scale="smoke"), Part("paper/a", scale="smoke"))
+    assert len(planned.distinct()) == 7
+    first, second = planned.distinct()[:2]
+    first.folder.path.mkdir(parents=True)
+    first.folder.write_status("failed", 1, 4, "no memory")
+    finish(second.folder)
+    again = campaign(root, Part("paper/b", scale="smoke"), Part("paper/a", scale="smoke"))
+    order = []
+    while (run := again.next()) is not None:
+        order.append(run)
+        again.ended(run, EXIT_DONE)
+    assert order == [*planned.distinct()[2:], first]
+
+
+def test_the_time_left_is_that_of_runs_of_the_same_kind(root):
+    planned = campaign(root, Part("paper/a", scale="smoke"))
+    finish(planned.distinct()[0].folder, seconds=60)
+    again = campaign(root, Part("paper/a", scale="smoke"))
+    assert again.progress(workers=2) == "1 of 6 runs done; time left: 0:02:30"  # five runs of a minute, two at a time
+    assert "never measured" in planned.progress(workers=2)
+
+
+def test_a_failure_stops_no_other_run_and_is_listed(root, caplog):
+    planned = campaign(root, Part("paper/a", scale="smoke", seeds=1))
+    summaries = NoSummaries()
+    assert train(planned, 1, start_interpreter, summaries) == EXIT_FAILED
+    assert (root / "log.txt").read_text().split() == ["CR", "LR", "RR"]
+    assert summaries.asked == 4
+    assert [line for line in planned.failures() if "exit code 1" in line and "LR" in line]
+
+
+def test_a_signal_stops_the_runs_and_begins_no_others(root):
+    def interrupt() -> None:
+        while not (root / "log.txt").exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt).start()
+    assert (
+        train(campaign(root, Part("paper/a", scale="smoke")), 1, start_interpreter, NoSummaries()) == EXIT_INTERRUPTED
+    )
+    assert len((root / "log.txt").read_text().split()) == 1
+
+
+def test_a_run_that_begins_from_another_follows_it(root):
+    first = campaign(root, Part("paper/b", scale="smoke")).distinct()[0]
+    (root / "sweeps/paper/c.yaml").write_text(
+        "hydra: {sweeper: {grids: [{dataset: digits, model: resnet8, training.steps: 4, "
+        f"model.initial_weights: {first.path}}}]}}}}"
+    )
+    planned = campaign(root, Part("paper/c", scale="smoke"), Part("paper/b", scale="smoke"))
+    assert planned.distinct()[0].path is None
+    assert planned.next() == first
+
+
+def test_two_campaigns_in_one_folder_are_refused(tmp_path):
+    with alone(tmp_path), pytest.raises(RunError, match="goes on in"), alone(tmp_path):
+        pass
+
+
+def test_finished_runs_are_gathered_once(finished_digits, tmp_path, monkeypatch):
+    plan = finished_digits()
+    run = campaign_of(plan.folder)
+    summaries = Summaries(tmp_path / "summary" / "runs.csv", figures=False)
+    summaries.refresh(run)
+    assert plan.hash in summaries.summary.read_text()
+    summaries.summary.unlink()
+    summaries.refresh(run)  # a moment ago
+    assert not summaries.summary.exists()
+    summaries.refresh(run, at_once=True)
+    assert plan.hash in summaries.summary.read_text()
+
+
+def campaign_of(folder: RunFolder):
+    """As far as gathering needs it."""
+    from types import SimpleNamespace
+
+    from bitcycle.sweep.stock import PlannedRun
+
+    run = PlannedRun((), str(folder.path))
+    return SimpleNamespace(distinct=lambda: [run], done={run.path})

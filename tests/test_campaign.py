@@ -15,7 +15,7 @@ from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, RunError
 from bitcycle.settings import SettingError
 from bitcycle.sweep.local import start_interpreter
 from bitcycle.training.run_folder import RunFolder, write_json
-from tests.conftest import COMPOSER
+from tests.conftest import COMPOSER, ROOT
 
 SWEEP = """
 hydra: {sweeper: {grids: [{dataset: digits, model: resnet8, training.steps: 4, schedule: [CR, LR, RR]}], trials: {smoke: 2}}}
@@ -79,7 +79,7 @@ def test_a_plan_is_read_and_a_wrong_one_refused(tmp_path):
 
 
 def test_the_plan_of_this_repository_is_a_plan():
-    assert [part.expand(Path(), "runs") for part in read_plan(Path("sweeps/campaign.yaml"))]
+    assert all(part.expand(ROOT, "runs") for part in read_plan(ROOT / "sweeps/campaign.yaml"))
 
 
 def test_a_part_chooses_runs_settings_and_seeds(root):

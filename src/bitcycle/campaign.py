@@ -15,7 +15,6 @@ come last. As runs end, their results are added to results/summary.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import logging
 import os
 import signal
@@ -40,7 +39,9 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from bitcycle.configuration import register_schemas
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION, RunError
+from bitcycle.resources import resource_root
 from bitcycle.settings import SettingError, nearest
+from bitcycle.signals import STOP_SIGNALS
 from bitcycle.sweep.composition import Composer
 from bitcycle.sweep.execution import worst
 from bitcycle.sweep.grid import Overrides, as_text, expand
@@ -49,11 +50,12 @@ from bitcycle.sweep.local import LocalPool, Start, starter, train_command
 from bitcycle.sweep.priority import PRIORITIES, PRIORITY_VARIABLE
 from bitcycle.sweep.status import Speeds
 from bitcycle.sweep.stock import PlannedRun, planned_runs
+from bitcycle.training.file_lock import try_lock
 from bitcycle.training.run_folder import RunFolder
 
 logger = logging.getLogger("bitcycle.campaign")  # as a command this module has another name
 
-PLAN = Path("sweeps/campaign.yaml")
+PLAN = "sweeps/campaign.yaml"
 REFRESH_SECONDS = 180.0
 """Summaries are gathered at most this often while runs go on."""
 
@@ -277,10 +279,8 @@ def alone(results_root: Path) -> Iterator[None]:
     """
     results_root.mkdir(parents=True, exist_ok=True)
     with open(results_root / ".campaign.lock", "a") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunError(f"a campaign goes on in {results_root} already: wait for it, or stop it") from error
+        if not try_lock(stream):
+            raise RunError(f"a campaign goes on in {results_root} already: wait for it, or stop it")
         yield
 
 
@@ -295,8 +295,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bitcycle.campaign", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--plan", type=Path, default=PLAN, help=f"default: {PLAN}")
+    parser = argparse.ArgumentParser(prog="bitcycle campaign", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--plan", type=Path, help=f"default: {PLAN} of the repository")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; default: 1")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of a run; default: 1")
     parser.add_argument(
@@ -319,11 +319,11 @@ def main(words: Sequence[str] | None = None) -> int:
     from bitcycle.training.display import set_up_console
 
     given = _arguments(words)
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+    for number in STOP_SIGNALS:
         signal.signal(number, _stop)
     set_up_console()
     try:
-        return run(given, Path.cwd())
+        return run(given, resource_root())
     except SettingError as error:
         print(f"wrong configuration: {error}", file=sys.stderr)
         return EXIT_WRONG_CONFIGURATION
@@ -334,7 +334,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def run(given: argparse.Namespace, root: Path) -> int:
     """Plan, then show the plan or train it."""
-    parts = read_plan(given.plan)
+    parts = read_plan(given.plan or root / PLAN)
     results_root = str(Path(given.results_root).expanduser())
     register_schemas()
     with initialize_config_dir(str((root / "conf").absolute()), version_base="1.3"):

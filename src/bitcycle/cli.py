@@ -27,6 +27,9 @@ SUB_COMMANDS = {
     "collect": SubCommand("bitcycle.analysis.collect", "gather finished runs and their curves into results/summary"),
     "figures": SubCommand("bitcycle.figure.make", "draw the figures and tables of the papers, results/index.html"),
     "reproduce": SubCommand("bitcycle.reproduce", "train, analyse and draw every item of the papers at one scale"),
+    "campaign": SubCommand(
+        "bitcycle.campaign", "train a plan of sweeps in the background, in the order of their worth"
+    ),
     "bench": SubCommand("bitcycle.benchmark", "time and memory of steps, quantizers, data and runs"),
     "analyse": SubCommand(
         "bitcycle.measurement.after_sweep", "the analyses that a sweep file asks for, of finished runs"

@@ -20,6 +20,7 @@ from bitcycle.sweep import Sweep, command_line, expand, read_sweep, substitute
 from bitcycle.sweep.composition import Composer
 from bitcycle.sweep.execution import report, runs_to_launch, worst
 from bitcycle.sweep.inventory import count_states, sweep_table, take_stock
+from bitcycle.sweep.item import with_regime
 from bitcycle.sweep.local import LocalPool, start_interpreter
 from bitcycle.sweep.template import Forked, Template
 from bitcycle.training.run_folder import RunFolder
@@ -390,3 +391,15 @@ def test_a_sweep_file_runs_at_the_scale_that_is_asked_for(tmp_path):
     assert {run["overrides"]["dataset"] for run in runs} == {"digits"}
     assert {run["overrides"]["schedule.cycles"] for run in runs} == {"4"}
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_scale_can_leave_runs_out_and_name_a_regime():
+    grid = {"dataset": ["cifar10", "imagenet"], "model": "resnet74", "schedule.q_min": "4"}
+    at_scale = {"mini": {"regime": "interpolating", "leave_out": {"dataset": "imagenet"}, "model": "resnet14"}}
+    runs = Sweep(grids=[grid], at_scale=at_scale).expand("mini")
+    regime = with_regime({"regime": "interpolating"})
+    assert [run["dataset"] for run in runs] == [regime["dataset"]["cifar10"]]
+    assert runs[0]["model"] == "resnet14"  # what stands beside the regime goes before it
+    assert runs[0]["training.steps"] == str(regime["training.steps"])
+    with pytest.raises(SettingError, match=r"sweeps/regimes\.yaml"):
+        with_regime({"regime": "interpolatin"})

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from bitcycle.settings import SettingError, nearest
-from bitcycle.sweep.grid import Overrides, expand, substitute
+from bitcycle.sweep.grid import Overrides, as_text, expand, substitute
 
 SCALES = ("paper", "mini", "smoke")
 
@@ -28,7 +28,8 @@ class Sweep:
         hours: estimated time of them all on one data-centre GPU, at paper scale.
         grids: see `grid.expand`.
         trials: scale -> number of seeds, from 0 on.
-        at_scale: scale -> replacements, see `grid.substitute`.
+        at_scale: scale -> replacements, see `grid.substitute`; `regime: NAME` stands for those of sweeps/regimes.yaml,
+            `leave_out: {setting: value}` drops the runs that have it.
         note: what is a stand-in, or an own choice where the paper is silent.
         analyses: what is computed of the finished runs, see `bitcycle.measurement.after_sweep`.
     """
@@ -56,9 +57,12 @@ class Sweep:
         if scale not in SCALES:
             raise SettingError("scale", scale, "is not one of the scales", nearest(scale, SCALES))
         fixed = dict(fixed or {})
-        replacements = {k: v for k, v in (self.at_scale.get(scale) or {}).items() if k not in fixed}
+        replacements = {k: v for k, v in with_regime(self.at_scale.get(scale) or {}).items() if k not in fixed}
+        left_out = replacements.pop("leave_out", {}).items()
         cells: list[Overrides] = []
         for run in expand(self.grids, fixed):
+            if any(run.get(key) == as_text(value) for key, value in left_out):
+                continue
             run = substitute(run, replacements)
             if run not in cells:
                 cells.append(run)
@@ -72,6 +76,25 @@ class Sweep:
                         yield cell
                 else:
                     yield {**cell, "seed": str(seed)}
+
+
+REGIMES = Path(__file__).parents[3] / "sweeps" / "regimes.yaml"
+
+
+def with_regime(replacements: Mapping[str, Any]) -> dict[str, Any]:
+    """The replacements, where a regime that they name is spelled out; what stands beside it goes before it.
+
+    Raises:
+        SettingError: for a regime that `sweeps/regimes.yaml` does not have.
+    """
+    own = dict(replacements)
+    name = own.pop("regime", None)
+    if name is None:
+        return own
+    regimes: Any = OmegaConf.to_container(OmegaConf.load(REGIMES))
+    if name not in regimes:
+        raise SettingError("regime", name, "is not in sweeps/regimes.yaml", nearest(name, regimes))
+    return {**regimes[name], **own}
 
 
 def read_sweep(path: Path) -> Sweep:

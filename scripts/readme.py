@@ -185,6 +185,24 @@ def difference_in_words(finals: Mapping[str, float], reference: Mapping[str, flo
     return f"{statistics.fmean(differences):+.2f}{error} (n = {len(differences)})"
 
 
+def pilot_table() -> str:
+    """The runs with which the regime was chosen."""
+    with open((ROOT / SUMMARY).parent / "pilot.csv", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    lines = [
+        "| network | images | steps | schedule, seed | training accuracy | test accuracy |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        steps = row["steps"] if row["done"] == row["steps"] else f"{row['done']} of {row['steps']}, given up"
+        network = f"{row['network']}, width {row['width']}"
+        run = f"{row['schedule']}, {row['seed']}"
+        lines.append(
+            f"| {network} | {row['images']} | {steps} | {run} | {row['training_accuracy']} | {row['test_accuracy']} |"
+        )
+    return "\n".join(lines)
+
+
 def claims_table(verdicts: str) -> str:
     """The claims whose verdict begins so, with what was found; `make figures` writes the verdicts."""
     with open(CLAIMS, newline="") as stream:
@@ -203,12 +221,14 @@ GENERATED: dict[str, Callable[[], str]] = {
     "benchmark": recorded,
     "deviations": deviations,
     "lengths": lengths_table,
+    "pilot": pilot_table,
     "contradicted": lambda: claims_table("contradicted"),
     "agreeing": lambda: claims_table("sign agrees"),
 }
 DOCUMENTS = {
     README: ("schedules", "quantizers", "costs", "results", "benchmark"),
     ROOT / "results" / "notes" / "mini-scale.md": ("deviations",),
+    ROOT / "results" / "notes" / "plan.md": ("pilot",),
     ROOT / "results" / "notes" / "verdicts.md": ("contradicted", "lengths", "agreeing"),
 }
 """Document -> the parts of it that are generated."""

@@ -1,6 +1,6 @@
 """Gather the runs with which a regime was chosen: `python scripts/pilot.py RUNS [RUNS ...]` writes results/summary/pilot.csv.
 
-The training accuracy is the mean over the last 100 recorded steps, with crops and flips; runs that were given up say how far they came.
+The training accuracy is the mean over the last 100 steps, with crops and flips; runs that were given up say how far they came.
 """
 
 from __future__ import annotations

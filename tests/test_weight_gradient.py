@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import bitcycle
-from bitcycle import cpp_extension
 from bitcycle.layer.codes import product as code_product
 from bitcycle.layer.codes import weight_gradient
 from bitcycle.layer.codes.product import gradients_of_convolution
@@ -129,31 +128,3 @@ def test_other_gradients_are_decoded(number, monkeypatch):
 )
 def test_layers_that_it_cannot_do(layer):
     assert not sums_integers(layer, torch.zeros(2, 16, 8, 8, dtype=torch.uint8))
-
-
-def test_a_library_is_compiled_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    source = tmp_path / "seven.cpp"
-    source.write_text('extern "C" int seven() { return 7; }\n')
-    functions = cpp_extension.library(source)
-    if functions is None:
-        pytest.skip("no compiler")
-    assert functions.seven() == 7
-    (made,) = (tmp_path / "bitcycle").iterdir()
-    written = made.stat().st_mtime_ns
-    assert cpp_extension._compiled(source, cpp_extension._FLAGS) == made
-    assert made.stat().st_mtime_ns == written
-    source.write_text('extern "C" int seven() { return 8; }\n')
-    assert cpp_extension._compiled(source, cpp_extension._FLAGS) != made
-
-
-@pytest.mark.parametrize("problem", ["the CPU", "the compiler", "the file"])
-def test_without_a_library_the_log_says_so(problem, tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    source = tmp_path / "broken.cpp"
-    source.write_text("no C++")
-    if problem == "the compiler":
-        monkeypatch.setenv("PATH", str(tmp_path))
-    with caplog.at_level("INFO", "bitcycle"):
-        assert cpp_extension.library(source, ("no_such_thing",) if problem == "the CPU" else ()) is None
-    assert "broken.cpp is not used" in caplog.text

@@ -1,64 +1,92 @@
-"""Machine code of our own: a C++ file of this package, compiled once for this machine and kept in the user's cache."""
+"""Operators of our own in C++, compiled once for this machine against the installed PyTorch and kept in the user's cache.
+
+They run in PyTorch's own threads: the same OpenMP library, and as many threads as `torch.set_num_threads` says.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import hashlib
 import logging
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from bitcycle.cache import cache_folder
 
 logger = logging.getLogger(__name__)
 
-_FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread")
+_FLAGS = (
+    "-O3",
+    "-std=c++20",
+    "-shared",
+    "-fPIC",
+    "-fopenmp",
+    "-march=native",
+    "-mprefer-vector-width=512",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+)
+_FOLDER = Path(torch.__file__).parent
 
 
 @functools.cache
-def library(source: Path, instructions: tuple[str, ...] = (), flags: tuple[str, ...] = ()) -> ctypes.CDLL | None:
-    """The functions of a C++ file; None, with a line in the log, where they cannot be had.
+def operators(source: Path, instructions: tuple[str, ...] = ()) -> Any | None:
+    """The operators of a C++ file, `torch.ops.bitcycle`; None, with a line in the log, where they cannot be had.
 
     Args:
-        source: the file; its functions are extern "C".
+        source: the file, which adds its functions to the library `bitcycle`; headers of its folder belong to it.
         instructions: what the CPU must be able to do, as Linux names it, e.g. avx512_vnni.
-        flags: of the compiler, beside those for a library.
     """
     try:
         missing = set(instructions) - _cpu_instructions()
         if missing:
             raise OSError(f"this CPU lacks {', '.join(sorted(missing))}")
-        return ctypes.CDLL(str(_compiled(source, (*_FLAGS, *flags))))
+        torch.ops.load_library(str(_compiled(source)))
     except OSError as error:
-        logger.info("%s is not used (%s): the same is computed in float32, more slowly", source.name, error)
+        logger.info("%s is not used (%s): the same is computed by PyTorch, more slowly", source.name, error)
         return None
+    return torch.ops.bitcycle
 
 
-def _cpu_instructions() -> set[str]:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("flags"):
-            return set(line.split(":", 1)[1].split())
-    return set()
+@functools.cache
+def _cpu_instructions() -> frozenset[str]:
+    if platform.system() == "Linux":
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return frozenset(line.split(":", 1)[1].split())
+    return frozenset()
 
 
-def _compiled(source: Path, flags: tuple[str, ...]) -> Path:
+def _compiled(source: Path) -> Path:
     compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
+    if compiler is None or platform.system() != "Linux":
         raise OSError("no C++ compiler (g++) found")
-    version = _output(compiler, "--version")
-    name = hashlib.sha256("\0".join([source.read_text(), version, *flags]).encode()).hexdigest()[:16]
+    parts = [path.read_text() for path in (source, *sorted(source.parent.glob("*.h")))]
+    parts += [_output(compiler, "--version"), torch.__version__, *sorted(_cpu_instructions()), *_FLAGS, *_linked()]
+    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     folder = cache_folder()
     target = folder / f"{source.stem}-{name}.so"
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=folder) as unfinished:
             library = Path(unfinished) / target.name
-            _output(compiler, *flags, str(source), "-o", str(library))
+            headers = [f"-I{_FOLDER / 'include' / part}" for part in (".", "torch/csrc/api/include")]
+            _output(compiler, *_FLAGS, *headers, str(source), "-o", str(library), *_linked())
             os.replace(library, target)  # at once: other processes may want it, too
     return target
+
+
+def _linked() -> list[str]:
+    """PyTorch's libraries, with the OpenMP library that it brings along, so that there is one pool of threads."""
+    folder = _FOLDER / "lib"
+    return [f"-L{folder}", "-lc10", "-ltorch_cpu", *(str(path) for path in sorted(folder.glob("libgomp*.so*"))[:1])]
 
 
 def _output(*command: str) -> str:

@@ -23,13 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
 from bitcycle import processes
 from bitcycle.quantizer import affine, codes
+from bitcycle.quantizer.affine_operators import GradientRange, affine_operators
 from bitcycle.quantizer.autograd import straight_through
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.codes import Codes, GradientCodes, WeightCodes
@@ -49,6 +50,8 @@ class SbmWeight(TensorQuantizer):
         self.compile_kernel = compile
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        if (native := affine_operators(x, self.compile_kernel)) is not None:
+            return native.quantize_rows(x, bits, True)  # type: ignore[no-any-return]
         return straight_through(self._quantize, x, bits)  # type: ignore[no-any-return]
 
     def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
@@ -78,6 +81,8 @@ class SbmRows(TensorQuantizer):
         self.compile_kernel = compile
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        if (native := affine_operators(x, self.compile_kernel)) is not None:
+            return native.quantize_rows(x, bits, False)  # type: ignore[no-any-return]
         return straight_through(self._quantize, x, bits)  # type: ignore[no-any-return]
 
     def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
@@ -106,8 +111,13 @@ class SbmActivation(TensorQuantizer):
         self.register_buffer("running_range", torch.zeros(()))
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        native, running = self._native(x), (self.running_zero_point, self.running_range)
         if not self.training:
+            if native is not None:
+                return native.quantize_clamped(x, bits, *running)  # type: ignore[no-any-return]
             return straight_through(self._quantize_as_observed, x, bits)  # type: ignore[no-any-return]
+        if native is not None:
+            return native.quantize_and_observe(x, bits, *running, self.momentum)  # type: ignore[no-any-return]
         y, zero_point, value_range = straight_through(self._quantize, x, bits)
         self.running_zero_point.copy_(zero_point)
         self.running_range.copy_(value_range)
@@ -129,10 +139,16 @@ class SbmActivation(TensorQuantizer):
     def quantize_sequence(self, x: Tensor, bits: Tensor) -> Tensor:
         if not self.training:
             return self(x, bits)  # type: ignore[no-any-return]
+        if (native := self._native(x)) is not None:
+            running = (self.running_zero_point, self.running_range)
+            return native.quantize_sequence(x, bits, *running, self.momentum)  # type: ignore[no-any-return]
         y, low, value_range = straight_through(self._quantize_steps, x, bits)
         self.running_zero_point.copy_(affine.observed_in_turn(self.running_zero_point, low, bits, self.momentum))
         self.running_range.copy_(affine.observed_in_turn(self.running_range, value_range, bits, self.momentum))
         return y  # type: ignore[no-any-return]
+
+    def _native(self, x: Tensor) -> Any | None:
+        return affine_operators(x, self.compile_kernel) if processes.current_share() is None else None
 
     def _quantize_steps(self, x: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         y, low, value_range = kernel(affine.quantize_each, self.compile_kernel)(rows(x), bits)
@@ -164,7 +180,28 @@ class SbmGradient(GradientQuantizer):
         super().__init__()
         self.stochastic, self.compile_kernel = stochastic, compile
 
+    def forward(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
+        if (native := self._native(x)) is None:
+            return super().forward(x, bits, step_key, layer_key)
+        options = (self.stochastic, self._range(x))
+        return native.with_quantized_gradient(x, bits, step_key, layer_key, *options)  # type: ignore[no-any-return]
+
+    def quantize_sequence(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
+        if (native := self._native(x)) is None:
+            return super().quantize_sequence(x, bits, step_key, layer_keys)
+        options = (self.stochastic, GradientRange.SEQUENCE if self.by_sequence else GradientRange.STEP)
+        return native.with_quantized_gradient(x, bits, step_key, layer_keys, *options)  # type: ignore[no-any-return]
+
+    def _native(self, x: Tensor) -> Any | None:
+        return affine_operators(x, self.compile_kernel) if processes.current_share() is None else None
+
+    def _range(self, x: Tensor) -> GradientRange:
+        return GradientRange.TENSOR
+
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
+        if (native := self._native(gradient)) is not None:
+            options = (self.stochastic, self._range(gradient))
+            return native.quantize_gradient(gradient, bits, step_key, layer_key, *options)  # type: ignore[no-any-return]
         vector = flat(gradient)
         if processes.current_share() is not None:
             limits = processes.extremes(*torch.aminmax(vector))
@@ -210,8 +247,11 @@ class SbmPositionGradient(SbmGradient):
 
     by_sequence = True
 
+    def _range(self, x: Tensor) -> GradientRange:
+        return GradientRange.TENSOR if x.dim() < 3 else GradientRange.POSITION
+
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
-        if gradient.dim() < 3:
+        if gradient.dim() < 3 or self._native(gradient) is not None:
             return super().quantize(gradient, bits, step_key, layer_key)
         positions = gradient.detach().reshape(len(gradient), -1, gradient.shape[-1])
         positions = positions.float() if positions.dtype in HALF else positions

@@ -8,12 +8,14 @@
 // multiplies 4 pixels of 16 input channels with 4 pixels of an output channel; for that both are laid out anew, a few images at
 // a time, so that they stay in the cache.
 
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 #include <immintrin.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <thread>
 #include <vector>
 
 namespace {
@@ -208,10 +210,9 @@ void weight_gradient(const uint8_t* x, const int8_t* g, float* out, const Shape&
         parts[thread].add(x + first * s.height * s.width * s.channels,
                           g + first * s.out_height * s.out_width * s.out_channels, last - first);
     };
-    std::vector<std::thread> others;
-    for (int64_t thread = 1; thread < threads; thread++) others.emplace_back(work, thread);
-    work(0);
-    for (auto& other : others) other.join();
+    at::parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
+        for (int64_t thread = first; thread < last; thread++) work(thread);
+    });
 
     auto &x_pixels = parts[0].x_pixels, &g_pixels = parts[0].g_pixels;
     for (int64_t thread = 1; thread < threads; thread++) {
@@ -236,22 +237,19 @@ void weight_gradient(const uint8_t* x, const int8_t* g, float* out, const Shape&
             }
 }
 
+// The gradient [O, K, K, C] of a weight, from the codes x [N, H, W, C] and g [N, H', W', O], both contiguous
+at::Tensor sum_weight_gradient(const at::Tensor& x, const at::Tensor& g, int64_t kernel, int64_t stride, int64_t padding,
+                               double x_scale, double x_zero, double g_scale, double g_zero) {
+    const Shape s{x.size(0), x.size(1), x.size(2), x.size(3), g.size(1), g.size(2), g.size(3), kernel, stride, padding};
+    TORCH_CHECK(s.channels % LANES == 0 && s.out_channels % LANES == 0 && s.out_height * s.out_width <= MOST_TERMS);
+    TORCH_CHECK(kernel == 1 || kernel == 3);
+    at::Tensor out = at::empty({s.out_channels, kernel, kernel, s.channels}, x.options().dtype(at::kFloat));
+    (kernel == 1 ? weight_gradient<1> : weight_gradient<3>)(
+        x.const_data_ptr<uint8_t>(), g.const_data_ptr<int8_t>(), out.mutable_data_ptr<float>(), s,
+        Affine{x_scale, x_zero, g_scale, g_zero}, at::get_num_threads());
+    return out;
+}
+
 }  // namespace
 
-// x [N, H, W, C], g [N, H', W', O] -> out [O, K, K, C]; shape and affine in the order of the structures; 0 if all is well
-extern "C" int bitcycle_weight_gradient(const uint8_t* x, const int8_t* g, float* out, const int64_t* shape, const double* affine,
-                                        int64_t threads) {
-    Shape s;
-    Affine a;
-    std::memcpy(&s, shape, sizeof s);
-    std::memcpy(&a, affine, sizeof a);
-    if (s.channels % LANES || s.out_channels % LANES || s.out_height * s.out_width > MOST_TERMS) return 1;
-    if (s.kernel == 1) {
-        weight_gradient<1>(x, g, out, s, a, threads);
-    } else if (s.kernel == 3) {
-        weight_gradient<3>(x, g, out, s, a, threads);
-    } else {
-        return 1;
-    }
-    return 0;
-}
+TORCH_LIBRARY_FRAGMENT(bitcycle, library) { library.def("sum_weight_gradient", &sum_weight_gradient); }

@@ -10,31 +10,30 @@ third of their time. Not in the authors' code, which multiplies float32 tensors.
 
 from __future__ import annotations
 
-import ctypes
+import functools
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from bitcycle import cpp_extension
+from bitcycle.cpp_extension import operators
 from bitcycle.quantizer.codes import Codes, GradientCodes
 
 if TYPE_CHECKING:
     from bitcycle.layer.quantized import QuantizedLayer
 
-_SOURCE = Path(__file__).with_suffix(".cpp")
 _INSTRUCTIONS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
-_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mprefer-vector-width=512")
 _CHANNELS = 16
 _MOST_PLACES = 65_000
 """Pixels of an image with its padding: the products at as many places add up to less than 2^31."""
 
 
-def library() -> ctypes.CDLL | None:
+@functools.cache
+def library() -> Any | None:
     """The compiled sums; None where there is no compiler, or no such CPU."""
-    return cpp_extension.library(_SOURCE, _INSTRUCTIONS, _FLAGS)
+    return operators(Path(__file__).with_suffix(".cpp"), _INSTRUCTIONS)
 
 
 def sums_integers(layer: QuantizedLayer, integers: Tensor) -> bool:
@@ -63,15 +62,7 @@ def weight_gradient(x: Codes, gradient: GradientCodes, layer: torch.nn.Conv2d) -
     """
     functions = library()
     assert functions is not None, "sums_integers says so"
-    x_integers, integers = (
-        codes.contiguous(memory_format=torch.channels_last) for codes in (x.integers, gradient.integers)
-    )
-    (images, channels, height, width), (_, out, out_height, out_width) = x_integers.shape, integers.shape
-    found = torch.empty(layer.weight.shape, dtype=torch.float32).contiguous(memory_format=torch.channels_last)
+    integers = [codes.integers.movedim(1, -1).contiguous() for codes in (x, gradient)]
     geometry = (layer.kernel_size[0], layer.stride[0], int(layer.padding[0]))
-    shape = (ctypes.c_int64 * 10)(images, height, width, channels, out_height, out_width, out, *geometry)
-    affine = (ctypes.c_double * 4)(float(x.scale), float(x.zero_point), gradient.scale, gradient.zero_point)
-    pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (x_integers, integers, found))
-    failed = functions.bitcycle_weight_gradient(*pointers, shape, affine, ctypes.c_int64(torch.get_num_threads()))
-    assert not failed, "sums_integers knows what the function can do"
-    return found
+    steps = (float(x.scale), float(x.zero_point), gradient.scale, gradient.zero_point)
+    return functions.sum_weight_gradient(*integers, *geometry, *steps).movedim(-1, 1)  # type: ignore[no-any-return]

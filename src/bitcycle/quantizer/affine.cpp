@@ -1,0 +1,266 @@
+// The affine quantizer of affine.py on a CPU: the same numbers bit for bit, in PyTorch's own threads, as nodes of its autograd.
+//
+//     n = 2^b - 1,   s = max(r / n, 1e-8),   Q(x) = s rint(clamp((x - z) / s + u, 0, n)) + z
+//
+// A tensor is seen as [outer, groups, inner]; each group has a range of its own, over outer and inner. Compile without
+// contraction of a * b + c, which would round once where PyTorch rounds twice.
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/pow.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+#include "affine.h"
+
+namespace bitcycle {
+namespace {
+
+using at::Tensor;
+using torch::autograd::variable_list;
+
+struct Keys {
+    const int32_t* layers = nullptr;  // none: round to nearest
+    int64_t count = 1;
+    int32_t step = 0;
+};
+
+struct View {
+    int64_t outer, groups, inner;
+    int64_t size() const { return outer * groups * inner; }
+};
+
+Tensor channels_last(const Tensor& x) { return x.dim() >= 4 ? x.movedim(1, -1).contiguous() : x.contiguous(); }
+
+Tensor unflat(const Tensor& flat, const Tensor& like) { return like.dim() >= 4 ? flat.movedim(-1, 1) : flat; }
+
+// x, contiguous as the view says, quantized with the ranges of its groups, which `ranges` gets if it is not null
+Tensor quantize(const Tensor& x, View view, int64_t bits, const Keys& keys, std::vector<Range>* ranges = nullptr) {
+    TORCH_CHECK(x.numel() > 0, "cannot quantize a tensor without elements");
+    Tensor y = at::empty(x.sizes(), x.options());
+    const float* from = x.const_data_ptr<float>();
+    float* to = y.mutable_data_ptr<float>();
+    const int64_t step = view.size() / keys.count;  // elements of a key
+    std::vector<Range> own;
+    std::vector<Range>& found = ranges ? *ranges : own;
+    found.resize(view.groups);
+    const auto noise = [&](int64_t first) {
+        return keys.layers ? Noise{true, static_cast<uint32_t>(keys.step ^ keys.layers[first / step]), static_cast<uint32_t>(first % step)}
+                           : Noise{};
+    };
+    if (view.groups == 1) {
+        found[0] = range_of(from, view.size());
+        const Affine affine(found[0], bits);
+        at::parallel_for(0, view.size(), GRAIN, [&](int64_t first, int64_t last) {
+            quantize_elements(from + first, to + first, last - first, affine, noise(first));
+        });
+        return y;
+    }
+    const int64_t grain = std::max<int64_t>(1, GRAIN / std::max<int64_t>(1, view.outer * view.inner));
+    at::parallel_for(0, view.groups, grain, [&](int64_t first, int64_t last) {
+        for (int64_t group = first; group < last; group++) {
+            Range range;
+            for (int64_t i = 0; i < view.outer; i++)
+                range.include(serial_range(from + (i * view.groups + group) * view.inner, view.inner));
+            found[group] = range;
+            const Affine affine(range, bits);
+            for (int64_t i = 0; i < view.outer; i++) {
+                const int64_t at = (i * view.groups + group) * view.inner;
+                quantize_elements(from + at, to + at, view.inner, affine, noise(at));
+            }
+        }
+    });
+    return y;
+}
+
+int64_t number(const Tensor& scalar) { return *scalar.const_data_ptr<int64_t>(); }
+int32_t key(const Tensor& scalar) { return *scalar.const_data_ptr<int32_t>(); }
+
+// ---- the way back ----
+
+// PyTorch 2.13 counts references to nodes in the nodes, 2.11 beside them
+template <class Node>
+auto new_node() {
+    if constexpr (std::is_same_v<decltype(torch::autograd::Edge::function), std::shared_ptr<torch::autograd::Node>>) {
+        return std::make_shared<Node>();
+    } else {
+        return c10::make_intrusive<Node>();
+    }
+}
+
+struct StraightThrough : torch::autograd::Node {
+    variable_list apply(variable_list&& gradients) override { return std::move(gradients); }
+};
+
+Tensor straight_through(const Tensor& x, Tensor y) {
+    if (at::GradMode::is_enabled() && x.requires_grad()) {
+        auto node = new_node<StraightThrough>();
+        node->set_next_edges(torch::autograd::collect_next_edges(x));
+        torch::autograd::set_history(y, node);
+    }
+    return y;
+}
+
+enum class Ranges { TENSOR, POSITIONS, STEPS, SEQUENCES };
+
+// Quantized with one range for the tensor, for each position [N, positions, F], each time step or each of its sequences [T, N, F]
+Tensor quantize_gradient(const Tensor& gradient, const Tensor& bits, const Tensor& step_key, const Tensor& layer_keys,
+                         bool stochastic, int64_t ranges) {
+    at::NoGradGuard no_grad;
+        const Keys keys = stochastic ? Keys{layer_keys.const_data_ptr<int32_t>(), layer_keys.numel(), key(step_key)} : Keys{};
+    const bool flat = ranges == static_cast<int64_t>(Ranges::TENSOR);
+    const Tensor x = flat ? channels_last(gradient) : gradient.contiguous();
+    if (number(bits) <= 0) return flat ? unflat(x.clone(), gradient) : x.clone();
+    const int64_t size = x.numel(), first = x.size(0), last = x.size(-1);
+    View view{1, 1, size};
+    if (ranges == static_cast<int64_t>(Ranges::POSITIONS)) view = {first, size / std::max<int64_t>(1, first * last), last};
+    if (ranges == static_cast<int64_t>(Ranges::STEPS)) view = {1, first, size / std::max<int64_t>(1, first)};
+    if (ranges == static_cast<int64_t>(Ranges::SEQUENCES)) view = {1, size / std::max<int64_t>(1, last), last};
+    const Tensor y = quantize(x, view, number(bits), keys);
+    return flat ? unflat(y, gradient) : y;
+}
+
+struct QuantizeGradient : torch::autograd::Node {
+    Tensor bits, step_key, layer_keys;
+    bool stochastic;
+    int64_t ranges;
+
+    variable_list apply(variable_list&& gradients) override {
+        if (!gradients[0].defined()) return std::move(gradients);
+        return {quantize_gradient(gradients[0], bits, step_key, layer_keys, stochastic, ranges)};
+    }
+};
+
+// x itself, the same memory, whose gradient will be quantized
+Tensor with_quantized_gradient(const Tensor& x, const Tensor& bits, const Tensor& step_key, const Tensor& layer_keys,
+                               bool stochastic, int64_t ranges) {
+    Tensor y;
+    {
+        at::AutoDispatchBelowADInplaceOrView below;  // no view, which an in-place ReLU behind the layer could not change
+        y = x.detach();
+    }
+    if (at::GradMode::is_enabled() && x.requires_grad()) {
+        auto node = new_node<QuantizeGradient>();
+        node->bits = bits, node->step_key = step_key, node->layer_keys = layer_keys;
+        node->stochastic = stochastic, node->ranges = ranges;
+        node->set_next_edges(torch::autograd::collect_next_edges(x));
+        torch::autograd::set_history(y, node);
+    }
+    return y;
+}
+
+// ---- the way forward ----
+
+// With one range for the tensor, towards which the running one moves
+Tensor quantize_and_observe(const Tensor& x, const Tensor& bits, Tensor running_zero_point, Tensor running_range, double momentum) {
+    Tensor y;
+    {
+        at::NoGradGuard no_grad;
+        const int64_t b = number(bits);
+        const Tensor flat = channels_last(x);
+        if (b <= 0) {
+            y = unflat(flat.clone(), x);
+        } else {
+            std::vector<Range> ranges;
+            y = unflat(quantize(flat, {1, 1, flat.numel()}, b, {}, &ranges), x);
+            running_zero_point.fill_(observed(running_zero_point.item<float>(), ranges[0].low, momentum));
+            running_range.fill_(observed(running_range.item<float>(), ranges[0].high - ranges[0].low, momentum));
+        }
+    }
+    return straight_through(x, y);
+}
+
+// Into a range that is known
+Tensor quantize_clamped(const Tensor& x, const Tensor& bits, const Tensor& zero_point, const Tensor& value_range) {
+    Tensor y;
+    {
+        at::NoGradGuard no_grad;
+        const Tensor flat = channels_last(x);
+        y = number(bits) > 0 ? at::empty(flat.sizes(), flat.options()) : flat.clone();
+        const Affine affine(zero_point.item<float>(), value_range.item<float>(), number(bits));
+        const float* from = flat.const_data_ptr<float>();
+        float* to = y.mutable_data_ptr<float>();
+        if (number(bits) > 0)
+            at::parallel_for(0, flat.numel(), GRAIN, [&](int64_t first, int64_t last) {
+                quantize_elements(from + first, to + first, last - first, affine, Noise{});
+            });
+        y = unflat(y, x);
+    }
+    return straight_through(x, y);
+}
+
+// With one range for each row: all that belongs to an index of dimension 0 (of a weight), or the last dimension
+Tensor quantize_rows(const Tensor& x, const Tensor& bits, bool of_weight) {
+    Tensor y;
+    {
+        at::NoGradGuard no_grad;
+        const Tensor flat = of_weight ? channels_last(x) : x.contiguous();
+        if (number(bits) <= 0) {
+            y = flat.clone();
+        } else {
+            const int64_t rows = of_weight ? x.size(0) : x.numel() / std::max<int64_t>(1, x.size(-1));
+            y = quantize(flat, {1, rows, x.numel() / std::max<int64_t>(1, rows)}, number(bits), {});
+        }
+        y = of_weight ? unflat(y, x) : y;
+    }
+    return straight_through(x, y);
+}
+
+// What `running` becomes when it sees the values one after another, summed up as PyTorch does
+void observe_in_turn(Tensor running, const Tensor& values, double momentum) {
+    const int64_t count = values.numel();
+    const Tensor weights = at::pow(momentum, at::arange(count - 1, -1, -1, values.options()));
+    running.copy_(running * std::pow(momentum, count) + (weights * values).sum() * (1 - momentum));
+}
+
+// x [T, N, F] with one range for each time step, which the running one sees in turn
+Tensor quantize_sequence(const Tensor& x, const Tensor& bits, Tensor running_zero_point, Tensor running_range, double momentum) {
+    Tensor y;
+    {
+        at::NoGradGuard no_grad;
+        const Tensor flat = x.contiguous();
+        if (number(bits) <= 0) {
+            y = flat.clone();
+        } else {
+            const int64_t steps = x.size(0);
+            std::vector<Range> ranges;
+            y = quantize(flat, {1, steps, x.numel() / std::max<int64_t>(1, steps)}, number(bits), {}, &ranges);
+            if (steps == 1) {
+                running_zero_point.fill_(observed(running_zero_point.item<float>(), ranges[0].low, momentum));
+                running_range.fill_(observed(running_range.item<float>(), ranges[0].high - ranges[0].low, momentum));
+            } else {
+                Tensor limits = at::empty({2, steps}, flat.options());
+                for (int64_t t = 0; t < steps; t++) {
+                    limits.mutable_data_ptr<float>()[t] = ranges[t].low;
+                    limits.mutable_data_ptr<float>()[steps + t] = ranges[t].high - ranges[t].low;
+                }
+                observe_in_turn(running_zero_point, limits[0], momentum);
+                observe_in_turn(running_range, limits[1], momentum);
+            }
+        }
+    }
+    return straight_through(x, y);
+}
+
+}  // namespace
+}  // namespace bitcycle
+
+TORCH_LIBRARY_FRAGMENT(bitcycle, library) {
+    library.def("quantize_and_observe", &bitcycle::quantize_and_observe);
+    library.def("quantize_clamped", &bitcycle::quantize_clamped);
+    library.def("quantize_rows", &bitcycle::quantize_rows);
+    library.def("quantize_sequence", &bitcycle::quantize_sequence);
+    library.def("quantize_gradient", &bitcycle::quantize_gradient);
+    library.def("with_quantized_gradient", &bitcycle::with_quantized_gradient);
+}

@@ -1,0 +1,92 @@
+"""The affine quantizers in C++ have the numbers of PyTorch's operators, bit for bit, with any number of threads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bitcycle.quantizer import affine_operators
+from bitcycle.quantizer.sbm import SbmActivation, SbmGradient, SbmPositionGradient, SbmRows, SbmWeight
+
+pytestmark = pytest.mark.skipif(affine_operators._operators() is None, reason="no compiler")
+
+BITS = [0, 1, 3, 8, 16]
+STEP_KEY, LAYER_KEY = torch.tensor(-123, dtype=torch.int32), torch.tensor(98765, dtype=torch.int32)
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def tensors() -> list[Tensor]:
+    torch.manual_seed(0)
+    large = torch.randn(5, 16, 33, 31).contiguous(memory_format=torch.channels_last)
+    found = [large, large.relu(), torch.randn(2, 3, 5, 7), torch.randn(7, 9, 65), torch.randn(6, 130), torch.randn(3)]
+    found += [torch.zeros(4, 4), torch.full((3, 70), 2.5), torch.randn(200, 400).t()]
+    for value in (torch.nan, torch.inf, -torch.inf):
+        found.append(torch.randn(3, 100))
+        found[-1][1, 20] = value
+    return found
+
+
+def assert_same(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    assert found.dim() < 4 or found.stride() == expected.stride()  # how a convolution is computed depends on it
+
+
+def trained(module: nn.Module, x: Tensor, *arguments: Tensor, method: str = "__call__") -> list[Tensor]:
+    """Output, gradient, and what the module remembers."""
+    x = x.detach().requires_grad_()
+    y = getattr(module, method)(x, *arguments)
+    given = torch.linspace(-1, 2, y.numel()).view(y.shape)
+    layout = torch.channels_last if y.dim() == 4 else torch.contiguous_format
+    (gradient,) = torch.autograd.grad(y, x, given.contiguous(memory_format=layout))
+    return [y.detach(), gradient, *module.buffers()]
+
+
+def assert_equal(kind: type[nn.Module], x: Tensor, *arguments: Tensor, training: bool = True, method: str = "__call__"):
+    eager, native = (kind(compile=compile).train(training) for compile in (False, True))
+    for _ in range(2):
+        pairs = zip(*(trained(module, x, *arguments, method=method) for module in (native, eager)), strict=True)
+        for found, expected in pairs:
+            assert_same(found, expected)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_activations_weights_and_rows(bits, threads):
+    for x in tensors():
+        for training in (True, False):
+            assert_equal(SbmActivation, x, torch.tensor(bits), training=training)
+        assert_equal(SbmRows, x, torch.tensor(bits))
+        if x.dim() > 1:
+            assert_equal(SbmWeight, x, torch.tensor(bits))
+        if x.dim() == 3:
+            assert_equal(SbmActivation, x, torch.tensor(bits), method="quantize_sequence")
+            assert_equal(SbmActivation, x[:1], torch.tensor(bits), method="quantize_sequence")
+
+
+@pytest.mark.parametrize("kind", [SbmGradient, SbmPositionGradient])
+@pytest.mark.parametrize("bits", BITS)
+def test_gradients(bits, kind, threads):
+    for x in tensors():
+        assert_equal(kind, x, torch.tensor(bits), STEP_KEY, LAYER_KEY)
+        eager, native = (kind(compile=compile) for compile in (False, True))
+        for module in (eager, native):
+            module.stochastic = False
+        values = (x, torch.tensor(bits), STEP_KEY, LAYER_KEY)
+        assert_same(native.quantize(*values), eager.quantize(*values))
+        if x.dim() == 3:
+            keys = torch.arange(len(x), dtype=torch.int32) * 77777
+            assert_equal(kind, x, torch.tensor(bits), STEP_KEY, keys, method="quantize_sequence")
+
+
+def test_a_layer_may_be_followed_by_an_operation_in_place():
+    x = torch.randn(4, 8, requires_grad=True)
+    y = SbmGradient(compile=True)(x * 2, torch.tensor(8), STEP_KEY, LAYER_KEY)
+    y.relu_().sum().backward()
+    assert x.grad is not None

@@ -1,0 +1,47 @@
+"""Operators in C++: compiled once, in PyTorch's own threads, and done without where that cannot be."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import pytest
+
+from bitcycle import cpp_extension
+from bitcycle.quantizer import affine_operators
+
+
+def test_a_file_is_compiled_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = tmp_path / "seven.cpp"
+    source.write_text('extern "C" int seven() { return 7; }\n')
+    try:
+        made = cpp_extension._compiled(source)
+    except OSError as error:
+        pytest.skip(str(error))
+    assert ctypes.CDLL(str(made)).seven() == 7
+    written = made.stat().st_mtime_ns
+    assert cpp_extension._compiled(source) == made
+    assert made.stat().st_mtime_ns == written
+    source.write_text('extern "C" int seven() { return 8; }\n')
+    assert cpp_extension._compiled(source) != made
+
+
+@pytest.mark.parametrize("problem", ["the CPU", "the compiler", "the file"])
+def test_without_operators_the_log_says_so(problem, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = tmp_path / "broken.cpp"
+    source.write_text("no C++")
+    if problem == "the compiler":
+        monkeypatch.setenv("PATH", str(tmp_path))
+    with caplog.at_level("INFO", "bitcycle"):
+        assert cpp_extension.operators(source, ("no_such_thing",) if problem == "the CPU" else ()) is None
+    assert "broken.cpp is not used" in caplog.text
+
+
+def test_there_is_one_openmp_library():
+    """Two of them would have two pools of threads, whose waiting threads keep each other from working."""
+    if affine_operators._operators() is None:
+        pytest.skip("no compiler")
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    assert len({line.split()[-1] for line in lines if "gomp" in line}) == 1

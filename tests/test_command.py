@@ -245,7 +245,6 @@ def test_run_folder_holds_what_the_contract_promises(command, tmp_path):
         "scale=smoke",
         "schedule=RTH",
         "logging.picture=true",
-        "logging.tensorboard=true",
     )
     assert code == 0, err
     folder = RunFolder(Path(out.splitlines()[-1].removeprefix("run folder: ")))
@@ -262,23 +261,12 @@ def test_run_folder_holds_what_the_contract_promises(command, tmp_path):
     assert read_json(folder.environment)["packages"]["torch"]
     assert folder.picture.stat().st_size > 10_000
     assert folder.picture.with_suffix(".svg").exists()
-    assert list((folder.path / "tensorboard").iterdir())
     assert "step 64/64" in folder.log.read_text()
     assert "\x1b" not in folder.log.read_text()
     again = command("dataset=digits", "model=resnet8", "scale=smoke", "schedule=RTH")
     assert again[0] == 0
     assert "already done" in again[2]
     assert f"final {summary['final']:.2f}" in again[1]
-
-
-def test_wandb_is_offline_by_default_and_optional(command, tmp_path):
-    code, out, err = command(
-        "dataset=digits", "model=resnet8", "scale=smoke", "training.steps=8", "logging.wandb=offline"
-    )
-    assert code == 0, err
-    folder = Path(out.splitlines()[-1].removeprefix("run folder: "))
-    assert list(folder.glob("wandb/offline-run-*"))
-    assert configure().logging.wandb == "disabled"  # nothing is written beside metrics.jsonl unless asked
 
 
 def test_multirun_trains_what_is_missing_and_reports_the_worst_code(command, tmp_path):

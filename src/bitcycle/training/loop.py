@@ -189,6 +189,7 @@ class Trainer:
         self.phases.after_backward()  # before the optimizer, which may add momentum to the gradients in place (Nesterov)
         self.optimizer.step()
         self.step += 1
+        self.metrics.follow(self.step, rate, self.controller)
         self.logged.add(outcome)
         self.tell_schedule(outcome, objective)
 

@@ -1,25 +1,19 @@
-"""Metrics of a run: JSON lines are the truth; Weights & Biases and TensorBoard get a copy where asked for."""
+"""Metrics of a run: JSON lines are the truth; trackers (`trackers.py`) get a copy where asked for."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from bitcycle.errors import RunError
-from bitcycle.optional_imports import require
-from bitcycle.training.options import LoggingOptions
+from bitcycle.layer import PrecisionController
+from bitcycle.training.trackers import Tracker, numbers
 
-
-class Sink(Protocol):
-    """Somewhere a copy of the metrics goes."""
-
-    def write(self, step: int, values: dict[str, float]) -> None:
-        """Record numbers of a step."""
-
-    def close(self) -> None:
-        """Finish."""
+FOLLOWED = ("precision", "learning_rate", "cost")
+"""Values of records that trackers get for every step instead."""
 
 
 class JsonLines:
@@ -81,69 +75,41 @@ class NoLines(JsonLines):
         pass
 
 
-class WandbSink:
-    """Weights & Biases; offline unless asked, so that nothing leaves the machine."""
-
-    def __init__(self, options: LoggingOptions, folder: Path, run_id: str, config: dict[str, Any]) -> None:
-        wandb = require("wandb", "wandb")
-        self.run = wandb.init(
-            project=options.wandb_project,
-            dir=str(folder),
-            id=run_id,
-            name=run_id,
-            resume="allow",
-            mode="offline" if options.wandb == "offline" else "online",
-            config=config,
-        )
-
-    def write(self, step: int, values: dict[str, float]) -> None:
-        self.run.log(values, step=step)
-
-    def close(self) -> None:
-        self.run.finish()
-
-
-class TensorBoardSink:
-    """TensorBoard event files in the run folder."""
-
-    def __init__(self, folder: Path) -> None:
-        require("tensorboard", "tensorboard")
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.writer = SummaryWriter(str(folder / "tensorboard"))
-
-    def write(self, step: int, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            self.writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        self.writer.close()
-
-
 class MetricsLog:
-    """Writes records to metrics.jsonl and their numbers to the optional sinks.
+    """Writes records to metrics.jsonl and their numbers to the trackers.
 
     Args:
         lines: metrics.jsonl, cut back to the checkpoint that the run resumes from.
-        sinks: where copies go.
+        trackers: where copies go.
     """
 
-    def __init__(self, lines: JsonLines, sinks: list[Sink]) -> None:
-        self.lines, self.sinks = lines, sinks
+    def __init__(self, lines: JsonLines, trackers: Sequence[Tracker]) -> None:
+        self.lines, self.trackers = lines, trackers
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Record `values` of the moment after `step` optimizer steps; `kind` is train, evaluation or phase."""
         self.lines.write({"kind": kind, "step": step, **values})
-        numbers = {f"{kind}/{name}": float(value) for name, value in values.items() if isinstance(value, (int, float))}
-        for sink in self.sinks:
-            sink.write(step, numbers)
+        followed = {name: value for name, value in values.items() if name not in FOLLOWED}
+        for tracker in self.trackers:
+            tracker.write(step, numbers(followed, f"{kind}/"))
+
+    def follow(self, step: int, rate: float, controller: PrecisionController) -> None:
+        """Tell the trackers bits, learning rate and the cost so far of every step; metrics.jsonl need not repeat them."""
+        if not self.trackers:
+            return
+        cost = controller.cost()
+        precision = controller.precision._asdict() if controller.precision else {}
+        shown = {"gbitops": cost.gbitops, "relative_to_static": cost.relative_to_static, "energy_j": cost.energy_j}
+        values = numbers({"bits": precision, "cost": shown, "learning_rate": rate})
+        for tracker in self.trackers:
+            tracker.write(step, values)
 
     def position(self) -> int:
         """Bytes of metrics.jsonl that are safely on disk."""
         return self.lines.position()
 
     def close(self) -> None:
-        """Finish file and sinks."""
+        """Finish file and trackers."""
         self.lines.close()
-        for sink in self.sinks:
-            sink.close()
+        for tracker in self.trackers:
+            tracker.close()

@@ -91,6 +91,14 @@ class LoggingOptions(Settings):
         choices=("disabled", "offline", "online"),
     )
     wandb_project: str = setting("bitcycle", "project name at Weights & Biases")
+    wandb_entity: Optional[str] = setting(None, "team or user at Weights & Biases; null: that of the login")
+    group: str = setting("", "group of the run at Weights & Biases; a sweep file sets its own name, as cpt/table2")
+    tags: list[str] = setting([], "tags at Weights & Biases beside paper, scale and quantizer")
+    objective: list[str] = setting(
+        ["final"],
+        "what a run returns to a sweeper that optimizes, as Optuna's; several for several objectives",
+        choices=("final", "best", "mean_of_last", "validation", "gbitops", "relative_to_static"),
+    )
     tensorboard: bool = setting(False, "write TensorBoard event files into the run folder")
     picture: bool = setting(
         False, "draw precision, accuracy and loss over the steps into the run folder, as picture.png"

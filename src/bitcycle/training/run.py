@@ -29,9 +29,10 @@ from bitcycle.training.distributed import check_sharing, explained, shared_model
 from bitcycle.training.environment import describe_environment, processor
 from bitcycle.training.interruption import Interrupted, StopSignal
 from bitcycle.training.loop import Best, Trainer
-from bitcycle.training.metrics_log import JsonLines, MetricsLog, NoLines, Sink, TensorBoardSink, WandbSink
+from bitcycle.training.metrics_log import JsonLines, MetricsLog, NoLines
 from bitcycle.training.plan import Plan
 from bitcycle.training.run_folder import RunFolder, read_object
+from bitcycle.training.trackers import RunLabels, TensorBoardTracker, Tracker, WandbTracker
 
 logger = logging.getLogger(__name__)
 
@@ -282,20 +283,31 @@ def open_logs(plan: Plan, trainer: Trainer) -> tuple[MetricsLog, JsonLines]:
     folder = plan.folder
     if not folder.writes:
         return MetricsLog(NoLines(), []), NoLines()
-    metrics = MetricsLog(JsonLines(folder.metrics, trainer.metrics_bytes), make_sinks(plan))
+    metrics = MetricsLog(JsonLines(folder.metrics, trainer.metrics_bytes), make_trackers(plan, trainer.step))
     return metrics, JsonLines(folder.timing, trainer.timing_bytes)
 
 
-def make_sinks(plan: Plan) -> list[Sink]:
-    """The optional copies of the metrics."""
+def labels(plan: Plan) -> RunLabels:
+    """What trackers call this run: its group is the item of the sweep that launched it, its paper the first part of that."""
+    config, group = plan.config, plan.config.logging.group
+    paper = [group.split("/")[0]] if "/" in group else []
+    return RunLabels(
+        f"{plan.hash}-seed{config.seed}-{config.scale}",
+        f"{config.model.name}-{config.schedule.name}-seed{config.seed}",
+        group,
+        tuple(dict.fromkeys([*paper, config.scale, config.quantizer.name, *config.logging.tags])),
+    )
+
+
+def make_trackers(plan: Plan, first_step: int) -> list[Tracker]:
+    """The trackers that are asked for, of a run that goes on after `first_step` steps."""
     options, folder = plan.config.logging, plan.folder.path
-    sinks: list[Sink] = []
+    trackers: list[Tracker] = []
     if options.wandb != "disabled":
-        run_id = f"{plan.hash}-seed{plan.config.seed}-{plan.config.scale}"
-        sinks.append(WandbSink(options, folder, run_id, to_plain(plan.config)))
+        trackers.append(WandbTracker(options, folder, labels(plan), to_plain(plan.config)))
     if options.tensorboard:
-        sinks.append(TensorBoardSink(folder))
-    return sinks
+        trackers.append(TensorBoardTracker(folder, first_step))
+    return trackers
 
 
 def write_config(plan: Plan) -> None:

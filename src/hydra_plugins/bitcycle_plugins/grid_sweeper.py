@@ -87,11 +87,11 @@ class GridSweeper(Sweeper):
             hashes = [run_hash(run.config) for run in runs if run.config is not None]
             record_launch(name, fixed.get("scale", "paper"), hashes, self._compose, Path.cwd())
         if missing:
-            codes += [int(job.return_value) for job in self._launch(missing)]
+            codes += [int(job.return_value) for job in self._launch(missing, _group(overrides, fixed))]
         raise SweepEnded(worst(codes))
 
-    def _launch(self, runs: Sequence[SweepRun]) -> Sequence[JobReturn]:
-        arguments = [run.arguments for run in runs]
+    def _launch(self, runs: Sequence[SweepRun], more: Sequence[str]) -> Sequence[JobReturn]:
+        arguments = [[*run.arguments, *more] for run in runs]
         if isinstance(self.runner, QueueLauncher):
             return self.runner.launch_into(arguments, [run.folder.path for run in runs])
         return self.runner.launch(arguments, initial_job_idx=0)
@@ -118,6 +118,13 @@ def _refuse_processes() -> None:
         problem = "several processes are for one run, and a sweep starts processes of its own"
         remedy = "leave torchrun and srun out; on a cluster hydra.launcher.gpus_per_node gives each run its processes"
         raise SettingError("WORLD_SIZE", variables["WORLD_SIZE"], problem, remedy)
+
+
+def _group(overrides: Sequence[Override], fixed: dict[str, str]) -> list[str]:
+    """The setting that gives runs the name of their sweep file, where a tracker wants it."""
+    names = [override.get_value_element_as_str() for override in overrides if override.key_or_group == GROUP]
+    wanted = fixed.get("logging.wandb", "disabled") != "disabled" and "logging.group" not in fixed
+    return [f"logging.group={names[0]}"] if names and wanted else []
 
 
 def _without_hydra(config: DictConfig) -> DictConfig:

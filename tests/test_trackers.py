@@ -1,0 +1,133 @@
+"""What trackers show: bits, learning rate and cost of every step, and names that people can find; read from what was written."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from bitcycle.training.run import execute, labels
+from bitcycle.training.run_folder import read_records
+from bitcycle.training.trackers import RunLabels, TensorBoardTracker, WandbTracker
+from tests.conftest import configure
+
+LENGTH = (
+    "training.steps=8",
+    "training.log_steps=4",
+    "training.evaluation_steps=8",
+    "schedule=RTH",
+    "schedule.cycles=2",
+)
+
+
+def scalars(folder: Path) -> dict[str, dict[int, float]]:
+    """Name -> step -> value, as TensorBoard shows them."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    return {name: {event.step: event.value for event in events.Scalars(name)} for name in events.Tags()["scalars"]}
+
+
+def test_tensorboard_shows_bits_rate_and_cost_of_every_step(digits):
+    plan = digits(*LENGTH, "logging.tensorboard=true")
+    summary = execute(plan)
+    shown = scalars(plan.folder.path)
+    for step in range(8):
+        precision = plan.schedule(step)
+        bits = tuple(shown[f"bits/{role}"][step + 1] for role in ("weight", "activation", "gradient"))
+        assert bits == precision, step
+    assert len(shown["learning_rate"]) == 8 and min(shown["learning_rate"].values()) > 0
+    gbitops = [shown["cost/gbitops"][step] for step in range(1, 9)]
+    assert gbitops == sorted(gbitops)
+    assert gbitops[-1] == pytest.approx(summary["cost"]["total"]["gbitops"], rel=1e-6)
+    assert shown["cost/relative_to_static"][8] == pytest.approx(
+        summary["cost"]["total"]["relative_to_static"], rel=1e-6
+    )
+    [evaluation] = [record for record in read_records(plan.folder.metrics) if record["kind"] == "evaluation"]
+    assert shown["evaluation/test_accuracy"] == {8: pytest.approx(evaluation["test_accuracy"], rel=1e-6)}
+    assert set(shown["train/loss"]) == {4, 8}
+
+
+def test_tensorboard_hides_what_was_written_after_the_checkpoint(tmp_path):
+    for first, last, value in ((0, 6, 1.0), (4, 8, 2.0)):
+        tracker = TensorBoardTracker(tmp_path, first)
+        for step in range(first + 1, last + 1):
+            tracker.write(step, {"loss": value})
+        tracker.close()
+    assert scalars(tmp_path)["loss"] == {step: 1.0 if step <= 4 else 2.0 for step in range(1, 9)}
+
+
+def wandb_records(file: Path):
+    """The records of an offline run: LevelDB's log format behind seven bytes of W&B's."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, position, whole = file.read_bytes(), 7, b""
+    while position + 7 <= len(data):
+        if (left := 32768 - position % 32768) < 7:
+            position += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
+        whole += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield Record.FromString(whole)
+            whole = b""
+
+
+LABELS = RunLabels("84dc83e380-seed0-smoke", "resnet8-RTH-seed0", "cpt/table2", ("cpt", "smoke", "sbm"))
+
+
+@pytest.fixture(scope="module")
+def wandb_run(tmp_path_factory):
+    pytest.importorskip("wandb")
+    folder = tmp_path_factory.mktemp("wandb")
+    options = configure("logging.wandb=offline", "logging.wandb_project=mine", "logging.wandb_entity=team").logging
+    tracker = WandbTracker(options, folder, LABELS, {"seed": 0})
+    tracker.write(1, {"bits/weight": 8.0, "cost/gbitops": 0.5})
+    tracker.write(2, {"bits/weight": 3.0, "cost/gbitops": 0.75})
+    tracker.close()
+    [file] = folder.glob("wandb/offline-run-*/*.wandb")
+    return list(wandb_records(file))
+
+
+def test_wandb_run_has_name_group_tags_entity_and_project(wandb_run):
+    [run] = {
+        record.run.run_id: record.run for record in wandb_run if record.WhichOneof("record_type") == "run"
+    }.values()
+    assert (run.run_id, run.display_name, run.run_group) == LABELS[:3]
+    assert (run.entity, run.project, tuple(run.tags)) == ("team", "mine", LABELS.tags)
+
+
+def test_wandb_history_has_the_bits_and_cost_of_every_step(wandb_run):
+    histories = [record.history for record in wandb_run if record.WhichOneof("record_type") == "history"]
+    rows = [{"/".join(item.nested_key) or item.key: float(item.value_json) for item in row.item} for row in histories]
+    assert [(row["_step"], row["bits/weight"], row["cost/gbitops"]) for row in rows] == [(1, 8, 0.5), (2, 3, 0.75)]
+
+
+def test_labels_are_for_people_and_the_id_survives_a_resume(digits):
+    plan = digits("schedule=RTH", "logging.group=cpt/table2", "logging.tags=[night]", "seed=3")
+    found = labels(plan)
+    assert found.name == "resnet8-RTH-seed3"
+    assert found.tags == ("cpt", "smoke", "sbm", "night")
+    assert (
+        found.id
+        == labels(digits("schedule=RTH", "seed=3", "logging.wandb_project=other")).id
+        == f"{plan.hash}-seed3-smoke"
+    )
+
+
+def test_nothing_is_tracked_unless_asked():
+    assert configure().logging.wandb == "disabled"
+    assert not configure().logging.tensorboard
+
+
+def test_a_sweep_file_names_the_group_of_its_runs():
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    from hydra_plugins.bitcycle_plugins.grid_sweeper import _group
+
+    overrides = OverridesParser.create().parse_overrides(["+sweeps=cpt/table2", "logging.wandb=offline"])
+    assert _group(overrides, {"logging.wandb": "offline"}) == ["logging.group=cpt/table2"]
+    assert _group(overrides, {}) == _group(overrides[1:], {"logging.wandb": "offline"}) == []

@@ -133,27 +133,28 @@ def read_config(config: DictConfig) -> RunConfig:
 def refuse_unknown_keys(config: DictConfig) -> None:
     """Raise SettingError for the first key that no dataclass declares, with the nearest one that is declared."""
     for key, value in _undeclared(config, ""):
-        raise SettingError(key, value, "nobody reads this setting", nearest_key(key, _declared_keys(config, "")))
+        raise SettingError(key, value, "unknown setting", nearest_key(key, _declared_keys(config, "")))
 
 
 def nearest_key(key: str, known: Iterable[str] | None = None) -> str:
     """A remedy for an unknown key: the known one that looks most like it, by its whole name, its last part or initials.
 
     >>> nearest_key("train.lrr")
-    "did you mean 'training.learning_rate'? `python train.py --help` lists all settings"
+    "did you mean 'training.learning_rate'? `python train.py --help GROUP` lists the settings of a group"
     """
     known = sorted(known if known is not None else all_keys())
-    leaf = key.rsplit(".", 1)[-1]
+    group, _, leaf = key.rpartition(".")
     spellings: dict[str, str] = {}
     for name in known:
-        last = name.rsplit(".", 1)[-1]
-        initials = "".join(word[0] for word in last.split("_"))
+        its_group, _, last = name.rpartition(".")
+        alike = not group or difflib.SequenceMatcher(None, group, its_group).ratio() > 0.6
+        initials = "".join(word[0] for word in last.split("_")) if alike else ""  # too short to say much by themselves
         for spelling in (name, last, *([initials] if len(initials) > 1 else [])):
             spellings.setdefault(spelling, name)
-    alike = [spellings[word] for word in difflib.get_close_matches(leaf, spellings, 5, 0.7)]
-    close = difflib.get_close_matches(key, known, 1, 0.85) or difflib.get_close_matches(key, alike, 1, 0.0)
+    similar = [spellings[word] for word in difflib.get_close_matches(leaf, spellings, 5, 0.7)]
+    close = difflib.get_close_matches(key, known, 1, 0.85) or difflib.get_close_matches(key, similar, 1, 0.0)
     hint = f"did you mean '{close[0]}'? " if close else ""
-    return f"{hint}`python train.py --help` lists all settings"
+    return f"{hint}`python train.py --help GROUP` lists the settings of a group"
 
 
 def all_keys() -> Iterator[str]:

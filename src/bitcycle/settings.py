@@ -41,6 +41,7 @@ def setting(
     maximum: float | None = None,
     affects_result: bool = True,
     content: bool = False,
+    unused: bool = False,
 ) -> Any:
     """Declare one field of a `Settings` dataclass.
 
@@ -51,6 +52,7 @@ def setting(
         minimum, maximum: inclusive bounds of a number (or of each number of a list).
         affects_result: False for what cannot change a run's numbers (logging, paths): it is left out of the run's name.
         content: for the path of a file with weights: what is in it counts for the run's name, not where it lies.
+        unused: accepted so that sweeps need no exception, but without effect; a single run warns where it is set.
     """
     metadata = {
         "help": help,
@@ -59,6 +61,7 @@ def setting(
         "maximum": maximum,
         "affects_result": affects_result,
         "content": content,
+        "unused": unused,
     }
     if isinstance(default, (list, dict)):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
@@ -75,11 +78,16 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A remedy for a misspelled word: the closest known one first, then all of them."""
+    """A remedy for a misspelled word: the closest known one first, in whatever case, then all of them.
+
+    >>> nearest("rth", ["CR", "RTH"])
+    "did you mean 'RTH'? Known: CR, RTH"
+    """
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    by_lower_case = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), by_lower_case, n=1, cutoff=0.5)
     listed = ", ".join(known)
-    return f"did you mean '{close[0]}'? Known: {listed}" if close else f"use one of: {listed}"
+    return f"did you mean '{by_lower_case[close[0]]}'? Known: {listed}" if close else f"use one of: {listed}"
 
 
 @dataclasses.dataclass

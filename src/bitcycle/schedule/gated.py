@@ -117,7 +117,7 @@ class Dfq(ScheduleOptions):
     name: str = "dfq"
     q_min: Any = setting(3, "not used: the options say the bits", affects_result=False)
     q_max: int = setting(8, "bits of the static baseline that costs are compared with", minimum=1, maximum=32)
-    cycles: int = setting(8, "not used; accepted so that sweeps over schedules need no exception", affects_result=False)
+    cycles: int = setting(8, "not used", affects_result=False, unused=True)
     target: float = setting(3.0, "cp, the cost that is aimed at, in percent of float32", minimum=0, maximum=100)
     options: Any = setting(
         "paper",

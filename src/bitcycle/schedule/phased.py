@@ -26,7 +26,7 @@ class PhasedOptions(ScheduleOptions):
     the rate of its step t is the one that the recipe has at t of a run of S steps, times the phase's factor.
     """
 
-    cycles: int = setting(8, "not used; accepted so that sweeps over schedules need no exception", affects_result=False)
+    cycles: int = setting(8, "not used", affects_result=False, unused=True)
     gradient: int = setting(32, "gradient bits where weights or activations have few", minimum=1, maximum=32)
     decay: str = setting(
         "shape",

@@ -26,7 +26,7 @@ class Staged(ScheduleOptions):
     name: str = "pfq_manual"
     q_min: Any = setting(3, "not used: the stages say the bits", affects_result=False)
     q_max: int = setting(8, "not used: the stages say the bits", affects_result=False)
-    cycles: int = setting(8, "not used; accepted so that sweeps over schedules need no exception", affects_result=False)
+    cycles: int = setting(8, "not used", affects_result=False, unused=True)
     stages: list[int] = setting([3, 4, 6, 8], "forward bits of the stages", minimum=1, maximum=32)
     gradient_stages: list[int] = setting([6, 6, 8, 8], "gradient bits of the stages", minimum=1, maximum=32)
     boundaries: Optional[list[float]] = setting(
@@ -114,7 +114,7 @@ class Pfq(Plateau):
     name: str = "pfq"
     q_min: Any = setting(3, "not used: the stages say the bits", affects_result=False)
     q_max: int = setting(8, "not used: the stages say the bits", affects_result=False)
-    cycles: int = setting(8, "not used; accepted so that sweeps over schedules need no exception", affects_result=False)
+    cycles: int = setting(8, "not used", affects_result=False, unused=True)
     stages: list[int] = setting([3, 4, 6, 8], "forward bits of the stages", minimum=1, maximum=32)
     gradient_stages: list[int] = setting([6, 6, 8, 8], "gradient bits of the stages", minimum=1, maximum=32)
 

@@ -26,7 +26,7 @@ from bitcycle.task import Outcome, Task
 from bitcycle.training.display import ProgressBar
 from bitcycle.training.distributed import StopAgreement, replica
 from bitcycle.training.interruption import Interrupted, StopSignal
-from bitcycle.training.metrics_log import JsonLines, MetricsLog
+from bitcycle.training.metrics_log import JsonLines, MetricsLog, NoLines
 from bitcycle.training.options import TrainingOptions
 from bitcycle.training.phases import Candidate, PhaseRunner
 from bitcycle.training.plateau import Plateau
@@ -99,6 +99,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self.logged, self.observed = RunningMean(self.device), RunningMean(self.device)
         self.evaluating = 0.0
+        self.metrics = MetricsLog(NoLines(), [])
         self.metrics_bytes = 0
         self.timing_bytes = 0
         self.average = WeightAverage()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Optional
 
@@ -27,7 +28,7 @@ class TrainingOptions(Settings):
     )
     weight_averaging: WeightAveragingOptions = setting(WeightAveragingOptions, "averages of the weights beside them")
     evaluation_steps: Optional[int] = setting(
-        390, "evaluate every so many steps, and at the end (released code: 390); null: after each epoch", minimum=1
+        390, "evaluation interval in steps (released code: 390); null: after each epoch; always at the end", minimum=1
     )
     evaluation_precision: str = setting(
         "last",
@@ -53,7 +54,7 @@ class TrainingOptions(Settings):
         choices=("auto", "true", "false"),
         affects_result=False,
     )
-    device: str = setting("auto", "cpu, cuda, or auto", choices=("auto", "cpu", "cuda"), affects_result=False)
+    device: str = setting("auto", "cpu, cuda, cuda:1, mps, or auto (cuda where there is one)", affects_result=False)
     threads: Optional[int] = setting(None, "CPU threads; null: PyTorch's choice", minimum=1, affects_result=False)
     deterministic: bool = setting(
         True, "use deterministic algorithms, which exact resuming needs on a GPU", affects_result=False
@@ -61,7 +62,9 @@ class TrainingOptions(Settings):
     checkpoint_seconds: float = setting(
         60.0, "save a checkpoint when the last is older than this", minimum=0, affects_result=False
     )
-    log_steps: int = setting(50, "write the mean training loss every so many steps", minimum=1, affects_result=False)
+    log_steps: int = setting(
+        50, "interval in steps at which the mean training loss is logged", minimum=1, affects_result=False
+    )
 
     def validate(self) -> None:
         if (self.steps is None) == (self.epochs is None):
@@ -69,6 +72,8 @@ class TrainingOptions(Settings):
             raise SettingError(
                 "steps", self.steps, problem, "set one of training.steps and training.epochs to null, not both"
             )
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
+            raise SettingError("device", self.device, "is not a device", "use auto, cpu, cuda, cuda:NUMBER or mps")
         if self.recompute and self.compute != "codes":
             remedy = "set training.compute=codes, or training.recompute=false"
             raise SettingError("recompute", True, "has no codes to compute from", remedy)

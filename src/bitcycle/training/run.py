@@ -226,18 +226,37 @@ def set_up_torch(plan: Plan) -> torch.device:
         RunError: if a GPU is asked for and there is none.
     """
     options = plan.config.training
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise RunError("training.device=cuda, but PyTorch sees no GPU; use training.device=cpu or auto")
-    use_gpu = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())
+    device = choose_device(options.device)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    if not use_gpu:
+    if device.type == "cpu":
         keep_freed_memory()
-    if options.deterministic and use_gpu:  # on a CPU nothing that is used here is random in its order
+    if options.deterministic and device.type != "cpu":  # on a CPU nothing that is used here is random in its order
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.backends.cudnn.benchmark = False
-    return torch.device("cuda" if use_gpu else "cpu")
+    return device
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a name: cpu, cuda, cuda:1, mps, or auto.
+
+    Raises:
+        RunError: if there is no such device.
+    """
+    kind, _, number = name.partition(":")
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise RunError("training.device=mps, but PyTorch sees no Metal device; use training.device=cpu or auto")
+    if kind == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if int(number or 0) >= count:
+            seen = f"{count} GPUs, numbered from 0" if count else "no GPU"
+            raise RunError(f"training.device={name}, but PyTorch sees {seen}; use training.device=cpu or auto")
+        if number:
+            torch.cuda.set_device(int(number))  # what is created on "cuda" from now on
+    return torch.device(kind)
 
 
 def wants_compilation(plan: Plan, device: torch.device) -> bool:

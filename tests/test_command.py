@@ -12,10 +12,15 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from bitcycle.command import main
-from bitcycle.configuration import GROUPS, PRESETS, nearest_key
+from bitcycle.configuration import GROUPS, PRESETS, all_keys, nearest_key
+from bitcycle.errors import RunError
+from bitcycle.help import LOGGING, TOP, groups, help_text
+from bitcycle.settings import MISSING
+from bitcycle.training.run import choose_device
 from bitcycle.training.run_folder import RunFolder, read_json
 from tests.conftest import ROOT, configure, plan, run_train
 
@@ -34,12 +39,14 @@ def command(monkeypatch, capsys, tmp_path):
 
 
 WRONG = {
-    "+train.lrr=1": ("train", "nobody reads this setting"),
+    "+train.lrr=1": ("train", "unknown setting"),
     "train.lrr=1": ("train.lrr", "did you mean 'training.learning_rate'"),
     "training.lr=0.1": ("training.lr", "did you mean 'training.learning_rate'"),
     "+training.optimizer.momentun=0": ("training.optimizer.momentun", "did you mean 'training.optimizer.momentum'"),
     "schedule.qmin=3": ("schedule.qmin", "did you mean 'schedule.q_min'"),
     "schedule=RTX": ("schedule=RTX", "did you mean 'RT"),
+    "schedule=rth": ("schedule=rth", "did you mean 'RTH'"),
+    "training.device=gpu": ("training.device=gpu", "cuda:NUMBER"),
     "model=resnet75": ("model=resnet75", "did you mean 'resnet74'"),
     "quantizer=smb": ("quantizer=smb", "did you mean 'sbm'"),
     "dataset=cifar": ("dataset=cifar", "did you mean 'cifar10'"),
@@ -283,23 +290,78 @@ def test_multirun_trains_what_is_missing_and_reports_the_worst_code(command, tmp
     assert {folder.path: folder.log.read_text() for folder in folders} == logs  # no run was begun again
 
 
-def test_help_explains_every_group_option_and_setting(command):
-    code, out, _ = command("--help")
-    assert code == 0
+def test_help_is_one_screen_of_groups_options_and_common_settings(command):
+    code, out, _ = command("--help", "")
+    lines = out.splitlines()
+    assert code == 0 and len(lines) <= 70 and max(map(len, lines)) < 170
     for group, options in GROUPS.items():
-        assert f"{group.upper()}: " in out
+        assert f"\n{group}=" in out
+        assert {name for name in options if re.search(rf"\b{name}\b", out)} or group == "model"
+    assert sum(bool(re.match(r"  [\w.]+=", line)) for line in lines) == 10
+
+
+def test_help_explains_every_option_and_setting_of_a_group():
+    conf = ROOT / "conf"
+    shown = {topic: help_text(conf, topic) for topic in (*groups(conf), TOP, LOGGING)}
+    for group, options in GROUPS.items():
         for name in options:
-            assert re.search(rf"{group}=(.*, )?{name}\b", out)
-    for setting in (
-        "schedule.q_min=3",
-        "training.learning_rate.initial=0.1",
-        "quantizer.float_layers=null",
-        "dry_run=false",
-        "hardware.convention=actual",
-        "seed=0",
-    ):
-        assert setting in out
-    assert max(len(line) for line in out.splitlines()) < 260
+            assert re.search(rf"\b{name}\b", shown[group]), name
+    everything = "\n".join(shown.values())
+    for key in all_keys():
+        if not key.endswith(".name") and key not in (*GROUPS, "training", "logging"):
+            assert f"  {key}=" in everything or any(other.startswith(f"{key}.") for other in all_keys()), key
+    assert MISSING not in everything
+    assert max(len(line) for line in everything.splitlines()) < 260
+
+
+def test_help_on_one_option_has_its_values_source_and_equation(command):
+    code, out, _ = command("--help", "schedule=RTH")
+    assert code == 0
+    assert "Better Schedules, section 3.2" in out
+    assert "schedule.profile=rex" in out and "schedule.form=horizontal" in out
+    assert "epochs=40" in help_text(ROOT / "conf", "training=ptb")
+    assert "steps: 2500" in help_text(ROOT / "conf", "scale=mini")
+
+
+@pytest.mark.parametrize(
+    ("topic", "remedy"), [("shedule", "did you mean 'schedule'"), ("schedule=rth", "did you mean 'RTH'")]
+)
+def test_help_on_an_unknown_topic(command, topic, remedy):
+    code, _, err = command("--help", topic)
+    assert code == 2 and remedy in err
+
+
+def test_a_setting_without_effect_is_said(command, caplog):
+    """Sweeps over schedules set q_min for static precision too; a person who does so is told."""
+    code = command("dataset=digits", "model=resnet8", "schedule=static", "schedule.q_min=9", "dry_run=json")[0]
+    assert code == 0
+    assert "schedule.q_min has no effect with schedule=static" in caplog.text
+
+
+def test_a_launcher_of_others_that_fails_is_no_bug_of_ours(command):
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    run = ("dataset=digits", "model=resnet8", "scale=smoke", "training.steps=3")
+    code, _, err = command("-m", "hydra/launcher=submitit_slurm", *run)
+    assert code == 1
+    assert "hydra_submitit_launcher" in err and "srun" in err and "bug" not in err
+
+
+@pytest.mark.parametrize("device", ["cuda:1", "cuda", "mps"])
+def test_devices_that_are_not_there(device):
+    if (device == "mps" and torch.backends.mps.is_available()) or ("cuda" in device and torch.cuda.is_available()):
+        pytest.skip("this machine has one")
+    with pytest.raises(RunError, match=f"training.device={device}, but PyTorch sees no"):
+        choose_device(device)
+
+
+def test_second_gpu(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert choose_device("cuda:1") == torch.device("cuda") == choose_device("auto") and chosen == [1]
+    with pytest.raises(RunError, match="sees 2 GPUs, numbered from 0"):
+        choose_device("cuda:2")
 
 
 def test_each_option_of_a_group_is_stated_once():
@@ -313,10 +375,8 @@ def test_each_option_of_a_group_is_stated_once():
             assert vars(getattr(configure(f"{group}={name}"), group)) == vars(preset()), name
 
 
-def test_an_option_that_is_shown_is_an_option(command):
-    """Networks that differ by their depth alone are one line of the help text."""
-    shown = command("--help")[1]
-    assert "model=resnet8, resnet14, resnet20" in shown
+def test_networks_that_differ_by_their_depth_alone_are_one_line_of_help():
+    assert "model=resnet8, resnet14, resnet20" in help_text(ROOT / "conf", "model")
     assert configure("model=resnet56").model.depth == 56
 
 
@@ -331,6 +391,7 @@ def test_nearest_key_knows_abbreviations():
     assert "'training.optimizer.weight_decay'" in nearest_key("optim.wd")
     assert "'training.batch_size'" in nearest_key("train.bs")
     assert "did you mean" not in nearest_key("xyzzy")
+    assert "hardware" not in nearest_key("training.amp")  # not array_pj for its initials
 
 
 def test_tab_completion_completes_groups(tmp_path):

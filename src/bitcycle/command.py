@@ -7,18 +7,20 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from bitcycle import processes
-from bitcycle.configuration import GROUPS, fields_below, nearest_key, read_config, register_schemas
+from bitcycle.configuration import GROUPS, RunConfig, fields_below, nearest_key, read_config, register_schemas
 from bitcycle.errors import (
     EXIT_DATA_MISSING,
     EXIT_DONE,
@@ -47,9 +49,9 @@ SWEEPS = "sweeps"
 
 def main(conf: Path) -> int:
     """Run the command line in `sys.argv` and return its exit code; `conf` is the folder of the configuration files."""
-    if {"--help", "-h"} & set(sys.argv[1:]):
-        print(help_text(conf))
-        return EXIT_DONE
+    asked = next((index for index, word in enumerate(sys.argv) if word in ("--help", "-h")), None)
+    if asked is not None:
+        return guarded(lambda: show_help(conf, *sys.argv[asked + 1 : asked + 2]))
     set_up_console()
     register_schemas()
     # Hydra would print errors in its own words and exit with 1; with this it raises them.
@@ -57,9 +59,14 @@ def main(conf: Path) -> int:
     sys.argv[1:] = map(quoted, sys.argv[1:])
     exit_codes: list[int] = []
 
-    def job(config: DictConfig) -> int:
-        exit_codes.append(guarded(lambda: run(config)))
-        return exit_codes[-1]
+    def job(config: DictConfig) -> Any:
+        found: list[Any] = []
+        exit_codes.append(guarded(lambda: found.extend(run(config)) or EXIT_DONE))
+        if exit_codes[-1] != EXIT_DONE:
+            if HydraConfig.get().mode == RunMode.MULTIRUN:
+                raise JobFailed(exit_codes[-1])  # a sweeper that optimizes must not take the exit code for a metric
+            return None
+        return found[0] if len(found) == 1 else found
 
     launch = hydra.main(version_base="1.3", config_path=str(conf), config_name="config")(job)
     try:
@@ -69,16 +76,37 @@ def main(conf: Path) -> int:
     return worst(exit_codes)
 
 
+def show_help(conf: Path, topic: str = "") -> int:
+    """Print the help on a topic."""
+    print(help_text(conf, topic))
+    return EXIT_DONE
+
+
+class JobFailed(Exception):
+    """A run has failed, and why has been said."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"exit code {code}")
+        self.code = code
+
+
 def _call(launch: Callable[[], None]) -> int:
     launch()
     return EXIT_DONE
 
 
-def run(config: DictConfig) -> int:
-    """Run one composed configuration: validate, plan, then show the plan or execute it."""
-    refuse_renamed_options(HydraConfig.get().overrides.task)
+def run(config: DictConfig) -> list[float]:
+    """Run one composed configuration: validate, plan, then show the plan or execute it.
+
+    Returns:
+        What `logging.objective` asks for; nothing after a dry run.
+    """
+    overrides = HydraConfig.get().overrides.task
+    refuse_renamed_options(overrides)
     refuse_sweep(HydraConfig.get().runtime.choices.get(SWEEPS))
     run_config = read_config(config)
+    for key, choice in unused_settings(overrides, run_config):
+        logger.warning("%s has no effect with %s", key, choice)
     plan = make_plan(run_config)
     if run_config.dry_run == "json":
         print(json.dumps(plan.describe()))
@@ -89,7 +117,39 @@ def run(config: DictConfig) -> int:
             summary, is_first = execute(plan), processes.rank() == 0
         if is_first:
             report(plan, summary)
-    return EXIT_DONE
+        return [objective(summary, name) for name in run_config.logging.objective]
+    return []
+
+
+def objective(summary: Mapping[str, Any], name: str) -> float:
+    """A number of a run's summary by its name in `logging.objective`.
+
+    Raises:
+        SettingError: if this run has no such number.
+    """
+    places: dict[str, tuple[str, ...]] = {
+        "mean_of_last": ("mean_of_last", "mean"),
+        "validation": ("validation", "final"),
+        "gbitops": ("cost", "total", "gbitops"),
+        "relative_to_static": ("cost", "total", "relative_to_static"),
+    }
+    value: Any = summary
+    for key in places.get(name, (name,)):
+        if key not in value:
+            remedy = "hold validation images out of the training set, as dataset.validation_samples=500"
+            raise SettingError("logging.objective", name, "this run has no validation data", remedy)
+        value = value[key]
+    return float(value)
+
+
+def unused_settings(overrides: Iterable[str], config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Settings on the command line that the chosen options accept and do not use, and these options."""
+    for override in overrides:
+        group, _, name = override.lstrip("+").partition("=")[0].partition(".")
+        options = getattr(config, group, None) if group in GROUPS else None
+        field = getattr(options, "__dataclass_fields__", {}).get(name)
+        if field is not None and field.metadata.get("unused"):
+            yield f"{group}.{name}", f"{group}={vars(options)['name']}"
 
 
 def report(plan: Plan, summary: dict[str, Any]) -> None:
@@ -132,13 +192,24 @@ def guarded(action: Callable[[], int]) -> int:
         return _complain("data missing", error, EXIT_DATA_MISSING)
     except RunError as error:
         return _complain("run failed", error, EXIT_FAILED)
+    except JobFailed as error:
+        return error.code
     except Interrupted:
         return EXIT_INTERRUPTED
     except KeyboardInterrupt:
         return _complain("interrupted", "stopped at once; the last checkpoint is kept", EXIT_INTERRUPTED)
-    except Exception:
+    except Exception as error:
+        if plugin := _plugin_of(error):
+            return _complain("sweep failed", f"{plugin}: {type(error).__name__}: {error}", EXIT_FAILED)
         logger.exception("unexpected error; this is a bug of bitcycle or of a library")
         return EXIT_FAILED
+
+
+def _plugin_of(error: BaseException) -> str | None:
+    """The plugin of Hydra, none of ours, in which an error has come up."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    plugins = [name.split(".")[1] for name in modules if name.startswith("hydra_plugins.")]
+    return plugins[-1] if plugins and plugins[-1] != "bitcycle_plugins" else None
 
 
 def _complain(kind: str, message: object, code: int) -> int:
@@ -161,7 +232,7 @@ def unknown_setting(key: str) -> SettingError:
     owners = [name for name, kind in GROUPS.get(group, {}).items() if key in set(fields_below(kind, f"{group}."))]
     if owners:
         return SettingError(key, "...", f"the chosen {group} has no such setting", f"these have: {', '.join(owners)}")
-    return SettingError(key, "...", "nobody reads this setting", nearest_key(key))
+    return SettingError(key, "...", "unknown setting", nearest_key(key))
 
 
 def refuse_renamed_options(overrides: Iterable[str]) -> None:
@@ -170,7 +241,7 @@ def refuse_renamed_options(overrides: Iterable[str]) -> None:
         key, _, value = override.lstrip("+").partition("=")
         group, _, setting = key.partition(".")
         if group in GROUPS and setting == "name":
-            raise SettingError(key, value, "would call one option by another's name", f"write {group}={value}")
+            raise SettingError(key, value, "the name of a group cannot be overridden", f"write {group}={value}")
 
 
 def refuse_sweep(name: str | None) -> None:
@@ -200,13 +271,13 @@ def explain_hydra(error: BaseException) -> str:
     while cause is not None and cause not in causes:
         causes.append(cause)
         cause = cause.__cause__
+    text = "\n".join(str(cause) for cause in causes)
+    if sweep := _explain_sweep(text):
+        return sweep
     for cause in causes:
         if isinstance(cause, MissingConfigException) and cause.options:
             group, _, name = str(cause.missing_cfg_file).rpartition("/")
             return str(SettingError(group, name, "is not one of its options", nearest(name, cause.options)))
-    text = "\n".join(str(cause) for cause in causes)
-    if sweep := _explain_sweep(text):
-        return sweep
     unknown = re.search(r"Could not override '([^']+)'", text)
     if unknown and "not in" in text:
         return str(unknown_setting(unknown[1]))

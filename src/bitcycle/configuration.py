@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,8 @@ def nearest_key(key: str, known: Iterable[str] | None = None) -> str:
     spellings: dict[str, str] = {}
     for name in known:
         its_group, _, last = name.rpartition(".")
-        alike = not group or difflib.SequenceMatcher(None, group, its_group).ratio() > 0.6
+        parts = itertools.product(group.split("."), its_group.split("."))
+        alike = any(difflib.SequenceMatcher(None, *pair).ratio() > 0.6 for pair in parts) or not group
         initials = "".join(word[0] for word in last.split("_")) if alike else ""  # too short to say much by themselves
         for spelling in (name, last, *([initials] if len(initials) > 1 else [])):
             spellings.setdefault(spelling, name)

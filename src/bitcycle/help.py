@@ -1,71 +1,162 @@
-"""`python train.py --help`: every group and every setting in plain words, from the dataclasses and the files of `conf/`."""
+"""`python train.py --help [GROUP | GROUP=NAME]`: groups, options and settings in plain words, from where they are declared."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import inspect
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
+from bitcycle.cli import SUB_COMMANDS
 from bitcycle.configuration import GROUPS, PRESETS, RunConfig
-from bitcycle.settings import MISSING, Settings, default_of
-from bitcycle.training.options import TrainingOptions
+from bitcycle.settings import MISSING, SettingError, Settings, default_of, nearest
+from bitcycle.training.options import LoggingOptions, TrainingOptions
 
+WIDTH = 120
 INTRODUCTION = """\
-bitcycle trains neural networks with few bits whose number changes along the way.
+bitcycle trains neural networks at a precision that varies during training.
 
-    python train.py schedule=RTH model=resnet74                   one run; finished runs are skipped, interrupted ones resumed
-    python train.py schedule=RTH model=resnet74 dry_run=true      what would run and what it would cost; trains nothing
-    python train.py -m schedule=static,CR,RTH seed=0,1,2          every combination, one after the other
+    python train.py schedule=RTH model=resnet74                one run; finished runs are skipped, interrupted ones resumed
+    python train.py schedule=RTH model=resnet74 dry_run=true   what would run and what it would cost; trains nothing
+    python train.py -m schedule=static,CR,RTH seed=0,1,2       every combination; -m +sweeps=cpt/table2: a table of a paper
+    python train.py --help schedule                            options and settings of a group; --help schedule=RTH: of one
 
-GROUP=NAME chooses an option of a group, GROUP.SETTING=VALUE changes a setting. Lists are written [0.5,0.75], nothing is null.
+`bitcycle`, where the package is installed, is the same command from any folder. GROUP=NAME chooses an option of a group,
+GROUP.SETTING=VALUE changes a setting; lists are written [0.5,0.75], nothing is null."""
+CLOSING = """\
 Exit codes: 0 done or already done; 1 the run failed; 2 the configuration is wrong; 3 the data are missing; 75 interrupted,
-run the same command again. `python train.py --hydra-help` explains Hydra's own flags (-m, --cfg job, -sc for tab completion).
-"""
+run the same command again. --hydra-help explains Hydra's own flags (-m, --cfg job, -sc for tab completion)."""
+COMMON = (
+    *("schedule.q_min", "schedule.q_max", "schedule.cycles", "training.steps", "training.batch_size"),
+    *("training.learning_rate.initial", "training.device", "seed", "data_root", "dry_run"),
+)
+"""The settings that people change most."""
+TOP, LOGGING = "settings", "logging"
+"""Topics that are no group: the settings without one, and those of logging."""
 
 
-def help_text(conf: Path) -> str:
-    """The whole help text; `conf` is the folder of the configuration files."""
-    return "\n".join([INTRODUCTION, *_groups(conf), "SETTINGS OF NO GROUP", *_settings(RunConfig, "", only_plain=True)])
+def help_text(conf: Path, topic: str = "") -> str:
+    """The help on a topic: nothing (at most 70 lines), a group, GROUP=NAME, settings (of no group) or logging.
+
+    Args:
+        conf: folder of the configuration files.
+        topic: the word behind --help.
+
+    Raises:
+        SettingError: for an unknown topic.
+    """
+    group, _, name = topic.partition("=")
+    if not topic:
+        return "\n".join(_overview(conf))
+    if group == TOP:
+        return "\n".join(_settings(RunConfig))
+    if group == LOGGING:
+        return "\n".join(_settings(LoggingOptions, "logging."))
+    if group not in groups(conf):
+        raise SettingError("--help", topic, "is no topic", nearest(group, [*groups(conf), TOP, LOGGING]))
+    if not name:
+        return "\n".join(_group(group, conf))
+    if name not in summaries(group, conf):
+        raise SettingError("--help", topic, "is not one of its options", nearest(name, summaries(group, conf)))
+    return "\n".join(_option(group, name, conf))
 
 
-def _groups(conf: Path) -> Iterator[str]:
-    helps = {field.name: field.metadata["help"] for field in dataclasses.fields(RunConfig)}
-    for group in sorted({*GROUPS, *(path.parent.name for path in conf.glob("*/*.yaml"))}, key=_group_order):
-        yield f"{group.upper()}: {helps[group]}"
-        for names, summary in _options(group, conf):
-            yield f"  {group}={names:<18} {summary}"
-        kinds = list(dict.fromkeys(GROUPS[group].values())) if group in GROUPS else []
-        if group == "training":
-            kinds = [TrainingOptions]
-        shown: set[str] = set()
-        for kind in kinds:
-            lines = [line for line in _settings(kind, f"{group}.") if line not in shown]
-            if lines:
-                yield "  settings" + (f" of {_names(group, kind)}" if len(kinds) > 1 else "") + ":"
-                yield from (f"  {line}" for line in lines)
-                shown |= set(lines)
-        yield ""
+def groups(conf: Path) -> list[str]:
+    """The groups in the order of the configuration, the one of scales last."""
+    fields = [field.name for field in dataclasses.fields(RunConfig)]
+    found = {*GROUPS, *(path.parent.name for path in conf.glob("*/*.yaml"))}
+    return sorted(found, key=lambda group: fields.index(group) if group in fields else len(fields))
 
 
 def summaries(group: str, conf: Path) -> dict[str, str]:
     """What each option of a group is, in one line: from its preset, or the first comment of its file in `conf`."""
     found = {path.stem: first_comment(path) for path in conf.glob(f"{group}/*.yaml")}
-    return found | {name: preset.summary for name, preset in PRESETS.get(group, {}).items()}
+    found |= {name: preset.summary for name, preset in PRESETS.get(group, {}).items()}
+    return dict(sorted(found.items(), key=lambda option: _natural(option[0])))
 
 
-def _options(group: str, conf: Path) -> Iterator[tuple[str, str]]:
+def _overview(conf: Path) -> Iterator[str]:
+    yield from INTRODUCTION.splitlines()
+    yield ""
+    helps = {field.name: field.metadata["help"] for field in dataclasses.fields(RunConfig)}
+    for group in groups(conf):
+        names = [_shortened(names) for names, _ in _options(group, conf)]
+        listed = f"{group + '=':<10} {helps[group]}: {', '.join(names)}"
+        yield from textwrap.wrap(listed, WIDTH, subsequent_indent=" " * 11, break_on_hyphens=False)
+    yield ""
+    yield "The settings that people change most:"
+    declared = {line.split("=")[0].strip(): line for line in _common_settings()}
+    yield from (declared[name] for name in COMMON)
+    yield ""
+    yield "Sub-commands of `bitcycle` (--help explains each):"
+    for word, command in SUB_COMMANDS.items():
+        yield f"  {word:<12} {command.help}"
+    yield ""
+    yield from CLOSING.splitlines()
+
+
+def _common_settings() -> Iterator[str]:
+    yield from _settings(RunConfig)
+    yield from _settings(TrainingOptions, "training.")
+    yield from _settings(GROUPS["schedule"]["CR"], "schedule.")
+
+
+def _group(group: str, conf: Path) -> Iterator[str]:
+    helps = {field.name: field.metadata["help"] for field in dataclasses.fields(RunConfig)}
+    yield f"{group.upper()}: {helps[group]}"
+    for names, summary in _options(group, conf):
+        yield from textwrap.wrap(
+            f"  {group}={', '.join(names):<18} {summary}", 160, subsequent_indent=" " * 6, break_on_hyphens=False
+        )
+    kinds = list(dict.fromkeys(GROUPS[group].values())) if group in GROUPS else []
+    if group == "training":
+        kinds = [TrainingOptions]
+    shown: set[str] = set()
+    for kind in kinds:
+        lines = [line for line in _settings(kind, f"{group}.") if line not in shown]
+        if lines:
+            yield "settings" + (f" of {_names(group, kind)}" if len(kinds) > 1 else "") + ":"
+            yield from lines
+            shown |= set(lines)
+
+
+def _option(group: str, name: str, conf: Path) -> Iterator[str]:
+    """What an option is, where it comes from, and its settings with the values that they have in it."""
+    yield f"{group}={name}: {summaries(group, conf)[name]}"
+    preset, file = PRESETS.get(group, {}).get(name), conf / group / f"{name}.yaml"
+    kind: type[Settings] | None = GROUPS.get(group, {}).get(name, TrainingOptions if group == "training" else None)
+    values: Mapping[str, Any] = preset.values if preset else {}
+    if preset is not None:
+        yield f"Source: {preset.source}"
+        yield ""
+        yield from (inspect.getdoc(preset.kind) or "").splitlines()
+    else:
+        comments = [line.lstrip("# ") for line in file.read_text().splitlines() if line.startswith("#")]
+        yield from comments[1:]
+        content: Any = OmegaConf.to_container(OmegaConf.load(file))
+        values = {key: value for key, value in content.items() if key != "defaults"}
+    yield ""
+    if kind is None:  # it sets several groups at once
+        yield OmegaConf.to_yaml(OmegaConf.create(dict(values))).rstrip()
+    else:
+        yield from _settings(kind, f"{group}.", values)
+
+
+def _options(group: str, conf: Path) -> Iterator[tuple[list[str], str]]:
     """Names and summary of a group's options, those with the same summary together."""
     together: dict[str, list[str]] = {}
-    for name, summary in sorted(summaries(group, conf).items(), key=lambda option: _natural(option[0])):
+    for name, summary in summaries(group, conf).items():
         together.setdefault(summary, []).append(name)
     for summary, names in together.items():
-        yield ", ".join(names), summary
+        yield names, summary
 
 
-def _group_order(group: str) -> tuple[int, str]:
-    fields = [field.name for field in dataclasses.fields(RunConfig)]
-    return (fields.index(group) if group in fields else len(fields), group)
+def _shortened(names: list[str]) -> str:
+    return f"{names[0]} ... {names[-1]}" if len(names) > 4 else ", ".join(names)
 
 
 def _natural(name: str) -> tuple[str, int]:
@@ -86,17 +177,24 @@ def first_comment(path: Path) -> str:
     return ""
 
 
-def _settings(kind: type[Settings], prefix: str, only_plain: bool = False) -> Iterator[str]:
+def _settings(kind: type[Settings], prefix: str = "", values: Mapping[str, Any] | None = None) -> Iterator[str]:
+    """A line for each setting of a dataclass, with its default or the value that an option gives it."""
     for field in dataclasses.fields(kind):
-        default = default_of(field)
-        is_group_name = field.name == "name" and prefix.count(".") == 1  # chosen by GROUP=NAME
-        if isinstance(default, Settings):
-            if not (only_plain and field.name == "training"):
-                yield from _settings(type(default), f"{prefix}{field.name}.")
-        elif not is_group_name and not (only_plain and field.name in GROUPS):
-            text, choices = field.metadata.get("help", ""), field.metadata.get("choices") or ()
-            words = "" if all(word in text for word in choices) else f" [{' | '.join(choices)}]"
-            yield f"  {prefix + field.name + '=' + _shown(default):<52} {text}{words}"
+        if (field.name == "name" and prefix.count(".") == 1) or (not prefix and field.name in (*GROUPS, "training")):
+            continue  # chosen by GROUP=NAME
+        value = (values or {}).get(field.name, default_of(field))
+        nested = field.default_factory
+        if isinstance(nested, type) and issubclass(nested, Settings):
+            if prefix:
+                yield from _settings(nested, f"{prefix}{field.name}.", value if isinstance(value, Mapping) else None)
+            continue
+        text, choices = field.metadata.get("help", ""), _choices(field)
+        words = "" if all(word in text for word in choices) else f" [{' | '.join(choices)}]"
+        yield f"  {prefix + field.name + '=' + _shown(value):<44} {text}{words}"
+
+
+def _choices(field: dataclasses.Field[Any]) -> Iterable[str]:
+    return [word for word in field.metadata.get("choices") or () if word != MISSING]
 
 
 def _shown(value: Any) -> str:

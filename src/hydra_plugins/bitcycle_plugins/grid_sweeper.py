@@ -87,7 +87,7 @@ class GridSweeper(Sweeper):
             hashes = [run_hash(run.config) for run in runs if run.config is not None]
             record_launch(name, fixed.get("scale", "paper"), hashes, self._compose, Path.cwd())
         if missing:
-            codes += [int(job.return_value) for job in self._launch(missing, _group(overrides, fixed))]
+            codes += [_exit_code(job) for job in self._launch(missing, _group(overrides, fixed))]
         raise SweepEnded(worst(codes))
 
     def _launch(self, runs: Sequence[SweepRun], more: Sequence[str]) -> Sequence[JobReturn]:
@@ -118,6 +118,17 @@ def _refuse_processes() -> None:
         problem = "several processes are for one run, and a sweep starts processes of its own"
         remedy = "leave torchrun and srun out; on a cluster hydra.launcher.gpus_per_node gives each run its processes"
         raise SettingError("WORLD_SIZE", variables["WORLD_SIZE"], problem, remedy)
+
+
+def _exit_code(job: JobReturn) -> int:
+    """The exit code of a run: what our launchers return; Hydra's own return metrics, or raise."""
+    from bitcycle.command import JobFailed
+
+    try:
+        value = job.return_value
+    except JobFailed as failure:
+        return failure.code
+    return value if isinstance(value, int) else 0
 
 
 def _group(overrides: Sequence[Override], fixed: dict[str, str]) -> list[str]:

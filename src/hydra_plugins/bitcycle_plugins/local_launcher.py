@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
@@ -25,15 +26,17 @@ class LocalLauncher(Launcher):
         self.config: DictConfig | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self.config = config
+        self.config, self.context, self.task = config, hydra_context, task_function
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run every job and return its exit code."""
+        """Run every job and return its exit code; for another sweeper than ours, its metric, one run after the other."""
         import torch
 
         from bitcycle.sweep.local import LocalPool, starter, train_command, useful_workers
 
         assert self.config is not None
+        if not self.config.hydra.sweeper._target_.startswith("hydra_plugins.bitcycle_plugins."):
+            return self._launch_here(job_overrides, initial_job_idx)
         conf = next(source.path for source in self.config.hydra.runtime.config_sources if source.provider == "main")
         root = Path(conf).parent
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -41,6 +44,12 @@ class LocalLauncher(Launcher):
         with starter(gpus) as start:
             codes = LocalPool(workers, gpus, start).run([train_command(root, overrides) for overrides in job_overrides])
         return [_returned(overrides, code) for overrides, code in zip(job_overrides, codes, strict=True)]
+
+    def _launch_here(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """In this process, which alone learns what the task returns."""
+        basic = BasicLauncher()
+        basic.setup(hydra_context=self.context, task_function=self.task, config=self.config)
+        return basic.launch(job_overrides, initial_job_idx)
 
 
 def _returned(overrides: Sequence[str], code: int) -> JobReturn:

@@ -86,8 +86,22 @@ class SlurmLauncher(Launcher):
         return jobs_in_queue(jobs, read_queue()) if jobs else {}
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run every job and return its exit code; for sweepers that do not know run folders."""
-        return self.launch_into(job_overrides, [self._folder(overrides) for overrides in job_overrides])
+        """Run every job and return its metric, as sweepers want it that optimize; ours uses `launch_into`."""
+        folders = [self._folder(overrides) for overrides in job_overrides]
+        return [self._measured(job, folder) for job, folder in zip(self.launch_into(job_overrides, folders), folders)]
+
+    def _measured(self, job: JobReturn, folder: Path) -> JobReturn:
+        from bitcycle.command import JobFailed, objective
+        from bitcycle.training.run_folder import RunFolder
+
+        assert self.config is not None
+        if code := job.return_value:
+            job.status, job.return_value = JobStatus.FAILED, JobFailed(code)
+        else:
+            summary = RunFolder(folder).read_summary()
+            found = [objective(summary, name) for name in self.config.logging.objective]
+            job.return_value = found[0] if len(found) == 1 else found
+        return job
 
     def _folder(self, overrides: Sequence[str]) -> Path:
         from bitcycle.configuration import read_config

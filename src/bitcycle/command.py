@@ -60,8 +60,8 @@ def main(conf: Path) -> int:
     exit_codes: list[int] = []
 
     def job(config: DictConfig) -> Any:
-        found: list[Any] = []
-        exit_codes.append(guarded(lambda: found.extend(run(config)) or EXIT_DONE))
+        found: list[float] = []
+        exit_codes.append(guarded(lambda: run(config, found)))
         if exit_codes[-1] != EXIT_DONE:
             if HydraConfig.get().mode == RunMode.MULTIRUN:
                 raise JobFailed(exit_codes[-1])  # a sweeper that optimizes must not take the exit code for a metric
@@ -95,12 +95,8 @@ def _call(launch: Callable[[], None]) -> int:
     return EXIT_DONE
 
 
-def run(config: DictConfig) -> list[float]:
-    """Run one composed configuration: validate, plan, then show the plan or execute it.
-
-    Returns:
-        What `logging.objective` asks for; nothing after a dry run.
-    """
+def run(config: DictConfig, found: list[float]) -> int:
+    """Run one composed configuration: validate, plan, then show the plan or execute it, which adds objectives to `found`."""
     overrides = HydraConfig.get().overrides.task
     refuse_renamed_options(overrides)
     refuse_sweep(HydraConfig.get().runtime.choices.get(SWEEPS))
@@ -117,8 +113,8 @@ def run(config: DictConfig) -> list[float]:
             summary, is_first = execute(plan), processes.rank() == 0
         if is_first:
             report(plan, summary)
-        return [objective(summary, name) for name in run_config.logging.objective]
-    return []
+        found += [objective(summary, name) for name in run_config.logging.objective]
+    return EXIT_DONE
 
 
 def objective(summary: Mapping[str, Any], name: str) -> float:

@@ -183,7 +183,7 @@ def _settings(kind: type[Settings], prefix: str = "", values: Mapping[str, Any] 
         if (field.name == "name" and prefix.count(".") == 1) or (not prefix and field.name in (*GROUPS, "training")):
             continue  # chosen by GROUP=NAME
         value = (values or {}).get(field.name, default_of(field))
-        nested = field.default_factory
+        nested: Any = field.default_factory
         if isinstance(nested, type) and issubclass(nested, Settings):
             if prefix:
                 yield from _settings(nested, f"{prefix}{field.name}.", value if isinstance(value, Mapping) else None)

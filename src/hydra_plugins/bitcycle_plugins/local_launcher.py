@@ -36,7 +36,7 @@ class LocalLauncher(Launcher):
 
         assert self.config is not None
         if not self.config.hydra.sweeper._target_.startswith("hydra_plugins.bitcycle_plugins."):
-            return self._launch_here(job_overrides, initial_job_idx)
+            return self._launch_here(self.config, job_overrides, initial_job_idx)
         conf = next(source.path for source in self.config.hydra.runtime.config_sources if source.provider == "main")
         root = Path(conf).parent
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -45,10 +45,12 @@ class LocalLauncher(Launcher):
             codes = LocalPool(workers, gpus, start).run([train_command(root, overrides) for overrides in job_overrides])
         return [_returned(overrides, code) for overrides, code in zip(job_overrides, codes, strict=True)]
 
-    def _launch_here(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+    def _launch_here(
+        self, config: DictConfig, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
         """In this process, which alone learns what the task returns."""
         basic = BasicLauncher()
-        basic.setup(hydra_context=self.context, task_function=self.task, config=self.config)
+        basic.setup(hydra_context=self.context, task_function=self.task, config=config)
         return basic.launch(job_overrides, initial_job_idx)
 
 

@@ -7,7 +7,7 @@ export HYDRA_FULL_ERROR := 1
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-matrix test-slurm lint bench status reproduce campaign manifest collect figures costs readme lock clean
+.PHONY: help setup demo test test-all test-slurm lint bench status reproduce campaign manifest collect figures costs readme lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -27,11 +27,11 @@ $(VENV)/.ready: requirements.lock requirements-uv.lock pyproject.toml
 demo: $(VENV)/.ready ## train a small ResNet with RTH on real digits: accuracy, cost, saving and a picture, in about two minutes
 	$(RUN) train.py schedule=RTH model=resnet8 dataset=digits scale=mini logging.picture=true
 
-test: $(VENV)/.ready lint ## style, types, then all tests (about 11 minutes on two cores)
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal
+test: $(VENV)/.ready lint ## style, types, then the tests (about 6 minutes on two cores)
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal --durations 20
 
-test-matrix: $(VENV)/.ready ## every task with every schedule and every quantizer, of which make test tries each once (minutes)
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal -m matrix tests/test_matrix.py
+test-all: $(VENV)/.ready lint ## the same with the tests that take minutes: whole tables of tasks, schedules and quantizers
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal --durations 20 -m "slow or not slow"
 
 test-slurm: $(VENV)/.ready ## a sweep on a SLURM cluster that is started on this machine for it; root installs SLURM if need be
 	scripts/test_slurm.sh "$(abspath $(RUN))"

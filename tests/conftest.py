@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
 from functools import cache, partial
+from multiprocessing.context import BaseContext
 from pathlib import Path
 
 import numpy as np
@@ -93,14 +98,33 @@ def train_command(*overrides: str) -> list[str]:
     return [sys.executable, str(ROOT / "train.py"), *overrides]
 
 
-def run_train(*overrides: str, **options) -> subprocess.CompletedProcess[str]:
-    """Run the command line and wait for it."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **options.pop("env", {})}
-    return subprocess.run(
-        train_command(*overrides),
-        capture_output=True,
-        text=True,
-        cwd=options.pop("cwd", ROOT),
-        env=environment,
-        **options,
-    )
+def run_train(*overrides: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own and wait for it; a sweep begins with a fresh interpreter."""
+    environment, command = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}, train_command(*overrides)
+    if "-m" in overrides:
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder, name) for name in ("out", "err")]
+        process = _processes().Process(target=_train_py, args=(overrides, environment, outputs))
+        process.start()
+        process.join()
+        return subprocess.CompletedProcess(command, process.exitcode, *(path.read_text() for path in outputs))
+
+
+@cache
+def _processes() -> BaseContext:
+    """Processes that are forked from one that has imported everything, which takes seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["bitcycle.command"])
+    return context
+
+
+def _train_py(arguments: Sequence[str], environment: dict[str, str], outputs: Sequence[Path]) -> None:
+    for number, path in enumerate(outputs, 1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+    os.chdir(ROOT)
+    os.environ.clear()
+    os.environ.update(environment)
+    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    sys.argv = ["train.py", *arguments]
+    runpy.run_path(str(ROOT / "train.py"), run_name="__main__")

@@ -15,7 +15,7 @@ OPTIONS = {
     "hlhlhlp": [*CHOOSING, "schedule.ratio=40"],
     "fine_tuning": CHOOSING,
     "partial_pretrain": ["model=resnet8_extra_skip", "quantizer=pact_binary", "training.evaluation_steps=10"],
-    "range_test": ["schedule.level_steps=6", "schedule.window=2", "schedule.stop=false"],
+    "range_test": ["training.steps=40", "schedule.level_steps=6", "schedule.window=2", "schedule.stop=false"],
 }
 """Options that let a schedule show what it does in a smoke run."""
 
@@ -92,10 +92,38 @@ TASKS: dict[str, list[str]] = {
 }
 """Task -> a small run of it, without schedule and quantizer."""
 
+SMALL_IMAGES = {
+    "dataset.train_samples": "128",
+    "dataset.test_samples": "32",
+    "training.batch_size": "8",
+    "training.steps": "24",
+    "training.evaluation_steps": "8",
+}
+"""What a run on the digits has in the resume test unless its row says otherwise: 16 steps an epoch."""
+
+FOUR_PHASES = [*CHOOSING, "training.steps=32"]
+
+SLOW = {
+    *("schedule=CT", "schedule=LR", "schedule=LT", "schedule=RR", "schedule=RTV", "schedule=ER", "schedule=ETV"),
+    *(
+        "schedule=ETH",
+        "schedule=hlhlhlp",
+        "weight averaging in phases",
+        "compute=codes with gates",
+        "weight averaging with gates",
+        "schedule=dfq on mobilenet_v2",
+    ),
+}
+"""Rows whose code another row goes through too: left to `make test-all`."""
+
 RESUME: dict[str, list[str]] = {
     **{
         f"schedule={name}": [f"schedule={name}", *OPTIONS.get(name, [*SHORT, *FEWER_CYCLES.get(name, [])])]
         for name in SCHEDULES
+    },
+    **{
+        f"schedule={name}": [f"schedule={name}", *OPTIONS[name], "training.steps=32"]
+        for name in ("hlhlp", "hlhlhlp", "fine_tuning")
     },
     "schedule=dfq": ["schedule=dfq", *SHORT],
     "schedule=fractrain": ["schedule=fractrain", *QUICK_STAGES, *SHORT],
@@ -115,12 +143,12 @@ RESUME: dict[str, list[str]] = {
     "quantizer=uniform_l2 step": ["quantizer=uniform_l2", "quantizer.update=step", *FLOAT_THEN_LOW, "schedule.q_min=3"],
     "model=mobilenet_v2": [
         *("model=mobilenet_v2", "schedule=RTH", "quantizer.depthwise_bits=[8,16]", "training.batch_size=4"),
-        *("training.steps=16", "training.evaluation_steps=8", "dataset.test_samples=32"),
+        *("training.steps=8", "training.evaluation_steps=4"),
     ],
     "hlhlp with adam": [
         *(
             "schedule=hlhlp",
-            *CHOOSING,
+            *FOUR_PHASES,
             "schedule.ratio=10",
             "schedule.second_moment=optimizer",
             "schedule.carry=quantized",
@@ -143,7 +171,7 @@ RESUME: dict[str, list[str]] = {
     ],
     "optimizer=adam": ["training.optimizer.name=adam", "training.learning_rate.initial=0.001"],
     "optimizer=nesterov": ["training.optimizer.nesterov=true", "training.learning_rate.name=cosine"],
-    "q_min=auto": ["schedule=RTH", "schedule.q_min=auto", "schedule.range_test.threshold=1"],
+    "q_min=auto": ["training.steps=64", "schedule=RTH", "schedule.q_min=auto", "schedule.range_test.threshold=1"],
     "learning_rate=plateau": [
         *("training.learning_rate.name=plateau", "training.evaluation_steps=4", "training.learning_rate.initial=0.5"),
         *("dataset.validation=0.1", "schedule=CR"),
@@ -151,11 +179,11 @@ RESUME: dict[str, list[str]] = {
     "optimizer=adamw": ["training.optimizer.name=adamw", "training.clip_norm=0.5", "training.evaluation_steps=null"],
     "learning_rate=cyclic": ["training.learning_rate.name=cyclic"],
     "weight averaging": [
-        *("schedule=CR", "quantizer=uniform_l2", "schedule.gradient_min=32", *SHORT),
+        *("schedule=CR", "quantizer=uniform_l2", "schedule.gradient_min=32", *SHORT, "dataset.train_samples=32"),
         *("training.weight_averaging.start=0.3", "training.weight_averaging.every=0.1"),
     ],
     "weight averaging in phases": [
-        *("schedule=hlhlp", *CHOOSING),
+        *("schedule=hlhlp", *FOUR_PHASES),
         *("training.weight_averaging.start=0.3", "training.weight_averaging.every=0.1"),
     ],
     "weight averaging with gates": [
@@ -211,3 +239,9 @@ RESUME: dict[str, list[str]] = {
     "language_modelling_blocks": [*BLOCKS, "schedule=CR"],
 }
 """Name of the case -> overrides of a smoke run, on the digits unless said otherwise; made_data.py makes other data."""
+
+
+def run_of(case: str) -> list[str]:
+    """The overrides of a case, each setting once."""
+    row = dict(override.partition("=")[::2] for override in RESUME[case])
+    return [f"{key}={value}" for key, value in (row if "dataset" in row else SMALL_IMAGES | row).items()]

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,7 @@ def test_dry_run_needs_no_data_and_leaves_nothing_behind(command, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@cache
 def dry_run(*arguments: str):
     return plan(*arguments, "dry_run=json").describe()
 

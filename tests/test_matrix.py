@@ -59,11 +59,11 @@ CHOICES = [f"schedule={name}" for name in SCHEDULES] + [f"quantizer={name}" for 
 QUICK = [task for task in TASKS if task != "detection"]
 IN_TURN = {choice: QUICK[i % len(QUICK)] for i, choice in enumerate(CHOICES)}
 CASES = [
-    pytest.param(task, choice, id=f"{task} {choice}", marks=() if IN_TURN[choice] == task else pytest.mark.matrix)
+    pytest.param(task, choice, id=f"{task} {choice}", marks=() if IN_TURN[choice] == task else pytest.mark.slow)
     for choice in CHOICES
     for task in TASKS
 ]
-"""All pairs. `make test` trains each choice with one quick task in turn, `make test-matrix` all of them."""
+"""All pairs. `make test` trains each choice with one quick task in turn, `make test-all` all of them."""
 
 
 @pytest.mark.parametrize(("task", "choice"), CASES)

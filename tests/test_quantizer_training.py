@@ -33,14 +33,16 @@ LOW_BITS = {
 }
 
 
-@pytest.mark.parametrize("name", LOW_BITS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "multibit")) for name in LOW_BITS]
+)
 def test_networks_learn_at_few_bits(digits, name):
     options = [
         "training.steps=120",
-        "training.batch_size=64",
+        "training.batch_size=32",
         "training.evaluation_steps=120",
         "dataset.train_samples=null",
-        "dataset.test_samples=null",
+        "dataset.test_samples=200",
     ]
     summary = execute(digits(f"quantizer={name}", *LOW_BITS[name], *options))
     assert (

@@ -20,7 +20,7 @@ from bitcycle.training.run import execute
 from bitcycle.training.run_folder import RunFolder, read_json, read_records
 from tests.conftest import ROOT, run_train, train_command
 from tests.made_data import with_made_data
-from tests.settings import RESUME
+from tests.settings import RESUME, SLOW, run_of
 
 CPU = torch.device("cpu")
 NEVER = 1e9
@@ -59,9 +59,9 @@ def crash_at(monkeypatch, crash_step: int, checkpoint_step: int) -> None:
     monkeypatch.setattr(Trainer, "train_step", dying_step)
 
 
-@pytest.mark.parametrize("case", RESUME)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in RESUME])
 def test_a_crash_leaves_no_trace(case, digits, monkeypatch, tmp_path):
-    overrides = with_made_data(RESUME[case], tmp_path, monkeypatch)
+    overrides = with_made_data(run_of(case), tmp_path, monkeypatch)
     undisturbed = digits(*overrides, f"results_root={tmp_path}/undisturbed")
     disturbed = digits(*overrides, f"results_root={tmp_path}/disturbed")
     execute(undisturbed)

@@ -18,6 +18,7 @@ from bitcycle.analysis.items import read_claims
 from bitcycle.benchmark.table import recorded
 from bitcycle.figure.schedules import draw_suite, group_of, relative_cost
 from bitcycle.quantizer import QUANTIZERS, ROLES, NoQuantizer
+from bitcycle.quantizer.base import bits_in_words as in_words
 from bitcycle.schedule import SCHEDULES, SUITE, schedule
 
 ROOT = Path(__file__).parent.parent
@@ -56,11 +57,9 @@ def quantizers_table() -> str:
     return "\n".join(lines)
 
 
-def bits_in_words(bits: range) -> str:
-    """A range of bits: 2, 2 to 8, or float."""
-    if not bits:
-        return "float"
-    return str(bits[0]) if len(bits) == 1 else f"{bits[0]} to {bits[-1]}"
+def bits_in_words(bits: Sequence[int]) -> str:
+    """Bits that a quantizer has: 2, 2 to 8, or float."""
+    return in_words(bits) if bits else "float"
 
 
 def results_table() -> str:

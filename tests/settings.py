@@ -41,6 +41,9 @@ QUANTIZER_SCHEDULES: dict[str, list[str]] = {
     "ternary": [*FLOAT_THEN_LOW, "schedule.q_min=2"],
     "multibit": [*FLOAT_THEN_LOW, "schedule.q_min=2"],
     "ttq": [*FLOAT_THEN_LOW, "schedule.q_min=2"],
+    "mx": ["schedule=RTH", "schedule.q_min=4"],
+    "nvfp4": ["schedule=deficit", "schedule.q_max=32", "schedule.q_min=4", "schedule.start=0.3", "schedule.end=0.7"],
+    "fp8": ["schedule=static"],
 }
 """Quantizer -> a schedule within the bits that it offers; CR for the others."""
 

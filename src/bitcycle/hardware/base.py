@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any, Optional
 
 from bitcycle.hardware.histogram import Histogram, SampleCounts, check_precision
-from bitcycle.hardware.operation import Operation, Workload
+from bitcycle.hardware.operation import Operation, Widths, Workload
 from bitcycle.schedule import Precision
 from bitcycle.settings import MISSING, Settings, setting
 
@@ -192,12 +192,17 @@ class HardwareOptions(Settings):
         chosen: str | None = getattr(self, name)
         return CONVENTIONS[self.convention][name] if chosen is None else chosen
 
-    def precision_of(self, operation: Operation, scheduled: Precision) -> Precision:
-        """Bits at which an operation is charged; the second operand of an activation product is an activation."""
+    def widths_of(self, operation: Operation, scheduled: Precision) -> Widths:
+        """Bits of the elements that an operation reads, with their share of a scale; both of two activations are activations."""
         bits = operation.precision(scheduled)
         if operation.is_float and operation.kind != "unknown" and self.rule("float_layers") == "schedule":
             bits = scheduled
-        return bits._replace(weight=bits.activation) if operation.kind in ("matmul", "aggregation") else bits
+        widths = operation.stored(bits)
+        return widths._replace(weight=widths.activation) if operation.kind in ("matmul", "aggregation") else widths
+
+    def precision_of(self, operation: Operation, scheduled: Precision) -> Precision:
+        """The same without the share of a scale: the bits that are multiplied."""
+        return Precision(*map(int, self.widths_of(operation, scheduled)))
 
     def passes_of(self, operation: Operation) -> dict[str, bool]:
         """Which of the passes of an operation count."""

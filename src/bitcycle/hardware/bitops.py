@@ -9,6 +9,7 @@ which is M (q^2 + 2 q g) where weights and activations both have q bits. A produ
 
     GBitOps = 1e-9 * sum        effective MACs = sum / 32^2        compute percentage = 100 * sum / sum at 32 bits
 
+The bits of a number format are those of an element and its share of the block's scale: 4.25, 6.25 and 8.25 for MX formats.
 Effective MACs are what Better Schedules calls BitOps.
 
 Source: CPT, tables 2, 3 and 5; FracTrain, section 4.1; Better Schedules, section 4.1. Sums are exact integers.
@@ -71,10 +72,10 @@ class BitOps(HardwareOptions):
         return sum((Fraction(layer.total) for layer in layers), Fraction(0))
 
     def _layer_cost(self, operation: Operation, histogram: Histogram, scale: Fraction) -> LayerCost:
-        sums = dict.fromkeys(PASSES, 0)
+        sums: dict[str, int | Fraction] = dict.fromkeys(PASSES, 0)
         counted = self.passes_of(operation)
         for scheduled, samples in histogram.items():
-            w, a, g = self.precision_of(operation, scheduled)
+            w, a, g = self.widths_of(operation, scheduled)
             bits = {"forward": w * a, "error": w * g, "weight_gradient": a * g}
             for name in PASSES:
                 sums[name] += operation.macs * samples * bits[name] * counted[name]

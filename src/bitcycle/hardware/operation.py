@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import NamedTuple
 
 from bitcycle.schedule import FLOAT, Precision
@@ -18,6 +20,14 @@ class MatrixProduct(NamedTuple):
     n: int
     c: int
     t: int = 1
+
+
+class Widths(NamedTuple):
+    """Bits of an element of weights, activations and gradients, whole or with a share of a scale."""
+
+    weight: int | Fraction
+    activation: int | Fraction
+    gradient: int | Fraction
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,8 @@ class Operation:
         needs_input_gradient: False for a layer that reads the network's input: its error product is never computed.
         fixed_precision: its bits if no schedule changes them (float32 for a layer that is not quantized), else None.
         needs_weight_gradient: False for a frozen weight, and where the second operand of a matmul needs no gradient.
+        storage: scheduled bits -> bits that an element is stored in, its share of a scale included, of weights, activations and
+            gradients; empty where they are the same.
     """
 
     name: str
@@ -51,6 +63,7 @@ class Operation:
     needs_input_gradient: bool
     fixed_precision: Precision | None
     needs_weight_gradient: bool = True
+    storage: tuple[Mapping[int, Fraction], ...] = ()
 
     @property
     def is_float(self) -> bool:
@@ -70,6 +83,12 @@ class Operation:
     def precision(self, scheduled: Precision) -> Precision:
         """The bits of this operation while the schedule says `scheduled`."""
         return scheduled if self.fixed_precision is None else self.fixed_precision
+
+    def stored(self, precision: Precision) -> Widths:
+        """The bits that elements are stored in at `precision`; their share of a scale makes them fractions."""
+        if not self.storage:
+            return Widths(*precision)
+        return Widths(*(table.get(bits, bits) for table, bits in zip(self.storage, precision)))
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ import copy
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -218,6 +219,7 @@ class _Recorder(TorchDispatchMode):
                 needs_input_gradient=moving.requires_grad,
                 fixed_precision=_fixed_precision(module),
                 needs_weight_gradient=held.requires_grad and wanted,
+                storage=_storage(module),
             )
         )
 
@@ -278,6 +280,15 @@ def _fixed_precision(module: nn.Module) -> Precision | None:
     if state is None or not hasattr(state, "fixed"):
         return FLOAT_PRECISION
     return state.precision if state.fixed else None
+
+
+def _storage(module: nn.Module) -> tuple[Mapping[int, Fraction], ...]:
+    """What a number of scheduled bits is stored in, for each role; empty where it is itself."""
+    options = getattr(module, "quantizer_options", None)  # a quantizer.QuantizerOptions
+    if options is None or _fixed_precision(module) == FLOAT_PRECISION:
+        return ()
+    tables = tuple(options.storage_bits(role) for role in Precision._fields)
+    return tables if any(tables) else ()
 
 
 _BATCH_NORMS = {

@@ -35,7 +35,8 @@ class PrecisionController:
         workload: the traced model, if known; otherwise it is traced at the first training batch.
 
     Raises:
-        SettingError (a ValueError): if the quantizer counts epochs and the schedule does not know how long they are.
+        SettingError (a ValueError): if the quantizer counts epochs and the schedule does not know how long they are, or if
+            the lowest or highest bits of the schedule have no format in the quantizer.
     """
 
     def __init__(
@@ -54,6 +55,8 @@ class PrecisionController:
         self._quantizers = list(
             {id(product.quantizer_options): product.quantizer_options for product in products}.values()
         )
+        for quantizer in self._quantizers:
+            quantizer.check_ends(schedule.lowest, schedule.reference)
         self._stepping = [layer for layer in layers if layer.weight_quantizer.works_each_step]
         if schedule.length.steps_per_epoch is None and any(quantizer.needs_epochs for quantizer in self._quantizers):
             remedy = "bind the schedule with steps_per_epoch"

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle.layer.bifurcation import Product, bifurcated
+from bitcycle.layer.block_product import Axes, block_product, copies_of
 from bitcycle.layer.graph_convolution import Aggregation, GraphConvolution, RowLinear, SageConvolution
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
 from bitcycle.layer.sparse import Edges
@@ -117,6 +118,8 @@ class QuantizedRowLinear(QuantizedLayer, RowLinear):
 class QuantizedGraphConvolution(QuantizedLayer, GraphConvolution):
     """A quantized GraphConvolution. Shapes as there: [sources, in] -> [destinations, out]."""
 
+    axes = Axes(features=-1, inputs=0, outputs=1)
+
     def __init__(
         self,
         in_features: int,
@@ -155,6 +158,8 @@ class QuantizedGraphConvolution(QuantizedLayer, GraphConvolution):
         return self.quantized_product(h, _matrix_product)
 
     def _product(self, x: Tensor, product: Product) -> Tensor:
+        if self.weight_quantizer.has_blocks:
+            return block_product(product, x, self.weight, None, copies_of(self))
         x, weight = self.quantized_operands(x)
         if self.quantizer_options.fine_gradient_bits is None:
             return self.quantize_gradient_of(product(x, weight, None))

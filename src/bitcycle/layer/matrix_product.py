@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from bitcycle.layer.block_product import SECOND_COPY, Copies, block_product
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
 from bitcycle.quantizer import QuantizerOptions, encode_bits
@@ -51,11 +52,31 @@ class QuantizedMatrixProduct(QuantizedProduct, MatrixProduct):
 
     def _product(self, a: Tensor, b: Tensor, product: Callable[..., Tensor]) -> Tensor:
         state = self.precision
+        if self.left_quantizer.has_blocks:
+            return block_product(lambda left, right, _bias: product(left, right), a, b, None, self._copies())
         if self.prepared != (state.precision, self.training):
             self._prepare(a, b)
         left = self.left_quantizer(a, state.activation_bits)
         right = self.right_quantizer(b, state.activation_bits)
         return self.quantize_gradient_of(product(left, right))
+
+    def _copies(self) -> Copies:
+        """Both operands and the gradient in blocks along the dimension that each of the three products sums over."""
+        state, left, right = self.precision, self.left_quantizer, self.right_quantizer
+        bits, gradient_bits, key = (
+            state.activation_bits.clone(),
+            state.gradient_bits.clone(),
+            state.step_key ^ self.layer_key,
+        )
+        return Copies(
+            features=-1,
+            forward_x=lambda a: left.along(a, bits, -1),
+            forward_weight=lambda b: right.along(b, bits, -2),
+            error_gradient=lambda g: self.gradient_quantizer.along(g, gradient_bits, -1, key),
+            error_weight=lambda b: right.along(b, bits, -1),
+            update_gradient=lambda g: self.gradient_quantizer.along(g, gradient_bits, -2, key + SECOND_COPY),
+            update_x=lambda a: left.along(a, bits, -2),
+        )
 
     def _prepare(self, a: Tensor, b: Tensor) -> None:
         precision = self.precision.precision

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle.layer.bifurcation import Product, bifurcated
+from bitcycle.layer.block_product import CONVOLUTION, LINEAR, block_product, copies_of
 from bitcycle.layer.matrix_product import MatrixProduct, quantized_matrix_product
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
@@ -40,6 +41,8 @@ class QuantizedLayer(QuantizedProduct):
     fine_bits: Tensor
     computation: Computation | None = None
     """Another way to compute the layer (compute=codes); it refers to the layer, hence is no submodule."""
+    axes = LINEAR
+    """Where input, weight and output have the dimensions that products sum over."""
 
     def attach(
         self,
@@ -123,6 +126,8 @@ class QuantizedLayer(QuantizedProduct):
     def _product(self, x: Tensor, product: Product) -> Tensor:
         if self.computation is not None and self.computation.accepts(x):
             return self.computation(x, self.quantized_bias())
+        if self.weight_quantizer.has_blocks:
+            return block_product(product, x, self.weight, self.bias, copies_of(self))  # type: ignore[arg-type]
         x, weight = self.quantized_operands(x)
         bias = self.quantized_bias()
         if self.quantizer_options.fine_gradient_bits is None:
@@ -143,6 +148,7 @@ class QuantizedConv2d(QuantizedLayer, nn.Conv2d):
     """A quantized torch.nn.Conv2d, grouped and depthwise included. Shapes as there: [N, C, H, W] -> [N, C', H', W']."""
 
     has_positions = False
+    axes = CONVOLUTION
 
     def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
         nn.Conv2d.__init__(self, *arguments, **options)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitcycle.layer.bifurcation import bifurcated
+from bitcycle.layer.block_product import block_product, copies_of
 from bitcycle.layer.quantized import QuantizedLayer
 from bitcycle.quantizer import TensorQuantizer, encode_bits
 from bitcycle.randomness import hash_bits
@@ -54,6 +55,10 @@ class RecurrentProduct(QuantizedLayer):
         """[gates], if the owner has biases."""
         return None if self.bias_name is None else getattr(self._owner[0], self.bias_name)
 
+    def quantized_weight(self) -> Tensor:
+        """The weight at the current bits; where quantizers have blocks, the product quantizes it."""
+        return self.weight if self.weight_quantizer.has_blocks else super().quantized_weight()
+
     def step_keys(self, steps: int) -> StepKeys:
         """The keys of so many time steps."""
         numbers = torch.arange(steps, dtype=torch.int32, device=self.layer_key.device)
@@ -67,6 +72,8 @@ class RecurrentProduct(QuantizedLayer):
     def product_of(self, x: Tensor, weight: Tensor, bias: Tensor | None, keys: StepKeys) -> Tensor:
         """x weight^T + bias of quantized operands, [T, N, features] -> [T, N, gates], with quantized gradients."""
         state, quantizer = self.precision, self.gradient_quantizer
+        if self.weight_quantizer.has_blocks:
+            return block_product(F.linear, x, weight, bias, copies_of(self, keys.coarse[0]))
         if keys.fine is None:
             return quantizer.quantize_sequence(
                 F.linear(x, weight, bias), state.gradient_bits, state.step_key, keys.coarse
@@ -86,8 +93,10 @@ class RecurrentProduct(QuantizedLayer):
         return lambda gradient: self.gradient_quantizer.quantize_steps(gradient, bits, step_key, keys)
 
     def quantized_inputs(self, x: Tensor, keys: StepKeys) -> Tensor:
-        """x [T, N, features] quantized, each time step on its own."""
+        """x [T, N, features] quantized, each time step on its own; where quantizers have blocks, the product does that."""
         state = self.precision
+        if self.activation_quantizer.has_blocks:
+            return x
         if self.input_gradient_quantizer is not None:
             x = self.input_gradient_quantizer.quantize_sequence(x, state.gradient_bits, state.step_key, keys.coarse)
         return self.activation_quantizer.quantize_sequence(x, state.activation_bits)

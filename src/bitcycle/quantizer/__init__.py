@@ -3,8 +3,11 @@
 from bitcycle.quantizer.base import ROLES, GradientQuantizer, QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.compile_utils import compiler_works
 from bitcycle.quantizer.dorefa import Dorefa
+from bitcycle.quantizer.fp8 import Fp8
 from bitcycle.quantizer.l2_step import optimal_step
 from bitcycle.quantizer.multibit import Multibit
+from bitcycle.quantizer.mx import Mx, quantize_mx
+from bitcycle.quantizer.nvfp4 import Nvfp4
 from bitcycle.quantizer.pact_binary import PactBinary
 from bitcycle.quantizer.registry import QUANTIZERS, NoQuantizer, encode_bits, quantize, quantizer_options
 from bitcycle.quantizer.sbm import Sbm, SbmActivation, SbmGradient, SbmRows, SbmWeight
@@ -17,9 +20,12 @@ __all__ = [
     "QUANTIZERS",
     "ROLES",
     "Dorefa",
+    "Fp8",
     "GradientQuantizer",
     "Multibit",
+    "Mx",
     "NoQuantizer",
+    "Nvfp4",
     "PactBinary",
     "QuantizerOptions",
     "Sbm",
@@ -36,5 +42,6 @@ __all__ = [
     "encode_bits",
     "optimal_step",
     "quantize",
+    "quantize_mx",
     "quantizer_options",
 ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Optional
 
 import torch
@@ -31,6 +32,8 @@ class TensorQuantizer(nn.Module):
     """Whether `begin_step` does anything."""
     samples_are_independent = False
     """Whether in evaluation mode the result of a sample does not depend on the others of its batch."""
+    has_blocks = False
+    """Whether it has `along`, so that each of a layer's products gets a copy with blocks along the dimension it sums over."""
     has_codes = False
     """Whether it has `encode` (activations) or `encode_weight` and `decode_weight`; its gradient passes straight through."""
     steps_are_independent = False
@@ -38,6 +41,10 @@ class TensorQuantizer(nn.Module):
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         """x quantized, with its straight-through gradient."""
+        raise NotImplementedError
+
+    def along(self, x: Tensor, bits: Tensor, dim: int, groups: int = 1) -> Tensor:
+        """x quantized in blocks along `dim`, which none crosses from one of `groups` equal parts to the next. No gradient."""
         raise NotImplementedError
 
     def encode(self, x: Tensor, bits: Tensor) -> Codes:
@@ -84,6 +91,8 @@ class GradientQuantizer(nn.Module):
 
     is_quantizer = True
     """Its arithmetic is no product of the network: costs leave it out."""
+    has_blocks = False
+    """Whether it has `along`, as its weights and activations have."""
     has_codes = False
     """Whether it has `encode`."""
 
@@ -93,6 +102,10 @@ class GradientQuantizer(nn.Module):
 
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         """The gradient quantized with the noise of (step_key, layer_key); dimension 0 counts samples."""
+        raise NotImplementedError
+
+    def along(self, gradient: Tensor, bits: Tensor, dim: int, key: Tensor, groups: int = 1) -> Tensor:
+        """The gradient quantized in blocks along `dim` (see `TensorQuantizer.along`), with the noise of `key`."""
         raise NotImplementedError
 
     def encode(
@@ -151,7 +164,7 @@ class QuantizerOptions(Settings):
                 "depthwise_bits", self.depthwise_bits, "needs two numbers", "write [forward, gradient], as [8, 16]"
             )
 
-    def bits(self, role: str) -> range:
+    def bits(self, role: str) -> Sequence[int]:
         """The bits to which tensors of `role` can be quantized; float32 (32) is possible everywhere."""
         return range(1, FLOAT)
 
@@ -167,7 +180,7 @@ class QuantizerOptions(Settings):
         if not offered:
             problem = f"has no quantizer of {role}s, but {bits}-bit {role}s are asked for"
             raise SettingError("name", self.name, problem, _float_remedy(role))
-        words = str(offered[0]) if len(offered) == 1 else f"{offered[0]} to {offered[-1]}"
+        words = bits_in_words(offered)
         problem = f"quantizes {role}s to {words} bit{'s' if offered[-1] > 1 else ''}, not to {bits}"
         remedy = f"use a schedule of {words} or 32 bits, as schedule=static schedule.q_max={offered[-1]}"
         raise SettingError("name", self.name, problem, f"{remedy}, or another quantizer")
@@ -188,6 +201,17 @@ class QuantizerOptions(Settings):
             self.check_bits("activation", precision.activation)
             if min(precision.weight, precision.activation) < FLOAT:
                 self.check_bits("gradient", precision.gradient)
+
+    def check_ends(self, lowest: Precision, highest: Precision) -> None:
+        """Refuse a schedule that goes from `lowest` to `highest` bits, beyond what `check` says of its single steps.
+
+        Raises:
+            SettingError (a ValueError): naming the quantizer, the bits it has and what to do.
+        """
+
+    def storage_bits(self, role: str) -> Mapping[int, Fraction]:
+        """Scheduled bits -> bits that an element of `role` is stored in, with its share of a scale, where the two differ."""
+        return {}
 
     def check_sharing(self) -> None:
         """Refuse what this quantizer cannot do where several processes share a batch.
@@ -258,6 +282,13 @@ class QuantizerOptions(Settings):
     def fine_gradient_bits(self) -> int | None:
         """Bits of a finer copy of the output's gradient for the weight's gradient; None: one copy serves both products."""
         return None
+
+
+def bits_in_words(bits: Sequence[int]) -> str:
+    """The bits that a quantizer has: `2`, `2 to 8`, or `4, 6 or 8`."""
+    if len(bits) < 2 or bits[-1] - bits[0] == len(bits) - 1:
+        return " to ".join(dict.fromkeys((str(bits[0]), str(bits[-1]))))
+    return f"{', '.join(map(str, bits[:-1]))} or {bits[-1]}"
 
 
 def _float_remedy(role: str) -> str:

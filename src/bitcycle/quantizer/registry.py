@@ -9,7 +9,10 @@ from torch import Tensor
 
 from bitcycle.quantizer.base import ROLES, QuantizerOptions
 from bitcycle.quantizer.dorefa import Dorefa
+from bitcycle.quantizer.fp8 import Fp8
 from bitcycle.quantizer.multibit import Multibit
+from bitcycle.quantizer.mx import Mx
+from bitcycle.quantizer.nvfp4 import Nvfp4
 from bitcycle.quantizer.pact_binary import PactBinary
 from bitcycle.quantizer.sbm import Sbm
 from bitcycle.quantizer.ternary import Ternary
@@ -42,6 +45,11 @@ QUANTIZERS: dict[str, Preset[QuantizerOptions]] = registry(
             Multibit, "sums of sign vectors, 4 levels at 2 bits (HLHLp, after Guo et al. and Xu et al.)"
         ),
         "ttq": Preset(Ttq, "ternary weights with two trained values for each layer (HLHLp, after TTQ)"),
+        "mx": Preset(Mx, "OCP Microscaling formats: blocks of 32 elements of 4, 6 or 8 bits share a power of two"),
+        "nvfp4": Preset(
+            Nvfp4, "NVFP4: blocks of 16 elements of 4 bits with an E4M3 scale, and a float32 scale for the tensor"
+        ),
+        "fp8": Preset(Fp8, "FP8: E4M3 forward and E5M2 for gradients, with one scale for each tensor"),
         "none": Preset(NoQuantizer, "no quantization: float32, the baseline of accuracy and speed"),
     }
 )

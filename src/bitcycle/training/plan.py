@@ -201,6 +201,7 @@ def make_plan(config: RunConfig) -> Plan:
     total_steps = schedule.steps
     _within("model", fitting_weights, config.model, model)
     _within("quantizer", config.quantizer.check, _precisions(schedule))
+    _within("quantizer", config.quantizer.check_ends, schedule.lowest, schedule.reference)
     parameters = _parameters(model)
     layers = _within("quantizer", conversion_plan, model, config.quantizer, schedule)
     convert = partial(quantize_model, schedule=schedule)

@@ -1,0 +1,157 @@
+"""A product whose operands are quantized in blocks along the dimension that is summed over, hence in two copies each.
+
+    pass               sums over     copies with blocks along it
+    y = x W            inputs        Q(x) along its features,    Q(W) along its inputs
+    dL/dx = g W^T      outputs       Q(g) along its features,    Q'(W) along its outputs
+    dL/dW = g^T x      samples       Q'(g) along its samples,    Q'(x) along its samples
+
+Blocks that lie so let a sum of a block's products be scaled once, as hardware for MX formats does. A convolution's features are
+the channels of one pixel, its samples those of the batch at one pixel; a linear layer's samples are all its rows. No block
+crosses the border of a group; a depthwise convolution, which sums over no channel, has blocks along its channels in the first two
+passes. Both copies come from the float32 tensor, the second one when it is needed, at the bits of the forward pass. A bias gets
+the sum of the gradient as it arrives.
+
+Source: Rouhani et al. 2023, "Microscaling data formats for deep learning", section 4 and figure 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from bitcycle.randomness import int32_key
+
+Copy = Callable[[Tensor], Tensor]
+SECOND_COPY = int32_key("second copy of a gradient") >> 1
+"""What the key of the second copy's noise differs by."""
+
+
+class Axes(NamedTuple):
+    """Where a layer's operands have the dimensions that are summed over.
+
+    features: of x and y; inputs, outputs: of the weight; by_position: samples are dimension 0, else all rows.
+    """
+
+    features: int
+    inputs: int
+    outputs: int
+    by_position: bool = False
+
+
+LINEAR = Axes(-1, 1, 0)
+CONVOLUTION = Axes(1, 1, 0, by_position=True)
+
+
+@dataclass
+class Copies:
+    """Functions that make the copies of the operands of one product: `forward_x` is that of x for the forward pass.
+
+    error_gradient and error_weight are those of dL/dx, update_gradient and update_x those of dL/dW. `features` is the
+    dimension of y that a bias is added along.
+    """
+
+    features: int
+    forward_x: Copy
+    forward_weight: Copy
+    error_gradient: Copy
+    error_weight: Copy
+    update_gradient: Copy
+    update_x: Copy
+
+
+class _BlockProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, product: Callable[..., Tensor], copies: Copies
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.product, ctx.copies = product, copies
+        ctx.bias_shape = None if bias is None else bias.shape
+        operands = copies.forward_x(x), copies.forward_weight(weight)
+        with torch.set_grad_enabled(any(ctx.needs_input_grad)):  # a trace sees which operands want gradients
+            for operand, original in zip(operands, (x, weight)):
+                if torch.is_grad_enabled():
+                    operand.requires_grad_(original.requires_grad)
+            return product(*operands, bias).detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (x, weight), copies, product = ctx.saved_tensors, ctx.copies, ctx.product
+        of_x = of_weight = of_bias = None
+        if ctx.needs_input_grad[0]:
+            quantized = copies.error_gradient(gradient)
+            of_x = _gradients(product, quantized, x, copies.error_weight(weight), 0)
+        if ctx.needs_input_grad[1]:
+            quantized = copies.update_gradient(gradient)
+            of_weight = _gradients(product, quantized, copies.update_x(x), weight, 1)
+        if ctx.needs_input_grad[2]:
+            of_bias = gradient.movedim(copies.features, -1).reshape(-1, *ctx.bias_shape).sum(0)
+        return of_x, of_weight, of_bias, None, None
+
+
+def _gradients(
+    product: Callable[..., Tensor], gradient: Tensor, x: Tensor, weight: Tensor, which: int
+) -> Tensor | None:
+    """The gradient of x (which=0) or of the weight (1) of product(x, weight), whatever the product."""
+    layer = getattr(product, "__self__", None)
+    if product is F.linear:
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        return gradient @ weight if which == 0 else rows.T @ x.reshape(-1, x.shape[-1])
+    if (
+        isinstance(layer, nn.modules.conv._ConvNd)
+        and layer.padding_mode == "zeros"
+        and isinstance(layer.padding, tuple)
+    ):
+        shape = (layer.stride, layer.padding, layer.dilation, layer.transposed, layer.output_padding, layer.groups)
+        found = torch.ops.aten.convolution_backward(gradient, x, weight, None, *shape, [which == 0, which == 1, False])
+        return found[which]  # type: ignore[no-any-return]
+    operands = [operand.detach().requires_grad_(place == which) for place, operand in enumerate((x, weight))]
+    with torch.enable_grad():  # the product once more, as nothing is known of it
+        y = product(*operands, None)
+    return torch.autograd.grad(y, operands[which], gradient)[0]
+
+
+def block_product(
+    product: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, copies: Copies
+) -> Tensor:
+    """product(x, weight, bias), with the copies that each of the three passes needs."""
+    return _BlockProduct.apply(x, weight, bias, product, copies)  # type: ignore[no-any-return]
+
+
+def copies_of(layer: Any, key: Tensor | None = None) -> Copies:
+    """The copies of a quantized layer's operands at its current bits, which are read now.
+
+    Args:
+        layer: a QuantizedLayer whose quantizers have blocks.
+        key: of the gradient's noise, in place of the layer's.
+    """
+    axes, groups = layer.axes, getattr(layer, "groups", 1)
+    inputs, outputs = axes.inputs, axes.outputs
+    if groups > 1 and layer.weight.shape[1] == 1:  # depthwise
+        groups, inputs, outputs = 1, 0, 0
+    state = layer.precision
+    weight_bits, bits, gradient_bits = (
+        each.clone() for each in (state.weight_bits, state.activation_bits, state.gradient_bits)
+    )
+    key = state.step_key ^ (layer.layer_key if key is None else key)
+    weights, activations, gradients = layer.weight_quantizer, layer.activation_quantizer, layer.gradient_quantizer
+
+    def rows(x: Tensor) -> Tensor:
+        return x if axes.by_position else x.reshape(-1, x.shape[-1])
+
+    return Copies(
+        features=axes.features,
+        forward_x=lambda x: activations.along(x, bits, axes.features, groups),
+        forward_weight=lambda w: weights.along(w, weight_bits, inputs, groups if inputs == 0 else 1),
+        error_gradient=lambda g: gradients.along(g, gradient_bits, axes.features, key, groups),
+        error_weight=lambda w: weights.along(w, weight_bits, outputs, groups if outputs == 0 else 1),
+        update_gradient=lambda g: gradients.along(rows(g), gradient_bits, 0, key + SECOND_COPY).view_as(g),
+        update_x=lambda x: activations.along(rows(x), bits, 0).view_as(x),
+    )

@@ -1,0 +1,153 @@
+"""fp8: 8-bit floating point with one scale for the tensor: E4M3 forward, E5M2 for gradients.
+
+    Q(x) = round(x s) / s,    s = largest / max |x|        of this tensor (`scaling=current`), or
+                              s = largest / max_i a_i      of the largest magnitudes a_i of the last calls (`delayed`)
+
+    weight, activation    rounded to nearest, halves to even, saturated, straight-through
+    gradient              the same, or stochastically where `stochastic` is true
+
+One copy of a tensor serves all products, as its scale can be taken out of any sum. Infinities saturate and do not count for s,
+NaN stays NaN, zeros have s = 1. Delayed scaling begins with the current scale; in evaluation what was remembered stays as it is.
+A recurrent layer's input sequence has one scale, its hidden state one for each time step.
+
+>>> import torch
+>>> from bitcycle.quantizer import quantize
+>>> quantize(torch.tensor([[0.1, 0.4, -1.1, 448.0]]), 8, quantizer="fp8", role="weight").tolist()
+[[0.1015625, 0.40625, -1.125, 448.0]]
+
+Source: Micikevicius et al. 2022, "FP8 formats for deep learning"; delayed scaling as NVIDIA's Transformer Engine documents it.
+Differs from the authors' code in starting from the current scale and not from 1; equals PyTorch's casts to float8_e4m3fn and
+float8_e5m2 wherever these do not overflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bitcycle import processes
+from bitcycle.quantizer.autograd import straight_through
+from bitcycle.quantizer.base import GradientQuantizer, TensorQuantizer
+from bitcycle.quantizer.compile_utils import kernel
+from bitcycle.quantizer.element import ELEMENTS, Element, elements_by_bits, round_to_element
+from bitcycle.quantizer.format import FormatOptions
+from bitcycle.quantizer.layout import flat, unflat
+from bitcycle.quantizer.noise import uniform
+from bitcycle.settings import setting
+
+LARGEST_SCALE = 2.0**126
+WORDS = ("e4m3", "e5m2")
+
+
+def magnitude(x: Tensor) -> Tensor:
+    """The largest finite |x|, a scalar."""
+    return torch.where(x.isfinite(), x.abs(), 0).amax()
+
+
+def quantize_scaled(x: Tensor, largest: Tensor, element: Tensor, bits: Tensor, noise: Tensor | None = None) -> Tensor:
+    """x (float32) in a format of which the largest value stands for `largest`; 0 bits return x."""
+    scale = torch.where(largest > 0, (element[3] / largest).clamp_max(LARGEST_SCALE), 1)
+    return torch.where(bits > 0, round_to_element(x * scale, element, noise) / scale, x)
+
+
+class Scaling(torch.nn.Module):
+    """The largest magnitude that stands at the end of the range: that of this tensor, or of the last calls.
+
+    Args:
+        formats: elements by their bits.
+        history: calls that are remembered; 0: none, the tensor's own magnitude counts.
+        compile: fuse each function into one kernel.
+    """
+
+    history: Tensor
+    elements: Tensor
+
+    def __init__(self, formats: Mapping[int, Element], history: int, compile: bool) -> None:
+        super().__init__()
+        self.compile_kernel = compile
+        self.register_buffer("history", torch.zeros(history))
+        self.register_buffer("elements", elements_by_bits(formats), persistent=False)
+
+    def quantized(self, x: Tensor, bits: Tensor, noise: Tensor | None = None) -> Tensor:
+        """x quantized; in training, what is remembered moves on where bits are not 0."""
+        if not x.numel():
+            return x
+        vector = flat(x).float()
+        largest = processes.largest(kernel(magnitude, self.compile_kernel)(vector))
+        if len(self.history):
+            remembered = self.history.amax()
+            if self.training:
+                moved = torch.cat([largest.view(1), self.history[:-1]])
+                self.history.copy_(torch.where(bits > 0, moved, self.history))
+            largest = torch.where(remembered > 0, remembered, largest)
+        element = self.elements.index_select(0, bits.view(1)).view(-1)
+        return unflat(kernel(quantize_scaled, self.compile_kernel)(vector, largest, element, bits, noise), like=x)
+
+
+class Fp8Quantizer(Scaling, TensorQuantizer):
+    """Weights or activations with one scale, straight-through; arguments as of `Scaling`."""
+
+    def __init__(self, formats: Mapping[int, Element], history: int, compile: bool = False) -> None:
+        super().__init__(formats, history, compile)
+        self.samples_are_independent = history > 0
+
+    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        return straight_through(self.quantized, x, bits)  # type: ignore[no-any-return]
+
+    def of_steps(self, x: Tensor, bits: Tensor) -> Tensor:
+        return self(x, bits)  # type: ignore[no-any-return]
+
+
+class Fp8Gradient(Scaling, GradientQuantizer):
+    """Gradients with one scale; arguments as of `Scaling`, and whether they are rounded stochastically."""
+
+    def __init__(
+        self, formats: Mapping[int, Element], history: int, stochastic: bool = False, compile: bool = False
+    ) -> None:
+        super().__init__(formats, history, compile)
+        self.stochastic = stochastic
+
+    def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
+        if not self.stochastic:
+            return self.quantized(gradient, bits)
+        vector = flat(gradient)
+        noise = uniform(vector.shape, step_key ^ layer_key, processes.first_element(gradient))
+        return self.quantized(gradient, bits, noise)
+
+    def quantize_steps(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
+        return self.quantize(gradient, bits, step_key, layer_keys[:1])
+
+
+@dataclass
+class Fp8(FormatOptions):
+    """Options of scaled 8-bit floating point."""
+
+    name: str = "fp8"
+    forward_format: str = setting("e4m3", "format of weights and activations", choices=WORDS)
+    gradient_format: str = setting("e5m2", "format of gradients", choices=WORDS)
+    scaling: str = setting(
+        "delayed",
+        "scale by the largest magnitude of the last `history` calls (delayed), or of this tensor (current)",
+        choices=("delayed", "current"),
+    )
+    history: int = setting(16, "calls that delayed scaling remembers", minimum=1, maximum=1024)
+    stochastic: bool = setting(False, "round gradients stochastically; false: to nearest, halves to even")
+
+    def formats(self, role: str) -> Mapping[int, Element]:
+        return {8: ELEMENTS[self.gradient_format if role == "gradient" else self.forward_format]}
+
+    @property
+    def _remembered(self) -> int:
+        return self.history if self.scaling == "delayed" else 0
+
+    def weight(self, compile: bool) -> Fp8Quantizer:
+        return Fp8Quantizer(self.formats("weight"), self._remembered, compile)
+
+    def activation(self, compile: bool, signed: bool = False) -> Fp8Quantizer:
+        return Fp8Quantizer(self.formats("activation"), self._remembered, compile)
+
+    def gradient(self, compile: bool) -> Fp8Gradient:
+        return Fp8Gradient(self.formats("gradient"), self._remembered, self.stochastic, compile)

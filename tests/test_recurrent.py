@@ -91,8 +91,8 @@ def test_every_quantizer_trains_and_remembers(name, quantizer):
     torch.manual_seed(0)
     layers = [KINDS[name][1](F, H, num_layers=2, dropout=0.5, quantizer=quantizer) for _ in range(2)]
     options = layers[0].input_l0.quantizer_options
-    bits = max(b for b in options.bits("weight") if b <= 4)
-    gradient = 8 if options.bits("gradient") else 32
+    bits = max((b for b in options.bits("weight") if b <= 4), default=8)
+    gradient = max((b for b in options.bits("gradient") if b <= 8), default=32)
     x = torch.randn(T, N, F)
     for layer in layers:
         layer.precision.set(Precision(bits, max(2, bits), gradient))

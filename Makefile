@@ -7,7 +7,7 @@ export HYDRA_FULL_ERROR := 1
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-slurm lint bench status reproduce campaign manifest collect figures costs readme lock clean
+.PHONY: help setup demo test test-all test-slurm lint bench status reproduce campaign manifest collect figures browser costs readme lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -59,8 +59,11 @@ campaign: $(VENV)/.ready ## train the plan sweeps/campaign.yaml in the backgroun
 collect: $(VENV)/.ready ## gather finished runs and their curves into results/summary
 	$(RUN) -m bitcycle.analysis.collect
 
-figures: $(VENV)/.ready ## every figure and table of the papers and the gallery results/index.html, from results/summary
+figures: $(VENV)/.ready ## every figure and table of the papers and the page results/index.html, from results/summary
 	$(RUN) -m bitcycle.figure.make
+
+browser: ## headless Chromium with its driver for the tests of the results page (Debian and Ubuntu, as root)
+	apt-get install --yes --no-install-recommends chromium chromium-driver || apt-get install --yes chromium-browser chromium-chromedriver
 
 costs: $(VENV)/.ready ## compare every published cost number with ours: results/published_costs.md
 	$(RUN) scripts/published_costs.py

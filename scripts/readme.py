@@ -14,7 +14,6 @@ from pathlib import Path
 from bitcycle.analysis.collect import SUMMARY, read_summary
 from bitcycle.analysis.curves import CURVES, read_curve
 from bitcycle.analysis.deviation import data_of, spread_table
-from bitcycle.analysis.items import read_claims
 from bitcycle.benchmark.table import recorded
 from bitcycle.figure.schedules import draw_suite, group_of, relative_cost
 from bitcycle.quantizer import QUANTIZERS, ROLES, NoQuantizer
@@ -206,9 +205,8 @@ def claims_table(verdicts: str) -> str:
     """The claims whose verdict begins so, with what was found; `make figures` writes the verdicts."""
     with open(CLAIMS, newline="") as stream:
         rows = [row for row in csv.DictReader(stream) if row["verdict"].startswith(verdicts)]
-    texts = {claim.id: claim.text for claim in read_claims(ROOT / "results" / "published")}
     lines = ["| claim | what the paper says | measured | scale |", "|---|---|---|---|"]
-    lines += [f"| {row['claim']} | {texts[row['claim']]} | {row['measured']} | {row['scale']} |" for row in rows]
+    lines += [f"| {row['claim_id']} | {row['sentence']} | {row['reason']} | {row['scale']} |" for row in rows]
     return "\n".join(lines) if rows else "None so far."
 
 

@@ -22,9 +22,10 @@ from bitcycle.analysis.collect import collect
 from bitcycle.analysis.landscape import rise, rise_around
 from bitcycle.analysis.results import Cell, Results
 from bitcycle.errors import RunError
-from bitcycle.figure import cpt, hlhlp
+from bitcycle.figure import cpt
+from bitcycle.figure.data import ItemData
+from bitcycle.figure.landscape import radial_rise
 from bitcycle.figure.schedules import UNDATED
-from bitcycle.figure.style import ItemData
 from bitcycle.measurement import after_sweep
 from bitcycle.measurement.after_sweep import analyse, groups_of, read_entry, sweeps_with_analyses
 from bitcycle.measurement.artifacts import Result, read_result
@@ -442,24 +443,28 @@ def test_wider_minima(slopes, pairs, expected):
 
 def test_contours_show_what_there_is():
     cells = three_cells({"static": 6.0, "pfq_manual": 4.0})
-    data = ItemData(ITEMS["cpt/fig2"], Results("paper", (*cells, Cell({}, {}))), command="train", analysis="analyse")
+    data = ItemData(ITEMS["cpt/fig2"], Results("paper", (*cells, Cell({}, {}))))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        figure = cpt.contours(data)
-        cpt.contours(
-            replace(data, results=Results("paper", (cell_with([made_surface(lambda r: 20.0)], schedule="CR"),)))
-        )
+        figure, caption = cpt.contours(data)
+        flat = (cell_with([made_surface(lambda r: 20.0)], schedule="CR"),)
+        cpt.contours(replace(data, results=Results("paper", flat)))
     panels = [axes for axes in figure.axes if axes.get_title()]
-    assert [bool(axes.collections) for axes in panels] == [True, True, False]
-    assert "21 x 21 points on 10 training images" in figure.get_suptitle().replace("\n", " ")
-    assert "1 of 3 panels without result: train; analyse" in figure.get_suptitle().replace("\n", " ")
+    assert [bool(axes.collections) for axes in panels[:2]] == [True, True]
+    assert "3 pairs of random directions" in panels[2].get_title()
+    assert "21 x 21 points on 10 training images" in caption
     plt.close("all")
 
 
-def test_without_results_the_picture_names_the_command():
-    data = ItemData(ITEMS["hlhlp/fig1"], Results("mini", (cell_with([], schedule="CR"),)), analysis="analyse x")
-    assert any("analyse x scale=mini" in text.get_text() for axes in hlhlp.surface(data).axes for text in axes.texts)
-    plt.close("all")
+def test_the_loss_rises_with_the_distance():
+    rises = radial_rise(made_surface(lambda r: 7 + 2 * r))
+    assert list(rises) == [0.2, 0.4, 0.6, 0.8, 1.0]
+    assert list(rises.values()) == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0], abs=0.05)
+
+
+def test_without_measurements_there_is_no_picture():
+    data = ItemData(ITEMS["cpt/fig2"], Results("mini", (cell_with([], schedule="CR"),)))
+    assert cpt.contours(data) is None
 
 
 def test_pictures_have_neither_dates_nor_random_names(tmp_path):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import gzip
 import html
+import importlib.util
 import json
 import re
 import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
+import scipy.stats
 
 from bitcycle.analysis.claims import (
     CHECKS,
@@ -29,56 +32,29 @@ from bitcycle.analysis.claims import (
     verdict_on,
 )
 from bitcycle.analysis.claims_partial import speedup, steps_of
-from bitcycle.analysis.collect import COLUMNS, read_summary
-from bitcycle.analysis.compare import cells_of, compare
 from bitcycle.analysis.curves import curve_of, read_curve, write_curve
 from bitcycle.analysis.items import KINDS, PAPERS, read_claims, read_items, read_published
-from bitcycle.analysis.results import Cell, Results, Run, Value, find_results, read_runs
-from bitcycle.configuration import to_plain
-from bitcycle.figure.make import MODULES, Places, comparison_of, gather, make_all, make_item
+from bitcycle.analysis.results import Cell, Results, Run, Value, plain
+from bitcycle.analysis.verdict import ClaimResult
+from bitcycle.figure import make
+from bitcycle.figure.data import ItemData, differences, estimates, panels_of, status_line
+from bitcycle.figure.make import Drawn, Places, make_all, make_item, module_of, spec_of, titled
+from bitcycle.figure.page import write_pages
+from bitcycle.figure.plots import forest, side_by_side
+from bitcycle.figure.style import Drawing
+from bitcycle.figure.table import as_records, number, tables_of
 from bitcycle.schedule import SUITE
-from bitcycle.sweep import read_sweep
-from bitcycle.training.identity import run_hash
 from bitcycle.training.run_folder import RunFolder, write_json
-from tests.conftest import ROOT, configure
+from tests.conftest import ROOT
 
 PUBLISHED = ROOT / "results" / "published"
 ITEMS = {item.id: item for item in read_items(PUBLISHED)}
 CLAIMS = {claim.id: claim for claim in read_claims(PUBLISHED)}
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMEDRIVER = shutil.which("chromedriver")
 
 
 # Made-up runs
-
-
-def row_of(overrides: list[str], seed: int, **numbers: float) -> dict[str, object]:
-    """A row of runs.csv of a run with these settings and numbers."""
-    config = configure(*overrides)
-    return {
-        **dict.fromkeys(COLUMNS),
-        "scale": config.scale,
-        "seed": seed,
-        "hash": run_hash(config),
-        "metric": "test_accuracy",
-        "total_steps": 1000,
-        **{group: getattr(config, group).name for group in ("model", "dataset", "quantizer", "schedule")},
-        "convention": "actual",
-        "hardware": "bitops",
-        "finished": "2026-01-02T03:04:05+00:00",
-        "commit": "0123456789abc",
-        "processor": "made up",
-        "settings": json.dumps(to_plain(config)),
-        **numbers,
-    }
-
-
-def write_rows(path: Path, rows: list[dict[str, object]]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", newline="") as stream:
-        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
 
 
 def made_up(*values: float, scale: str = "paper", gbitops: float | None = None, **paper: object) -> Cell:
@@ -87,6 +63,10 @@ def made_up(*values: float, scale: str = "paper", gbitops: float | None = None, 
     nested: dict[str, dict[str, object]] = {}
     for key in ("model", "dataset", "schedule", "quantizer"):
         nested[key] = {"name": settings.get(key, {"quantizer": "sbm"}.get(key, ""))}
+    for key, text in settings.items():
+        if "." in key:
+            group, _, rest = key.partition(".")
+            nested.setdefault(group, {})[rest] = plain(text)
     runs = []
     for seed, value in enumerate(values):
         row = {"scale": scale, "hash": str(sorted(settings.items())), "seed": str(seed), "metric": "test_accuracy"}
@@ -100,77 +80,251 @@ def verdict(claim: str, *cells: Cell, scale: str = "paper") -> str:
     return verdict_on(CLAIMS[claim], Results(scale, cells)).verdict
 
 
-SMALL = [
-    *("model=resnet8", "dataset=cifar10", "scale=mini", "training.steps=1000", "training.batch_size=32"),
-    "training.evaluation_steps=500",
-]
-TABLE6 = {("CR", 8): (80.0, 81.0, 82.0), ("triangular", 8): (70.0, 70.0, 73.0), ("CR", 6): (60.0,)}
-"""Pattern and q_max of table 6 of CPT at scale mini -> best accuracy of each seed."""
+SMALL = {"dataset": "cifar100", "model": "resnet74"}
+STATIC = {"schedule": "static", "schedule__q_max": 8}
+CYCLIC = {"schedule": "CR", "schedule__q_min": 3, "schedule__q_max": 8, "schedule__cycles": 32}
 
 
-@pytest.fixture(scope="module")
-def table6(tmp_path_factory):
-    """What is known of table 6 with the runs above, and one of another length, which is none of the table's."""
-    rows = []
-    for (schedule, q_max), values in TABLE6.items():
-        overrides = [
-            *SMALL,
-            f"schedule={schedule}",
-            "schedule.cycles=32",
-            "schedule.q_min=3",
-            f"schedule.q_max={q_max}",
-        ]
-        for seed, value in enumerate(values):
-            rows.append(row_of(overrides, seed, best=value, final=value - 1, gbitops=100.0, relative_to_static=0.5))
-    other = [*SMALL, "schedule=CR", "schedule.cycles=8", "schedule.q_min=3", "schedule.q_max=8"]
-    rows.append(row_of(other, 0, best=10.0, final=10.0, gbitops=1.0, relative_to_static=0.5))
-    summary = write_rows(tmp_path_factory.mktemp("table6") / "results" / "summary" / "runs.csv", rows)
-    places = Places(ROOT, summary.parent, summary)
-    return gather(ITEMS["cpt/table6"], read_runs(read_summary(summary), summary), places)
+def proxied(cell: Cell, model: str, dataset: str) -> Cell:
+    """The same runs standing for another network and other data of the paper."""
+    return Cell({**cell.paper, "model": model, "dataset": dataset}, cell.ours, cell.runs)
 
 
-def test_known_means_stand_in_the_table(table6):
-    lines = compare(table6.published, table6.results, comparison_of(table6.item))
-    found = {(line.labels["group"], line.labels["schedule"]): line for line in lines if line.published is not None}
-    cosine = found["ResNet-74 FW(3,8)/BW8", "cosine"]
-    assert cosine.ours == Value(81.0, 1.0, 3)
-    assert cosine.published == 72.35
-    assert cosine.difference == pytest.approx(81.0 - 72.35)
-    assert cells_of(cosine) == ("72.35", "81.00", "1.00", "3", "+8.65")
-    triangular = found["ResNet-74 FW(3,8)/BW8", "triangular"]
-    assert triangular.ours.mean == pytest.approx(71.0)
-    assert triangular.ours.std == pytest.approx(3**0.5)
-    one = found["ResNet-164 FW(3,6)/BW6", "cosine"]
-    assert one.ours == Value(60.0, None, 1)
-    assert cells_of(one)[2:4] == ("", "1")
-    assert found["ResNet-74 FW(3,8)/BW8", "cosine annealing"].ours is None
-    assert found["ResNet-74 FW(3,8)/BW8", "cosine annealing"].difference is None
+def data_of(name: str, *cells: Cell, scale: str = "paper", **more: object) -> ItemData:
+    """What is known of an item with some cells."""
+    return ItemData(ITEMS[name], Results(scale, cells), read_published(ITEMS[name], PUBLISHED), **more)
 
 
-def test_runs_are_found_by_their_hash_and_named_as_stand_ins(table6):
-    assert table6.results.scale == "mini"
-    assert {cell.value("best").mean for cell in table6.results.done} == {81.0, 71.0, 60.0}
-    assert ("resnet8", "resnet74") in set().union(*(cell.stand_ins for cell in table6.results.done))
+def records(data: ItemData) -> list[dict[str, str]]:
+    return as_records(tables_of(data, spec_of(data.item)))
 
 
-def test_tables_are_written_in_three_forms(table6, tmp_path):
-    entry = make_item(table6, tmp_path)
-    assert {file.suffix for file in entry.files} == {".csv", ".md", ".html"}
-    with open(tmp_path / "cpt" / "table6.csv", newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    assert {"published", "ours", "standard deviation", "n", "difference"} <= set(rows[0])
-    assert any(row["ours"] == "81.00" and row["n"] == "3" for row in rows)
-    text = (tmp_path / "cpt" / "table6.md").read_text()
-    assert "scale mini, n = 1 to 3" in text
-    assert re.search(r"7 runs in \d+ of 18 cells", text), "one run fills several cells"
-    assert "resnet8 for" in (tmp_path / "cpt" / "table6.html").read_text()
+# Tables
 
 
-def test_scale_with_more_cells_is_shown():
-    sweep = read_sweep(ROOT / "sweeps" / "cpt" / "table6.yaml")
-    assert find_results([], []).done == ()
-    with pytest.raises(ValueError, match="scale"):
-        sweep.expand("large")
+def test_at_the_papers_setting_ours_stand_beside_published_numbers():
+    pair = made_up(72.0, 73.0, 74.0, gbitops=60.0, **CYCLIC, **SMALL), made_up(70.0, 70.0, 70.0, **STATIC, **SMALL)
+    rows = records(data_of("cpt/table2", *pair))
+    found = [row for row in rows if row["source"] == "published" and row.get("ours")]
+    cpt = next(row for row in found if row["method"] == "CPT" and row["metric"] == "test_accuracy")
+    assert (cpt["published"], cpt["ours"], cpt["deviation"], cpt["n"]) == ("72.35", "73.00", "1.00", "3")
+    assert cpt["difference"] == "+0.650"
+
+
+def test_a_proxy_never_stands_in_the_row_of_another_network():
+    """46.35 of ResNet-8 stood in the row of ResNet-152 on CIFAR-100, with a difference to its published accuracy."""
+    pair = (
+        made_up(44.0, 45.0, **CYCLIC, model="resnet8", dataset="cifar10"),
+        made_up(46.35, **STATIC, model="resnet8", dataset="cifar10"),
+    )
+    proxies = [proxied(cell, model, "cifar100") for cell in pair for model in ("resnet74", "resnet164")]
+    rows = records(data_of("cpt/table2", *proxies, scale="mini"))
+    assert not any(row.get("ours") for row in rows if row["source"] == "published")
+    ours = [row for row in rows if row["source"] == "ours"]
+    assert len(ours) == 2, "two networks with the same trainings are one setting"
+    for row in ours:
+        assert (row["network"], row["data"], row["scale"], row["steps"]) == ("ResNet-8", "CIFAR-10", "mini", "64000")
+
+
+def test_differences_are_taken_seed_by_seed():
+    """The table said -2.47, unpaired, where the claim said -3.47 of the seed that both have."""
+    cells = (
+        made_up(43.0, **CYCLIC, model="resnet8", dataset="cifar10"),
+        made_up(46.47, 45.0, 44.94, **STATIC, model="resnet8", dataset="cifar10"),
+    )
+    row = next(
+        row
+        for row in records(data_of("cpt/fig1", *cells, scale="mini"))
+        if row.get("schedule") == "CR" and row["source"] == "ours"
+    )
+    assert row["difference to baseline"] == "-3.47"
+
+
+def test_published_deviations_are_shown():
+    rows = records(data_of("better/table1"))
+    assert {row["published deviation"] for row in rows if row["published"] == "92.23"} == {"0.09"}
+
+
+def test_numbers_of_steps_are_those_at_the_ends_of_phases():
+    """HLHLp, table 6: what variants A and D had after each of their phases stands beside the published steps."""
+    item = ITEMS["hlhlp/table6"]
+    cells = []
+    for bits, perplexities in (("[32,2,8,2]", (95.0, 99.0, 92.0, 97.0)), ("[32,2]", (96.0, 112.0))):
+        cell = made_up(perplexities[-1], schedule="hlhlp", schedule__bits=bits, model="gru_hlhlp", dataset="ptb")
+        object.__setattr__(cell.runs[0], "curve", {"phases": [{"final": number} for number in perplexities]})
+        cells.append(cell)
+    data = ItemData(item, Results("paper", tuple(cells)), read_published(item, PUBLISHED))
+    published, ours = tables_of(data, spec_of(item))
+    rows = [dict(zip(published.headings, row)) for row in published.rows]
+    found = {row["group"]: row["ours"] for row in rows if row["ours"] and " step " in row["group"]}
+    expected = {f"(A) step {step}": value for step, value in enumerate(("95.00", "99.00", "92.00", "97.00"), 1)}
+    assert found == {**expected, "(D) step 3": "96.00", "(D) step 4": "112.00"}
+    assert [row[-1] for row in ours.rows] == ["95, 99, 92, 97", "96, 112"]
+
+
+# Panels, differences and what is drawn
+
+
+def test_the_same_trainings_are_one_panel():
+    pair = (
+        made_up(45.0, **CYCLIC, model="resnet8", dataset="cifar10"),
+        made_up(46.0, **STATIC, model="resnet8", dataset="cifar10"),
+    )
+    networks = ("resnet74", "resnet152", "mobilenet_v2")
+    data = data_of(
+        "better/fig3", *(proxied(cell, name, "cifar100") for name in networks for cell in pair), scale="mini"
+    )
+    (panel,) = panels_of(data)
+    assert panel.title == "ResNet-8, CIFAR-10, 64,000 steps"
+    assert panel.proxy_for == ("ResNet-74, CIFAR-100", "ResNet-152, CIFAR-100", "MobileNetV2, CIFAR-100")
+    assert len(panel.cells) == 2
+    assert "2 distinct trainings in 6 of 6 cells" in status_line(data)
+
+
+def test_intervals_are_those_of_a_paired_t_test():
+    ours, base = made_up(71.0, 75.0, 74.0, 99.0, **CYCLIC, **SMALL), made_up(70.0, 72.0, 72.0, **STATIC, **SMALL)
+    (panel,) = panels_of(data_of("cpt/table2", ours, base))
+    (found,) = differences(panel, panel.first(lambda cell: cell.setting("schedule") == "static"), "best").values()
+    test = scipy.stats.ttest_rel([71, 75, 74], [70, 72, 72]).confidence_interval(0.95)
+    assert found == (2.0, pytest.approx(test.low), pytest.approx(test.high), 3)
+
+
+def test_few_seeds_take_the_pooled_deviation_or_none():
+    assert estimates({0: [1.0]}, (0.5, 10))[0].high == pytest.approx(1 + 0.5 * scipy.stats.t.ppf(0.975, 10))
+    assert estimates({0: [1.0, 2.0]})[0].low is None
+
+
+def cyclic_and_static(missing: int, final: float = 70.0) -> ItemData:
+    pair = made_up(final - 1, gbitops=60.0, **CYCLIC, **SMALL), made_up(final, gbitops=100.0, **STATIC, **SMALL)
+    return data_of("cpt/fig1", *pair, *(Cell({"seed": str(n)}, {}) for n in range(missing)))
+
+
+def drawn(paper: str, item: str, data: ItemData) -> Drawing | None:
+    found = module_of(paper).FIGURES[item](data)
+    plt.close("all")
+    return found
+
+
+@pytest.mark.parametrize(("missing", "expected"), [(2, True), (3, False)])
+def test_nothing_is_drawn_below_half_of_the_cells(missing, expected):
+    assert bool(drawn("cpt", "fig1", cyclic_and_static(missing))) == expected
+
+
+def test_settings_at_the_ceiling_are_not_compared():
+    assert drawn("cpt", "fig1", cyclic_and_static(0)) and not drawn("cpt", "fig1", cyclic_and_static(0, final=99.7))
+
+
+@pytest.mark.parametrize(
+    ("paper", "item"), [("better", "fig6"), ("better", "fig4"), ("hlhlp", "fig1"), ("hlhlp", "appH")]
+)
+def test_published_or_computed_numbers_alone_are_no_picture(paper, item):
+    """Bars of published differences stood on an axis of accuracies, costs that are computed as if they were measured."""
+    assert drawn(paper, item, data_of(f"{paper}/{item}")) is None
+
+
+def test_two_evaluations_are_no_curve():
+    data = cyclic_and_static(0)
+    for cell in data.results.cells:
+        object.__setattr__(
+            cell.runs[0], "curve", {"evaluations": {"step": [500, 1000], "value": [40.0, 45.0], "gbitops": [1, 2]}}
+        )
+    assert "Differences to static" in drawn("cpt", "fig1", data).caption.replace("Ours: d", "D")
+    for cell in data.results.cells:
+        steps = list(range(100, 1100, 100))
+        object.__setattr__(cell.runs[0], "curve", {"evaluations": {"step": steps, "value": steps, "gbitops": steps}})
+    assert "band" in drawn("cpt", "fig1", data).caption
+
+
+def test_points_of_equal_cost_stand_side_by_side():
+    places = side_by_side({0: 0.4, 1: 0.4, 2: 0.401, 3: 1.0})
+    assert len(set(places.values())) == 4 and places[3] == 1.0
+    assert sorted(places.values())[1] == pytest.approx(0.4003, abs=1e-3)
+
+
+def test_titles_are_one_line_and_fit():
+    for name, paper in (("fig3", "cpt"), ("fig2", "better")):
+        data = data_of(f"{paper}/{name}")
+        figure = titled(module_of(paper).FIGURES[name](data), data).figure
+        assert "\n" not in figure.get_suptitle()
+        box = figure._suptitle.get_window_extent()
+        assert box.width <= figure.bbox.width
+        plt.close(figure)
+
+
+def claim_result(name: str, verdict: str = "supported", **numbers: object) -> ClaimResult:
+    given = {
+        "scope": "proxy: ResNet-8, CIFAR-10 at 16x16",
+        "unit": "pp",
+        "decided": True,
+        "published_effect": "0.9 pp",
+        **numbers,
+    }
+    return ClaimResult(
+        name, name.rpartition("-")[0], name.partition("/")[0], "CPT beats static", verdict=verdict, **given
+    )
+
+
+def test_forest_has_a_panel_for_each_unit():
+    rows = [
+        claim_result("cpt/fig1-c1", estimate=1.0, low=0.5, high=1.5, published_value=0.9),
+        claim_result(
+            "cpt/fig1-c2", "undecided", estimate=-1.0, low=-2.0, high=0.5, decided=False, leaning="contradicted"
+        ),
+        claim_result("cpt/table5-c1", estimate=2.0, unit="ppl"),
+    ]
+    figure = forest([vars(row) for row in rows])
+    assert [axes.get_xlabel() for axes in figure.axes] == ["pp", "ppl"]
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["cpt/fig1-c1", "cpt/fig1-c2"]
+    plt.close(figure)
+
+
+# Papers do not know each other
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_no_paper_imports_another(paper):
+    source = Path(importlib.util.find_spec(f"bitcycle.figure.{paper}").origin).read_text()
+    imported = {node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)}
+    imported |= {
+        alias.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import) for alias in node.names
+    }
+    for other in set(PAPERS) - {paper}:
+        assert not any(name and name.split(".")[-1] in (other, f"claims_{other}") for name in imported), other
+
+
+def test_a_paper_without_a_module_still_has_its_numbers(monkeypatch, tmp_path):
+    monkeypatch.setattr(make, "module_of", lambda paper: None)
+    with Drawn(tmp_path / "drawn.json") as known:
+        entry = make_item(data_of("cpt/table2"), tmp_path, known)
+    assert entry.picture is None and len(entry.tables[0].rows) == 120
+
+
+# What has not changed is not drawn again
+
+
+def test_only_what_has_changed_is_drawn(tmp_path):
+    drawn = []
+
+    def draw() -> Drawing:
+        drawn.append(1)
+        figure, axes = plt.subplots(figsize=(1, 1))
+        axes.fill_between([0, 1], [0, 1], hatch="/")  # hatches have names in SVG files
+        return Drawing(figure, "a caption")
+
+    def make_once(inputs: list[object]) -> bytes:
+        with Drawn(tmp_path / "drawn.json") as known:
+            picture = known.picture("x", inputs, tmp_path / "x", draw)
+        assert picture.caption == "a caption"
+        return b"".join(file.read_bytes() for file in picture.files)
+
+    first = make_once([1])
+    assert make_once([1]) == first and len(drawn) == 1
+    assert make_once([2]) == first and len(drawn) == 2, "equal pictures are equal bytes"
+    (tmp_path / "x.png").write_bytes(b"")
+    assert make_once([2]) == first and len(drawn) == 3, "a file that was changed is drawn again"
+    with Drawn(tmp_path / "drawn.json") as known:
+        assert known.picture("x", [3], tmp_path / "x", lambda: None) is None
+    assert not (tmp_path / "x.png").exists(), "no picture of results that are gone"
 
 
 # Everything from no runs
@@ -178,102 +332,186 @@ def test_scale_with_more_cells_is_shown():
 
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory):
-    """Everything, made without any run: the folder, and the entries of the gallery."""
+    """Everything, made without any run: the folder, and the entries of the page."""
     target = tmp_path_factory.mktemp("figures")
     return target, make_all(Places(ROOT, target / "results", target / "none.csv"))
 
 
-def test_all_items_are_listed():
+def test_all_items_are_listed(empty):
+    target, entries = empty
     assert len(ITEMS) == 62
     assert {item.kind for item in ITEMS.values()} == set(KINDS)
-    assert {item.paper for item in ITEMS.values()} == set(PAPERS) == set(MODULES)
+    assert {item.paper for item in ITEMS.values()} == set(PAPERS)
     files = {path.stem.replace("_digitized", "") for path in PUBLISHED.glob("*_*.csv")}
     assert files <= {f"{item.paper}_{item.name}" for item in ITEMS.values()}
-    for item in ITEMS.values():
-        assert not item.sweep or (ROOT / "sweeps" / f"{item.sweep}.yaml").exists() or item.sweep_file(ROOT / "sweeps")
-
-
-def test_every_item_has_an_output(empty):
-    target, entries = empty
     assert [entry.data.item.id for entry in entries] == list(ITEMS)
-    page = (target / "results" / "index.html").read_text()
     for entry in entries:
-        assert entry.files, entry.data.item.id
-        assert all(file.stat().st_size > 0 for file in entry.files)
-        assert (entry.picture is None) == (entry.data.item.kind == "table")
-        assert f'id="{entry.data.item.id}"' in page
+        item = entry.data.item
+        assert (target / "results" / "figures" / item.paper / f"{item.name}.md").stat().st_size > 0
+        assert item.kind != "schematic" or entry.picture is not None
+        assert not item.sweep or entry.data.command in (target / "results" / "index.html").read_text()
 
 
-def test_items_without_runs_say_what_to_run(empty):
-    target, entries = empty
-    for entry in entries:
-        article = article_of(target, entry.data.item.id)
-        if entry.data.command:
-            assert f"no runs yet: {entry.data.command}" in html.unescape(article)
-
-
-def article_of(target: Path, item: str) -> str:
-    page = (target / "results" / "index.html").read_text()
-    return re.search(rf'<article id="{re.escape(item)}">(.*?)</article>', page, re.DOTALL)[1]
-
-
-def test_published_numbers_in_the_gallery_are_those_of_the_files(empty):
+def test_published_numbers_in_the_files_are_those_of_the_papers(empty):
     target, _ = empty
     for item in ITEMS.values():
         rows = [row for suffix in ("", "_digitized") for row in read_published(item, PUBLISHED, suffix)]
         rows = [row for row in rows if row["metric"] != "none_stated"]
-        body = re.search(r"<tbody>(.*?)</tbody>", article_of(target, item.id), re.DOTALL)
-        shown = [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in body[1].splitlines()] if body else []
+        path = target / "results" / "figures" / item.paper / f"{item.name}.csv"
+        shown = list(csv.DictReader(open(path, newline=""))) if path.exists() else []
         assert len(shown) == len(rows), item.id
         for row, cells in zip(rows, shown):
-            published = html.unescape(cells[-5])
-            assert (row["printed"] or row["value"]) in published, (item.id, published)
-            assert cells[-4:] == ["", "", "", ""]
+            assert (row["printed"] or number(float(row["value"]))) in cells["published"], (item.id, cells)
 
 
-def test_gallery_needs_nothing_from_outside(empty):
+# The page
+
+
+@pytest.fixture(scope="module")
+def page(empty, tmp_path_factory):
+    """A page with every verdict, in a folder of its own."""
     target, entries = empty
-    page = (target / "results" / "index.html").read_text()
-    assert page.count('<img alt="') == sum(entry.picture is not None for entry in entries)
-    assert set(re.findall(r'<img[^>]*src="(data:image/png;base64),', page)) == {"data:image/png;base64"}
-    assert "<script" not in page and "http://" not in page and "https://" not in page
-    assert '<meta name="viewport"' in page
-    for claim in CLAIMS.values():
-        assert html.escape(claim.text) in page
-
-
-def test_equal_inputs_give_equal_bytes(empty, tmp_path):
-    target, _ = empty
-    make_all(Places(ROOT, tmp_path / "results", tmp_path / "none.csv", papers=("partial",)))
-    files = sorted((tmp_path / "results" / "figures").rglob("*.*"))
-    assert {file.suffix for file in files} == {".png", ".svg", ".csv", ".md", ".html"}
-    for file in files:
-        assert file.read_bytes() == (target / file.relative_to(tmp_path)).read_bytes(), file.name
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
-@pytest.mark.parametrize("width", [390, 1280])
-def test_browser_shows_every_picture_without_complaint(empty, tmp_path, width):
-    target, entries = empty
-    page = tmp_path / "index.html"
-    text = (target / "results" / "index.html").read_text()
-    # what a person would look for: pictures that do not load, and a page wider than the screen
-    probe = """<script>addEventListener("load", () => {
-    const broken = [...document.images].filter(i => !i.naturalWidth).length;
-    const wide = document.documentElement.scrollWidth > innerWidth;
-    document.title = `broken ${broken} of ${document.images.length} wide ${wide}`; });</script>"""
-    page.write_text(text.replace("</body>", f"{probe}</body>"))
-    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"]
-    command += [
-        "--enable-logging=stderr",
-        f"--window-size={max(width, 500)},900",
-        "--virtual-time-budget=5000",
-        "--dump-dom",
+    claims = [
+        claim_result(
+            "cpt/fig1-c1",
+            estimate=0.94,
+            low=-0.2,
+            high=2.1,
+            n=5,
+            decided=False,
+            section="4.1",
+            rule="the interval above 0",
+            p_raw=0.03,
+        ),
+        claim_result("cpt/fig1-c1", "contradicted", scope="proxy: GCN, Cora", estimate=-3.0, low=-4.0, high=-2.0, n=3),
+        claim_result(
+            "better/fig3-c1", "undecided", decided=False, estimate=0.1, low=-1.0, high=1.0, n=2, seeds_needed=12
+        ),
+        claim_result("better/fig2-c1", "computed", scope="", holds=True),
+        claim_result("hlhlp/table1-c1", "no test", scope="", reason="The metric is at its ceiling"),
+        *(ClaimResult(claim.id, claim.item, claim.item.partition("/")[0], claim.text) for claim in CLAIMS.values()),
     ]
-    done = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120)
-    pictures = sum(entry.picture is not None for entry in entries)
-    assert f"<title>broken 0 of {pictures} wide false</title>" in done.stdout
-    assert "CONSOLE" not in done.stderr
+    write_pages(target / "results", entries, claims)
+    return target / "results"
+
+
+def test_page_needs_nothing_from_outside_and_is_small(page):
+    text = (page / "index.html").read_text()
+    assert len(text) <= 1_500_000
+    assert (
+        len(text) + sum((page / name).stat().st_size for name in re.findall(r'<img src="([^"]+)"', text)) <= 1_500_000
+    )
+    loaded = re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="([^"]+)"', text)
+    assert all(name.startswith("data:,") or (page / name).exists() for name in loaded)
+    assert "fetch(" not in text and "XMLHttpRequest" not in text and "@import" not in text
+
+
+def test_page_links_lead_somewhere(page):
+    text = (page / "index.html").read_text()
+    names = re.findall(r'id="([^"]+)"', text)
+    assert len(names) == len(set(names)), "no name twice"
+    links = re.findall(r'href="#([^"]+)"', text)
+    assert set(links) <= set(names) and {*ITEMS, *CLAIMS} <= set(links)
+    for link in re.findall(r'href="(?!#|https?:|data:)([^"]+)"', text):
+        assert (page / link).exists() or (ROOT / "results" / link).exists(), link
+
+
+def test_page_is_built_for_screen_readers(page):
+    text = (page / "index.html").read_text()
+    assert text.count("<table") == text.count("<caption>") > 40
+    assert not re.search(r"<th(?![^>]* scope=)[ >]", text)
+    assert not re.search(r"<img(?![^>]* alt=\"[^\"])", text)
+    assert re.search(r'<a class="skip" href="#claims">', text) and '<html lang="en">' in text
+    assert "prefers-color-scheme: dark" in text and '<meta name="viewport"' in text
+
+
+def test_claims_stand_at_the_top_and_in_the_readme_with_their_rule(page):
+    text, readme = html.unescape((page / "index.html").read_text()), (page / "README.md").read_text()
+    for claim in CLAIMS.values():
+        assert claim.text in text and claim.text.replace("|", "\\|") in readme
+    for shown in (text, readme):
+        assert "leaning: supported" in shown and "+0.940 [-0.200, +2.10] pp" in shown and "computed: holds" in shown
+    assert (
+        text.index("the table of claims")
+        if "the table of claims" in text
+        else text.index('id="claims"') < text.index('id="contents-title"')
+    )
+    assert "the interval above 0" in text and "p = 0.030" in text and "12 seeds would decide" in text
+    item = (page / "figures" / "cpt" / "fig1.md").read_text()
+    assert "the interval above 0" in item and "proxy: GCN, Cora" in item
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A headless Chromium."""
+    selenium = pytest.importorskip("selenium", reason="no selenium here: pip install selenium")
+    if not CHROMIUM or not CHROMEDRIVER:
+        pytest.skip("no Chromium with its driver here: make browser")
+    from selenium.webdriver.chrome.service import Service
+
+    options = selenium.webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    driver = selenium.webdriver.Chrome(options=options, service=Service(CHROMEDRIVER))
+    yield driver
+    driver.quit()
+
+
+def visit(browser, page: Path, width: int, theme: str = "light") -> None:
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]}
+    )
+    browser.get((page / "index.html").as_uri())
+
+
+CONTRAST = """
+const lum = c => c.match(/[0-9.]+/g).slice(0, 3).map(v => v / 255)
+  .map(v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+  .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
+const ground = e => {
+  for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor; if (!c.endsWith(", 0)")) return c; }
+  return "rgb(255, 255, 255)"; };
+return Math.min(...[...document.querySelectorAll("p, th, td, a, .verdict, figcaption, .facts, pre, label")].map(e => {
+  const [a, b] = [lum(getComputedStyle(e).color), lum(ground(e))].sort((x, y) => y - x);
+  return (a + .05) / (b + .05); }));"""
+
+
+@pytest.mark.parametrize(("width", "theme"), [(400, "dark"), (1400, "light")])
+def test_browser_shows_every_picture_at_every_width_and_theme(browser, page, width, theme):
+    visit(browser, page, width, theme)
+    browser.execute_script("document.querySelectorAll('img').forEach(i => i.loading = 'eager')")
+    loaded = "Promise.all(all.map(i => i.decode())).then(() => done(all.length), done)"
+    wait = f"const done = arguments[0], all = [...document.images]; {loaded}"
+    assert browser.execute_async_script(wait) == (page / "index.html").read_text().count("<img ")
+    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    assert browser.execute_script(CONTRAST) >= 4.5
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def test_claims_are_sorted_and_filtered_by_keyboard(browser, page):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    visit(browser, page, 1400)
+    active = browser.switch_to.active_element
+    active.send_keys(Keys.TAB)
+    assert browser.switch_to.active_element.get_attribute("class") == "skip"
+    head = browser.find_element(By.CSS_SELECTOR, "#claims th:nth-child(3)")
+    values = "return [...document.querySelectorAll('#claims tbody tr')].filter(r => !r.hidden).map(r => r.cells[2].dataset.sort)"
+    for direction, first in (("ascending", "-3.0"), ("descending", "0.94")):
+        head.find_element(By.TAG_NAME, "button").send_keys(Keys.ENTER)
+        assert head.get_attribute("aria-sort") == direction
+        assert browser.execute_script(values)[0] == first
+    browser.find_element(By.NAME, "verdict").send_keys("contradicted")
+    assert browser.execute_script(values) == ["-3.0"]
+    assert browser.find_element(By.ID, "count").text.startswith("1 of ")
+    browser.find_element(By.CSS_SELECTOR, "#filter button").send_keys(Keys.ENTER)
+    browser.find_element(By.NAME, "text").send_keys("graphsage nothing-has-this")
+    assert browser.execute_script(values) == []
 
 
 # Verdicts
@@ -286,20 +524,6 @@ def test_cells_are_compared_seed_by_seed():
     strangers = Cell({}, {}, tuple(Run({**run.row, "seed": "7"}, run.settings) for run in base.runs[:1]))
     assert ours.less(strangers, "final").mean == pytest.approx((71 + 75 + 90) / 3 - 70)
     assert ours.less(Cell({}, {}), "final") is None
-
-
-def test_numbers_of_steps_are_those_at_the_ends_of_phases():
-    """HLHLp, table 6: what variants A and D had after each of their phases stands beside the published steps."""
-    item = ITEMS["hlhlp/table6"]
-    cells = []
-    for bits, perplexities in (("[32,2,8,2]", (95.0, 99.0, 92.0, 97.0)), ("[32,2]", (96.0, 112.0))):
-        cell = made_up(perplexities[-1], schedule="hlhlp", schedule__bits=bits, model="gru_hlhlp", dataset="ptb")
-        object.__setattr__(cell.runs[0], "curve", {"phases": [{"final": number} for number in perplexities]})
-        cells.append(cell)
-    lines = compare(read_published(item, PUBLISHED), Results("paper", tuple(cells)), comparison_of(item))
-    found = {line.labels["group"]: line.ours.mean for line in lines if line.ours and " step " in line.labels["group"]}
-    expected = {f"(A) step {step}": value for step, value in enumerate((95.0, 99.0, 92.0, 97.0), 1)}
-    assert found == {**expected, "(D) step 3": 96.0, "(D) step 4": 112.0}
 
 
 def test_every_claim_has_a_check_or_a_reason():

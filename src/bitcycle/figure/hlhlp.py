@@ -1,107 +1,116 @@
-"""The items of HLHLp: tables of four phases, loss surfaces in planes and contours, sharpness, and robustness."""
+"""HLHLp: tables of four phases, loss surfaces in planes, sharpness, and robustness."""
 
 from __future__ import annotations
 
-import math
 import re
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure, SubFigure
 
-from bitcycle.analysis.claims_hlhlp import ABLATIONS, LEVELS, bits_of, hlhlp_method, levels_of, network_name, planes
-from bitcycle.analysis.compare import Comparison
 from bitcycle.analysis.items import Published
-from bitcycle.analysis.labels import dataset_of, model_of, same
-from bitcycle.analysis.landscape import CLEAN, results_of, sharpness
-from bitcycle.analysis.results import Cell, Results, Value
-from bitcycle.figure.landscape import described, draw_contours, draw_plane, first_of
-from bitcycle.figure.schematic import algorithm, data_sets
-from bitcycle.figure.style import COLOURS, ItemData, legend, not_analysed, panels, published_bars, titled
+from bitcycle.analysis.labels import dataset_of, is_float, model_of, same, schedule_of
+from bitcycle.analysis.landscape import results_of, sharpness
+from bitcycle.analysis.results import Cell, Results
+from bitcycle.figure.data import Estimate, ItemData, estimates
+from bitcycle.figure.landscape import described_surface, draw_plane
+from bitcycle.figure.plots import draw_series, points_by_setting
+from bitcycle.figure.style import Drawing, Look, legend, look_of, panels
+from bitcycle.figure.table import Spec
 from bitcycle.measurement.artifacts import Result
 
-
-def surface(data: ItemData) -> Figure:
-    """Figure 1: test error in the planes through three networks."""
-    found = planes(data.results, "test")
-    if not found:
-        return not_analysed(data)
-    figure = plt.figure(figsize=(5.2 * len(found), 5.4), layout="constrained")
-    _draw_planes(figure, found, "error_percent", "test error (%)")
-    return titled(figure, data, f"{described(found[0][0])}; quantized weights as plain numbers")
+DEFAULT_BITS = {"hlhlp": [32, 2, 8, 2], "fine_tuning": [32, 2], "hlhlhlp": [32, 2, 8, 2, 8, 2]}
+LEVELS = {"ternary": ("ternary", "uniform_l2", "ttq"), "4-level": ("multibit",)}
+"""Quantizers of weights with three and four levels at 2 bits."""
+ABLATIONS = {"A": [32, 2, 8, 2], "B": [32, 32, 32, 2], "C": [32, 2, 2, 2], "D": [32, 2]}
+"""Table 6: bits of the phases of its variants."""
+PHASES: dict[str, tuple[int | None, ...]] = {"fine-tuning": (1, None), "HLHLp": (2, None)}
+"""At the ends of which phases the networks of figure 1 and appendix H stood."""
 
 
-def flatness(data: ItemData) -> Figure:
-    """Appendix H: training loss in the same planes, epsilon-sharpness, and filter-normalised contours."""
-    found, bars = planes(data.results, "train"), _sharpness_of(data.results)
-    maps = [
-        (name, shown)
-        for name, cell, phase in networks(data.results)
-        if (shown := first_of(results_of(cell, "surface", phase)))
-    ]
-    if not found and not bars and not maps:
-        return not_analysed(data)
-    rows = [bool(found), bool(maps), bool(bars)]
-    heights = [height for height, there in zip((4.6, 2.9, 2.0), rows) if there]
-    figure = plt.figure(figsize=(10.4, sum(heights) + 0.9), layout="constrained")
-    parts = iter(figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
-    if found:
-        _draw_planes(next(parts), found, "loss", "training loss")
-    if maps:
-        _draw_maps(next(parts), maps)
-    if bars:
-        _draw_bars(next(parts).subplots(), bars)
-    words = [f"planes: {described(found[0][0])}"] if found else []
-    words += [f"contours: {described(maps[0][1])}"] if maps else []
-    return titled(figure, data, "; ".join(["the appendix is not part of the paper's text", *words]))
+def bits_of(cell: Cell) -> list[int]:
+    """Bits of the weights in each phase."""
+    return [int(bits) for bits in cell.setting("schedule.bits") or DEFAULT_BITS.get(schedule_of(cell), [32])]
 
 
-def networks(results: Results) -> list[tuple[str, Cell, int | None]]:
-    """The networks of figure 1 and appendix H: name, cell, and the phase at whose end it stood."""
-    phases: dict[str, tuple[int | None, ...]] = {"fine-tuning": (1, None), "HLHLp": (2, None)}
-    every = [(cell, phase) for cell in results.done for phase in phases.get(hlhlp_method(cell), ())]
-    return [(network_name(cell, phase), cell, phase) for cell, phase in every]
+def hlhlp_method(cell: Cell) -> str:
+    """float, fine-tuning or HLHLp."""
+    if is_float(cell):
+        return "float"
+    return "fine-tuning" if schedule_of(cell) == "fine_tuning" or bits_of(cell) == [32, 2] else "HLHLp"
 
 
-def _draw_planes(
-    figure: Figure | SubFigure, found: Sequence[tuple[Result, list[str]]], column: str, label: str
-) -> None:
-    for index, (plane, names) in enumerate(found):
-        axes = figure.add_subplot(1, len(found), index + 1, projection="3d")
-        draw_plane(figure, axes, plane, names, column, label)
-        axes.set_title(f"({'ab'[index % 2]}) {', '.join(names)}")
+def levels_of(cell: Cell) -> str:
+    """ternary or 4-level, by the quantizer."""
+    quantizer = str(cell.setting("quantizer", ""))
+    return next((levels for levels, names in LEVELS.items() if quantizer in names), "")
 
 
-def _draw_maps(figure: Figure | SubFigure, maps: Sequence[tuple[str, Result]]) -> None:
-    for axes, (name, shown) in zip(figure.subplots(1, len(maps), squeeze=False)[0], maps, strict=True):
-        draw_contours(axes, shown)
-        axes.set_title(f"{name}, training loss")
+def network_name(cell: Cell, phase: int | None) -> str:
+    """The paper's name of a network: FLOAT, Hlp, HLp or HLHLp; the phase is that at whose end it stood, None the last."""
+    method = hlhlp_method(cell)
+    if method == "float" or phase == 1:
+        return "FLOAT"
+    return "Hlp" if method == "fine-tuning" else "HLHLp" if phase is None else "HLp"
 
 
-def _sharpness_of(results: Results) -> dict[str, dict[str, Value]]:
-    return {name: found for name, cell, phase in networks(results) if (found := sharpness(cell, phase))}
+def planes(results: Results, split: str) -> list[tuple[Result, list[str]]]:
+    """Every plane of the train or test split with the names of its networks; of several seeds the first."""
+    cells = {(run.row["hash"], run.row["seed"]): cell for cell in results.done for run in cell.runs}
+    found: dict[tuple[str, ...], Result] = {}
+    for plane in (plane for cell in results.done for plane in results_of(cell, "plane")):
+        parts = [(cells.get((part["hash"], str(part["seed"]))), part["phase"]) for part in plane.header["runs"]]
+        if plane.options["split"] == split and all(cell is not None for cell, _ in parts):
+            found.setdefault(tuple(network_name(cell, phase) for cell, phase in parts if cell), plane)
+    return [(plane, list(names)) for names, plane in sorted(found.items(), reverse=True)]
 
 
-def _draw_bars(axes: Axes, bars: Mapping[str, Mapping[str, Value]]) -> None:
-    """Epsilon-sharpness of each network, one bar for each size of the box."""
-    sizes = sorted({size for found in bars.values() for size in found}, key=float)
-    for index, size in enumerate(sizes):
-        places = [place + 0.38 * (index - (len(sizes) - 1) / 2) for place in range(len(bars))]
-        values = [found[size].mean if size in found else math.nan for found in bars.values()]
-        drawn = axes.barh(places, values, height=0.36, label=f"eps = {float(size):g}", color=f"C{index}")
-        axes.bar_label(drawn, fmt="%.3g", fontsize=7, padding=2)
-    axes.set_yticks(range(len(bars)), list(bars))
-    axes.invert_yaxis()
-    axes.margins(x=0.12)
-    axes.set_xlabel("epsilon-sharpness (%), training loss")
-    axes.legend(frameon=False, fontsize=7.5)
+def plane_pictures(split: str, column: str, label: str) -> Callable[[ItemData], Drawing | None]:
+    """Figure 1 (test error) and appendix H (training loss): the planes through three networks."""
+
+    def draw(data: ItemData) -> Drawing | None:
+        found = planes(data.results, split)
+        if not found:
+            return sharpness_points(data) if column == "loss" else None
+        figure = plt.figure(figsize=(5.2 * len(found), 5.0), layout="constrained")
+        for index, (plane, names) in enumerate(found):
+            axes = figure.add_subplot(1, len(found), index + 1, projection="3d")
+            draw_plane(figure, axes, plane, names, column, label)
+            axes.set_title(", ".join(names))
+        return Drawing(figure, f"{described_surface(found[0][0])}; quantized weights as plain numbers.")
+
+    return draw
 
 
-def robustness_bars(
+def sharpness_points(data: ItemData) -> Drawing | None:
+    """Appendix H: epsilon-sharpness of each network."""
+    series: dict[Look, list[tuple[str, Estimate]]] = {}
+    for cell in data.results.done:
+        for phase in PHASES.get(hlhlp_method(cell), ()):
+            for size, value in sharpness(cell, phase).items():
+                spread = value.std or 0.0
+                estimate = Estimate(value.mean, value.mean - spread, value.mean + spread, value.n)
+                series.setdefault(Look(f"epsilon {size}"), []).append((network_name(cell, phase), estimate))
+    return one_panel(series, "epsilon-sharpness (%), training loss", "Bars: one standard deviation over seeds.")
+
+
+def one_panel(series: Mapping[Look, list[tuple[str, Estimate]]], label: str, caption: str) -> Drawing | None:
+    """A picture of one panel with categories; None without any."""
+    if not series:
+        return None
+    figure, axes = panels(1, width=8, height=3.0)
+    looks = {
+        Look(look.label, f"C{number}", "os^Dv"[number % 5]): points
+        for number, (look, points) in enumerate(series.items())
+    }
+    draw_series(axes[0], looks)
+    axes[0].set_ylabel(label)
+    legend(figure, axes)
+    return Drawing(figure, caption)
+
+
+def robustness(
     kind: str, column: str, label: str, named: Mapping[int | None, str]
-) -> Callable[[ItemData], Figure]:
+) -> Callable[[ItemData], Drawing | None]:
     """Appendices D and F: an error for each corruption or noise, of each network.
 
     Args:
@@ -111,41 +120,36 @@ def robustness_bars(
         named: phase at whose end a network of HLHLp stood -> its name.
     """
 
-    def draw(data: ItemData) -> Figure:
-        found: dict[str, dict[str, list[float]]] = {}
-        for cell in data.results.done:
+    def draw(data: ItemData) -> Drawing | None:
+        series: dict[Look, list[tuple[str, Estimate]]] = {}
+        for cell in data.results.done if data.complete_enough else ():
             for phase, name in named.items():
-                words = name if hlhlp_method(cell) == "HLHLp" else hlhlp_method(cell)
+                groups: dict[str, list[float]] = {}
                 for result in results_of(cell, kind, phase):
-                    groups = found.setdefault(words, {})
                     for row in result.rows:
                         groups.setdefault(row[kind], []).append(float(row[column]))
-        if not found:
-            return not_analysed(data) if data.results.done else published_bars(data)
-        figure, (axes,) = panels(1, width=8, height=3.2)
-        _draw_groups(axes, found)
-        axes.set_ylabel(label)
-        legend(figure, [axes])
-        numbers = [
-            f"{row['group'] or row['method']} {row['metric'].replace('_', ' ')} {row['printed']}"
-            for row in data.published
-        ]
-        words = "mean over severities, ratios and seeds; published: "
-        return titled(figure, data, words + "; ".join(numbers))
+                words = name if hlhlp_method(cell) == "HLHLp" else hlhlp_method(cell)
+                found = estimates(dict(enumerate(groups.values())))
+                if groups:
+                    series[Look(words)] = list(zip(groups, found.values()))
+        return one_panel(series, label, "Means over severities, ratios and seeds.")
 
     return draw
 
 
-def _draw_groups(axes: Axes, found: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
-    groups = list(dict.fromkeys(name for values in found.values() for name in values))
-    width = 0.8 / len(found)
-    for index, (words, values) in enumerate(found.items()):
-        means = {name: statistics.fmean(numbers) for name, numbers in values.items()}
-        changed = [value for name, value in means.items() if name != CLEAN]
-        label = f"{words} (mean of all but none: {statistics.fmean(changed):.1f})" if changed else words
-        places = [groups.index(name) + width * (index - (len(found) - 1) / 2) for name in means]
-        axes.bar(places, list(means.values()), width=0.9 * width, label=label, color=f"C{index}")
-    axes.set_xticks(range(len(groups)), [name.replace("_", "\n") for name in groups], fontsize=7.5)
+def quantizers(data: ItemData) -> Drawing | None:
+    """Appendix E: the metric of fine-tuning and HLHLp with each quantizer."""
+    return points_by_setting(
+        data,
+        lambda cell: str(cell.setting("quantizer")),
+        lambda cell: look_of(hlhlp_method(cell)),
+        "final",
+        "",
+        line=False,
+    )
+
+
+# Which cell a printed number is about
 
 
 def same_cell(row: Published, cell: Cell) -> bool:
@@ -153,16 +157,13 @@ def same_cell(row: Published, cell: Cell) -> bool:
     if row["method"] not in ("float", "fine-tuning", "HLHLp") or row["metric"] == "residual_degradation_ratio":
         return False
     named = next((levels for levels in LEVELS if levels in (row["group"] + row["setting"]).lower()), "")
-    return (
-        same(row["model"], model_of(cell))
-        and same(row["dataset"], dataset_of(cell))
-        and row["method"] == hlhlp_method(cell)
-        and (not named or "float" in row["method"] or named == levels_of(cell))
-    )
+    alike = same(row["model"], model_of(cell)) and same(row["dataset"], dataset_of(cell))
+    levels = not named or "float" in row["method"] or named == levels_of(cell)
+    return alike and row["method"] == hlhlp_method(cell) and levels
 
 
 def same_speech(row: Published, cell: Cell) -> bool:
-    """Table 5: our recordings stand in for WSJ alone; nothing stands in for Aurora-4."""
+    """Table 5: the recordings of WSJ; there is no proxy for Aurora-4."""
     return row["dataset"] == "WSJ test" and row["method"] == hlhlp_method(cell)
 
 
@@ -182,51 +183,41 @@ def ablation_phase(row: Published) -> int | None:
     return phase if phase > 0 else None
 
 
-def _described(cell: Cell) -> dict[str, str]:
-    bits = ", ".join(map(str, bits_of(cell)))
-    return {"method": hlhlp_method(cell), "setting": f"bits {bits}, {cell.setting('quantizer', '')}"}
+def described(cell: Cell) -> dict[str, str]:
+    """More words about a cell of ours."""
+    return {
+        "method": hlhlp_method(cell),
+        "setting": f"bits {', '.join(map(str, bits_of(cell)))}, {cell.setting('quantizer', '')}",
+    }
 
 
-def quantizers(data: ItemData) -> Figure:
-    """Appendix E: test perplexity of fine-tuning and HLHLp with each quantizer."""
-    if not data.results.done:
-        return published_bars(data)
-    names = list(dict.fromkeys(model_of(cell) for cell in data.results.done))
-    words = list(dict.fromkeys(str(cell.setting("quantizer")) for cell in data.results.done))
-    figure, axes = panels(len(names), columns=2, width=4)
-    for name, part in zip(names, axes, strict=True):
-        for cell in data.results.done:
-            value, method = cell.value("final"), hlhlp_method(cell)
-            if model_of(cell) == name and value is not None:
-                place = words.index(str(cell.setting("quantizer"))) + (0.18 if method == "HLHLp" else -0.18)
-                part.errorbar(
-                    [place],
-                    [value.mean],
-                    yerr=[value.std or 0],
-                    fmt="o",
-                    color=COLOURS[method],
-                    capsize=2,
-                    label=method,
-                )
-        part.set_xticks(range(len(words)), words)
-        part.set_xlim(-0.5, len(words) - 0.5)
-        part.set_title(name)
-    axes[0].set_ylabel("test perplexity")
-    legend(figure, axes)
-    return titled(figure, data, "the appendix is not part of the paper's text")
+def phase_ends(cell: Cell) -> str:
+    """The metric at the end of each phase, the mean over seeds."""
+    values = [cell.at_end_of_phase(phase) for phase in range(1, len(bits_of(cell)) + 1)]
+    return ", ".join(f"{value.mean:.4g}" for value in values if value)
 
 
-FIGURES: dict[str, Callable[[ItemData], Figure]] = {
-    "fig1": surface,
-    "appB": algorithm,
-    "appC": data_sets,
-    "appD": robustness_bars("corruption", "error_percent", "error (%)", {1: "HL", None: "HLHL"}),
+def is_tuned(cell: Cell) -> bool:
+    """Fine-tuning, the baseline of HLHLp."""
+    return hlhlp_method(cell) == "fine-tuning"
+
+
+FIGURES: dict[str, Callable[[ItemData], Drawing | None]] = {
+    "fig1": plane_pictures("test", "error_percent", "test error (%)"),
+    "appD": robustness("corruption", "error_percent", "error (%)", {1: "HL", None: "HLHL"}),
     "appE": quantizers,
-    "appF": robustness_bars("noise", "cer_percent", "character error rate (%)", {2: "HLp", None: "HLHLp"}),
-    "appH": flatness,
+    "appF": robustness("noise", "cer_percent", "character error rate (%)", {2: "HLp", None: "HLHLp"}),
+    "appH": plane_pictures("train", "loss", "training loss"),
 }
-COMPARISON = Comparison("final", same_cell, describe=_described)
-COMPARISONS = {
-    "table5": Comparison("final", same_speech, describe=_described),
-    "table6": Comparison("final", same_ablation, describe=_described, phase=ablation_phase),
+SPEC = Spec("final", same_cell, describe=described, base=is_tuned)
+SPECS = {
+    "table5": Spec("final", same_speech, describe=described, base=is_tuned),
+    "table6": Spec(
+        "final",
+        same_ablation,
+        describe=described,
+        phase=ablation_phase,
+        measures={"at the ends of phases": phase_ends},
+        base=is_tuned,
+    ),
 }

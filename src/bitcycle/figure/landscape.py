@@ -1,4 +1,4 @@
-"""Pictures of what is around trained networks: contours as Li et al. draw them, the plane through three networks in 3-D."""
+"""What is around trained networks: contours as Li et al. draw them, its rise, planes through three networks in 3-D."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from bitcycle.measurement.artifacts import Result
 
 LEVELS = np.arange(0.1, 10, 0.5)
 """Contour levels of CPT, figure 6, and the default of Li et al.'s code."""
-CONTOURS = "summer"
-HEIGHTS = "jet"
+CONTOURS = HEIGHTS = "viridis"
 MARKS = ("s", "^", "o")
 
 
@@ -38,6 +37,7 @@ def draw_contours(axes: Axes, surface: Result) -> None:
     axes.plot([0], [0], "+", color="black", markersize=7)
     axes.annotate(f"{middle:.2f}", (0, 0), (5, 5), textcoords="offset points", fontsize=7)
     axes.set_box_aspect(1)
+    axes.grid(False)
     axes.set_xticks(np.linspace(x[0], x[-1], 5))
     axes.set_yticks(np.linspace(y[0], y[-1], 5))
 
@@ -79,20 +79,20 @@ def draw_plane(
     figure.colorbar(shown, ax=axes, shrink=0.55, pad=0.02, label=label)
 
 
-def described(result: Result) -> str:
-    """Grid, images, bits and seed of a surface or a plane, in words."""
+def radial_rise(surface: Result, rings: int = 5) -> dict[float, float]:
+    """Distance from the network -> mean rise of the loss over a ring at that distance."""
+    x, y, loss = grid_of(surface, "loss")
+    distances = np.hypot(*np.meshgrid(x, y))
+    extent, half = float(x[-1]), float(x[1] - x[0]) / 2
+    middle = float(loss[len(y) // 2, len(x) // 2])
+    radii = [round(extent * (ring + 1) / rings, 6) for ring in range(rings)]
+    return {radius: float(loss[abs(distances - radius) <= half].mean()) - middle for radius in radii}
+
+
+def described_surface(result: Result) -> str:
+    """Grid, images and bits of a surface or a plane, in words."""
     options, facts = result.options, result.header["facts"]
     split = {"train": "training", "test": "test"}[options["split"]]
     words = f"{options['points']} x {options['points']} points on {facts['samples']} {split} images"
-    if "seed" not in options:
-        return words
-    bits = {"run": "bits of the last evaluation", "float": "quantized weights as plain numbers"}[options["precision"]]
-    return f"{words}, directions of seed {options['seed']}, {bits}"
-
-
-def first_of(results: Sequence[Result]) -> Result | None:
-    """The result with the finest grid, of several the one with the first seed; None of no results."""
-    fineness = [
-        (-result.options["points"], result.options.get("seed", 0), index) for index, result in enumerate(results)
-    ]
-    return results[min(fineness)[2]] if results else None
+    bits = {"run": "bits of the last evaluation", "float": "quantized weights as plain numbers"}
+    return f"{words}, {bits[options['precision']]}" if "seed" in options else words

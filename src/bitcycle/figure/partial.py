@@ -1,166 +1,127 @@
-"""The pictures of partial pre-training: accuracy against iterations and wall-clock time, and the split between both phases."""
+"""Partial pre-training: results against iterations and seconds, and how a budget is split between both phases."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
 
-from matplotlib.figure import Figure
-
-from bitcycle.analysis.claims_partial import METHODS, numbers, partial_method, phase_steps, seconds_of, steps_of
-from bitcycle.analysis.compare import Comparison
 from bitcycle.analysis.items import Published
-from bitcycle.analysis.labels import dataset_of, model_of, panel_of, same
+from bitcycle.analysis.labels import dataset_of, is_float, model_of, same, schedule_of
 from bitcycle.analysis.results import Cell
-from bitcycle.figure.schematic import algorithm
-from bitcycle.figure.style import COLOURS, ItemData, label_axes, legend, panel_title, panels, published_bars, titled
+from bitcycle.figure.data import ItemData, metric_name, panels_of
+from bitcycle.figure.plots import heat, points_by_setting, title
+from bitcycle.figure.style import Drawing, Look, look_of, panels
+from bitcycle.figure.table import Spec
 
 
-def against_iterations(data: ItemData) -> Figure:
-    """Figure 1: minimum, median and maximum of the final metric against the number of iterations."""
-    return _against(data, steps_of, "iterations (each point is a training of its own)")
+def partial_method(cell: Cell) -> str:
+    """full precision, partial pre-training or low precision."""
+    if is_float(cell):
+        return "full precision"
+    split = float(cell.setting("schedule.split", 0.5) or 0) if schedule_of(cell) == "partial_pretrain" else 0.0
+    return "partial pre-training" if 0 < split < 1 else "low precision"
 
 
-def against_time(data: ItemData) -> Figure:
-    """Figure 2: the same against the wall-clock time of the simulation."""
-    return _against(data, seconds_of, "seconds of training (median; simulated precision)")
+def look(cell: Cell) -> Look:
+    """The look of a method."""
+    return look_of(partial_method(cell))
 
 
-def _against(data: ItemData, place: Callable[[Cell], float], x: str) -> Figure:
-    if not data.results.done:
-        return published_bars(data)
-    names = list(dict.fromkeys(panel_of(cell) for cell in data.results.done))
-    figure, axes = panels(len(names), columns=2, width=4)
-    for name, part in zip(names, axes, strict=True):
-        for method in METHODS:
-            cells = [c for c in data.results.done if panel_of(c) == name and partial_method(c) == method]
-            cells.sort(key=place)
-            values = [numbers(cell, "final") for cell in cells]
-            places = [place(cell) for cell in cells]
-            if not cells:
-                continue
-            middles = [statistics.median(group) for group in values]
-            part.plot(places, middles, "o-", markersize=4, color=COLOURS[method], label=method)
-            part.fill_between(
-                places,
-                [min(group) for group in values],
-                [max(group) for group in values],
-                color=COLOURS[method],
-                alpha=0.2,
-                linewidth=0,
-            )
-        part.set_xscale("log")
-        of_panel = [cell for cell in data.results.done if panel_of(cell) == name]
-        alike = ([cell for cell in of_panel if partial_method(cell) == method] for method in reversed(METHODS))
-        shown = apart(sorted({place(cell) for cell in max(alike, key=len)}))
-        part.set_xticks(shown, [f"{x:.3g}" if x < 1000 else f"{x / 1000:.3g}k" for x in shown])
-        part.minorticks_off()
-        part.set_title(panel_title(name, data.results))
-        part.set_ylabel(
-            next(c for c in data.results.done if panel_of(c) == name).runs[0].row["metric"].replace("_", " ")
-        )
-    label_axes(figure, axes, x, "")
-    legend(figure, axes)
-    words = "; ".join(
-        f"{row['model']} {row['metric'].replace('_', ' ')} {row['printed']}"
-        for row in data.published
-        if "speedup" in row["metric"]
+def steps_of(cell: Cell) -> int:
+    """Steps of our runs."""
+    return int(cell.runs[0].row["total_steps"])
+
+
+def seconds_of(cell: Cell) -> float:
+    """Median training time of the runs."""
+    return statistics.median([run.number("seconds") or 0.0 for run in cell.runs])
+
+
+def phase_steps(cell: Cell) -> tuple[int, int]:
+    """Iterations in full and in low precision."""
+    phased = schedule_of(cell) == "partial_pretrain"
+    full = round(steps_of(cell) * (float(cell.actual("schedule.split", 0.5) or 0) if phased else float(is_float(cell))))
+    return full, steps_of(cell) - full
+
+
+def against_iterations(data: ItemData) -> Drawing | None:
+    """Figure 1: the final metric against the number of iterations; each point is a training of its own."""
+    return points_by_setting(
+        data, steps_of, look, "final", "iterations (each point is a training of its own)", log=True
     )
-    return titled(figure, data, f"median, band from minimum to maximum. Published: {words}")
 
 
-def apart(places: Sequence[float], share: float = 0.12) -> list[float]:
-    """Those of the ascending places whose labels fit beside each other on a logarithmic axis: so much of its length apart.
-
-    >>> apart([1, 2, 2.1, 4, 100])
-    [1, 2, 4, 100]
-    """
-    kept: list[float] = []
-    least = (places[-1] / places[0]) ** share if places and places[0] > 0 else 1.0
-    for here in places:
-        if not kept or here >= kept[-1] * least:
-            kept.append(here)
-    return kept
-
-
-def splits(data: ItemData) -> Figure:
-    """Figure 3: accuracy over iterations in both phases, and against the split of equal budgets."""
-    if not data.results.done:
-        return published_bars(data)
-    cells = [(phase_steps(cell), statistics.median(numbers(cell, "final"))) for cell in data.results.done]
-    figure, (left, right) = panels(2, columns=2, width=4.4, height=3.4)
-    shown = left.scatter(
-        [f for (f, _), _ in cells],
-        [low for (_, low), _ in cells],
-        c=[value for _, value in cells],
-        s=160,
-        marker="s",
-        cmap="viridis",
+def against_time(data: ItemData) -> Drawing | None:
+    """Figure 2: the same against the time of the simulation."""
+    drawn = points_by_setting(data, seconds_of, look, "final", "seconds of training (median)", log=True)
+    return drawn and drawn._replace(
+        caption=f"{drawn.caption} Seconds of simulated precision on a machine that other runs shared."
     )
-    figure.colorbar(shown, ax=left, label="final test accuracy (%)")
-    left.set_xlabel("iterations in full precision")
-    left.set_ylabel("iterations in low precision")
-    for budget in sorted({full + low for (full, low), _ in cells}):
-        line = sorted((full / budget, value) for (full, low), value in cells if full + low == budget)
-        if len(line) > 1:
-            right.plot(
-                [share for share, _ in line],
-                [value for _, value in line],
-                "o-",
-                markersize=3,
-                label=f"{budget} iterations",
-            )
-    right.axvline(0.5, color="0.6", linestyle=":", linewidth=1)
-    right.set_xlabel("share of full precision")
-    right.set_ylabel("final test accuracy (%)")
-    legend(figure, [right])
-    return titled(figure, data, "median over seeds; published: the even split is near the best at every budget")
+
+
+def splits(data: ItemData) -> Drawing | None:
+    """Figure 3: the final metric by budget and split, as it is and relative to the even split of the same budget."""
+    shown = panels_of(data)[:1] if data.complete_enough else []
+    if not shown:
+        return None
+    values: dict[tuple[float, float], float] = {}
+    for cell in shown[0].cells:
+        if (value := cell.value("final")) is not None:
+            full, low = phase_steps(cell)
+            values[full, full + low] = value.mean
+    figure, axes = panels(2, columns=2, width=5.2, height=3.8)
+    words = "iterations in full precision", "iterations in all"
+    heat(axes[0], values, *words, metric_name(shown[0].cells))
+    even = {total: value for (full, total), value in values.items() if 2 * full == total}
+    gains = {(full, total): value - even[total] for (full, total), value in values.items() if total in even}
+    heat(axes[1], gains, *words, "difference to the even split", difference=True)
+    title(axes[0], shown[0].name)
+    title(axes[1], f"{shown[0].name}: budgets with an even split")
+    return Drawing(
+        figure, f"Each square is one training ({data.results.trials}); the leftmost column is 1 bit throughout."
+    )
 
 
 # Which cell a printed number is about
 
 
-def full_length(cell: Cell, cells: Sequence[Cell]) -> bool:
-    """Whether a cell has the longest training of its network and method."""
-    alike = [c for c in cells if panel_of(c) == panel_of(cell) and partial_method(c) == partial_method(cell) and c.runs]
-    return bool(cell.runs) and steps_of(cell) == max(map(steps_of, alike), default=0)
-
-
 def same_cell(row: Published, cell: Cell) -> bool:
     """Network, data and method agree, at the full length of training."""
-    words = {"low-precision": "low precision"}
-    method = words.get(row["method"], row["method"])
-    return (
-        bool(cell.runs)
-        and same(row["model"], model_of(cell))
-        and same(row["dataset"], dataset_of(cell))
-        and method == partial_method(cell)
-        and _budget(cell) >= 1
-    )
+    method = {"low-precision": "low precision"}.get(row["method"], row["method"])
+    alike = same(row["model"], model_of(cell)) and same(row["dataset"], dataset_of(cell))
+    return bool(cell.runs) and alike and method == partial_method(cell) and budget_of(cell) >= 1
 
 
-def _budget(cell: Cell) -> float:
+FULL: Sequence[tuple[str, dict[str, int], int]] = (
+    ("training.steps", {"movielens_20m": 387925}, 64000),
+    ("training.epochs", {"imagenet": 90, "movielens_20m": 8}, 90),
+)
+
+
+def budget_of(cell: Cell) -> float:
     """Length of training relative to the full one, as the sweep says; 1 where it says nothing."""
-    for key, full in (
-        ("training.steps", {"movielens_20m": 387925}),
-        ("training.epochs", {"imagenet": 90, "movielens_20m": 8}),
-    ):
+    for key, full, default in FULL:
         if (value := cell.paper.get(key)) not in (None, "null"):
-            default = 64000 if key == "training.steps" else 90
             return float(str(value)) / full.get(str(cell.setting("dataset", "cifar10")), default)
     return 1.0
 
 
-def _described(cell: Cell) -> dict[str, str]:
+def described(cell: Cell) -> dict[str, str]:
+    """More words about a cell of ours."""
     full, low = phase_steps(cell)
     return {"method": partial_method(cell), "setting": f"{full} steps in full, {low} in low precision"}
 
 
-FIGURES: dict[str, Callable[[ItemData], Figure]] = {
-    "alg1": algorithm,
+def speed(cell: Cell) -> str:
+    """Steps a second, the mean over seeds."""
+    value = cell.value("steps_per_second")
+    return f"{value.mean:.1f}" if value else ""
+
+
+FIGURES: dict[str, Callable[[ItemData], Drawing | None]] = {
     "fig1": against_iterations,
     "fig2": against_time,
     "fig3": splits,
 }
-COMPARISON = Comparison("final", same_cell, describe=_described)
-COMPARISONS: dict[str, Comparison] = {}
+SPEC = Spec("final", same_cell, describe=described)
+SPECS = {"table2": Spec("final", same_cell, describe=described, measures={"steps per second": speed})}

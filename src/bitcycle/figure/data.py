@@ -1,0 +1,212 @@
+"""What pictures, tables and the page read of an item: its runs grouped by what may be compared, and differences seed by seed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+from scipy.stats import t as student
+
+from bitcycle.analysis.deviation import data_of, spreads
+from bitcycle.analysis.items import Item, Published
+from bitcycle.analysis.labels import dataset_label, model_label, panel_of
+from bitcycle.analysis.results import Cell, Results
+
+CEILING = 99.0
+"""An accuracy (%) above which settings cannot be told apart: differences there are no test."""
+Test = Callable[[Cell], bool]
+Noise = Mapping[tuple[str, ...], tuple[float, int]]
+"""`noise_key` -> pooled deviation of a difference of two runs of equal seeds, and its degrees of freedom."""
+
+
+class Estimate(NamedTuple):
+    """A mean over seeds with the ends of its 95 % interval (None where it has none)."""
+
+    mean: float
+    low: Optional[float]
+    high: Optional[float]
+    n: int
+
+
+@dataclass(frozen=True)
+class ItemData:
+    """Everything that is known of an item.
+
+    Attributes:
+        item: what it is.
+        results: our runs.
+        published: its published numbers.
+        digitized: those that were read from its picture.
+        command: what trains its runs; empty if it needs none.
+        conf: folder of the configuration files.
+        note: of its sweep: proxies, and own choices where the paper is silent.
+        analysis: the command that analyses its finished runs; empty if they need none.
+        sweep: its sweep file, relative to the repository; empty if it has none.
+        noise: of all recorded runs, see `noise_of`.
+    """
+
+    item: Item
+    results: Results
+    published: Sequence[Published] = ()
+    digitized: Sequence[Published] = ()
+    command: str = ""
+    conf: Path = Path("conf")
+    note: str = ""
+    analysis: str = ""
+    sweep: str = ""
+    noise: Noise = field(default_factory=dict)
+
+    @property
+    def complete_enough(self) -> bool:
+        """Whether at least half of the cells have runs: nothing is drawn below that."""
+        return bool(self.results.done) and 2 * len(self.results.done) >= len(self.results.cells)
+
+    @property
+    def commands(self) -> list[str]:
+        """What trains and analyses its runs, at the scale of those that are there."""
+        scale = f" scale={self.results.scale}" if self.results.scale not in (None, "paper") else ""
+        return [command + scale for command in (self.command, self.analysis) if command]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Cells that share our network and data, and so may be compared; each training is in one of them only.
+
+    Attributes:
+        name: our network and data.
+        proxy_for: networks and data of the paper that they stand for; empty if they are the paper's own.
+        cells: with the settings as they were run, whatever the paper has in their place.
+        noise: deviation of a difference of two runs of equal seeds, and its degrees of freedom; None if it is not known.
+    """
+
+    name: str
+    proxy_for: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    noise: Optional[tuple[float, int]] = None
+
+    @property
+    def title(self) -> str:
+        """Our network and data, and the length of training where all have the same."""
+        steps = {int(run.row["total_steps"]) for cell in self.cells for run in cell.runs}
+        return f"{self.name}, {steps.pop():,} steps" if len(steps) == 1 else self.name
+
+    def first(self, test: Test) -> Cell | None:
+        """The first cell that passes a test, those with most seeds before others."""
+        return max(filter(test, self.cells), key=lambda cell: len(cell.runs), default=None)
+
+
+def our_network(cell: Cell) -> str:
+    """Our network and data, in words; how many samples were trained on, where that is a part of the data."""
+    samples = cell.actual("dataset.train_samples")
+    data = dataset_label(str(cell.actual("dataset")))
+    return f"{model_label(str(cell.actual('model')))}, {data}{f' ({samples:,} samples)' if samples else ''}"
+
+
+def noise_key(row: Mapping[str, str]) -> tuple[str, ...]:
+    """Runs that share this can be compared: scale, network, data, metric, steps."""
+    return row["scale"], row["model"], data_of(row), row["metric"], row["total_steps"]
+
+
+def noise_of(rows: Iterable[Mapping[str, str]]) -> Noise:
+    """The noise of all groups of recorded runs that have repeated seeds."""
+    return {
+        (spread.scale, spread.model, spread.dataset, spread.metric, str(spread.steps)): (
+            2**0.5 * spread.remaining,
+            spread.freedom,
+        )
+        for spread in spreads(rows)
+        if spread.remaining is not None
+    }
+
+
+def panels_of(data: ItemData, split: Callable[[Cell], str] = lambda cell: "") -> list[Panel]:
+    """The cells with runs by our network and data, and by `split`; cells filled by the same trainings are one."""
+    groups: dict[str, tuple[dict[str, None], dict[frozenset[tuple[str, str]], Cell]]] = {}
+    for cell in data.results.done:
+        extra = split(cell)
+        papers, cells = groups.setdefault(our_network(cell) + (extra and f", {extra}"), ({}, {}))
+        if cell.stand_ins:
+            papers[panel_of(cell)] = None
+        trainings = frozenset((run.row["hash"], run.row["seed"]) for run in cell.runs)
+        cells.setdefault(trainings, Cell({}, cell.ours, cell.runs))
+    found = []
+    for name, (papers, cells) in groups.items():
+        keys = (noise_key(run.row) for cell in cells.values() for run in cell.runs)
+        noise = next((data.noise[key] for key in keys if key in data.noise), None) if data.noise else None
+        found.append(Panel(name, tuple(papers), tuple(cells.values()), noise))
+    return found
+
+
+def estimates(groups: Mapping[int, Sequence[float]], noise: tuple[float, int] | None = None) -> dict[int, Estimate]:
+    """Means with 95 % t intervals, from their own deviation for n >= 3, else from a pooled one, else without.
+
+    >>> estimates({0: [1.0, 2.0, 3.0]})[0].mean, estimates({0: [1.0]})[0]
+    (2.0, Estimate(mean=1.0, low=None, high=None, n=1))
+    """
+    found = {}
+    for key, values in groups.items():
+        n, mean = len(values), statistics.fmean(values)
+        deviation, freedom = (statistics.stdev(values), n - 1) if n >= 3 else noise or (0.0, 0)
+        half = float(student.ppf(0.975, freedom)) * deviation / n**0.5 if freedom else None
+        found[key] = Estimate(mean, None if half is None else mean - half, None if half is None else mean + half, n)
+    return found
+
+
+def differences(panel: Panel, base: Cell | None, column: str) -> dict[int, Estimate]:
+    """Index of a cell -> its difference to a baseline of equal seeds; without a baseline its own value.
+
+    Runs of equal seeds share initial weights and batches.
+    """
+    theirs = by_seed(base, column) if base else {}
+    groups = {}
+    for index, cell in enumerate(panel.cells):
+        ours = by_seed(cell, column)
+        if cell is not base:
+            groups[index] = [
+                ours[seed] - theirs.get(seed, 0.0) for seed in sorted(ours) if base is None or seed in theirs
+            ]
+    return estimates({index: values for index, values in groups.items() if values}, panel.noise if base else None)
+
+
+def by_seed(cell: Cell, column: str) -> dict[str, float]:
+    """Seed -> a column of runs.csv."""
+    return {run.row["seed"]: number for run in cell.runs if (number := run.number(column)) is not None}
+
+
+def relative_cost(cell: Cell, base: Cell | None, column: str = "gbitops") -> float | None:
+    """Cost relative to a baseline; where that has none, to the run's own static q_max."""
+    own, other = cell.value(column), base.value(column) if base else None
+    if own and other and other.mean:
+        return own.mean / other.mean
+    relative = cell.value("relative_to_static")
+    return relative.mean if relative else None
+
+
+def at_ceiling(base: Cell | None, column: str) -> bool:
+    """Whether the baseline leaves no room for a difference."""
+    value = base.value(column) if base else None
+    accuracy = base is not None and "accuracy" in base.runs[0].row["metric"]
+    return accuracy and value is not None and value.mean > CEILING
+
+
+def metric_name(cells: Sequence[Cell]) -> str:
+    """The main metric of runs in words, with its unit."""
+    words = cells[0].runs[0].row["metric"].replace("_", " ") if cells else "result"
+    return f"{words} (%)" if "accuracy" in words else words
+
+
+def status_line(data: ItemData) -> str:
+    """Scale, seeds, distinct trainings and cells of our runs, and what they stand for; or what to run."""
+    results = data.results
+    if not results.done:
+        return f"no runs yet: {'; '.join(data.commands)}" if data.commands else ""
+    trainings = len({(run.row["hash"], run.row["seed"]) for run in results.runs})
+    cells = f"{len(results.done)} of {len(results.cells)} cells"
+    parts = [f"{results.scale} scale, {results.trials}, {trainings} distinct trainings in {cells}"]
+    for panel in panels_of(data):
+        if panel.proxy_for:
+            parts.append(f"{panel.title} is a proxy for {'; '.join(panel.proxy_for)}")
+    return ". ".join(parts)

@@ -1,0 +1,360 @@
+"""The kinds of plot that all papers share: cost against accuracy, points by setting, curves, heat maps, intervals of claims."""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bitcycle.analysis.items import Published
+from bitcycle.analysis.results import Cell
+from bitcycle.figure.data import (
+    Estimate,
+    ItemData,
+    Panel,
+    Test,
+    at_ceiling,
+    differences,
+    metric_name,
+    panels_of,
+    relative_cost,
+)
+from bitcycle.figure.style import ORDERED, Drawing, Look, legend, look_of, panels
+
+Looks = Callable[[Cell], Look]
+Place = Callable[[Cell], "float | str | None"]
+INTERVALS = "bars: 95 % intervals over seeds, below three seeds with the deviation pooled over all settings"
+LEAST_EVALUATIONS = 5
+"""A curve of fewer points is none."""
+
+
+def title(axes: Axes, text: str) -> None:
+    """The title of a panel in lines that fit over it."""
+    axes.set_title("\n".join(textwrap.wrap(text, 44)), fontsize=8.5)
+
+
+def draw_points(axes: Axes, look: Look, points: Sequence[tuple[float, Estimate]]) -> None:
+    """Points with their intervals; those without an interval are hollow."""
+    for x, value in points:
+        bars = (
+            None
+            if value.low is None or value.high is None
+            else [[max(0.0, value.mean - value.low)], [max(0.0, value.high - value.mean)]]
+        )
+        axes.errorbar(
+            *([x], [value.mean], bars),
+            fmt=look.marker,
+            markersize=7 if look.marker == "*" else 5.5,
+            color=look.colour,
+            markerfacecolor="white" if bars is None else look.colour,
+            markeredgecolor=look.edge or look.colour,
+            elinewidth=1,
+            capsize=2,
+            label=look.label,
+        )
+
+
+# Cost against accuracy
+
+
+def drawable(data: ItemData, base: Test, column: str, split: Callable[[Cell], str] = lambda cell: "") -> list[Panel]:
+    """The panels with a baseline that leaves room for a difference; none below half of the cells of the item."""
+    found = panels_of(data, split) if data.complete_enough else []
+    return [panel for panel in found if (first := panel.first(base)) and not at_ceiling(first, column)]
+
+
+def tradeoff(
+    data: ItemData,
+    look: Looks,
+    base: Test,
+    column: str,
+    split: Callable[[Cell], str] = lambda cell: "",
+    published: Callable[[Axes], None] | None = None,
+) -> Drawing | None:
+    """Differences to static 8 bits, seed by seed, against cost relative to it; one panel for each network and data of ours.
+
+    Args:
+        data: of the item.
+        look: of a setting.
+        base: whether a cell is the baseline.
+        column: of runs.csv with the metric.
+        split: further division into panels.
+        published: draws what was read from the paper's picture into a panel of its own.
+    """
+    shown = drawable(data, base, column, split)
+    if not shown and not published:
+        return None
+    figure, axes = panels(len(shown) + bool(published))
+    for panel, part in zip(shown, axes):
+        draw_tradeoff(part, panel, look, base, column)
+    if published:
+        published(axes[-1])
+    legend(figure, axes)
+    words = f"Ours: differences to static 8 bits of equal seeds; {INTERVALS}. Points of nearly equal cost stand side by side."
+    read = "Published: read from the paper's picture, one run each, against the paper's own baseline."
+    return Drawing(figure, " ".join([words] * bool(shown) + [read] * bool(published)))
+
+
+def draw_tradeoff(axes: Axes, panel: Panel, look: Looks, base: Test, column: str) -> None:
+    """One panel of `tradeoff`."""
+    first = panel.first(base)
+    found = differences(panel, first, column)
+    costs = {index: cost for index in found if (cost := relative_cost(panel.cells[index], first)) is not None}
+    axes.axhline(0, color="0.5", linewidth=0.8)
+    for index, place in side_by_side({**costs, -1: 1.0}).items():
+        if index < 0:
+            axes.plot([place], [0], "s", color="0.35", markersize=5.5, label="static 8 bits")
+        else:
+            draw_points(axes, look(panel.cells[index]), [(place, found[index])])
+    title(axes, panel.title)
+    axes.set_xlabel("bit operations relative to static 8 bits")
+    axes.set_ylabel(f"{metric_name(panel.cells)}, difference")
+
+
+def side_by_side(places: Mapping[int, float], share: float = 0.018) -> dict[int, float]:
+    """Places that are at least a share of their range apart: those closer are set around their mean.
+
+    >>> side_by_side({0: 0.0, 1: 0.0, 2: 1.0}, 0.1)
+    {0: -0.05, 1: 0.05, 2: 1.0}
+    """
+    least = share * (max(places.values()) - min(places.values()))
+    groups: list[list[tuple[float, int]]] = []
+    for place, key in sorted((place, key) for key, place in places.items()):
+        groups.append([(place, key)])
+        while (
+            len(groups) > 1
+            and _middle(groups[-1]) - _middle(groups[-2]) < least * (len(groups[-1]) + len(groups[-2])) / 2
+        ):
+            last = groups.pop()
+            groups[-1].extend(last)
+    return {
+        key: _middle(group) + least * (number - (len(group) - 1) / 2)
+        for group in groups
+        for number, (_, key) in enumerate(group)
+    }
+
+
+def _middle(group: Sequence[tuple[float, int]]) -> float:
+    return statistics.fmean(place for place, _ in group)
+
+
+def draw_published(axes: Axes, rows: Sequence[Published], cost: str, base: Callable[[Published], bool]) -> None:
+    """What was read from the paper's picture, as differences to its own dearest baseline on each network and data."""
+    pairs: dict[tuple[str, ...], tuple[Published, dict[str, float]]] = {}
+    for row in rows:
+        key = tuple(row[word] for word in ("model", "dataset", "method", "fw_bits", "bw_bits", "setting"))
+        pairs.setdefault(key, (row, {}))[1][row["metric"]] = float(row["value"])
+    whole = [(row, values) for row, values in pairs.values() if {cost, "test_accuracy"} <= values.keys()]
+    bases: dict[tuple[str, str], dict[str, float]] = {}
+    for row, values in whole:
+        where = (row["model"], row["dataset"])
+        if base(row) and values[cost] > bases.get(where, {}).get(cost, 0):
+            bases[where] = values
+    axes.axhline(0, color="0.5", linewidth=0.8)
+    for row, values in whole:
+        if (first := bases.get((row["model"], row["dataset"]))) and first is not values:
+            gain = Estimate(values["test_accuracy"] - first["test_accuracy"], None, None, 1)
+            look = look_of(row["method"])
+            draw_points(axes, look._replace(label=f"{look.label}, published"), [(values[cost] / first[cost], gain)])
+    title(axes, f"published: {len(bases)} networks and data sets, each against its own baseline")
+    axes.set_xlabel("cost relative to the paper's baseline")
+    axes.set_ylabel("test accuracy (%), difference")
+
+
+# Points for each setting
+
+
+def points_by_setting(
+    data: ItemData,
+    place: Place,
+    look: Looks,
+    column: str,
+    x: str,
+    base: Test | None = None,
+    log: bool = False,
+    line: bool = True,
+) -> Drawing | None:
+    """Our results at places on an axis: differences to a baseline, seed by seed, or without one the results themselves.
+
+    Args:
+        data: of the item.
+        place: where a cell stands: a number, a category, or None for nowhere.
+        look: of a cell.
+        column: of runs.csv.
+        x: label of that axis.
+        base: whether a cell is the baseline.
+        log: whether the axis is logarithmic.
+        line: whether points of equal looks are joined.
+    """
+    shown = drawable(data, base, column) if base else panels_of(data) if data.complete_enough else []
+    if not shown:
+        return None
+    figure, axes = panels(len(shown))
+    for panel, part in zip(shown, axes):
+        first = panel.first(base) if base else None
+        series: dict[Look, list[tuple[Any, Estimate]]] = {}
+        for index, value in differences(panel, first, column).items():
+            if (where := place(panel.cells[index])) is not None:
+                series.setdefault(look(panel.cells[index]), []).append((where, value))
+        draw_series(part, series, line, log)
+        if first is not None:
+            part.axhline(0, color="0.5", linewidth=0.8)
+        title(part, panel.title)
+        part.set_xlabel(x)
+        part.set_ylabel(metric_name(panel.cells) + (", difference to static" if first is not None else ""))
+    legend(figure, axes)
+    words = "Differences to static precision of equal seeds" if base else "Means over seeds"
+    return Drawing(figure, f"{words}; {INTERVALS}; n = {data.results.trials.removeprefix('n = ')}.")
+
+
+def draw_series(
+    axes: Axes, series: Mapping[Look, Sequence[tuple[Any, Estimate]]], line: bool = False, log: bool = False
+) -> None:
+    """Series of (place, estimate); categories stand side by side."""
+    every = list(dict.fromkeys(x for points in series.values() for x, _ in points))
+    words = [x for x in every if isinstance(x, str)]
+    for number, (look, points) in enumerate(series.items()):
+        shift = 0.5 * ((number + 0.5) / len(series) - 0.5) if words else 0.0
+        placed = sorted((words.index(x) + shift if words else x, value) for x, value in points)
+        draw_points(axes, look, placed)
+        if line:
+            axes.plot([x for x, _ in placed], [v.mean for _, v in placed], color=look.colour, linewidth=1, alpha=0.6)
+    if words:
+        axes.set_xticks(range(len(words)), [textwrap.fill(word.replace("_", " "), 12) for word in words], fontsize=7.5)
+        axes.set_xlim(-0.5, len(words) - 0.5)
+    if log:
+        axes.set_xscale("log")
+        ticks = apart(sorted(every))
+        axes.set_xticks(ticks, [f"{x:.3g}" if x < 1000 else f"{x / 1000:.3g}k" for x in ticks])
+        axes.minorticks_off()
+
+
+def apart(places: Sequence[float], share: float = 0.1) -> list[float]:
+    """Those of the ascending places whose labels fit beside each other on a logarithmic axis.
+
+    >>> apart([1, 2, 2.1, 4, 100])
+    [1, 2, 4, 100]
+    """
+    kept: list[float] = []
+    least = (places[-1] / places[0]) ** share if places and places[0] > 0 else 1.0
+    for here in places:
+        if not kept or here >= kept[-1] * least:
+            kept.append(here)
+    return kept
+
+
+# Curves
+
+
+def curves(data: ItemData, look: Looks, x: str = "step", keep: Test = lambda cell: True) -> Drawing | None:
+    """Evaluations over the run, mean and standard deviation over seeds; None where runs have too few for a curve.
+
+    Args:
+        data: of the item.
+        look: of a cell.
+        x: step or gbitops.
+        keep: which cells to draw.
+    """
+    shown = [(p, [c for c in p.cells if keep(c) and evaluations(c)]) for p in panels_of(data)]
+    shown = [(panel, cells) for panel, cells in shown if cells] if data.complete_enough else []
+    if not shown:
+        return None
+    figure, axes = panels(len(shown))
+    for (panel, cells), part in zip(shown, axes):
+        for cell in cells:
+            draw_curve(part, cell, look(cell), x)
+        title(part, panel.title)
+        part.set_xlabel("optimizer step" if x == "step" else "accumulated GBitOps")
+        part.set_ylabel(metric_name(cells))
+    legend(figure, axes)
+    return Drawing(figure, "Means over seeds; band: one standard deviation.")
+
+
+def evaluations(cell: Cell) -> list[dict[str, list[Any]]]:
+    """The evaluations of the runs of a cell; none where there are too few for a curve."""
+    found = [run.curve["evaluations"] for run in cell.runs if run.curve]
+    return [curve for curve in found if len(curve["step"]) >= LEAST_EVALUATIONS]
+
+
+def draw_curve(axes: Axes, cell: Cell, look: Look, x: str = "step") -> None:
+    """The mean curve of a cell with its band."""
+    found = evaluations(cell)
+    length = min(len(curve["step"]) for curve in found)
+    values = [[curve["value"][index] for curve in found] for index in range(length)]
+    means, places = [statistics.fmean(group) for group in values], found[0][x][:length]
+    axes.plot(places, means, color=look.colour, linewidth=1.4, label=f"{look.label} (n = {len(found)})")
+    if len(found) > 1:
+        spread = [statistics.stdev(group) for group in values]
+        low, high = ([m + s * d for m, d in zip(means, spread)] for s in (-1, 1))
+        axes.fill_between(places, low, high, color=look.colour, alpha=0.18, linewidth=0)
+
+
+# Heat maps
+
+
+def heat(
+    axes: Axes, values: Mapping[tuple[float, float], float], x: str, y: str, label: str, difference: bool = False
+) -> None:
+    """A heat map of (x, y) -> value with a colour map that tells order, of differences one with its middle at 0."""
+    xs, ys = (sorted({key[axis] for key in values}) for axis in (0, 1))
+    grid = np.array([[values.get((one, other), np.nan) for one in xs] for other in ys])
+    ends = (
+        {"vmin": -np.nanmax(abs(grid)), "vmax": np.nanmax(abs(grid)), "cmap": "RdBu"}
+        if difference
+        else {"cmap": ORDERED}
+    )
+    shown = axes.imshow(grid, origin="lower", aspect="auto", interpolation="nearest", **ends)
+    axes.grid(False)
+    axes.set_xticks(range(len(xs)), [f"{value:g}" for value in xs], fontsize=7, rotation=90 if len(xs) > 9 else 0)
+    axes.set_yticks(range(len(ys)), [f"{value:g}" for value in ys], fontsize=7)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.figure.colorbar(shown, ax=axes, label=label)
+
+
+# Claims
+
+
+def forest(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """The intervals of claims, ours beside what is published, one panel for each unit.
+
+    Args:
+        rows: claims with an estimate: claim_id, unit, scope, verdict, decided, estimate, low, high, published_value.
+    """
+    units: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        units.setdefault(str(row["unit"]), []).append(row)
+    figure, axes = panels(len(units), columns=1, width=8.5, height=1.0)
+    heights = [0.24 * len(found) + 0.75 for found in units.values()]
+    figure.set_size_inches(8.5, sum(heights) + 0.5)
+    axes[0].get_subplotspec().get_gridspec().set_height_ratios(heights)  # type: ignore[union-attr]
+    for (unit, found), part in zip(units.items(), axes):
+        _forest_panel(part, found)
+        part.set_xlabel(unit or "effect")
+    legend(figure, axes)
+    return figure
+
+
+VERDICT_LOOKS = {"supported": "#0072b2", "contradicted": "#d55e00", "undecided": "0.45"}
+
+
+def _forest_panel(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+    axes.axvline(0, color="0.5", linewidth=0.8)
+    for place, row in enumerate(rows):
+        colour = VERDICT_LOOKS.get(row["verdict"], "0.45")
+        words = f"ours: {row['verdict']}{'' if row['decided'] else ', leaning'}"
+        middle = row["estimate"]
+        low, high = (middle if row[end] is None else row[end] for end in ("low", "high"))
+        axes.plot([low, high], [place] * 2, color=colour, linewidth=1.4)
+        face = colour if row["decided"] else "white"
+        axes.plot([middle], [place], "o", color=colour, markerfacecolor=face, markersize=5, label=words)
+        if row.get("published_value") is not None:
+            axes.plot([row["published_value"]], [place], "D", color="black", markerfacecolor="none", label="published")
+    axes.set_yticks(range(len(rows)), [row["claim_id"] for row in rows], fontsize=7.5)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)

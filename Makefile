@@ -7,12 +7,14 @@ export HYDRA_FULL_ERROR := 1
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-slurm lint bench status reproduce campaign manifest collect figures browser costs readme lock clean
+.PHONY: help setup docs demo test test-all test-slurm lint bench status reproduce campaign manifest collect figures browser costs readme lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
-setup: $(VENV)/.ready ## create .venv with the pinned packages (about 6 GB, most of it the GPU half of PyTorch)
+setup: $(VENV)/.ready ## create .venv with the pinned packages (about 6 GB, most of it CUDA); CPU=1: without CUDA, for a CPU
+
+TORCH := torch|torchvision|torchaudio
 
 $(VENV)/.ready: requirements.lock requirements-uv.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -20,7 +22,15 @@ $(VENV)/.ready: requirements.lock requirements-uv.lock pyproject.toml
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV) \
 		|| { rm -rf $(VENV); echo "cannot create $(VENV); on Debian: apt install python3-venv"; exit 1; }
 	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-uv.lock
+ifdef CPU
+	$(VENV)/bin/uv pip install --python $(RUN) --no-deps --torch-backend cpu \
+		$$(grep -oE '^($(TORCH))==[0-9.]+' requirements.lock)
+	@# the rest of the lock file, without PyTorch's CUDA packages
+	awk '/^[a-z0-9]/ {kept = !/^(nvidia-|cuda-|triton==|($(TORCH))==)/} kept' requirements.lock > $(VENV)/cpu.lock
+	$(VENV)/bin/uv pip install --compile-bytecode --python $(RUN) --no-deps --require-hashes -r $(VENV)/cpu.lock
+else
 	$(VENV)/bin/uv pip install --compile-bytecode --python $(RUN) --require-hashes -r requirements.lock
+endif
 	$(VENV)/bin/uv pip install --python $(RUN) --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -42,13 +52,13 @@ lint: $(VENV)/.ready ## ruff and mypy
 	$(VENV)/bin/mypy
 
 bench: $(VENV)/.ready ## time and memory of steps, quantizers, data and runs: results/benchmark; options in BENCH=--quick
-	KINETO_LOG_LEVEL=4 $(RUN) -m bitcycle.benchmark $(BENCH)
+	KINETO_LOG_LEVEL=4 $(RUN) -m bitcycle bench $(BENCH)
 
 status: $(VENV)/.ready ## tables of all runs and sweeps, how far each is and the time left; SCALE=mini: at one scale
-	@$(RUN) -m bitcycle.sweep.status $(SCALE)
+	@$(RUN) -m bitcycle status $(SCALE)
 
 reproduce: $(VENV)/.ready ## train, analyse and draw all 62 items anew into results/reproduce/SCALE; SCALE=smoke unless said otherwise
-	$(RUN) -m bitcycle.reproduce $(or $(SCALE),smoke)
+	$(RUN) -m bitcycle reproduce $(or $(SCALE),smoke)
 
 manifest: $(VENV)/.ready ## write which run fills which cell of every figure and table, trains nothing: results/manifest
 	$(RUN) -m bitcycle.sweep.manifest $(SCALE)
@@ -57,7 +67,7 @@ campaign: $(VENV)/.ready ## train the plan sweeps/campaign.yaml in the backgroun
 	$(RUN) -m bitcycle.campaign --jobs $(or $(JOBS),1) --priority $(or $(PRIORITY),idle) $(if $(RUNS),--results-root "$(RUNS)") $(CAMPAIGN)
 
 collect: $(VENV)/.ready ## gather finished runs and their curves into results/summary
-	$(RUN) -m bitcycle.analysis.collect
+	$(RUN) -m bitcycle collect
 
 figures: $(VENV)/.ready ## every figure and table of the papers and the page results/index.html, from results/summary
 	$(RUN) -m bitcycle.figure.make
@@ -68,13 +78,16 @@ browser: ## headless Chromium with its driver for the tests of the results page 
 costs: $(VENV)/.ready ## compare every published cost number with ours: results/published_costs.md
 	$(RUN) scripts/published_costs.py
 
-readme: $(VENV)/.ready ## write the generated parts of README.md and results/notes anew
+readme: $(VENV)/.ready ## write the generated parts of README.md, docs and results/notes anew
 	$(RUN) scripts/readme.py
 
 lock: $(VENV)/.ready ## resolve the packages anew and write requirements.lock
 	$(VENV)/bin/uv pip compile --quiet pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-header --upgrade-package torch==2.13.0 --upgrade-package torchvision==0.28.0 \
 		--output-file requirements.lock
+
+docs: $(VENV)/.ready ## build the documentation: site/index.html
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 
 clean: ## remove .venv and caches; results stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -196,7 +196,7 @@ def _undeclared(node: DictConfig, prefix: str) -> Iterator[tuple[str, Any]]:
         child = _child(node, key)
         if key not in declared:
             yield f"{prefix}{key}", child
-        elif OmegaConf.is_dict(child):
+        elif OmegaConf.is_dict(child) and OmegaConf.get_type(child) is not dict:
             yield from _undeclared(child, f"{prefix}{key}.")
 
 
@@ -212,9 +212,9 @@ def _to_settings(node: DictConfig, path: str) -> Any:
         if OmegaConf.is_missing(node, key):
             raise SettingError(full_key, MISSING, "is not given and has no default", f"set {full_key}=...")
         value = node[key]
-        if OmegaConf.is_dict(value):
+        if OmegaConf.is_dict(value) and OmegaConf.get_type(value) is not dict:
             value = _to_settings(value, full_key)
-        elif OmegaConf.is_list(value):
+        elif OmegaConf.is_config(value):
             value = OmegaConf.to_container(value, resolve=True)
         values[key] = value
     kind = OmegaConf.get_type(node)

@@ -116,6 +116,10 @@ class Settings:
     def validate(self) -> None:
         """Check what involves several fields; overridden where there is such a rule."""
 
+    def identity(self) -> dict[str, Any]:
+        """What names a run beside the values of its settings, such as a digest of the code that one of them points to."""
+        return {}
+
 
 S_co = TypeVar("S_co", bound=Settings, covariant=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bitcycle.model.awd_language_model import AwdLanguageModelOptions
 from bitcycle.model.base import ModelOptions
 from bitcycle.model.bert import Bert
+from bitcycle.model.custom import CustomModel, TimmModel
 from bitcycle.model.graph_network import Gcn, GraphSage
 from bitcycle.model.mobilenet_v2_cifar import MobileNetV2Cifar
 from bitcycle.model.ncf import Ncf
@@ -70,6 +71,10 @@ MODELS: dict[str, Preset[ModelOptions]] = registry(
             "RetinaNet detector on a ResNet-18 with feature pyramid; model.depth, model.backbone_weights=FILE",
             "Better Schedules, section 4.2 and released code, cpt_voc",
         ),
+        "custom": Preset(
+            CustomModel, "a network of your own: model.target=package.module:function, model.arguments={width: 2}"
+        ),
+        "timm": Preset(TimmModel, "an image network of timm by its name there: model.architecture=resnet10t"),
         "mbert": Preset(
             Bert,
             "multilingual BERT (base, cased), 12 layers of 768; every linear layer and both products of attention quantized",

@@ -19,7 +19,7 @@ from bitcycle.training.initial_weights import content_digest
 
 def result_settings(settings: Settings, prefix: str = "") -> dict[str, Any]:
     """The settings that can change a result and differ from their default, and the names of options, by dotted name."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {f"{prefix}{name}": value for name, value in settings.identity().items()}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if not field.metadata.get("affects_result", True):

@@ -1,0 +1,122 @@
+"""Networks of one's own from the command line: any function that returns one, and the networks of timm."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+from torch import nn
+
+from bitcycle.model.base import ModelOptions
+from bitcycle.model.shape import ImageShape
+from bitcycle.optional_imports import require
+from bitcycle.settings import MISSING, SettingError, nearest, setting
+
+
+@dataclass
+class CustomModel(ModelOptions):
+    """A function or class of your own: model=custom model.target=package.module:function model.arguments={width: 2}.
+
+    It is called with `arguments` and, where it has such parameters, with what the data set knows of its data: `channels`, `size`
+    and `classes` of images (also as `num_classes`, `in_channels`), or the fields of another shape in `bitcycle.model.shape`.
+    Modules are also looked for in the folder in which the command is started. The module's file counts for the run's name.
+    """
+
+    takes = object
+    target: str = setting(MISSING, "what returns the network, as package.module:function")
+    arguments: Any = setting(None, "arguments of the target, as {width: 2}")
+
+    def validate(self) -> None:
+        if self.arguments is not None and not isinstance(self.arguments, dict):
+            raise SettingError("arguments", self.arguments, "is no mapping", "write it as {width: 2}")
+
+    def check(self, shape: Any) -> None:
+        function = self._function()
+        parameters = inspect.signature(function).parameters
+        if unknown := [name for name in self.arguments or () if name not in parameters and not _takes_any(parameters)]:
+            raise SettingError(
+                "arguments", unknown[0], f"{self.target} has no such parameter", nearest(unknown[0], parameters)
+            )
+
+    def identity(self) -> dict[str, Any]:
+        """A digest of the module's file: a changed network is another run."""
+        file = inspect.getsourcefile(self._function())
+        return {"source": hashlib.sha256(Path(file).read_bytes()).hexdigest()} if file else {}
+
+    def build(self, shape: Any) -> nn.Module:
+        function = self._function()
+        parameters = inspect.signature(function).parameters
+        known = {**shape._asdict()}
+        if isinstance(shape, ImageShape):
+            known |= {"num_classes": shape.classes, "in_channels": shape.channels}
+        model = function(
+            **{name: value for name, value in known.items() if name in parameters} | (self.arguments or {})
+        )
+        if not isinstance(model, nn.Module):
+            problem = f"returns an object of type {type(model).__name__}"
+            raise SettingError("target", self.target, problem, "name a function or class that gives a torch.nn.Module")
+        return model
+
+    def _function(self) -> Callable[..., Any]:
+        module, _, name = self.target.partition(":")
+        if not name:
+            raise SettingError("target", self.target, "names no function", "write it as package.module:function")
+        if (here := str(Path.cwd())) not in sys.path:  # an installed command does not look there by itself
+            sys.path.append(here)
+        try:
+            found: Any = importlib.import_module(module)
+        except ImportError as error:
+            problem = f"cannot be imported: {error}"
+            raise SettingError("target", self.target, problem, "start where the module lies, or install it") from error
+        function: Callable[..., Any] | None = getattr(found, name, None)
+        if not callable(function):
+            callables = [other for other, value in vars(found).items() if callable(value)]
+            raise SettingError(
+                "target", self.target, f"{module} has no function of this name", nearest(name, callables)
+            )
+        return function
+
+
+def _takes_any(parameters: Any) -> bool:
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+
+
+@dataclass
+class TimmModel(ModelOptions):
+    """An image network of timm by its name there: model=timm model.architecture=resnet10t; untrained unless `pretrained`."""
+
+    architecture: str = setting(MISSING, "name of the network in timm")
+    pretrained: bool = setting(False, "begin from the weights that timm downloads")
+    image_size: Optional[int] = setting(None, "input size of networks that need to know it; null: that of the images")
+
+    def check(self, shape: ImageShape) -> None:
+        timm = require("timm", "timm")
+        if not timm.is_model(self.architecture):
+            raise SettingError(
+                "architecture",
+                self.architecture,
+                "timm has no such network",
+                _close(self.architecture, timm.list_models()),
+            )
+
+    def build(self, shape: ImageShape) -> nn.Module:
+        timm = require("timm", "timm")
+        options = {"num_classes": shape.classes, "in_chans": shape.channels, "pretrained": self.pretrained}
+        try:
+            model: nn.Module = timm.create_model(self.architecture, img_size=self.image_size or shape.size, **options)
+        except TypeError as error:
+            if "img_size" not in str(error):
+                raise
+            model = timm.create_model(self.architecture, **options)
+        return model
+
+
+def _close(word: str, known: list[str]) -> str:
+    """The closest of more than a thousand names, without listing all."""
+    return nearest(word, known).split("? Known")[0] + "? `timm.list_models()` has all"

@@ -1,0 +1,95 @@
+"""Networks of one's own and of timm on the command line."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from bitcycle.command import main
+from bitcycle.model import ImageShape
+from bitcycle.settings import SettingError
+from bitcycle.training.plan import make_plan
+from bitcycle.training.run import execute
+from tests.conftest import ROOT, configure
+
+NETWORK = """
+from torch import nn
+
+def small(channels, classes, width=4):
+    return nn.Sequential(
+        nn.Conv2d(channels, width, 3), nn.ReLU(), nn.Conv2d(width, width, 3), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes),
+    )
+
+def no_network():
+    return 3
+"""
+
+
+@pytest.fixture
+def network(tmp_path, monkeypatch):
+    """A module in the folder in which the command is started."""
+    name = f"mine_{abs(hash(tmp_path))}"
+    (tmp_path / f"{name}.py").write_text(NETWORK)
+    monkeypatch.chdir(tmp_path)
+    yield name
+    sys.modules.pop(name, None)
+    if str(tmp_path) in sys.path:
+        sys.path.remove(str(tmp_path))
+
+
+def custom(network, *more):
+    return ("dataset=digits", "model=custom", f"model.target={network}:small", "scale=smoke", *more)
+
+
+def test_own_network_trains_with_a_schedule(network, tmp_path):
+    more = (
+        "model.arguments={width: 8}",
+        "schedule=RTH",
+        "schedule.cycles=2",
+        "training.steps=8",
+        "training.evaluation_steps=8",
+    )
+    plan = make_plan(configure(*custom(network, *more, f"results_root={tmp_path}/runs")))
+    assert plan.parameters == (9 + 1) * 8 + (72 + 1) * 8 + (8 + 1) * 10
+    summary = execute(plan)
+    assert summary["total_steps"] == 8 and 0 < summary["cost"]["total"]["relative_to_static"] < 1
+
+
+def test_a_changed_network_is_another_run(network, tmp_path):
+    before = make_plan(configure(*custom(network))).hash
+    file = tmp_path / f"{network}.py"
+    file.write_text(NETWORK.replace("width=4", "width=5"))
+    assert make_plan(configure(*custom(network))).hash != before
+
+
+WRONG = {
+    "model.target=MINE": "write it as package.module:function",
+    "model.target=MINE:smal": "did you mean 'small'",
+    "model.target=nowhere_at_all:small": "start where the module lies",
+    "model.target=MINE:no_network": "returns an object of type int",
+    "model.target=MINE:small model.arguments={wdth: 2}": "did you mean 'width'",
+    "model.target=MINE:small model.arguments=3": "model.arguments",
+}
+
+
+@pytest.mark.parametrize("given", WRONG)
+def test_wrong_targets_are_one_line_with_a_remedy(network, capsys, monkeypatch, given):
+    arguments = given.replace("MINE", network).split(" ", 1)
+    monkeypatch.setattr(sys, "argv", ["train.py", "dataset=digits", "model=custom", *arguments, "dry_run=json"])
+    assert main(ROOT / "conf") == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1 and WRONG[given] in error
+
+
+def test_timm_networks():
+    pytest.importorskip("timm")
+    options = configure("dataset=digits", "model=timm", "model.architecture=test_resnet").model
+    options.check(ImageShape(3, 32, 10))
+    assert options.build(ImageShape(3, 32, 10))(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    vit = configure("dataset=digits", "model=timm", "model.architecture=test_vit").model
+    assert vit.build(ImageShape(1, 32, 5))(torch.zeros(2, 1, 32, 32)).shape == (2, 5)  # its input size is fixed
+    with pytest.raises(SettingError, match="did you mean 'test_resnet'"):
+        configure("dataset=digits", "model=timm", "model.architecture=test_resnett").model.check(ImageShape(3, 32, 10))

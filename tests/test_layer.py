@@ -180,11 +180,12 @@ def test_copies_and_moves_keep_one_precision_for_all_layers():
     assert model.group3[0].conv2.precision.weight_bits == 8
 
 
-def test_precision_is_no_part_of_the_state_dict():
+def test_a_state_dict_has_ranges_and_once_the_bits():
     plain = CifarResNet((1, 1, 1), ImageShape(3, 32, 10))
     names = set(plain.state_dict())
-    added = {name.rsplit(".", 1)[1] for name in bitcycle.quantize_model(plain).state_dict() if name not in names}
-    assert added == {"running_zero_point", "running_range"}
+    added = [name.rsplit(".", 1)[1] for name in bitcycle.quantize_model(plain).state_dict() if name not in names]
+    assert set(added) == {"running_zero_point", "running_range", "bits"}
+    assert added.count("bits") == 1
 
 
 def small_model() -> nn.Sequential:
@@ -271,7 +272,8 @@ def test_the_two_copies_have_noise_of_their_own_and_leave_the_cost_alone():
     layer = QuantizedLinear(30, 30, quantizer=Sbm(bifurcate=3))
     layer.precision.set(Precision(32, 4, 3))
     gradient = torch.randn(20, 30)
-    assert not torch.equal(layer._coarse(gradient), layer._fine(gradient))
+    keys, bits = layer.call_keys(), torch.tensor(3)
+    assert not torch.equal(layer.rounding(bits, keys.coarse)(gradient), layer.rounding(bits, keys.fine)(gradient))
     operations = [
         trace(bitcycle.quantize_model(small_model(), options, float_layers=[]), torch.zeros(1, 1, 8, 8)).operations
         for options in (Sbm(), Sbm(bifurcate=16))

@@ -132,3 +132,203 @@ def test_tracing_draws_no_random_numbers():
 def test_gradients_of_a_float_forward_pass_are_float():
     schedule = bitcycle.schedule("static", q_max=32, gradient=8, total_steps=2)
     assert schedule(0) == schedule.reference == Precision(32, 32, 32)
+
+
+def signed_network(activation: type[nn.Module]) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), activation(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("quantizer", ["dorefa", "uniform_l2", "ternary", "ttq"])
+def test_signed_inputs_are_found_at_the_first_batch(quantizer):
+    """Findings on networks of others, line 1."""
+    x = torch.randn(64, 6)
+    plain = signed_network(nn.Tanh)
+    model = bitcycle.quantize_model(signed_network(nn.Tanh), quantizer, float_layers=[])
+    for layer in (model[0], model[2], model[4]):
+        layer.precision.weight_bits.fill_(0)
+    model(x)
+    hidden = plain[:2](x)
+    found = model[2].activation_quantizer(hidden, torch.tensor(8))
+    torch.testing.assert_close(found, hidden, atol=0.05, rtol=0)
+    assert model[4].activation_quantizer.non_negative  # behind the ReLU
+    other = bitcycle.quantize_model(signed_network(nn.Tanh), quantizer, float_layers=[])
+    other.load_state_dict(model.state_dict())
+    assert not other[2].activation_quantizer.non_negative
+
+
+def test_a_quantizer_without_signed_form_refuses_by_name():
+    model = bitcycle.quantize_model(signed_network(nn.Tanh), "pact_binary", float_layers=["0"])
+    with pytest.raises(ValueError, match=r"negative.*'2'.*float_layers"):
+        model(torch.randn(4, 6))
+    bitcycle.quantize_model(signed_network(nn.ReLU), "pact_binary", float_layers=["0"])(torch.randn(4, 6))
+
+
+def test_a_layer_that_cuts_its_input_says_so_once(caplog):
+    model = bitcycle.quantize_model(signed_network(nn.ReLU), "dorefa", float_layers=[])
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            model(40 * torch.randn(64, 6))
+    said = [record.getMessage() for record in caplog.records]
+    assert [message.split(":")[0] for message in said] == ["layer '2'", "layer '4'"]
+    assert "% of the input" in said[0] and "quantizer=sbm" in said[0]
+
+
+def test_evaluation_before_training_calibrates_and_leaves_training_alone():
+    x, states = torch.randn(32, 6), []
+    for evaluates in (False, True):
+        model = bitcycle.quantize_model(signed_network(nn.ReLU), float_layers=[])
+        if evaluates:
+            y = model.eval()(x)
+            torch.testing.assert_close(y, signed_network(nn.ReLU)(x), atol=0.05, rtol=0.05)
+            assert torch.equal(model(x / 2), model(x / 2))
+        model.train()(x)
+        states.append(model.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(states[0].values(), states[1].values()))
+
+
+def test_bits_travel_with_the_state_dict():
+    model = bitcycle.quantize_model(signed_network(nn.ReLU), float_layers=[])
+    bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=3, total_steps=1)).step(0)
+    model(torch.randn(32, 6))
+    other = bitcycle.quantize_model(signed_network(nn.ReLU), float_layers=[])
+    other.load_state_dict(model.state_dict())
+    assert other[0].precision.precision == Precision(3, 3, 3)
+    x = torch.randn(5, 6)
+    assert torch.equal(model.eval()(x), other.eval()(x))
+    bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=5, total_steps=1)).step(0)
+    model.load_state_dict(other.state_dict())
+    assert model[0].precision.precision == Precision(5, 5, 5)  # a controller decides
+
+
+def test_float_state_dicts_fit_both_ways():
+    plain = signed_network(nn.ReLU)
+    model = bitcycle.quantize_model(signed_network(nn.ReLU), float_layers=[])
+    model.load_state_dict(plain.state_dict(), strict=True)
+    plain.load_state_dict(bitcycle.float_state_dict(model), strict=True)
+
+
+def test_averages_of_weights_leave_bits_and_keys_alone():
+    model = bitcycle.quantize_model(signed_network(nn.ReLU), float_layers=[])
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("LR", q_min=2, q_max=8, cycles=1, total_steps=4))
+    average = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+    control.follow(average)
+    key = average.module[0].layer_key.clone()
+    for step in range(4):
+        control.step(step)
+        model(torch.randn(8, 6))
+        average.update_parameters(model)
+        assert average.module[0].precision.precision == model[0].precision.precision
+        assert torch.equal(average.module[0].layer_key, key)
+    assert control.meter.histogram.total() == 32  # the average was not called
+
+
+def test_a_controller_resumes_in_another_loop():
+    def build(total: int = 6):
+        model = bitcycle.quantize_model(signed_network(nn.ReLU), float_layers=[])
+        return model, bitcycle.PrecisionController(model, bitcycle.schedule("CR", cycles=2, total_steps=total))
+
+    def train(model, control, steps):
+        for step in steps:
+            control.step(step)
+            torch.manual_seed(step)
+            model.zero_grad()
+            model(torch.randn(8, 6)).square().mean().backward()
+        return model[0].weight.grad
+
+    model, control = build()
+    whole = train(model, control, range(6))
+    first, before = build()
+    train(first, before, range(3))
+    second, after = build()
+    second.load_state_dict(first.state_dict())
+    after.load_state_dict(before.state_dict())
+    assert second[0].precision.precision == first[0].precision.precision
+    assert torch.equal(train(second, after, range(after.next_step, 6)), whole)
+    assert after.cost() == control.cost()
+
+
+def gradient_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    model.zero_grad()
+    model(x).square().sum().backward()
+    return model[0].weight.grad.clone()
+
+
+def test_noise_is_fresh_for_each_call_of_a_step():
+    model = bitcycle.quantize_model(signed_network(nn.ReLU), float_layers=[])
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=4, total_steps=2))
+    x = torch.randn(64, 6)
+
+    def gradients(calls: int) -> list[torch.Tensor]:
+        control.step(0)
+        return [gradient_of(model, x) for _ in range(calls)]
+
+    found = gradients(32)
+    assert len({tuple(g.flatten().tolist()) for g in found}) == 32
+    assert all(torch.equal(a, b) for a, b in zip(found, gradients(32)))  # and derived
+    control.use(Precision(4, 4, 32))
+    exact = gradient_of(model, x)
+    single = torch.stack([(g - exact).norm() for g in found]).mean()
+    assert (sum(found) / 32 - exact).norm() < 1.3 * single / 32**0.5
+
+
+def test_ranks_have_noise_of_their_own():
+    x, found = torch.randn(64, 6), []
+    for rank in (None, 0, 1):
+        model = bitcycle.quantize_model(signed_network(nn.ReLU), float_layers=[])
+        schedule = bitcycle.schedule("static", q_max=4, total_steps=2)
+        bitcycle.PrecisionController(model, schedule, rank=rank).step(0)
+        found.append(gradient_of(model, x))
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("quantizer", ["sbm", "dorefa", "wageubn"])
+def test_a_step_between_forward_and_backward_is_refused(quantizer):
+    model = bitcycle.quantize_model(signed_network(nn.ReLU), quantizer, float_layers=[])
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=4, total_steps=2))
+    control.step(0)
+    loss = model(torch.randn(4, 6)).sum()
+    control.step(1)
+    with pytest.raises(RuntimeError, match="before the forward pass"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_activations_are_observed_once(reentrant):
+    from torch.utils.checkpoint import checkpoint
+
+    x, states = torch.randn(32, 6), []
+    for checkpointed in (False, True):
+        model = bitcycle.quantize_model(signed_network(nn.ReLU), float_layers=[])
+        control = bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=4, total_steps=2))
+        control.step(0)
+        leaf = x.clone().requires_grad_()
+        y = checkpoint(model, leaf, use_reentrant=reentrant) if checkpointed else model(leaf)
+        y.sum().backward()
+        states.append([*model.state_dict().values(), model[0].weight.grad])
+        assert control.cost().samples == 32
+    assert all(torch.equal(a, b) for a, b in zip(*states))
+
+
+def test_samples_are_counted_where_they_are():
+    model = bitcycle.quantize_model(nn.LSTM(3, 4), float_layers=[])
+    schedule = bitcycle.schedule("static", q_max=8, total_steps=1)
+    control = bitcycle.PrecisionController(model, schedule, batch_dimension=1)
+    control.step(0)
+    model(torch.randn(7, 5, 3))
+    with torch.no_grad():
+        model(torch.randn(7, 5, 3))  # trains nothing
+    assert control.cost().samples == 5
+    images = bitcycle.layer.controller._samples(([torch.zeros(3, 8, 8)] * 4,), {}, 0)
+    assert images == 4
+
+
+def test_a_schedule_that_is_told_nothing_is_noticed(caplog):
+    model = bitcycle.quantize_model(signed_network(nn.ReLU), float_layers=[])
+    schedule = bitcycle.schedule("pfq", total_steps=100, steps_per_epoch=2)
+    control = bitcycle.PrecisionController(model, schedule)
+    with caplog.at_level(logging.WARNING):
+        for step in range(100):
+            control.step(step)
+    assert caplog.text.count("schedule.observe") == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -111,6 +111,12 @@ class Workload:
     pooled_inputs: int = 0
     pooled_outputs: int = 0
     layer_norm_elements: int = 0
+
+    def within(self, module: str) -> Workload:
+        """The same as the part `module` of a larger model."""
+        if not module:
+            return self
+        return replace(self, operations=tuple(replace(o, name=f"{module}.{o.name}") for o in self.operations))
 
     @property
     def macs(self) -> int:

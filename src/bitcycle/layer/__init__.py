@@ -21,6 +21,7 @@ from bitcycle.layer.quantized import QuantizedConv2d, QuantizedLayer, QuantizedL
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.recurrent import QuantizedGRU, QuantizedLSTM
 from bitcycle.layer.state import PrecisionState
+from bitcycle.layer.state_dict import float_state_dict
 
 __all__ = [
     "DEFAULT_FLOAT_LAYERS",
@@ -45,6 +46,7 @@ __all__ = [
     "carry_quantized",
     "conversion_plan",
     "convertible_layers",
+    "float_state_dict",
     "penalty",
     "quantize_model",
     "reset_batch_norm",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from bitcycle import processes
 from bitcycle.hardware import Cost, CostMeter, HardwareOptions, Workload, hardware_options, trace
 from bitcycle.layer.gate_record import GateRecord
 from bitcycle.layer.quantized import QuantizedLayer
@@ -19,20 +22,26 @@ from bitcycle.randomness import int32_key
 from bitcycle.schedule import FLOAT, Precision, Schedule
 from bitcycle.settings import SettingError
 
+logger = logging.getLogger(__name__)
+
 
 class PrecisionController:
     """Applies a schedule to a converted model: call `step(t)` before the forward pass of step t.
 
     Costs need the shapes of the model's products. They are traced from the first training batch that the model sees. The
     samples of a step are those that `step` is told of; where it is told of none, they are counted in the model's
-    training-mode forward passes, so a plain loop need say nothing.
+    training-mode forward passes with gradients, so a plain loop need say nothing. Where not the model's own forward pass is
+    called but that of a part with all quantized layers in it (as in Lightning), the passes of that part count.
 
     Args:
-        model: converted by `quantize_model`; a float model is accepted and costs what float32 costs.
+        model: converted by `quantize_model`; a float model is accepted and costs what float32 costs. May be what torch.compile
+            or DistributedDataParallel made of it.
         schedule: what `bitcycle.schedule` returns.
-        seed: of the noise for stochastic rounding, which depends on (seed, step, layer, element).
+        seed: of the noise for stochastic rounding, which depends on (seed, rank, step, layer, call within the step, element).
         hardware: name or options of the cost model.
         workload: the traced model, if known; otherwise it is traced at the first training batch.
+        batch_dimension: of the first tensor of the model's inputs, where samples are counted (1 for an LSTM's [T, N, F]).
+        rank: of this process among those that train together, which have noise of their own; None: as torch.distributed says.
 
     Raises:
         SettingError (a ValueError): if the quantizer counts epochs and the schedule does not know how long they are, or if
@@ -47,9 +56,11 @@ class PrecisionController:
         seed: int = 0,
         hardware: str | HardwareOptions = "bitops",
         workload: Workload | None = None,
+        batch_dimension: int = 0,
+        rank: int | None = None,
     ) -> None:
-        self.schedule, self.seed = schedule, seed
-        self.states = [module for module in model.modules() if isinstance(module, PrecisionState)]
+        self.schedule, self.seed, self.rank, self.batch_dimension = schedule, seed, rank, batch_dimension
+        self.states = precision_states(model)
         layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
         products = [module for module in model.modules() if isinstance(module, QuantizedProduct)]
         self._quantizers = list(
@@ -62,18 +73,21 @@ class PrecisionController:
             remedy = "bind the schedule with steps_per_epoch"
             raise SettingError("update", "epoch", "the length of an epoch is not known", remedy)
         self.precision: Precision | None = None
-        self._counting = True
+        self.next_step, self._has_counted = 0, False
+        self._counting, self.depth = True, 0
         self._record = GateRecord(model)
         self._hardware = hardware_options(hardware)
         self._meter: CostMeter | None = None
         self._is_told = False
         self._told: list[tuple[Precision, int]] = []
+        self._restored: dict[str, int] = {}
+        self._unobserved = schedule.state_dict() if schedule.observation_steps else None
         if not self.states and schedule.lowest.weight < FLOAT:
             warnings.warn("no layer of the model is quantized: call quantize_model first", stacklevel=2)
         if workload is not None:
             self._start_meter(workload)
         else:
-            self._hook = model.register_forward_pre_hook(self._count_batch, with_kwargs=True)
+            self._watch(model)
 
     def step(self, t: int, samples: int = 0) -> Precision:
         """Set the bits and the noise of step t; count `samples` training samples at these bits, if given.
@@ -84,13 +98,18 @@ class PrecisionController:
         precision = self.schedule(t)
         if precision != self.precision:
             self._check(precision)
+        if self._unobserved is not None:
+            self._check_observations(t)
         for layer in self._stepping:
             layer.begin_step(new_epoch=self._begins_epoch(t))
-        key = int32_key("noise", self.seed, t)
+        rank = processes.rank() if self.rank is None else self.rank
+        key = int32_key("noise", self.seed, t, *(("rank", rank) if rank else ()))
         for state in self.states:
-            state.step_key.fill_(key ^ state.noise_key)
+            state.is_controlled = True
+            state.begin_step(key)
             if precision != state.precision and not state.fixed:
                 state.set(precision)
+        self.next_step, self._has_counted = t + 1, False
         self.precision = precision
         self._is_told = samples > 0
         if samples:
@@ -103,6 +122,44 @@ class PrecisionController:
         """Count what `step` was told, as soon as the model's products are known."""
         while self._told and self._meter is not None:
             self._meter.add(*self._told.pop())
+
+    def _check_observations(self, t: int) -> None:
+        """Say once that a schedule which reacts to the training has not been told of it."""
+        if self.schedule.state_dict() != self._unobserved:
+            self._unobserved = None
+        elif t > 2 * (self.schedule.observation_steps or t):
+            self._unobserved = None
+            message = (
+                "schedule %s was told no loss in %d steps and stays where it is: call schedule.observe every %d steps"
+            )
+            logger.warning(message, self.schedule.name, t, self.schedule.observation_steps)
+
+    def follow(self, model: nn.Module) -> None:
+        """Set the bits of another converted model, too: of a copy that averages the weights, say."""
+        for state in precision_states(model):
+            state.is_controlled = True
+            if not state.fixed and self.precision is not None:
+                state.set(self.precision)
+            self.states.append(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Step, cost and schedule, for a checkpoint beside those of model and optimizer."""
+        return {
+            "next_step": self.next_step,
+            "schedule": self.schedule.state_dict(),
+            "cost": self._restored if self._meter is None else self.meter.state_dict(),
+            "gates": self._record.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; the model has the bits of the last step."""
+        self.next_step, self._restored = state["next_step"], dict(state["cost"])
+        self.schedule.load_state_dict(state["schedule"])
+        self._record.load_state_dict(state["gates"])
+        if self._meter is not None:
+            self._meter.load_state_dict(self._restored)
+        if self.next_step:
+            self.use(self.schedule(self.next_step - 1))
 
     def _check(self, precision: Precision) -> None:
         for quantizer in self._quantizers:
@@ -126,6 +183,7 @@ class PrecisionController:
         self._check(precision._replace(gradient=FLOAT))
         self._record.choose(precision == self.precision if choose is None else choose)
         for state in self.states:
+            state.is_controlled = True
             if not state.fixed:
                 state.set(precision)
 
@@ -148,7 +206,8 @@ class PrecisionController:
         """
         if self._meter is None:
             raise RuntimeError(
-                "the cost is not known before the first forward pass in training mode; train one step first"
+                "the cost is not known before the first forward pass in training mode; train one step first, and give the"
+                " controller the module whose forward pass is called"
             )
         return self.meter.cost()
 
@@ -170,25 +229,84 @@ class PrecisionController:
         self._record.set_workload(workload)
         self._meter = CostMeter(workload, self._hardware, self.schedule.reference)
 
-    def _count_batch(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if not model.training or self.precision is None or not self._counting:
+        if self._restored:
+            self._meter.load_state_dict(self._restored)
+
+    def _watch(self, model: nn.Module) -> None:
+        """See what the model is called with; where its forward pass is not what training calls (Lightning), what its core is."""
+        parts = [model, _core(model)] if hasattr(model, "training_step") else [model]
+        for module in dict.fromkeys(parts):
+            watch = _Watch(self, next(name for name, part in model.named_modules() if part is module))
+            module.register_forward_pre_hook(watch.before, with_kwargs=True)
+            module.register_forward_hook(watch.after, always_call=True)
+
+    def see(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], prefix: str = "") -> None:
+        """Count a batch, and trace the model with the first one; `prefix` is the model's name in that of the controller."""
+        if not (model.training and self._counting and torch.is_grad_enabled()) or self.precision is None:
             return
+        if self._has_counted and torch._C._current_graph_task_id() >= 0:
+            return  # activation checkpointing computes the forward pass again
+        self._has_counted = True
         if self._meter is None:
-            self._hook.remove()  # or tracing would call it again
-            workload = trace(model, *arguments, **keywords)
-            self._hook = model.register_forward_pre_hook(self._count_batch, with_kwargs=True)
-            self._start_meter(workload)
+            samples = _samples(arguments, keywords, self.batch_dimension)
+            with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):  # not those of checkpointing
+                self._start_meter(trace(model, *arguments, samples=samples, **keywords).within(prefix))
         if self._is_told:
             self._add_told()
         else:
             assert self._meter is not None
-            self._meter.add(self.precision, _batch_size(arguments, keywords))
+            self._meter.add(self.precision, _samples(arguments, keywords, self.batch_dimension))
 
 
-def _batch_size(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> int:
+class _Watch:
+    """Hooks of a controller, which see the outermost call of a model. A copy of the model has hooks that do nothing."""
+
+    def __init__(self, controller: PrecisionController | None = None, prefix: str = "") -> None:
+        self.controller, self.prefix = controller, prefix
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def before(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if self.controller is not None:
+            self.controller.depth += 1
+            if self.controller.depth == 1:
+                self.controller.see(model, arguments, keywords, self.prefix)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def after(self, *_: Any) -> None:
+        if self.controller is not None:
+            self.controller.depth -= 1
+
+    def __reduce__(self) -> tuple[type[_Watch], tuple[()]]:
+        return _Watch, ()
+
+
+def precision_states(model: nn.Module) -> list[PrecisionState]:
+    """Where the layers of a converted model read their bits."""
+    return [module for module in model.modules() if isinstance(module, PrecisionState)]
+
+
+def _core(model: nn.Module) -> nn.Module:
+    """The smallest part of the model that has all of its quantized products."""
+
+    def products(module: nn.Module) -> int:
+        return sum(isinstance(part, QuantizedProduct) for part in module.modules())
+
+    total = products(model)
+    while inner := next((child for child in model.children() if products(child) == total), None):
+        if not total or isinstance(inner, nn.ModuleList | nn.ModuleDict | QuantizedProduct):
+            break
+        model = inner
+    return model
+
+
+def _samples(arguments: tuple[Any, ...], keywords: dict[str, Any], dimension: int) -> int:
+    """Samples of a batch: the length of a list of images, or of a dimension of the first tensor that is no scalar."""
     tensors = [leaf for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)]
     if not tensors:
         raise RuntimeError(
             "cannot tell the batch size: the model's forward pass has no tensor; give step(t, samples=...)"
         )
-    return next((int(tensor.shape[0]) for tensor in tensors if tensor.dim()), 1)
+    images = next(iter((*arguments, *keywords.values())), None)
+    if isinstance(images, (list, tuple)) and images and all(isinstance(x, Tensor) and x.dim() == 3 for x in images):
+        return len(images)  # as detectors of torchvision take them
+    return next((int(tensor.shape[dimension]) for tensor in tensors if tensor.dim() > dimension), 1)

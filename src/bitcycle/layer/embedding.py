@@ -30,9 +30,9 @@ class QuantizedEmbedding(QuantizedLayer, QuantizableEmbedding):
         self.attach(quantizer)
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.prepared != (self.precision.precision, self.training):
-            self._prepare(self.weight, self.weight)
-        return F.embedding(input, self.quantized_weight())
+        if not self.adapted:
+            self.adapt(self.weight)
+        return F.embedding(input, self.quantized_weight(self.call_keys().coarse))
 
 
 def quantized_embedding(layer: QuantizableEmbedding) -> QuantizedEmbedding:

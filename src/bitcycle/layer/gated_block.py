@@ -114,13 +114,13 @@ class GatedBlock(nn.Module):
         before = [layer.precision for layer in self._layers]
         state.sample_mask = mask
         for layer in self._layers:
-            layer.precision = state
+            layer.read_from(state)
         try:
             yield
         finally:
             state.sample_mask = None
             for layer, own in zip(self._layers, before):
-                layer.precision = own
+                layer.read_from(own)
 
 
 def shortcut_of(block: nn.Module) -> nn.Module | None:

@@ -24,21 +24,20 @@ activations as in any layer, bias and aggregate float.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
-from bitcycle.layer.bifurcation import Product, bifurcated
+from bitcycle.layer.bifurcation import Product
 from bitcycle.layer.block_product import Axes, block_product, copies_of
 from bitcycle.layer.graph_convolution import Aggregation, GraphConvolution, RowLinear, SageConvolution
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
+from bitcycle.layer.quantized_product import Noisy
 from bitcycle.layer.sparse import Edges
 from bitcycle.layer.state import PrecisionState
 from bitcycle.quantizer import QuantizerOptions, quantizer_options
-from bitcycle.randomness import int32_key
 from bitcycle.settings import SettingError
 
 
-class RowQuantization(nn.Module):
+class RowQuantization(Noisy):
     """A place in a graph layer, beside its product with a weight, where rows and the gradient that comes back are quantized.
 
     Args:
@@ -51,8 +50,6 @@ class RowQuantization(nn.Module):
         SettingError: if the quantizer has no ranges per row.
     """
 
-    layer_key: Tensor
-
     def __init__(self, options: QuantizerOptions, precision: PrecisionState, key: str, compile: bool = False) -> None:
         super().__init__()
         rows = options.row_activation(compile)
@@ -61,7 +58,7 @@ class RowQuantization(nn.Module):
             remedy = "use quantizer=sbm, or model.aggregation=float and no quantized_norm"
             raise SettingError("name", options.name, problem, remedy)
         self.precision, self.rows, self.gradient_quantizer = precision, rows, options.gradient(compile)
-        self.register_buffer("layer_key", torch.tensor(int32_key("layer", key), dtype=torch.int32), persistent=False)
+        self.hold_keys(key)
 
     def quantize(self, x: Tensor) -> Tensor:
         """row(x) at the activations' bits."""
@@ -70,7 +67,7 @@ class RowQuantization(nn.Module):
     def quantize_gradient_of(self, y: Tensor) -> Tensor:
         """gq(y) at the gradients' bits."""
         state = self.precision
-        return self.gradient_quantizer(y, state.gradient_bits, state.step_key, self.layer_key)  # type: ignore[no-any-return]
+        return self.gradient_quantizer(y, state.gradient_bits, state.step_key, self.call_keys().coarse)  # type: ignore[no-any-return]
 
 
 class QuantizedAggregation(RowQuantization):
@@ -158,12 +155,12 @@ class QuantizedGraphConvolution(QuantizedLayer, GraphConvolution):
         return self.quantized_product(h, _matrix_product)
 
     def _product(self, x: Tensor, product: Product) -> Tensor:
+        if not self.adapted:
+            self.adapt(x)
+        keys = self.call_keys()
         if self.weight_quantizer.has_blocks:
-            return block_product(product, x, self.weight, None, copies_of(self))
-        x, weight = self.quantized_operands(x)
-        if self.quantizer_options.fine_gradient_bits is None:
-            return self.quantize_gradient_of(product(x, weight, None))
-        return bifurcated(product, x, weight, None, self._coarse, self._fine)  # the bias is added later
+            return block_product(product, x, self.weight, None, copies_of(self, keys.coarse))
+        return self.multiply(product, *self.quantized_operands(x, keys.coarse), None, keys)  # the bias is added later
 
     def add_bias(self, h: Tensor) -> Tensor:
         return h + self.bias if self.addition is None else self.addition(h, self.bias)

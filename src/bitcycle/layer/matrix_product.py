@@ -13,11 +13,12 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from bitcycle.layer.block_product import SECOND_COPY, Copies, block_product
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
-from bitcycle.quantizer import QuantizerOptions, encode_bits
+from bitcycle.quantizer import QuantizerOptions, TensorQuantizer, encode_bits
 
 
 class MatrixProduct(nn.Module):
@@ -46,28 +47,28 @@ class QuantizedMatrixProduct(QuantizedProduct, MatrixProduct):
         """Give the product its quantizers; operands always count as signed."""
         options = self.attach_output(quantizer, precision, key, compile)
         self.left_quantizer, self.right_quantizer = options.matmul_operand(compile), options.matmul_operand(compile)
+        self.look_again()
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         return self.masked(torch.matmul, lambda product: self._product(a, b, product))
 
-    def _product(self, a: Tensor, b: Tensor, product: Callable[..., Tensor]) -> Tensor:
-        state = self.precision
-        if self.left_quantizer.has_blocks:
-            return block_product(lambda left, right, _bias: product(left, right), a, b, None, self._copies())
-        if self.prepared != (state.precision, self.training):
-            self._prepare(a, b)
-        left = self.left_quantizer(a, state.activation_bits)
-        right = self.right_quantizer(b, state.activation_bits)
-        return self.quantize_gradient_of(product(left, right))
+    def quantizers(self) -> tuple[TensorQuantizer, ...]:
+        return self.left_quantizer, self.right_quantizer
 
-    def _copies(self) -> Copies:
+    def _product(self, a: Tensor, b: Tensor, product: Callable[..., Tensor]) -> Tensor:
+        key = self.call_keys().coarse
+        if self.left_quantizer.has_blocks:
+            return block_product(lambda left, right, _bias: product(left, right), a, b, None, self._copies(key))
+        if not self.adapted:
+            self.adapt(a, b)
+        bits = self.precision.activation_bits
+        left, right = self.left_quantizer(a, bits), self.right_quantizer(b, bits)
+        return self.quantize_gradient_of(product(left, right), key)
+
+    def _copies(self, key: Tensor) -> Copies:
         """Both operands and the gradient in blocks along the dimension that each of the three products sums over."""
         state, left, right = self.precision, self.left_quantizer, self.right_quantizer
-        bits, gradient_bits, key = (
-            state.activation_bits.clone(),
-            state.gradient_bits.clone(),
-            state.step_key ^ self.layer_key,
-        )
+        bits, gradient_bits, key = state.activation_bits.clone(), state.gradient_bits.clone(), state.step_key ^ key
         return Copies(
             features=-1,
             forward_x=lambda a: left.along(a, bits, -1),
@@ -78,17 +79,19 @@ class QuantizedMatrixProduct(QuantizedProduct, MatrixProduct):
             update_x=lambda a: left.along(a, bits, -2),
         )
 
-    def _prepare(self, a: Tensor, b: Tensor) -> None:
-        precision = self.precision.precision
-        if not a.is_meta:
-            self.left_quantizer.prepare(a.detach(), encode_bits(precision.activation))
-            self.right_quantizer.prepare(b.detach(), encode_bits(precision.activation))
-        self.prepared = (precision, self.training)
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def adapt(self, a: Tensor, b: Tensor) -> None:
+        """Let the quantizers adapt to bits, or to a mode, that they have not seen last."""
+        if not a.is_meta and not isinstance(a, FakeTensor):
+            bits = encode_bits(self.precision.precision.activation)
+            self.left_quantizer.prepare(a.detach(), bits)
+            self.right_quantizer.prepare(b.detach(), bits)
+            self.adapted = True
 
     def restart(self) -> None:
         self.left_quantizer.restart()
         self.right_quantizer.restart()
-        self.prepared = None
+        self.look_again()
 
     def penalties(self, loss: Tensor | None = None) -> list[Tensor]:
         """Terms that the operands' quantizers add to the loss at the current bits."""

@@ -9,19 +9,27 @@ modules/quantize.py (QConv2d). A bias, which theirs cannot have, is kept in floa
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
-from bitcycle.layer.bifurcation import Product, bifurcated
+from bitcycle import processes
+from bitcycle.layer.bifurcation import Product, Rounding, bifurcated
 from bitcycle.layer.block_product import CONVOLUTION, LINEAR, block_product, copies_of
 from bitcycle.layer.matrix_product import MatrixProduct, quantized_matrix_product
-from bitcycle.layer.quantized_product import QuantizedProduct
+from bitcycle.layer.quantized_product import NoiseKeys, QuantizedProduct
 from bitcycle.layer.state import PrecisionState
-from bitcycle.quantizer import QuantizerOptions, encode_bits
-from bitcycle.randomness import int32_key
+from bitcycle.quantizer import QuantizerOptions, TensorQuantizer, encode_bits
+from bitcycle.settings import SettingError
+
+logger = logging.getLogger(__name__)
+
+NOTICED_SHARE = 0.01
+"""A layer that cuts more of its input off says so."""
 
 
 class Computation(Protocol):
@@ -30,14 +38,13 @@ class Computation(Protocol):
     def accepts(self, x: Tensor) -> bool:
         """Whether it can compute the layer's output for x at the current bits."""
 
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """The layer's output for x and its bias, quantized if it is to be."""
+    def __call__(self, x: Tensor, bias: Tensor | None, key: Tensor) -> Tensor:
+        """The layer's output for x and its bias, quantized if it is to be, with the noise of `key`."""
 
 
 class QuantizedLayer(QuantizedProduct):
     """The quantizing half of a quantized layer; the other half is an ordinary PyTorch layer."""
 
-    fine_key: Tensor
     fine_bits: Tensor
     computation: Computation | None = None
     """Another way to compute the layer (compute=codes); it refers to the layer, hence is no submodule."""
@@ -59,29 +66,30 @@ class QuantizedLayer(QuantizedProduct):
         self.input_gradient_quantizer = options.input_gradient(compile)
         self.weight_gradient_quantizer = options.weight_gradient(compile)
         self.weight_quantizer.initialise(self.weight)  # type: ignore[arg-type]
+        self.observed_bits, self.has_warned = set[int](), False
         if options.fine_gradient_bits is not None:
-            self._keep("fine_key", torch.tensor(int32_key("layer", key, "fine"), dtype=torch.int32))
-            self._keep("fine_bits", torch.tensor(encode_bits(options.fine_gradient_bits)))
+            self.hold("fine_bits", torch.tensor(encode_bits(options.fine_gradient_bits)))
+        self.look_again()
 
     def prepare_trace(self) -> None:
         """From now on compute the product as one that can be seen, as for a trace of the model's products."""
-        self.computation = None
+        self.computation, self.adapted = None, True
 
-    def quantized_operands(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Input and weight at the current bits."""
-        weight: Tensor = self.weight  # type: ignore[assignment]
-        if self.prepared != (self.precision.precision, self.training):
-            self._prepare(x, weight)
-        state = self.precision
+    def quantizers(self) -> tuple[TensorQuantizer, ...]:
+        return self.weight_quantizer, self.activation_quantizer
+
+    def quantized_operands(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Input and weight at the current bits; `key` is that of this call's noise, of the first call if None."""
+        state, key = self.precision, self.layer_key if key is None else key
         if self.input_gradient_quantizer is not None:
-            x = self.input_gradient_quantizer(x, state.gradient_bits, state.step_key, self.layer_key)
-        return self.activation_quantizer(x, state.activation_bits), self.quantized_weight()
+            x = self.input_gradient_quantizer(x, state.gradient_bits, state.step_key, key)
+        return self.activation_quantizer(x, state.activation_bits), self.quantized_weight(key)
 
-    def quantized_weight(self) -> Tensor:
+    def quantized_weight(self, key: Tensor | None = None) -> Tensor:
         """The weight at the current bits."""
-        weight, state = self.weight, self.precision
+        weight, state, key = self.weight, self.precision, self.layer_key if key is None else key
         if self.weight_gradient_quantizer is not None:
-            weight = self.weight_gradient_quantizer(weight, state.gradient_bits, state.step_key, self.layer_key)
+            weight = self.weight_gradient_quantizer(weight, state.gradient_bits, state.step_key, key)
         return self.weight_quantizer(weight, state.weight_bits)  # type: ignore[no-any-return]
 
     def quantized_bias(self) -> Tensor | None:
@@ -91,19 +99,51 @@ class QuantizedLayer(QuantizedProduct):
             return bias
         return self.bias_quantizer(bias, self.precision.weight_bits)  # type: ignore[no-any-return]
 
-    def _prepare(self, x: Tensor, weight: Tensor) -> None:
-        """Let the quantizers adapt to bits, or to a mode, that they have not seen last. Compares numbers of the host only."""
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def adapt(self, x: Tensor) -> None:
+        """Let the quantizers adapt to bits, or to a mode, that they have not seen last.
+
+        Raises:
+            SettingError (a ValueError): if x is negative somewhere, and the quantizer has no form for such inputs.
+        """
+        weight: Tensor = self.weight  # type: ignore[assignment]
         precision = self.precision.precision
-        if not weight.is_meta:  # without numbers there is nothing to adapt to
-            self.activation_quantizer.prepare(x.detach(), encode_bits(precision.activation))
-            self.weight_quantizer.prepare(weight.detach(), encode_bits(precision.weight))
-        self.prepared = (precision, self.training)
+        if weight.is_meta or isinstance(x, FakeTensor):  # without numbers there is nothing to adapt to
+            return
+        self._observe_inputs(x.detach(), encode_bits(precision.activation))
+        self.activation_quantizer.prepare(x.detach(), encode_bits(precision.activation))
+        self.weight_quantizer.prepare(weight.detach(), encode_bits(precision.weight))
+        self.adapted = True
+
+    def _observe_inputs(self, x: Tensor, bits: int) -> None:
+        """Find out, once for each number of bits, whether the activation's quantizer would cut off what it is to quantize."""
+        quantizer = self.activation_quantizer
+        if not bits or bits in self.observed_bits or not x.numel():
+            return
+        self.observed_bits.add(bits)
+        if quantizer.non_negative and bool(processes.largest(-x.amin()) > 0):
+            try:
+                quantizer.accept_signed(x)
+            except SettingError as error:
+                problem = f"{error.problem}: {self.name!r}, down to {float(x.amin()):.3g}"
+                raise SettingError("quantizer", self.quantizer_options.name, problem, error.remedy) from None
+        if quantizer.fixed_range is not None and not self.has_warned:
+            low, high = quantizer.fixed_range
+            cut = float(((x < low) | (x > high)).float().mean())
+            self.has_warned = cut > NOTICED_SHARE
+            if self.has_warned:
+                logger.warning(
+                    "layer %r: %s cuts %.0f %% of the input off, outside of %g to %g; train from the start with it, leave the"
+                    " layer float by float_layers, or use quantizer=sbm",
+                    *(self.name, self.quantizer_options.name, 100 * cut, low, high),
+                )
 
     def restart(self) -> None:
         """Let the quantizers adapt anew at the next forward pass, whatever its bits."""
         self.weight_quantizer.restart()
         self.activation_quantizer.restart()
-        self.prepared = None
+        self.observed_bits.clear()
+        self.look_again()
 
     def begin_step(self, new_epoch: bool) -> None:
         """Let the weight's quantizer work before a training step."""
@@ -124,24 +164,30 @@ class QuantizedLayer(QuantizedProduct):
         return self.masked(product, lambda masked_product: self._product(x, masked_product))
 
     def _product(self, x: Tensor, product: Product) -> Tensor:
+        if not self.adapted:
+            self.adapt(x)
+        keys = self.call_keys()
         if self.computation is not None and self.computation.accepts(x):
-            return self.computation(x, self.quantized_bias())
+            return self.computation(x, self.quantized_bias(), keys.coarse)
         if self.weight_quantizer.has_blocks:
-            return block_product(product, x, self.weight, self.bias, copies_of(self))  # type: ignore[arg-type]
-        x, weight = self.quantized_operands(x)
-        bias = self.quantized_bias()
-        if self.quantizer_options.fine_gradient_bits is None:
-            return self.quantize_gradient_of(product(x, weight, bias))
-        return bifurcated(product, x, weight, bias, self._coarse, self._fine)
+            return block_product(product, x, self.weight, self.bias, copies_of(self, keys.coarse))  # type: ignore[arg-type]
+        x, weight = self.quantized_operands(x, keys.coarse)
+        return self.multiply(product, x, weight, self.quantized_bias(), keys)
 
-    def _coarse(self, gradient: Tensor) -> Tensor:
-        state = self.precision
-        return self.gradient_quantizer.quantize(gradient, state.gradient_bits, state.step_key, self.layer_key)
+    def multiply(self, product: Product, x: Tensor, weight: Tensor, bias: Tensor | None, keys: NoiseKeys) -> Tensor:
+        """product(x, weight, bias), whose gradient is quantized, in two copies if the quantizer asks for a finer one."""
+        if keys.fine is None:
+            return self.quantize_gradient_of(product(x, weight, bias), keys.coarse)
+        bits = self.precision.gradient_bits
+        fine_bits = torch.where(bits > 0, self.fine_bits, 0)
+        return bifurcated(
+            product, x, weight, bias, self.rounding(bits, keys.coarse), self.rounding(fine_bits, keys.fine)
+        )
 
-    def _fine(self, gradient: Tensor) -> Tensor:
-        state = self.precision
-        bits = torch.where(state.gradient_bits > 0, self.fine_bits, 0)
-        return self.gradient_quantizer.quantize(gradient, bits, state.step_key, self.fine_key)
+    def rounding(self, bits: Tensor, key: Tensor) -> Rounding:
+        """What is done to a gradient: quantized to `bits` with the noise of this step and `key`."""
+        step_key = self.precision.step_key
+        return lambda gradient: self.gradient_quantizer.quantize(gradient, bits, step_key, key)
 
 
 class QuantizedConv2d(QuantizedLayer, nn.Conv2d):

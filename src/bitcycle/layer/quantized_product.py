@@ -1,24 +1,76 @@
-"""What every quantized product has: where it reads its bits, and the quantizer of the gradient at its output."""
+"""What every quantized product has: where it reads its bits, its noise, and the quantizer of the gradient at its output."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from bitcycle.layer.state import PrecisionState
-from bitcycle.quantizer import QuantizerOptions, quantizer_options
+from bitcycle.layer.state import HoldsTensors, PrecisionState
+from bitcycle.quantizer import QuantizerOptions, TensorQuantizer, quantizer_options
 from bitcycle.quantizer.autograd import backward_only
-from bitcycle.randomness import int32_key
-from bitcycle.schedule import Precision
+from bitcycle.randomness import hash_bits, int32_key
 
 
-class QuantizedProduct(nn.Module):
+class NoiseKeys(NamedTuple):
+    """What the noise of a call depends on beside the training step, int32: of the gradient, of its finer copy."""
+
+    coarse: Tensor
+    fine: Tensor | None = None
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> NoiseKeys:
+        """The function of each key."""
+        return NoiseKeys(function(self.coarse), None if self.fine is None else function(self.fine))
+
+
+class Noisy(HoldsTensors):
+    """A place whose gradient is rounded with noise: fresh for each step, and for each call within a step.
+
+    key of call n = layer_key for n = 0, else hash(n, layer_key)          n counts the calls with gradients in this step
+    """
+
+    precision: PrecisionState
+    layer_key: Tensor
+    fine_key: Tensor | None = None
+    call_count: Tensor
+    call_step: Tensor
+
+    def hold_keys(self, key: str, fine: bool = False) -> None:
+        """Derive the keys from the name `key` of this place in the model."""
+        self.layer_number = int32_key("layer", key)
+        self.hold("layer_key", torch.tensor(self.layer_number, dtype=torch.int32))
+        self.hold("call_count", torch.zeros((), dtype=torch.int32))
+        self.hold("call_step", torch.zeros((), dtype=torch.int32))
+        if fine:
+            self.hold("fine_key", torch.tensor(int32_key("layer", key, "fine"), dtype=torch.int32))
+
+    def call_keys(self) -> NoiseKeys:
+        """The keys of this call; to be asked for once a call."""
+        keys = NoiseKeys(self.layer_key, self.fine_key)
+        if not torch.is_grad_enabled() or torch.compiler.is_exporting():
+            return keys
+        if torch.compiler.is_compiling():
+            number = self._next_call_in_graph()
+            return keys.map(lambda key: torch.where(number > 0, hash_bits(number, key), key))
+        count = self.precision.next_call(self.layer_number)
+        return keys.map(lambda key: hash_bits(torch.full_like(key, count), key)) if count else keys
+
+    def _next_call_in_graph(self) -> Tensor:
+        """The number of this call as a tensor: in a compiled graph a Python number would be a constant."""
+        step = self.precision.step_number
+        number = torch.where(self.call_step == step, self.call_count, 0)
+        self.call_count.copy_(number + 1)
+        self.call_step.copy_(step)
+        return number
+
+
+class QuantizedProduct(Noisy):
     """A product of two tensors, of which the quantized layers and matrix products derive."""
 
-    layer_key: Tensor
+    adapted = False
+    """Whether the quantizers know bits and mode; compiled graphs depend on this word and not on the bits."""
     has_positions = True
     """Whether the output is [N, positions ..., F], else an image or such like."""
 
@@ -49,28 +101,51 @@ class QuantizedProduct(nn.Module):
         self.quantizer_options = options
         self.precision = precision if precision is not None else PrecisionState(options.initial_precision)
         self.gradient_quantizer = (options.position_gradient if self.has_positions else options.gradient)(compile)
-        self._keep("layer_key", torch.tensor(int32_key("layer", key), dtype=torch.int32))
-        self.prepared: tuple[Precision, bool] | None = None
+        self.name = key
+        self.hold_keys(key, fine=options.fine_gradient_bits is not None)
+        self.adapted = False
+        self.precision.readers.add(self)
         self.register_load_state_dict_post_hook(_forget_preparation)
         return options
 
-    def _keep(self, name: str, value: Tensor) -> None:
-        self.register_buffer(name, value, persistent=False)
+    def quantizers(self) -> tuple[TensorQuantizer, ...]:
+        """The quantizers of its operands."""
+        raise NotImplementedError
+
+    def look_again(self) -> None:
+        """Bits or mode changed: let the quantizers adapt at the next forward pass, if they do so at all."""
+        self.adapted = not any(quantizer.adapts for quantizer in self.quantizers())
+
+    def read_from(self, state: PrecisionState) -> None:
+        """Read bits and noise from `state` from now on."""
+        self.precision = state
+        self.look_again()
+
+    def train(self, mode: bool = True) -> QuantizedProduct:
+        changes = mode != self.training
+        super().train(mode)
+        if changes:
+            self.look_again()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.precision.readers.add(self)
 
     def restart(self) -> None:
         """Let the quantizers adapt anew at the next forward pass, whatever its bits."""
         raise NotImplementedError
 
-    def quantize_gradient_of(self, y: Tensor) -> Tensor:
-        """y, whose gradient will be quantized."""
+    def quantize_gradient_of(self, y: Tensor, key: Tensor) -> Tensor:
+        """y, whose gradient will be quantized with the noise of this call's key."""
         state = self.precision
-        return self.gradient_quantizer(y, state.gradient_bits, state.step_key, self.layer_key)  # type: ignore[no-any-return]
+        return self.gradient_quantizer(y, state.gradient_bits, state.step_key, key)  # type: ignore[no-any-return]
 
     def masked(self, product: Callable[..., Tensor], compute: Callable[[Callable[..., Tensor]], Tensor]) -> Tensor:
         """compute(product), past which only the gradients of the samples come that count now."""
         mask = self.precision.sample_mask
         if mask is None:
-            return compute(product)
+            return self.precision.refuse_changes(compute(product))
         # on both sides of the gradient's quantizer, which makes noise of zeros and a range of the rest
         return masked_gradient(compute(lambda *operands: masked_gradient(product(*operands), mask)), mask)
 
@@ -82,4 +157,4 @@ def masked_gradient(y: Tensor, mask: Tensor) -> Tensor:
 
 def _forget_preparation(layer: nn.Module, _incompatible_keys: Any) -> None:
     """A loaded state may hold step sizes for other bits: look again."""
-    layer.prepared = None  # type: ignore[assignment]
+    layer.look_again()  # type: ignore[operator]

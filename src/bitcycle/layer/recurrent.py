@@ -129,8 +129,9 @@ class QuantizedRecurrent(nn.RNNBase):
         hidden: HiddenProduct = getattr(self, f"hidden_{place}")
         reverse = place.endswith("_reverse")
         of_input = inputs(x.flip(0) if reverse else x)
-        hidden.adapt(lambda: self._hidden_states(of_input, hidden, state))
-        weight, bias, keys = hidden.quantized_weight(), hidden.quantized_bias(), hidden.step_keys(len(x))
+        hidden.adapt_to(lambda: self._hidden_states(of_input, hidden, state))
+        keys = hidden.step_keys(len(x))
+        weight, bias = hidden.quantized_weight(keys.whole), hidden.quantized_bias()
         outputs = []
         for t, gates in enumerate(of_input.unbind(0)):
             state = self.step(gates, hidden(state[0], weight, bias, keys.at(t)), state)

@@ -12,22 +12,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitcycle.layer.bifurcation import bifurcated
+from bitcycle.layer.bifurcation import Rounding, bifurcated
 from bitcycle.layer.block_product import block_product, copies_of
 from bitcycle.layer.quantized import QuantizedLayer
-from bitcycle.quantizer import TensorQuantizer, encode_bits
+from bitcycle.quantizer import encode_bits
 from bitcycle.randomness import hash_bits
 
 
 class StepKeys(NamedTuple):
-    """What the noise of each time step depends on beside the training step, int32 [T]: of the gradient, of its finer copy."""
+    """What noise depends on beside the training step, int32.
+
+    coarse, fine: [T], of the gradient of each time step, and of its finer copy.
+    whole: of the gradient of the weight, which all time steps share.
+    """
 
     coarse: Tensor
     fine: Tensor | None
+    whole: Tensor
 
     def at(self, t: int) -> StepKeys:
         """The keys of time step t alone, [1]."""
-        return StepKeys(self.coarse[t : t + 1], None if self.fine is None else self.fine[t : t + 1])
+        return StepKeys(self.coarse[t : t + 1], None if self.fine is None else self.fine[t : t + 1], self.whole)
 
 
 class RecurrentProduct(QuantizedLayer):
@@ -55,19 +60,15 @@ class RecurrentProduct(QuantizedLayer):
         """[gates], if the owner has biases."""
         return None if self.bias_name is None else getattr(self._owner[0], self.bias_name)
 
-    def quantized_weight(self) -> Tensor:
+    def quantized_weight(self, key: Tensor | None = None) -> Tensor:
         """The weight at the current bits; where quantizers have blocks, the product quantizes it."""
-        return self.weight if self.weight_quantizer.has_blocks else super().quantized_weight()
+        return self.weight if self.weight_quantizer.has_blocks else super().quantized_weight(key)
 
     def step_keys(self, steps: int) -> StepKeys:
         """The keys of so many time steps."""
         numbers = torch.arange(steps, dtype=torch.int32, device=self.layer_key.device)
-        fine = self.quantizer_options.fine_gradient_bits is not None
-        return StepKeys(hash_bits(numbers, self.layer_key), hash_bits(numbers, self.fine_key) if fine else None)
-
-    def adapted(self) -> bool:
-        """Whether the quantizers have seen the current bits and mode last."""
-        return self.prepared == (self.precision.precision, self.training)
+        coarse, fine = self.call_keys()
+        return StepKeys(hash_bits(numbers, coarse), None if fine is None else hash_bits(numbers, fine), coarse)
 
     def product_of(self, x: Tensor, weight: Tensor, bias: Tensor | None, keys: StepKeys) -> Tensor:
         """x weight^T + bias of quantized operands, [T, N, features] -> [T, N, gates], with quantized gradients."""
@@ -79,16 +80,10 @@ class RecurrentProduct(QuantizedLayer):
                 F.linear(x, weight, bias), state.gradient_bits, state.step_key, keys.coarse
             )
         fine_bits = torch.where(state.gradient_bits > 0, self.fine_bits, 0)
-        return bifurcated(
-            F.linear,
-            x,
-            weight,
-            bias,
-            self._rounding(state.gradient_bits, keys.coarse),
-            self._rounding(fine_bits, keys.fine),
-        )
+        coarse, fine = self.rounding(state.gradient_bits, keys.coarse), self.rounding(fine_bits, keys.fine)
+        return bifurcated(F.linear, x, weight, bias, coarse, fine)
 
-    def _rounding(self, bits: Tensor, keys: Tensor) -> Callable[[Tensor], Tensor]:
+    def rounding(self, bits: Tensor, keys: Tensor) -> Rounding:
         step_key = self.precision.step_key
         return lambda gradient: self.gradient_quantizer.quantize_steps(gradient, bits, step_key, keys)
 
@@ -107,28 +102,29 @@ class InputProduct(RecurrentProduct):
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, N, features] -> [T, N, gates]."""
-        if not self.adapted():
-            self._prepare(x, self.weight)
+        if not self.adapted:
+            self.adapt(x)
         keys = self.step_keys(len(x))
-        return self.product_of(self.quantized_inputs(x, keys), self.quantized_weight(), self.quantized_bias(), keys)
+        weight, bias = self.quantized_weight(keys.whole), self.quantized_bias()
+        return self.precision.refuse_changes(self.product_of(self.quantized_inputs(x, keys), weight, bias, keys))
 
 
 class HiddenProduct(RecurrentProduct):
     """U h + b_U of one time step."""
 
-    def adapt(self, hidden_states: Callable[[], Tensor]) -> None:
+    def adapt_to(self, hidden_states: Callable[[], Tensor]) -> None:
         """Let the quantizers adapt to bits, or to a mode, that they have not seen last; before the first time step.
 
         The first hidden state is zero and says nothing of those to come. Where a quantizer looks at activations,
         `hidden_states` has to say which [T, N, H] would come of activations in float32.
         """
-        if self.adapted():
+        if self.adapted:
             return
-        looks = type(self.activation_quantizer).prepare is not TensorQuantizer.prepare
+        looks = self.activation_quantizer.adapts
         if looks and encode_bits(self.precision.precision.activation) and not self.weight.is_meta:
-            self._prepare(hidden_states(), self.weight)
+            self.adapt(hidden_states())
         else:
-            self._prepare(self.weight.new_zeros(1, 1, self.weight.shape[1]), self.weight)
+            self.adapt(self.weight.new_zeros(1, 1, self.weight.shape[1]))
 
     def forward(self, h: Tensor, weight: Tensor, bias: Tensor | None, keys: StepKeys) -> Tensor:
         """h [N, H] -> [N, gates]; weight and bias are quantized, once for all time steps."""

@@ -2,34 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet
+
 import torch
 from torch import Tensor, nn
 
 from bitcycle.quantizer import encode_bits
 from bitcycle.schedule import Precision
 
+ROLES = ("weight", "activation", "gradient")
 
-class PrecisionState(nn.Module):
+
+class HoldsTensors(nn.Module):
+    """A module with small tensors that are neither parameters nor buffers.
+
+    They move with the module, but are in no state dict, no average of weights and no message of DistributedDataParallel.
+    """
+
+    held: tuple[str, ...] = ()
+
+    def hold(self, name: str, value: Tensor) -> None:
+        """Keep `value` as the attribute `name`."""
+        self.held = tuple(dict.fromkeys((*self.held, name)))
+        setattr(self, name, value)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> HoldsTensors:
+        super()._apply(fn, recurse)
+        for name in self.held:
+            setattr(self, name, fn(getattr(self, name)))
+        return self
+
+
+class PrecisionState(HoldsTensors):
     """Current bits of weights, activations and gradients (0 = float32) and the key of the current step's noise.
 
     Bits are tensors, so that changing them neither rebuilds a module nor recompiles a kernel. `fixed` holds bits that no
-    schedule changes, `noise_key` tells apart the noise of states that one layer uses in the same step. Not part of a model's
-    state dict: the schedule and the step determine it.
+    schedule changes, `noise_key` tells apart the noise of states that one layer uses in the same step.
+
+    The state dict has the bits once, under the first layer that reads them: [3] in the order of `Precision`. They are loaded
+    as long as no controller says which bits to use, which then decides.
     """
 
     weight_bits: Tensor
     activation_bits: Tensor
     gradient_bits: Tensor
     step_key: Tensor
+    step_number: Tensor
+    """Counts the steps that began; compiled graphs know by it that a step is a new one."""
     sample_mask: Tensor | None
     """[N], 1 for samples whose gradients pass through the layers that run now, 0 for others; None: all pass."""
 
     def __init__(self, precision: Precision = Precision(8, 8, 8), fixed: bool = False, noise_key: int = 0) -> None:
         super().__init__()
         self.fixed, self.noise_key, self.sample_mask = fixed, noise_key, None
-        for role in ("weight", "activation", "gradient"):
-            self.register_buffer(f"{role}_bits", torch.zeros((), dtype=torch.int64), persistent=False)
-        self.register_buffer("step_key", torch.zeros((), dtype=torch.int32), persistent=False)
+        self.is_controlled, self.version, self.readers = False, 0, WeakSet[Any]()
+        self.calls: dict[int, int] = {}
+        for role in ROLES:
+            self.hold(f"{role}_bits", torch.zeros((), dtype=torch.int64))
+        self.hold("step_key", torch.zeros((), dtype=torch.int32))
+        self.hold("step_number", torch.zeros((), dtype=torch.int32))
+        self.saved_bits, self.saved_as = torch.zeros(3, dtype=torch.int64), ""
         self.set(precision)
 
     def set(self, precision: Precision) -> None:
@@ -43,9 +77,59 @@ class PrecisionState(nn.Module):
         """
         weight, activation, gradient = (encode_bits(bits) for bits in precision)
         self.precision = precision
+        self.version += 1
         self.weight_bits.fill_(weight)
         self.activation_bits.fill_(activation)
         self.gradient_bits.fill_(gradient if weight or activation else 0)
+        for reader in self.readers:
+            reader.look_again()
+
+    def begin_step(self, key: int) -> None:
+        """Let the noise be that of `key` from now on, and the calls of layers be counted from 0."""
+        self.version += 1
+        self.calls.clear()
+        self.step_key.fill_(key ^ self.noise_key)
+        self.step_number.add_(1)
+
+    def next_call(self, layer: int) -> int:
+        """How often `layer` was called with gradients in this step before now."""
+        number = self.calls.get(layer, 0)
+        self.calls[layer] = number + 1
+        return number
+
+    def refuse_changes(self, y: Tensor) -> Tensor:
+        """y, whose backward pass will raise a RuntimeError if bits or noise have changed until then."""
+        if y.requires_grad and not torch.compiler.is_compiling():
+            version = self.version
+
+            def check(_gradient: Tensor) -> None:
+                if self.version != version:
+                    raise RuntimeError(
+                        "the precision changed between the forward and the backward pass: call PrecisionController.step"
+                        " (or use) before the forward pass, and backward before the next one"
+                    )
+
+            y.register_hook(check)
+        return y
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        earlier = destination.get(self.saved_as)
+        if not self.fixed and (earlier is None or earlier is not self.saved_bits):
+            self.saved_as, self.saved_bits = f"{prefix}bits", torch.tensor(self.precision)
+            destination[self.saved_as] = self.saved_bits
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        bits = state_dict.get(f"{prefix}bits")
+        if bits is not None and not self.fixed and not self.is_controlled:
+            self.set(Precision(*bits.tolist()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has readers of its own, which tell it so."""
+        return {**self.__dict__, "readers": None, "calls": dict(self.calls)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.readers = WeakSet()
 
     def extra_repr(self) -> str:
         return f"{self.precision}{', fixed' if self.fixed else ''}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,10 @@ class TensorQuantizer(nn.Module):
     """Whether it has `encode` (activations) or `encode_weight` and `decode_weight`; its gradient passes straight through."""
     steps_are_independent = False
     """Whether the result of a time step of a sequence depends on nothing but this step, and leaves nothing behind."""
+    non_negative = False
+    """Whether negative inputs are cut off. A layer that meets some calls `accept_signed`."""
+    fixed_range: tuple[float, float] | None = None
+    """Limits that inputs are cut at, where neither data nor training decides them."""
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         """x quantized, with its straight-through gradient."""
@@ -74,6 +78,28 @@ class TensorQuantizer(nn.Module):
         A layer calls this at the first forward pass, and at the first one at other bits or in another mode (training or
         evaluation). What evaluation computes here must leave training as it was, and a resumed run must keep what it had.
         """
+
+    @property
+    def adapts(self) -> bool:
+        """Whether `prepare` has work to do in the present mode; a layer asks when bits or mode change."""
+        return self.non_negative or type(self).prepare is not TensorQuantizer.prepare
+
+    def accept_signed(self, x: Tensor) -> None:
+        """Quantize signed inputs such as x from now on; the state dict says so.
+
+        Raises:
+            SettingError (a ValueError): if the quantizer has no form for them.
+        """
+        self.non_negative = False
+        self.register_buffer("signed_inputs", torch.ones((), dtype=torch.bool, device=x.device))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        """A state dict of the float network has none of a quantizer's keys, which then keeps what it has."""
+        if f"{prefix}signed_inputs" in state_dict and "signed_inputs" not in self._buffers:
+            self.accept_signed(state_dict[f"{prefix}signed_inputs"])
+        own = {**self._parameters, **self._buffers}
+        if any(f"{prefix}{name}" in state_dict for name in own if name not in self._non_persistent_buffers_set):
+            super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def restart(self) -> None:
         """Forget for which bits `prepare` was called: what follows is a new phase, even at the same bits."""

@@ -14,7 +14,8 @@ Source: Zhou et al. 2016, DoReFa-Net, sections 2.3 to 2.5, and its official code
 of CPT, table 2, and FracTrain, table 2, which do not describe theirs. Differs from the authors' code in a sample without
 gradient, which stays zero (theirs divides by zero), and in the sign of 0 for k = 1. Clip and rounding sit at the input of each
 layer that follows a ReLU; what a skip connection carries is not clipped, as in the official ResNet, whose activations are part
-of the branch. Inputs that are signed, the image among them, have SBM's affine quantizer: [0, 1] would cut them off.
+of the branch. Inputs that are signed, by the network's word or as the layer finds at its first batch, have SBM's affine
+quantizer: [0, 1] would cut them off.
 """
 
 from __future__ import annotations
@@ -111,16 +112,34 @@ class DorefaWeight(TensorQuantizer):
 
 
 class DorefaActivation(TensorQuantizer):
-    """Activations clipped to [0, 1] and rounded."""
+    """Activations clipped to [0, 1] and rounded; signed ones have SBM's quantizer."""
 
     samples_are_independent = True
     steps_are_independent = True
+    non_negative = True
+    fixed_range = (0.0, 1.0)
 
     def __init__(self, compile: bool = False) -> None:
         super().__init__()
         self.compile_kernel = compile
+        self.signed_form: SbmActivation | None = None
+
+    def accept_signed(self, x: Tensor) -> None:
+        super().accept_signed(x)
+        self.fixed_range = None  # type: ignore[assignment]
+        self.signed_form = SbmActivation(compile=self.compile_kernel).to(x.device).train(self.training)
+
+    @property
+    def adapts(self) -> bool:
+        return self.non_negative if self.signed_form is None else self.signed_form.adapts
+
+    def prepare(self, x: Tensor, bits: int) -> None:
+        if self.signed_form is not None:
+            self.signed_form.prepare(x, bits)
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        if self.signed_form is not None:
+            return self.signed_form(x, bits)  # type: ignore[no-any-return]
         return with_gradient(self._quantize, self._gradient, x, bits)
 
     def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:

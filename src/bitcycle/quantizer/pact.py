@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from bitcycle.quantizer.base import TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.layout import flat, unflat
+from bitcycle.settings import SettingError
 
 MINIMUM_ALPHA = 1e-3
 """Floor under alpha, so that a clipping value trained to zero does not end the training; our own."""
@@ -77,11 +78,17 @@ class PactActivation(TensorQuantizer):
     """
 
     samples_are_independent = True
+    non_negative = True
 
     def __init__(self, alpha: float = 3.0, l2: float = 2e-4, published: bool = True, compile: bool = False) -> None:
         super().__init__()
         self.alpha = nn.Parameter(torch.tensor(float(alpha)))
         self.l2, self.published, self.compile_kernel = l2, published, compile
+
+    def accept_signed(self, x: Tensor) -> None:
+        problem = "PACT cuts negative inputs off, and the input of this layer has some"
+        remedy = "put a ReLU in front of it, leave it float by its name in float_layers, or use another quantizer"
+        raise SettingError("quantizer", "pact", problem, remedy)
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         return _Pact.apply(x, self.alpha, bits, self.published, self.compile_kernel)  # type: ignore[no-any-return]

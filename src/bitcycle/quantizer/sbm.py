@@ -21,6 +21,7 @@ SBM paper, as their code does, in the single copy of the gradient (unless `bifur
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Optional
@@ -38,6 +39,11 @@ from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.layout import HALF, flat, rows, shaped, unflat
 from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import SettingError, setting
+
+logger = logging.getLogger(__name__)
+
+NO_BACKWARD_PASS = -1
+"""What PyTorch calls the graph task outside of backward passes."""
 
 
 class SbmWeight(TensorQuantizer):
@@ -95,7 +101,9 @@ class SbmActivation(TensorQuantizer):
     """Affine quantizer with the range of the current batch, and an observer that remembers a running range.
 
     In evaluation the running range clamps. It starts at zero without bias correction, is shared by all precisions and moves
-    in training steps with quantized activations only, as in the released code.
+    in training steps with quantized activations only, as in the released code; where a forward pass is computed again for its
+    backward pass (activation checkpointing) it moves once. Evaluation before any training step takes the range of its first
+    batch, where theirs returns a constant; training does not notice.
     """
 
     samples_are_independent = True
@@ -109,6 +117,38 @@ class SbmActivation(TensorQuantizer):
         self.momentum, self.compile_kernel = momentum, compile
         self.register_buffer("running_zero_point", torch.zeros(()))
         self.register_buffer("running_range", torch.zeros(()))
+        self.calibrated: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def adapts(self) -> bool:
+        return not self.training
+
+    def prepare(self, x: Tensor, bits: int) -> None:
+        """Take the range of x for evaluation as long as no training step was observed."""
+        if self.training or not bits:
+            return
+        observed = bool((self.running_range != 0) | (self.running_zero_point != 0))
+        if observed:
+            self.calibrated = None
+        elif self.calibrated is None:
+            low, high = torch.aminmax(flat(x))
+            if processes.current_share() is not None:
+                low, high = processes.extremes(low, high)
+            self.calibrated = low, high - low
+            logger.info("an activation is quantized in evaluation before training: its range is that of this batch")
+
+    def restart(self) -> None:
+        self.calibrated = None
+
+    def _evaluation_range(self) -> tuple[Tensor, Tensor]:
+        """Zero point and range in evaluation."""
+        return (self.running_zero_point, self.running_range) if self.calibrated is None else self.calibrated
+
+    def _move(self, zero_point: Tensor, value_range: Tensor) -> None:
+        """Let the running range be this, unless the forward pass is computed again for its backward pass."""
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == NO_BACKWARD_PASS:
+            self.running_zero_point.copy_(zero_point)
+            self.running_range.copy_(value_range)
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         native, running = self._native(x), (self.running_zero_point, self.running_range)
@@ -119,21 +159,20 @@ class SbmActivation(TensorQuantizer):
         if native is not None:
             return native.quantize_and_observe(x, bits, *running, self.momentum)  # type: ignore[no-any-return]
         y, zero_point, value_range = straight_through(self._quantize, x, bits)
-        self.running_zero_point.copy_(zero_point)
-        self.running_range.copy_(value_range)
+        self._move(zero_point, value_range)
         return y  # type: ignore[no-any-return]
 
     def encode(self, x: Tensor, bits: Tensor) -> Codes:
         if not self.training:
-            zero_point = self.running_zero_point.clone()  # what is kept for the backward pass outlives the observer
-            integers, scale = kernel(codes.encode, self.compile_kernel)(flat(x), zero_point, self.running_range, bits)
+            zero_point, value_range = self._evaluation_range()
+            zero_point = zero_point.clone()  # what is kept for the backward pass outlives the observer
+            integers, scale = kernel(codes.encode, self.compile_kernel)(flat(x), zero_point, value_range, bits)
             return Codes(shaped(integers, like=x), scale, zero_point)
         function, running = kernel(codes.encode_and_observe, self.compile_kernel), self.running_zero_point
         integers, scale, low, zero_point, value_range = function(
             flat(x), bits, running, self.running_range, self.momentum
         )
-        self.running_zero_point.copy_(zero_point)
-        self.running_range.copy_(value_range)
+        self._move(zero_point, value_range)
         return Codes(shaped(integers, like=x), scale, low)
 
     def quantize_sequence(self, x: Tensor, bits: Tensor) -> Tensor:
@@ -143,8 +182,10 @@ class SbmActivation(TensorQuantizer):
             running = (self.running_zero_point, self.running_range)
             return native.quantize_sequence(x, bits, *running, self.momentum)  # type: ignore[no-any-return]
         y, low, value_range = straight_through(self._quantize_steps, x, bits)
-        self.running_zero_point.copy_(affine.observed_in_turn(self.running_zero_point, low, bits, self.momentum))
-        self.running_range.copy_(affine.observed_in_turn(self.running_range, value_range, bits, self.momentum))
+        self._move(
+            affine.observed_in_turn(self.running_zero_point, low, bits, self.momentum),
+            affine.observed_in_turn(self.running_range, value_range, bits, self.momentum),
+        )
         return y  # type: ignore[no-any-return]
 
     def _native(self, x: Tensor) -> Any | None:
@@ -166,7 +207,7 @@ class SbmActivation(TensorQuantizer):
 
     def _quantize_as_observed(self, x: Tensor, bits: Tensor) -> Tensor:
         function = kernel(affine.fake_quantize, self.compile_kernel)
-        return unflat(function(flat(x), self.running_zero_point, self.running_range, bits), like=x)
+        return unflat(function(flat(x), *self._evaluation_range(), bits), like=x)
 
 
 class SbmGradient(GradientQuantizer):

@@ -150,6 +150,12 @@ class UniformActivation(_StepKeeper):
     def __init__(self, signed: bool = False, compile: bool = False) -> None:
         super().__init__()
         self.signed, self.compile_kernel = signed, compile
+        self.non_negative = not signed
+
+    def accept_signed(self, x: Tensor) -> None:
+        super().accept_signed(x)
+        self.signed = True
+        self.restart()
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         return with_gradient(self._quantize, self._gradient, x, self._step(bits), bits)
@@ -181,6 +187,11 @@ class UnitActivation(TensorQuantizer):
     def __init__(self, signed: bool = False, compile: bool = False) -> None:
         super().__init__()
         self.low, self.compile_kernel = -1.0 if signed else 0.0, compile
+        self.non_negative, self.fixed_range = not signed, (self.low, 1.0)
+
+    def accept_signed(self, x: Tensor) -> None:
+        super().accept_signed(x)
+        self.low, self.fixed_range = -1.0, (-1.0, 1.0)
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         low = x.new_full((1,), self.low)

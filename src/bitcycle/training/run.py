@@ -278,7 +278,7 @@ def build_trainer(plan: Plan, device: torch.device) -> Trainer:
     model: nn.Module = plan.build_model(compile=wants_compilation(plan, device))
     model = shared_model(model.to(device, memory_format=torch.channels_last).train())  # type: ignore[call-overload]
     controller = PrecisionController(
-        model, plan.schedule, seed=config.seed, hardware=config.hardware, workload=plan.workload
+        model, plan.schedule, seed=config.seed, hardware=config.hardware, workload=plan.workload, rank=0
     )
     optimizer = config.training.optimizer.build(model)
     plan.schedule.begin(task.chance)

@@ -67,13 +67,17 @@ class CodeProduct:
             and 1 <= state.precision.activation <= MOST_BITS
             and state.sample_mask is None
             and x.dtype == torch.float32
+            and not torch.is_autocast_enabled(
+                x.device.type
+            )  # which rounds the operands of simulated products, and their sums
+            and not torch.compiler.is_compiling()
             and not x.is_meta
             and weight[0].numel() <= MOST_TERMS  # type: ignore[index]
         )
 
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, bias: Tensor | None, key: Tensor) -> Tensor:
         """The product of x and the layer's weight, both quantized, with quantized gradients: all of the layer at once."""
-        y = _CodeProduct.apply(x, self.layer.weight, bias, self)
+        y = _CodeProduct.apply(x, self.layer.weight, bias, self, key)
         recipe, self.recipe = self.recipe, None
         return y if recipe is None or not y.requires_grad else remember(y, recipe)
 
@@ -128,12 +132,12 @@ def code_product(layer: QuantizedLayer, compile: bool = False, recomputes: bool 
 
 class _CodeProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, product: CodeProduct) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, product: CodeProduct, key: Tensor) -> Tensor:
         layer, state = product.layer, product.layer.precision
         codes = layer.activation_quantizer.encode(x, state.activation_bits)
         weight_codes = layer.weight_quantizer.encode_weight(weight, state.weight_bits)
         ctx.save_for_backward(*codes, *weight_codes)
-        ctx.product, ctx.gradient_bits, ctx.step_key = product, state.gradient_bits, state.step_key
+        ctx.product, ctx.noise = product, (state.gradient_bits, state.step_key, key)
         ctx.gradient_number = state.precision.gradient
         compute = functools.partial(product.product, codes, weight_codes, bias)
         product.recipe = compute if product.recomputes else None
@@ -144,9 +148,8 @@ class _CodeProduct(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         codes, weight_codes = Codes(*ctx.saved_tensors[:3]), WeightCodes(*ctx.saved_tensors[3:])
         weight = ctx.product.decoded_weight(weight_codes)
-        noise = (ctx.gradient_bits, ctx.step_key, ctx.product.layer.layer_key)
         backward = _backward_of_integers if _sums_integers(ctx, codes.integers) else _backward_of_decoded
-        return *backward(ctx.product, codes, weight, gradient, noise, ctx.needs_input_grad[:3]), None
+        return *backward(ctx.product, codes, weight, gradient, ctx.noise, ctx.needs_input_grad[:3]), None, None
 
 
 def _sums_integers(ctx: Any, integers: Tensor) -> bool:

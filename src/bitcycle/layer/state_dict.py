@@ -1,0 +1,30 @@
+"""The state dict of a converted model as that of the float model that it was made of."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from bitcycle.layer.gate import Gates
+from bitcycle.layer.gated_block import GatedBlock
+from bitcycle.layer.state import PrecisionState
+from bitcycle.quantizer import TensorQuantizer
+
+
+def float_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers of a converted model under the names, and without all keys, that the float model has not.
+
+    Left out are ranges and trained values of quantizers, bits, and gates. The other way round, `load_state_dict` of a converted
+    model takes the state dict of a float one with strict=True.
+    """
+    named = dict(model.named_modules(remove_duplicate=False))
+    added = [
+        f"{name}." for name, module in named.items() if isinstance(module, TensorQuantizer | PrecisionState | Gates)
+    ]
+    blocks = [f"{name}." for name, module in named.items() if isinstance(module, GatedBlock)]
+    found: dict[str, Tensor] = {}
+    for name, value in model.state_dict().items():
+        if not name.startswith(tuple(added)):
+            for block in blocks:
+                name = name.replace(f"{block}block.", block)
+            found[name] = value
+    return found

@@ -20,6 +20,7 @@ from bitcycle.hardware import (
     CostMeter,
     MatrixProduct,
     Operation,
+    TensorCore,
     Workload,
     Zc706,
     trace,
@@ -95,6 +96,22 @@ def test_zc706_of_three_layers_by_hand(network):
     assert cost.latency_relative_to_static == float((3 * seconds[P8] + 5 * seconds[P4]) / (8 * seconds[P8]))
     assert cost.gbitops == BitOps().cost(network, {P8: 3, P4: 5}, P8).gbitops
     assert cost.energy_j is None
+
+
+@pytest.mark.parametrize(
+    ("device", "at_4", "at_8", "at_16"), [("h100", 1978.9, 1978.9, 989.4), ("b200", 9000, 4500, 2250)]
+)
+def test_peak_rates_of_three_layers_by_hand(network, device, at_4, at_8, at_16):
+    """Of two operands the wider one says the rate; gradients have 8 bits."""
+    cost = TensorCore(device=device).cost(network, {P8: 3, P4: 5}, P8)
+    linear = 3 * LINEAR / at_16
+    of_8 = (2 * CONV + 3 * GROUPED) / at_8 + linear
+    of_4 = (CONV + GROUPED) / at_4 + (CONV + 2 * GROUPED) / at_8 + linear
+    assert cost.latency_s == pytest.approx(2 * (3 * of_8 + 5 * of_4) / 1e12)
+    assert cost.latency_relative_to_static == pytest.approx((3 * of_8 + 5 * of_4) / (8 * of_8))
+    assert cost.summary()["latency_peak_rates_s"] == cost.latency_s
+    in_float32 = TensorCore(device=device, float_layers_in="float32").cost(network, {P8: 3}, P8)
+    assert in_float32.latency_s > TensorCore(device=device).cost(network, {P8: 3}, P8).latency_s
 
 
 def test_array_cycles_of_three_layers_by_hand(network):
@@ -262,7 +279,7 @@ def test_every_convention_decides_every_rule():
 def test_all_stands_side_by_side(network):
     histogram = {P8: 3, P4: 5}
     cost = AllHardware(convention="cpt").cost(network, histogram, P8)
-    assert list(cost.by_hardware) == ["bitops", "bitfusion", "zc706"]
+    assert list(cost.by_hardware) == ["bitops", "bitfusion", "zc706", "tensorcore"]
     for name, part in cost.by_hardware.items():
         assert part == HARDWARE[name](convention="cpt").cost(network, histogram, P8)
         assert part.gbitops == cost.gbitops

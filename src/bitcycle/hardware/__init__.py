@@ -9,6 +9,7 @@ from bitcycle.hardware.meter import CostMeter
 from bitcycle.hardware.operation import FLOAT_PRECISION, MatrixProduct, Operation, Workload
 from bitcycle.hardware.registry import HARDWARE, hardware_options
 from bitcycle.hardware.table import CostTable, cost_table, saving
+from bitcycle.hardware.tensorcore import TensorCore
 from bitcycle.hardware.trace import trace
 from bitcycle.hardware.zc706 import Zc706
 
@@ -30,6 +31,7 @@ __all__ = [
     "MatrixProduct",
     "Operation",
     "SampleCounts",
+    "TensorCore",
     "Workload",
     "Zc706",
     "cost_table",

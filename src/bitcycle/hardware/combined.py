@@ -9,17 +9,18 @@ from bitcycle.hardware.bitfusion import BitFusion
 from bitcycle.hardware.bitops import BitOps
 from bitcycle.hardware.histogram import SampleCounts
 from bitcycle.hardware.operation import Workload
+from bitcycle.hardware.tensorcore import TensorCore
 from bitcycle.hardware.zc706 import Zc706
 from bitcycle.schedule import Precision
 
-MODELS: tuple[type[HardwareOptions], ...] = (BitOps, BitFusion, Zc706)
+MODELS: tuple[type[HardwareOptions], ...] = (BitOps, BitFusion, Zc706, TensorCore)
 
 
 @dataclass
 class AllHardware(HardwareOptions):
-    """Bit operations, Bit Fusion and ZC706 at once, counted by the same rules and with the default constants of each.
+    """Bit operations, Bit Fusion, ZC706 and peak rates at once, counted by the same rules and with the default constants of each.
 
-    The cost's own numbers are the bit operations, on which all agree; `by_hardware` holds the three costs, as energies and
+    The cost's own numbers are the bit operations, on which all agree; `by_hardware` holds the costs of each, as energies and
     latencies of different machines have no sum.
     """
 

@@ -6,6 +6,7 @@ from bitcycle.hardware.base import HardwareOptions
 from bitcycle.hardware.bitfusion import BitFusion
 from bitcycle.hardware.bitops import BitOps
 from bitcycle.hardware.combined import AllHardware
+from bitcycle.hardware.tensorcore import TensorCore
 from bitcycle.hardware.zc706 import Zc706
 from bitcycle.settings import Preset, chosen, registry
 
@@ -17,6 +18,9 @@ HARDWARE: dict[str, Preset[HardwareOptions]] = registry(
             "energy and latency on the Bit Fusion accelerator that FracTrain simulates, beside bit operations",
         ),
         "zc706": Preset(Zc706, "latency on the FPGA board of CPT, beside bit operations"),
+        "tensorcore": Preset(
+            TensorCore, "time at the published peak rates of an H100, B200 or MI355X, beside bit operations"
+        ),
         "all": Preset(AllHardware, "all cost models side by side"),
     }
 )

@@ -14,19 +14,18 @@ be derived.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
-from bitcycle.hardware.base import PASSES, Cost, LayerCost
-from bitcycle.hardware.bitops import BitOps
-from bitcycle.hardware.histogram import Histogram, SampleCounts
-from bitcycle.hardware.operation import Operation, Workload
-from bitcycle.schedule import Precision
+from bitcycle.hardware.base import PASSES
+from bitcycle.hardware.histogram import Histogram
+from bitcycle.hardware.latency import LatencyModel
+from bitcycle.hardware.operation import Operation
 from bitcycle.settings import setting
 
 
 @dataclass
-class Zc706(BitOps):
+class Zc706(LatencyModel):
     """Seconds on the ZC706 board, beside the bit operations; no energy."""
 
     name: str = "zc706"
@@ -35,31 +34,12 @@ class Zc706(BitOps):
     )
     clock_hz: float = setting(2e8, "clock frequency (assumed with the lanes)", minimum=1, affects_result=False)
 
-    def measure(self, workload: Workload, counts: SampleCounts, reference: Precision) -> Cost:
-        cost = super().measure(workload, counts, reference)
-        layers = self._seconds(workload, counts)
-        total = sum((sum(passes) for passes in layers.values()), Fraction(0))
-        at_reference = self._seconds(workload, SampleCounts({reference: counts.samples}))
-        static = sum((sum(passes) for passes in at_reference.values()), Fraction(0))
-        return replace(
-            cost,
-            latency_s=float(total),
-            latency_relative_to_static=float(total / static) if static else 1.0,
-            latency_layers=tuple(LayerCost(name, *map(float, passes)) for name, passes in layers.items()),
-        )
-
-    def _seconds(self, workload: Workload, counts: SampleCounts) -> dict[str, list[Fraction]]:
-        """Exact seconds of every operation in each pass."""
-        throughput = 16 * self.lanes * Fraction(self.clock_hz)  # of MACs times the sum of both widths
-        scale = self.images_per_sample(counts.samples) / workload.samples / throughput
-        return {o.name: [scale * work for work in self._work(o, counts.of(o))] for o in workload.operations}
-
-    def _work(self, operation: Operation, histogram: Histogram) -> list[int]:
-        """Multiply-accumulates times the sum of both operands' widths, by pass."""
+    def pass_seconds(self, operation: Operation, histogram: Histogram) -> list[Fraction]:
+        throughput = 16 * self.lanes * Fraction(self.clock_hz)  # of MACs times the sum of both operands' widths
         work, counted = dict.fromkeys(PASSES, 0), self.passes_of(operation)
         for scheduled, samples in histogram.items():
             w, a, g = self.precision_of(operation, scheduled)
             widths = {"forward": w + a, "error": w + g, "weight_gradient": a + g}
             for name in PASSES:
                 work[name] += operation.macs * samples * widths[name] * counted[name]
-        return list(work.values())
+        return [passed / throughput for passed in work.values()]

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bitcycle.schedule import SCHEDULES, SUITE, Precision, schedule
+from bitcycle.schedule.base import RunLength, ScheduleOptions
+from bitcycle.schedule.cyclic import Cyclic
 from bitcycle.settings import SettingError
 from tests.conftest import golden_json
 
@@ -252,3 +254,20 @@ def test_every_schedule_is_printable_and_repeatable():
         first, second = (schedule(name, total_steps=3200, steps_per_epoch=100) for _ in range(2))
         assert first == second
         assert name in repr(first)
+
+
+@pytest.mark.parametrize("unit", ["iteration", "epoch"])
+@pytest.mark.parametrize("form", ["repeated", "vertical", "horizontal", "within", "annealing"])
+@pytest.mark.parametrize("profile", ["linear", "cosine", "exponential", "rex"])
+def test_course_found_by_bisection_is_that_of_every_step(profile, form, unit):
+    for rounding, period_rounding, end, steps, cycles in (
+        *(("rint", "floor", False, 977, 8), ("floor", "ceil", True, 1000, 6), ("ceil", "floor_plus_one", True, 512, 8)),
+        *(("rint", "floor", True, 64, 2), ("rint", "ceil", False, 6400, 2)),
+    ):
+        for low, gradient in ((3, None), (2, 4)):
+            options = Cyclic(
+                name="x", profile=profile, form=form, q_min=low, q_max=8, cycles=cycles, unit=unit, rounding=rounding,
+                period_rounding=period_rounding, end_at_q_max=end, gradient_min=gradient,
+            )  # fmt: skip
+            length = RunLength(steps, 7)
+            assert options.course(length) == ScheduleOptions.course(options, length)

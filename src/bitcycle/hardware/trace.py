@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,6 +66,8 @@ def trace(model: nn.Module, *inputs: Any, samples: int | None = None, **keywords
         for module in model.modules():
             # of layer.Gates and QuantizedLayer; known by the attribute, as hardware knows no layers
             getattr(module, "prepare_trace", _nothing)()
+            if getattr(module, "is_quantizer", False):  # a quantizer.TensorQuantizer
+                module.forward = partial(_unquantized, module)
         devices = sorted({p.get_device() for p in model.parameters() if p.is_cuda})
         with torch.random.fork_rng(devices), _taken_apart(model), _follow_modules(model, recorder), recorder:
             try:
@@ -78,6 +81,12 @@ def trace(model: nn.Module, *inputs: Any, samples: int | None = None, **keywords
 
 def _nothing() -> None:
     """What most modules do before they are traced."""
+
+
+def _unquantized(quantizer: nn.Module, x: Tensor, *bits: Tensor) -> Tensor:
+    """What stands for a quantized tensor: x itself, with a gradient if x or the quantizer wants one."""
+    wants = x.requires_grad or any(parameter.requires_grad for parameter in quantizer.parameters())
+    return x.detach().requires_grad_() if wants and not x.requires_grad else x
 
 
 def _plain(tensor: Tensor) -> Tensor:

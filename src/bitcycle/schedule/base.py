@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bitcycle.schedule.phase import Phase
-from bitcycle.schedule.precision import Precision, effective, run_lengths
+from bitcycle.schedule.precision import Precision, effective, joined, run_lengths
 from bitcycle.settings import MISSING, SettingError, Settings, setting
 
 if TYPE_CHECKING:
@@ -45,6 +45,10 @@ class ScheduleOptions(Settings):
     def precision(self, step: int, length: RunLength) -> Precision:
         """Bits of `step`, counted from 0, in a run of `length`. A pure function."""
         raise NotImplementedError
+
+    def course(self, length: RunLength) -> list[tuple[Precision, int]]:
+        """All steps of a run, neighbours of equal precision joined: [(precision, steps), ...]."""
+        return run_lengths(self.precision(step, length) for step in range(length.total_steps))
 
     @property
     def reference(self) -> Precision:
@@ -184,8 +188,7 @@ class Schedule:
     @cached_property
     def run_lengths(self) -> list[tuple[Precision, int]]:
         """All steps of the run, neighbours of equal precision joined: [(precision, steps), ...]."""
-        steps = range(self.length.total_steps)
-        return run_lengths(effective(self.options.precision(step, self.length)) for step in steps)
+        return joined((effective(precision), steps) for precision, steps in self.options.course(self.length))
 
     @property
     def reference(self) -> Precision:

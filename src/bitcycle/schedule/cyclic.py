@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions
-from bitcycle.schedule.precision import Precision
+from bitcycle.schedule.precision import Precision, joined
 from bitcycle.schedule.profile import PROFILES, growth_profile
 from bitcycle.schedule.range_test import AUTO, FirstRangeTest, RangeTest, RangeTestRule, UndecidedSchedule, check_q_min
 from bitcycle.settings import MISSING, SettingError, setting
 
+LARGEST_PERIOD = 10**6
+"""Up to it precision as computed in float64 is as monotone within half a cycle as in exact numbers: neighbouring steps differ by
+more than the rounding of the profile."""
 FORMS = ("repeated", "vertical", "horizontal", "within", "annealing")
 ROUNDINGS: dict[str, Callable[[float], int]] = {"rint": round, "ceil": math.ceil, "floor": math.floor}
 
@@ -144,6 +147,33 @@ class Cyclic(ScheduleOptions):
         forward = self._bits(level, self.q_min, self.q_max)
         return Precision(forward, forward, self._bits(level, self.lowest_gradient, self.highest_gradient))
 
+    def course(self, length: RunLength) -> list[tuple[Precision, int]]:
+        period, duration = self._period(length), self._duration(length)
+        if type(self).precision is not Cyclic.precision or period > LARGEST_PERIOD:
+            return super().course(length)
+        half = (period + 1) // 2 if self.form == "within" else period  # precision rises or falls on either side of it
+        last = length.total_steps - 1
+
+        def at(time: int) -> Precision:
+            return self.precision(min(time * self._time_unit(length), last - self.end_at_q_max), length)
+
+        parts: list[tuple[Precision, int]] = []
+        for start in range(0, duration, period):
+            for first, end in ((start, start + half), (start + half, start + period)):
+                parts += _monotone_course(at, first, min(end, duration))
+        steps = [(precision, count * self._time_unit(length)) for precision, count in joined(parts)]
+        precision, count = steps.pop()
+        count -= (
+            sum(count for _, count in [*steps, (precision, count)]) - length.total_steps
+        )  # of an epoch that is cut off
+        if self.end_at_q_max:
+            return joined([*steps, (precision, count - 1), (self.reference, 1)])
+        return [*steps, (precision, count)]
+
+    def _time_unit(self, length: RunLength) -> int:
+        """Steps of what `unit` counts."""
+        return 1 if self.unit == "iteration" else length.steps_per_epoch or 1
+
     def level(self, step: int, length: RunLength) -> float:
         """s(t) in [0, 1] before scaling and rounding, for `step` of a run of `length`."""
         cycle, position = divmod(self._time(step, length), self._period(length))
@@ -164,7 +194,7 @@ class Cyclic(ScheduleOptions):
         return min(high, max(low, ROUNDINGS[self.rounding](low + (high - low) * level)))
 
     def _time(self, step: int, length: RunLength) -> int:
-        return step if self.unit == "iteration" else step // (length.steps_per_epoch or 1)
+        return step // self._time_unit(length)
 
     def _duration(self, length: RunLength) -> int:
         return self._time(length.total_steps - 1, length) + 1
@@ -174,6 +204,16 @@ class Cyclic(ScheduleOptions):
         if self.period_rounding == "ceil":
             return -(-duration // self.cycles)
         return duration // self.cycles + (self.period_rounding == "floor_plus_one")
+
+
+def _monotone_course(at: Callable[[int], Precision], first: int, end: int) -> list[tuple[Precision, int]]:
+    """The course from `first` to before `end`, where precision only rises or only falls: it changes at few times."""
+    if end <= first:
+        return []
+    if end - first <= 2 or at(first) == at(end - 1):
+        return [(at(first), end - first)] if at(first) == at(end - 1) else [(at(first), 1), (at(end - 1), 1)]
+    middle = (first + end) // 2
+    return joined([*_monotone_course(at, first, middle), *_monotone_course(at, middle, end)])
 
 
 @dataclass

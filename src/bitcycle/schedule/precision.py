@@ -38,3 +38,13 @@ def run_lengths(precisions: Iterable[Precision]) -> list[tuple[Precision, int]]:
     [(Precision(weight=3, activation=3, gradient=8), 2), (Precision(weight=4, activation=4, gradient=8), 1)]
     """
     return [(precision, sum(1 for _ in group)) for precision, group in groupby(precisions)]
+
+
+def joined(course: Iterable[tuple[Precision, int]]) -> list[tuple[Precision, int]]:
+    """A course whose neighbours of equal precision are one, and which has no parts without steps.
+
+    >>> joined([(Precision(3, 3, 8), 2), (Precision(4, 4, 8), 0), (Precision(3, 3, 8), 1)])
+    [(Precision(weight=3, activation=3, gradient=8), 3)]
+    """
+    parts = groupby((part for part in course if part[1]), key=lambda part: part[0])
+    return [(precision, sum(steps for _, steps in group)) for precision, group in parts]

@@ -6,25 +6,23 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
-import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from bitcycle.configuration import RunConfig
 from bitcycle.dataset import DatasetInfo, Epoch
-from bitcycle.hardware import Cost, Workload, trace
-from bitcycle.layer import Choices, Gates, LayerRule, conversion_plan, quantize_model
+from bitcycle.hardware import Cost, Workload
+from bitcycle.layer import Choices, LayerRule, quantize_model
 from bitcycle.model import build_seeded, check_kind
-from bitcycle.quantizer import NoQuantizer, QuantizerOptions, Sbm
+from bitcycle.quantizer import NoQuantizer
 from bitcycle.randomness import derive
 from bitcycle.schedule import FLOAT, Phase, Precision, Schedule, Static
 from bitcycle.settings import SettingError
-from bitcycle.task import Sample
 from bitcycle.training.identity import run_hash, run_path
 from bitcycle.training.initial_weights import fitting_weights, load_initial_weights
+from bitcycle.training.network import Network, Outline, network, outline
 from bitcycle.training.phases import phase_rate
 from bitcycle.training.run_folder import RunFolder
 
@@ -193,33 +191,29 @@ def make_plan(config: RunConfig) -> Plan:
     _within("task", config.task.check, config.dataset)
     epoch: Epoch = config.task.epoch(info, config.training.batch_size)
     total_steps = config.training.total_steps(epoch.steps)
-    model = config.model.build(info.shape)
+    model = outline(config.model, info.shape)
     schedule = _bind_schedule(config, model, total_steps, epoch.steps)
     _check_moments(config, schedule)
     for phase in schedule.phases:
         _within("training.learning_rate", config.training.learning_rate.check_length, phase.steps)
     total_steps = schedule.steps
-    _within("model", fitting_weights, config.model, model)
+    if config.model.initial_weights is not None:
+        _within("model", fitting_weights, config.model, config.model.build(info.shape))
     _within("quantizer", config.quantizer.check, _precisions(schedule))
     _within("quantizer", config.quantizer.check_ends, schedule.lowest, schedule.reference)
-    parameters = _parameters(model)
-    layers = _within("quantizer", conversion_plan, model, config.quantizer, schedule)
-    convert = partial(quantize_model, schedule=schedule)
-    converted = _within("quantizer", convert, model, _charged_quantizer(config.quantizer))
-    gates = [module for module in converted.modules() if isinstance(module, Gates)]
-    sample: Sample = config.task.sample(info)
+    converted: Network = _within("quantizer", network, config.model, info, config.task, config.quantizer, schedule)
     return Plan(
         config=_with_run_samples(config, epoch.samples_before(total_steps)),
         info=info,
         epoch=epoch,
         total_steps=total_steps,
         schedule=schedule,
-        workload=_trace(converted, sample),
-        layers=tuple(layers),
-        parameters=parameters + sum(map(_parameters, gates)),
+        workload=converted.workload,
+        layers=converted.layers,
+        parameters=converted.parameters,
         folder=RunFolder(run_path(config)),
         hash=run_hash(config),
-        choices=gates[0].choices if gates else None,
+        choices=converted.choices,
     )
 
 
@@ -239,16 +233,6 @@ def hash_of(config: RunConfig) -> str:
         SettingError (a ValueError): as `locate`.
     """
     return run_hash(_with_validation(config))
-
-
-def _trace(model: nn.Module, sample: Sample) -> Workload:
-    """The products of the model on the meta device, which knows shapes only: nothing is computed, however large it is."""
-    devices = {leaf.device for leaf in tree_leaves(sample.arguments) if isinstance(leaf, torch.Tensor)}
-    return trace(model.to(devices.pop()), *sample.arguments, samples=sample.samples)
-
-
-def _parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 VALIDATION_SHARE = 0.1
@@ -293,9 +277,9 @@ def _with_run_samples(config: RunConfig, samples: int) -> RunConfig:
     return replace(config, hardware=replace(config.hardware, run_samples=samples))
 
 
-def _bind_schedule(config: RunConfig, model: nn.Module, total_steps: int, per_epoch: int) -> Schedule:
-    blocks = len(getattr(model, "block_names", ()))
-    options = _within("schedule", config.schedule.configure_for, getattr(model, "block_family", None), blocks)
+def _bind_schedule(config: RunConfig, model: Outline, total_steps: int, per_epoch: int) -> Schedule:
+    blocks = len(model.block_names)
+    options = _within("schedule", config.schedule.configure_for, model.block_family, blocks)
     schedule: Schedule = _within("schedule", options.bind, total_steps, per_epoch)
     if isinstance(config.quantizer, NoQuantizer):
         if schedule.steps < schedule.length.total_steps:
@@ -332,11 +316,6 @@ class _FloatSchedule(Schedule):
     @property
     def lowest(self) -> Precision:
         return Precision(FLOAT, FLOAT, FLOAT)
-
-
-def _charged_quantizer(quantizer: QuantizerOptions) -> QuantizerOptions:
-    """The quantizer whose converted layers follow the schedule in the cost; a float run is charged as SBM at 32 bits."""
-    return Sbm(float_layers=quantizer.float_layers) if isinstance(quantizer, NoQuantizer) else quantizer
 
 
 def _within(group: str, function: Any, *arguments: Any) -> Any:

@@ -1,0 +1,114 @@
+"""What a plan needs to know of a network, kept in the user's cache: building and tracing it takes seconds."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from bitcycle.cache import remembered
+from bitcycle.dataset import DatasetInfo
+from bitcycle.hardware import Workload, trace
+from bitcycle.layer import Choices, Gates, LayerRule, conversion_plan, quantize_model
+from bitcycle.model import ModelOptions
+from bitcycle.model.shape import Shape
+from bitcycle.quantizer import NoQuantizer, QuantizerOptions, Sbm
+from bitcycle.schedule import Schedule
+from bitcycle.settings import Settings
+from bitcycle.task import Sample, TaskOptions
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What a schedule asks of a network: its blocks and their family, as attributes of the network are called."""
+
+    block_names: tuple[str, ...]
+    block_family: str | None
+
+
+@dataclass(frozen=True)
+class Network:
+    """What conversion makes of a network, and what that computes.
+
+    Attributes:
+        parameters: number of trained ones, those of gates included.
+        layers: what becomes of each convertible layer.
+        choices: of its gates; None where it has none.
+        workload: products of a sample.
+        warnings: of the trace.
+    """
+
+    parameters: int
+    layers: tuple[LayerRule, ...]
+    choices: Choices | None
+    workload: Workload
+    warnings: tuple[str, ...]
+
+
+def outline(options: ModelOptions, shape: Shape) -> Outline:
+    """The blocks of a network for such data."""
+
+    def make() -> Outline:
+        model = options.build(shape)
+        return Outline(tuple(getattr(model, "block_names", ())), getattr(model, "block_family", None))
+
+    return remembered("outline", _identity(options, shape), make) if _is_ours(options) else make()
+
+
+def network(
+    options: ModelOptions, info: DatasetInfo, task: TaskOptions, quantizer: QuantizerOptions, schedule: Schedule
+) -> Network:
+    """The converted network.
+
+    Raises:
+        SettingError: where quantizer, schedule and network do not fit each other.
+    """
+
+    def make() -> Network:
+        model = options.build(info.shape)
+        layers = tuple(conversion_plan(model, quantizer, schedule))
+        converted = quantize_model(model, _charged_quantizer(quantizer), schedule=schedule)
+        gates = [module for module in converted.modules() if isinstance(module, Gates)]
+        parameters = _parameters(model) + sum(map(_parameters, gates))
+        choices = gates[0].choices if gates else None
+        with warnings.catch_warnings(record=True) as caught:
+            workload = _trace(converted, task.sample(info))
+        return Network(parameters, layers, choices, workload, tuple(str(warning.message) for warning in caught))
+
+    are_ours = all(map(_is_ours, (options, task, quantizer, schedule.options)))
+    identity = _identity(options, info, task, quantizer, schedule.options.gates)
+    found = remembered("network", identity, make) if are_ours else make()
+    for warning in found.warnings:
+        warnings.warn(warning, stacklevel=2)
+    return found
+
+
+def _is_ours(options: object) -> bool:
+    """Whether the code that options describe is part of this package, and so of the version of what is kept."""
+    return type(options).__module__.startswith("bitcycle.")
+
+
+def _identity(*parts: object) -> str:
+    words = [
+        f"{type(part).__name__}: {sorted(vars(part).items()) if isinstance(part, Settings) else part!r}"
+        for part in parts
+    ]
+    return f"torch {torch.__version__} {words}"
+
+
+def _charged_quantizer(quantizer: QuantizerOptions) -> QuantizerOptions:
+    """The quantizer whose converted layers follow the schedule in the cost; a float run is charged as SBM at 32 bits."""
+    return Sbm(float_layers=quantizer.float_layers) if isinstance(quantizer, NoQuantizer) else quantizer
+
+
+def _trace(model: nn.Module, sample: Sample) -> Workload:
+    """The products of the model on the meta device, which knows shapes only: nothing is computed, however large it is."""
+    devices = {leaf.device for leaf in tree_leaves(sample.arguments) if isinstance(leaf, torch.Tensor)}
+    return trace(model.to(devices.pop()), *sample.arguments, samples=sample.samples)
+
+
+def _parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -33,10 +33,10 @@ from bitcycle.analysis.claims import (
 )
 from bitcycle.analysis.claims_partial import speedup, steps_of
 from bitcycle.analysis.curves import curve_of, read_curve, write_curve
-from bitcycle.analysis.items import KINDS, PAPERS, read_claims, read_items, read_published
+from bitcycle.analysis.items import KINDS, PAPERS, Item, read_claims, read_items, read_published
 from bitcycle.analysis.results import Cell, Results, Run, Value, plain
 from bitcycle.analysis.verdict import ClaimResult
-from bitcycle.figure import make
+from bitcycle.figure import board, make
 from bitcycle.figure.data import ItemData, differences, estimates, panels_of, status_line
 from bitcycle.figure.make import Drawn, Places, make_all, make_item, module_of, spec_of, titled
 from bitcycle.figure.page import write_pages
@@ -275,6 +275,56 @@ def test_forest_has_a_panel_for_each_unit():
     figure = forest([vars(row) for row in rows])
     assert [axes.get_xlabel() for axes in figure.axes] == ["pp", "ppl"]
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["cpt/fig1-c1", "cpt/fig1-c2"]
+    plt.close(figure)
+
+
+# The board
+
+
+def board_of(*cells: Cell) -> ItemData:
+    return ItemData(Item("board", "methods", "board", "methods", "board/methods", 1), Results("mini", cells))
+
+
+def on_board(
+    *values: float, steps: int = 2000, cost: float = 100.0, model: str = "resnet8", **settings: object
+) -> Cell:
+    return made_up(
+        *values, gbitops=cost, training__steps=steps, model=model, dataset="cifar10_16", scale="mini", **settings
+    )
+
+
+def test_methods_are_compared_with_static_precision_of_equal_cost():
+    """By hand: at 0.6 of the cost, static 8 bits has 52 and 53 (between 50, 51 at 0.5 and 60, 61 at 1.0), CR 54 and 57."""
+    cells = [
+        on_board(60, 61, **STATIC),
+        on_board(50, 51, steps=1000, cost=50.0, **STATIC),
+        on_board(54, 57, cost=60.0, **CYCLIC),
+        on_board(70, 70, cost=60.0, model="resnet8_extra_skip", schedule="partial_pretrain"),
+        on_board(40, 40, cost=30.0, schedule="RTH"),
+        on_board(48, 48, cost=55.0, schedule="RR"),
+    ]
+    rows = {(row.cell.setting("schedule"), row.cost): row for row in board.rows_of(board_of(*cells))}
+    assert rows["CR", 0.6].gap.mean == pytest.approx((54 - 52 + 57 - 53) / 2)
+    assert rows["RTH", 0.3].gap is None, "cheaper than every static run"
+    assert rows["partial_pretrain", 0.6].gap is None, "another network"
+    assert rows["static", 0.5].gap is None
+    front = {key for key, row in rows.items() if row.best}
+    assert front == {("RTH", 0.3), ("static", 0.5), ("CR", 0.6), ("static", 1.0)}
+
+
+def test_board_has_a_picture_and_a_table_that_name_the_proxy():
+    cells = [
+        on_board(60, 61, 62, **STATIC),
+        on_board(50, 51, 52, steps=1000, cost=50.0, **STATIC),
+        on_board(54, 57, 55, cost=60.0, **CYCLIC),
+    ]
+    figure, caption = board.draw(board_of(*cells))
+    assert "mini scale, a proxy" in figure.axes[0].get_title().replace("\n", " ") and "n = 3" in caption
+    table = board.table(board_of(*cells))
+    rows = [dict(zip(table.headings, row)) for row in table.rows]
+    assert [row["method"] for row in rows] == ["static 8 bits, 50 % of the steps", "CR 3-8 bits", "static 8 bits"]
+    assert rows[1]["difference at equal cost"].startswith("+") and rows[1]["scale"] == "mini"
+    assert board.draw(board_of(cells[0], *(Cell({"seed": str(n)}, {}) for n in range(2)))) is None
     plt.close(figure)
 
 

@@ -102,7 +102,9 @@ def our_network(cell: Cell) -> str:
     """Our network and data, in words; how many samples were trained on, where that is a part of the data."""
     samples = cell.actual("dataset.train_samples")
     data = dataset_label(str(cell.actual("dataset")))
-    return f"{model_label(str(cell.actual('model')))}, {data}{f' ({samples:,} samples)' if samples else ''}"
+    model = str(cell.actual("model"))
+    skips = " with extra skips" if model.endswith("_extra_skip") else ""
+    return f"{model_label(model)}{skips}, {data}{f' ({samples:,} samples)' if samples else ''}"
 
 
 def noise_key(row: Mapping[str, str]) -> tuple[str, ...]:

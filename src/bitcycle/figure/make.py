@@ -28,6 +28,7 @@ from bitcycle.analysis.curves import curve_name
 from bitcycle.analysis.items import PAPERS, PUBLISHED, SWEEPS, Item, read_claims, read_items, read_published
 from bitcycle.analysis.results import Results, Run, find_results, read_runs
 from bitcycle.analysis.verdict import ClaimResult, write_claims
+from bitcycle.figure import board
 from bitcycle.figure.data import ItemData, Noise, noise_of
 from bitcycle.figure.page import Entry, Picture, write_pages
 from bitcycle.figure.plots import forest
@@ -82,9 +83,10 @@ def make_all(places: Places) -> list[Entry]:
     with Drawn(places.target / FIGURES / DRAWN) as drawn:
         for item in track(items, "items", console=Console(stderr=True)):
             entries.append(make_item(gather(item, runs, noise, places), places.target / FIGURES, drawn))
+        boards = make_boards(runs, noise, places, drawn)
         claims = claim_results(places, entries)
         intervals = draw_forest(claims, places.target / "pictures" / "claims", drawn)
-    write_pages(places.target, entries, claims, intervals)
+    write_pages(places.target, entries, claims, intervals, boards)
     return entries
 
 
@@ -117,6 +119,22 @@ def spec_of(item: Item) -> Spec:
     module = module_of(item.paper)
     found = module.SPECS.get(item.name, module.SPEC) if module else Spec()
     assert isinstance(found, Spec)
+    return found
+
+
+def make_boards(runs: Sequence[Run], noise: Noise, places: Places, drawn: Drawn) -> list[Entry]:
+    """The boards that have runs: accuracy against cost of all methods."""
+    found = []
+    for file in sorted((places.root / SWEEPS / "board").glob("*.yaml")):
+        sweep = read_sweep(file)
+        data = gather(
+            Item("board", file.stem, "board", sweep.title, f"board/{file.stem}", sweep.runs), runs, noise, places
+        )
+        path = places.target / FIGURES / "board" / file.stem
+        tables = [board.table(data)] if data.results.done else []
+        picture = drawn.picture(data.item.id, inputs_of(data), path, lambda data=data: titled(board.draw(data), data))
+        files = [*(picture.files if picture else ()), *write_csv(tables, path.with_name(f"{path.name}.csv"))]
+        found += [Entry(data, tables, picture, tuple(files))] if tables else []
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -228,10 +228,15 @@ def draw_series(
         axes.set_xticks(range(len(words)), [textwrap.fill(word.replace("_", " "), 12) for word in words], fontsize=7.5)
         axes.set_xlim(-0.5, len(words) - 0.5)
     if log:
-        axes.set_xscale("log")
-        ticks = apart(sorted(every))
-        axes.set_xticks(ticks, [f"{x:.3g}" if x < 1000 else f"{x / 1000:.3g}k" for x in ticks])
-        axes.minorticks_off()
+        log_axis(axes, every)
+
+
+def log_axis(axes: Axes, places: Iterable[float]) -> None:
+    """A logarithmic axis labelled at places of its points."""
+    axes.set_xscale("log")
+    ticks = apart(sorted(set(places)))
+    axes.set_xticks(ticks, [f"{x:.2g}" if x < 1000 else f"{x / 1000:.3g}k" for x in ticks])
+    axes.minorticks_off()
 
 
 def apart(places: Sequence[float], share: float = 0.1) -> list[float]:

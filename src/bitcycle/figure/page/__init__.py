@@ -140,7 +140,7 @@ def write_pages(
     entries: Sequence[Entry],
     claims: Sequence[ClaimResult],
     forest: Picture | None = None,
-    board: tuple[Picture, Sequence[Table]] | None = None,
+    boards: Sequence[Entry] = (),
 ) -> None:
     """Write index.html, README.md and the page of each item below a folder.
 
@@ -149,7 +149,7 @@ def write_pages(
         entries: the items.
         claims: rows of claims.csv.
         forest: the picture of the intervals of claims.
-        board: accuracy against cost of all methods, with its tables.
+        boards: accuracy against cost of all methods.
     """
     rows = [claim_words(row) for row in claims]
     papers: list[dict[str, Any]] = []
@@ -164,7 +164,7 @@ def write_pages(
         "counts": counts_of(rows),
         "filters": [(name, sorted({row[name] for row in rows} - {""})) for name in ("paper", "verdict", "scope")],
         "forest": picture_context(forest, folder) if forest else None,
-        "board": {"picture": picture_context(board[0], folder), "tables": board[1]} if board else None,
+        "boards": [item_context(board, rows, folder) for board in boards],
         "papers": papers,
         "style": (HERE / "page.css").read_text(),
         "script": (HERE / "page.js").read_text(),
@@ -172,8 +172,8 @@ def write_pages(
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("index.html", "README.md"):
         (folder / name).write_text(environment().get_template(f"{name}.j2").render(context))
-    for paper in papers:
-        for item in paper["items"]:
+    for part in [*papers, {"items": context["boards"]}]:
+        for item in part["items"]:
             path = folder / item["page"]
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(environment().get_template("item.md.j2").render(item=item))

@@ -1,0 +1,194 @@
+"""The board: accuracy against training cost of all methods on one network and data, and against static 8 bits of equal cost.
+
+Static 8 bits trained for a part of the steps says what its accuracy is at a smaller cost: between these costs it is interpolated
+linearly, seed by seed, and a method is compared with it at the method's own cost, on the same network and data alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Optional
+
+import numpy as np
+
+from bitcycle.analysis.labels import forward_bits, schedule_of
+from bitcycle.analysis.results import Cell
+from bitcycle.figure.data import (
+    Estimate,
+    ItemData,
+    Panel,
+    by_seed,
+    estimates,
+    metric_name,
+    our_network,
+    panels_of,
+    relative_cost,
+)
+from bitcycle.figure.plots import draw_points, log_axis, side_by_side, title
+from bitcycle.figure.style import Drawing, Look, legend, panels
+from bitcycle.figure.table import Table, number, signed
+
+COLUMN = "final"
+FAMILIES = {
+    "static": ("static, by its bits", "0.35", "s"),
+    **dict.fromkeys(("CR", "CT", "LR", "LT", "RR", "RTV", "RTH", "ER", "ETV", "ETH"), ("cyclic", "#0072b2", "o")),
+    "pfq": ("PFQ", "#009e73", "P"),
+    "dfq": ("DFQ", "#cc79a7", "X"),
+    "fractrain": ("FracTrain", "#d55e00", "*"),
+    "hlhlp": ("HLHLp", "#56b4e9", "^"),
+    "fine_tuning": ("fine-tuning", "#e69f00", "D"),
+    "partial_pretrain": ("partial pre-training", "#8a5a00", "v"),
+}
+
+
+class Row(NamedTuple):
+    """A method on the board: network, cell, cost relative to static 8 bits, result, difference at equal cost, on the front."""
+
+    network: str
+    cell: Cell
+    cost: float
+    value: Estimate
+    gap: Optional[Estimate]
+    best: bool
+
+
+def is_static(cell: Cell) -> bool:
+    """Static 8 bits, of any length."""
+    return schedule_of(cell) == "static" and forward_bits(cell) == "8"
+
+
+def steps_of(cell: Cell) -> int:
+    """Steps of its runs."""
+    return int(cell.runs[0].row["total_steps"])
+
+
+def name_of(cell: Cell, longest: int) -> str:
+    """A method with its bits, and its share of the steps if it is not trained to the end."""
+    schedule, bits = schedule_of(cell), forward_bits(cell)
+    words = {"32": "float"}.get(bits, f"{schedule} {bits} bits" if bits != "dynamic" else schedule)
+    share = steps_of(cell) / longest
+    return words if share > 0.99 or schedule != "static" else f"{words}, {100 * share:.0f} % of the steps"
+
+
+def equal_cost(panel: Panel, costs: Mapping[int, float], longest: int) -> dict[int, Estimate]:
+    """Index of a cell -> its difference to static 8 bits of equal cost; none outside of the costs that were trained."""
+    static = sorted(
+        (costs[i], by_seed(cell, COLUMN)) for i, cell in enumerate(panel.cells) if is_static(cell) and i in costs
+    )
+    found = {}
+    for index, cell in enumerate(panel.cells):
+        inside = static and index in costs and static[0][0] <= costs[index] <= static[-1][0] * (1 + 1e-9)
+        if not inside or is_static(cell):
+            continue
+        gaps = []
+        for seed, value in sorted(by_seed(cell, COLUMN).items()):
+            if all(seed in values for _, values in static):
+                base = np.interp(costs[index], [cost for cost, _ in static], [values[seed] for _, values in static])
+                gaps.append(value - float(base))
+        if gaps:
+            found[index] = gaps
+    return estimates(found, panel.noise)
+
+
+def rows_of(data: ItemData) -> list[Row]:
+    """Every method, cheapest first; costs relative to static 8 bits of full length on the network that has it."""
+    every = panels_of(data)
+    first = next((base for panel in every if (base := longest_static(panel))), None)
+    if first is None:
+        return []
+    found = []
+    for panel in every:
+        costs = {i: cost for i, cell in enumerate(panel.cells) if (cost := relative_cost(cell, first)) is not None}
+        values = estimates({i: list(v.values()) for i in costs if (v := by_seed(panel.cells[i], COLUMN))})
+        gaps = equal_cost(panel, costs, steps_of(first))
+        found += [Row(panel.name, panel.cells[i], costs[i], value, gaps.get(i), False) for i, value in values.items()]
+    found.sort(key=lambda row: (row.cost, -row.value.mean))
+    top = float("-inf")
+    for place, row in enumerate(found):
+        if row.value.mean > top and row.network == our_network(first):
+            top, found[place] = row.value.mean, row._replace(best=True)
+    return found
+
+
+def longest_static(panel: Panel) -> Cell | None:
+    """Static 8 bits of full length; None if the panel has none."""
+    return max(filter(is_static, panel.cells), key=steps_of, default=None)
+
+
+def draw(data: ItemData) -> Drawing | None:
+    """Accuracy against cost with the Pareto front, and differences to static 8 bits of equal cost."""
+    rows = rows_of(data) if data.complete_enough else []
+    if not rows:
+        return None
+    figure, (left, right) = panels(2, width=5.4, height=4.0)
+    for row in rows:
+        draw_points(left, look_of_row(row), [(row.cost, row.value)])
+    compared = [row for row in rows if row.gap]
+    places = side_by_side({index: math.log(row.cost) for index, row in enumerate(compared)}, 0.012) if compared else {}
+    for index, row in enumerate(compared):
+        draw_points(right, look_of_row(row), [(math.exp(places[index]), row.gap)] if row.gap else [])
+    front = [row for row in rows if row.best]
+    left.step([row.cost for row in front], [row.value.mean for row in front], where="post", color="0.5", linewidth=1)
+    right.axhline(0, color="0.35", linewidth=1)
+    for axes, shown in ((left, rows), (right, compared)):
+        log_axis(axes, [row.cost for row in shown] or [1.0])
+        axes.set_xlabel("bit operations of training relative to static 8 bits")
+    main = next(row for row in rows if is_static(row.cell))
+    title(
+        left, f"{main.network}: {data.results.scale} scale, a proxy" if data.results.scale != "paper" else main.network
+    )
+    title(right, "against static 8 bits of equal cost")
+    left.set_ylabel(metric_name([main.cell]))
+    right.set_ylabel(f"{metric_name([main.cell])}, difference")
+    legend(figure, (left, right), 5)
+    words = "means over seeds with 95 % intervals; black outline and line: the Pareto front of the means"
+    equal = "right: differences of equal seeds to static 8 bits trained so much shorter that it costs the same (interpolated)"
+    return Drawing(
+        figure,
+        f"Left: {words}; {equal}, points of nearly equal cost side by side. {data.results.trials}; {others(rows, main.network)}",
+    )
+
+
+def look_of_row(row: Row) -> Look:
+    """The look of a method; static 8 bits of a part of the steps has a mark of its own."""
+    label, colour, marker = FAMILIES.get(schedule_of(row.cell), (schedule_of(row.cell), "0.5", "o"))
+    if is_static(row.cell):
+        label, marker = "static 8 bits, by its steps", "<"
+    return Look(label, colour, marker, "black" if row.best else None)
+
+
+def others(rows: Sequence[Row], network: str) -> str:
+    """Which methods run on another network, in a sentence."""
+    names = sorted({f"{schedule_of(row.cell)} on {row.network}" for row in rows if row.network != network})
+    return f"on another network, and so without a difference: {'; '.join(names)}." if names else "one network."
+
+
+def table(data: ItemData) -> Table:
+    """The board as a table."""
+    headings = [
+        "method",
+        "network and data",
+        "scale",
+        "steps",
+        "result",
+        "95 % interval",
+        "n",
+        "cost relative to static 8 bits",
+    ]
+    headings += ["difference at equal cost", "95 % interval of the difference", "on the Pareto front"]
+    rows = rows_of(data)
+    longest = max((steps_of(row.cell) for row in rows), default=1)
+    body = []
+    for row in rows:
+        name, value, gap = name_of(row.cell, longest), row.value, row.gap
+        numbers = [number(value.mean), interval(value), str(value.n), number(row.cost)]
+        compared = [signed(gap.mean), interval(gap, signed)] if gap else ["", ""]
+        where = [name, row.network, data.results.scale or "", f"{steps_of(row.cell):,}"]
+        body.append([*where, *numbers, *compared, "yes" if row.best else ""])
+    return Table(f"Our runs of all methods, cheapest first: {data.item.title}", headings, body)
+
+
+def interval(value: Estimate, written: Callable[[float | None], str] = number) -> str:
+    """The interval of an estimate in words."""
+    return "" if value.low is None else f"{written(value.low)} to {written(value.high)}"

@@ -1,4 +1,4 @@
-"""Write the generated parts of README.md and of the notes anew: schedules, quantizers, speed, results and their deviation."""
+"""Write the generated parts of README.md, docs and notes: schedules, quantizers, speed, results, verdicts, deviations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import re
 import statistics
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -210,11 +210,26 @@ def claims_table(verdicts: str) -> str:
     return "\n".join(lines) if rows else "None so far."
 
 
+def verdicts_table() -> str:
+    """How many claims of each paper have which verdict; a claim that was tested in several scopes counts in each."""
+    with open(CLAIMS, newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    verdicts = list(dict.fromkeys(row["verdict"] for row in sorted(rows, key=lambda row: row["verdict"])))
+    papers = list(dict.fromkeys(row["paper"] for row in rows))
+    counts = Counter((row["paper"], row["verdict"]) for row in rows)
+    lines = [f"| verdict | {' | '.join(papers)} | all |", "|---" * (len(papers) + 2) + "|"]
+    for verdict in verdicts:
+        numbers = [counts[paper, verdict] for paper in papers]
+        lines.append(f"| {verdict} | {' | '.join(str(number or '') for number in numbers)} | {sum(numbers)} |")
+    return "\n".join(lines)
+
+
 GENERATED: dict[str, Callable[[], str]] = {
     "schedules": schedules_table,
     "quantizers": quantizers_table,
     "costs": costs_line,
     "results": results_table,
+    "verdicts": verdicts_table,
     "benchmark": recorded,
     "deviations": deviations,
     "lengths": lengths_table,
@@ -223,7 +238,12 @@ GENERATED: dict[str, Callable[[], str]] = {
     "agreeing": lambda: claims_table("sign agrees"),
 }
 DOCUMENTS = {
-    README: ("schedules", "quantizers", "costs", "results", "benchmark"),
+    README: ("schedules", "verdicts"),
+    ROOT / "docs" / "schedules.md": ("schedules",),
+    ROOT / "docs" / "quantizers.md": ("quantizers",),
+    ROOT / "docs" / "cost-models.md": ("costs",),
+    ROOT / "docs" / "results.md": ("verdicts", "results"),
+    ROOT / "docs" / "speed.md": ("benchmark",),
     ROOT / "results" / "notes" / "mini-scale.md": ("deviations",),
     ROOT / "results" / "notes" / "plan.md": ("pilot",),
     ROOT / "results" / "notes" / "verdicts.md": ("contradicted", "lengths", "agreeing"),

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from bitcycle.cli import SUB_COMMANDS
+from bitcycle.help import help_text
 from tests.conftest import ROOT, configure
 
 README = (ROOT / "README.md").read_text()
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = [
+    (document.name, kind, block)
+    for document in DOCUMENTS
+    for kind, block in re.findall(r"^```(\w+)\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE)
+]
+"""(document, language, text) of every code block."""
 
 
 def test_generated_parts_are_current():
@@ -19,35 +32,88 @@ def test_generated_parts_are_current():
         assert script["fill"](document) == document.read_text(), f"{document.name}: run `make readme`"
 
 
-def test_python_example_runs(capsys):
-    """The example trains torchvision's ResNet-18 in a loop of its own."""
-    example = re.search(r"<!-- executed .*?-->\n```python\n(.*?)```", README, re.DOTALL)[1]
-    exec(compile(example, "README.md", "exec"), {"__name__": "readme"})
+def test_readme_is_short():
+    assert len(README.split()) <= 1400
+
+
+SNIPPETS = {f"{name} {count}": block for count, (name, kind, block) in enumerate(BLOCKS) if kind == "python"}
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS)
+def test_python_snippets_run(snippet, capsys):
+    """In the order of a reader, each by itself; what a comment behind print(...) says is what is printed."""
+    code = SNIPPETS[snippet]
+    exec(compile(code, snippet, "exec"), {"__name__": snippet})
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == "Precision(weight=8, activation=8, gradient=8)"
-    assert re.fullmatch(r"\d+ GBitOps, \d+ % less than static 8 bits", printed[1])
+    for line, expected in zip(printed, re.findall(r"^print\(.*\)  # (Precision\(.*\))$", code, re.MULTILINE)):
+        assert line == expected
 
 
-COMMANDS = [
-    line.split("#")[0].split("train.py ")[1].strip()
-    for line in README.splitlines()
-    if line.startswith("    ") and "train.py " in line
-]
+COMMANDS = {
+    f"{name}: {line.partition(' #')[0].strip()}": shlex.split(line, comments=True)
+    for name, kind, block in BLOCKS
+    if kind == "bash"
+    for line in block.splitlines()
+    if line.strip() and not line.startswith("#")
+}
+PROGRAMS = {("python", "train.py"), ("torchrun", "--nproc-per-node=4")}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_compose(command):
-    words = [word.split(",")[0] for word in command.split() if word != "-m"]
-    assert configure(*words).model.name
+def test_commands_of_documents_can_be_typed(command, tmp_path, monkeypatch):
+    """Settings compose, the models of plain runs are known, sub-commands and make targets exist; anything else is refused."""
+    program, *words = COMMANDS[command]
+    if program == "make":
+        assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    elif program == "bitcycle" and words[0] in SUB_COMMANDS:
+        pass
+    elif words[:1] == ["--help"] or words[1:2] == ["--help"]:
+        assert help_text(ROOT / "conf", *words[words.index("--help") + 1 :])
+    else:
+        assert program == "bitcycle" or (program, words[0]) in PROGRAMS, program
+        words = [word for word in words if "=" in word and not word.startswith(("hydra", "--"))]
+        sweeps = [word for word in words if word.startswith("+sweeps=")]
+        assert all((ROOT / "sweeps" / f"{word.partition('=')[2]}.yaml").is_file() for word in sweeps)
+        assert configure(*(first_value(word) for word in words if word not in sweeps)).model.name
 
 
-RECIPES = [row[1] for row in re.finditer(r"^\| .* \| `([\w.]+=[^`]*)` \|$", README, re.MULTILINE)]
+def first_value(word: str) -> str:
+    """The first of several values that a word sweeps over."""
+    key, _, value = word.partition("=")
+    value = re.sub(r"^(?:range|choice)\((.*?)[,)].*", r"\1", value)
+    return f"{key}={value if value[:1] in '[{' else value.split(',')[0]}"
+
+
+RECIPES = [
+    row[1]
+    for document in DOCUMENTS
+    for row in re.finditer(r"^\| .* \| `([\w.]+=[^`]*)` \|$", document.read_text(), re.MULTILINE)
+]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipes_compose(recipe):
     assert configure(*recipe.split()).model.name
     assert len(RECIPES) >= 5
+
+
+def test_links_between_documents_lead_somewhere():
+    for document in DOCUMENTS:
+        for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", document.read_text()):
+            if not target.startswith("http"):
+                assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocstrings_handlers.python")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr + done.stdout
+    page = (tmp_path / "site" / "api" / "bitcycle" / "index.html").read_text()
+    assert "quantize_model" in page and "PrecisionController" in page
+    assert "How to add something" in (tmp_path / "site" / "adding" / "index.html").read_text()
 
 
 def test_tour_names_five_files_that_exist():
@@ -64,8 +130,8 @@ def test_pictures_exist():
 
 def test_make_targets_named_in_documents_exist():
     makefile = (ROOT / "Makefile").read_text()
-    for document in ("README.md", "CONTRIBUTING.md"):
-        for target in re.findall(r"`?make ([a-z]+)", (ROOT / document).read_text()):
+    for document in (*DOCUMENTS, ROOT / "CONTRIBUTING.md"):
+        for target in re.findall(r"`make ([a-z-]+)", document.read_text()):
             if target not in ("PYTHON",):
                 assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 

@@ -6,7 +6,13 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-RESOURCES = ("conf/**/*.yaml", "sweeps/*/*.yaml", "results/published/*.csv", "results/summary/*.csv")
+RESOURCES = (
+    "conf/**/*.yaml",
+    "sweeps/*/*.yaml",
+    "results/published/*.csv",
+    "results/summary/*.csv",
+    "results/manifest/*/*.csv",
+)
 
 
 class BuildWithResources(build_py):

@@ -56,7 +56,7 @@ def run_installed(site: Path, cwd: Path, *arguments: str) -> subprocess.Complete
 
 def test_wheel_has_everything_that_a_checkout_has(wheel):
     inside = wheel / "bitcycle" / "resources"
-    for folder in ("conf", "sweeps", "results/published"):
+    for folder in ("conf", "sweeps", "results/published", "results/manifest"):
         ours = {p.relative_to(ROOT) for p in (ROOT / folder).rglob("*") if p.suffix in (".yaml", ".csv")}
         assert ours and ours <= {p.relative_to(inside) for p in inside.rglob("*")}, folder
     [metadata] = wheel.glob("bitcycle-*.dist-info")

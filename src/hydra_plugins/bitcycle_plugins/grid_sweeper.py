@@ -83,11 +83,16 @@ class GridSweeper(Sweeper):
         dry_run = fixed.get("dry_run", "false").lower()  # Hydra says True
         codes = report(runs, sweep, dry_run)
         missing = runs_to_launch(runs) if dry_run == "false" else []
-        for name in [str(override.value()) for override in overrides if override.key_or_group == GROUP]:
+        names = [str(override.value()) for override in overrides if override.key_or_group == GROUP]
+        for name in names:
             hashes = [run_hash(run.config) for run in runs if run.config is not None]
             record_launch(name, fixed.get("scale", "paper"), hashes, self._compose, Path.cwd())
         if missing:
             codes += [_exit_code(job) for job in self._launch(missing, _group(overrides, fixed))]
+        if dry_run == "false":
+            from bitcycle.figure.sweep_table import show_sweep
+
+            show_sweep("".join(names[:1]), [run.folder for run in runs if run.config is not None])
         raise SweepEnded(worst(codes))
 
     def _launch(self, runs: Sequence[SweepRun], more: Sequence[str]) -> Sequence[JobReturn]:

@@ -1,0 +1,67 @@
+"""What a sweep ends with: its finished runs, beside the published numbers of the item that it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table as Shown
+
+from bitcycle.analysis.collect import SUMMARY, summary_row
+from bitcycle.analysis.items import PUBLISHED, read_items
+from bitcycle.analysis.results import Run, read_runs, value_of
+from bitcycle.figure.make import RESULTS, Places, gather, spec_of
+from bitcycle.figure.table import Table, number, tables_of
+from bitcycle.resources import resource_root
+from bitcycle.training.run_folder import RunFolder
+
+GROUPED = ("scale", "model", "dataset", "quantizer", "schedule", "q_min", "q_max", "cycles", "total_steps", "hash")
+"""Columns of runs.csv that tell runs apart which differ in more than their seed."""
+
+
+def show_sweep(name: str, folders: Iterable[RunFolder]) -> None:
+    """Print the tables of the sweep file `name` (empty: of no file) on standard output."""
+    console = Console(width=None if Console().is_terminal else 180)
+    for table in sweep_tables(name, folders):
+        shown = Shown(*table.headings, title=table.caption, title_justify="left")
+        for row in table.rows:
+            shown.add_row(*row)
+        console.print(shown)
+
+
+def sweep_tables(name: str, folders: Iterable[RunFolder]) -> list[Table]:
+    """The tables of an item with these runs alone; a plain one where no item knows them, none without finished runs."""
+    rows = [summary_row(folder) for folder in folders if folder.state() == "done" and folder.config.exists()]
+    texts = [{key: "" if value is None else str(value) for key, value in row.items()} for row in rows]
+    runs = read_runs(texts, Path(SUMMARY))
+    root = resource_root()
+    found: list[Table] = []
+    for item in read_items(root / PUBLISHED) if runs and name else ():
+        if item.sweep == name:
+            data = gather(item, runs, {}, Places(root, RESULTS))
+            found += tables_of(data, spec_of(item)) if data.results.done else []
+    return found or ([measured(runs)] if runs else [])
+
+
+def measured(runs: Sequence[Run]) -> Table:
+    """One row for each setting: mean and sample standard deviation of the last evaluation over its seeds, and its cost."""
+    groups: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(tuple(run.row[column] for column in GROUPED), []).append(run)
+    body = []
+    for key, group in groups.items():
+        value = value_of([float(run.row["final"]) for run in group])
+        assert value is not None
+        cost = group[0].number("relative_to_static")
+        numbers = [number(value.mean), number(value.std), str(value.n), "" if cost is None else f"{cost:.3f}"]
+        body.append([*key[:-1], group[0].row["metric"], *numbers])
+    headings = [
+        *(column.replace("_", " ") for column in GROUPED[:-1]),
+        "metric",
+        "final",
+        "deviation",
+        "n",
+        "of static",
+    ]
+    return Table("Measured", headings, body)

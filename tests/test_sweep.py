@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -19,10 +20,10 @@ from bitcycle.settings import SettingError
 from bitcycle.sweep import Sweep, command_line, expand, read_sweep, substitute
 from bitcycle.sweep.composition import Composer
 from bitcycle.sweep.execution import report, runs_to_launch, worst
+from bitcycle.sweep.forkserver import Forked
 from bitcycle.sweep.inventory import count_states, sweep_table, take_stock
 from bitcycle.sweep.item import with_regime
 from bitcycle.sweep.local import LocalPool, start_interpreter
-from bitcycle.sweep.template import Forked, Template
 from bitcycle.training.run_folder import RunFolder
 from tests.conftest import configure, hydra_config, run_train
 
@@ -242,14 +243,6 @@ def script(tmp_path_factory):
     return write
 
 
-@pytest.fixture(scope="module")
-def template():
-    """One for all tests, as it takes seconds to start."""
-    started = Template(preloaded=["torch", "wave"])
-    yield started
-    started.close()
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_command_is_run_and_keeps_its_exit_code(workers, tmp_path, script):
     write = "import pathlib, sys; pathlib.Path({!r}).touch(); sys.exit({})"
@@ -274,13 +267,13 @@ def test_gpus_are_dealt_out_in_turn(script):
     assert set(LocalPool(4, gpus=2).run([script(f"import time; time.sleep(1); {code}")] * 4)) == {10, 11}
 
 
-# Forked from a template.
+# Forked.
 
 
-def test_a_forked_run_keeps_its_exit_code_and_none_stops_another(template, script, tmp_path):
+def test_a_forked_run_keeps_its_exit_code_and_none_stops_another(script, tmp_path):
     codes = ["raise SystemExit(3)", "import os; os.kill(os.getpid(), 9)", "import os; os._exit(5)", "1 / 0", "pass"]
     for workers in (1, 3):
-        assert LocalPool(workers, start=template.start).run([script(code) for code in codes]) == [3, -9, 5, 1, 0]
+        assert LocalPool(workers, start=Forked).run([script(code) for code in codes]) == [3, -9, 5, 1, 0]
 
 
 def ended(run: Forked) -> int:
@@ -291,26 +284,26 @@ def ended(run: Forked) -> int:
     return code
 
 
-def test_a_forked_run_is_as_if_python_had_started_it(template, script, tmp_path):
+def test_a_forked_run_is_as_if_python_had_started_it(script, tmp_path):
     code = """
 import atexit, json, os, sys, torch
 import beside
 atexit.register(lambda: print("at exit"))
 print(json.dumps([__name__, sys.argv[1:], os.environ["COLOUR"], torch.get_num_threads(), os.getsid(0) == os.getpid()]))
-print(sys.stdin.read(), "imported" if "wave" in sys.modules else "", file=sys.stderr)
+print(sys.stdin.read(), "imported" if "sklearn.datasets" in sys.modules else "", file=sys.stderr)
 torch.ones(300, 300) @ torch.ones(300, 300)
 """
     command = script(code, "a=1", "b")
     (Path(command[0]).parent / "beside.py").touch()
     environment = {"COLOUR": "red", "OMP_NUM_THREADS": "2"}
-    assert ended(template.start(command, tmp_path / "output", environment)) == 0
+    assert ended(Forked(command, tmp_path / "output", environment)) == 0
     facts, *others = (tmp_path / "output").read_text().splitlines()
     assert json.loads(facts) == ["__main__", ["a=1", "b"], "red", 2, True]
     assert others == [" imported", "at exit"]
 
 
 @pytest.mark.parametrize("forked", [False, True])
-def test_a_signal_stops_all_runs_gracefully_and_begins_no_others(tmp_path, script, template, forked):
+def test_a_signal_stops_all_runs_gracefully_and_begins_no_others(tmp_path, script, forked):
     code = f"""
 import os, pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
@@ -326,7 +319,7 @@ time.sleep(60)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
-    pool = LocalPool(2, start=template.start if forked else start_interpreter)
+    pool = LocalPool(2, start=Forked if forked else start_interpreter)
     assert pool.run([script(code)] * 3) == [EXIT_INTERRUPTED] * 3
     assert pool.stopped_by == signal.SIGINT
     assert len(list(tmp_path.iterdir())) == 2  # the third was not begun
@@ -343,10 +336,12 @@ signal.signal(signal.SIGTERM, stop)
 pathlib.Path({str(tmp_path / "started")!r}).touch()
 time.sleep(60)
 """)
-    own = Template(preloaded=[])
-    own.start(stopping, tmp_path / "output", {})
+    sweep = "import sys, pathlib; from bitcycle.sweep.forkserver import Forked\n"
+    sweep += f"run = Forked({stopping!r}, pathlib.Path({str(tmp_path / 'output')!r}), {{}})\nsys.stdin.read()"
+    killed = subprocess.Popen([sys.executable, "-c", sweep], stdin=subprocess.PIPE)
     wait_for(tmp_path / "started")
-    own.close()  # as the end of its process does
+    killed.kill()
+    killed.wait()
     wait_for(tmp_path / "stopped")
 
 
@@ -355,16 +350,6 @@ def wait_for(path: Path) -> None:
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert path.exists()
-
-
-def test_without_its_template_a_sweep_goes_on(script, tmp_path):
-    lost = Template(preloaded=[])
-    run = lost.start(script("import time; time.sleep(2)"), tmp_path / "output", {})
-    lost.process.kill()
-    lost.process.wait()
-    assert run.poll() is None  # it lives, though its exit code will never be known
-    assert LocalPool(1, start=lost.start).run([script("raise SystemExit(3)")]) == [3]
-    assert ended(run) < 0
 
 
 # From the command line.

@@ -345,10 +345,10 @@ def run(given: argparse.Namespace, root: Path) -> int:
             return EXIT_DONE
         os.environ |= {"OMP_NUM_THREADS": str(given.threads), PRIORITY_VARIABLE: given.priority}
         summaries = Summaries(given.summary, given.figures)
-        with alone(Path(results_root)), starter() as start:
+        with alone(Path(results_root)):
             logger.info(campaign.progress(given.jobs))
             summaries.refresh(campaign)
-            return train(campaign, given.jobs, start, summaries)
+            return train(campaign, given.jobs, starter(), summaries)
 
 
 if __name__ == "__main__":

@@ -161,8 +161,7 @@ def items_table(states: Sequence[ItemState], what: Reproduction) -> Table:
 
 def reproduce(what: Reproduction) -> int:
     """Train, analyse and draw; the exit code is 0 if every item is complete."""
-    with starter(what.gpus) as start:
-        trained = train_all(what, start)
+    trained = train_all(what, starter(what.gpus))
     if trained.stopped:
         return _interrupted()
     try:

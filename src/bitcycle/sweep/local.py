@@ -1,6 +1,6 @@
 """Runs of a sweep on this machine, several at a time, each in a process of its own.
 
-Without a GPU they are forked from a template that has imported what they need (`template.py`).
+Without a GPU they are forked from a process that has imported what they need (`forkserver.py`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED
 from bitcycle.signals import STOP_SIGNALS
+from bitcycle.sweep.forkserver import Forked
 from bitcycle.sweep.priority import restore
-from bitcycle.sweep.template import Template
 
 logger = logging.getLogger(__name__)
 
@@ -104,17 +104,9 @@ def start_interpreter(command: Sequence[str], output: Path, environment: Mapping
         )
 
 
-@contextmanager
-def starter(gpus: int = 0) -> Iterator[Start]:
-    """What starts runs here: a template on Linux without GPU, as CUDA does not survive a fork; else new interpreters."""
-    if gpus or sys.platform != "linux":
-        yield start_interpreter
-        return
-    template = Template()
-    try:
-        yield template.start
-    finally:
-        template.close()
+def starter(gpus: int = 0) -> Start:
+    """What starts runs here: a fork server on Linux without GPU, as CUDA does not survive a fork; else new interpreters."""
+    return start_interpreter if gpus or sys.platform != "linux" else Forked
 
 
 class LocalPool:
@@ -182,12 +174,7 @@ class LocalPool:
             environment["CUDA_VISIBLE_DEVICES"] = str(slot % self.gpus)
         elif self.workers > 1 and "OMP_NUM_THREADS" not in os.environ:
             environment["OMP_NUM_THREADS"] = str(max(1, useful_cores() // self.workers))
-        try:
-            process = self.start(command, output, environment)
-        except ConnectionError as error:
-            logger.warning("%s; runs start more slowly from now on", error)
-            self.start = start_interpreter
-            process = self.start(command, output, environment)
+        process = self.start(command, output, environment)
         return _Child(key, command, process, output, slot)
 
     @contextmanager

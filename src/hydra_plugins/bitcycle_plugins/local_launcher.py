@@ -41,8 +41,8 @@ class LocalLauncher(Launcher):
         root = Path(conf).parent
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         workers = min(self.workers or useful_workers(self.runs_per_gpu), len(job_overrides))
-        with starter(gpus) as start:
-            codes = LocalPool(workers, gpus, start).run([train_command(root, overrides) for overrides in job_overrides])
+        commands = [train_command(root, overrides) for overrides in job_overrides]
+        codes = LocalPool(workers, gpus, starter(gpus)).run(commands)
         return [_returned(overrides, code) for overrides, code in zip(job_overrides, codes, strict=True)]
 
     def _launch_here(

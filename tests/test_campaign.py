@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bitcycle.campaign import Campaign, Part, Summaries, alone, read_plan, train
+from bitcycle.configuration import read_config
 from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, RunError
 from bitcycle.settings import SettingError
 from bitcycle.sweep.local import start_interpreter
@@ -46,8 +47,15 @@ def root(tmp_path, monkeypatch):
     return tmp_path
 
 
+def compose(run):
+    try:
+        return read_config(COMPOSER(run))
+    except SettingError as error:
+        return str(error)
+
+
 def campaign(root: Path, *parts: Part) -> Campaign:
-    return Campaign(root, parts, "elsewhere/runs", COMPOSER)
+    return Campaign(root, parts, "elsewhere/runs", compose)
 
 
 def finish(folder: RunFolder, seconds: float = 10.0) -> None:
@@ -170,7 +178,7 @@ def campaign_of(folder: RunFolder):
     """As far as gathering needs it."""
     from types import SimpleNamespace
 
-    from bitcycle.sweep.stock import PlannedRun
+    from bitcycle.sweep.sweep_index import SweepRun
 
-    run = PlannedRun((), str(folder.path))
+    run = SweepRun({}, str(folder.path))
     return SimpleNamespace(distinct=lambda: [run], done={run.path})

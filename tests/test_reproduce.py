@@ -14,10 +14,10 @@ import pytest
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED
 from bitcycle.reproduce import ItemState, Reproduction, items_table, train_all
 from bitcycle.settings import SettingError
-from bitcycle.sweep import stock as stock_module
+from bitcycle.sweep import sweep_index as module
 from bitcycle.sweep.local import start_interpreter
 from bitcycle.sweep.status import Speeds, status_of, sweeps_table
-from bitcycle.sweep.stock import distinct, stock_of_all
+from bitcycle.sweep.sweep_index import distinct, sweep_index
 from bitcycle.training.run_folder import RunFolder, write_json
 from tests.conftest import ROOT
 
@@ -52,7 +52,7 @@ def small(tmp_path, monkeypatch):
     folder = tmp_path / "sweeps" / "paper"
     folder.mkdir(parents=True)
     (folder / "b.yaml").write_text(FIRST)
-    first = stock_of_all(tmp_path, "smoke")["paper/b"]
+    first = sweep_index(tmp_path, "smoke")["paper/b"]
     (folder / "a.yaml").write_text(SECOND.replace("WEIGHTS", str(first[0].path)))
     return tmp_path
 
@@ -77,7 +77,7 @@ def finish(folder: RunFolder, seconds: float = 10.0) -> None:
 
 
 def test_shared_runs_are_one_and_a_run_without_its_weights_is_wrong(small):
-    stock = stock_of_all(small, "smoke")
+    stock = sweep_index(small, "smoke")
     assert [len(stock[name]) for name in ("paper/a", "paper/b")] == [3, 4]
     assert [run.state for run in stock["paper/a"]] == ["missing", "missing", "wrong"]
     assert len(distinct(stock)) == 6
@@ -86,30 +86,28 @@ def test_shared_runs_are_one_and_a_run_without_its_weights_is_wrong(small):
 
 def test_where_runs_lie_is_kept_until_a_file_changes(small, monkeypatch):
     Path("results/runs/smoke").mkdir(parents=True)
-    before = stock_of_all(small, "smoke")
+    before = sweep_index(small, "smoke")
     composed = []
-    plan = stock_module._planned
-    monkeypatch.setattr(
-        stock_module, "_planned", lambda sweep, *rest: composed.append(sweep.title) or plan(sweep, *rest)
-    )
-    assert stock_of_all(small, "smoke") == before
-    assert composed == ["second"]  # the one that begins from weights
+    read = module.read_sweep
+    monkeypatch.setattr(module, "read_sweep", lambda path: composed.append(path.stem) or read(path))
+    assert sweep_index(small, "smoke") == before
+    assert composed == ["a"]  # the one that begins from weights
     path = small / "sweeps" / "paper" / "b.yaml"
     path.write_text(path.read_text().replace("smoke: 2", "smoke: 1"))
-    assert len(stock_of_all(small, "smoke")["paper/b"]) == 2
-    assert composed[1:] == ["second", "first"]
+    assert len(sweep_index(small, "smoke")["paper/b"]) == 2
+    assert composed[1:] == ["a", "b"]
 
 
 def test_a_folder_without_sweeps_is_refused(tmp_path):
     with pytest.raises(SettingError, match="start this in the repository's root"):
-        stock_of_all(tmp_path, "smoke")
+        sweep_index(tmp_path, "smoke")
 
 
 # Status.
 
 
 def test_states_and_the_time_that_is_left(small):
-    stock = stock_of_all(small, "smoke")
+    stock = sweep_index(small, "smoke")
     done, half, failed, _ = (run.folder for run in stock["paper/b"])
     finish(done, seconds=10)
     half.path.mkdir(parents=True)
@@ -131,7 +129,7 @@ def test_states_and_the_time_that_is_left(small):
 
 
 def test_a_run_that_begins_from_another_comes_after_it_and_none_is_tried_twice(small, monkeypatch, caplog):
-    first = stock_of_all(small, "smoke")["paper/b"][0]
+    first = sweep_index(small, "smoke")["paper/b"][0]
     rounds = []
 
     class Pool:
@@ -157,7 +155,7 @@ def test_an_interrupted_reproduction_goes_on_with_what_is_missing(small):
     """Every run takes a moment and leaves a finished folder; the first command is stopped after one."""
     (small / "sweeps" / "paper" / "a.yaml").unlink()
     what = Reproduction(small, "smoke", workers=1)
-    (small / "folders.json").write_text(json.dumps([[run.arguments, run.path] for run in distinct(what.stock())]))
+    (small / "folders.json").write_text(json.dumps([[run.arguments, run.path] for run in distinct(what.index())]))
     (small / "train.py").write_text(TRAIN)
 
     def finished() -> int:

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 
 from bitcycle.errors import RunError
 from bitcycle.settings import SettingError
-from bitcycle.sweep.inventory import SweepRun, mark_queued
 from bitcycle.sweep.slurm import Outcome, StopWaiting, Waiter, describe, wait_for_jobs
 from bitcycle.sweep.slurm_queue import QueueEntry, parse_queue, read_queue
 from bitcycle.sweep.slurm_record import JobOfArray, jobs_in_queue, new_array, open_jobs, read_arrays, split
+from bitcycle.sweep.sweep_index import SweepRun, mark_queued
 from bitcycle.training.run_folder import write_json
 from hydra_plugins.bitcycle_plugins.slurm_launcher import SlurmLauncher
-from tests.conftest import ROOT, configure
+from tests.conftest import ROOT
 
 
 def fake(folder, name, script):
@@ -308,8 +308,10 @@ def test_jobs_are_found_again_by_their_run(tmp_path, array):
 
 
 def test_runs_in_the_queue_say_so(tmp_path):
-    config = configure("dataset=digits", f"results_root={tmp_path}")
-    runs = [SweepRun({}, config, "", "missing"), SweepRun({}, None, "wrong", "wrong"), SweepRun({}, config, "", "done")]
+    runs = [SweepRun({}, str(tmp_path / "a")), SweepRun({}, None, "wrong"), SweepRun({}, str(tmp_path / "b"))]
+    runs[2].folder.path.mkdir()
+    runs[2].folder.write_status("done", 4, 4)
+    runs[2].folder.summary.write_text('{"final": 1}')
     assert [run.state for run in mark_queued(runs, lambda folders: set(folders))] == ["queued", "wrong", "done"]
 
 

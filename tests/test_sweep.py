@@ -19,11 +19,11 @@ from bitcycle.errors import EXIT_INTERRUPTED
 from bitcycle.settings import SettingError
 from bitcycle.sweep import Sweep, command_line, expand, read_sweep, substitute
 from bitcycle.sweep.composition import Composer
-from bitcycle.sweep.execution import report, runs_to_launch, worst
+from bitcycle.sweep.execution import count_states, reason, report, runs_to_launch, sweep_table, worst
 from bitcycle.sweep.forkserver import Forked
-from bitcycle.sweep.inventory import count_states, sweep_table, take_stock
 from bitcycle.sweep.item import with_regime
 from bitcycle.sweep.local import LocalPool, start_interpreter
+from bitcycle.sweep.sweep_index import index_runs
 from bitcycle.training.run_folder import RunFolder
 from tests.conftest import configure, hydra_config, run_train
 
@@ -163,7 +163,7 @@ def stock(runs, tmp_path):
         except SettingError as error:
             return str(error)
 
-    return take_stock(runs, checked)
+    return index_runs(runs, checked)
 
 
 def test_runs_that_compute_the_same_are_one_and_wrong_ones_are_kept(tmp_path):
@@ -178,7 +178,7 @@ def test_runs_that_compute_the_same_are_one_and_wrong_ones_are_kept(tmp_path):
     assert [run.overrides for run in found] == [runs[0], runs[2], runs[3]]
     assert found[0].folder.path.parent == found[1].folder.path.parent
     assert "odd number of cycles" in found[2].problem
-    assert count_states(found) == "3 runs: 2 missing, 1 wrong"
+    assert count_states([run.state for run in found]) == "3 runs: 2 missing, 1 wrong"
 
 
 def test_states_follow_the_folders(tmp_path):
@@ -191,12 +191,14 @@ def test_states_follow_the_folders(tmp_path):
     folders[1].write_status("failed", 1, 4, "no memory")
     folders[2].checkpoint.last.parent.mkdir()
     folders[2].checkpoint.last.touch()
+    found = stock(runs, tmp_path)
     with folders[3].lock():
-        found = stock(runs, tmp_path)
-    assert [run.state for run in found] == ["done", "failed", "resumable", "running", "missing"]
-    assert found[1].problem == "no memory"
-    assert [run.state for run in runs_to_launch(found)] == ["failed", "resumable", "missing"]
-    assert count_states(found) == "5 runs: 1 done, 1 running, 1 resumable, 1 failed, 1 missing"
+        states = [run.state for run in found]
+        launched = runs_to_launch(found)
+    assert states == ["done", "failed", "resumable", "running", "missing"]
+    assert reason(found[1]) == "no memory"
+    assert launched == [found[1], found[2], found[4]]
+    assert count_states(states) == "5 runs: 1 done, 1 running, 1 resumable, 1 failed, 1 missing"
 
 
 def test_a_report_names_wrong_runs_and_is_json_if_asked(tmp_path, capsys):

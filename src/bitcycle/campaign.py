@@ -30,26 +30,25 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from bitcycle.configuration import register_schemas
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION, RunError
 from bitcycle.resources import resource_root
 from bitcycle.settings import SettingError, nearest
 from bitcycle.signals import STOP_SIGNALS
-from bitcycle.sweep.composition import Composer
+from bitcycle.sweep.composition import composing
 from bitcycle.sweep.execution import worst
 from bitcycle.sweep.grid import Overrides, as_text, expand
 from bitcycle.sweep.item import SCALES, read_sweep
 from bitcycle.sweep.local import LocalPool, Start, starter, train_command
+from bitcycle.sweep.manifest import record_launch
 from bitcycle.sweep.priority import PRIORITIES, PRIORITY_VARIABLE
 from bitcycle.sweep.status import Speeds
-from bitcycle.sweep.stock import PlannedRun, planned_runs
+from bitcycle.sweep.sweep_index import Compose, SweepRun, index_runs
 from bitcycle.training.file_lock import try_lock
 from bitcycle.training.run_folder import RunFolder
 
@@ -121,22 +120,27 @@ class Campaign:
         root: folder of `train.py`, `conf` and `sweeps`.
         parts: of the plan.
         results_root: folder of the run folders.
-        composer: of configurations.
+        compose: makes configurations.
     """
 
-    def __init__(self, root: Path, parts: Sequence[Part], results_root: str, composer: Composer) -> None:
-        self.root, self.parts, self.results_root, self.composer = root, parts, results_root, composer
+    def __init__(self, root: Path, parts: Sequence[Part], results_root: str, compose: Compose) -> None:
+        self.root, self.parts, self.results_root, self.compose = root, parts, results_root, compose
         self.runs = [self._plan(part) for part in parts]
         self.failed_before = {run.path for run in self.distinct() if run.state == "failed"}
         self.done = {run.path for run in self.distinct() if run.state == "done"}
         self.codes: dict[str, int] = {}
 
-    def _plan(self, part: Part) -> list[PlannedRun]:
-        return planned_runs(part.expand(self.root, self.results_root), self.composer)
+    def _plan(self, part: Part) -> list[SweepRun]:
+        return index_runs(part.expand(self.root, self.results_root), self.compose)
 
-    def distinct(self) -> list[PlannedRun]:
+    def record_cells(self) -> None:
+        """Write down which cells of figures and tables the runs fill."""
+        for part, runs in zip(self.parts, self.runs, strict=True):
+            record_launch(part.sweep, part.scale, [run.hash for run in runs if run.path], self.compose, Path.cwd())
+
+    def distinct(self) -> list[SweepRun]:
         """Every run once, in the plan's order."""
-        return list({run.path or str(run.arguments): run for runs in self.runs for run in runs}.values())
+        return list({run.path or str(run.overrides): run for runs in self.runs for run in runs}.values())
 
     def plan_again(self) -> None:
         """Compose the runs again that were wrong: the weights that they begin from may be there now."""
@@ -145,7 +149,7 @@ class Campaign:
             for part, runs in zip(self.parts, self.runs, strict=True)
         ]
 
-    def next(self) -> PlannedRun | None:
+    def next(self) -> SweepRun | None:
         """The first run that is to be trained and was not begun by this command; None if there is none now."""
         left = [run for run in self.distinct() if run.path and run.path not in self.done | self.codes.keys()]
         for run in sorted(left, key=lambda run: run.path in self.failed_before):
@@ -153,7 +157,7 @@ class Campaign:
                 return run
         return None
 
-    def ended(self, run: PlannedRun, code: int) -> None:
+    def ended(self, run: SweepRun, code: int) -> None:
         """Note how a run ended."""
         assert run.path is not None
         self.codes[run.path] = code
@@ -171,7 +175,7 @@ class Campaign:
             + f"; time left: {self.time_left([run for run in runs if run.path not in self.done], workers)}"
         )
 
-    def time_left(self, runs: Sequence[PlannedRun], workers: int) -> str:
+    def time_left(self, runs: Sequence[SweepRun], workers: int) -> str:
         """Of some unfinished runs, in words: from finished ones of the same kind, so many at a time."""
         speeds = Speeds(run for run in self.distinct() if run.path in self.done)
         left = [speeds.of(run) for run in runs if run.path]
@@ -237,23 +241,23 @@ class Summaries:
         self.refreshed = time.monotonic()
 
 
-def _key(run: PlannedRun) -> tuple[str, str, str]:
+def _key(run: SweepRun) -> tuple[str, str, str]:
     """Scale, hash and seed, as the path of a run folder says them."""
-    scale, name, seed = run.folder.path.parts[-3:]
-    return scale, name.rpartition("-")[2], seed.partition("=")[2]
+    scale, _, seed = run.folder.path.parts[-3:]
+    return scale, run.hash, seed.partition("=")[2]
 
 
 def train(campaign: Campaign, workers: int, start: Start, summaries: Summaries) -> int:
     """Train every run that is missing; returns the worst exit code."""
 
-    def take() -> tuple[PlannedRun, list[str]] | None:
+    def take() -> tuple[SweepRun, list[str]] | None:
         run = campaign.next()
         if run is None:
             return None
         campaign.codes[str(run.path)] = EXIT_INTERRUPTED  # it has begun
         return run, train_command(campaign.root, run.arguments)
 
-    def ended(run: PlannedRun, code: int) -> None:
+    def ended(run: SweepRun, code: int) -> None:
         campaign.ended(run, code)
         logger.info(campaign.progress(workers))
         summaries.refresh(campaign)
@@ -336,16 +340,15 @@ def run(given: argparse.Namespace, root: Path) -> int:
     """Plan, then show the plan or train it."""
     parts = read_plan(given.plan or root / PLAN)
     results_root = str(Path(given.results_root).expanduser())
-    register_schemas()
-    with initialize_config_dir(str((root / "conf").absolute()), version_base="1.3"):
-        composer = Composer(lambda arguments: compose("config", overrides=arguments))
-        campaign = Campaign(root, parts, results_root, composer)
+    with composing(root / "conf") as compose:
+        campaign = Campaign(root, parts, results_root, compose)
         if given.dry_run:
             Console(width=None if Console().is_terminal else 200).print(campaign.table(given.jobs))
             return EXIT_DONE
         os.environ |= {"OMP_NUM_THREADS": str(given.threads), PRIORITY_VARIABLE: given.priority}
         summaries = Summaries(given.summary, given.figures)
         with alone(Path(results_root)):
+            campaign.record_cells()
             logger.info(campaign.progress(given.jobs))
             summaries.refresh(campaign)
             return train(campaign, given.jobs, starter(), summaries)

@@ -29,7 +29,7 @@ from bitcycle.signals import STOP_SIGNALS
 from bitcycle.sweep.execution import worst
 from bitcycle.sweep.item import SCALES
 from bitcycle.sweep.local import LocalPool, Start, starter, train_command, useful_workers
-from bitcycle.sweep.stock import PlannedRun, Stock, distinct, stock_of_all
+from bitcycle.sweep.sweep_index import SweepIndex, SweepRun, distinct, sweep_index
 
 logger = logging.getLogger("bitcycle.reproduce")  # as a command this module has another name
 
@@ -61,9 +61,9 @@ class Reproduction:
         """Folder of what comes out."""
         return Path("results") / "reproduce" / self.scale
 
-    def stock(self) -> Stock:
+    def index(self) -> SweepIndex:
         """All runs, as they can be composed now."""
-        return stock_of_all(self.root, self.scale, self.results_root, _show_progress)
+        return sweep_index(self.root, self.scale, self.results_root, _show_progress)
 
 
 class Trained(NamedTuple):
@@ -82,7 +82,7 @@ def train_all(what: Reproduction, start: Start) -> Trained:
     tried: set[str] = set()
     codes: list[int] = []
     while True:
-        states = [(run, run.state) for run in distinct(what.stock())]
+        states = [(run, run.state) for run in distinct(what.index())]
         counts = Counter(state for _, state in states)
         logger.info("%d runs: %s", len(states), ", ".join(f"{count} {state}" for state, count in counts.items()))
         chosen = [run for run, state in states if state in BEGUN and run.path not in tried]
@@ -101,7 +101,7 @@ def train_all(what: Reproduction, start: Start) -> Trained:
             return Trained(worst([*codes, *_complain([run for run, state in states if state == "wrong"])]), False)
 
 
-def _complain(wrong: Sequence[PlannedRun]) -> list[int]:
+def _complain(wrong: Sequence[SweepRun]) -> list[int]:
     for problem, count in Counter(run.problem for run in wrong).items():
         logger.error("wrong configuration of %d runs: %s", count, problem)
     return [EXIT_WRONG_CONFIGURATION] * len(wrong)

@@ -18,16 +18,11 @@ are gone through. Settings are those of train.py, such as `scale`, `results_root
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
-
 from bitcycle.analysis.items import SWEEPS
-from bitcycle.configuration import RunConfig, read_config, register_schemas
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, DataError, RunError
 from bitcycle.measurement.artifacts import read_result
 from bitcycle.measurement.command import exit_code, read_options
@@ -40,9 +35,9 @@ from bitcycle.measurement.surface import SurfaceOptions
 from bitcycle.resources import resource_root
 from bitcycle.settings import SettingError, nearest
 from bitcycle.sweep import Sweep, read_sweep
-from bitcycle.sweep.composition import Composer
+from bitcycle.sweep.composition import composing
 from bitcycle.sweep.grid import as_text
-from bitcycle.sweep.inventory import SweepRun, take_stock
+from bitcycle.sweep.sweep_index import SweepRun, index_runs
 
 KINDS: dict[str, type[AnalysisOptions]] = {
     kind.kind: kind for kind in (SurfaceOptions, PlaneOptions, SharpnessOptions, NoiseOptions, CorruptionOptions)
@@ -137,26 +132,12 @@ def analyse(sweeps: Mapping[str, Sweep], fixed: Mapping[str, str], conf: Path) -
     """
     settings = {key: value for key, value in fixed.items() if key != "dry_run"}
     scale, dry_run = settings.get("scale", "paper"), fixed.get("dry_run", "false").lower() == "true"
-    register_schemas()
     worst = EXIT_DONE
-    with initialize_config_dir(str(conf.absolute()), version_base="1.3"):
-        composer = Composer(lambda arguments: compose("config", overrides=arguments))
+    with composing(conf) as compose:
         for name, sweep in sweeps.items():
-            runs = take_stock(sweep.expand(scale, settings), _checked(composer))
+            runs = index_runs(sweep.expand(scale, settings), compose)
             worst = max(worst, run_jobs(name, jobs_of(sweep, scale, runs), dry_run))
     return worst
-
-
-def _checked(composer: Composer) -> Callable[[dict[str, str]], RunConfig | str]:
-    """The validated configuration of a run's settings, or what is wrong with them."""
-
-    def composed(run: dict[str, str]) -> RunConfig | str:
-        try:
-            return read_config(composer(run))
-        except (SettingError, HydraException, OmegaConfBaseException) as error:
-            return str(error)
-
-    return composed
 
 
 def sweeps_with_analyses(root: Path, names: Sequence[str] = ()) -> dict[str, Sweep]:

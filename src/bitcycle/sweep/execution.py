@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.progress import track
+from rich.table import Table
 
 from bitcycle.errors import (
     EXIT_DATA_MISSING,
@@ -15,8 +18,10 @@ from bitcycle.errors import (
     EXIT_INTERRUPTED,
     EXIT_WRONG_CONFIGURATION,
 )
-from bitcycle.sweep.inventory import SweepRun, count_states, described, sweep_table
+from bitcycle.settings import SettingError
 from bitcycle.sweep.item import Sweep
+from bitcycle.sweep.sweep_index import STATES, SweepRun
+from bitcycle.training.plan import make_plan
 
 SEVERITY = (EXIT_DONE, EXIT_FAILED, EXIT_DATA_MISSING, EXIT_WRONG_CONFIGURATION, EXIT_INTERRUPTED)
 """Exit codes from the best to the worst. Interrupted comes last: whoever runs the same command again learns of the others."""
@@ -49,19 +54,68 @@ def report(runs: Sequence[SweepRun], sweep: Sweep, dry_run: str) -> list[int]:
     """Say what the sweep consists of; returns exit codes of the runs that will not be launched.
 
     Args:
-        runs: all of them, with their states.
+        runs: all of them.
         sweep: what the sweep file says.
         dry_run: true or json print the table of runs with state and cost on standard output.
     """
-    title = f"{sweep.title}: {count_states(runs)}" if sweep.title else count_states(runs)
+    states = [run.state for run in runs]
+    title = f"{sweep.title}: {count_states(states)}" if sweep.title else count_states(states)
     if dry_run == "json":
-        print(json.dumps([described(run) for run in runs]))
+        facts = (
+            {"overrides": run.overrides, "state": state, "run_dir": run.path, "problem": run.problem or reason(run)}
+            for run, state in zip(runs, states, strict=True)
+        )
+        print(json.dumps(list(facts)))
     elif dry_run == "true":
         Console(width=None if Console().is_terminal else 200).print(sweep_table(runs, title))
     print(title, file=sys.stderr)
-    wrong = [run for run in runs if run.state == "wrong"]
-    for run in wrong:
-        print(f"wrong configuration: {run.problem} [{' '.join(run.arguments)}]", file=sys.stderr)
-    for run in (run for run in runs if run.state == "running"):
-        print(f"left to the process that trains it now: {run.folder.path}", file=sys.stderr)
-    return [EXIT_WRONG_CONFIGURATION] * len(wrong)
+    for run, state in zip(runs, states, strict=True):
+        if state == "wrong":
+            print(f"wrong configuration: {run.problem} [{' '.join(run.arguments)}]", file=sys.stderr)
+        elif state == "running":
+            print(f"left to the process that trains it now: {run.path}", file=sys.stderr)
+    return [EXIT_WRONG_CONFIGURATION] * states.count("wrong")
+
+
+def reason(run: SweepRun) -> str | None:
+    """Why a run failed last time; None if it did not."""
+    return str(run.folder.read_status().get("reason") or "") or None if run.state == "failed" else None
+
+
+def count_states(states: Sequence[str]) -> str:
+    """How many runs are in which state, in words.
+
+    >>> count_states(["done", "missing", "done"]), count_states([])
+    ('3 runs: 2 done, 1 missing', 'no runs')
+    """
+    counts = Counter(states)
+    return f"{len(states)} runs: " + ", ".join(f"{counts[s]} {s}" for s in STATES if counts[s]) if states else "no runs"
+
+
+def sweep_table(runs: Sequence[SweepRun], title: str) -> Table:
+    """One row for each run: what sets it apart, its state, its length and cost."""
+    keys = dict.fromkeys(key for run in runs for key in run.overrides)
+    shown = [key for key in keys if len({run.overrides.get(key) for run in runs}) > 1]
+    table = Table("#", *shown, "state", "steps", "GBitOps", "of static", title=title)
+    plans: dict[str, tuple[str, str, str]] = {}
+    for number, run in enumerate(track(runs, "planning", console=Console(stderr=True), transient=True), 1):
+        key = str({name: value for name, value in run.overrides.items() if name != "seed"})
+        if key not in plans:
+            plans[key] = _planned(run)
+        table.add_row(str(number), *(run.overrides.get(name, "") for name in shown), run.state, *plans[key])
+    return table
+
+
+def _planned(run: SweepRun) -> tuple[str, str, str]:
+    """Steps, cost, and cost relative to static, in words."""
+    if run.config is None:
+        return "", run.problem, ""
+    try:
+        plan = make_plan(run.config)
+    except SettingError as error:
+        return "", str(error), ""
+    cost = plan.cost()
+    if cost is None:
+        least, most = plan.cost_bounds()
+        return str(plan.total_steps), f"{least.gbitops:.3g} to {most.gbitops:.3g}", "reacts to training"
+    return str(plan.total_steps), f"{cost.gbitops:.4g}", f"{cost.relative_to_static:.3f}"

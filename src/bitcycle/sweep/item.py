@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
+from bitcycle.resources import resource_root
 from bitcycle.settings import SettingError, nearest
 from bitcycle.sweep.grid import Overrides, as_text, expand, substitute
 
@@ -78,9 +79,6 @@ class Sweep:
                     yield {**cell, "seed": str(seed)}
 
 
-REGIMES = Path(__file__).parents[3] / "sweeps" / "regimes.yaml"
-
-
 def with_regime(replacements: Mapping[str, Any]) -> dict[str, Any]:
     """The replacements, where a regime that they name is spelled out; what stands beside it goes before it.
 
@@ -91,7 +89,7 @@ def with_regime(replacements: Mapping[str, Any]) -> dict[str, Any]:
     name = own.pop("regime", None)
     if name is None:
         return own
-    regimes: Any = OmegaConf.to_container(OmegaConf.load(REGIMES))
+    regimes: Any = OmegaConf.to_container(OmegaConf.load(resource_root() / "sweeps" / "regimes.yaml"))
     if name not in regimes:
         raise SettingError("regime", name, "is not in sweeps/regimes.yaml", nearest(name, regimes))
     return {**regimes[name], **own}

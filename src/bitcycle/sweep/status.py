@@ -17,10 +17,9 @@ from rich.table import Table
 from bitcycle.errors import EXIT_DONE, EXIT_WRONG_CONFIGURATION
 from bitcycle.resources import resource_root
 from bitcycle.settings import SettingError
-from bitcycle.sweep.inventory import STATES
 from bitcycle.sweep.item import SCALES
 from bitcycle.sweep.local import useful_workers
-from bitcycle.sweep.stock import PlannedRun, Stock, distinct, stock_of_all
+from bitcycle.sweep.sweep_index import STATES, SweepIndex, SweepRun, distinct, sweep_index
 from bitcycle.training.run_folder import RunFolder
 from bitcycle.training.status import DEFAULT_ROOT, status_table
 
@@ -35,7 +34,7 @@ class Speeds:
         runs: finished or not; those of a known length tell the seconds of a sample, the others only those of a run.
     """
 
-    def __init__(self, runs: Iterable[PlannedRun]) -> None:
+    def __init__(self, runs: Iterable[SweepRun]) -> None:
         self.seconds: dict[tuple[object, ...], list[float]] = {}
         for run in runs:
             summary = run.folder.read_summary()
@@ -43,7 +42,7 @@ class Speeds:
                 for key in _keys(run):
                     self.seconds.setdefault(key, []).append(float(summary["seconds"]) / (run.samples or 1))
 
-    def of(self, run: PlannedRun) -> float | None:
+    def of(self, run: SweepRun) -> float | None:
         """Seconds of training that are left of a run; None where no run of its kind is finished."""
         known = next((self.seconds[key] for key in _keys(run) if key in self.seconds), None)
         if known is None:
@@ -53,7 +52,7 @@ class Speeds:
         return statistics.fmean(known) * (run.samples or 1) * (1 - min(done, 1.0))
 
 
-def _keys(run: PlannedRun) -> list[tuple[object, ...]]:
+def _keys(run: SweepRun) -> list[tuple[object, ...]]:
     kind = _kind(run.folder)
     return [(*kind, run.samples), (*kind, run.samples is None), (*kind[:2], run.samples is None)]
 
@@ -80,7 +79,7 @@ class SweepStatus:
     notes: tuple[str, ...]
 
 
-def status_of(runs: Sequence[PlannedRun], speeds: Speeds) -> SweepStatus:
+def status_of(runs: Sequence[SweepRun], speeds: Speeds) -> SweepStatus:
     """How far some runs are."""
     states = [(run, run.state) for run in runs]
     left = [speeds.of(run) for run, state in states if state not in ("done", "wrong")]
@@ -99,12 +98,12 @@ def status_of(runs: Sequence[PlannedRun], speeds: Speeds) -> SweepStatus:
     )
 
 
-def sweeps_table(stock: Stock, speeds: Speeds, scale: str, workers: int) -> Table:
+def sweeps_table(index: SweepIndex, speeds: Speeds, scale: str, workers: int) -> Table:
     """One row for each sweep that has runs at a scale, and one for all of them, each run counted once."""
     table = Table("sweep", "runs", *SHOWN, "time left", "note", title=f"sweeps at scale {scale}")
-    for name, runs in stock.items():
+    for name, runs in index.items():
         table.add_row(name, *_cells(status_of(runs, speeds), workers))
-    everything = status_of(distinct(stock), speeds)
+    everything = status_of(distinct(index), speeds)
     table.add_section()
     table.add_row("all, each run once", *_cells(everything, workers))
     table.caption = (
@@ -145,12 +144,12 @@ def main() -> int:
         console.print(status_table(DEFAULT_ROOT))
     for scale in scales:
         try:
-            stock = stock_of_all(resource_root(), scale, str(DEFAULT_ROOT), _show_progress)
+            index = sweep_index(resource_root(), scale, str(DEFAULT_ROOT), _show_progress)
         except SettingError as error:
             print(f"wrong configuration: {error}", file=sys.stderr)
             return EXIT_WRONG_CONFIGURATION
         console.print(status_table(DEFAULT_ROOT / scale))
-        console.print(sweeps_table(stock, Speeds(run for run in distinct(stock) if run.path), scale, useful_workers()))
+        console.print(sweeps_table(index, Speeds(run for run in distinct(index) if run.path), scale, useful_workers()))
     return EXIT_DONE
 
 

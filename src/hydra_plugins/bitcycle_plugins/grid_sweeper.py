@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 if TYPE_CHECKING:
     from bitcycle.configuration import RunConfig
     from bitcycle.sweep import Sweep
-    from bitcycle.sweep.inventory import SweepRun
+    from bitcycle.sweep.sweep_index import SweepRun
 
 GROUP = "sweeps"
 """The group of the sweep files; what it chooses is no setting of a run."""
@@ -61,7 +61,7 @@ class GridSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Take stock of all runs, launch the missing ones, and end with the worst of their exit codes.
+        """List all runs, launch the missing ones, and end with the worst of their exit codes.
 
         Raises:
             SweepEnded: always; it carries the exit code, as Hydra would drop what is returned.
@@ -69,15 +69,14 @@ class GridSweeper(Sweeper):
         """
         _refuse_processes()
         from bitcycle.sweep.execution import SweepEnded, report, runs_to_launch, worst
-        from bitcycle.sweep.inventory import mark_queued, take_stock
         from bitcycle.sweep.item import Sweep
         from bitcycle.sweep.manifest import record_launch
-        from bitcycle.training.identity import run_hash
+        from bitcycle.sweep.sweep_index import index_runs, mark_queued
 
         sweep = Sweep(**self.fields)
         overrides = OverridesParser.create(config_loader=self.loader).parse_overrides(arguments)
         fixed, swept = _settings(overrides)
-        runs = take_stock(_expand(sweep, fixed, swept), self._compose)
+        runs = index_runs(_expand(sweep, fixed, swept), self._compose)
         if isinstance(self.runner, QueueLauncher):
             runs = mark_queued(runs, self.runner.queued)
         dry_run = fixed.get("dry_run", "false").lower()  # Hydra says True
@@ -85,7 +84,7 @@ class GridSweeper(Sweeper):
         missing = runs_to_launch(runs) if dry_run == "false" else []
         names = [str(override.value()) for override in overrides if override.key_or_group == GROUP]
         for name in names:
-            hashes = [run_hash(run.config) for run in runs if run.config is not None]
+            hashes = [run.hash for run in runs if run.path]
             record_launch(name, fixed.get("scale", "paper"), hashes, self._compose, Path.cwd())
         if missing:
             codes += [_exit_code(job) for job in self._launch(missing, _group(overrides, fixed))]

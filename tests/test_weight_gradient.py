@@ -128,3 +128,39 @@ def test_other_gradients_are_decoded(number, monkeypatch):
 )
 def test_layers_that_it_cannot_do(layer):
     assert not sums_integers(layer, torch.zeros(2, 16, 8, 8, dtype=torch.uint8))
+
+
+def without_operator(network: nn.Module) -> nn.Module:
+    """A copy that computes in Python."""
+    network = copy.deepcopy(network)
+    network.computation._has_operator = lambda x: False
+    return network
+
+
+@needs_library
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+@pytest.mark.parametrize("number", [1, 3, 8])
+def test_the_operator_has_the_numbers_of_its_parts(case, number):
+    channels, out, options = CONVOLUTIONS[case]
+    torch.manual_seed(number)
+    layer = nn.Conv2d(channels, out, **options)
+    network = bitcycle.quantize_model(layer, float_layers=[], compute="codes", compile=True)
+    network.precision.set(Precision(number, number, number))
+    for x in (torch.randn(5, channels, 17, 19), torch.randn(3, channels, 9, 8).relu()):
+        x = channels_last(x)
+        assert network.computation._has_operator(x)
+        pair = [copy.deepcopy(network), without_operator(network)]
+        for found, expected in zip(*(trained(each, x) for each in pair), strict=True):
+            assert torch.equal(found, expected)
+        for found, expected in zip(*(each.buffers() for each in pair), strict=True):
+            assert torch.equal(found, expected)
+        for found, expected in zip(*(each.eval()(x) for each in pair), strict=True):
+            assert torch.equal(found, expected)
+
+
+@needs_library
+def test_the_operator_has_no_second_derivative():
+    network = bitcycle.quantize_model(nn.Conv2d(16, 16, 3), float_layers=[], compute="codes", compile=True)
+    x = torch.randn(2, 16, 5, 5, requires_grad=True)
+    with pytest.raises(RuntimeError, match="use compute=simulate"):
+        torch.autograd.grad(network(x).sum(), x, create_graph=True)

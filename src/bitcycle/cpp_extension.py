@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -42,7 +43,7 @@ def operators(source: Path, instructions: tuple[str, ...] = ()) -> Any | None:
     """The operators of a C++ file, `torch.ops.bitcycle`; None, with a line in the log, where they cannot be had.
 
     Args:
-        source: the file, which adds its functions to the library `bitcycle`; headers of its folder belong to it.
+        source: the file, which adds its functions to the library `bitcycle`; headers that it includes in quotes belong to it.
         instructions: what the CPU must be able to do, as Linux names it, e.g. avx512_vnni.
     """
     try:
@@ -69,7 +70,7 @@ def _compiled(source: Path) -> Path:
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None or platform.system() != "Linux":
         raise OSError("no C++ compiler (g++) found")
-    parts = [path.read_text() for path in (source, *sorted(source.parent.glob("*.h")))]
+    parts = _texts(source)
     parts += [_output(compiler, "--version"), torch.__version__, *sorted(_cpu_instructions()), *_FLAGS, *_linked()]
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     folder = cache_folder()
@@ -81,6 +82,13 @@ def _compiled(source: Path) -> Path:
             _output(compiler, *_FLAGS, *headers, str(source), "-o", str(library), *_linked())
             os.replace(library, target)  # at once: other processes may want it, too
     return target
+
+
+def _texts(source: Path) -> list[str]:
+    """The text of a file and of those that it includes from this package."""
+    text = source.read_text()
+    included = re.findall(r'^#include "(.+)"', text, flags=re.MULTILINE)
+    return [text, *(part for name in included for part in _texts(source.parent / name))]
 
 
 def _linked() -> list[str]:

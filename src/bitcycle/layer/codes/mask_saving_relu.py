@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from bitcycle.layer.codes.weight_gradient import library
+from bitcycle.quantizer.affine_operators import affine_operators
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.layout import flat, unflat
 
@@ -48,11 +50,14 @@ class MaskSavingReLU(nn.ReLU):
     def forward(self, x: Tensor) -> Tensor:
         if not (torch.is_grad_enabled() and x.requires_grad):
             return super().forward(x)
+        functions = library() if affine_operators(x, self.compile_kernel) is not None else None
+        if functions is not None and (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):
+            return functions.mask_saving_relu(x, self.inplace)  # type: ignore[no-any-return]
         return _MaskSavingRelu.apply(x, self.inplace, self.compile_kernel)  # type: ignore[no-any-return]
 
 
 def mask_saving_relu(relu: nn.ReLU, compile: bool = False) -> MaskSavingReLU:
-    """The frugal twin of a torch.nn.ReLU, with its mode and hooks; `compile` fuses its backward pass into one kernel."""
+    """The mask-saving twin of a torch.nn.ReLU, with its mode and hooks; `compile` fuses its backward pass into one kernel."""
     twin = MaskSavingReLU(relu.inplace)
     twin.__dict__.update(relu.__dict__)
     twin.compile_kernel = compile

@@ -28,12 +28,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from bitcycle import processes
 from bitcycle.layer.codes.recomputation import remember
-from bitcycle.layer.codes.weight_gradient import sums_integers, weight_gradient
+from bitcycle.layer.codes.weight_gradient import library, sums_integers, weight_gradient
 from bitcycle.layer.quantized import QuantizedConv2d, QuantizedLayer, QuantizedLinear
+from bitcycle.quantizer.affine_operators import affine_operators
 from bitcycle.quantizer.codes import MOST_BITS, Codes, WeightCodes, decode
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.layout import flat, shaped
+from bitcycle.quantizer.sbm import SbmActivation, SbmGradient, SbmWeight
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +101,33 @@ class CodeConvolution(CodeProduct):
     """Of a `QuantizedConv2d`."""
 
     layer: QuantizedConv2d
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        if not self._has_operator(x):
+            return super().__call__(x, bias)
+        layer, state, functions = self.layer, self.layer.precision, library()
+        assert functions is not None
+        activation = layer.activation_quantizer
+        return functions.convolve_codes(  # type: ignore[no-any-return]
+            *(x, layer.weight, bias, state.weight_bits, state.activation_bits, state.gradient_bits),
+            *(state.step_key, layer.layer_key, activation.running_zero_point, activation.running_range),
+            *(activation.momentum, activation.training, layer.gradient_quantizer.stochastic),
+            *(layer.stride[0], layer.padding[0]),
+        )
+
+    def _has_operator(self, x: Tensor) -> bool:
+        """Whether the layer can be computed by the operator in C++, all in one node of autograd."""
+        layer = self.layer
+        kinds = (SbmActivation, SbmWeight, SbmGradient)
+        return (
+            not self.recomputes
+            and 1 <= layer.precision.precision.gradient <= MOST_BITS
+            and (type(layer.activation_quantizer), type(layer.weight_quantizer), type(layer.gradient_quantizer))
+            == kinds
+            and sums_integers(layer, x)
+            and affine_operators(x, self.compile) is not None
+            and processes.current_share() is None
+        )
 
     def product(self, codes: Codes, weight: WeightCodes, bias: Tensor | None) -> Tensor:
         return convolve(codes, weight, bias, self)

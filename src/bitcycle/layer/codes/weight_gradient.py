@@ -32,8 +32,8 @@ _MOST_PLACES = 65_000
 
 @functools.cache
 def library() -> Any | None:
-    """The compiled sums; None where there is no compiler, or no such CPU."""
-    return operators(Path(__file__).with_suffix(".cpp"), _INSTRUCTIONS)
+    """The operators of compute=codes; None where there is no compiler, or no such CPU."""
+    return operators(Path(__file__).with_name("product.cpp"), _INSTRUCTIONS)
 
 
 def sums_integers(layer: QuantizedLayer, integers: Tensor) -> bool:

@@ -8,28 +8,25 @@
 // multiplies 4 pixels of 16 input channels with 4 pixels of an output channel; for that both are laid out anew, a few images at
 // a time, so that they stay in the cache.
 
+#pragma once
+
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 #include <immintrin.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <vector>
 
-namespace {
+#include "convolution.h"
 
-constexpr int64_t LANES = 16;           // input channels of an instruction
-constexpr int64_t PIXELS = 4;           // and pixels
-constexpr int64_t MOST_TERMS = 65000;   // of a sum of products in 32 bits: 255 * 128 * 65,000 < 2^31
-constexpr int64_t CACHED = 1 << 16;     // bytes of codes that are laid out at a time, if an image is not larger
+namespace bitcycle {
 
-struct Shape {
-    int64_t images, height, width, channels, out_height, out_width, out_channels, kernel, stride, padding;
-};
+constexpr int64_t PIXELS = 4;          // of an instruction, and 16 input channels
+constexpr int64_t MOST_TERMS = 65000;  // of a sum of products in 32 bits: 255 * 128 * 65,000 < 2^31
+constexpr int64_t CACHED = 1 << 16;    // bytes of codes that are laid out at a time, if an image is not larger
 
-struct Affine {
+struct Steps {
     double x_scale, x_zero, g_scale, g_zero;
 };
 
@@ -202,7 +199,7 @@ void sum_windows(const Shape& s, const std::vector<int32_t>& x, const std::vecto
 }
 
 template <int K>
-void weight_gradient(const uint8_t* x, const int8_t* g, float* out, const Shape& s, const Affine& a, int64_t threads) {
+void weight_gradient(const uint8_t* x, const int8_t* g, float* out, const Shape& s, const Steps& a, int64_t threads) {
     threads = std::clamp<int64_t>(threads, 1, std::max<int64_t>(s.images, 1));
     std::vector<Sums<K>> parts(threads, Sums<K>(s));
     const auto work = [&](int64_t thread) {
@@ -237,19 +234,4 @@ void weight_gradient(const uint8_t* x, const int8_t* g, float* out, const Shape&
             }
 }
 
-// The gradient [O, K, K, C] of a weight, from the codes x [N, H, W, C] and g [N, H', W', O], both contiguous
-at::Tensor sum_weight_gradient(const at::Tensor& x, const at::Tensor& g, int64_t kernel, int64_t stride, int64_t padding,
-                               double x_scale, double x_zero, double g_scale, double g_zero) {
-    const Shape s{x.size(0), x.size(1), x.size(2), x.size(3), g.size(1), g.size(2), g.size(3), kernel, stride, padding};
-    TORCH_CHECK(s.channels % LANES == 0 && s.out_channels % LANES == 0 && s.out_height * s.out_width <= MOST_TERMS);
-    TORCH_CHECK(kernel == 1 || kernel == 3);
-    at::Tensor out = at::empty({s.out_channels, kernel, kernel, s.channels}, x.options().dtype(at::kFloat));
-    (kernel == 1 ? weight_gradient<1> : weight_gradient<3>)(
-        x.const_data_ptr<uint8_t>(), g.const_data_ptr<int8_t>(), out.mutable_data_ptr<float>(), s,
-        Affine{x_scale, x_zero, g_scale, g_zero}, at::get_num_threads());
-    return out;
-}
-
-}  // namespace
-
-TORCH_LIBRARY_FRAGMENT(bitcycle, library) { library.def("sum_weight_gradient", &sum_weight_gradient); }
+}  // namespace bitcycle

@@ -144,6 +144,15 @@ class SbmActivation(TensorQuantizer):
         """Zero point and range in evaluation."""
         return (self.running_zero_point, self.running_range) if self.calibrated is None else self.calibrated
 
+    def ranges(self) -> tuple[Tensor, Tensor]:
+        """Zero point and range that an operator reads and, in training, moves: copies where they are to stay."""
+        if not self.training:
+            return self._evaluation_range()
+        running = (self.running_zero_point, self.running_range)
+        if torch._C._current_graph_task_id() == NO_BACKWARD_PASS:
+            return running
+        return running[0].clone(), running[1].clone()
+
     def _move(self, zero_point: Tensor, value_range: Tensor) -> None:
         """Let the running range be this, unless the forward pass is computed again for its backward pass."""
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == NO_BACKWARD_PASS:
@@ -151,13 +160,13 @@ class SbmActivation(TensorQuantizer):
             self.running_range.copy_(value_range)
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        native, running = self._native(x), (self.running_zero_point, self.running_range)
+        native = self._native(x)
         if not self.training:
             if native is not None:
-                return native.quantize_clamped(x, bits, *running)  # type: ignore[no-any-return]
+                return native.quantize_clamped(x, bits, *self.ranges())  # type: ignore[no-any-return]
             return straight_through(self._quantize_as_observed, x, bits)  # type: ignore[no-any-return]
         if native is not None:
-            return native.quantize_and_observe(x, bits, *running, self.momentum)  # type: ignore[no-any-return]
+            return native.quantize_and_observe(x, bits, *self.ranges(), self.momentum)  # type: ignore[no-any-return]
         y, zero_point, value_range = straight_through(self._quantize, x, bits)
         self._move(zero_point, value_range)
         return y  # type: ignore[no-any-return]
@@ -179,8 +188,7 @@ class SbmActivation(TensorQuantizer):
         if not self.training:
             return self(x, bits)  # type: ignore[no-any-return]
         if (native := self._native(x)) is not None:
-            running = (self.running_zero_point, self.running_range)
-            return native.quantize_sequence(x, bits, *running, self.momentum)  # type: ignore[no-any-return]
+            return native.quantize_sequence(x, bits, *self.ranges(), self.momentum)  # type: ignore[no-any-return]
         y, low, value_range = straight_through(self._quantize_steps, x, bits)
         self._move(
             affine.observed_in_turn(self.running_zero_point, low, bits, self.momentum),

@@ -102,15 +102,15 @@ class CodeConvolution(CodeProduct):
 
     layer: QuantizedConv2d
 
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, bias: Tensor | None, key: Tensor) -> Tensor:
         if not self._has_operator(x):
-            return super().__call__(x, bias)
+            return super().__call__(x, bias, key)
         layer, state, functions = self.layer, self.layer.precision, library()
         assert functions is not None
-        activation = layer.activation_quantizer
+        activation = cast("SbmActivation", layer.activation_quantizer)
         return functions.convolve_codes(  # type: ignore[no-any-return]
             *(x, layer.weight, bias, state.weight_bits, state.activation_bits, state.gradient_bits),
-            *(state.step_key, layer.layer_key, activation.running_zero_point, activation.running_range),
+            *(state.step_key, key, *activation.ranges()),
             *(activation.momentum, activation.training, layer.gradient_quantizer.stochastic),
             *(layer.stride[0], layer.padding[0]),
         )

@@ -30,6 +30,7 @@ SUB_COMMANDS = {
     "campaign": SubCommand(
         "bitcycle.campaign", "train a plan of sweeps in the background, in the order of their worth"
     ),
+    "advise": SubCommand("bitcycle.advise", "the schedules that keep within a budget, and what was measured for each"),
     "bench": SubCommand("bitcycle.benchmark", "time and memory of steps, quantizers, data and runs"),
     "analyse": SubCommand(
         "bitcycle.measurement.after_sweep", "the analyses that a sweep file asks for, of finished runs"

@@ -121,14 +121,6 @@ def same_schedule(row: Published, cell: Cell) -> bool:
     return matches(bare, cell) and mode in ("", aggregation_of(cell)) and bounds
 
 
-def described(cell: Cell) -> dict[str, str]:
-    """More words about a cell of ours."""
-    graph = {"method": mode_of(cell)} if str(cell.setting("model")).startswith(("gcn", "graphsage")) else {}
-    if schedule_of(cell) != "deficit":
-        return graph
-    return {**graph, "setting": "window {:g} to {:g}".format(*window_of(cell))}
-
-
 FIGURES: dict[str, Callable[[ItemData], Drawing | None]] = {
     "fig1": layer_schematic,
     "fig2": suite_picture,
@@ -136,5 +128,5 @@ FIGURES: dict[str, Callable[[ItemData], Drawing | None]] = {
     "fig5": aggregation,
     "fig8": deficits,
 }
-SPEC = Spec("final", same_schedule, describe=described, base=is_static)
-SPECS = {"table1": Spec("final", same_window, describe=described, base=is_static)}
+SPEC = Spec("final", same_schedule, base=is_static)
+SPECS = {"table1": Spec("final", same_window, base=is_static)}

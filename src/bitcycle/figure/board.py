@@ -7,7 +7,7 @@ linearly, seed by seed, and a method is compared with it at the method's own cos
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Optional
 
 import numpy as np
@@ -27,7 +27,7 @@ from bitcycle.figure.data import (
 )
 from bitcycle.figure.plots import draw_points, log_axis, side_by_side, title
 from bitcycle.figure.style import Drawing, Look, legend, panels
-from bitcycle.figure.table import Table, number, signed
+from bitcycle.figure.table import Table, interval, number, signed
 
 COLUMN = "final"
 FAMILIES = {
@@ -164,8 +164,10 @@ def others(rows: Sequence[Row], network: str) -> str:
     return f"on another network, and so without a difference: {'; '.join(names)}." if names else "one network."
 
 
-def table(data: ItemData) -> Table:
-    """The board as a table."""
+def tables(data: ItemData) -> list[Table]:
+    """The board as a table; none without runs."""
+    if not data.results.done:
+        return []
     headings = [
         "method",
         "network and data",
@@ -186,9 +188,8 @@ def table(data: ItemData) -> Table:
         compared = [signed(gap.mean), interval(gap, signed)] if gap else ["", ""]
         where = [name, row.network, data.results.scale or "", f"{steps_of(row.cell):,}"]
         body.append([*where, *numbers, *compared, "yes" if row.best else ""])
-    return Table(f"Our runs of all methods, cheapest first: {data.item.title}", headings, body)
+    return [Table("Our runs of all methods, cheapest first", headings, body)]
 
 
-def interval(value: Estimate, written: Callable[[float | None], str] = number) -> str:
-    """The interval of an estimate in words."""
-    return "" if value.low is None else f"{written(value.low)} to {written(value.high)}"
+FIGURES = {"": draw}
+"""All boards have the same picture."""

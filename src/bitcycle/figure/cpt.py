@@ -105,7 +105,7 @@ def range_tests(data: ItemData) -> Drawing | None:
     for (panel, cell, run), part in zip(runs, axes):
         test, seen = run.curve["range_test"], run.curve["observations"]
         part.plot(seen["step"], seen["accuracy"], color="#0072b2", linewidth=0.8, alpha=0.6)
-        draw_levels(part, {"range_test": test})
+        draw_levels(part, test)
         title(part, f"{panel.name}: found {', '.join(sorted({str(run.row['q_min']) for run in cell.runs}))} bits")
         part.set_xlabel("optimizer step")
     axes[0].set_ylabel("training accuracy (%)")
@@ -190,16 +190,6 @@ def same_network(row: Published, cell: Cell) -> bool:
     return bool(row["model"]) and (row["model"], row["dataset"]) == (model_of(cell), dataset_of(cell))
 
 
-def described(cell: Cell) -> dict[str, str]:
-    """More words about a cell of ours."""
-    words = {"method": cpt_method(cell)}
-    if schedule_of(cell) == "delayed":
-        words["setting"] = f"CPT starts at epoch {start_of(cell):g} of 160"
-    elif cell.setting("schedule.cycles") and schedule_of(cell) == "CR":
-        words["setting"] = f"{cell.setting('schedule.cycles')} cycles"
-    return words
-
-
 def found_bounds(cell: Cell) -> str:
     """The bounds that the seeds of a range test found."""
     return ", ".join(sorted({str(run.row["q_min"]) for run in cell.runs}))
@@ -207,7 +197,7 @@ def found_bounds(cell: Cell) -> str:
 
 def spec(match: Callable[[Published, Cell], bool]) -> Spec:
     """The numbers of CPT are best accuracies."""
-    return Spec("best", match, describe=described, base=is_sbm)
+    return Spec("best", match, named=cpt_method, base=is_sbm)
 
 
 FIGURES: dict[str, Callable[[ItemData], Drawing | None]] = {
@@ -223,7 +213,7 @@ FIGURES: dict[str, Callable[[ItemData], Drawing | None]] = {
 }
 SPEC = spec(same_cell)
 SPECS = {
-    "fig4": Spec("best", same_network, describe=described, measures={"q_min found": found_bounds}),
+    "fig4": Spec("best", same_network, named=cpt_method, measures={"q_min found": found_bounds}),
     "table1": spec(same_stage),
     "table6": spec(same_pattern),
     "table7": spec(same_start),

@@ -149,18 +149,6 @@ def same_part(row: Published, cell: Cell) -> bool:
     return cell.setting("dataset.part") == part and same_cell(row, cell)
 
 
-def described(cell: Cell) -> dict[str, str]:
-    """More words about a cell of ours."""
-    words = {"method": variant_of(cell)}
-    if schedule_of(cell) in ("dfq", "fractrain"):
-        words["schedule"] = f"{schedule_of(cell)}, cp {cell.setting('schedule.target')}"
-    if part := cell.setting("dataset.part"):
-        words["setting"] = str(part).replace("_", " ")
-    if schedule_of(cell) == "pfq" and cell.setting("schedule.epsilon") is not None:
-        words["setting"] = f"epsilon {cell.setting('schedule.epsilon')}, alpha {cell.setting('schedule.alpha')}"
-    return words
-
-
 def first_pfq(row: Published, cell: Cell) -> bool:
     """Figure 1 names neither network nor data."""
     return bool(row["method"] == "PFQ" and schedule_of(cell) == "pfq" and model_of(cell))
@@ -176,10 +164,10 @@ FIGURES: dict[str, Callable[[ItemData], Drawing | None]] = {
     "fig7": variants_against_cost,
     "fig8": bits_of_blocks,
 }
-SPEC = Spec("best", same_cell, describe=described, base=is_static)
+SPEC = Spec("best", same_cell, named=variant_of, base=is_static)
 SPECS = {
-    "fig1": Spec("best", first_pfq, describe=described, base=is_static),
-    "table5": Spec("best", same_part, cost="gbitops_to_best", describe=described, base=is_static),
-    "sec4.6-fpga": Spec("best", lambda row, cell: False, describe=described, base=is_static),
+    "fig1": Spec("best", first_pfq, named=variant_of, base=is_static),
+    "table5": Spec("best", same_part, cost="gbitops_to_best", named=variant_of, base=is_static),
+    "sec4.6-fpga": Spec("best", lambda row, cell: False, named=variant_of, base=is_static),
 }
 """The design of the FPGA of section 4.6 is not known, so that nothing of ours is comparable."""

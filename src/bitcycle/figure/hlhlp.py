@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import matplotlib.pyplot as plt
 
 from bitcycle.analysis.items import Published
 from bitcycle.analysis.labels import dataset_of, is_float, model_of, same, schedule_of
-from bitcycle.analysis.landscape import results_of, sharpness
+from bitcycle.analysis.landscape import results_of
 from bitcycle.analysis.results import Cell, Results
 from bitcycle.figure.data import Estimate, ItemData, estimates
 from bitcycle.figure.landscape import described_surface, draw_plane
@@ -23,8 +24,6 @@ LEVELS = {"ternary": ("ternary", "uniform_l2", "ttq"), "4-level": ("multibit",)}
 """Quantizers of weights with three and four levels at 2 bits."""
 ABLATIONS = {"A": [32, 2, 8, 2], "B": [32, 32, 32, 2], "C": [32, 2, 2, 2], "D": [32, 2]}
 """Table 6: bits of the phases of its variants."""
-PHASES: dict[str, tuple[int | None, ...]] = {"fine-tuning": (1, None), "HLHLp": (2, None)}
-"""At the ends of which phases the networks of figure 1 and appendix H stood."""
 
 
 def bits_of(cell: Cell) -> list[int]:
@@ -64,75 +63,48 @@ def planes(results: Results, split: str) -> list[tuple[Result, list[str]]]:
     return [(plane, list(names)) for names, plane in sorted(found.items(), reverse=True)]
 
 
-def plane_pictures(split: str, column: str, label: str) -> Callable[[ItemData], Drawing | None]:
-    """Figure 1 (test error) and appendix H (training loss): the planes through three networks."""
-
-    def draw(data: ItemData) -> Drawing | None:
-        found = planes(data.results, split)
-        if not found:
-            return sharpness_points(data) if column == "loss" else None
-        figure = plt.figure(figsize=(5.2 * len(found), 5.0), layout="constrained")
-        for index, (plane, names) in enumerate(found):
-            axes = figure.add_subplot(1, len(found), index + 1, projection="3d")
-            draw_plane(figure, axes, plane, names, column, label)
-            axes.set_title(", ".join(names))
-        return Drawing(figure, f"{described_surface(found[0][0])}; quantized weights as plain numbers.")
-
-    return draw
+def plane_pictures(data: ItemData) -> Drawing | None:
+    """Figure 1 (test error) and appendix H (training loss, else sharpness): planes through three networks."""
+    test = data.item.name == "fig1"
+    found = planes(data.results, "test" if test else "train")
+    if not found:
+        return None if test else measured("sharpness", "epsilon", "sharpness_percent", "epsilon-sharpness (%)")(data)
+    figure = plt.figure(figsize=(5.2 * len(found), 5.0), layout="constrained")
+    for index, (plane, names) in enumerate(found):
+        axes = figure.add_subplot(1, len(found), index + 1, projection="3d")
+        drawn = ("error_percent", "test error (%)") if test else ("loss", "training loss")
+        draw_plane(figure, axes, plane, names, *drawn)
+        axes.set_title(", ".join(names))
+    return Drawing(figure, f"{described_surface(found[0][0])}; quantized weights as plain numbers.")
 
 
-def sharpness_points(data: ItemData) -> Drawing | None:
-    """Appendix H: epsilon-sharpness of each network."""
-    series: dict[Look, list[tuple[str, Estimate]]] = {}
-    for cell in data.results.done:
-        for phase in PHASES.get(hlhlp_method(cell), ()):
-            for size, value in sharpness(cell, phase).items():
-                spread = value.std or 0.0
-                estimate = Estimate(value.mean, value.mean - spread, value.mean + spread, value.n)
-                series.setdefault(Look(f"epsilon {size}"), []).append((network_name(cell, phase), estimate))
-    return one_panel(series, "epsilon-sharpness (%), training loss", "Bars: one standard deviation over seeds.")
-
-
-def one_panel(series: Mapping[Look, list[tuple[str, Estimate]]], label: str, caption: str) -> Drawing | None:
-    """A picture of one panel with categories; None without any."""
-    if not series:
-        return None
-    figure, axes = panels(1, width=8, height=3.0)
-    looks = {
-        Look(look.label, f"C{number}", "os^Dv"[number % 5]): points
-        for number, (look, points) in enumerate(series.items())
-    }
-    draw_series(axes[0], looks)
-    axes[0].set_ylabel(label)
-    legend(figure, axes)
-    return Drawing(figure, caption)
-
-
-def robustness(
-    kind: str, column: str, label: str, named: Mapping[int | None, str]
-) -> Callable[[ItemData], Drawing | None]:
-    """Appendices D and F: an error for each corruption or noise, of each network.
+def measured(kind: str, category: str, column: str, label: str) -> Callable[[ItemData], Drawing | None]:
+    """Appendices D, F and H: a measurement of each network by corruption, noise or size of the box.
 
     Args:
-        kind: corruption or noise.
-        column: of the error.
-        label: of its axis.
-        named: phase at whose end a network of HLHLp stood -> its name.
+        kind: of the measurement.
+        category: its column of categories.
+        column: its column of numbers.
+        label: of the axis.
     """
 
     def draw(data: ItemData) -> Drawing | None:
         series: dict[Look, list[tuple[str, Estimate]]] = {}
-        for cell in data.results.done if data.complete_enough else ():
-            for phase, name in named.items():
-                groups: dict[str, list[float]] = {}
-                for result in results_of(cell, kind, phase):
-                    for row in result.rows:
-                        groups.setdefault(row[kind], []).append(float(row[column]))
-                words = name if hlhlp_method(cell) == "HLHLp" else hlhlp_method(cell)
-                found = estimates(dict(enumerate(groups.values())))
-                if groups:
-                    series[Look(words)] = list(zip(groups, found.values()))
-        return one_panel(series, label, "Means over severities, ratios and seeds.")
+        for cell, phase in itertools.product(data.results.done if data.complete_enough else (), (None, 1, 2)):
+            groups: dict[str, list[float]] = {}
+            for row in (row for result in results_of(cell, kind, phase) for row in result.rows):
+                groups.setdefault(row[category], []).append(float(row[column]))
+            if groups:
+                number = len(series)
+                look = Look(network_name(cell, phase), f"C{number}", "os^Dv"[number % 5])
+                series[look] = list(zip(groups, estimates(dict(enumerate(groups.values()))).values()))
+        if not series:
+            return None
+        figure, axes = panels(1, width=8, height=3.0)
+        draw_series(axes[0], series)
+        axes[0].set_ylabel(label)
+        legend(figure, axes)
+        return Drawing(figure, "Means over severities, ratios and seeds, with 95 % intervals.")
 
     return draw
 
@@ -183,14 +155,6 @@ def ablation_phase(row: Published) -> int | None:
     return phase if phase > 0 else None
 
 
-def described(cell: Cell) -> dict[str, str]:
-    """More words about a cell of ours."""
-    return {
-        "method": hlhlp_method(cell),
-        "setting": f"bits {', '.join(map(str, bits_of(cell)))}, {cell.setting('quantizer', '')}",
-    }
-
-
 def phase_ends(cell: Cell) -> str:
     """The metric at the end of each phase, the mean over seeds."""
     values = [cell.at_end_of_phase(phase) for phase in range(1, len(bits_of(cell)) + 1)]
@@ -203,19 +167,19 @@ def is_tuned(cell: Cell) -> bool:
 
 
 FIGURES: dict[str, Callable[[ItemData], Drawing | None]] = {
-    "fig1": plane_pictures("test", "error_percent", "test error (%)"),
-    "appD": robustness("corruption", "error_percent", "error (%)", {1: "HL", None: "HLHL"}),
+    "fig1": plane_pictures,
+    "appD": measured("corruption", "corruption", "error_percent", "error (%)"),
     "appE": quantizers,
-    "appF": robustness("noise", "cer_percent", "character error rate (%)", {2: "HLp", None: "HLHLp"}),
-    "appH": plane_pictures("train", "loss", "training loss"),
+    "appF": measured("noise", "noise", "cer_percent", "character error rate (%)"),
+    "appH": plane_pictures,
 }
-SPEC = Spec("final", same_cell, describe=described, base=is_tuned)
+SPEC = Spec("final", same_cell, named=hlhlp_method, base=is_tuned)
 SPECS = {
-    "table5": Spec("final", same_speech, describe=described, base=is_tuned),
+    "table5": Spec("final", same_speech, named=hlhlp_method, base=is_tuned),
     "table6": Spec(
         "final",
         same_ablation,
-        describe=described,
+        named=hlhlp_method,
         phase=ablation_phase,
         measures={"at the ends of phases": phase_ends},
         base=is_tuned,

@@ -7,34 +7,30 @@ changed. Items without runs show what the paper prints, and the command that tra
 from __future__ import annotations
 
 import csv
-import hashlib
 import importlib
 import importlib.util
-import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Optional
+from typing import Optional
 
-import matplotlib
 from rich.console import Console
 from rich.progress import track
 
 from bitcycle.analysis.claims import check_claims
 from bitcycle.analysis.collect import SUMMARY, read_summary
-from bitcycle.analysis.curves import curve_name
 from bitcycle.analysis.items import PAPERS, PUBLISHED, SWEEPS, Item, read_claims, read_items, read_published
 from bitcycle.analysis.results import Results, Run, find_results, read_runs
 from bitcycle.analysis.verdict import ClaimResult, write_claims
 from bitcycle.figure import board
 from bitcycle.figure.data import ItemData, Noise, noise_of
+from bitcycle.figure.drawn import Drawn, inputs_of
 from bitcycle.figure.page import Entry, Picture, write_pages
 from bitcycle.figure.plots import forest
-from bitcycle.figure.style import Drawing, save
+from bitcycle.figure.style import Drawing
 from bitcycle.figure.table import Spec, Table, as_records, tables_of
-from bitcycle.measurement.artifacts import ANALYSES, run_name
 from bitcycle.resources import resource_root
 from bitcycle.sweep.item import Sweep, read_sweep
 from bitcycle.sweep.manifest import MANIFEST, read_manifest
@@ -79,14 +75,14 @@ def make_all(places: Places) -> list[Entry]:
     runs = read_runs(read_summary(places.runs), places.runs)
     noise = noise_of(run.row for run in runs)
     items = [item for item in read_items(places.root / PUBLISHED) if item.paper in places.papers]
+    items += board_items(places.root / SWEEPS)
     entries = []
     with Drawn(places.target / FIGURES / DRAWN) as drawn:
         for item in track(items, "items", console=Console(stderr=True)):
             entries.append(make_item(gather(item, runs, noise, places), places.target / FIGURES, drawn))
-        boards = make_boards(runs, noise, places, drawn)
         claims = claim_results(places, entries)
         intervals = draw_forest(claims, places.target / "pictures" / "claims", drawn)
-    write_pages(places.target, entries, claims, intervals, boards)
+    write_pages(places.target, entries, claims, intervals)
     return entries
 
 
@@ -122,29 +118,20 @@ def spec_of(item: Item) -> Spec:
     return found
 
 
-def make_boards(runs: Sequence[Run], noise: Noise, places: Places, drawn: Drawn) -> list[Entry]:
-    """The boards that have runs: accuracy against cost of all methods."""
-    found = []
-    for file in sorted((places.root / SWEEPS / "board").glob("*.yaml")):
-        sweep = read_sweep(file)
-        data = gather(
-            Item("board", file.stem, "board", sweep.title, f"board/{file.stem}", sweep.runs), runs, noise, places
-        )
-        path = places.target / FIGURES / "board" / file.stem
-        tables = [board.table(data)] if data.results.done else []
-        picture = drawn.picture(data.item.id, inputs_of(data), path, lambda data=data: titled(board.draw(data), data))
-        files = [*(picture.files if picture else ()), *write_csv(tables, path.with_name(f"{path.name}.csv"))]
-        found += [Entry(data, tables, picture, tuple(files))] if tables else []
-    return found
+def board_items(sweeps: Path) -> list[Item]:
+    """The boards: accuracy against cost of all methods, which no paper has."""
+    named = ((file.stem, read_sweep(file)) for file in sorted((sweeps / "board").glob("*.yaml")))
+    titles = ((name, sweep.title.partition(": ")[2] or sweep.title, sweep.runs) for name, sweep in named)
+    return [Item("board", name, "board", title, f"board/{name}", runs) for name, title, runs in titles]
 
 
 def make_item(data: ItemData, folder: Path, drawn: Drawn) -> Entry:
     """Write the picture of an item, if it has one, and its tables as CSV; returns its entry in the page."""
     item, path = data.item, folder / data.item.paper / data.item.name
     module = module_of(item.paper)
-    draw = module.FIGURES.get(item.name) if module else None
+    draw = module.FIGURES.get(item.name, module.FIGURES.get("")) if module else None
     picture = drawn.picture(item.id, inputs_of(data), path, lambda: titled(draw(data), data)) if draw else None
-    tables = tables_of(data, spec_of(item))
+    tables = board.tables(data) if item.paper == "board" else tables_of(data, spec_of(item))
     files = [*(picture.files if picture else ()), *write_csv(tables, path.with_name(f"{path.name}.csv"))]
     return Entry(data, tables, picture, tuple(files))
 
@@ -173,90 +160,6 @@ def write_csv(tables: Sequence[Table], path: Path) -> list[Path]:
         writer.writeheader()
         writer.writerows(records)
     return [path]
-
-
-# What is drawn already
-
-
-def inputs_of(data: ItemData) -> list[Any]:
-    """All that the picture of an item is drawn from."""
-    runs = []
-    for run in data.results.runs:
-        files = [
-            run.curves / curve_name(run.row),
-            *sorted((run.curves.parent / ANALYSES).glob(f"{run_name(run.row)}-*.csv")),
-        ]
-        runs.append([dict(run.row), *(digest_of(file.read_bytes()) for file in files if file.exists())])
-    cells = [
-        [dict(cell.paper), [[run.row["hash"], run.row["seed"]] for run in cell.runs]] for cell in data.results.cells
-    ]
-    return [
-        data.item.title,
-        data.results.scale,
-        cells,
-        runs,
-        list(data.published),
-        list(data.digitized),
-        data.conf.name,
-    ]
-
-
-def digest_of(content: bytes) -> str:
-    """A digest of some content."""
-    return hashlib.sha256(content).hexdigest()[:16]
-
-
-def digest_of_code() -> str:
-    """A digest of the code that draws."""
-    package = Path(__file__).parent.parent
-    files = sorted(
-        file for room in ("analysis", "figure", "measurement", "schedule") for file in (package / room).rglob("*.py")
-    )
-    return digest_of(b"".join([matplotlib.__version__.encode(), *(file.read_bytes() for file in files)]))
-
-
-class Drawn:
-    """The pictures that are drawn already, with digests of what they were drawn from and of their files."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.code = path, digest_of_code()
-        self.before: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        self.now = dict(self.before)
-
-    def __enter__(self) -> Drawn:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(self.now, indent=0, sort_keys=True) + "\n")
-
-    def picture(self, name: str, inputs: list[Any], path: Path, draw: Any) -> Picture | None:
-        """The picture of `path` without ending: drawn, unless it is there and its inputs are the same; None if there is none.
-
-        Args:
-            name: of the picture.
-            inputs: all that it is drawn from.
-            path: where it is.
-            draw: returns a Drawing, or None where there is nothing to draw; stale files are removed then.
-        """
-        digest = digest_of(json.dumps([self.code, inputs], sort_keys=True, default=str).encode())
-        files = [path.with_name(path.name + suffix) for suffix in (".png", ".svg")]
-        known = self.before.get(name, {})
-        if known.get("inputs") != digest or known.get("files") != self._digest(files):
-            made = draw()
-            if made is None:
-                for file in files:
-                    file.unlink(missing_ok=True)
-            else:
-                save(made.figure, path)
-            caption = made.caption if made else ""
-            known = {"inputs": digest, "files": self._digest(files), "caption": caption, "drawn": made is not None}
-            self.now[name] = known
-        return Picture(files, known["caption"], f"{name}. {known['caption']}") if known["drawn"] else None
-
-    @staticmethod
-    def _digest(files: Iterable[Path]) -> str:
-        return digest_of(b"".join(file.read_bytes() for file in files if file.exists()))
 
 
 # Claims

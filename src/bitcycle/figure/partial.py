@@ -106,12 +106,6 @@ def budget_of(cell: Cell) -> float:
     return 1.0
 
 
-def described(cell: Cell) -> dict[str, str]:
-    """More words about a cell of ours."""
-    full, low = phase_steps(cell)
-    return {"method": partial_method(cell), "setting": f"{full} steps in full, {low} in low precision"}
-
-
 def speed(cell: Cell) -> str:
     """Steps a second, the mean over seeds."""
     value = cell.value("steps_per_second")
@@ -123,5 +117,5 @@ FIGURES: dict[str, Callable[[ItemData], Drawing | None]] = {
     "fig2": against_time,
     "fig3": splits,
 }
-SPEC = Spec("final", same_cell, describe=described)
-SPECS = {"table2": Spec("final", same_cell, describe=described, measures={"steps per second": speed})}
+SPEC = Spec("final", same_cell, named=partial_method)
+SPECS = {"table2": Spec("final", same_cell, named=partial_method, measures={"steps per second": speed})}

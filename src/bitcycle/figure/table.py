@@ -22,9 +22,11 @@ from bitcycle.analysis.labels import (
     method_of,
     model_of,
     only,
+    schedule_of,
 )
 from bitcycle.analysis.results import Cell, Results, Value
-from bitcycle.figure.data import ItemData, Panel, Test, differences, our_network, panels_of
+from bitcycle.figure.data import Estimate, ItemData, Panel, Test, differences, our_network, panels_of
+from bitcycle.schedule import SUITE
 
 MACS_PER_GBITOP = 1e9 / 32**2
 """Effective MACs of FracTrain: bit operations of a float MAC count 32 x 32."""
@@ -61,7 +63,7 @@ class Spec:
         column: of runs.csv that holds the metric as the paper reports it: final or best.
         match: whether a published number is about a cell.
         cost: of runs.csv: gbitops, or gbitops_to_best.
-        describe: more labels of a cell of ours, by the columns of LABELS.
+        named: the method of a cell of ours in the words of the paper.
         phase: at the end of which phase, from 1 on, a published number was measured; None: at the end of the run.
         base: which of our cells the others are compared with.
         measures: further numbers of our cells: heading -> text.
@@ -70,7 +72,7 @@ class Spec:
     column: str = "final"
     match: Match = matches
     cost: str = "gbitops"
-    describe: Callable[[Cell], dict[str, str]] = lambda cell: {}
+    named: Callable[[Cell], str] = method_of
     phase: Callable[[Published], Optional[int]] = lambda row: None
     base: Test = lambda cell: False
     measures: Mapping[str, Callable[[Cell], str]] = field(default_factory=dict)
@@ -212,47 +214,74 @@ def ratio(one: Value | None, other: Value | None) -> Value | None:
 
 def our_table(data: ItemData, spec: Spec) -> Table:
     """Each setting of ours once: network, data, scale and steps, the metric over seeds, and the difference to our baseline."""
-    more = list(spec.measures)
-    rows = [row for panel in panels_of(data) for row in our_rows(panel, data.results.scale or "", spec)]
-    headings = [
-        "network",
-        "data",
-        "scale",
-        "steps",
-        "method",
-        "schedule",
-        "forward bits",
-        "gradient bits",
-        "setting",
+    shown, more = panels_of(data), list(spec.measures)
+    rows = [row for panel in shown for row in our_rows(panel, data.results.scale or "", spec)]
+    headings = ["network", "data", "scale", "steps", "method", "schedule", "forward bits", "gradient bits", "setting"]
+    headings += [
         "metric",
+        "ours",
+        "deviation",
+        "n",
+        "difference to baseline",
+        "95 % interval",
+        "cost relative to static",
     ]
-    headings += ["ours", "deviation", "n", "difference to baseline", "95 % interval", "cost relative to static", *more]
+    headings += more
     kept = [index for index, name in enumerate(headings) if name in more or any(row[index] for row in rows)]
     body = [[row[index] for index in kept] for row in rows]
-    proxies = sorted({name for panel in panels_of(data) for name in panel.proxy_for})
+    proxies = sorted({name for panel in shown for name in panel.proxy_for})
     words = f", proxies for {'; '.join(proxies)}" if proxies else ""
     return Table(f"Our runs{words}; each training once", [headings[index] for index in kept], body)
 
 
+SETTINGS = {
+    **dict.fromkeys(SUITE, "{cycles} cycles"),
+    **dict.fromkeys(("dfq", "fractrain"), "cp {target}"),
+    **dict.fromkeys(("hlhlp", "hlhlhlp", "fine_tuning"), "bits {bits}"),
+    "deficit": "window {start} to {end} ({unit}s)",
+    "delayed": "starts at {start} of the run",
+    "pfq": "epsilon {epsilon}, alpha {alpha}",
+    "partial_pretrain": "{split} of the steps in full precision",
+}
+"""What tells cells of a schedule apart, besides their bits."""
+
+
+class Known(dict[str, object]):
+    """Settings; those that are not there are dashes."""
+
+    def __missing__(self, key: str) -> str:
+        return "-"
+
+
+def setting_words(cell: Cell) -> str:
+    """What tells a cell of ours apart from others of its schedule."""
+    settings = cell.runs[0].settings
+    words = [SETTINGS.get(schedule_of(cell), "").format_map(Known(settings.get("schedule", {})))]
+    special = {"quantizer": "sbm", "dataset.part": "all", "model.aggregation": None}
+    words += [
+        str(found).replace("_", " ") for key, usual in special.items() if (found := cell.setting(key, usual)) != usual
+    ]
+    return ", ".join(filter(None, words))
+
+
 def our_rows(panel: Panel, scale: str, spec: Spec) -> Iterator[list[str]]:
     """The rows of one panel."""
-    base = panel.first(spec.base)
+    base, proxy = panel.first(spec.base), f"{scale}, proxy" if panel.proxy_for else scale
     gaps = differences(panel, base, spec.column) if base else {}
     for index, cell in enumerate(panel.cells):
-        network, _, rest = our_network(cell).partition(", ")
-        words = {"method": method_of(cell), "schedule": str(cell.setting("schedule", "static")), **spec.describe(cell)}
+        row, (network, _, rest) = cell.runs[0].row, our_network(cell).partition(", ")
         value, gap, cost = cell.value(spec.column), gaps.get(index), cell.value("relative_to_static")
-        interval = "" if gap is None or gap.low is None else f"{signed(gap.low)} to {signed(gap.high)}"
+        where = [network, rest, proxy, row["total_steps"], spec.named(cell), schedule_of(cell)]
+        what = [forward_bits(cell), backward_bits(cell), setting_words(cell), row["metric"]]
+        found = [number(value.mean), number(value.std), str(value.n)] if value else ["", "", ""]
+        compared = ["baseline" if cell is base else signed(gap.mean) if gap else "", interval(gap, signed)]
         yield [
-            *(network, rest, scale, cell.runs[0].row["total_steps"], words["method"], words["schedule"]),
-            *(forward_bits(cell), backward_bits(cell), words.get("setting", ""), cell.runs[0].row["metric"]),
-            *(
-                number(value.mean if value else None),
-                number(value.std if value else None),
-                str(value.n if value else 0),
-            ),
-            *("baseline" if cell is base else signed(gap.mean) if gap else "", interval),
-            *(number(cost.mean if cost else None), *(take(cell) for take in spec.measures.values())),
+            *where,
+            *what,
+            *found,
+            *compared,
+            number(cost.mean if cost else None),
+            *(m(cell) for m in spec.measures.values()),
         ]
 
 
@@ -280,6 +309,11 @@ def signed(value: float | None) -> str:
     ('+1.50', '-0.250', '')
     """
     return ("+" if (value or 0) > 0 else "") + number(value)
+
+
+def interval(value: Estimate | None, written: Callable[[float | None], str] = number) -> str:
+    """The interval of an estimate in words; empty if it has none."""
+    return "" if value is None or value.low is None else f"{written(value.low)} to {written(value.high)}"
 
 
 def as_markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

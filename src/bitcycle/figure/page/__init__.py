@@ -30,6 +30,9 @@ LINKS = {
 """Where the papers are; HLHLp has no free copy that we know of."""
 
 
+BOARD = "Board: accuracy against training cost of all methods, which no paper compares"
+
+
 @dataclass(frozen=True)
 class Picture:
     """A picture: its files, PNG first, what stands below it and what it says to those who do not see it."""
@@ -140,7 +143,6 @@ def write_pages(
     entries: Sequence[Entry],
     claims: Sequence[ClaimResult],
     forest: Picture | None = None,
-    boards: Sequence[Entry] = (),
 ) -> None:
     """Write index.html, README.md and the page of each item below a folder.
 
@@ -149,13 +151,12 @@ def write_pages(
         entries: the items.
         claims: rows of claims.csv.
         forest: the picture of the intervals of claims.
-        boards: accuracy against cost of all methods.
     """
     rows = [claim_words(row) for row in claims]
-    papers: list[dict[str, Any]] = []
+    sections: list[dict[str, Any]] = []
     for key in dict.fromkeys(entry.data.item.paper for entry in entries):
         items = [item_context(entry, rows, folder) for entry in entries if entry.data.item.paper == key]
-        papers.append({"key": key, "title": PAPERS.get(key, key), "link": LINKS.get(key, ""), "items": items})
+        sections.append({"key": key, "title": PAPERS.get(key, BOARD), "link": LINKS.get(key, ""), "items": items})
     order = list(dict.fromkeys(row["claim_id"] for row in rows))
     context = {
         "summary": summary_of(entries, rows),
@@ -164,16 +165,15 @@ def write_pages(
         "counts": counts_of(rows),
         "filters": [(name, sorted({row[name] for row in rows} - {""})) for name in ("paper", "verdict", "scope")],
         "forest": picture_context(forest, folder) if forest else None,
-        "boards": [item_context(board, rows, folder) for board in boards],
-        "papers": papers,
+        "sections": sorted(sections, key=lambda section: section["key"] != "board"),
         "style": (HERE / "page.css").read_text(),
         "script": (HERE / "page.js").read_text(),
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("index.html", "README.md"):
         (folder / name).write_text(environment().get_template(f"{name}.j2").render(context))
-    for part in [*papers, {"items": context["boards"]}]:
-        for item in part["items"]:
+    for section in sections:
+        for item in section["items"]:
             path = folder / item["page"]
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(environment().get_template("item.md.j2").render(item=item))

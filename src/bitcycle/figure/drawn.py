@@ -1,0 +1,87 @@
+"""What is drawn already: a picture is drawn again only where what it shows, or the code that draws it, has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+from bitcycle.analysis.curves import curve_name
+from bitcycle.figure.data import ItemData
+from bitcycle.figure.page import Picture
+from bitcycle.figure.style import Drawing, save
+from bitcycle.measurement.artifacts import ANALYSES, run_name
+
+ROOMS = ("analysis", "figure", "measurement", "schedule")
+
+
+def inputs_of(data: ItemData) -> list[Any]:
+    """All that the picture of an item is drawn from."""
+    runs = []
+    for run in data.results.runs:
+        files = [run.curves / curve_name(run.row)]
+        files += sorted((run.curves.parent / ANALYSES).glob(f"{run_name(run.row)}-*.csv"))
+        runs.append([dict(run.row), *(digest_of(file.read_bytes()) for file in files if file.exists())])
+    cells = [[cell.paper, [[run.row["hash"], run.row["seed"]] for run in cell.runs]] for cell in data.results.cells]
+    noise = sorted(data.noise.items())
+    return [data.item.title, data.results.scale, cells, runs, list(data.published), list(data.digitized), noise]
+
+
+def digest_of(content: bytes) -> str:
+    """A digest of some content."""
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def digest_of_code() -> str:
+    """A digest of the code that draws."""
+    package = Path(__file__).parent.parent
+    files = sorted(file for room in ROOMS for file in (package / room).rglob("*.py"))
+    return digest_of(b"".join([matplotlib.__version__.encode(), *(file.read_bytes() for file in files)]))
+
+
+class Drawn:
+    """The pictures that are drawn already, with digests of what they were drawn from and of their files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.code = path, digest_of_code()
+        self.before: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        self.now = dict(self.before)
+
+    def __enter__(self) -> Drawn:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(self.now, indent=0, sort_keys=True) + "\n")
+
+    def picture(self, name: str, inputs: list[Any], path: Path, draw: Callable[[], Drawing | None]) -> Picture | None:
+        """The picture of `path` without ending: drawn, unless it is there and its inputs are the same; None if there is none.
+
+        Args:
+            name: of the picture.
+            inputs: all that it is drawn from.
+            path: where it is.
+            draw: returns a Drawing, or None where there is nothing to draw; stale files are removed then.
+        """
+        digest = digest_of(json.dumps([self.code, inputs], sort_keys=True, default=str).encode())
+        files = [path.with_name(path.name + suffix) for suffix in (".png", ".svg")]
+        known = self.before.get(name, {})
+        if known.get("inputs") != digest or known.get("files") != self._digest(files):
+            made = draw()
+            if made is None:
+                for file in files:
+                    file.unlink(missing_ok=True)
+            else:
+                save(made.figure, path)
+            caption = made.caption if made else ""
+            known = {"inputs": digest, "files": self._digest(files), "caption": caption, "drawn": made is not None}
+            self.now[name] = known
+        return Picture(files, known["caption"], f"{name}. {known['caption']}") if known["drawn"] else None
+
+    @staticmethod
+    def _digest(files: Iterable[Path]) -> str:
+        return digest_of(b"".join(file.read_bytes() for file in files if file.exists()))

@@ -66,7 +66,7 @@ class CustomImages(ImageDatasetOptions):
             raise SettingError("resize", self.resize, problem, "use image_size or more, or null")
 
     def full_info(self, data_root: Path) -> DatasetInfo:
-        train, test = _read_encoded(self._folder(data_root), self.name, self.label_column, self.test_fraction)
+        train, test = self._encoded(data_root)
         first = open_image(train.images[0])
         size = self.image_size or first.size[0]
         if self.image_size is None and first.size[0] != first.size[1]:
@@ -74,13 +74,13 @@ class CustomImages(ImageDatasetOptions):
                 f"{train.images[0].origin} is {first.size[0]}x{first.size[1]} pixels; set dataset.image_size"
             )
         if len(train.class_names) < 2:
-            raise DataError(f"{self._folder(data_root)} holds a single class ({train.class_names[0]}); add another")
+            raise DataError(f"dataset.path={self.path} holds a single class ({train.class_names[0]}); add another")
         channels = self.channels or (1 if first.mode in GREY_MODES else 3)
         shape = ImageShape(channels, size, len(train.class_names))
         return DatasetInfo(shape, len(train.images), len(test.images))
 
     def read(self, data_root: Path) -> Splits:
-        splits = _read_encoded(self._folder(data_root), self.name, self.label_column, self.test_fraction)
+        splits = self._encoded(data_root)
         shape = self.full_info(data_root).shape
         assert isinstance(shape, ImageShape)
         return self._frame(splits, shape)
@@ -104,6 +104,10 @@ class CustomImages(ImageDatasetOptions):
                 for split, framing in zip(splits, framings, strict=True)
             )
         )
+
+    def _encoded(self, data_root: Path) -> tuple[Encoded, Encoded]:
+        """Training and test images as they are stored."""
+        return _read_encoded(self._folder(data_root), self.name, self.label_column, self.test_fraction)
 
     def _folder(self, data_root: Path) -> Path:
         folder = data_root / Path(self.path).expanduser()  # an absolute path stands for itself
@@ -132,13 +136,22 @@ def _read_encoded(folder: Path, kind: str, label_column: str | None, test_fracti
         train = read_class_folders(whole)
         test_folder = find_class_folders(folder, "test") if found else None
         test = read_class_folders(test_folder, train.class_names) if test_folder else None
+    return both_splits(train, test, test_fraction, str(folder))
+
+
+def both_splits(train: Encoded, test: Encoded | None, test_fraction: float, folder: str) -> tuple[Encoded, Encoded]:
+    """Training and test images, the latter held out where there is no test split.
+
+    Raises:
+        DataError: where the splits number their classes differently.
+    """
     if test is None:
         return _split(train, test_fraction)
     _check_alike(train, test, folder)
     return train, test
 
 
-def _check_alike(train: Encoded, test: Encoded, folder: Path) -> None:
+def _check_alike(train: Encoded, test: Encoded, folder: str) -> None:
     """Refuse splits whose labels do not mean the same classes."""
     count = len(train.class_names)
     if test.class_names != train.class_names[: len(test.class_names)]:

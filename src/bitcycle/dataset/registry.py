@@ -9,6 +9,7 @@ from bitcycle.dataset.citation import Citation
 from bitcycle.dataset.custom import CustomImages
 from bitcycle.dataset.digits import Digits
 from bitcycle.dataset.fsdd import Fsdd
+from bitcycle.dataset.hub import HubImages
 from bitcycle.dataset.imagenet import ImageNet
 from bitcycle.dataset.imagenet_mini import ImageNetMini
 from bitcycle.dataset.movielens import MovieLens, Ratings
@@ -29,6 +30,7 @@ DATASETS: dict[str, type[DatasetOptions]] = {
     "imagenet_mini": ImageNetMini,
     "image_folder": CustomImages,
     "image_parquet": CustomImages,
+    "hub": HubImages,
     "xnli": Xnli,
     "sick": Sick,
     "sentence_pairs": SentencePairFolder,

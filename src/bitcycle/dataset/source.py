@@ -105,30 +105,41 @@ def read_parquet(files: Sequence[Path], label_column: str | None = None) -> Enco
     Raises:
         DataError: if a file cannot be read, has no such columns, or several that could be the labels.
     """
-    images: list[EncodedImage] = []
-    labels: list[Tensor] = []
-    names: set[tuple[str, ...]] = set()
+    parts: list[Encoded] = []
     for file in files:
         try:
             table = parquet.read_table(file)
         except (OSError, ValueError) as error:
             raise DataError(f"cannot read {file}: {error}. Fetch the file again.") from error
-        image_column = next((field.name for field in table.schema if _has_bytes(field)), None)
-        if image_column is None:
-            raise DataError(f"{file} has columns {table.column_names}; expected one of images (a struct with `bytes`)")
-        column = _label_column(table.schema, label_column, file)
-        cells = table[image_column].combine_chunks().field("bytes")
-        images += [EncodedImage(f"row {row} of {file}", _CellReader(cells[row])) for row in range(table.num_rows)]
-        labels.append(_labels(table[column], column, file))
-        names.add(_class_names(table.schema.metadata, column))
+        parts.append(read_table(table, str(file), label_column))
+    names = {part.class_names for part in parts}
     if len(names) > 1:
         raise DataError(f"{files[0].parent}: the files of one split name their classes differently; fetch them again")
-    together = torch.cat(labels)
-    numbered = tuple(str(label) for label in range(int(together.max()) + 1)) if len(together) else ()
-    return Encoded(images, together, names.pop() or numbered)
+    together = torch.cat([part.labels for part in parts])
+    return Encoded([image for part in parts for image in part.images], together, names.pop() or numbered(together))
 
 
-def _label_column(schema: Any, wanted: str | None, file: Path) -> str:
+def read_table(table: Any, origin: str, label_column: str | None = None) -> Encoded:
+    """The images and labels of an Arrow table, as `read_parquet` explains; no class names where the table has none.
+
+    Raises:
+        DataError: if it has no such columns, or several that could be the labels.
+    """
+    image_column = next((field.name for field in table.schema if _has_bytes(field)), None)
+    if image_column is None:
+        raise DataError(f"{origin} has columns {table.column_names}; expected one of images (a struct with `bytes`)")
+    column = _label_column(table.schema, label_column, origin)
+    cells = table[image_column].combine_chunks().field("bytes")
+    images = [EncodedImage(f"row {row} of {origin}", _CellReader(cells[row])) for row in range(table.num_rows)]
+    return Encoded(images, _labels(table[column], column, origin), _class_names(table.schema.metadata, column))
+
+
+def numbered(labels: Tensor) -> tuple[str, ...]:
+    """Names of classes that have none: their numbers."""
+    return tuple(str(label) for label in range(int(labels.max()) + 1)) if len(labels) else ()
+
+
+def _label_column(schema: Any, wanted: str | None, file: str) -> str:
     """The column of labels: the wanted one, one that is called so, or the only integer column."""
     integers = [field.name for field in schema if types.is_integer(field.type)]
     usual = [name for name in ([wanted] if wanted else ["label", "labels", "fine_label"]) if name in integers]
@@ -139,7 +150,7 @@ def _label_column(schema: Any, wanted: str | None, file: Path) -> str:
     raise DataError(f"{file} has the integer columns {integers}: {problem}; set dataset.label_column to one of them")
 
 
-def _labels(column: Any, name: str, file: Path) -> Tensor:
+def _labels(column: Any, name: str, file: str) -> Tensor:
     if column.null_count:
         raise DataError(f"column {name} of {file} lacks {column.null_count} labels; remove these rows")
     labels = torch.from_numpy(column.to_numpy().astype(np.int64))

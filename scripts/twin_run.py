@@ -87,13 +87,13 @@ CASES = {
 
 
 def pairs_of(
-    theirs: nn.Module, ours: nn.Module, rename: Callable[[str], str] = str
+    theirs: nn.Module, ours: nn.Module, rename: Callable[[str], str | None] = str
 ) -> list[tuple[nn.Parameter, nn.Parameter]]:
     """Parameters of both, matched by name; ours get the weights of theirs.
 
     Args:
         theirs, ours: the two networks.
-        rename: the name of a parameter of theirs in ours.
+        rename: the name of a parameter of theirs in ours; None for one that nothing reads.
 
     Raises:
         ValueError: where a parameter has no counterpart of its shape.
@@ -101,6 +101,8 @@ def pairs_of(
     own = dict(ours.named_parameters())
     pairs = []
     for name, parameter in theirs.named_parameters():
+        if rename(name) is None:
+            continue
         other = own.pop(rename(name), None)
         if other is None or other.shape != parameter.shape:
             found = "nothing" if other is None else f"the shape {tuple(other.shape)}"

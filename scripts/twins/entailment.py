@@ -11,12 +11,12 @@ import torch
 import transformers
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from twin_run import Twin, pairs_of, released, to_nearest
 
 import bitcycle
 from bitcycle.model import SentencePairShape
 from bitcycle.model.bert import Bert
 from bitcycle.quantizer.registry import quantizer_options
+from twin_run import Twin, pairs_of, released, to_nearest
 
 VOCABULARY, LENGTH, BATCH, CLASSES = 120, 12, 8, 3
 SIZES = {"layers": 2, "hidden": 32, "heads": 4, "intermediate": 64}

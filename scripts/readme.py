@@ -201,6 +201,19 @@ def pilot_table() -> str:
     return "\n".join(lines)
 
 
+def fidelity_table() -> str:
+    """How far training parts from that of the released code."""
+    with open((ROOT / SUMMARY).parent / "fidelity.csv", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    titles = ("network and method", "released code", "steps", "largest difference: loss", "weights", "losses equal for")
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for row in rows:
+        code = f"{row['repository']} at {row['commit']}"
+        differences = f"{float(row['loss_difference']):.1e} | {float(row['weight_difference']):.1e}"
+        lines.append(f"| {row['what']} | {code} | {row['steps']} | {differences} | {row['equal_until']} steps |")
+    return "\n".join(lines)
+
+
 def claims_table(verdicts: str) -> str:
     """The claims whose verdict begins so, with what was found; `make figures` writes the verdicts."""
     with open(CLAIMS, newline="") as stream:
@@ -234,6 +247,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "deviations": deviations,
     "lengths": lengths_table,
     "pilot": pilot_table,
+    "fidelity": fidelity_table,
     "contradicted": lambda: claims_table("contradicted"),
     "agreeing": lambda: claims_table("sign agrees"),
 }
@@ -245,6 +259,7 @@ DOCUMENTS = {
     ROOT / "docs" / "results.md": ("verdicts", "results"),
     ROOT / "docs" / "speed.md": ("benchmark",),
     ROOT / "results" / "notes" / "mini-scale.md": ("deviations",),
+    ROOT / "results" / "notes" / "fidelity.md": ("fidelity",),
     ROOT / "results" / "notes" / "plan.md": ("pilot",),
     ROOT / "results" / "notes" / "verdicts.md": ("contradicted", "lengths", "agreeing"),
 }

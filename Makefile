@@ -7,7 +7,7 @@ export HYDRA_FULL_ERROR := 1
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup docs demo test test-all test-slurm lint bench status reproduce campaign manifest collect figures browser costs readme lock clean
+.PHONY: help setup docs demo test test-all test-slurm lint bench bench-check status reproduce campaign manifest collect figures browser costs readme lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -53,6 +53,9 @@ lint: $(VENV)/.ready ## ruff and mypy
 
 bench: $(VENV)/.ready ## time and memory of steps, quantizers, data and runs: results/benchmark; options in BENCH=--quick
 	KINETO_LOG_LEVEL=4 $(RUN) -m bitcycle bench $(BENCH)
+
+bench-check: $(VENV)/.ready ## a quick benchmark against the recorded one: fails if a ratio to float32 is more than 15 % worse
+	KINETO_LOG_LEVEL=4 $(RUN) -m bitcycle bench --check $(BENCH)
 
 status: $(VENV)/.ready ## tables of all runs and sweeps, how far each is and the time left; SCALE=mini: at one scale
 	@$(RUN) -m bitcycle status $(SCALE)

@@ -105,3 +105,21 @@ def test_data_alone():
 
 def test_recorded_benchmarks_are_whole():
     assert len(list(FOLDER.glob("*.json"))) == recorded().count("torch 2")
+
+
+def test_a_check_finds_what_became_slower(tmp_path, monkeypatch, capsys):
+    def networks(ratio: float) -> dict[str, Any]:
+        return {
+            "resnet20": {"variants": {"static 8": {"ratio": ratio, "ratio_low": ratio - 0.01, "ratio_high": ratio}}}
+        }
+
+    monkeypatch.setattr(command, "FOLDER", tmp_path)
+    monkeypatch.setattr(command, "processor", lambda device: "one")
+    monkeypatch.setattr(sys, "argv", ["benchmark", "--check", "--networks", "resnet20", "--device", "cpu"])
+    for ratio, code, said in ((1.0, 2, "is missing"), (1.14, 0, "no ratio"), (1.2, 1, "static 8: 1.20 times float32")):
+        monkeypatch.setattr(command, "measure", lambda chosen, keep, ratio=ratio: {"networks": networks(ratio)})
+        with pytest.raises(SystemExit) as exit:
+            command.main()
+        assert exit.value.code == code
+        assert said in capsys.readouterr().out
+        write(tmp_path / "one-1-threads.json", {"networks": networks(1.0)})

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,12 +19,13 @@ from bitcycle.benchmark.measure import clock_name
 from bitcycle.benchmark.networks import measure_networks, networks
 from bitcycle.benchmark.quantizers import measure_quantizers
 from bitcycle.benchmark.runs import images_per_second, runs_per_hour, write
-from bitcycle.benchmark.table import FOLDER, tables
+from bitcycle.benchmark.table import FOLDER, WORSE, slower, tables
 from bitcycle.training.display import set_up_console
 from bitcycle.training.environment import describe_environment, processor
 
 PARTS = ("networks", "quantizers", "data", "runs")
 QUICK = ("resnet20", "lstm")
+CHECKED = ("resnet8_16", "resnet20", "lstm2_200", "gcn_cora")
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -39,7 +42,14 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--output", type=Path, help="the JSON file; default: results/benchmark/HARDWARE.json, or none with --quick"
     )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help=f"{', '.join(CHECKED)} against the record of this hardware; fails if a ratio is {WORSE:.0%} worse",
+    )
     chosen = parser.parse_args(words)
+    if chosen.check:
+        chosen.parts, chosen.networks, chosen.rounds = ["networks"], chosen.networks or list(CHECKED), 5
     if chosen.quick:
         chosen.rounds, chosen.networks = 3, chosen.networks or list(QUICK)
         chosen.parts = [part for part in chosen.parts if part != "runs"]
@@ -83,12 +93,28 @@ def measure(chosen: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) 
     return record
 
 
+def check(chosen: argparse.Namespace, path: Path) -> int:
+    """Measure anew what the record has; returns 1 if something has become slower, 2 without a record of this hardware."""
+    if not path.exists():
+        print(f"{path} is missing: record this hardware first, with make bench BENCH=--threads={chosen.threads}")
+        return 2
+    expected = json.loads(path.read_text())["networks"]
+    chosen.networks = [name for name in chosen.networks if name in expected]
+    found = measure(chosen, lambda record: None)["networks"]
+    worse = slower(found, expected)
+    print("\n".join(worse) or f"no ratio to float32 is {WORSE:.0%} worse than recorded")
+    return 1 if worse else 0
+
+
 def main() -> None:
     """Measure, print and keep."""
     set_up_console()
     chosen = arguments()
     hardware = re.sub(r"[^a-z0-9]+", "-", f"{processor(device_of(chosen))} {chosen.threads} threads".lower()).strip("-")
-    path = chosen.output or (None if chosen.quick else FOLDER / f"{hardware}.json")
+    recorded = FOLDER / f"{hardware}.json"
+    if chosen.check:
+        sys.exit(check(chosen, recorded))
+    path = chosen.output or (None if chosen.quick else recorded)
 
     def keep(record: dict[str, Any]) -> None:
         if path is not None:

@@ -1,4 +1,4 @@
-"""Training steps of seven kinds of networks on made-up data: float, and quantized in several ways."""
+"""Training steps of several kinds of networks on made-up data: float, and quantized in several ways."""
 
 from __future__ import annotations
 
@@ -112,10 +112,15 @@ def networks(cuda: bool) -> dict[str, Network]:
         return gpu if cuda else cpu
 
     small, tiny, words = samples(32, 128), samples(4, 256), samples(20, 64)
-    cifar, imagenet = ImageShape(3, 32, 10), ImageShape(3, 224, 1000)
+    cifar, imagenet, tiny_images = ImageShape(3, 32, 10), ImageShape(3, 224, 1000), ImageShape(3, 16, 10)
     graph = GraphShape(features=128, classes=40, nodes=20_000, edges=120_000)
+    cora = GraphShape(features=1433, classes=7, nodes=2708, edges=10_556)
     return {
+        "resnet8_16": Network(lambda: _build("resnet8", tiny_images), _images(128, 16, 10), "128 images of 16x16"),
+        "resnet20_16": Network(lambda: _build("resnet20", tiny_images), _images(128, 16, 10), "128 images of 16x16"),
+        "resnet8": Network(lambda: _build("resnet8", cifar), _images(32, 32, 10), "32 images of 32x32"),
         "resnet20": Network(lambda: _build("resnet20", cifar), _images(128, 32, 10), "128 images of 32x32", True),
+        "resnet38": Network(lambda: _build("resnet38", cifar), _images(128, 32, 10), "128 images of 32x32"),
         "resnet74": Network(lambda: _build("resnet74", cifar), _images(128, 32, 10), "128 images of 32x32", cuda),
         "mobilenet_v2": Network(
             lambda: _build("mobilenet_v2", cifar), _images(small, 32, 10), f"{small} images of 32x32", cuda
@@ -125,6 +130,16 @@ def networks(cuda: bool) -> dict[str, Network]:
         ),
         "lstm": Network(
             lambda: _build("lstm", TokenShape(10_000)), _words(words, 35, 10_000), f"{words} sequences of 35 words"
+        ),
+        "lstm2_200": Network(
+            lambda: _build("lstm2", TokenShape(10_000), hidden=200),
+            _words(words, 35, 10_000),
+            f"{words} sequences of 35 words",
+        ),
+        "gcn_cora": Network(
+            lambda: _build("gcn", cora),
+            _graph(cora.nodes, cora.edges, cora.features, cora.classes),
+            f"a graph of {cora.nodes:,} nodes and {cora.edges:,} edges",
         ),
         "gcn": Network(
             lambda: _build("gcn", graph),

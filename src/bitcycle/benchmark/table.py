@@ -9,6 +9,26 @@ from typing import Any
 FOLDER = Path(__file__).parents[3] / "results" / "benchmark"
 
 
+WORSE = 0.15
+"""By how much a ratio may grow before `make bench-check` fails."""
+
+
+def slower(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    """A line for each network and variant whose ratio to float32 is worse than recorded by more than `WORSE`.
+
+    Args:
+        found, expected: the `networks` of two records. The lower quartile of what was found counts: noise of a busy machine
+            makes single rounds slower, a slower program all of them.
+    """
+    lines = []
+    for name, network in found.items():
+        for variant, values in network["variants"].items():
+            before = expected[name]["variants"].get(variant, {"ratio": float("inf")})["ratio"]
+            if values["ratio_low"] > before * (1 + WORSE):
+                lines.append(f"{name}, {variant}: {values['ratio']:.2f} times float32, recorded {before:.2f}")
+    return lines
+
+
 def tables(record: dict[str, Any]) -> str:
     """Every part of the record, with what it was measured on."""
     parts = [conditions(record)]

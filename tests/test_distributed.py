@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import bitcycle.dataset.images as images_module
-from bitcycle import processes
+from bitcycle import distributed
 from bitcycle.errors import RunError
 from bitcycle.layer import share_batch_norm
 from bitcycle.quantizer import QUANTIZERS, compiler_works
@@ -88,7 +88,7 @@ def lose_and_stop(folder: Path) -> None:
 
 def train_the_same(folder: Path) -> None:
     for case, settings in SAME.items():
-        place = folder / ("pair" if processes.rank() == 0 or case == "partial" else "nowhere")
+        place = folder / ("pair" if distributed.rank() == 0 or case == "partial" else "nowhere")
         in_double(planned(place, case, settings))
     assert not (folder / "nowhere").exists()
 
@@ -101,7 +101,7 @@ def crash_and_resume(folder: Path) -> None:
                 crash_at(patch, crash_step, checkpoint_step)
                 with pytest.raises(Crash):
                     execute(run)
-            processes.wait_for_all()
+            distributed.barrier()
         execute(run)
 
 
@@ -119,16 +119,16 @@ def normalise_a_batch(folder: Path) -> None:
         whole = x.clone().requires_grad_()
         expected = one(whole)
         (expected * upstream).sum().backward()
-        part = processes.own(x).clone().requires_grad_()
-        with processes.sharing(len(x)):
+        part = distributed.local_shard(x).clone().requires_grad_()
+        with distributed.sharded(len(x)):
             y = other(part)
-            (y * processes.own(upstream)).sum().backward()
-        torch.testing.assert_close(y, processes.own(expected))
-        torch.testing.assert_close(part.grad, processes.own(whole.grad))
+            (y * distributed.local_shard(upstream)).sum().backward()
+        torch.testing.assert_close(y, distributed.local_shard(expected))
+        torch.testing.assert_close(part.grad, distributed.local_shard(whole.grad))
         for name, buffer in one[0].named_buffers():
             torch.testing.assert_close(dict(other[0].named_buffers())[name], buffer)
         for mine, expected in zip(other.parameters(), one.parameters(), strict=True):
-            torch.testing.assert_close(processes.total(mine.grad), expected.grad)
+            torch.testing.assert_close(distributed.all_sum(mine.grad), expected.grad)
 
 
 def calibrate_on_a_batch(folder: Path) -> None:
@@ -137,8 +137,8 @@ def calibrate_on_a_batch(folder: Path) -> None:
     x = torch.rand(7, 3, 40, 50, generator=torch.Generator().manual_seed(0))
     whole, part = (QUANTIZERS["uniform_l2"]().activation(compile=False) for _ in range(2))
     whole.prepare(x, 3)
-    with processes.sharing(len(x)):
-        part.prepare(processes.own(x), 3)
+    with distributed.sharded(len(x)):
+        part.prepare(distributed.local_shard(x), 3)
     assert torch.equal(part.step, whole.step) and whole.step != 1
 
 
@@ -245,10 +245,10 @@ def in_turn(function, x: torch.Tensor, patch: pytest.MonkeyPatch) -> torch.Tenso
     low, high = torch.aminmax(x)
     parts = []
     for process in range(2):
-        share = processes.share_of(len(x), process, 2)
-        patch.setattr(processes, "_share", share)
-        patch.setattr(processes, "extremes", lambda *_: (low, high))
-        patch.setattr(processes, "largest", lambda _: x.abs().amax())
+        share = distributed.shard_of(len(x), process, 2)
+        patch.setattr(distributed, "_shard", share)
+        patch.setattr(distributed, "all_min_max", lambda *_: (low, high))
+        patch.setattr(distributed, "all_max", lambda _: x.abs().amax())
         parts.append(
             function(x[share.first : share.first + share.samples].contiguous(memory_format=torch.channels_last))
         )
@@ -288,7 +288,7 @@ def test_shares_of_a_batch_are_quantized_as_the_whole(name, compile, monkeypatch
 def test_what_cannot_be_shared_is_refused(settings, field, monkeypatch):
     run = plan("dataset=digits", "model=resnet8", "scale=smoke", *settings)
     check_sharing(run)
-    monkeypatch.setattr(processes, "count", lambda: 2)
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
     with pytest.raises(SettingError, match="Remedy") as refused:
         check_sharing(run)
     assert str(refused.value).startswith(field)

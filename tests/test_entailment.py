@@ -246,7 +246,7 @@ def test_batches_can_begin_at_any_step_and_go_through_everything(pairs):
     assert torch.equal(next(task.batches(8)).ids, first[8].ids)
     assert not torch.equal(first[0].ids, first[6].ids)
     assert (first[0].mask.sum(1) == 9).all()
-    assert task.chance == 87 / 260
+    assert task.majority_baseline == 87 / 260
 
 
 @pytest.mark.parametrize(

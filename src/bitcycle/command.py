@@ -19,7 +19,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from bitcycle import processes
+from bitcycle import distributed
 from bitcycle.configuration import GROUPS, RunConfig, fields_below, nearest_key, read_config, register_schemas
 from bitcycle.errors import (
     EXIT_DATA_MISSING,
@@ -110,7 +110,7 @@ def run(config: DictConfig, found: list[float]) -> int:
         print_report(plan_report(plan))
     else:
         with process_group(run_config.training.device):
-            summary, is_first = execute(plan), processes.rank() == 0
+            summary, is_first = execute(plan), distributed.rank() == 0
         if is_first:
             report(plan, summary)
         found += [objective(summary, name) for name in run_config.logging.objective]

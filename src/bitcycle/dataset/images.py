@@ -23,7 +23,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from bitcycle import processes
+from bitcycle import distributed
 from bitcycle.dataset.kept_pixels import kept_pixels
 from bitcycle.errors import DataError
 from bitcycle.randomness import derive
@@ -168,7 +168,7 @@ class StreamedImages(EncodedImages):
     def batches(self, index_batches: Iterable[IndexBatch]) -> Iterator[ImageBatch]:
         decode = _Decode(self.encoded, self.channels, self.framing)
         sampler = ([(batch.crop_seed, index) for index in batch.indices.tolist()] for batch in index_batches)
-        workers = -(-self.workers // processes.local_count())
+        workers = -(-self.workers // distributed.local_world_size())
         loader: DataLoader[Any] = DataLoader(
             decode, batch_sampler=sampler, num_workers=workers, worker_init_fn=_leave_process_group
         )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bitcycle import processes
+from bitcycle import distributed
 from bitcycle.dataset.epoch import Epoch
 from bitcycle.dataset.image_dataset import ImageDatasetOptions
 from bitcycle.dataset.images import Images, IndexBatch
@@ -62,7 +62,7 @@ class TrainingBatches:
         while True:
             crop_seed = derive(self.seed, "crop", epoch)
             for indices in epoch_order(len(self.images), self.seed, epoch).split(self.batch_size)[position:]:
-                yield IndexBatch(processes.own(indices), crop_seed)
+                yield IndexBatch(distributed.local_shard(indices), crop_seed)
             epoch, position = epoch + 1, 0
 
     def _augment(self, pixels: Tensor, indices: Tensor, epoch: int) -> Tensor:
@@ -105,10 +105,10 @@ class EvaluationBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         batches = torch.arange(len(self.images)).split(self.batch_size)
-        shares = [(len(batch), mine) for batch in batches if len(mine := processes.own(batch))]
+        shares = [(len(batch), mine) for batch in batches if len(mine := distributed.local_shard(batch))]
         made = self.images.batches(IndexBatch(mine) for _, mine in shares)
         for (samples, _), (_, pixels, labels) in zip(shares, made, strict=True):
-            with processes.sharing(samples):
+            with distributed.sharded(samples):
                 yield Batch(self.normalise(pixels.to(self.device)), labels.to(self.device))
 
     def __len__(self) -> int:

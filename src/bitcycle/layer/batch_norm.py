@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bitcycle import processes
+from bitcycle import distributed
 
 
 class SharedBatchNorm(_BatchNorm):
@@ -26,7 +26,7 @@ class SharedBatchNorm(_BatchNorm):
             raise ValueError(f"expected [N, C, ...], got {x.dim()} dimensions")
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or processes.current_share() is None:
+        if not self.training or distributed.current_shard() is None:
             return super().forward(x)
         y, mean, variance, elements = _Normalise.apply(x, self.weight, self.bias, self.eps)
         if self.track_running_stats:
@@ -50,7 +50,7 @@ class _Normalise(torch.autograd.Function):
         over = [dimension for dimension in range(x.dim()) if dimension != 1]
         variance, mean = torch.var_mean(x, over, correction=0)
         elements = torch.full_like(mean, x.numel() // x.shape[1])
-        elements, mean, variance = processes.gathered(torch.stack([elements, mean, variance])).unbind(1)
+        elements, mean, variance = distributed.all_gather(torch.stack([elements, mean, variance])).unbind(1)
         count = elements.sum(0)
         mean_of_all = (elements * mean).sum(0) / count
         variance = (elements * (variance + (mean - mean_of_all).square())).sum(0) / count
@@ -67,7 +67,7 @@ class _Normalise(torch.autograd.Function):
         gradient, (x, weight, mean, inverse, count) = gradients[0], ctx.saved_tensors
         centred = x - _channels(mean, x)
         of_bias, of_scale = gradient.sum(ctx.over), (gradient * centred).sum(ctx.over)
-        sums = processes.total(torch.stack([of_bias, of_scale])) / count
+        sums = distributed.all_sum(torch.stack([of_bias, of_scale])) / count
         of_x = gradient - _channels(sums[0], x) - centred * _channels(sums[1] * inverse.square(), x)
         of_x = of_x * _channels(inverse if weight is None else inverse * weight, x)
         if weight is None:

@@ -19,7 +19,7 @@ from bitcycle.layer.quantized import QuantizedLayer
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
 from bitcycle.randomness import int32_key
-from bitcycle.schedule import FLOAT, Precision, Schedule
+from bitcycle.schedule import FLOAT, GatedSchedule, Precision, Schedule
 from bitcycle.settings import SettingError
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,8 @@ class PrecisionController:
         if samples:
             self._told.append((precision, samples))
             self._add_told()
-        self._record.begin_step(self.schedule.compute_target)
+        target = self.schedule.compute_target if isinstance(self.schedule, GatedSchedule) else None
+        self._record.begin_step(target)
         return precision
 
     def _add_told(self) -> None:

@@ -13,7 +13,7 @@ from bitcycle.dataset import Batch, EvaluationBatches, ImageDatasetOptions, Imag
 from bitcycle.dataset.image_dataset import first_images
 from bitcycle.errors import RunError
 from bitcycle.measurement.finished_run import FinishedRun
-from bitcycle.task import ClassificationOptions, Outcome, Task
+from bitcycle.task import ClassificationOptions, StepOutput, Task
 from bitcycle.training.weight_averaging import estimate_statistics
 
 
@@ -83,9 +83,9 @@ class _Forward(Task):
     def batches(self, step: int) -> Iterator[Batch]:
         raise NotImplementedError
 
-    def train(self, model: nn.Module, batch: Batch) -> Outcome:
+    def train(self, model: nn.Module, batch: Batch) -> StepOutput:
         logits = model(batch.inputs)
-        return Outcome(logits.sum(), logits.sum())
+        return StepOutput(logits.sum(), logits.sum())
 
 
 def flatten(tensors: Iterable[Tensor]) -> Tensor:

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitcycle import processes
+from bitcycle import distributed
 from bitcycle.quantizer.autograd import with_gradient
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
@@ -157,7 +157,7 @@ class DorefaGradient(GradientQuantizer):
         self.stochastic, self.compile_kernel = stochastic, compile
 
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
-        noise = (step_key, layer_key, processes.first_element(gradient))
+        noise = (step_key, layer_key, distributed.first_element(gradient))
         arguments: tuple[Any, ...] = noise if self.stochastic else ()
         function = quantize_gradient_stochastically if self.stochastic else quantize_gradient
         return unflat(kernel(function, self.compile_kernel)(samples(gradient), bits, *arguments), like=gradient)

@@ -29,7 +29,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from bitcycle import processes
+from bitcycle import distributed
 from bitcycle.quantizer import affine, codes
 from bitcycle.quantizer.affine_operators import GradientRange, affine_operators
 from bitcycle.quantizer.autograd import straight_through
@@ -197,7 +197,7 @@ class SbmActivation(TensorQuantizer):
         return y  # type: ignore[no-any-return]
 
     def _native(self, x: Tensor) -> Any | None:
-        return affine_operators(x, self.compile_kernel) if processes.current_share() is None else None
+        return affine_operators(x, self.compile_kernel) if distributed.current_shard() is None else None
 
     def _quantize_steps(self, x: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         y, low, value_range = kernel(affine.quantize_each, self.compile_kernel)(rows(x), bits)
@@ -205,10 +205,10 @@ class SbmActivation(TensorQuantizer):
 
     def _quantize(self, x: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         vector, observed = flat(x), (bits, self.running_zero_point, self.running_range, self.momentum)
-        if processes.current_share() is None:
+        if distributed.current_shard() is None:
             y, zero_point, value_range = kernel(affine.quantize_and_observe, self.compile_kernel)(vector, *observed)
         else:  # messages are no part of a kernel
-            limits = processes.extremes(*torch.aminmax(vector))
+            limits = distributed.all_min_max(*torch.aminmax(vector))
             function = kernel(affine.quantize_share_and_observe, self.compile_kernel)
             y, zero_point, value_range = function(vector, *limits, *observed)
         return unflat(y, like=x), zero_point, value_range
@@ -242,7 +242,7 @@ class SbmGradient(GradientQuantizer):
         return native.with_quantized_gradient(x, bits, step_key, layer_keys, *options)  # type: ignore[no-any-return]
 
     def _native(self, x: Tensor) -> Any | None:
-        return affine_operators(x, self.compile_kernel) if processes.current_share() is None else None
+        return affine_operators(x, self.compile_kernel) if distributed.current_shard() is None else None
 
     def _range(self, x: Tensor) -> GradientRange:
         return GradientRange.TENSOR
@@ -252,8 +252,8 @@ class SbmGradient(GradientQuantizer):
             options = (self.stochastic, self._range(gradient))
             return native.quantize_gradient(gradient, bits, step_key, layer_key, *options)  # type: ignore[no-any-return]
         vector = flat(gradient)
-        if processes.current_share() is not None:
-            limits = processes.extremes(*torch.aminmax(vector))
+        if distributed.current_shard() is not None:
+            limits = distributed.all_min_max(*torch.aminmax(vector))
             return unflat(self._quantize_share(vector, limits, bits, step_key, layer_key), like=gradient)
         if self.stochastic:
             function = kernel(affine.quantize_stochastically, self.compile_kernel)
@@ -278,7 +278,7 @@ class SbmGradient(GradientQuantizer):
             low, high = limits
             return kernel(affine.fake_quantize, self.compile_kernel)(x, low, high - low, bits)  # type: ignore[no-any-return]
         function = kernel(affine.quantize_share_stochastically, self.compile_kernel)
-        return function(x, *limits, bits, step_key, layer_key, processes.first_element(x))  # type: ignore[no-any-return]
+        return function(x, *limits, bits, step_key, layer_key, distributed.first_element(x))  # type: ignore[no-any-return]
 
     def quantize_steps(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
         keys = step_key ^ layer_keys if self.stochastic else None
@@ -304,8 +304,8 @@ class SbmPositionGradient(SbmGradient):
             return super().quantize(gradient, bits, step_key, layer_key)
         positions = gradient.detach().reshape(len(gradient), -1, gradient.shape[-1])
         positions = positions.float() if positions.dtype in HALF else positions
-        if processes.current_share() is not None:
-            limits = processes.extremes(*affine.position_range(positions))
+        if distributed.current_shard() is not None:
+            limits = distributed.all_min_max(*affine.position_range(positions))
             quantized = self._quantize_share(positions, limits, bits, step_key, layer_key)
         elif self.stochastic:
             function = kernel(affine.quantize_positions_stochastically, self.compile_kernel)

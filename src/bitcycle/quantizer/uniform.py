@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bitcycle import processes
+from bitcycle import distributed
 from bitcycle.quantizer import affine
 from bitcycle.quantizer.autograd import straight_through, with_gradient
 from bitcycle.quantizer.base import QuantizerOptions, TensorQuantizer
@@ -172,9 +172,9 @@ class UniformActivation(_StepKeeper):
 
     def _optimal(self, x: Tensor, bits: int) -> Tensor:
         elements = flat(x)
-        available = processes.elements_of_batch(elements)
+        available = distributed.elements_of_batch(elements)
         chosen = min(available, CALIBRATION_ELEMENTS)
-        elements = processes.pick(elements, torch.arange(chosen, device=x.device) * available // chosen)
+        elements = distributed.pick(elements, torch.arange(chosen, device=x.device) * available // chosen)
         return optimal_step(elements.view(1, -1), (1 << (bits - 1)) - 1 if self.signed else (1 << bits) - 1)
 
 

@@ -28,7 +28,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from bitcycle import processes
+from bitcycle import distributed
 from bitcycle.quantizer.autograd import straight_through
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
@@ -68,7 +68,7 @@ def power_of_two_range(x: Tensor) -> Tensor:
 
     max |x| = m 2^e with m in [1/2, 1): dividing by m leaves a power of two without a logarithm's rounding.
     """
-    largest = processes.largest(x.abs().amax())
+    largest = distributed.all_max(x.abs().amax())
     mantissa, _ = torch.frexp(largest)
     above = torch.where(mantissa > 0, largest / mantissa, 0)
     return torch.where(mantissa >= 0.5**0.5, above, above / 2)

@@ -1,13 +1,13 @@
 """When is which precision used: pure functions of the step that know nothing but numbers."""
 
-from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions
+from bitcycle.schedule.base import FeedbackSchedule, RunLength, Schedule, ScheduleOptions, SearchSchedule
 from bitcycle.schedule.cyclic import Cyclic, Delayed
 from bitcycle.schedule.gated import Dfq, FracTrain, GatedSchedule, GateOptions
 from bitcycle.schedule.phase import Phase
 from bitcycle.schedule.phased import Hlhlp, PartialPretrain, PhasedOptions
 from bitcycle.schedule.plateau import PlateauIndicator
 from bitcycle.schedule.precision import FLOAT, Precision, run_lengths
-from bitcycle.schedule.range_test import RangeTest, RangeTestSchedule
+from bitcycle.schedule.range_test import RangeTest, RangeTestSchedule, UndecidedSchedule
 from bitcycle.schedule.registry import SCHEDULES, SUITE, schedule
 from bitcycle.schedule.staged import Pfq, PfqSchedule, Staged
 from bitcycle.schedule.static import Deficit, Static
@@ -20,6 +20,7 @@ __all__ = [
     "Deficit",
     "Delayed",
     "Dfq",
+    "FeedbackSchedule",
     "FracTrain",
     "GateOptions",
     "GatedSchedule",
@@ -36,8 +37,10 @@ __all__ = [
     "RunLength",
     "Schedule",
     "ScheduleOptions",
+    "SearchSchedule",
     "Staged",
     "Static",
+    "UndecidedSchedule",
     "run_lengths",
     "schedule",
 ]

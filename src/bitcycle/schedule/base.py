@@ -106,73 +106,23 @@ class Schedule:
 
     @property
     def fixed(self) -> bool:
-        """Whether the precision of every step is known beforehand; False for schedules that react to the training."""
+        """Whether the precision of every step is known beforehand; False where it follows from the training or the input."""
         return True
 
     @property
     def steps(self) -> int:
-        """Steps that are trained at most: all of the run, unless the schedule ends it earlier (`finished`)."""
+        """Steps that are trained at most: all of the run, unless a search ends it earlier."""
         return self.length.total_steps
 
     @property
-    def finished(self) -> bool:
-        """Whether a schedule that reacts has seen enough: the run ends here."""
-        return False
-
-    @property
-    def result(self) -> dict[str, Any]:
-        """What a schedule that reacts has found, for the run's summary; empty for others."""
-        return {}
-
-    @property
-    def preliminary(self) -> ScheduleOptions | None:
-        """The schedule of a run that has to come first, since this one follows from its result (`resolve`)."""
-        return None
-
-    def resolve(self, result: dict[str, Any]) -> Schedule:
-        """The schedule that follows from the `result` of the preliminary run."""
-        return self
-
-    @property
-    def outlook(self) -> str:
+    def summary(self) -> str:
         """What is known of the precision beforehand, where it is not `fixed`."""
         return f"from {'/'.join(map(str, self(0)))} on, as the training goes"
-
-    @property
-    def survives_divergence(self) -> bool:
-        """Whether training goes on although the loss is not finite, since the schedule will do something about it."""
-        return False
-
-    @property
-    def should_reset(self) -> bool:
-        """Whether training is to begin anew, from the initial weights, after what was observed last."""
-        return False
-
-    def begin(self, chance: float) -> None:
-        """Take the accuracy (0 to 1) of always guessing the most frequent class, once, before the first step."""
 
     @property
     def follows(self) -> str:
         """What the precision depends on where it is not known beforehand, in words."""
         return "reacts to the training"
-
-    @property
-    def compute_target(self) -> float | None:
-        """Cost that a network which chooses its bits itself aims at now, in percent of float32; None for all others."""
-        return None
-
-    @property
-    def observes_penalty(self) -> bool:
-        """Whether the loss that `observe` is told includes penalties, such as the cost term of DFQ."""
-        return False
-
-    @property
-    def observation_steps(self) -> int | None:
-        """After how many steps a schedule that reacts wants to be told loss and accuracy; None for one that does not react."""
-        return None
-
-    def observe(self, loss: float, accuracy: float) -> None:
-        """Take the mean training loss and accuracy (0 to 1) of the last `observation_steps` steps."""
 
     def check_step(self, step: int) -> None:
         """Raise SettingError for a step outside the run."""
@@ -211,18 +161,69 @@ class Schedule:
         return Precision(*(min(bits) for bits in zip(*self.precisions)))
 
     @property
-    def cheapest(self) -> list[tuple[Precision, int]]:
+    def min_cost(self) -> list[tuple[Precision, int]]:
         """The course with the fewest bits that the run can take: [(precision, steps), ...]."""
         return self.run_lengths if self.fixed else [(self.lowest, self.steps)]
 
     @property
-    def dearest(self) -> list[tuple[Precision, int]]:
+    def max_cost(self) -> list[tuple[Precision, int]]:
         """The course with the most bits that the run can take."""
         return self.run_lengths if self.fixed else [(self.reference, self.steps)]
 
+
+@dataclass(frozen=True)
+class FeedbackSchedule(Schedule):
+    """A schedule that reacts to the training: told its loss and accuracy at regular intervals, with a state to save."""
+
+    @property
+    def fixed(self) -> bool:
+        return False
+
+    @property
+    def observation_steps(self) -> int:
+        """The interval, in steps, at which it is told loss and accuracy."""
+        raise NotImplementedError
+
+    @property
+    def observes_penalty(self) -> bool:
+        """Whether the loss that `observe` is told includes penalties, such as the cost term of DFQ."""
+        return False
+
+    def observe(self, loss: float, accuracy: float) -> None:
+        """Take the mean training loss and accuracy (0 to 1) of the last `observation_steps` steps."""
+        raise NotImplementedError
+
     def state_dict(self) -> dict[str, Any]:
-        """State to save in a checkpoint; empty where the precision follows from the step alone."""
-        return {}
+        """State to save in a checkpoint."""
+        raise NotImplementedError
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class SearchSchedule(FeedbackSchedule):
+    """A schedule that looks for something: it may end the run, or begin again from the initial weights, and has a result.
+
+    A loss that is not finite does not end such a run.
+    """
+
+    def begin(self, majority_baseline: float) -> None:
+        """Take the accuracy (0 to 1) of always predicting the most frequent class, once, before the first step."""
+        raise NotImplementedError
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has seen enough: the run ends here."""
+        raise NotImplementedError
+
+    @property
+    def should_reset(self) -> bool:
+        """Whether training is to begin again from the initial weights, after what was observed last."""
+        raise NotImplementedError
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """What it has found, for the run's summary; empty before it has finished."""
+        raise NotImplementedError

@@ -6,14 +6,12 @@ This module says what there is to choose from and which cost is aimed at, in pla
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple, Optional
 
 from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions
-from bitcycle.schedule.plateau import PlateauIndicator
 from bitcycle.schedule.precision import FLOAT, Precision
 from bitcycle.schedule.range_test import check_q_min
-from bitcycle.schedule.staged import Plateau
+from bitcycle.schedule.staged import LossPlateau, LossPlateauSchedule
 from bitcycle.settings import SettingError, nearest, setting
 
 Pairs = tuple[tuple[int, int], ...]
@@ -241,7 +239,7 @@ class Dfq(ScheduleOptions):
 
 
 @dataclass
-class FracTrain(Plateau, Dfq):
+class FracTrain(LossPlateau, Dfq):
     """FracTrain: DFQ whose cost target rises by `target_step` when the loss has become flat, as PFQ's precision does.
 
         target of stage k = target + k target_step,    k = turning points so far, at most stages - 1
@@ -271,7 +269,7 @@ class FracTrain(Plateau, Dfq):
             raise SettingError("target_step", self.target_step, f"the last target is {last:g} %", "stay below 100 %")
 
     def check_length(self, length: RunLength) -> None:
-        Plateau.check_length(self, length)
+        LossPlateau.check_length(self, length)
 
     def bind(self, total_steps: int, steps_per_epoch: int | None = None) -> FracTrainSchedule:
         return FracTrainSchedule(self, RunLength(total_steps, steps_per_epoch))
@@ -292,12 +290,13 @@ class GatedSchedule(Schedule):
         return "depends on the input"
 
     @property
-    def outlook(self) -> str:
+    def summary(self) -> str:
         gates = self.options.gates
         return f"depends on the input: {' '.join(gates.words)} (a/g) for each sample and block, weights {gates.weight_bits}"
 
     @property
-    def compute_target(self) -> float | None:
+    def compute_target(self) -> float:
+        """Cost that the gates aim at now, in percent of float32."""
         return self.options.target
 
     @property
@@ -307,42 +306,22 @@ class GatedSchedule(Schedule):
 
 
 @dataclass(frozen=True)
-class FracTrainSchedule(GatedSchedule):
+class FracTrainSchedule(GatedSchedule, LossPlateauSchedule):
     """FracTrain in a run: tell it the mean loss of every epoch by `observe`."""
 
     options: FracTrain
-
-    @cached_property
-    def indicator(self) -> PlateauIndicator:
-        """The turning points so far."""
-        return self.options.indicator()
-
-    @property
-    def observation_steps(self) -> int:
-        return self.options.epoch_length(self.length)
 
     @property
     def observes_penalty(self) -> bool:
         return self.options.indicator_loss == "total"
 
-    def observe(self, loss: float, accuracy: float) -> None:
-        if self.stage < self.options.stages - 1:
-            self.indicator.update(loss)
-
     @property
-    def stage(self) -> int:
-        """Index of the current stage."""
-        return min(self.indicator.turning_points, self.options.stages - 1)
+    def last_stage(self) -> int:
+        return self.options.stages - 1
 
     @property
     def compute_target(self) -> float:
         return self.options.target + self.stage * self.options.target_step
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.indicator.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.indicator.load_state_dict(state)
 
 
 def _check_pairs(pairs: Any) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Optional
 
-from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions
+from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions, SearchSchedule
 from bitcycle.schedule.precision import Precision, effective
 from bitcycle.settings import SettingError, Settings, setting
 
@@ -150,9 +150,9 @@ class RangeIndicator:
     diverged: bool = False
     should_reset: bool = False
 
-    def begin(self, chance: float) -> None:
-        """Forget everything and begin at the first precision; a rise is first measured from `chance`."""
-        self.highest, self.found, self.trace = chance, None, []
+    def begin(self, majority_baseline: float) -> None:
+        """Forget everything and begin at the first precision; a rise is first measured from `majority_baseline`."""
+        self.highest, self.found, self.trace = majority_baseline, None, []
         self._begin_level()
 
     def _begin_level(self) -> None:
@@ -191,7 +191,7 @@ class RangeIndicator:
 
 
 @dataclass(frozen=True)
-class RangeTestSchedule(Schedule):
+class RangeTestSchedule(SearchSchedule):
     """A range test in a run: tell it loss and training accuracy by `observe`, ask it for the current bits and the result."""
 
     options: RangeTest
@@ -209,10 +209,6 @@ class RangeTestSchedule(Schedule):
         return RangeIndicator(self.options.levels, steps // each, window // each, self.options.threshold)
 
     @property
-    def fixed(self) -> bool:
-        return False
-
-    @property
     def steps(self) -> int:
         return self.lengths[0] * len(self.options.levels)
 
@@ -221,15 +217,11 @@ class RangeTestSchedule(Schedule):
         return math.gcd(*self.lengths)
 
     @property
-    def survives_divergence(self) -> bool:
-        return True
-
-    @property
     def should_reset(self) -> bool:
         return self.indicator.should_reset
 
-    def begin(self, chance: float) -> None:
-        self.indicator.begin(chance)
+    def begin(self, majority_baseline: float) -> None:
+        self.indicator.begin(majority_baseline)
 
     def observe(self, loss: float, accuracy: float) -> None:
         tried = len(self.indicator.trace)
@@ -260,11 +252,11 @@ class RangeTestSchedule(Schedule):
         return {self.options.at(bits) for bits in self.options.levels}
 
     @property
-    def cheapest(self) -> list[tuple[Precision, int]]:
-        return self.dearest[:1] if self.options.stop else self.dearest
+    def min_cost(self) -> list[tuple[Precision, int]]:
+        return self.max_cost[:1] if self.options.stop else self.max_cost
 
     @property
-    def dearest(self) -> list[tuple[Precision, int]]:
+    def max_cost(self) -> list[tuple[Precision, int]]:
         return [(self.options.at(bits), self.lengths[0]) for bits in self.options.levels]
 
     def __call__(self, step: int) -> Precision:
@@ -289,7 +281,7 @@ class UndecidedSchedule(Schedule):
         return False
 
     @property
-    def outlook(self) -> str:
+    def summary(self) -> str:
         test = self.preliminary
         bound = test.bind(self.length.total_steps)
         return f"q_min is found first, at {bound.lengths[0]} steps a precision from {test.q_min} bits on"
@@ -302,9 +294,12 @@ class UndecidedSchedule(Schedule):
 
     @property
     def preliminary(self) -> RangeTest:
-        return self.options.first_test  # type: ignore[no-any-return]
+        """The schedule of the run that has to come first."""
+        test: RangeTest = self.options.first_test
+        return test
 
     def resolve(self, result: dict[str, Any]) -> Schedule:
+        """The schedule that follows from the `result` of the preliminary run."""
         decided: ScheduleOptions = dataclasses.replace(self.options, q_min=result["q_min"])
         return decided.bind(self.length.total_steps, self.length.steps_per_epoch)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Optional
 
-from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions
+from bitcycle.schedule.base import FeedbackSchedule, RunLength, ScheduleOptions
 from bitcycle.schedule.plateau import PlateauIndicator
 from bitcycle.schedule.precision import Precision, effective
 from bitcycle.schedule.range_test import check_q_min
@@ -62,7 +62,7 @@ class Staged(ScheduleOptions):
 
 
 @dataclass
-class Plateau(ScheduleOptions):
+class LossPlateau(ScheduleOptions):
     """Options of schedules whose next stage begins when the loss has become flat.
 
     Source: FracTrain, section 3.1 and algorithm 1; released code, train_pfq.py. The switches name where the two disagree.
@@ -105,7 +105,7 @@ class Plateau(ScheduleOptions):
 
 
 @dataclass
-class Pfq(Plateau):
+class Pfq(LossPlateau):
     """Progressive fractional quantization: the next stage begins when the loss has become flat.
 
     Source: FracTrain, section 3.1 and algorithm 1; released code, train_pfq.py.
@@ -131,13 +131,10 @@ class Pfq(Plateau):
 
 
 @dataclass(frozen=True)
-class PfqSchedule(Schedule):
-    """PFQ in a run: tell it the mean loss of every epoch by `observe`, ask it for the current bits.
+class LossPlateauSchedule(FeedbackSchedule):
+    """In a run: tell it the mean loss of every epoch by `observe`; the next stage begins when the loss has become flat."""
 
-    Asked for a later step than the current one it answers with the bits of the current stage.
-    """
-
-    options: Pfq
+    options: LossPlateau
 
     @cached_property
     def indicator(self) -> PlateauIndicator:
@@ -145,37 +142,49 @@ class PfqSchedule(Schedule):
         return self.options.indicator()
 
     @property
-    def fixed(self) -> bool:
-        return False
+    def last_stage(self) -> int:
+        """Index of the last stage."""
+        raise NotImplementedError
+
+    @property
+    def stage(self) -> int:
+        """Index of the current stage."""
+        return min(self.indicator.turning_points, self.last_stage)
 
     @property
     def observation_steps(self) -> int:
         return self.options.epoch_length(self.length)
 
     def observe(self, loss: float, accuracy: float) -> None:
-        if self.stage < len(self.options.stages) - 1:
+        if self.stage < self.last_stage:
             self.indicator.update(loss)
-
-    @property
-    def precisions(self) -> set[Precision]:
-        stages = zip(self.options.stages, self.options.gradient_stages)
-        return {effective(Precision(forward, forward, gradient)) for forward, gradient in stages}
-
-    @property
-    def stage(self) -> int:
-        """Index of the current stage."""
-        return min(self.indicator.turning_points, len(self.options.stages) - 1)
-
-    def __call__(self, step: int) -> Precision:
-        self.check_step(step)
-        forward = self.options.stages[self.stage]
-        return effective(Precision(forward, forward, self.options.gradient_stages[self.stage]))
 
     def state_dict(self) -> dict[str, Any]:
         return self.indicator.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.indicator.load_state_dict(state)
+
+
+@dataclass(frozen=True)
+class PfqSchedule(LossPlateauSchedule):
+    """PFQ in a run. Asked for a later step than the current one it answers with the bits of the current stage."""
+
+    options: Pfq
+
+    @property
+    def last_stage(self) -> int:
+        return len(self.options.stages) - 1
+
+    @property
+    def precisions(self) -> set[Precision]:
+        stages = zip(self.options.stages, self.options.gradient_stages)
+        return {effective(Precision(forward, forward, gradient)) for forward, gradient in stages}
+
+    def __call__(self, step: int) -> Precision:
+        self.check_step(step)
+        forward = self.options.stages[self.stage]
+        return effective(Precision(forward, forward, self.options.gradient_stages[self.stage]))
 
 
 def _check_stages(stages: list[int], gradient_stages: list[int]) -> None:

@@ -1,6 +1,6 @@
 """What is learned: loss, metrics and batches of a task, behind one small interface."""
 
-from bitcycle.task.base import Outcome, Sample, Task, TaskOptions, TaskSetup
+from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
 from bitcycle.task.classification import Classification, ClassificationOptions
 from bitcycle.task.registry import TASKS
 from bitcycle.task.speech_recognition import SpeechEvaluation, SpeechRecognition, SpeechRecognitionOptions
@@ -9,11 +9,11 @@ __all__ = [
     "TASKS",
     "Classification",
     "ClassificationOptions",
-    "Outcome",
     "Sample",
     "SpeechEvaluation",
     "SpeechRecognition",
     "SpeechRecognitionOptions",
+    "StepOutput",
     "Task",
     "TaskOptions",
     "TaskSetup",

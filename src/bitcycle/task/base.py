@@ -14,7 +14,7 @@ from bitcycle.dataset import DatasetInfo, DatasetOptions, Epoch
 from bitcycle.settings import MISSING, SettingError, Settings, setting
 
 
-class Outcome(NamedTuple):
+class StepOutput(NamedTuple):
     """What one training batch gave: the loss to descend, and the detached share of right answers; both scalars."""
 
     loss: Tensor
@@ -42,14 +42,14 @@ class Task:
     """Whether a larger main metric is better."""
     validation_metric: str
     """Name of the metric that choices are made by, a key of what `validate` returns; better as the main metric is."""
-    chance: float
+    majority_baseline: float
     """Share of right answers of always giving the most frequent one of the training data."""
 
     def batches(self, step: int) -> Iterator[Any]:
         """Training batches of steps `step`, `step` + 1, ... without end."""
         raise NotImplementedError
 
-    def train(self, model: nn.Module, batch: Any) -> Outcome:
+    def train(self, model: nn.Module, batch: Any) -> StepOutput:
         """Loss and accuracy of one training batch."""
         raise NotImplementedError
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bitcycle import processes
+from bitcycle import distributed
 from bitcycle.dataset import (
     Batch,
     DatasetInfo,
@@ -21,7 +21,7 @@ from bitcycle.dataset import (
 )
 from bitcycle.model import ImageShape
 from bitcycle.settings import SettingError, setting
-from bitcycle.task.base import Outcome, Sample, Task, TaskOptions, TaskSetup
+from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Classification(Task):
         if validation is not None:
             _check_shares("dataset.validation", validation)
         self.training_batches = TrainingBatches(splits.train, dataset, batch_size, seed, device)
-        self.chance = float(splits.train.labels.bincount().max()) / len(splits.train)
+        self.majority_baseline = float(splits.train.labels.bincount().max()) / len(splits.train)
         self.test_batches = EvaluationBatches(splits.test, dataset, options.evaluation_batch_size, device)
         self.validation_batches = (
             EvaluationBatches(validation, dataset, options.evaluation_batch_size, device)
@@ -101,10 +101,10 @@ class Classification(Task):
     def batches(self, step: int) -> Iterator[Batch]:
         return self.training_batches.starting_at(step)
 
-    def train(self, model: nn.Module, batch: Batch) -> Outcome:
+    def train(self, model: nn.Module, batch: Batch) -> StepOutput:
         logits = model(batch.inputs)
         loss = F.cross_entropy(logits, batch.targets, label_smoothing=self.options.label_smoothing)
-        return Outcome(loss, (logits.detach().argmax(1) == batch.targets).float().mean())
+        return StepOutput(loss, (logits.detach().argmax(1) == batch.targets).float().mean())
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """`test_accuracy` and `test_accuracy_top5` in percent, `test_loss` as mean cross-entropy.
@@ -139,6 +139,6 @@ class Classification(Task):
 
 
 def _check_shares(field: str, images: Images) -> None:
-    if len(images) < processes.count():
-        problem = f"gives {len(images)} images, which {processes.count()} processes cannot share"
+    if len(images) < distributed.world_size():
+        problem = f"gives {len(images)} images, which {distributed.world_size()} processes cannot share"
         raise SettingError(field, len(images), problem, "evaluate more images, or start fewer processes")

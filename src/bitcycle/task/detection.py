@@ -29,7 +29,7 @@ from bitcycle.optional_imports import require
 from bitcycle.settings import SettingError, setting
 from bitcycle.task.anchors import anchors, decode
 from bitcycle.task.average_precision import AveragePrecision
-from bitcycle.task.base import Outcome, Sample, Task, TaskOptions, TaskSetup
+from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
 from bitcycle.task.detection_loss import NOTHING, DetectionLosses, detection_losses, match
 
 
@@ -123,7 +123,7 @@ class Detection(Task):
         self.options, self.classes, self.device = options, len(dataset.class_names), device
         self.training_batches = DetectionTrainingBatches(splits.train, dataset, batch_size, seed, device)
         counts = torch.cat([image.objects.labels for image in splits.train]).bincount()
-        self.chance = float(counts.max() / counts.sum())
+        self.majority_baseline = float(counts.max() / counts.sum())
 
         def evaluation(images: list[AnnotatedImage]) -> DetectionEvaluationBatches:
             return DetectionEvaluationBatches(images, dataset, options.evaluation_batch_size, device)
@@ -134,10 +134,10 @@ class Detection(Task):
     def batches(self, step: int) -> Iterator[DetectionBatch]:
         return self.training_batches.starting_at(step)
 
-    def train(self, model: nn.Module, batch: DetectionBatch) -> Outcome:
+    def train(self, model: nn.Module, batch: DetectionBatch) -> StepOutput:
         """Sum of both losses, and the share of positive anchors whose highest score is that of their class."""
         losses = self._losses(batch, *_scores_and_offsets(model, batch))
-        return Outcome(losses.classes + losses.boxes, losses.right)
+        return StepOutput(losses.classes + losses.boxes, losses.right)
 
     def _losses(self, batch: DetectionBatch, scores: Tensor, offsets: Tensor) -> DetectionLosses:
         options, places = self.options, _anchors_of(batch)

@@ -14,7 +14,7 @@ from bitcycle.dataset import DatasetInfo, Epoch, SentencePairOptions, TokenPairs
 from bitcycle.dataset.pipeline import epoch_order
 from bitcycle.model import SentencePairShape
 from bitcycle.settings import SettingError, setting
-from bitcycle.task.base import Outcome, Sample, Task, TaskOptions, TaskSetup
+from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
 
 METRICS = {"test": "test_accuracy", "validation": "accuracy_of_validation"}
 """The main metric by the split that it is of. It is no metric to choose by, hence the other name."""
@@ -88,7 +88,7 @@ class Entailment(Task):
         self.splits = {name: split.to(device) for name, split in splits.items()}
         self.metric = METRICS[options.evaluation_split]
         self.epoch = Epoch(len(splits["train"].labels), batch_size)
-        self.chance = float(splits["train"].labels.bincount().max()) / self.epoch.samples
+        self.majority_baseline = float(splits["train"].labels.bincount().max()) / self.epoch.samples
 
     def batches(self, step: int) -> Iterator[PairBatch]:
         train = self.splits["train"]
@@ -99,10 +99,10 @@ class Entailment(Task):
                 yield batch_of(train, indices)
             epoch, position = epoch + 1, 0
 
-    def train(self, model: nn.Module, batch: PairBatch) -> Outcome:
+    def train(self, model: nn.Module, batch: PairBatch) -> StepOutput:
         logits = model(batch.ids, batch.segments, batch.mask)
         loss = F.cross_entropy(logits, batch.labels)
-        return Outcome(loss, (logits.detach().argmax(1) == batch.labels).float().mean())
+        return StepOutput(loss, (logits.detach().argmax(1) == batch.labels).float().mean())
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Accuracy in percent and mean cross-entropy of the split that the main metric is of: `test_accuracy`, `test_loss`."""

@@ -28,7 +28,7 @@ from bitcycle.dataset.token_stream import (
     stream_epoch,
 )
 from bitcycle.settings import SettingError, setting
-from bitcycle.task.base import Outcome, Sample, Task, TaskOptions, TaskSetup
+from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
 
 Batches = TokenStreams | TokenBlocks
 
@@ -78,9 +78,9 @@ class LanguageModellingOptions(TaskOptions):
         text = setup.dataset.load(setup.data_root)
         train, validation, test = (split.to(setup.device) for split in text[:3])
         training = self.training_batches(train, setup.batch_size, setup.seed)
-        chance = float(train.bincount().max()) / len(train)
+        majority_baseline = float(train.bincount().max()) / len(train)
         return LanguageModelling(
-            self, training, self.evaluation_batches(validation), self.evaluation_batches(test), chance
+            self, training, self.evaluation_batches(validation), self.evaluation_batches(test), majority_baseline
         )
 
     def training_batches(self, tokens: Tensor, batch_size: int, seed: int) -> Batches:
@@ -123,29 +123,34 @@ class LanguageModelling(Task):
     Args:
         options: of the task.
         training, validation, test: batches.
-        chance: share of the most frequent token of the training text.
+        majority_baseline: share of the most frequent token of the training text.
     """
 
     metric, validation_metric = "test_perplexity", "validation_perplexity"
     unit, higher_is_better = "", False
 
     def __init__(
-        self, options: LanguageModellingOptions, training: Batches, validation: Batches, test: Batches, chance: float
+        self,
+        options: LanguageModellingOptions,
+        training: Batches,
+        validation: Batches,
+        test: Batches,
+        majority_baseline: float,
     ) -> None:
-        self.options, self.chance = options, chance
+        self.options, self.majority_baseline = options, majority_baseline
         self.training, self.validation, self.test = training, validation, test
         self.state: tuple[Tensor, ...] = ()
 
     def batches(self, step: int) -> Any:
         return self.training.starting_at(step)
 
-    def train(self, model: nn.Module, batch: TokenBatch) -> Outcome:
+    def train(self, model: nn.Module, batch: TokenBatch) -> StepOutput:
         losses, right, state = _losses(model, batch, self.state if batch.continues else None)
         self.state = tuple(part.detach() for part in state)
         loss = losses.mean()
         if self.options.loss == "time_sum":
             loss = loss * len(batch.inputs)
-        return Outcome(loss, right.float().mean())
+        return StepOutput(loss, right.float().mean())
 
     def rate_factor(self, batch: TokenBatch) -> float:
         return len(batch.inputs) / self.options.sequence_length if self.options.lengths == "drawn" else 1.0

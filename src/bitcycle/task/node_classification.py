@@ -28,7 +28,7 @@ from bitcycle.dataset.pipeline import epoch_order
 from bitcycle.layer.sparse import Edges
 from bitcycle.model import GraphShape
 from bitcycle.settings import setting
-from bitcycle.task.base import Outcome, Sample, Task, TaskOptions, TaskSetup
+from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
 
 SEEDS = 1024
 """Nodes of the batch that the cost of sampled steps is traced with, as in the released code."""
@@ -139,7 +139,7 @@ class NodeClassification(Task):
         self.features, self.labels = graph.features.to(device), graph.labels.to(device)
         self.edges = graph.edges.to(device)
         self.splits = {"test": graph.test.to(device), "validation": graph.validation.to(device)}
-        self.chance = float(graph.labels[graph.train].bincount().max()) / len(graph.train)
+        self.majority_baseline = float(graph.labels[graph.train].bincount().max()) / len(graph.train)
         self.sampler = None if shape.neighbours is None else NeighbourSampler(self.edges, shape.neighbours)
         self.epoch = options.epoch(DatasetInfo(shape, len(graph.train), len(graph.test)), batch_size)
         self.evaluation_batch_size = options.evaluation_batch_size or batch_size
@@ -165,10 +165,10 @@ class NodeClassification(Task):
         seen = self.sampler.sample(nodes, self.seed, "neighbours", split, number)
         return GraphBatch(self.features[seen.nodes], seen.edges, None, self.labels[nodes])
 
-    def train(self, model: nn.Module, batch: GraphBatch) -> Outcome:
+    def train(self, model: nn.Module, batch: GraphBatch) -> StepOutput:
         logits = batch.logits(model)
         right = logits.detach().argmax(1) == batch.labels
-        return Outcome(self.loss(logits, batch.labels), right.float().mean())
+        return StepOutput(self.loss(logits, batch.labels), right.float().mean())
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The mean loss of some nodes, as `options.loss` says."""

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from bitcycle.dataset import DatasetInfo, Epoch, HeldOut, InteractionOptions, Interactions, InteractionSplits
 from bitcycle.dataset.pipeline import epoch_order
 from bitcycle.settings import setting
-from bitcycle.task.base import Outcome, Sample, Task, TaskOptions, TaskSetup
+from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
 from bitcycle.task.negatives import NegativeSampler
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Recommendation(Task):
         self.options, self.epoch, self.seed, self.device = options, epoch, seed, device
         self.users, self.items = splits.train.users.to(device), splits.train.items.to(device)
         self.sampler = NegativeSampler(splits.train, device)
-        self.chance = options.negatives / (1 + options.negatives)
+        self.majority_baseline = options.negatives / (1 + options.negatives)
         self.test = HeldOut(*(part.to(device) for part in splits.test))
         self.validation = splits.validation and HeldOut(*(part.to(device) for part in splits.validation))
         self.popularity = hit_rate(popularity_ranks(splits.train, splits.test))
@@ -114,10 +114,10 @@ class Recommendation(Task):
         drawn = self.sampler.draw(users, numbers, self.seed, epoch)
         return InteractionBatch(users, torch.where(chosen, self.items[interactions], drawn), chosen.float())
 
-    def train(self, model: nn.Module, batch: InteractionBatch) -> Outcome:
+    def train(self, model: nn.Module, batch: InteractionBatch) -> StepOutput:
         logits = model(batch.users, batch.items)
         loss = F.binary_cross_entropy_with_logits(logits, batch.targets)
-        return Outcome(loss, ((logits.detach() > 0) == (batch.targets > 0)).float().mean())
+        return StepOutput(loss, ((logits.detach() > 0) == (batch.targets > 0)).float().mean())
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """`test_hr10` and `test_ndcg10` in percent, and the hit rate of the most popular items, `popularity_hr10`."""

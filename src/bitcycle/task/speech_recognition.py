@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from bitcycle.dataset import DatasetInfo, SpeechBatch, SpeechDatasetOptions, UtteranceBatches, Utterances
 from bitcycle.model import SpeechShape
 from bitcycle.settings import setting
-from bitcycle.task.base import Outcome, Sample, Task, TaskOptions, TaskSetup
+from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
 from bitcycle.task.ctc import ctc_loss, edit_distances, greedy
 from bitcycle.task.prefix_search import PrefixSearch
 from bitcycle.task.word_trigram import WordTrigram
@@ -80,7 +80,7 @@ class SpeechRecognition(Task):
 
     metric = "test_cer"
     higher_is_better = False
-    chance = 0.0
+    majority_baseline = 0.0
     """Of an empty text, which a network gives whose most frequent symbol, the blank, is always the most probable one."""
 
     def __init__(
@@ -102,7 +102,7 @@ class SpeechRecognition(Task):
     def batches(self, step: int) -> Iterator[SpeechBatch]:
         return self.training_batches.starting_at(step)
 
-    def train(self, model: nn.Module, batch: SpeechBatch) -> Outcome:
+    def train(self, model: nn.Module, batch: SpeechBatch) -> StepOutput:
         """Loss, and 1 - (edits / characters) of the batch's greedily decoded texts, at least 0, as accuracy."""
         logits, lengths = scores(model, batch)
         losses = losses_of(self.options, logits, lengths, batch)
@@ -110,7 +110,7 @@ class SpeechRecognition(Task):
             found, counts = greedy(logits, lengths)
             edits = edit_distances(found, counts, batch.targets, batch.target_lengths).sum()
             accuracy = (1 - edits / batch.target_lengths.sum().clamp_min(1)).clamp_min(0)
-        return Outcome(losses.mean(), accuracy.float())
+        return StepOutput(losses.mean(), accuracy.float())
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """`test_cer` and `test_wer` in percent, `test_loss`."""

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bitcycle import processes
+from bitcycle import distributed
 from bitcycle.errors import RunError
 from bitcycle.layer import share_batch_norm
 from bitcycle.settings import SettingError
@@ -121,7 +121,7 @@ def process_group(device: str) -> Iterator[None]:
             f"the {variables['WORLD_SIZE']} processes of this run do not find each other at {place}: {error}. If that port "
             "is in use, set MASTER_PORT"
         ) from error
-    if processes.rank():
+    if distributed.rank():
         be_quiet()
     try:
         yield
@@ -148,7 +148,7 @@ def check_sharing(plan: Plan) -> None:
     Raises:
         SettingError (a ValueError): naming the setting and what to do.
     """
-    config, number = plan.config, processes.count()
+    config, number = plan.config, distributed.world_size()
     if number == 1:
         return
     alone = "train it in one process"
@@ -179,7 +179,7 @@ def check_sharing(plan: Plan) -> None:
 
 def shared_model(model: nn.Module) -> nn.Module:
     """The model with what it needs to see a share of each batch only."""
-    return share_batch_norm(model) if processes.count() > 1 else model
+    return share_batch_norm(model) if distributed.world_size() > 1 else model
 
 
 def replica(model: nn.Module) -> nn.Module:
@@ -187,7 +187,7 @@ def replica(model: nn.Module) -> nn.Module:
 
     Each process weighs its loss with its share of the batch, so the sum is the gradient of the batch's loss.
     """
-    if processes.count() == 1:
+    if distributed.world_size() == 1:
         return model
     device_ids = [torch.cuda.current_device()] if next(model.parameters()).is_cuda else None
     warnings.filterwarnings("ignore", message="Grad strides do not match")  # channels-last weights of a single column
@@ -216,7 +216,7 @@ class StopAgreement:
 
     def stops(self, asked: bool) -> bool:
         """Whether all are to stop now; one process stops when it is asked."""
-        if processes.count() == 1:
+        if distributed.world_size() == 1:
             return asked
         stops = self._answer()
         flag = torch.tensor(int(asked))  # on the CPU, where no process waits for a GPU
@@ -242,7 +242,7 @@ LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", 
 
 def explained(error: Exception) -> Exception:
     """The error itself, or what it means where another process of the run has gone."""
-    if processes.count() == 1 or isinstance(error, RunError) or not isinstance(error, RuntimeError):
+    if distributed.world_size() == 1 or isinstance(error, RunError) or not isinstance(error, RuntimeError):
         return error
     if not any(words in str(error) for words in LOST):
         return error

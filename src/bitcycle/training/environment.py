@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bitcycle import processes
+from bitcycle import distributed
 
 PACKAGES = ("bitcycle", "torch", "torchvision", "torchmetrics", "numpy", "hydra-core", "omegaconf")
 COMMIT_VARIABLE = "BITCYCLE_COMMIT"
@@ -30,7 +30,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "platform": platform.platform(),
         "processor": processor(device),
         "threads": torch.get_num_threads(),
-        "processes": processes.count(),
+        "processes": distributed.world_size(),
         "device": str(device),
     }
 

@@ -11,29 +11,43 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from bitcycle import processes
+from bitcycle import distributed
 from bitcycle.dataset import Epoch
 from bitcycle.errors import RunError
 from bitcycle.layer import PrecisionController, penalty
 from bitcycle.randomness import derive
-from bitcycle.schedule import FLOAT, Precision
-from bitcycle.task import Outcome, Task
+from bitcycle.schedule import FLOAT, FeedbackSchedule, Precision, SearchSchedule
+from bitcycle.task import StepOutput, Task
 from bitcycle.training.display import ProgressBar
 from bitcycle.training.distributed import StopAgreement, replica
 from bitcycle.training.interruption import Interrupted, StopSignal
 from bitcycle.training.metrics_log import JsonLines, MetricsLog, NoLines
 from bitcycle.training.options import TrainingOptions
 from bitcycle.training.phases import Candidate, PhaseRunner
-from bitcycle.training.plateau import Plateau
+from bitcycle.training.plateau import ReduceOnPlateau
 from bitcycle.training.run_folder import RunFolder
 from bitcycle.training.weight_averaging import WeightAverage, estimate_statistics, estimated_layers
 
 logger = logging.getLogger(__name__)
+
+
+COUNTERS = ("step", "elapsed", "evaluating", "metrics_bytes", "timing_bytes")
+"""Attributes of the trainer that a checkpoint holds."""
+
+
+class Stateful(Protocol):
+    """What a checkpoint can hold."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """State as tensors, numbers, strings, lists and dictionaries."""
+
+    def load_state_dict(self, state: dict[str, Any], /) -> Any:
+        """Restore what `state_dict` returned."""
 
 
 @dataclass
@@ -49,6 +63,14 @@ class Best:
     validation: list[float] = field(default_factory=list)
     averaged: list[float] = field(default_factory=list)
 
+    def state_dict(self) -> dict[str, Any]:
+        """All of it, for a checkpoint."""
+        return dict(vars(self))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        vars(self).update(Best(**state).state_dict())
+
 
 class RunningMean:
     """Mean loss and accuracy over some steps, added up on the device so that no step waits for the host."""
@@ -56,7 +78,7 @@ class RunningMean:
     def __init__(self, device: torch.device) -> None:
         self.sums, self.count = torch.zeros(2, dtype=torch.float64, device=device), 0
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: StepOutput) -> None:
         """Add the outcome of a step."""
         self.sums += torch.stack([outcome.loss.detach(), outcome.accuracy])
         self.count += 1
@@ -103,7 +125,7 @@ class Trainer:
         self.metrics_bytes = 0
         self.timing_bytes = 0
         self.average = WeightAverage()
-        self.plateau = Plateau(self.options.learning_rate, self.task.higher_is_better)
+        self.plateau = ReduceOnPlateau(self.options.learning_rate, self.task.higher_is_better)
         self.evaluation_steps = self.options.evaluation_steps or self.epoch.steps
         self.has_penalty = penalty(self.model) is not None
         self.replica, self.agreement = replica(self.model), StopAgreement()
@@ -147,7 +169,7 @@ class Trainer:
                 saved = time.monotonic()
             if stops and self.step < self.total_steps:
                 self.agreement.close()
-                processes.wait_for_all()  # who started them may end all when the first one has gone
+                distributed.barrier()  # who started them may end all when the first one has gone
                 raise Interrupted(f"received {stop.received or 'a signal in another process'} after step {self.step}")
         self.agreement.close()
 
@@ -172,19 +194,19 @@ class Trainer:
         """One optimizer step on one batch, or on this process's share of it."""
         samples = self.epoch.samples_of(self.step)
         self.controller.step(self.step, samples=samples)
-        own = (processes.rank(),) if processes.rank() else ()
+        own = (distributed.rank(),) if distributed.rank() else ()
         torch.manual_seed(derive(self.seed, "step", self.step, *own))  # for modules that draw noise, such as dropout
         rate = self.phases.rate(self.step) * self.plateau.multiplier * self.task.rate_factor(batch)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
-        with processes.sharing(samples):
+        with distributed.sharded(samples):
             outcome = self.task.train(self.replica, batch)
             added = penalty(self.model, outcome.loss) if self.has_penalty else None
             objective = outcome.loss if added is None else outcome.loss + added
-            processes.weighted(objective).backward()
-            loss, accuracy, objective = processes.batch_means(outcome.loss, outcome.accuracy, objective)
-        outcome = Outcome(loss, accuracy)
+            distributed.weighted(objective).backward()
+            loss, accuracy, objective = distributed.batch_means(outcome.loss, outcome.accuracy, objective)
+        outcome = StepOutput(loss, accuracy)
         if self.options.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip_norm, foreach=True)
         self.phases.after_backward()  # before the optimizer, which may add momentum to the gradients in place (Nesterov)
@@ -194,10 +216,10 @@ class Trainer:
         self.logged.add(outcome)
         self.tell_schedule(outcome, objective)
 
-    def tell_schedule(self, outcome: Outcome, objective: Tensor) -> None:
+    def tell_schedule(self, outcome: StepOutput, objective: Tensor) -> None:
         """Tell a schedule that reacts to the training its mean loss and accuracy, as often as it wants to know."""
         schedule = self.controller.schedule
-        if schedule.observation_steps is None:
+        if not isinstance(schedule, FeedbackSchedule):
             return
         self.observed.add(outcome._replace(loss=objective) if schedule.observes_penalty else outcome)
         if self.step % schedule.observation_steps == 0:
@@ -205,12 +227,17 @@ class Trainer:
             precision = self.controller.precision
             self.metrics.write("observation", self.step, loss=loss, accuracy=100 * accuracy, precision=precision)
             schedule.observe(loss, accuracy)
-            if schedule.finished:
-                self.total_steps = self.step
-            if schedule.should_reset:
-                self.start_anew()
+            if isinstance(schedule, SearchSchedule):
+                self.follow(schedule)
 
-    def start_anew(self) -> None:
+    def follow(self, schedule: SearchSchedule) -> None:
+        """End the run, or begin again, if the schedule says so."""
+        if schedule.finished:
+            self.total_steps = self.step
+        if schedule.should_reset:
+            self.reset()
+
+    def reset(self) -> None:
         """Go on from the initial weights, with nothing remembered of the steps so far."""
         self.model.load_state_dict(self.initial_state())
         self.optimizer.state.clear()
@@ -233,7 +260,7 @@ class Trainer:
             RunError: if the loss of a step since the last record is not finite.
         """
         total = float(self.logged.sums[0])
-        if not math.isfinite(total) and not self.controller.schedule.survives_divergence:
+        if not math.isfinite(total) and not isinstance(self.controller.schedule, SearchSchedule):
             raise RunError(
                 f"the loss is {total} by step {self.step}: training diverged. Lower training.learning_rate.initial, or raise "
                 "schedule.q_min or the gradient's bits."
@@ -327,32 +354,33 @@ class Trainer:
             self.model.train()
             self.evaluating += time.monotonic() - started
 
+    def stateful_parts(self) -> dict[str, Stateful]:
+        """Everything that a checkpoint holds beside the counters, by name; `save` and `resume` walk this list."""
+        schedule = self.controller.schedule
+        return {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            **({"schedule": schedule} if isinstance(schedule, FeedbackSchedule) else {}),
+            "cost": self.controller.meter,
+            "gates": self.controller.record,
+            "best": self.best,
+            "plateau": self.plateau,
+            "task": self.task,
+            "phases": self.phases,
+            "logged": self.logged,
+            "observed": self.observed,
+            "average": self.average,
+        }
+
     def save(self) -> None:
         """Write a checkpoint and the status."""
         self.check_finite()
         if not self.folder.writes:
             return
         self.timing.write({"step": self.step, "seconds": self.elapsed})
-        state = {
-            "run": self.identity(),
-            "step": self.step,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "schedule": self.controller.schedule.state_dict(),
-            "cost": self.controller.meter.state_dict(),
-            "gates": self.controller.record.state_dict(),
-            "best": vars(self.best),
-            "plateau": self.plateau.state_dict(),
-            "task": self.task.state_dict(),
-            "phases": self.phases.state_dict(),
-            "logged": self.logged.state_dict(),
-            "observed": self.observed.state_dict(),
-            "average": self.average.state_dict(),
-            "elapsed": self.elapsed,
-            "evaluating": self.evaluating,
-            "metrics_bytes": self.metrics.position(),
-            "timing_bytes": self.timing.position(),
-        }
+        self.metrics_bytes, self.timing_bytes = self.metrics.position(), self.timing.position()
+        state = {"run": self.identity(), **{counter: getattr(self, counter) for counter in COUNTERS}}
+        state |= {name: part.state_dict() for name, part in self.stateful_parts().items()}
         self.folder.checkpoint.save(state)
         self.phases.clean_up(finished=self.step == self.total_steps)
         self.folder.write_status("running", self.step, self.total_steps)
@@ -364,20 +392,9 @@ class Trainer:
 
     def resume(self, state: dict[str, Any]) -> None:
         """Continue from what `save` wrote."""
-        self.step = state["step"]
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.controller.schedule.load_state_dict(state["schedule"])
-        self.controller.meter.load_state_dict(state["cost"])
-        self.controller.record.load_state_dict(state["gates"])
-        self.best = Best(**state["best"])
-        self.plateau.load_state_dict(state["plateau"])
-        self.task.load_state_dict(state["task"])
-        self.phases.load_state_dict(state["phases"])
-        self.logged.load_state_dict(state["logged"])
-        self.observed.load_state_dict(state["observed"])
-        self.average.load_state_dict(state["average"])
-        self.elapsed, self.evaluating = state["elapsed"], state["evaluating"]
-        self.metrics_bytes, self.timing_bytes = state["metrics_bytes"], state["timing_bytes"]
-        if self.controller.schedule.finished:
+        for counter in COUNTERS:
+            setattr(self, counter, state[counter])
+        for name, part in self.stateful_parts().items():
+            part.load_state_dict(state[name])
+        if isinstance(self.controller.schedule, SearchSchedule) and self.controller.schedule.finished:
             self.total_steps = self.step

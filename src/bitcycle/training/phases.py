@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bitcycle import processes
+from bitcycle import distributed
 from bitcycle.layer import PrecisionController, carry_quantized, reset_batch_norm, restart_quantizers, step_ratio
 from bitcycle.schedule import Phase
 from bitcycle.training.checkpoint import CheckpointFolder
@@ -134,7 +134,7 @@ class PhaseRunner:
         assert phase is not None, "a phase is due"
         from_step, why = phase.start, "the weights at the end of the phase before" if phase.start else "initial weights"
         if phase.kept:
-            processes.wait_for_all()  # one of them has written the weights
+            distributed.barrier()  # one of them has written the weights
             chosen, why = choose(self.candidates, phase.start_from)
             self.model.load_state_dict(self.folder.load_candidate(chosen.step, device))
             from_step = chosen.step

@@ -18,7 +18,7 @@ from bitcycle.layer import Choices, LayerRule, quantize_model
 from bitcycle.model import build_seeded, check_kind
 from bitcycle.quantizer import NoQuantizer
 from bitcycle.randomness import derive
-from bitcycle.schedule import FLOAT, Phase, Precision, Schedule, Static
+from bitcycle.schedule import FLOAT, Phase, Precision, Schedule, Static, UndecidedSchedule
 from bitcycle.settings import SettingError
 from bitcycle.training.identity import run_hash, run_path
 from bitcycle.training.initial_weights import fitting_weights, load_initial_weights
@@ -78,7 +78,7 @@ class Plan:
     def cost_bounds(self) -> tuple[Cost, Cost]:
         """The least and the most that the whole run can cost."""
         if self.choices is None:
-            courses = self.schedule.cheapest, self.schedule.dearest
+            courses = self.schedule.min_cost, self.schedule.max_cost
             least, most = (self._cost_of(self.histogram(course)) for course in courses)
             return least, most
         samples = self.samples(0, self.total_steps)
@@ -96,9 +96,9 @@ class Plan:
 
     def preliminary(self) -> Plan | None:
         """The run whose result decides this one's schedule, in a folder below this one's; None if all is decided."""
-        options = self.schedule.preliminary
-        if options is None:
+        if not isinstance(self.schedule, UndecidedSchedule):
             return None
+        options = self.schedule.preliminary
         schedule = options.bind(self.schedule.length.total_steps, self.schedule.length.steps_per_epoch)
         config, folder = replace(self.config, schedule=options), self.folder.below(options.name)
         return replace(
@@ -107,6 +107,7 @@ class Plan:
 
     def resolve(self, found: dict[str, Any], preceded_by: dict[str, Any]) -> Plan:
         """The same run, named as before, with the schedule that follows from what a preliminary run has found."""
+        assert isinstance(self.schedule, UndecidedSchedule)
         return replace(self, schedule=self.schedule.resolve(found), found=found, preceded_by=preceded_by)
 
     def build_model(self, compile: bool = False) -> nn.Module:
@@ -171,7 +172,7 @@ class Plan:
         return {
             "first_step": phase.start,
             "steps": end - phase.start,
-            "precision": list(self.schedule(phase.start)) if self.schedule.preliminary is None else None,
+            "precision": list(self.schedule(phase.start)) if not isinstance(self.schedule, UndecidedSchedule) else None,
             "learning_rate": first if phase.rate_ratio is None else None,
             "start_from": phase.start_from,
             "evaluations": -(-end // interval) - phase.start // interval,

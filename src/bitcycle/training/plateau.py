@@ -8,7 +8,7 @@ from typing import Any
 from bitcycle.training.learning_rate import LearningRateOptions
 
 
-class Plateau:
+class ReduceOnPlateau:
     """Counts validations without a new best; each time `patience` of them have come in a row, the rate is multiplied by `factor`.
 
     For other shapes of the learning rate it stays 1.
@@ -17,7 +17,7 @@ class Plateau:
         options: of the learning rate.
         higher_is_better: whether a larger validation metric is better.
 
-    >>> plateau = Plateau(LearningRateOptions(name="plateau", factor=0.2, patience=1), higher_is_better=False)
+    >>> plateau = ReduceOnPlateau(LearningRateOptions(name="plateau", factor=0.2, patience=1), higher_is_better=False)
     >>> for value in (120.0, 110.0, 111.0, 109.0, 109.0):
     ...     plateau.observe(value)
     >>> round(plateau.multiplier, 6)

@@ -76,7 +76,7 @@ def _phases(plan: Plan) -> list[tuple[str, str]]:
 def _precision(plan: Plan) -> str:
     """The first stretches of equal bits."""
     if not plan.schedule.fixed:
-        return plan.schedule.outlook
+        return plan.schedule.summary
     lengths = plan.schedule.run_lengths
     shown = "  ".join(f"{'/'.join(map(str, precision))}x{steps}" for precision, steps in lengths[:8])
     return shown + (f"  ... ({len(lengths)} stretches)" if len(lengths) > 8 else "")

@@ -15,13 +15,14 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from bitcycle import processes
+from bitcycle import distributed
 from bitcycle.allocator import keep_freed_memory
 from bitcycle.configuration import to_plain
 from bitcycle.errors import RunError
 from bitcycle.hardware import CostMeter
 from bitcycle.layer import PrecisionController
 from bitcycle.quantizer import NoQuantizer, compiler_works
+from bitcycle.schedule import SearchSchedule
 from bitcycle.task import Task, TaskSetup
 from bitcycle.training.checkpoint import write_atomically
 from bitcycle.training.display import ProgressBar, log_to_file
@@ -54,12 +55,12 @@ def execute(plan: Plan) -> dict[str, Any]:
         SettingError (a ValueError): if several processes are to share a run that cannot be shared.
     """
     check_sharing(plan)
-    if processes.rank():
+    if distributed.rank():
         plan = replace(plan, folder=plan.folder.read_only())
-    if processes.agreed(plan.folder.state() == "done"):
+    if distributed.broadcast(plan.folder.state() == "done"):
         return _finished(plan)
     with _in_folder(plan.folder):
-        if processes.agreed(plan.folder.state() == "done"):  # by another process, a moment ago
+        if distributed.broadcast(plan.folder.state() == "done"):  # by another process, a moment ago
             return _finished(plan)
         try:
             return _train(_resolved(plan))
@@ -158,8 +159,8 @@ def _write_beginning(plan: Plan, trainer: Trainer, device: torch.device) -> None
         logger.info("resuming after step %d of %d: %s", trainer.step, plan.total_steps, folder.path)
     else:
         logger.info("new run of %d steps: %s", plan.total_steps, folder.path)
-    if processes.count() > 1:
-        logger.info("%d processes share each batch of %d samples", processes.count(), plan.batch_size)
+    if distributed.world_size() > 1:
+        logger.info("%d processes share each batch of %d samples", distributed.world_size(), plan.batch_size)
     write_config(plan)
     folder.write(folder.environment, environment)
 
@@ -170,10 +171,10 @@ def _check_common_start(trainer: Trainer) -> None:
     Raises:
         RunError: if it would begin elsewhere.
     """
-    first = processes.agreed(trainer.step)
+    first = distributed.broadcast(trainer.step)
     if trainer.step != first:
         raise RunError(
-            f"process {processes.rank()} would begin at step {trainer.step}, process 0 at step {first}: results_root has to be "
+            f"process {distributed.rank()} would begin at step {trainer.step}, process 0 at step {first}: results_root has to be "
             "on a disk that all machines share"
         )
 
@@ -281,7 +282,8 @@ def build_trainer(plan: Plan, device: torch.device) -> Trainer:
         model, plan.schedule, seed=config.seed, hardware=config.hardware, workload=plan.workload, rank=0
     )
     optimizer = config.training.optimizer.build(model)
-    plan.schedule.begin(task.chance)
+    if isinstance(plan.schedule, SearchSchedule):
+        plan.schedule.begin(task.majority_baseline)
     return Trainer(
         task,
         model,
@@ -350,7 +352,7 @@ def summarise(plan: Plan, trainer: Trainer) -> dict[str, Any]:
     best, metric = trainer.best, trainer.task.metric
     last = best.history[-MEAN_OF_LAST:]
     choose = max if trainer.task.higher_is_better else min
-    found = {**plan.found, **plan.schedule.result}
+    found = plan.schedule.result if isinstance(plan.schedule, SearchSchedule) else plan.found
     validation = {"validation": best_by_validation(best, choose)} if best.validation else {}
     phases = {"phases": trainer.phases.records} if trainer.phases.several else {}
     return {
@@ -382,7 +384,7 @@ def summarise(plan: Plan, trainer: Trainer) -> dict[str, Any]:
         "steps_per_second": trainer.total_steps / max(trainer.elapsed - trainer.evaluating, 1e-9),
         "processor": processor(trainer.device),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        **({"processes": processes.count()} if processes.count() > 1 else {}),
+        **({"processes": distributed.world_size()} if distributed.world_size() > 1 else {}),
         **({"averaged": _averaged(trainer)} if best.averaged else {}),
         **({"found": found} if found else {}),
         **({"preliminary": plan.preceded_by} if plan.preceded_by else {}),

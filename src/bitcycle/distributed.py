@@ -1,0 +1,153 @@
+"""Several processes that train one network together: which part of a batch each takes, and what it hears from the others.
+
+Every process takes a contiguous shard of each batch. While a batch is `sharded`, what quantizers and batch norm need to know of
+it (smallest and largest values, sums, the number of an element) is that of the whole batch, so that values and noise are those
+of one process. With one process nothing here does or costs anything. How processes find each other is said in
+`training.distributed`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Shard(NamedTuple):
+    """A contiguous part of a batch: its first sample, how many it has, and the samples of the whole batch."""
+
+    first: int
+    samples: int
+    total: int
+
+
+_shard: Shard | None = None  # no context variable: on a GPU, gradients are computed in another thread
+
+
+def world_size() -> int:
+    """How many processes train together."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """The number of this process, from 0; process 0 writes."""
+    return dist.get_rank() if world_size() > 1 else 0
+
+
+def local_world_size() -> int:
+    """How many of the processes are on this machine, as torchrun says it."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if world_size() > 1 else 1
+
+
+def shard_of(samples: int, process: int, processes: int) -> Shard:
+    """The shard of a batch of so many samples that a process takes; shards differ by one sample at most.
+
+    >>> [shard_of(7, process, 2) for process in range(2)]
+    [Shard(first=0, samples=3, total=7), Shard(first=3, samples=4, total=7)]
+    """
+    first, end = (samples * number // processes for number in (process, process + 1))
+    return Shard(first, end - first, samples)
+
+
+def local_shard(indices: Tensor) -> Tensor:
+    """The shard of this process of the samples of a batch."""
+    shard = shard_of(len(indices), rank(), world_size())
+    return indices[shard.first : shard.first + shard.samples]
+
+
+@contextmanager
+def sharded(samples: int) -> Iterator[None]:
+    """What is computed inside belongs to a batch of so many samples, of which this process has its shard."""
+    global _shard
+    before, _shard = _shard, shard_of(samples, rank(), world_size()) if world_size() > 1 else None
+    try:
+        yield
+    finally:
+        _shard = before
+
+
+def current_shard() -> Shard | None:
+    """The shard that is worked on now; None: the whole batch is here."""
+    return _shard
+
+
+def weighted(mean: Tensor) -> Tensor:
+    """The part that the mean over this shard has in the mean over the batch; the parts of all processes add up to it."""
+    return mean if _shard is None else mean * (_shard.samples / _shard.total)
+
+
+def batch_means(*means: Tensor) -> tuple[Tensor, ...]:
+    """Scalars that are means over this shard, as means over the whole batch."""
+    return means if _shard is None else all_sum(weighted(torch.stack([mean.detach() for mean in means]))).unbind()
+
+
+def all_sum(x: Tensor) -> Tensor:
+    """The sum of the tensors that all processes have, the same bits in all of them."""
+    x = x.detach().clone()
+    dist.all_reduce(x)
+    return x
+
+
+def all_max(x: Tensor) -> Tensor:
+    """The largest of each element over the shards of the batch; x itself where the whole batch is here."""
+    if _shard is None:
+        return x
+    x = x.detach().clone()
+    dist.all_reduce(x, dist.ReduceOp.MAX)
+    return x
+
+
+def all_min_max(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Smallest `low` and largest `high` of each element over the shards of the batch, in one message."""
+    negative, high = all_max(torch.stack([-low, high])).unbind()
+    return -negative, high
+
+
+def all_gather(x: Tensor) -> Tensor:
+    """The tensors of all processes, [processes, ...]; kinds of process groups differ in what else gathers."""
+    everything = x.new_zeros(world_size(), *x.shape)
+    everything[rank()] = x.detach()
+    dist.all_reduce(everything)
+    return everything
+
+
+def first_element(x: Tensor) -> Tensor | None:
+    """The number, in the whole batch, of the first element of x [samples, ...], modulo 2^32 as int32; None: 0."""
+    if _shard is None:
+        return None
+    number = _shard.first * (x.numel() // _shard.samples)
+    return torch.full((), (number + (1 << 31)) % (1 << 32) - (1 << 31), dtype=torch.int32, device=x.device)
+
+
+def elements_of_batch(vector: Tensor) -> int:
+    """Elements of the whole batch, of which `vector` has those of this shard."""
+    return len(vector) if _shard is None else len(vector) // _shard.samples * _shard.total
+
+
+def pick(vector: Tensor, numbers: Tensor) -> Tensor:
+    """The elements `numbers` of the whole batch, of which `vector` has those of this shard."""
+    if _shard is None:
+        return vector[numbers]
+    here = numbers - len(vector) // _shard.samples * _shard.first
+    inside = (here >= 0) & (here < len(vector))
+    return all_sum(torch.where(inside, vector[here.clamp(0, len(vector) - 1)], 0))
+
+
+def broadcast(value: int) -> int:
+    """What process 0 says, in all processes."""
+    if world_size() == 1:
+        return value
+    message = torch.tensor(value)  # on the CPU, where no process waits for a GPU
+    dist.broadcast(message, 0)
+    return int(message)
+
+
+def barrier() -> None:
+    """Return when all processes have come here."""
+    if world_size() > 1:
+        dist.all_reduce(torch.zeros(()))  # the sum needs all of them

@@ -18,8 +18,8 @@ from bitcycle.quantizer import compiler_works
 from bitcycle.quantizer.codes import decode
 from bitcycle.quantizer.compile_utils import Kernel
 from bitcycle.quantizer.sbm import SbmActivation, SbmWeight
+from bitcycle.recipe.options import TrainingOptions
 from bitcycle.schedule import Precision
-from bitcycle.training.options import TrainingOptions
 
 CONVOLUTIONS = {
     "3x3": ({"kernel_size": 3, "padding": 1}, 4),

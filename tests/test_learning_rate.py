@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bitcycle.recipe.learning_rate import LearningRateOptions
 from bitcycle.settings import SettingError
-from bitcycle.training.learning_rate import LearningRateOptions
 from bitcycle.training.run import execute
 from bitcycle.training.run_folder import read_records
 from tests.conftest import configure, golden_json

@@ -13,10 +13,10 @@ from bitcycle.layer import QuantizedConv2d, QuantizedLinear, penalty
 from bitcycle.model import CifarResNet, ImageShape
 from bitcycle.quantizer import Dorefa, PactBinary, QuantizerOptions, Sbm, Ttq, UniformL2, Wageubn
 from bitcycle.quantizer.l2_step import improved_step, optimal_step
+from bitcycle.recipe.optimizer import OptimizerOptions
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 from bitcycle.training.loop import Trainer
-from bitcycle.training.optimizer import OptimizerOptions
 from bitcycle.training.run import execute
 from tests.conftest import plan
 from tests.settings import QUANTIZER_SCHEDULES, RESUME

@@ -142,27 +142,47 @@ def test_rooms_mirror_the_configuration():
     assert groups <= packages
 
 
-# What each room may know of: data flows one way (reference design). Modules without a room stand below all rooms.
-BELOW = {
-    "schedule": set(),
-    "quantizer": {"schedule"},
-    "hardware": {"schedule"},
-    "layer": {"schedule", "quantizer", "hardware"},
-    "model": {"layer"},
-    "dataset": {"model", "layer"},
-    "task": {"dataset", "model"},
-    "training": {"schedule", "quantizer", "hardware", "layer", "model", "dataset", "task"},
-    "analysis": {"training", "schedule", "hardware", "layer", "dataset", "task"},
-    "figure": {"training", "schedule", "analysis"},
-}
+ROOMS = (
+    *({"settings", "errors", "cache", "allocator", "signals", "resources", "optional_imports", "cpp_extension"},),
+    *(
+        {"randomness", "distributed", "shapes", "schedule"},
+        {"quantizer", "hardware"},
+        {"layer"},
+        {"model"},
+        {"dataset"},
+    ),
+    *(
+        {"task"},
+        {"recipe"},
+        {"configuration"},
+        {"training"},
+        {"sweep"},
+        {"measurement"},
+        {"analysis"},
+        {"integrations"},
+    ),
+    *({"figure", "benchmark"}, {"command", "help", "cli", "__main__", "campaign", "reproduce"}),
+)
+"""Modules and packages from the bottom to the top: each knows what stands below it and its own set, never what stands above."""
+
+IMPORT = re.compile(r"^\s*(?:from bitcycle\.(\w+)|from bitcycle import (\w+)|import bitcycle\.(\w+))", re.MULTILINE)
+PACKAGE = ROOT / "src" / "bitcycle"
+SOURCES = sorted(set(PACKAGE.glob("**/*.py")) - {PACKAGE / "__init__.py"})
 
 
-@pytest.mark.parametrize("room", BELOW)
-def test_rooms_know_only_what_lies_below(room):
-    for path in (ROOT / "src" / "bitcycle" / room).glob("**/*.py"):
-        imported = set(re.findall(r"^\s*(?:from|import) bitcycle\.(\w+)", path.read_text(), re.MULTILINE))
-        rooms = {name for name in imported if name in BELOW}
-        assert rooms <= BELOW[room] | {room}, path
+@pytest.mark.parametrize("floor", range(len(ROOMS)), ids=lambda floor: "-".join(sorted(ROOMS[floor])))
+def test_rooms_know_only_what_lies_below(floor):
+    above = set().union(*ROOMS[floor + 1 :])
+    for path in SOURCES:
+        room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if room in ROOMS[floor]:
+            known = {name for names in IMPORT.findall(path.read_text()) for name in names if name} - {room}
+            assert not known & above, f"{path} imports {sorted(known & above)} from above"
+
+
+def test_every_room_has_its_place():
+    rooms = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in SOURCES}
+    assert rooms <= set().union(*ROOMS), "put new modules and packages into ROOMS"
 
 
 def test_schedules_need_no_torch():

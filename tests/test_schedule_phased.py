@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from bitcycle.recipe.learning_rate import LearningRateOptions
 from bitcycle.schedule import SCHEDULES, Phase, Precision, Schedule, schedule
 from bitcycle.settings import SettingError
-from bitcycle.training.learning_rate import LearningRateOptions
 from bitcycle.training.phases import phase_rate
 from tests.conftest import configure
 from tests.test_quantizer_golden import FOLDER

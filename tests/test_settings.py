@@ -6,10 +6,10 @@ import pytest
 
 import bitcycle
 from bitcycle.dataset import Digits
+from bitcycle.recipe.optimizer import OptimizerOptions
+from bitcycle.recipe.options import TrainingOptions
 from bitcycle.schedule import SCHEDULES
 from bitcycle.settings import SettingError
-from bitcycle.training.optimizer import OptimizerOptions
-from bitcycle.training.options import TrainingOptions
 
 
 def make(kind, **settings):

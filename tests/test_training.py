@@ -12,12 +12,12 @@ from bitcycle.dataset import DatasetOptions
 from bitcycle.errors import RunError
 from bitcycle.model import check_kind
 from bitcycle.quantizer import compiler_works
+from bitcycle.recipe.optimizer import OptimizerOptions
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 from bitcycle.training.checkpoint import write_atomically
 from bitcycle.training.loop import Trainer
 from bitcycle.training.metrics_log import JsonLines
-from bitcycle.training.optimizer import OptimizerOptions
 from bitcycle.training.run import build_trainer, execute, wants_compilation
 from bitcycle.training.run_folder import read_json, read_records
 from bitcycle.training.status import status_table

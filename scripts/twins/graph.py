@@ -15,8 +15,8 @@ import bitcycle
 from bitcycle.dataset.citation import Citation
 from bitcycle.layer.sparse import make_edges
 from bitcycle.model.graph_network import Gcn
-from bitcycle.model.shape import GraphShape
 from bitcycle.quantizer.registry import quantizer_options
+from bitcycle.shapes import GraphShape
 from twin_run import Twin, pairs_of, released, to_nearest
 
 HIDDEN, LAYERS = 64, 3

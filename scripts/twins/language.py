@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 
 import bitcycle
 from bitcycle.model.recurrent_language_model import RecurrentLanguageModelOptions
-from bitcycle.model.shape import TokenShape
 from bitcycle.quantizer.registry import quantizer_options
+from bitcycle.shapes import TokenShape
 from twin_run import Twin, pairs_of, released, to_nearest
 
 VOCABULARY, HIDDEN, BATCH, LENGTH = 200, 32, 8, 12

@@ -21,10 +21,10 @@ from bitcycle.dataset import DATASETS, DatasetOptions
 from bitcycle.hardware import HARDWARE, HardwareOptions
 from bitcycle.model import MODELS, ModelOptions
 from bitcycle.quantizer import QUANTIZERS, QuantizerOptions
+from bitcycle.recipe.options import LoggingOptions, TrainingOptions
 from bitcycle.schedule import SCHEDULES, ScheduleOptions
 from bitcycle.settings import MISSING, Preset, SettingError, Settings, nearest, setting
 from bitcycle.task import TASKS, TaskOptions
-from bitcycle.training.options import LoggingOptions, TrainingOptions
 
 
 @dataclasses.dataclass
@@ -231,3 +231,24 @@ def _to_settings(node: DictConfig, path: str) -> Any:
 def to_plain(config: RunConfig) -> dict[str, Any]:
     """A configuration as nested dictionaries of plain values."""
     return dataclasses.asdict(config)
+
+
+def summaries(group: str, conf: Path) -> dict[str, str]:
+    """What each option of a group is, in one line: from its preset, or the first comment of its file in `conf`."""
+    found = {path.stem: first_comment(path) for path in conf.glob(f"{group}/*.yaml")}
+    found |= {name: preset.summary for name, preset in PRESETS.get(group, {}).items()}
+    return dict(sorted(found.items(), key=lambda option: natural_order(option[0])))
+
+
+def first_comment(path: Path) -> str:
+    """The first comment line of a configuration file: what it is, in one line."""
+    for line in path.read_text().splitlines():
+        if line.startswith("#") and not line.startswith("# @"):
+            return line.lstrip("# ")
+    return ""
+
+
+def natural_order(name: str) -> tuple[str, int]:
+    """Sorts names by their letters first, then by their number: resnet8 before resnet20."""
+    digits = "".join(letter for letter in name if letter.isdigit())
+    return ("".join(letter for letter in name if not letter.isdigit()), int(digits or 0))

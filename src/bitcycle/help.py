@@ -12,9 +12,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from bitcycle.cli import SUB_COMMANDS
-from bitcycle.configuration import GROUPS, PRESETS, RunConfig
+from bitcycle.configuration import GROUPS, PRESETS, RunConfig, summaries
+from bitcycle.recipe.options import LoggingOptions, TrainingOptions
 from bitcycle.settings import MISSING, SettingError, Settings, default_of, nearest
-from bitcycle.training.options import LoggingOptions, TrainingOptions
 
 WIDTH = 120
 INTRODUCTION = """\
@@ -70,13 +70,6 @@ def groups(conf: Path) -> list[str]:
     fields = [field.name for field in dataclasses.fields(RunConfig)]
     found = {*GROUPS, *(path.parent.name for path in conf.glob("*/*.yaml"))}
     return sorted(found, key=lambda group: fields.index(group) if group in fields else len(fields))
-
-
-def summaries(group: str, conf: Path) -> dict[str, str]:
-    """What each option of a group is, in one line: from its preset, or the first comment of its file in `conf`."""
-    found = {path.stem: first_comment(path) for path in conf.glob(f"{group}/*.yaml")}
-    found |= {name: preset.summary for name, preset in PRESETS.get(group, {}).items()}
-    return dict(sorted(found.items(), key=lambda option: _natural(option[0])))
 
 
 def _overview(conf: Path) -> Iterator[str]:
@@ -159,22 +152,9 @@ def _shortened(names: list[str]) -> str:
     return f"{names[0]} ... {names[-1]}" if len(names) > 4 else ", ".join(names)
 
 
-def _natural(name: str) -> tuple[str, int]:
-    digits = "".join(letter for letter in name if letter.isdigit())
-    return ("".join(letter for letter in name if not letter.isdigit()), int(digits or 0))
-
-
 def _names(group: str, kind: type[Settings]) -> str:
     names = [name for name, option in GROUPS[group].items() if option is kind]
     return ", ".join(names) if len(names) <= 12 else f"{names[0]} ... {names[-1]}"
-
-
-def first_comment(path: Path) -> str:
-    """The first comment line of a configuration file: what it is, in one line."""
-    for line in path.read_text().splitlines():
-        if line.startswith("#") and not line.startswith("# @"):
-            return line.lstrip("# ")
-    return ""
 
 
 def _settings(kind: type[Settings], prefix: str = "", values: Mapping[str, Any] | None = None) -> Iterator[str]:

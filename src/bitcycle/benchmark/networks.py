@@ -16,8 +16,8 @@ from bitcycle.layer.codes.recomputation import RecomputingBatchNorm2d
 from bitcycle.layer.sparse import make_edges
 from bitcycle.model import MODELS, GraphShape, ImageShape, TokenShape
 from bitcycle.quantizer import compiler_works
+from bitcycle.recipe.optimizer import OptimizerOptions
 from bitcycle.schedule import Schedule, schedule
-from bitcycle.training.optimizer import OptimizerOptions
 
 STEPS = 64_000
 """Length of the run of which the steps could be: schedules change their bits along it."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Optional
 
-from bitcycle.model import Shape
 from bitcycle.settings import MISSING, Settings, setting
+from bitcycle.shapes import Shape
 
 logger = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from bitcycle.dataset.source import (
     read_parquet,
 )
 from bitcycle.errors import DataError
-from bitcycle.model import ImageShape
 from bitcycle.settings import setting
+from bitcycle.shapes import ImageShape
 
 TRAIN_SAMPLES, TEST_SAMPLES = 50_000, 10_000
 OFFICIAL = {

@@ -11,8 +11,8 @@ from bitcycle.dataset.base import DatasetInfo
 from bitcycle.dataset.cifar import Cifar
 from bitcycle.dataset.image_dataset import Splits
 from bitcycle.dataset.images import Images
-from bitcycle.model import ImageShape
 from bitcycle.settings import setting
+from bitcycle.shapes import ImageShape
 
 
 @dataclass

@@ -13,8 +13,8 @@ from bitcycle.dataset.image_dataset import ImageDatasetOptions, Splits, hold_out
 from bitcycle.dataset.images import GREY_MODES, EncodedImages, Framing, StreamedImages, open_image
 from bitcycle.dataset.source import Encoded, find_class_folders, find_parquet, read_class_folders, read_parquet
 from bitcycle.errors import DataError
-from bitcycle.model import ImageShape
 from bitcycle.settings import MISSING, SettingError, setting
+from bitcycle.shapes import ImageShape
 
 
 @dataclass

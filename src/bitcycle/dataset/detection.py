@@ -29,9 +29,9 @@ from bitcycle.dataset.images import EncodedImage, _leave_process_group, open_ima
 from bitcycle.dataset.pipeline import epoch_order
 from bitcycle.dataset.validation import validation_size
 from bitcycle.errors import DataError
-from bitcycle.model import DetectionShape
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, setting
+from bitcycle.shapes import DetectionShape
 
 MULTIPLE = 32
 """Sides of what the network sees: its deepest level but two halves them five times."""

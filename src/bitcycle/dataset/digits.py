@@ -15,8 +15,8 @@ import torch
 from bitcycle.dataset.base import DatasetInfo
 from bitcycle.dataset.image_dataset import ImageDatasetOptions, Splits, hold_out
 from bitcycle.dataset.images import Images
-from bitcycle.model import ImageShape
 from bitcycle.settings import setting
+from bitcycle.shapes import ImageShape
 
 TRAIN_SAMPLES, TEST_SAMPLES = 1438, 359
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions, logger
 from bitcycle.errors import DataError
 from bitcycle.layer.sparse import Edges, make_edges
-from bitcycle.model import GraphShape
 from bitcycle.settings import SettingError, setting
+from bitcycle.shapes import GraphShape
 
 
 class RawGraph(NamedTuple):

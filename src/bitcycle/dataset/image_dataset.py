@@ -14,9 +14,9 @@ from bitcycle.dataset.images import Images
 from bitcycle.dataset.part import CLASSES, PARTS, classes_of, size_of, take_part
 from bitcycle.dataset.validation import validation_mask, validation_size
 from bitcycle.errors import DataError
-from bitcycle.model import ImageShape
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, setting
+from bitcycle.shapes import ImageShape
 
 
 class Splits(NamedTuple):

@@ -13,8 +13,8 @@ from bitcycle.dataset.base import DatasetInfo
 from bitcycle.dataset.custom import CustomImages
 from bitcycle.dataset.image_dataset import Splits
 from bitcycle.errors import DataError
-from bitcycle.model import ImageShape
 from bitcycle.settings import setting
+from bitcycle.shapes import ImageShape
 
 TRAIN_SAMPLES, VALIDATION_SAMPLES, CLASSES = 1_281_167, 50_000, 1000
 

@@ -18,8 +18,8 @@ from bitcycle.dataset.imagenet import ImageNet
 from bitcycle.dataset.images import EncodedImage
 from bitcycle.dataset.source import Encoded
 from bitcycle.errors import DataError
-from bitcycle.model import ImageShape
 from bitcycle.settings import setting
+from bitcycle.shapes import ImageShape
 
 SAMPLES = CLASSES = 100
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions
 from bitcycle.dataset.validation import validation_size
-from bitcycle.model import InteractionShape
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, setting
+from bitcycle.shapes import InteractionShape
 
 
 class Interactions(NamedTuple):

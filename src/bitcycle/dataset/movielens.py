@@ -22,8 +22,8 @@ from bitcycle.dataset.base import DatasetInfo
 from bitcycle.dataset.fetch import fetch
 from bitcycle.dataset.interactions import InteractionOptions, Interactions
 from bitcycle.errors import DataError
-from bitcycle.model import InteractionShape
 from bitcycle.settings import MISSING, setting
+from bitcycle.shapes import InteractionShape
 
 COLUMNS = ("userId", "movieId", "rating", "timestamp")
 

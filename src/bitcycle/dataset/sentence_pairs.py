@@ -13,8 +13,8 @@ from torch import Tensor
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions
 from bitcycle.dataset.tokens import TokenizerSetup, encode, find_tokenizer
 from bitcycle.errors import DataError
-from bitcycle.model import SentencePairShape
 from bitcycle.settings import SettingError, setting
+from bitcycle.shapes import SentencePairShape
 
 CLASSES = ("entailment", "neutral", "contradiction")
 SPLITS = ("train", "validation", "test")

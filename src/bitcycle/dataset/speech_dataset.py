@@ -15,8 +15,8 @@ from bitcycle.dataset.base import DatasetOptions
 from bitcycle.dataset.speech_features import LogMel
 from bitcycle.dataset.utterances import Utterances
 from bitcycle.errors import DataError
-from bitcycle.model import SpeechShape
 from bitcycle.settings import SettingError, setting
+from bitcycle.shapes import SpeechShape
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions
 from bitcycle.errors import DataError
-from bitcycle.model.shape import TokenShape
 from bitcycle.settings import SettingError, setting
+from bitcycle.shapes import TokenShape
 
 END, UNKNOWN = "<eos>", "<unk>"
 PIECE = 35

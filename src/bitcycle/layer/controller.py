@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bitcycle import processes
+from bitcycle import distributed
 from bitcycle.hardware import Cost, CostMeter, HardwareOptions, Workload, hardware_options, trace
 from bitcycle.layer.gate_record import GateRecord
 from bitcycle.layer.quantized import QuantizedLayer
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
 from bitcycle.randomness import int32_key
-from bitcycle.schedule import FLOAT, GatedSchedule, Precision, Schedule
+from bitcycle.schedule import FLOAT, FeedbackSchedule, GatedSchedule, Precision, Schedule
 from bitcycle.settings import SettingError
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,8 @@ class PrecisionController:
         self._is_told = False
         self._told: list[tuple[Precision, int]] = []
         self._restored: dict[str, int] = {}
-        self._unobserved = schedule.state_dict() if schedule.observation_steps else None
+        self._feedback = schedule if isinstance(schedule, FeedbackSchedule) else None
+        self._unobserved = self._feedback.state_dict() if self._feedback else None
         if not self.states and schedule.lowest.weight < FLOAT:
             warnings.warn("no layer of the model is quantized: call quantize_model first", stacklevel=2)
         if workload is not None:
@@ -98,11 +99,11 @@ class PrecisionController:
         precision = self.schedule(t)
         if precision != self.precision:
             self._check(precision)
-        if self._unobserved is not None:
-            self._check_observations(t)
+        if self._feedback is not None:
+            self._check_observations(self._feedback, t)
         for layer in self._stepping:
             layer.begin_step(new_epoch=self._begins_epoch(t))
-        rank = processes.rank() if self.rank is None else self.rank
+        rank = distributed.rank() if self.rank is None else self.rank
         key = int32_key("noise", self.seed, t, *(("rank", rank) if rank else ()))
         for state in self.states:
             state.is_controlled = True
@@ -124,16 +125,18 @@ class PrecisionController:
         while self._told and self._meter is not None:
             self._meter.add(*self._told.pop())
 
-    def _check_observations(self, t: int) -> None:
+    def _check_observations(self, schedule: FeedbackSchedule, t: int) -> None:
         """Say once that a schedule which reacts to the training has not been told of it."""
-        if self.schedule.state_dict() != self._unobserved:
+        if self._unobserved is None:
+            return
+        if schedule.state_dict() != self._unobserved:
             self._unobserved = None
-        elif t > 2 * (self.schedule.observation_steps or t):
+        elif t > 2 * schedule.observation_steps:
             self._unobserved = None
             message = (
                 "schedule %s was told no loss in %d steps and stays where it is: call schedule.observe every %d steps"
             )
-            logger.warning(message, self.schedule.name, t, self.schedule.observation_steps)
+            logger.warning(message, schedule.name, t, schedule.observation_steps)
 
     def follow(self, model: nn.Module) -> None:
         """Set the bits of another converted model, too: of a copy that averages the weights, say."""
@@ -147,7 +150,7 @@ class PrecisionController:
         """Step, cost and schedule, for a checkpoint beside those of model and optimizer."""
         return {
             "next_step": self.next_step,
-            "schedule": self.schedule.state_dict(),
+            "schedule": self._feedback.state_dict() if self._feedback else {},
             "cost": self._restored if self._meter is None else self.meter.state_dict(),
             "gates": self._record.state_dict(),
         }
@@ -155,7 +158,8 @@ class PrecisionController:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; the model has the bits of the last step."""
         self.next_step, self._restored = state["next_step"], dict(state["cost"])
-        self.schedule.load_state_dict(state["schedule"])
+        if self._feedback is not None:
+            self._feedback.load_state_dict(state["schedule"])
         self._record.load_state_dict(state["gates"])
         if self._meter is not None:
             self._meter.load_state_dict(self._restored)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from bitcycle import processes
+from bitcycle import distributed
 from bitcycle.layer.bifurcation import Product, Rounding, bifurcated
 from bitcycle.layer.block_product import CONVOLUTION, LINEAR, block_product, copies_of
 from bitcycle.layer.matrix_product import MatrixProduct, quantized_matrix_product
@@ -121,7 +121,7 @@ class QuantizedLayer(QuantizedProduct):
         if not bits or bits in self.observed_bits or not x.numel():
             return
         self.observed_bits.add(bits)
-        if quantizer.non_negative and bool(processes.largest(-x.amin()) > 0):
+        if quantizer.non_negative and bool(distributed.all_max(-x.amin()) > 0):
             try:
                 quantizer.accept_signed(x)
             except SettingError as error:

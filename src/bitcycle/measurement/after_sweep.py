@@ -22,7 +22,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+<<<<<<< HEAD
 from bitcycle.analysis.items import SWEEPS
+=======
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from bitcycle.configuration import RunConfig, read_config, register_schemas
+>>>>>>> d9e00a1 (Rooms in an order that a test holds: shapes below data and models, the recipe's options below the configuration)
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, DataError, RunError
 from bitcycle.measurement.artifacts import read_result
 from bitcycle.measurement.command import exit_code, read_options
@@ -146,10 +154,10 @@ def sweeps_with_analyses(root: Path, names: Sequence[str] = ()) -> dict[str, Swe
     Raises:
         SettingError: for a sweep that does not exist.
     """
-    every = sorted(f"{path.parent.name}/{path.stem}" for path in (root / SWEEPS).glob("*/*.yaml"))
+    every = sorted(f"{path.parent.name}/{path.stem}" for path in (root / "sweeps").glob("*/*.yaml"))
     if strangers := [name for name in names if name not in every]:
         raise SettingError("sweeps", strangers[0], "there is no such sweep", nearest(strangers[0], every))
-    found = {name: read_sweep(root / SWEEPS / f"{name}.yaml") for name in names or every}
+    found = {name: read_sweep(root / "sweeps" / f"{name}.yaml") for name in names or every}
     return {name: sweep for name, sweep in found.items() if sweep.analyses or names}
 
 

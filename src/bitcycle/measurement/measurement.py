@@ -13,8 +13,8 @@ from bitcycle.dataset import Batch, EvaluationBatches, ImageDatasetOptions, Imag
 from bitcycle.dataset.image_dataset import first_images
 from bitcycle.errors import RunError
 from bitcycle.measurement.finished_run import FinishedRun
+from bitcycle.recipe.weight_averaging import estimate_statistics
 from bitcycle.task import ClassificationOptions, StepOutput, Task
-from bitcycle.training.weight_averaging import estimate_statistics
 
 
 class Measurement:

@@ -24,8 +24,8 @@ from torch.func import functional_call
 
 from bitcycle.model.base import ModelOptions
 from bitcycle.model.recurrent_language_model import EMBEDDING_RANGE
-from bitcycle.model.shape import TokenShape
 from bitcycle.settings import setting
+from bitcycle.shapes import TokenShape
 
 
 class AwdLanguageModel(nn.Module):

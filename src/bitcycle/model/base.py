@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Optional
 import torch
 from torch import nn
 
-from bitcycle.model.shape import ImageShape, Shape
 from bitcycle.settings import MISSING, SettingError, Settings, setting
+from bitcycle.shapes import ImageShape, Shape
 
 
 @dataclass

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from bitcycle.layer.matrix_product import MatrixProduct
 from bitcycle.model.base import ModelOptions
-from bitcycle.model.shape import SentencePairShape
 from bitcycle.optional_imports import require
 from bitcycle.settings import MISSING, SettingError, setting
+from bitcycle.shapes import SentencePairShape
 
 logger = logging.getLogger(__name__)
 

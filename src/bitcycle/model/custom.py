@@ -14,9 +14,9 @@ from typing import Any, Optional
 from torch import nn
 
 from bitcycle.model.base import ModelOptions
-from bitcycle.model.shape import ImageShape
 from bitcycle.optional_imports import require
 from bitcycle.settings import MISSING, SettingError, nearest, setting
+from bitcycle.shapes import ImageShape
 
 
 @dataclass
@@ -24,7 +24,7 @@ class CustomModel(ModelOptions):
     """A function or class of your own: model=custom model.target=package.module:function model.arguments={width: 2}.
 
     It is called with `arguments` and, where it has such parameters, with what the data set knows of its data: `channels`, `size`
-    and `classes` of images (also as `num_classes`, `in_channels`), or the fields of another shape in `bitcycle.model.shape`.
+    and `classes` of images (also as `num_classes`, `in_channels`), or the fields of another shape in `bitcycle.shapes`.
     Modules are also looked for in the folder in which the command is started. The module's file counts for the run's name.
     """
 

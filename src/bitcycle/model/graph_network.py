@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from bitcycle.layer.graph_convolution import GraphConvolution, SageConvolution
 from bitcycle.layer.sparse import Edges
 from bitcycle.model.base import ModelOptions
-from bitcycle.model.shape import GraphShape
 from bitcycle.settings import SettingError, setting
+from bitcycle.shapes import GraphShape
 
 
 class GraphNorm(nn.Module):

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitcycle.model.base import ModelOptions
-from bitcycle.model.shape import ImageShape
 from bitcycle.settings import SettingError
+from bitcycle.shapes import ImageShape
 
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
 """(expansion, width, blocks, stride of the first block) of each stage."""

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle.model.base import ModelOptions
-from bitcycle.model.shape import InteractionShape
 from bitcycle.settings import setting
+from bitcycle.shapes import InteractionShape
 
 FACTORS, EMBEDDING, WIDTHS = 64, 128, (256, 128, 64)
 EMBEDDING_STD = 0.01

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from bitcycle.layer.embedding import QuantizableEmbedding
 from bitcycle.model.base import ModelOptions
 from bitcycle.model.float_layer import FloatLinear
-from bitcycle.model.shape import TokenShape
 from bitcycle.settings import SettingError, setting
+from bitcycle.shapes import TokenShape
 
 EMBEDDING_RANGE = 0.1
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from bitcycle.model.base import ModelOptions
-from bitcycle.model.shape import ImageShape
 from bitcycle.settings import MISSING, SettingError, setting
+from bitcycle.shapes import ImageShape
 
 
 class BasicBlock(nn.Module):

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitcycle.model.base import ModelOptions
-from bitcycle.model.shape import ImageShape
 from bitcycle.settings import MISSING, SettingError, setting
+from bitcycle.shapes import ImageShape
 
 IMAGENET_DEPTHS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 """Blocks of two convolutions in each stage of the networks for large images (He et al. 2016)."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from bitcycle.model.base import ModelOptions
-from bitcycle.model.shape import ImageShape
 from bitcycle.settings import MISSING, SettingError, setting
+from bitcycle.shapes import ImageShape
 
 
 @dataclass

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle.model.base import ModelOptions
-from bitcycle.model.shape import DetectionShape
 from bitcycle.settings import SettingError, setting
+from bitcycle.shapes import DetectionShape
 
 ANCHORS = 9
 """Anchors at each place: three scales times three aspect ratios."""

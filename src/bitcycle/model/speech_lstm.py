@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitcycle.model.base import ModelOptions
-from bitcycle.model.shape import SpeechShape
 from bitcycle.settings import setting
+from bitcycle.shapes import SpeechShape
 
 
 class SpeechLstm(nn.Module):

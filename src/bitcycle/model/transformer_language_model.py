@@ -25,8 +25,8 @@ from bitcycle.layer import MatrixProduct
 from bitcycle.model.adaptive_vocabulary import AdaptiveVocabulary
 from bitcycle.model.base import ModelOptions
 from bitcycle.model.float_layer import FloatLinear
-from bitcycle.model.shape import TokenShape
 from bitcycle.settings import SettingError, setting
+from bitcycle.shapes import TokenShape
 
 
 def sinusoids(length: int, width: int, device: torch.device) -> Tensor:

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitcycle.model.base import ModelOptions
-from bitcycle.model.shape import ImageShape
 from bitcycle.settings import SettingError
+from bitcycle.shapes import ImageShape
 
 STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 """(width, convolutions) between two poolings."""

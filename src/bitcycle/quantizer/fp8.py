@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bitcycle import processes
+from bitcycle import distributed
 from bitcycle.quantizer.autograd import straight_through
 from bitcycle.quantizer.base import GradientQuantizer, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
@@ -76,7 +76,7 @@ class Scaling(torch.nn.Module):
         if not x.numel():
             return x
         vector = flat(x).float()
-        largest = processes.largest(kernel(magnitude, self.compile_kernel)(vector))
+        largest = distributed.all_max(kernel(magnitude, self.compile_kernel)(vector))
         if len(self.history):
             remembered = self.history.amax()
             if self.training:
@@ -114,7 +114,7 @@ class Fp8Gradient(Scaling, GradientQuantizer):
         if not self.stochastic:
             return self.quantized(gradient, bits)
         vector = flat(gradient)
-        noise = uniform(vector.shape, step_key ^ layer_key, processes.first_element(gradient))
+        noise = uniform(vector.shape, step_key ^ layer_key, distributed.first_element(gradient))
         return self.quantized(gradient, bits, noise)
 
     def quantize_steps(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:

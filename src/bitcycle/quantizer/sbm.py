@@ -132,8 +132,8 @@ class SbmActivation(TensorQuantizer):
             self.calibrated = None
         elif self.calibrated is None:
             low, high = torch.aminmax(flat(x))
-            if processes.current_share() is not None:
-                low, high = processes.extremes(low, high)
+            if distributed.current_shard() is not None:
+                low, high = distributed.all_min_max(low, high)
             self.calibrated = low, high - low
             logger.info("an activation is quantized in evaluation before training: its range is that of this batch")
 

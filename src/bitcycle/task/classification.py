@@ -19,8 +19,8 @@ from bitcycle.dataset import (
     Splits,
     TrainingBatches,
 )
-from bitcycle.model import ImageShape
 from bitcycle.settings import SettingError, setting
+from bitcycle.shapes import ImageShape
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
 
 

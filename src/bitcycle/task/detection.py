@@ -24,9 +24,9 @@ from bitcycle.dataset.detection import (
     DetectionSplits,
     DetectionTrainingBatches,
 )
-from bitcycle.model import DetectionShape
 from bitcycle.optional_imports import require
 from bitcycle.settings import SettingError, setting
+from bitcycle.shapes import DetectionShape
 from bitcycle.task.anchors import anchors, decode
 from bitcycle.task.average_precision import AveragePrecision
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup

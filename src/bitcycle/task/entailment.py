@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from bitcycle.dataset import DatasetInfo, Epoch, SentencePairOptions, TokenPairs
 from bitcycle.dataset.pipeline import epoch_order
-from bitcycle.model import SentencePairShape
 from bitcycle.settings import SettingError, setting
+from bitcycle.shapes import SentencePairShape
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
 
 METRICS = {"test": "test_accuracy", "validation": "accuracy_of_validation"}

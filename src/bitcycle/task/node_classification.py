@@ -26,8 +26,8 @@ from bitcycle.dataset.graph import Graph, GraphDatasetOptions
 from bitcycle.dataset.neighbours import NeighbourSampler
 from bitcycle.dataset.pipeline import epoch_order
 from bitcycle.layer.sparse import Edges
-from bitcycle.model import GraphShape
 from bitcycle.settings import setting
+from bitcycle.shapes import GraphShape
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
 
 SEEDS = 1024

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle.dataset import DatasetInfo, SpeechBatch, SpeechDatasetOptions, UtteranceBatches, Utterances
-from bitcycle.model import SpeechShape
 from bitcycle.settings import setting
+from bitcycle.shapes import SpeechShape
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
 from bitcycle.task.ctc import ctc_loss, edit_distances, greedy
 from bitcycle.task.prefix_search import PrefixSearch

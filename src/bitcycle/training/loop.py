@@ -21,17 +21,17 @@ from bitcycle.dataset import Epoch
 from bitcycle.errors import RunError
 from bitcycle.layer import PrecisionController, penalty
 from bitcycle.randomness import derive
+from bitcycle.recipe.options import TrainingOptions
+from bitcycle.recipe.weight_averaging import WeightAverage, estimate_statistics, estimated_layers
 from bitcycle.schedule import FLOAT, FeedbackSchedule, Precision, SearchSchedule
 from bitcycle.task import StepOutput, Task
 from bitcycle.training.display import ProgressBar
 from bitcycle.training.distributed import StopAgreement, replica
 from bitcycle.training.interruption import Interrupted, StopSignal
 from bitcycle.training.metrics_log import JsonLines, MetricsLog, NoLines
-from bitcycle.training.options import TrainingOptions
 from bitcycle.training.phases import Candidate, PhaseRunner
 from bitcycle.training.plateau import ReduceOnPlateau
 from bitcycle.training.run_folder import RunFolder
-from bitcycle.training.weight_averaging import WeightAverage, estimate_statistics, estimated_layers
 
 logger = logging.getLogger(__name__)
 

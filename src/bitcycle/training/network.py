@@ -14,10 +14,10 @@ from bitcycle.dataset import DatasetInfo
 from bitcycle.hardware import Workload, trace
 from bitcycle.layer import Choices, Gates, LayerRule, conversion_plan, quantize_model
 from bitcycle.model import ModelOptions
-from bitcycle.model.shape import Shape
 from bitcycle.quantizer import NoQuantizer, QuantizerOptions, Sbm
 from bitcycle.schedule import Schedule
 from bitcycle.settings import Settings
+from bitcycle.shapes import Shape
 from bitcycle.task import Sample, TaskOptions
 
 

@@ -17,10 +17,10 @@ from torch import nn
 
 from bitcycle import distributed
 from bitcycle.layer import PrecisionController, carry_quantized, reset_batch_norm, restart_quantizers, step_ratio
+from bitcycle.recipe.learning_rate import LearningRateOptions
 from bitcycle.schedule import Phase
 from bitcycle.training.checkpoint import CheckpointFolder
 from bitcycle.training.flatness import SecondMoment, adam_trace_sqrt
-from bitcycle.training.learning_rate import LearningRateOptions
 
 logger = logging.getLogger(__name__)
 

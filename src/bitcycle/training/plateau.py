@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from bitcycle.training.learning_rate import LearningRateOptions
+from bitcycle.recipe.learning_rate import LearningRateOptions
 
 
 class ReduceOnPlateau:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from bitcycle.optional_imports import require
-from bitcycle.training.options import LoggingOptions
+from bitcycle.recipe.options import LoggingOptions
 
 
 class Tracker(Protocol):

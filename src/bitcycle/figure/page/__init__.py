@@ -16,9 +16,9 @@ from PIL import Image
 
 from bitcycle.analysis.items import PAPERS
 from bitcycle.analysis.verdict import ClaimResult
+from bitcycle.configuration import first_comment
 from bitcycle.figure.data import ItemData, status_line
 from bitcycle.figure.table import Table, as_markdown, number, signed
-from bitcycle.help import first_comment
 
 HERE = Path(__file__).parent
 LINKS = {

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bitcycle import processes
+from bitcycle import distributed
 from bitcycle.layer.codes.recomputation import remember
 from bitcycle.layer.codes.weight_gradient import library, sums_integers, weight_gradient
 from bitcycle.layer.quantized import QuantizedConv2d, QuantizedLayer, QuantizedLinear
@@ -126,7 +126,7 @@ class CodeConvolution(CodeProduct):
             == kinds
             and sums_integers(layer, x)
             and affine_operators(x, self.compile) is not None
-            and processes.current_share() is None
+            and distributed.current_shard() is None
         )
 
     def product(self, codes: Codes, weight: WeightCodes, bias: Tensor | None) -> Tensor:

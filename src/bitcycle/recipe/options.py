@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Optional
 
+from bitcycle.recipe.learning_rate import LearningRateOptions
+from bitcycle.recipe.optimizer import OptimizerOptions
+from bitcycle.recipe.weight_averaging import WeightAveragingOptions
 from bitcycle.settings import SettingError, Settings, setting
-from bitcycle.training.learning_rate import LearningRateOptions
-from bitcycle.training.optimizer import OptimizerOptions
-from bitcycle.training.weight_averaging import WeightAveragingOptions
 
 
 @dataclass

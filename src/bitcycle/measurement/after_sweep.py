@@ -22,15 +22,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-<<<<<<< HEAD
-from bitcycle.analysis.items import SWEEPS
-=======
-from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
-
-from bitcycle.configuration import RunConfig, read_config, register_schemas
->>>>>>> d9e00a1 (Rooms in an order that a test holds: shapes below data and models, the recipe's options below the configuration)
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, DataError, RunError
 from bitcycle.measurement.artifacts import read_result
 from bitcycle.measurement.command import exit_code, read_options

@@ -35,7 +35,9 @@ SUB_COMMANDS = {
     "analyse": SubCommand(
         "bitcycle.measurement.after_sweep", "the analyses that a sweep file asks for, of finished runs"
     ),
-    "bundle": SubCommand("bitcycle.sweep.parcel", "runs, code and data in files for a machine that is offline"),
+    "bundle": SubCommand(
+        "bitcycle.sweep.offline_bundle", "runs, code and data in a file for a machine that is offline"
+    ),
     "surface": SubCommand("bitcycle.measurement.surface", "loss along random directions around a finished network"),
     "plane": SubCommand("bitcycle.measurement.plane", "loss on the plane through three finished networks"),
     "sharpness": SubCommand("bitcycle.measurement.sharpness", "curvature of the loss at a finished network"),

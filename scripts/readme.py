@@ -15,10 +15,14 @@ from bitcycle.analysis.collect import SUMMARY, read_summary
 from bitcycle.analysis.curves import CURVES, read_curve
 from bitcycle.analysis.deviation import data_of, spread_table
 from bitcycle.benchmark.table import recorded
+from bitcycle.figure.formats import draw_formats, values_of
 from bitcycle.figure.schedules import draw_suite, group_of, relative_cost
+from bitcycle.hardware import MatrixProduct, Operation, TensorCore, Workload
+from bitcycle.hardware.tensorcore import RATES
 from bitcycle.quantizer import QUANTIZERS, ROLES, NoQuantizer
 from bitcycle.quantizer.base import bits_in_words as in_words
-from bitcycle.schedule import SCHEDULES, SUITE, schedule
+from bitcycle.quantizer.mx import BLOCK, FORMATS, SCALE_BITS, Mx
+from bitcycle.schedule import SCHEDULES, SUITE, Precision, ScheduleOptions, Static, schedule
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -26,6 +30,7 @@ CLAIMS = ROOT / "results" / "summary" / "claims.csv"
 COSTS = ROOT / "results" / "published_costs.md"
 SHOWN = ("float32", "static 8", "CR 3-8", "RTH 3-8")
 """Settings that the table of results shows, as `bits_of` names them."""
+GRIDS = ROOT / "docs" / "pictures" / "formats.png"
 PICTURE = ROOT / "results" / "pictures" / "schedules.png"
 
 
@@ -59,6 +64,56 @@ def quantizers_table() -> str:
 def bits_in_words(bits: Sequence[int]) -> str:
     """Bits that a quantizer has: 2, 2 to 8, or float."""
     return in_words(bits) if bits else "float"
+
+
+def formats_table() -> str:
+    """Every MX element: its bits with the share of the scale, smallest and largest values, and how many values it has."""
+    lines = [
+        "| format | bits, with its share of the scale | smallest | largest | values |",
+        "|---|---|---|---|---|",
+    ]
+    for name, element in FORMATS.items():
+        values = values_of(element)
+        bits = element.bits + SCALE_BITS / BLOCK
+        numbers = f"{values[1]:.3g} | {values[-1]:g} | {2 * len(values) - 1}"
+        lines.append(f"| `{name}` | {bits:g} | {numbers} |")
+    return "\n".join(lines)
+
+
+def format_costs_table() -> str:
+    """Costs between mxfp4 and mxfp8 in percent of static mxfp8, for a network that is quantized throughout."""
+    devices = {device: TensorCore(device=device) for device in RATES}
+    rows = {"static mxfp4": Static(q_max=4), "static mxfp4, gradients mxfp8": Static(q_max=4, gradient=8)}
+    rows["static mxfp6, gradients mxfp8"] = Static(q_max=6, gradient=8)
+    rows |= {name: SCHEDULES[name](q_min=4) for name in SUITE}
+    rows |= {f"{name}, gradients too": SCHEDULES[name](q_min=4, gradient_min=4) for name in ("RTH", "CR")}
+    lines = [f"| schedule | bit operations | {' | '.join(devices)} |", "|---" * (2 + len(devices)) + "|"]
+    for title, options in rows.items():
+        histogram = merged(options)
+        costs = [device.cost(ONE_PRODUCT, histogram, EIGHT) for device in devices.values()]
+        times = " | ".join(f"{100 * (cost.latency_relative_to_static or 0):.0f}" for cost in costs)
+        lines.append(f"| {title} | {100 * costs[0].relative_to_static:.0f} | {times} |")
+    return "\n".join(lines)
+
+
+EIGHT = Precision(8, 8, 8)
+ONE_PRODUCT = Workload(
+    (
+        Operation(
+            *("product", "linear", 1, MatrixProduct(1, 1, 1), 1, 1, 1, 1, 1, True, None, True),
+            storage=tuple(Mx().storage_bits(role) for role in ROLES),
+        ),
+    )
+)
+"""A network of one product, all of whose three passes are computed."""
+
+
+def merged(options: ScheduleOptions) -> Counter[Precision]:
+    """Steps at each precision, of 64,000."""
+    histogram: Counter[Precision] = Counter()
+    for precision, steps in options.bind(64_000).run_lengths:
+        histogram[precision] += steps
+    return histogram
 
 
 def results_table() -> str:
@@ -240,6 +295,8 @@ def verdicts_table() -> str:
 GENERATED: dict[str, Callable[[], str]] = {
     "schedules": schedules_table,
     "quantizers": quantizers_table,
+    "formats": formats_table,
+    "format costs": format_costs_table,
     "costs": costs_line,
     "results": results_table,
     "verdicts": verdicts_table,
@@ -255,6 +312,7 @@ DOCUMENTS = {
     README: ("schedules", "verdicts"),
     ROOT / "docs" / "schedules.md": ("schedules",),
     ROOT / "docs" / "quantizers.md": ("quantizers",),
+    ROOT / "docs" / "formats.md": ("formats", "format costs"),
     ROOT / "docs" / "cost-models.md": ("costs",),
     ROOT / "docs" / "results.md": ("verdicts", "results"),
     ROOT / "docs" / "speed.md": ("benchmark",),
@@ -282,4 +340,4 @@ def fill(document: Path) -> str:
 if __name__ == "__main__":
     for document in DOCUMENTS:
         document.write_text(fill(document))
-    print(f"{', '.join(map(str, DOCUMENTS))}, {draw_suite(PICTURE)}")
+    print(f"{', '.join(map(str, DOCUMENTS))}, {draw_suite(PICTURE)}, {draw_formats(GRIDS)}")

@@ -14,15 +14,24 @@ from typing import TYPE_CHECKING, Any
 from bitcycle.schedule import Precision, schedule
 
 if TYPE_CHECKING:
-    from bitcycle.layer import PrecisionController, float_state_dict, quantize_model
+    from bitcycle.layer import PrecisionController, conversion_report, float_state_dict, quantize_model
     from bitcycle.quantizer import quantize
 
 __version__ = "0.1.0"
 
-__all__ = ["Precision", "PrecisionController", "float_state_dict", "quantize", "quantize_model", "schedule"]
+__all__ = [
+    "Precision",
+    "PrecisionController",
+    "conversion_report",
+    "float_state_dict",
+    "quantize",
+    "quantize_model",
+    "schedule",
+]
 
 _HOMES = {
     "PrecisionController": "bitcycle.layer",
+    "conversion_report": "bitcycle.layer",
     "float_state_dict": "bitcycle.layer",
     "quantize": "bitcycle.quantizer",
     "quantize_model": "bitcycle.layer",

@@ -1,5 +1,6 @@
 """Where in a network is quantized: drop-in layers, conversion of a float model, and the controller that sets the bits."""
 
+from bitcycle.layer.attention import QuantizedMultiheadAttention
 from bitcycle.layer.batch_norm import share_batch_norm
 from bitcycle.layer.choices import Choices
 from bitcycle.layer.controller import PrecisionController
@@ -10,6 +11,7 @@ from bitcycle.layer.conversion import (
     convertible_layers,
     quantize_model,
 )
+from bitcycle.layer.convolution import QuantizedConv1d, QuantizedConv3d, QuantizedConvTranspose2d
 from bitcycle.layer.embedding import QuantizableEmbedding, QuantizedEmbedding
 from bitcycle.layer.gate import Gates
 from bitcycle.layer.gated_block import GatedBlock
@@ -20,12 +22,14 @@ from bitcycle.layer.phase_transition import carry_quantized, reset_batch_norm, r
 from bitcycle.layer.quantized import QuantizedConv2d, QuantizedLayer, QuantizedLinear
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.recurrent import QuantizedGRU, QuantizedLSTM
+from bitcycle.layer.report import ConversionReport, conversion_report
 from bitcycle.layer.state import PrecisionState
 from bitcycle.layer.state_dict import float_state_dict
 
 __all__ = [
     "DEFAULT_FLOAT_LAYERS",
     "Choices",
+    "ConversionReport",
     "GatedBlock",
     "Gates",
     "LayerRule",
@@ -33,7 +37,10 @@ __all__ = [
     "PrecisionController",
     "PrecisionState",
     "QuantizableEmbedding",
+    "QuantizedConv1d",
     "QuantizedConv2d",
+    "QuantizedConv3d",
+    "QuantizedConvTranspose2d",
     "QuantizedEmbedding",
     "QuantizedGRU",
     "QuantizedGraphConvolution",
@@ -41,10 +48,12 @@ __all__ = [
     "QuantizedLayer",
     "QuantizedLinear",
     "QuantizedMatrixProduct",
+    "QuantizedMultiheadAttention",
     "QuantizedProduct",
     "QuantizedSageConvolution",
     "carry_quantized",
     "conversion_plan",
+    "conversion_report",
     "convertible_layers",
     "float_state_dict",
     "penalty",

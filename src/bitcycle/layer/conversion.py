@@ -6,14 +6,20 @@ import fnmatch
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from importlib import import_module
+from types import ModuleType
+from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from bitcycle.layer import roles
 from bitcycle.layer.codes import compute_codes
 from bitcycle.layer.gated_block import gate_blocks
 from bitcycle.layer.matrix_product import MatrixProduct
 from bitcycle.layer.quantized import CONVERSIONS
+from bitcycle.layer.quantized_product import QuantizedProduct
+from bitcycle.layer.roles import ROLES
 from bitcycle.layer.state import PrecisionState
 from bitcycle.quantizer import NoQuantizer, QuantizerOptions, quantizer_options
 from bitcycle.schedule import GateOptions, Precision, Schedule
@@ -22,14 +28,12 @@ from bitcycle.settings import SettingError
 logger = logging.getLogger(__name__)
 
 COMPUTE = ("simulate", "codes")
-ROLES = ("first", "last", "shortcut", "depthwise")
 DEFAULT_FLOAT_LAYERS = ("first", "last", "shortcut")
 """Float layers of a model that names none itself: CPT's and FracTrain's rule for ImageNet (released code)."""
 
 DEFAULT_SIGNED_INPUTS = ("first",)
 """Layers of a model that names none itself whose input is not the output of a ReLU: the one that reads the data."""
 
-_SHORTCUT_NAMES = {"shortcut", "downsample", "skip"}
 _HOOKS = (
     *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
     *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
@@ -37,53 +41,63 @@ _HOOKS = (
 )
 """Where PyTorch keeps the hooks of a module."""
 _PRODUCT_LAYERS = (nn.modules.conv._ConvNd, nn.Linear, nn.Bilinear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+_LIBRARIES = ("transformers", "dgl")
+"""Libraries with layers of their own, which a module of this name in `bitcycle.integrations` knows."""
 
 
 class LayerRule(NamedTuple):
-    """One convertible layer of a model: its name, its roles, and what becomes of it (quantized, float, fixed bits)."""
+    """One convertible layer of a model: its name, its roles, what becomes of it (quantized, float, fixed bits), and why."""
 
     name: str
     kind: str
     roles: tuple[str, ...]
     treatment: str
+    reason: str = ""
 
 
 def convertible_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """All layers that have a quantized counterpart, by name, in the order of registration; a shared layer once."""
-    return {name: module for name, module in model.named_modules() if type(module) in CONVERSIONS}
+    """All layers that have a quantized counterpart, by name, in the order of registration; a shared layer once.
 
-
-def layer_roles(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Roles of the convertible layers.
-
-    first: the first in the order of registration that has a weight; last: the last one; shortcut: a word of its name (as in
-    layer2.0.downsample.0 or conv_shortcut) is shortcut, downsample or skip; depthwise: a convolution with one input channel
-    per group.
+    Products that a layer of another library computes by a function, as attention does, have a module of their own here, which
+    the conversion adds to the model.
     """
+    integrations = _integrations(model)  # which add conversions
+    layers = {name: module for name, module in model.named_modules() if _is_convertible(module)}
+    for integration in integrations:
+        layers |= getattr(integration, "added_products", lambda _: {})(model)
+    return layers
+
+
+def _is_convertible(module: nn.Module) -> bool:
+    grouped = isinstance(module, nn.ConvTranspose2d) and module.groups > 1
+    return type(module) in CONVERSIONS and not grouped
+
+
+def _integrations(model: nn.Module) -> list[ModuleType]:
+    found = {type(module).__module__.partition(".")[0] for module in model.modules()}
+    return [import_module(f"bitcycle.integrations.{library}") for library in _LIBRARIES if library in found]
+
+
+def layer_roles(model: nn.Module, sample: Any = None) -> dict[str, tuple[str, ...]]:
+    """Roles of the convertible layers; see `layer/roles.py`."""
     layers = convertible_layers(model)
-    weighted = [name for name, layer in layers.items() if not isinstance(layer, MatrixProduct)] or [""]
-    roles: dict[str, tuple[str, ...]] = {}
-    for name, layer in layers.items():
-        found = {
-            "first": name == weighted[0],
-            "last": name == weighted[-1] and len(weighted) > 1,
-            "shortcut": not _SHORTCUT_NAMES.isdisjoint(name.lower().replace(".", "_").split("_")),
-            "depthwise": isinstance(layer, nn.Conv2d) and layer.groups > 1 and layer.groups == layer.in_channels,
-        }
-        roles[name] = tuple(role for role in ROLES if found[role])
-    return roles
+    return roles.layer_roles(
+        layers, roles.find_order(model, layers, sample), lambda m: not isinstance(m, MatrixProduct)
+    )
 
 
-def _matches(name: str, roles: Sequence[str], entries: Sequence[str]) -> bool:
-    return any(entry in roles or fnmatch.fnmatch(name, entry) for entry in entries)
+def _match(name: str, found: Sequence[str], entries: Sequence[str]) -> str:
+    """The first entry that is a role of the layer, or matches its name or that of a module around it; empty: none."""
+    names = [name, *(name[:i] for i, letter in enumerate(name) if letter == ".")]
+    return next((e for e in entries if e in found or any(fnmatch.fnmatchcase(n, e) for n in names)), "")
 
 
-def has_signed_input(model: nn.Module, name: str, roles: Sequence[str]) -> bool:
+def has_signed_input(model: nn.Module, name: str, found: Sequence[str]) -> bool:
     """Whether layer `name` reads something else than the output of a ReLU.
 
     A model says so by an attribute `signed_inputs`, roles or patterns of names; without it, its first layer does.
     """
-    return _matches(name, roles, getattr(model, "signed_inputs", DEFAULT_SIGNED_INPUTS))
+    return bool(_match(name, found, getattr(model, "signed_inputs", DEFAULT_SIGNED_INPUTS)))
 
 
 def gates_of(model: nn.Module, schedule: Schedule | None) -> GateOptions | None:
@@ -102,30 +116,32 @@ def gates_of(model: nn.Module, schedule: Schedule | None) -> GateOptions | None:
     return gates
 
 
-def conversion_plan(model: nn.Module, options: QuantizerOptions, schedule: Schedule | None = None) -> list[LayerRule]:
+def conversion_plan(
+    model: nn.Module, options: QuantizerOptions, schedule: Schedule | None = None, sample: Any = None
+) -> list[LayerRule]:
     """What `quantize_model` would do to each convertible layer of `model`.
 
     Raises:
-        SettingError (a ValueError): if an entry of options.float_layers is neither a role nor matches a module's name.
+        SettingError (a ValueError): if an entry of options.float_layers is neither a role nor matches a layer's name.
     """
     gates, rule = gates_of(model, schedule), getattr(model, "float_layers", DEFAULT_FLOAT_LAYERS)
     float_layers = options.float_rule(rule if gates is None else ("first", *rule))
-    roles = layer_roles(model)
+    layers, found = convertible_layers(model), layer_roles(model, sample)
     for entry in float_layers:
-        if entry not in ROLES and not any(fnmatch.fnmatch(name, entry) for name in roles):
-            remedy = f"use the roles {', '.join(ROLES)} or patterns of these names: {', '.join(roles) or 'none'}"
+        if entry not in ROLES and not any(_match(name, (), [entry]) for name in layers):
+            remedy = f"use the roles {', '.join(ROLES)} or patterns of these names: {', '.join(layers) or 'none'}"
             raise SettingError("float_layers", entry, "is neither a role nor matches a layer of the model", remedy)
     blocks = tuple(f"{name}." for name in getattr(model, "block_names", ())) if gates is not None else ()
-    layers, plan = convertible_layers(model), []
+    depthwise = _depthwise_precision(options, gates)
+    plan = []
     for name, layer in layers.items():
-        is_float = _matches(name, roles[name], float_layers)
-        depthwise = _depthwise_precision(options, gates)
-        treatment = "by gate" if name.startswith(blocks) else "quantized"
-        if is_float or isinstance(options, NoQuantizer):
-            treatment = "float"
-        elif "depthwise" in roles[name] and depthwise is not None:
+        entry = _match(name, found[name], float_layers)
+        treatment, reason = "by gate" if name.startswith(blocks) else "quantized", ""
+        if entry or isinstance(options, NoQuantizer):
+            treatment, reason = "float", f"float_layers: {entry}" if entry else "quantizer=none"
+        elif "depthwise" in found[name] and depthwise is not None:
             treatment = "fixed {1}/{2}".format(*depthwise)
-        plan.append(LayerRule(name, type(layer).__name__, roles[name], treatment))
+        plan.append(LayerRule(name, type(layer).__name__, found[name], treatment, reason))
     return plan
 
 
@@ -149,8 +165,9 @@ def quantize_model(
     recompute: bool = False,
     schedule: Schedule | None = None,
     seed: int = 0,
+    sample: Any = None,
 ) -> nn.Module:
-    """Replace the convolutions, linear and recurrent layers of a float model by quantized ones that share its parameters.
+    """Replace convolutions, linear and recurrent layers and attention of a float model by quantized ones with its parameters.
 
     Args:
         model: any torch.nn.Module; changed in place (a model that is itself one layer is replaced).
@@ -168,14 +185,18 @@ def quantize_model(
             attribute `block_names` get gates. Others may be given, too, and change nothing here.
         seed: of the initial weights of gates.
 
-    Layers without a quantized counterpart (Conv1d, LSTMCell, ...) stay float; a log line names them.
+        sample: input of the forward pass (a tensor, a tuple, a dictionary of keywords), with which the order of execution is
+            found out that the roles first and last follow; None: see `layer/roles.py`.
+
+    Layers without a quantized counterpart (LSTMCell, ...) stay float; a log line names them, and `conversion_report`.
 
     Returns:
         the converted model; its precision is 8 bits, or the most that the quantizer has below, until a
         `PrecisionController` says otherwise.
 
     Raises:
-        SettingError (a ValueError): if nothing would be quantized, `float_layers` names no layer, the schedule needs blocks
+        SettingError (a ValueError), which leaves the model as it was: if nothing would be quantized,
+            `float_layers` names no layer, the schedule needs blocks
             and the model names none, `compute` is neither of the two, or `recompute` is asked for without codes.
     """
     if compute not in COMPUTE:
@@ -190,15 +211,18 @@ def quantize_model(
     if isinstance(options, NoQuantizer):
         return model
     gates = gates_of(model, schedule)
-    plan = [rule for rule in conversion_plan(model, options, schedule) if rule.treatment != "float"]
+    whole_plan = conversion_plan(model, options, schedule, sample)
+    plan = [rule for rule in whole_plan if rule.treatment != "float"]
     if not plan:
-        problem = (
-            "no layer of the model would be quantized (its Conv2d and Linear layers are all float, or it has none)"
-        )
+        if any(isinstance(module, QuantizedProduct) for module in model.modules()):
+            remedy = "convert a float model, once; PrecisionController changes its bits"
+            raise SettingError("model", type(model).__name__, "is converted already", remedy)
+        problem = "no layer of the model would be quantized (its layers with products are all float, or it has none)"
         raise SettingError(
             "float_layers", options.float_layers, problem, "leave fewer layers float, e.g. float_layers=[last]"
         )
     model = _convert(model, plan, options, gates, compile)
+    model.conversion_rules = tuple(whole_plan)  # type: ignore[assignment]
     if compute == "codes":
         model = compute_codes(model, compile, recompute)
     return model if gates is None else gate_blocks(model, gates, seed)
@@ -216,17 +240,58 @@ def _convert(
         fixed = PrecisionState(depthwise, fixed=True)
     layers = convertible_layers(model)
     signed = {rule.name for rule in plan if has_signed_input(model, rule.name, rule.roles)}
-    for rule in plan:
-        layer = layers[rule.name]
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    converted: dict[str, nn.Module] = {}
+    for rule in plan:  # all of them, before the model is changed
         state = fixed if rule.treatment.startswith("fixed") else shared
-        converted = CONVERSIONS[type(layer)](layer)
-        converted.attach(options, state, key=rule.name, compile=compile, signed=rule.name in signed)
-        _move_hooks(layer, converted)
-        converted.to(next(layer.parameters(), next(model.parameters())).device)
-        converted.train(layer.training)
-        model = _replace(model, layer, converted)
+        converted[rule.name] = _quantized(rule, layers[rule.name], options, state, compile, rule.name in signed, device)
+    for name, new in converted.items():
+        _move_hooks(layers[name], new)
+        model = _place(model, name, layers[name], new)
+    for integration in _integrations(model):
+        getattr(integration, "finish_conversion", _nothing)(model)
     _keep_layers_in_use(model)
     _name_untouched(model)
+    return model
+
+
+def _nothing(_model: nn.Module) -> None:
+    """What most libraries need after a conversion."""
+
+
+def _quantized(
+    rule: LayerRule,
+    layer: nn.Module,
+    options: QuantizerOptions,
+    state: PrecisionState | None,
+    compile: bool,
+    signed: bool,
+    device: torch.device,
+) -> nn.Module:
+    """The quantized counterpart of one layer.
+
+    Raises:
+        SettingError: naming the layer, if it has none.
+    """
+    if isinstance(getattr(layer, "weight", None), Tensor) and "weight" not in layer._parameters:
+        problem = f"layer {rule.name!r} ({rule.kind}) computes its weight anew at each call (torch.nn.utils.weight_norm, prune)"
+        remedy = "remove that first (remove_weight_norm, prune.remove), or name the layer in float_layers"
+        raise SettingError("model", rule.kind, problem, remedy)
+    try:
+        converted: nn.Module = CONVERSIONS[type(layer)](layer)
+        converted.attach(options, state, key=rule.name, compile=compile, signed=signed)  # type: ignore[operator]
+    except SettingError as error:
+        raise SettingError(error.field, error.value, f"layer {rule.name!r}: {error.problem}", error.remedy) from error
+    converted.to(next((parameter.device for parameter in layer.parameters()), device))
+    return converted.train(layer.training)
+
+
+def _place(model: nn.Module, name: str, old: nn.Module, new: nn.Module) -> nn.Module:
+    """The model with `new` wherever `old` is; a product that the model computed by a function is added."""
+    if any(module is old for module in model.modules()):
+        return _replace(model, old, new)
+    parent, _, attribute = name.rpartition(".")
+    model.get_submodule(parent).add_module(attribute, new)
     return model
 
 

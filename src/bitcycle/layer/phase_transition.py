@@ -23,7 +23,7 @@ def carry_quantized(model: nn.Module) -> None:
     for layer in _quantized(model):
         weight: torch.Tensor = layer.weight  # type: ignore[assignment]
         with torch.no_grad():
-            weight.copy_(layer.weight_quantizer(weight, layer.precision.weight_bits))
+            weight.copy_(layer.rows_of(layer.weight_quantizer(layer.rows_of(weight), layer.precision.weight_bits)))
 
 
 def reset_batch_norm(model: nn.Module) -> None:

@@ -65,7 +65,7 @@ class QuantizedLayer(QuantizedProduct):
         self.bias_quantizer = None if self.bias is None else options.bias(compile)
         self.input_gradient_quantizer = options.input_gradient(compile)
         self.weight_gradient_quantizer = options.weight_gradient(compile)
-        self.weight_quantizer.initialise(self.weight)  # type: ignore[arg-type]
+        self.weight_quantizer.initialise(self.rows_of(self.weight))  # type: ignore[arg-type]
         self.observed_bits, self.has_warned = set[int](), False
         if options.fine_gradient_bits is not None:
             self.hold("fine_bits", torch.tensor(encode_bits(options.fine_gradient_bits)))
@@ -90,7 +90,11 @@ class QuantizedLayer(QuantizedProduct):
         weight, state, key = self.weight, self.precision, self.layer_key if key is None else key
         if self.weight_gradient_quantizer is not None:
             weight = self.weight_gradient_quantizer(weight, state.gradient_bits, state.step_key, key)
-        return self.weight_quantizer(weight, state.weight_bits)  # type: ignore[no-any-return]
+        return self.rows_of(self.weight_quantizer(self.rows_of(weight), state.weight_bits))  # type: ignore[arg-type]
+
+    def rows_of(self, weight: Tensor) -> Tensor:
+        """The weight with its output channels in dimension 0, as quantizers want it; the function is its own inverse."""
+        return weight
 
     def quantized_bias(self) -> Tensor | None:
         """The bias, at the bits of the weight where the quantizer has something for it."""
@@ -112,7 +116,7 @@ class QuantizedLayer(QuantizedProduct):
             return
         self._observe_inputs(x.detach(), encode_bits(precision.activation))
         self.activation_quantizer.prepare(x.detach(), encode_bits(precision.activation))
-        self.weight_quantizer.prepare(weight.detach(), encode_bits(precision.weight))
+        self.weight_quantizer.prepare(self.rows_of(weight.detach()), encode_bits(precision.weight))
         self.adapted = True
 
     def _observe_inputs(self, x: Tensor, bits: int) -> None:
@@ -148,7 +152,7 @@ class QuantizedLayer(QuantizedProduct):
     def begin_step(self, new_epoch: bool) -> None:
         """Let the weight's quantizer work before a training step."""
         weight: Tensor = self.weight  # type: ignore[assignment]
-        self.weight_quantizer.begin_step(weight.detach(), new_epoch)
+        self.weight_quantizer.begin_step(self.rows_of(weight.detach()), new_epoch)
 
     def penalties(self, loss: Tensor | None = None) -> list[Tensor]:
         """Terms that the layer's quantizers add to the loss at the current bits."""
@@ -164,6 +168,8 @@ class QuantizedLayer(QuantizedProduct):
         return self.masked(product, lambda masked_product: self._product(x, masked_product))
 
     def _product(self, x: Tensor, product: Product) -> Tensor:
+        if not x.numel():
+            return product(x, self.weight, self.bias)  # type: ignore[arg-type]
         if not self.adapted:
             self.adapt(x)
         keys = self.call_keys()
@@ -215,8 +221,14 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
         return self.quantized_product(x, nn.functional.linear)
 
 
+def share_parameters(converted: QuantizedLayer, layer: nn.Module) -> Any:
+    """`converted` with the parameters of `layer`: the same tensors, so that existing optimizers stay valid."""
+    converted.weight, converted.bias = layer.weight, layer.bias
+    return converted
+
+
 def quantized_conv2d(layer: nn.Conv2d) -> QuantizedConv2d:
-    """A quantized layer around the parameters of `layer` (the same tensors, so that optimizers keep their hold)."""
+    """A quantized layer that shares the parameters of `layer`."""
     converted = QuantizedConv2d(
         layer.in_channels,
         layer.out_channels,
@@ -229,15 +241,13 @@ def quantized_conv2d(layer: nn.Conv2d) -> QuantizedConv2d:
         padding_mode=layer.padding_mode,
         device="meta",
     )
-    converted.weight, converted.bias = layer.weight, layer.bias
-    return converted
+    return share_parameters(converted, layer)  # type: ignore[no-any-return]
 
 
 def quantized_linear(layer: nn.Linear) -> QuantizedLinear:
-    """A quantized layer around the parameters of `layer` (the same tensors, so that optimizers keep their hold)."""
+    """A quantized layer that shares the parameters of `layer`."""
     converted = QuantizedLinear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
-    converted.weight, converted.bias = layer.weight, layer.bias
-    return converted
+    return share_parameters(converted, layer)  # type: ignore[no-any-return]
 
 
 CONVERSIONS: dict[type[nn.Module], Callable[..., Any]] = {

@@ -1,0 +1,78 @@
+"""Layers of DGL: GraphConv. A SAGEConv needs nothing of its own, as its products are torch.nn.Linear layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from dgl import function
+from dgl.nn.pytorch import GraphConv
+from torch import Tensor
+
+from bitcycle.layer.block_product import Axes
+from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
+from bitcycle.quantizer import QuantizerOptions
+
+
+class QuantizedGraphConv(QuantizedLayer, GraphConv):  # type: ignore[misc]
+    """A dgl.nn.GraphConv whose product with the weight [in, out] is quantized; sums over neighbours are float32."""
+
+    axes = Axes(-1, 0, 1)
+
+    def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
+        GraphConv.__init__(self, *arguments, **options)
+        self.attach(quantizer)
+
+    def rows_of(self, weight: Tensor) -> Tensor:
+        return weight.T
+
+    def forward(self, graph: Any, feat: Any, weight: Tensor | None = None, edge_weight: Tensor | None = None) -> Tensor:
+        if weight is not None:
+            raise ValueError("weight: a quantized GraphConv has a weight of its own. Remedy: leave the layer float")
+        if not self._allow_zero_in_degree and (graph.in_degrees() == 0).any():
+            raise ValueError(
+                "graph: nodes without incoming edges. Remedy: dgl.add_self_loop, or allow_zero_in_degree=True"
+            )
+        with graph.local_scope():
+            h = feat[0] if isinstance(feat, tuple) else feat
+            h = _scaled(h, graph.out_degrees(), {"left": -1.0, "both": -0.5}.get(self._norm))
+            if self._in_feats > self._out_feats:
+                h = _summed(graph, self.quantized_product(h, _product), edge_weight)
+            else:
+                h = self.quantized_product(_summed(graph, h, edge_weight), _product)
+            h = _scaled(h, graph.in_degrees(), {"right": -1.0, "both": -0.5}.get(self._norm))
+        h = h if self.bias is None else h + self.bias
+        return h if self._activation is None else self._activation(h)  # type: ignore[no-any-return]
+
+
+def _product(x: Tensor, weight: Tensor, _bias: Tensor | None) -> Tensor:
+    return x @ weight
+
+
+def _scaled(h: Tensor, degrees: Tensor, power: float | None) -> Tensor:
+    if power is None:
+        return h
+    return h * degrees.to(h).clamp(min=1).pow(power).view(-1, *[1] * (h.dim() - 1))
+
+
+def _summed(graph: Any, h: Tensor, edge_weight: Tensor | None) -> Tensor:
+    graph.srcdata["h"] = h
+    message = function.copy_u("h", "m")
+    if edge_weight is not None:
+        graph.edata["w"] = edge_weight
+        message = function.u_mul_e("h", "w", "m")
+    graph.update_all(message, function.sum("m", "h"))
+    return graph.dstdata["h"]  # type: ignore[no-any-return]
+
+
+def quantized_graph_conv(layer: GraphConv) -> QuantizedGraphConv:
+    """A quantized layer that shares the parameters of `layer`."""
+    options = {"norm": layer._norm, "bias": layer.bias is not None, "activation": layer._activation}
+    sizes = layer._in_feats, layer._out_feats
+    with torch.device("meta"):
+        converted = QuantizedGraphConv(*sizes, **options, allow_zero_in_degree=layer._allow_zero_in_degree)
+    converted.weight, converted.bias = layer.weight, layer.bias
+    return converted
+
+
+CONVERSIONS[GraphConv] = quantized_graph_conv

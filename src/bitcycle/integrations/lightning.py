@@ -1,0 +1,84 @@
+"""Lightning's Trainer.
+
+>>> from bitcycle.integrations.lightning import PrecisionCallback             # doctest: +SKIP
+>>> trainer = Trainer(max_steps=1000, callbacks=[PrecisionCallback("RTH", q_min=3, q_max=8)])        # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback
+from torch import nn
+
+from bitcycle.layer.controller import PrecisionController
+from bitcycle.layer.conversion import quantize_model
+from bitcycle.layer.quantized_product import QuantizedProduct
+from bitcycle.quantizer import QuantizerOptions
+from bitcycle.schedule import schedule as make_schedule
+
+
+class PrecisionCallback(Callback):
+    """Trains with a schedule of `bitcycle`: bits and cost in the logs, exact resume from Lightning's checkpoints.
+
+    Args:
+        schedule: name of a schedule, which is bound to the trainer's number of steps, or what `bitcycle.schedule` returns.
+        quantizer: name or options; the module is converted before its optimizers are made, unless it is converted already.
+        hardware: name of the cost model.
+        seed: of the noise.
+        conversion: further arguments of `quantize_model`.
+        options: of the schedule, as q_min and q_max.
+
+    Add `bitcycle.layer.penalty(self)` to the loss in `training_step` where the quantizer has one (PACT).
+    """
+
+    def __init__(
+        self,
+        schedule: Any = "RTH",
+        quantizer: str | QuantizerOptions = "sbm",
+        hardware: str = "bitops",
+        seed: int = 0,
+        conversion: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self.schedule, self.quantizer, self.hardware, self.seed = schedule, quantizer, hardware, seed
+        self.conversion, self.options = conversion or {}, options
+        self.control: PrecisionController | None = None
+        self._saved: dict[str, Any] = {}
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if not any(isinstance(module, QuantizedProduct) for module in pl_module.modules()):
+            for name, child in list(pl_module.named_children()):
+                if _has_layers(child):
+                    setattr(pl_module, name, quantize_model(child, self.quantizer, **self.conversion))
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        bound = self.schedule
+        if isinstance(bound, str):
+            total = int(trainer.estimated_stepping_batches)
+            epoch = max(1, total // max(trainer.max_epochs or 1, 1))
+            bound = make_schedule(bound, total_steps=total, steps_per_epoch=epoch, **self.options)
+        self.control = PrecisionController(pl_module, bound, seed=self.seed, hardware=self.hardware)
+        if self._saved:
+            self.control.load_state_dict(self._saved)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        assert self.control is not None
+        if trainer.global_step >= self.control.next_step:  # the batches of an accumulated step share its bits
+            self.control.step(trainer.global_step)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        assert self.control is not None and self.control.precision is not None
+        cost = self.control.cost()
+        values = {f"bits_{role}": float(bits) for role, bits in self.control.precision._asdict().items()}
+        pl_module.log_dict({**values, "gbitops": cost.gbitops, "cost_relative_to_static": cost.relative_to_static})
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.control is None else self.control.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._saved = state_dict
+
+
+def _has_layers(module: nn.Module) -> bool:
+    return any(parameter.dim() > 1 for parameter in module.parameters())

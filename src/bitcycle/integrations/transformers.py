@@ -1,0 +1,185 @@
+"""Models and Trainer of Hugging Face transformers.
+
+>>> from bitcycle.integrations.transformers import PrecisionCallback           # doctest: +SKIP
+>>> trainer = Trainer(model, arguments, train_dataset=data, callbacks=[PrecisionCallback("RTH")])    # doctest: +SKIP
+
+`quantize_model` converts `Conv1D` (GPT-2) and, where a model takes its attention function from the library's registry, the two
+products of attention, q k^T and P v. Its function is registered as attention "bitcycle"; it computes what the library's eager one
+does, on quantized operands.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import TrainerCallback
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.pytorch_utils import Conv1D
+
+from bitcycle.layer.block_product import Axes
+from bitcycle.layer.controller import PrecisionController
+from bitcycle.layer.conversion import quantize_model
+from bitcycle.layer.matrix_product import MatrixProduct
+from bitcycle.layer.penalty import penalty
+from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer, share_parameters
+from bitcycle.quantizer import QuantizerOptions
+from bitcycle.schedule import schedule as make_schedule
+
+ATTENTION = "bitcycle"
+PRODUCTS = ("score_product", "value_product")
+STATE_FILE = "bitcycle.json"
+
+
+class QuantizedConv1D(QuantizedLayer, Conv1D):  # type: ignore[misc]
+    """A quantized transformers Conv1D, a linear layer with a weight [in, out]: [..., in] -> [..., out]."""
+
+    axes = Axes(-1, 0, 1)
+
+    def __init__(self, outputs: int, inputs: int, quantizer: str | QuantizerOptions = "sbm") -> None:
+        Conv1D.__init__(self, outputs, inputs)
+        self.attach(quantizer)
+
+    def rows_of(self, weight: Tensor) -> Tensor:
+        return weight.T
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.quantized_product(x, _product)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    y = x @ weight
+    return y if bias is None else y + bias
+
+
+def quantized_conv1d(layer: Conv1D) -> QuantizedConv1D:
+    """A quantized layer that shares the parameters of `layer`."""
+    with torch.device("meta"):
+        converted = QuantizedConv1D(layer.weight.shape[1], layer.weight.shape[0])
+    return share_parameters(converted, layer)  # type: ignore[no-any-return]
+
+
+CONVERSIONS[Conv1D] = quantized_conv1d
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    position_bias: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
+    """softmax(q k^T s + bias + mask) v with quantized products: [N, heads, T, F] -> [N, T, heads, F], and the weights."""
+    repeated = query.shape[1] // key.shape[1]
+    if repeated > 1:  # groups of heads share keys and values
+        key, value = (x.repeat_interleave(repeated, dim=1) for x in (key, value))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    products = [getattr(module, name, torch.matmul) for name in PRODUCTS]
+    scores = products[0](query, key.transpose(-2, -1)) * scale
+    for added in (position_bias, attention_mask):
+        scores = scores if added is None else scores + added
+    weights = F.dropout(scores.softmax(-1, dtype=torch.float32).to(value.dtype), dropout, module.training)
+    return products[1](weights, value).transpose(1, 2).contiguous(), weights
+
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
+
+
+def added_products(model: nn.Module) -> dict[str, nn.Module]:
+    """The products of the model's attention layers, by the names that they will have."""
+    found: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        if hasattr(module, PRODUCTS[0]) or not _takes_attention_function(module):
+            continue
+        found |= {f"{name}.{product}".lstrip("."): MatrixProduct() for product in PRODUCTS}
+    return found
+
+
+def _takes_attention_function(module: nn.Module) -> bool:
+    forward = getattr(type(module).forward, "__wrapped__", type(module).forward)
+    code = getattr(forward, "__code__", None)
+    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+
+
+def finish_conversion(model: nn.Module) -> None:
+    """Let the models with quantized attention call it."""
+    for module in model.modules():
+        if hasattr(module, PRODUCTS[0]) and hasattr(module, "config"):
+            module.config._attn_implementation = ATTENTION
+
+
+class PrecisionCallback(TrainerCallback):  # type: ignore[misc]
+    """Trains with a schedule of `bitcycle` in transformers' Trainer: bits, cost and savings in its logs, exact resume.
+
+    Args:
+        schedule: name of a schedule, which is bound to the length of the training, or what `bitcycle.schedule` returns.
+        quantizer: name or options; the model is converted when the training begins, unless it is converted already.
+        hardware: name of the cost model.
+        conversion: further arguments of `quantize_model`.
+        options: of the schedule, as q_min and q_max.
+
+    The penalties of quantizers (PACT) join the loss. `control` is the PrecisionController.
+    """
+
+    def __init__(
+        self,
+        schedule: Any = "RTH",
+        quantizer: str | QuantizerOptions = "sbm",
+        hardware: str = "bitops",
+        conversion: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self.schedule, self.quantizer, self.hardware = schedule, quantizer, hardware
+        self.conversion, self.options = conversion or {}, options
+        self.control: PrecisionController | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if not any(isinstance(module, QuantizedLayer) for module in model.modules()):
+            quantize_model(model, self.quantizer, **self.conversion)
+        bound = self.schedule
+        if isinstance(bound, str):
+            steps_per_epoch = max(1, round(state.max_steps / max(args.num_train_epochs, 1)))
+            bound = make_schedule(bound, total_steps=state.max_steps, steps_per_epoch=steps_per_epoch, **self.options)
+        self.control = PrecisionController(model, bound, seed=args.seed, hardware=self.hardware)
+        saved = Path(args.output_dir, f"checkpoint-{state.global_step}", STATE_FILE)
+        if state.global_step and saved.exists():
+            self.control.load_state_dict(json.loads(saved.read_text()))
+        self._penalties = model.register_forward_hook(_add_penalty)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        assert self.control is not None
+        self.control.step(min(state.global_step, self.control.schedule.length.total_steps - 1))
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        if logs is None or self.control is None or self.control.precision is None:
+            return
+        cost = self.control.cost()
+        logs |= {f"bits_{role}": bits for role, bits in self.control.precision._asdict().items()}
+        logs |= {"gbitops": cost.gbitops, "cost_relative_to_static": cost.relative_to_static}
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.control is not None and state.is_world_process_zero:
+            folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / STATE_FILE).write_text(json.dumps(self.control.state_dict()))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._penalties.remove()
+
+
+def _add_penalty(model: nn.Module, _inputs: Any, output: Any) -> Any:
+    """The model's own loss and what its quantizers add to it."""
+    loss = output.get("loss") if hasattr(output, "get") else None
+    if model.training and loss is not None and (added := penalty(model, loss)) is not None:
+        output["loss"] = loss + added
+    return output

@@ -1,0 +1,147 @@
+"""Quantized multi-head attention: four linear layers and two products of activations.
+
+    q, k, v = x_q W_q^T, x_k W_k^T, x_v W_v^T;   P = softmax(q k^T / sqrt(d) + mask);   y = (P v) W_o^T
+
+Each of the six products has quantizers of its own; softmax, scaling and masks are float32. Parameters are those of
+torch.nn.MultiheadAttention, under the same names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitcycle.layer.matrix_product import QuantizedMatrixProduct
+from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer, QuantizedLinear, share_parameters
+from bitcycle.layer.state import PrecisionState
+from bitcycle.quantizer import QuantizerOptions, quantizer_options
+
+
+class InProjection(QuantizedLayer):
+    """The product for queries, keys or values, [..., features] -> [..., E]; the parameters stay those of the attention."""
+
+    def __init__(self, owner: nn.MultiheadAttention, place: int) -> None:
+        super().__init__()
+        self._owner, self.place = (owner,), place  # in a tuple, lest it become a part of its part
+
+    def _part(self, packed: Tensor) -> Tensor:
+        size = self._owner[0].embed_dim
+        return packed[self.place * size : (self.place + 1) * size]
+
+    @property
+    def weight(self) -> Tensor:
+        """[E, features]."""
+        owner = self._owner[0]
+        if owner.in_proj_weight is not None:
+            return self._part(owner.in_proj_weight)
+        return getattr(owner, f"{'qkv'[self.place]}_proj_weight")  # type: ignore[no-any-return]
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[E], if the attention has biases."""
+        bias = self._owner[0].in_proj_bias
+        return None if bias is None else self._part(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.quantized_product(x, F.linear)
+
+
+class QuantizedMultiheadAttention(nn.MultiheadAttention):
+    """A quantized torch.nn.MultiheadAttention: same arguments, parameters, inputs and outputs."""
+
+    def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.attach(quantizer)
+
+    def attach(
+        self,
+        quantizer: str | QuantizerOptions,
+        precision: PrecisionState | None = None,
+        key: str = "",
+        compile: bool = False,
+        signed: bool = True,
+    ) -> None:
+        """Give the six products their quantizers; arguments as of `QuantizedLayer.attach`, inputs count as signed."""
+        options = quantizer_options(quantizer)
+        self.precision = precision if precision is not None else PrecisionState(options.initial_precision)
+        for place, name in enumerate(("query", "key", "value")):
+            setattr(self, name, InProjection(self, place))
+        bias = self.out_proj.bias is not None
+        out = QuantizedLinear(self.embed_dim, self.embed_dim, bias=bias, quantizer=options, device="meta")
+        self.out_proj = share_parameters(out, self.out_proj)  # type: ignore[assignment]
+        self.scores, self.mixture = QuantizedMatrixProduct(options), QuantizedMatrixProduct(options)
+        for name in ("query", "key", "value", "scores", "mixture", "out_proj"):
+            getattr(self, name).attach(options, self.precision, f"{key}.{name}", compile, signed=True)
+
+    def forward(  # type: ignore[override]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        batched = query.dim() == 3
+        operands = [x if batched else x.unsqueeze(1) for x in (query, key, value)]
+        if batched and self.batch_first:
+            operands = [x.transpose(0, 1) for x in operands]
+        length, samples = operands[0].shape[:2]
+        q, k, v = self.query(operands[0]), self.key(operands[1]), self.value(operands[2])  # type: ignore[operator]
+        k, v = self._with_bias(k, self.bias_k), self._with_bias(v, self.bias_v)
+        q, k, v = (x.reshape(len(x), samples, self.num_heads, self.head_dim).permute(1, 2, 0, 3) for x in (q, k, v))
+        if self.add_zero_attn:
+            k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
+        mask = self._mask(attn_mask, key_padding_mask, samples, k.shape[2], q)
+        scores = self.scores(q * self.head_dim**-0.5, k.transpose(-2, -1))
+        weights = (scores if mask is None else scores + mask).softmax(-1)
+        y = self.mixture(F.dropout(weights, self.dropout, self.training), v)
+        y = self.out_proj(y.permute(2, 0, 1, 3).reshape(length, samples, self.embed_dim))
+        if not batched:
+            y, weights = y.squeeze(1), weights.squeeze(0)
+        elif self.batch_first:
+            y = y.transpose(0, 1)
+        if not need_weights:
+            return y, None
+        return y, weights.mean(-3) if average_attn_weights else weights
+
+    def _with_bias(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return x if bias is None else torch.cat([x, bias.expand(1, x.shape[1], -1)])
+
+    def _mask(
+        self, mask: Tensor | None, padding: Tensor | None, samples: int, keys: int, like: Tensor
+    ) -> Tensor | None:
+        """What is added to the scores [N, heads, L, S], from masks that are boolean (True: not seen) or added themselves."""
+        total = None
+        if mask is not None:
+            whole = _added(mask, like)
+            total = whole.view(samples, self.num_heads, *whole.shape[1:]) if whole.dim() == 3 else whole
+        if padding is not None:
+            hidden = _added(padding, like).view(samples, 1, 1, -1)
+            total = hidden if total is None else total + hidden
+        return total if total is None else F.pad(total, (0, keys - total.shape[-1]))
+
+
+def _added(mask: Tensor, like: Tensor) -> Tensor:
+    return like.new_zeros(mask.shape).masked_fill(mask, float("-inf")) if mask.dtype == torch.bool else mask
+
+
+def quantized_attention(layer: nn.MultiheadAttention) -> QuantizedMultiheadAttention:
+    """A quantized attention around the parameters of `layer`."""
+    options: dict[str, Any] = {"add_zero_attn": layer.add_zero_attn, "batch_first": layer.batch_first}
+    sizes: dict[str, Any] = {"kdim": layer.kdim, "vdim": layer.vdim, "dropout": layer.dropout}
+    biases = {"bias": layer.in_proj_bias is not None, "add_bias_kv": layer.bias_k is not None}
+    arguments = (layer.embed_dim, layer.num_heads)
+    converted = QuantizedMultiheadAttention(*arguments, **options, **sizes, **biases, device="meta")
+    for name, parameter in layer._parameters.items():
+        setattr(converted, name, parameter)
+    converted.out_proj.weight, converted.out_proj.bias = layer.out_proj.weight, layer.out_proj.bias
+    return converted
+
+
+CONVERSIONS[nn.MultiheadAttention] = quantized_attention

@@ -1,0 +1,85 @@
+"""Quantized convolutions in one and three dimensions, and transposed ones in two.
+
+A transposed convolution's weight is [in, out, k, k]: it is quantized with one range per output channel, as all others are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitcycle.layer.block_product import CONVOLUTION, Axes
+from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer, share_parameters
+from bitcycle.quantizer import QuantizerOptions
+
+
+class QuantizedConv1d(QuantizedLayer, nn.Conv1d):
+    """A quantized torch.nn.Conv1d. Shapes as there: [N, C, L] -> [N, C', L']."""
+
+    has_positions = False
+    axes = CONVOLUTION
+
+    def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
+        nn.Conv1d.__init__(self, *arguments, **options)
+        self.attach(quantizer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.quantized_product(x, self._conv_forward)
+
+
+class QuantizedConv3d(QuantizedLayer, nn.Conv3d):
+    """A quantized torch.nn.Conv3d. Shapes as there: [N, C, D, H, W] -> [N, C', D', H', W']."""
+
+    has_positions = False
+    axes = CONVOLUTION
+
+    def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
+        nn.Conv3d.__init__(self, *arguments, **options)
+        self.attach(quantizer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.quantized_product(x, self._conv_forward)
+
+
+class QuantizedConvTranspose2d(QuantizedLayer, nn.ConvTranspose2d):
+    """A quantized torch.nn.ConvTranspose2d with one group. Shapes as there: [N, C, H, W] -> [N, C', H', W']."""
+
+    has_positions = False
+    axes = Axes(1, 0, 1, by_position=True)
+
+    def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
+        nn.ConvTranspose2d.__init__(self, *arguments, **options)
+        self.attach(quantizer)
+
+    def rows_of(self, weight: Tensor) -> Tensor:
+        return weight.transpose(0, 1)
+
+    def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+        sizes = (self.stride, self.padding, self.kernel_size, 2, self.dilation)
+        padding = self._output_padding(x, output_size, *sizes)  # type: ignore[arg-type]
+
+        def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            return F.conv_transpose2d(x, weight, bias, self.stride, self.padding, padding, self.groups, self.dilation)
+
+        return self.quantized_product(x, product)
+
+
+def _geometry(layer: nn.modules.conv._ConvNd) -> dict[str, Any]:
+    names = ("stride", "padding", "dilation", "groups", "padding_mode")
+    return {**{name: getattr(layer, name) for name in names}, "bias": layer.bias is not None, "device": "meta"}
+
+
+def _of_kind(kind: Any) -> Any:
+    def convert(layer: nn.modules.conv._ConvNd) -> QuantizedLayer:
+        more = {"output_padding": layer.output_padding} if layer.transposed else {}
+        sizes = layer.in_channels, layer.out_channels, layer.kernel_size
+        return share_parameters(kind(*sizes, **_geometry(layer), **more), layer)
+
+    return convert
+
+
+CONVERSIONS[nn.Conv1d] = _of_kind(QuantizedConv1d)
+CONVERSIONS[nn.Conv3d] = _of_kind(QuantizedConv3d)
+CONVERSIONS[nn.ConvTranspose2d] = _of_kind(QuantizedConvTranspose2d)

@@ -1,0 +1,105 @@
+"""What a conversion did to each layer of a model, and what share of the arithmetic is quantized."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from bitcycle.hardware import trace
+from bitcycle.layer.conversion import convertible_layers
+from bitcycle.layer.quantized_product import QuantizedProduct
+
+
+@dataclass(frozen=True)
+class Row:
+    """One layer: name, kind, roles, bits or float, why it stays float, and share of the multiply-accumulates (None: unknown)."""
+
+    name: str
+    kind: str
+    roles: tuple[str, ...]
+    bits: str
+    reason: str
+    share: float | None
+
+
+@dataclass(frozen=True)
+class ConversionReport:
+    """A table of layers; `str` of it is what `conversion_report` prints."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def quantized_share(self) -> float | None:
+        """Share of the multiply-accumulates that are quantized; None without a sample."""
+        if any(row.share is None for row in self.rows):
+            return None
+        return sum(row.share or 0.0 for row in self.rows if row.bits != "float")
+
+    def __str__(self) -> str:
+        head = ("layer", "kind", "role", "bits (weight/activation/gradient)", "share of MACs")
+        lines = [head, *((r.name, r.kind, ", ".join(r.roles), _bits(r), _percent(r.share)) for r in self.rows)]
+        lines.append(("quantized", "", "", "", _percent(self.quantized_share)))
+        widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+        return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+
+
+def _bits(row: Row) -> str:
+    return f"float: {row.reason}" if row.bits == "float" and row.reason else row.bits
+
+
+def _percent(share: float | None) -> str:
+    return "?" if share is None else f"{100 * share:.1f} %"
+
+
+def conversion_report(model: nn.Module, *inputs: Any, **keywords: Any) -> ConversionReport:
+    """Print, and return, what became of each layer of a converted model.
+
+    Args:
+        model: converted by `quantize_model`; of a float model, what it has.
+        inputs, keywords: of the forward pass, for the shares of the multiply-accumulates; without them shares are unknown.
+    """
+    rules = {rule.name: rule for rule in getattr(model, "conversion_rules", ())}
+    macs, kinds = _macs(model, inputs, keywords), dict(model.named_modules())
+    quantized = {name: m for name, m in kinds.items() if isinstance(m, QuantizedProduct)}
+    names = dict.fromkeys([*rules, *convertible_layers(model), *quantized, *_others(model), *(macs or {})])
+    rows, total = [], sum((macs or {}).values())
+    for name in names:
+        if name in rules and any(part.startswith(f"{name}.") for part in quantized):
+            continue  # its products are listed
+        rule, module = rules.get(name), kinds.get(name)
+        found = quantized.get(name)
+        bits = "float" if found is None else "/".join(map(str, found.precision.precision))
+        reason = "no quantized counterpart" if rule is None else rule.reason
+        kind = rule.kind if rule is not None else type(module).__name__
+        share = None if macs is None else macs.get(name, 0) / max(total, 1)
+        rows.append(
+            Row(name, kind, rule.roles if rule is not None else (), bits, "" if found is not None else reason, share)
+        )
+    report = ConversionReport(tuple(rows))
+    print(report)
+    return report
+
+
+def _macs(model: nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, int] | None:
+    if not inputs and not keywords:
+        return None
+    found: Counter[str] = Counter()
+    for operation in trace(model, *inputs, **keywords).operations:
+        if operation.macs:
+            found[operation.module] += operation.macs
+    return dict(found)
+
+
+def _others(model: nn.Module) -> list[str]:
+    """Modules with a weight matrix of their own that are neither quantized nor convertible."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if not isinstance(module, QuantizedProduct | nn.Embedding)
+        and not hasattr(module, "precision")
+        and any(isinstance(p, Tensor) and p.dim() > 1 for p in module._parameters.values())
+    ]

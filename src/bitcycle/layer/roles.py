@@ -1,0 +1,145 @@
+"""What part a layer has in a network: first, last, shortcut, depthwise.
+
+first and last are meant in the order of execution, which is found out with a sample input (no arithmetic is done), or else by
+torch.fx; where neither is possible, the order of registration stands for it. Layers that read the same tensor share these roles,
+so that query, key and value are never apart. An embedding that comes before is the first layer; embeddings stay float.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+ROLES = ("first", "last", "shortcut", "depthwise")
+
+_SHORTCUT_NAMES = {"shortcut", "skip"}
+_SIBLINGS = (
+    *({"q", "k", "v"}, {"query", "key", "value"}, {"q_proj", "k_proj", "v_proj"}, {"q_lin", "k_lin", "v_lin"}),
+    *({"to_q", "to_k", "to_v"}, {"query_proj", "key_proj", "value_proj"}),
+)
+
+
+class Call(NamedTuple):
+    """A layer that ran, and what tells its input apart from others."""
+
+    name: str
+    reads: object
+
+
+class Order(NamedTuple):
+    """The layers of a model as they run, and how that is known: execution, torch.fx or registration."""
+
+    calls: tuple[Call, ...]
+    source: str
+
+
+def find_order(model: nn.Module, layers: Mapping[str, nn.Module], sample: Any = None) -> Order:
+    """In which order the layers, and embeddings, of `model` run.
+
+    Args:
+        model: a model that says which of its layers stay float (`float_layers`) is taken in the order of registration.
+        layers: those that could be converted, by name.
+        sample: input of the forward pass: a tensor, a tuple of arguments or a dictionary of keywords; None: the
+            `dummy_inputs` that models of transformers have.
+    """
+    watched = {**layers, **{name: m for name, m in model.named_modules() if isinstance(m, nn.Embedding)}}
+    registered = tuple(Call(name, name) for name, _ in model.named_modules() if name in watched)
+    if sample is None and hasattr(model, "float_layers"):
+        return Order(registered, "registration")
+    try:
+        if sample is not None:
+            return Order(_run(model, watched, sample), "execution")
+        if hasattr(model, "dummy_inputs"):
+            return Order(_run(model, watched, model.dummy_inputs), "execution")
+        return Order(_symbolic(model, watched), "torch.fx")
+    except Exception:  # control flow that depends on values, or that fx cannot follow: raises anything at all
+        if sample is not None:
+            raise
+        return Order(registered, "registration")
+
+
+def _run(model: nn.Module, watched: Mapping[str, nn.Module], sample: Any) -> tuple[Call, ...]:
+    """The calls of a forward pass on tensors without numbers."""
+    calls: list[Call] = []
+    kept: list[Tensor] = []  # so that no two tensors have one identity
+
+    def hook(name: str) -> Callable[..., None]:
+        def note(_module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            tensors = [leaf for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)]
+            kept.extend(tensors[:1])
+            calls.append(Call(name, id(tensors[0]) if tensors else name))
+
+        return note
+
+    mode, was_training = FakeTensorMode(allow_non_fake_inputs=True), model.training
+    sample = (sample,) if isinstance(sample, Tensor) else sample
+    with ExitStack() as stack:
+        for name, module in watched.items():
+            stack.callback(module.register_forward_pre_hook(hook(name), with_kwargs=True).remove)
+        stack.callback(model.train, was_training)
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(mode)
+        device = next(model.parameters()).device
+        sample = tree_map_only(Tensor, lambda x: mode.from_tensor(x.to(device)), sample)
+        model.eval()
+        model(**sample) if isinstance(sample, Mapping) else model(*sample)
+    return tuple(calls)
+
+
+def _symbolic(model: nn.Module, watched: Mapping[str, nn.Module]) -> tuple[Call, ...]:
+    class Tracer(fx.Tracer):
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            return module_qualified_name in watched or super().is_leaf_module(m, module_qualified_name)
+
+    names = {id(module): name for name, module in watched.items()}
+    graph = Tracer().trace(model)
+    nodes = [node for node in graph.nodes if node.op == "call_module"]
+    found = [(names.get(id(model.get_submodule(str(node.target)))), node) for node in nodes]
+    return tuple(Call(name, str(next(iter(node.all_input_nodes), name))) for name, node in found if name is not None)
+
+
+def layer_roles(
+    layers: Mapping[str, nn.Module], order: Order, has_weight: Callable[[nn.Module], bool]
+) -> dict[str, tuple[str, ...]]:
+    """Roles of the convertible layers.
+
+    first, last: see above; shortcut: a word of its name is shortcut or skip, or downsample if it is a 1x1 convolution (as in
+    layer2.0.downsample.0 or conv_shortcut); depthwise: a convolution with one input channel per group.
+    """
+    touched = [call for call in order.calls if call.name not in layers or has_weight(layers[call.name])]
+    missing = [name for name in layers if all(call.name != name for call in order.calls)]
+    weighted = [call for call in touched if call.name in layers]
+    first = _group(touched[0], touched) if touched else set()
+    last = _group(weighted[-1], weighted) if len(weighted) > 1 else set()
+    roles: dict[str, tuple[str, ...]] = {}
+    for name, layer in layers.items():
+        found = {
+            "first": name in first,
+            "last": name in last and name not in first,
+            "shortcut": _is_shortcut(name, layer),
+            "depthwise": isinstance(layer, nn.modules.conv._ConvNd) and 1 < layer.groups == layer.in_channels,
+        }
+        roles[name] = tuple(
+            role for role in ROLES if found[role] and (name not in missing or role not in ("first", "last"))
+        )
+    return roles
+
+
+def _group(call: Call, calls: Sequence[Call]) -> set[str]:
+    """The layers that read what `call` reads, and its siblings by name."""
+    group = {other.name for other in calls if other.reads == call.reads}
+    parent, _, own = call.name.rpartition(".")
+    siblings = next((names for names in _SIBLINGS if own in names), set())
+    return group | {f"{parent}.{name}".lstrip(".") for name in siblings}
+
+
+def _is_shortcut(name: str, layer: nn.Module) -> bool:
+    words = name.lower().replace(".", "_").split("_")
+    projects = isinstance(layer, nn.modules.conv._ConvNd) and set(layer.kernel_size) == {1}
+    return not _SHORTCUT_NAMES.isdisjoint(words) or ("downsample" in words and projects)

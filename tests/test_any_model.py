@@ -1,0 +1,305 @@
+"""Networks that are not ours: which layers are converted, what stays float and why, attention, compilation."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import bitcycle
+from bitcycle.layer import QuantizedMultiheadAttention, QuantizedProduct, conversion_plan
+from bitcycle.quantizer import Sbm
+from bitcycle.schedule import Precision
+from bitcycle.settings import SettingError
+
+FLOAT = Precision(32, 32, 32)
+
+
+def roles(model: nn.Module, sample=None) -> dict[str, tuple[str, ...]]:
+    return {rule.name: rule.roles for rule in conversion_plan(model, Sbm(), sample=sample) if rule.roles}
+
+
+class HeadFirst(nn.Module):
+    """Registered in another order than it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.body, self.stem = nn.Linear(4, 2), nn.Linear(4, 4), nn.Linear(3, 4)
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.head(self.body(x) if x.sum() > -1e9 else x)
+
+
+def test_first_and_last_are_those_of_execution():
+    straight = HeadFirst()
+    straight.forward = lambda x: straight.head(straight.body(straight.stem(x)))  # what fx can follow
+    assert roles(straight, torch.zeros(1, 3)) == {"stem": ("first",), "head": ("last",)}
+    sequential = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+    assert roles(sequential) == {"0": ("first",), "2": ("last",)}
+
+
+def test_an_embedding_is_the_first_layer_and_q_k_v_stay_together():
+    class Block(nn.Module):
+        def __init__(self, embeds: bool) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(9, 4) if embeds else None
+            self.query, self.key, self.value, self.out = (nn.Linear(4, 4) for _ in range(4))
+
+        def forward(self, x):
+            x = x if self.embedding is None else self.embedding(x)
+            return self.out(self.query(x) * self.key(x) + self.value(x))
+
+    assert roles(Block(True)) == {"out": ("last",)}
+    assert roles(Block(False)) == dict.fromkeys(("query", "key", "value"), ("first",)) | {"out": ("last",)}
+
+
+def test_downsampling_on_the_main_path_is_no_shortcut():
+    model = nn.ModuleDict({"stem": nn.Linear(4, 4), "downsample": nn.ModuleDict({"reduction": nn.Linear(4, 4)})})
+    model["layer"] = nn.ModuleDict({"downsample": nn.Sequential(nn.Conv2d(4, 4, 1))})
+    model["head"] = nn.Linear(4, 4)
+    assert [name for name, found in roles(model).items() if "shortcut" in found] == ["layer.downsample.0"]
+
+
+def test_float_layers_takes_names_and_containers_and_refuses_what_matches_nothing():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2))
+    plan = conversion_plan(model, Sbm(float_layers=["1"]))
+    assert [rule.name for rule in plan if rule.treatment == "float"] == ["1.0", "1.1"]
+    assert plan[1].reason == "float_layers: 1"
+    with pytest.raises(SettingError, match="matches a layer"):
+        conversion_plan(model, Sbm(float_layers=["2.x"]))
+
+
+@pytest.mark.parametrize("spoil", [nn.utils.weight_norm, lambda m: nn.utils.prune.l1_unstructured(m, "weight", 0.5)])
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_no_half_converted_model_is_left(spoil):
+    import torch.nn.utils.prune  # noqa: F401
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    spoil(model[1])
+    with pytest.raises(SettingError, match=r"layer '1'.*remove"):
+        bitcycle.quantize_model(model, float_layers=[])
+    assert type(model[0]) is nn.Linear
+
+
+def test_a_second_conversion_says_so():
+    model = bitcycle.quantize_model(nn.Sequential(nn.Linear(2, 2)), float_layers=[])
+    with pytest.raises(SettingError, match="converted already"):
+        bitcycle.quantize_model(model, float_layers=[])
+
+
+def test_an_empty_batch_passes():
+    model = bitcycle.quantize_model(nn.Sequential(nn.Linear(2, 3)), float_layers=[])
+    assert model(torch.zeros(0, 2)).shape == (0, 3)
+
+
+LAYERS = {
+    "conv1d": (nn.Conv1d(4, 6, 3, stride=2, padding=1, groups=2), (2, 4, 9)),
+    "conv3d": (nn.Conv3d(2, 3, 3, padding=1), (2, 2, 4, 4, 4)),
+    "transposed": (nn.ConvTranspose2d(3, 4, 3, stride=2, output_padding=1), (2, 3, 5, 5)),
+}
+
+
+@pytest.mark.parametrize("quantizer", ["sbm", "dorefa", "uniform_l2"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_more_convolutions(kind, quantizer):
+    plain, shape = LAYERS[kind]
+    model = bitcycle.quantize_model(nn.Sequential(copy.deepcopy(plain)), quantizer, float_layers=[])
+    assert isinstance(model[0], QuantizedProduct)
+    x = torch.randn(shape)
+    y = model(x)
+    if quantizer != "dorefa":  # which scales weights
+        assert (y - plain(x)).norm() < 0.1 * plain(x).norm()
+    y.sum().backward()
+    assert model[0].weight.grad.isfinite().all()
+    model[0].precision.set(FLOAT)
+    torch.testing.assert_close(model(x), plain(x))
+
+
+def test_transposed_weights_have_a_range_for_each_output_channel():
+    model = bitcycle.quantize_model(nn.Sequential(nn.ConvTranspose2d(5, 3, 2)), float_layers=[])
+    model[0].precision.set(Precision(1, 32, 32))
+    weight = model[0].quantized_weight()
+    assert all(len(weight[:, channel].unique()) == 2 for channel in range(3))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"batch_first": True, "bias": False},
+        {"kdim": 6, "vdim": 4},
+        {"add_bias_kv": True, "add_zero_attn": True},
+    ],
+)
+def test_attention_in_float_equals_pytorchs(options):
+    torch.manual_seed(0)
+    plain = nn.MultiheadAttention(8, 2, **options)
+    model = bitcycle.quantize_model(copy.deepcopy(plain), float_layers=[])
+    assert isinstance(model, QuantizedMultiheadAttention)
+    model.precision.set(FLOAT)
+    kdim, vdim = options.get("kdim", 8), options.get("vdim", 8)
+    q, k, v = torch.randn(5, 5, 8), torch.randn(5, 5, kdim), torch.randn(5, 5, vdim)
+    padding = torch.zeros(5, 5, dtype=torch.bool)
+    padding[:, -1] = True
+    causal = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    for keywords in ({}, {"attn_mask": causal}, {"key_padding_mask": padding, "average_attn_weights": False}):
+        torch.testing.assert_close(model(q, k, v, **keywords), plain(q, k, v, **keywords), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(model(q[0], k[0], v[0]), plain(q[0], k[0], v[0]), atol=1e-5, rtol=1e-4)
+    assert set(plain.state_dict()) == set(bitcycle.float_state_dict(model))
+
+
+def test_a_report_says_what_became_of_each_layer(capsys):
+    class Network(nn.Sequential):
+        def forward(self, x):
+            return self[4](self[3](self[1](self[0](x))[..., :2]))
+
+    parts = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Bilinear(4, 4, 4), nn.Linear(2, 2), nn.Linear(2, 2)
+    report = bitcycle.conversion_report(bitcycle.quantize_model(Network(*parts)), torch.zeros(1, 3, 6, 6))
+    assert capsys.readouterr().out.strip() == str(report)
+    found = {row.name: (row.bits, row.reason) for row in report.rows}
+    assert found["0"] == ("float", "float_layers: first")
+    assert found["1"] == ("8/8/8", "")
+    assert found["2"] == ("float", "no quantized counterpart")
+    first, second, linear = 16 * 4 * 27, 16 * 4 * 4, 4 * 4 * 2 * 2
+    assert report.quantized_share == pytest.approx((second + linear) / (first + second + 2 * linear))
+
+
+def counting_backend(graphs: list):
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    return backend
+
+
+@pytest.mark.parametrize("order", ["compile last", "compile first", "eager step first", "wrapper"])
+def test_whole_models_compile_once_for_all_bits(order):
+    """Findings on networks of others, line 10."""
+    torch._dynamo.reset()
+
+    def build():
+        torch.manual_seed(0)
+        return bitcycle.quantize_model(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), float_layers=[])
+
+    schedule = bitcycle.schedule("LR", q_min=3, q_max=8, cycles=1, total_steps=11)
+    graphs: list = []
+    model, x = build(), torch.randn(5, 6)
+    if order == "compile first":
+        compiled = torch.compile(model, backend=counting_backend(graphs))
+        control = bitcycle.PrecisionController(model, schedule)
+    elif order == "wrapper":
+        compiled = torch.compile(model, backend=counting_backend(graphs), fullgraph=True)
+        control = bitcycle.PrecisionController(compiled, schedule)
+    else:
+        control = bitcycle.PrecisionController(model, schedule)
+        if order == "eager step first":
+            control.step(0)
+            model(x)
+        compiled = torch.compile(model, backend=counting_backend(graphs))
+    eager = build()
+    eager_control = bitcycle.PrecisionController(eager, schedule)
+    bits = set()
+    for step in range(11):
+        found = []
+        for network, controller, call in ((model, control, compiled), (eager, eager_control, eager)):
+            bits.add(controller.step(step))
+            network.zero_grad()
+            y = call(x)
+            y.square().sum().backward()
+            found.append((y, network[0].weight.grad.clone()))
+        torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+        assert len(graphs) == 1
+    assert len(bits) == 6
+
+
+def test_export_in_evaluation_is_kept():
+    model = bitcycle.quantize_model(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), float_layers=[])
+    x = torch.randn(5, 6)
+    model(x)
+    model.eval()
+    exported = torch.export.export(model, (x,))
+    torch.testing.assert_close(exported.module()(x), model(x))
+
+
+def test_lightning_style_modules_count_the_passes_of_their_core():
+    class Module(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+
+        def training_step(self, x):
+            return self.net(x).sum()
+
+    module = bitcycle.quantize_model(Module(), float_layers=[])
+    control = bitcycle.PrecisionController(module, bitcycle.schedule("static", q_max=8, total_steps=1))
+    control.step(0)
+    module.training_step(torch.randn(7, 3)).backward()
+    assert control.cost().samples == 7
+    assert {operation.module for operation in control.meter.workload.operations} == {"net.0", "net.1"}
+
+
+def test_graph_convolutions_of_dgl():
+    dgl = pytest.importorskip("dgl", reason="dgl ends with Python 3.11")
+    from dgl.nn.pytorch import GraphConv, SAGEConv
+
+    graph = dgl.add_self_loop(dgl.rand_graph(6, 20))
+    for sizes in ((5, 3), (3, 5)):
+        for layer in (GraphConv(*sizes), GraphConv(*sizes, norm="right", bias=False), SAGEConv(*sizes, "mean")):
+            x = torch.randn(6, sizes[0])
+            expected = layer(graph, x)
+            model = bitcycle.quantize_model(nn.ModuleDict({"layer": layer}), float_layers=[])
+            products = [module for module in model.modules() if isinstance(module, QuantizedProduct)]
+            assert len(products) == (2 if isinstance(layer, SAGEConv) else 1)
+            for product in products:
+                product.precision.set(FLOAT)
+            torch.testing.assert_close(model["layer"](graph, x), expected)
+
+
+def tiny_transformers() -> dict[str, tuple]:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    tokens = {"input_ids": torch.randint(0, 50, (2, 7))}
+    labelled = {**tokens, "labels": tokens["input_ids"]}
+    gpt2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 50, "n_positions": 16}
+    t5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 50}
+    vit = {**sizes, "image_size": 16, "patch_size": 8, "num_labels": 3}
+    images = {"pixel_values": torch.randn(2, 3, 16, 16), "labels": torch.tensor([0, 1])}
+    return {
+        "bert": (transformers.BertForMaskedLM, transformers.BertConfig(vocab_size=50, **sizes), labelled),
+        "gpt2": (transformers.GPT2LMHeadModel, transformers.GPT2Config(**gpt2), labelled),
+        "llama": (
+            transformers.LlamaForCausalLM,
+            transformers.LlamaConfig(vocab_size=50, num_key_value_heads=1, **sizes),
+            labelled,
+        ),
+        "t5": (
+            transformers.T5ForConditionalGeneration,
+            transformers.T5Config(**t5, decoder_start_token_id=0, pad_token_id=0),
+            labelled,
+        ),
+        "vit": (transformers.ViTForImageClassification, transformers.ViTConfig(**vit), images),
+    }
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "vit"])
+def test_transformers_are_converted_with_their_attention(name):
+    kind, config, batch = tiny_transformers()[name]
+    torch.manual_seed(0)
+    plain = kind(config).eval()
+    model = bitcycle.quantize_model(copy.deepcopy(plain))
+    rules = {rule.name: rule for rule in model.conversion_rules}
+    blocks = {rule.treatment for found, rule in rules.items() if found.endswith(("query", "q_proj", "c_attn", ".q"))}
+    assert blocks <= {"quantized"}  # an embedding, or a convolution, is the first layer
+    assert any(found.endswith("score_product") for found in rules)
+    state = next(module for module in model.modules() if isinstance(module, bitcycle.layer.PrecisionState))
+    expected = plain(**batch).logits
+    state.set(FLOAT)
+    torch.testing.assert_close(model(**batch).logits, expected, atol=1e-5, rtol=1e-4)
+    state.set(Precision(8, 8, 8))
+    error = (model(**batch).logits - expected).norm() / expected.norm()
+    assert 1e-5 < error < 0.1
+    model.train()(**batch).loss.backward()
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())

@@ -123,7 +123,7 @@ class PrecisionCallback(TrainerCallback):  # type: ignore[misc]
 
     Args:
         schedule: name of a schedule, which is bound to the length of the training, or what `bitcycle.schedule` returns.
-        quantizer: name or options; the model is converted when the training begins, unless it is converted already.
+        quantizer: name or options; the model is converted when the Trainer is made, unless it is converted already.
         hardware: name of the cost model.
         conversion: further arguments of `quantize_model`.
         options: of the schedule, as q_min and q_max.
@@ -143,9 +143,12 @@ class PrecisionCallback(TrainerCallback):  # type: ignore[misc]
         self.conversion, self.options = conversion or {}, options
         self.control: PrecisionController | None = None
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+    def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """Convert the model before a checkpoint is loaded into it."""
         if not any(isinstance(module, QuantizedLayer) for module in model.modules()):
             quantize_model(model, self.quantizer, **self.conversion)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         bound = self.schedule
         if isinstance(bound, str):
             steps_per_epoch = max(1, round(state.max_steps / max(args.num_train_epochs, 1)))
@@ -164,8 +167,11 @@ class PrecisionCallback(TrainerCallback):  # type: ignore[misc]
         if logs is None or self.control is None or self.control.precision is None:
             return
         cost = self.control.cost()
-        logs |= {f"bits_{role}": bits for role, bits in self.control.precision._asdict().items()}
-        logs |= {"gbitops": cost.gbitops, "cost_relative_to_static": cost.relative_to_static}
+        values: dict[str, Any] = {f"bits_{role}": bits for role, bits in self.control.precision._asdict().items()}
+        values |= {"gbitops": cost.gbitops, "cost_relative_to_static": cost.relative_to_static}
+        logs |= values
+        if state.log_history and state.log_history[-1].get("step") == state.global_step:
+            state.log_history[-1] |= values  # which the trainer filled before it asked
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.control is not None and state.is_world_process_zero:

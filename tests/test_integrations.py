@@ -1,0 +1,138 @@
+"""Callbacks for the trainers of other libraries, run on a CPU with tiny networks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import bitcycle
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+
+def data(kind: str) -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, 50, (16, 8), generator=generator)
+    if kind == "vit":
+        images = torch.randn(16, 3, 8, 8, generator=generator)
+        return [{"pixel_values": x, "labels": torch.tensor(i % 2)} for i, x in enumerate(images)]
+    return [{"input_ids": x, "labels": x} for x in tokens]
+
+
+def network(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    if kind == "bert":
+        return transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=50, **sizes))
+    if kind == "gpt2":
+        return transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=50, n_positions=8)
+        )
+    return transformers.ViTForImageClassification(transformers.ViTConfig(image_size=8, patch_size=4, **sizes))
+
+
+def trainer(kind: str, folder, stop_after: int | None = None):
+    from bitcycle.integrations.transformers import PrecisionCallback
+
+    class Stop(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            control.should_training_stop = state.global_step == stop_after
+
+    arguments = transformers.TrainingArguments(
+        str(folder),
+        max_steps=4,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        save_steps=2,
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        lr_scheduler_type="constant",
+    )
+    callback = PrecisionCallback("CR", cycles=2, q_min=3, q_max=8)
+    callbacks = [callback, *([Stop()] if stop_after else [])]
+    return transformers.Trainer(network(kind), arguments, train_dataset=data(kind), callbacks=callbacks), callback
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "vit"])
+def test_the_trainer_of_transformers(kind, tmp_path):
+    whole, callback = trainer(kind, tmp_path / "whole")
+    whole.train()
+    logs = [record for record in whole.state.log_history if "loss" in record]
+    schedule = bitcycle.schedule("CR", cycles=2, q_min=3, q_max=8, total_steps=4)
+    assert [record["bits_weight"] for record in logs] == [schedule(step).weight for step in range(4)]
+    assert callback.control.cost().samples == 32
+    assert 0 < logs[-1]["cost_relative_to_static"] < 1
+
+    first, _ = trainer(kind, tmp_path / "parts", stop_after=2)
+    first.train()
+    second, resumed = trainer(kind, tmp_path / "parts")
+    second.train(resume_from_checkpoint=True)
+    assert resumed.control.cost() == callback.control.cost()
+    tolerance = 1e-5 if kind == "vit" else 0.0  # sums of its float convolution differ in the last digits
+    for name, value in whole.model.state_dict().items():
+        found = second.model.state_dict()[name]
+        torch.testing.assert_close(found, value, rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_the_trainer_of_lightning(tmp_path):
+    lightning = pytest.importorskip("lightning.pytorch")
+    from bitcycle.integrations.lightning import PrecisionCallback
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+
+        def training_step(self, batch, _index):
+            return self.net(batch).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def fit(steps: int, folder, checkpoint=None):
+        torch.manual_seed(1)
+        loader = torch.utils.data.DataLoader(torch.randn(8, 6), batch_size=8)
+        callback = PrecisionCallback(bitcycle.schedule("CR", cycles=2, q_min=3, q_max=8, total_steps=4))
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+        trainer = lightning.Trainer(max_steps=steps, default_root_dir=folder, callbacks=[callback], **quiet)
+        module = Module()
+        trainer.fit(module, loader, ckpt_path=checkpoint)
+        trainer.save_checkpoint(folder / "last.ckpt")
+        return module, callback, trainer
+
+    module, callback, trainer = fit(4, tmp_path / "whole")
+    assert callback.control.cost().samples == 32
+    assert trainer.callback_metrics["bits_weight"] == 8
+    fit(2, tmp_path / "parts")
+    resumed, after, _ = fit(4, tmp_path / "parts", tmp_path / "parts" / "last.ckpt")
+    assert after.control.cost() == callback.control.cost()
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(
+            resumed.state_dict()[name], value, rtol=0, atol=0, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def test_a_plain_loop_with_accelerate():
+    from accelerate import Accelerator
+
+    torch.manual_seed(0)
+    accelerator = Accelerator(cpu=True)
+    model = bitcycle.quantize_model(
+        nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    )
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("CR", cycles=2, total_steps=4))
+    accelerator.register_for_checkpointing(control)
+    loader = torch.utils.data.DataLoader(torch.randn(16, 6), batch_size=4)
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    for step, batch in enumerate(loader):
+        control.step(step)
+        loss = model(batch).square().mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert control.cost().samples == 16

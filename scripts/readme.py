@@ -14,6 +14,7 @@ from pathlib import Path
 from bitcycle.analysis.collect import SUMMARY, read_summary
 from bitcycle.analysis.curves import CURVES, read_curve
 from bitcycle.analysis.deviation import data_of, spread_table
+from bitcycle.analysis.verdict import NO_TEST, read_claim_results
 from bitcycle.benchmark.table import recorded
 from bitcycle.figure.formats import draw_formats, values_of
 from bitcycle.figure.schedules import draw_suite, group_of, relative_cost
@@ -269,12 +270,21 @@ def fidelity_table() -> str:
     return "\n".join(lines)
 
 
-def claims_table(verdicts: str) -> str:
-    """The claims whose verdict begins so, with what was found; `make figures` writes the verdicts."""
-    with open(CLAIMS, newline="") as stream:
-        rows = [row for row in csv.DictReader(stream) if row["verdict"].startswith(verdicts)]
-    lines = ["| claim | what the paper says | measured | scale |", "|---|---|---|---|"]
-    lines += [f"| {row['claim_id']} | {row['sentence']} | {row['reason']} | {row['scale']} |" for row in rows]
+def claims_table() -> str:
+    """Every claim that was tested, with its estimate and rule; `make figures` writes the verdicts."""
+    rows = [row for row in read_claim_results(CLAIMS) if row.estimate is not None and row.verdict != NO_TEST]
+    lines = [
+        "| claim | verdict | estimate, interval | n, trainings | p, corrected | seeds needed | scope |",
+        "|---" * 7 + "|",
+    ]
+    for row in rows:
+        interval = "" if row.low is None else f" ({row.low:+.2f} to {row.high:+.2f})"
+        state = row.verdict if row.decided or not row.leaning else f"{row.verdict}, leaning {row.leaning}"
+        p = "" if row.p_raw is None else f"{row.p_raw:.2g}, {row.p_corrected:.2g}"
+        cells = f"{row.claim_id}: {row.sentence}", state, f"{row.estimate:+.2f} {row.unit}{interval}"
+        lines.append(
+            f"| {' | '.join(cells)} | {row.n}, {row.trainings} | {p} | {row.seeds_needed or ''} | {row.scope} |"
+        )
     return "\n".join(lines) if rows else "None so far."
 
 
@@ -292,6 +302,14 @@ def verdicts_table() -> str:
     return "\n".join(lines)
 
 
+def untested_table() -> str:
+    """Why claims that have runs are not tested."""
+    rows = [row for row in read_claim_results(CLAIMS) if row.verdict == NO_TEST]
+    lines = ["| claim | why there is no test | scope |", "|---|---|---|"]
+    lines += [f"| {row.claim_id}: {row.sentence} | {row.reason} | {row.scope} |" for row in rows]
+    return "\n".join(lines) if rows else "None."
+
+
 GENERATED: dict[str, Callable[[], str]] = {
     "schedules": schedules_table,
     "quantizers": quantizers_table,
@@ -305,8 +323,8 @@ GENERATED: dict[str, Callable[[], str]] = {
     "lengths": lengths_table,
     "pilot": pilot_table,
     "fidelity": fidelity_table,
-    "contradicted": lambda: claims_table("contradicted"),
-    "agreeing": lambda: claims_table("sign agrees"),
+    "tested": claims_table,
+    "untested": untested_table,
 }
 DOCUMENTS = {
     README: ("schedules", "verdicts"),
@@ -319,7 +337,7 @@ DOCUMENTS = {
     ROOT / "results" / "notes" / "mini-scale.md": ("deviations",),
     ROOT / "results" / "notes" / "fidelity.md": ("fidelity",),
     ROOT / "results" / "notes" / "plan.md": ("pilot",),
-    ROOT / "results" / "notes" / "verdicts.md": ("contradicted", "lengths", "agreeing"),
+    ROOT / "results" / "notes" / "verdicts.md": ("tested", "untested", "lengths"),
 }
 """Document -> the parts of it that are generated."""
 

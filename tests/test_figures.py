@@ -10,30 +10,15 @@ import importlib.util
 import json
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
 import scipy.stats
 
-from bitcycle.analysis.claims import (
-    CHECKS,
-    COMPUTED,
-    CONTRADICTED,
-    CONTRADICTED_REDUCED,
-    NOT_CHECKABLE,
-    NOT_RUN,
-    REPRODUCED,
-    SIGN,
-    SIGN_AT_PAPER_SCALE,
-    UNCHECKED,
-    VERDICTS,
-    verdict_on,
-)
-from bitcycle.analysis.claims_partial import speedup, steps_of
+from bitcycle.analysis.claims import read_claims
 from bitcycle.analysis.curves import curve_of, read_curve, write_curve
-from bitcycle.analysis.items import KINDS, PAPERS, Item, read_claims, read_items, read_published
+from bitcycle.analysis.items import KINDS, PAPERS, Item, read_items, read_published
 from bitcycle.analysis.results import Cell, Results, Run, Value, plain
 from bitcycle.analysis.verdict import ClaimResult
 from bitcycle.figure import board, make
@@ -44,7 +29,6 @@ from bitcycle.figure.page import write_pages
 from bitcycle.figure.plots import forest, side_by_side
 from bitcycle.figure.style import Drawing
 from bitcycle.figure.table import as_records, number, tables_of
-from bitcycle.schedule import SUITE
 from bitcycle.training.run_folder import RunFolder, write_json
 from tests.conftest import ROOT
 
@@ -75,10 +59,6 @@ def made_up(*values: float, scale: str = "paper", gbitops: float | None = None, 
         row |= {"gbitops": str(gbitops)} if gbitops is not None else {}
         runs.append(Run(row, nested))
     return Cell(settings, settings, tuple(runs))
-
-
-def verdict(claim: str, *cells: Cell, scale: str = "paper") -> str:
-    return verdict_on(CLAIMS[claim], Results(scale, cells)).verdict
 
 
 SMALL = {"dataset": "cifar100", "model": "resnet74"}
@@ -445,7 +425,7 @@ def page(empty, tmp_path_factory):
         ),
         claim_result("better/fig2-c1", "computed", scope="", holds=True),
         claim_result("hlhlp/table1-c1", "no test", scope="", reason="The metric is at its ceiling"),
-        *(ClaimResult(claim.id, claim.item, claim.item.partition("/")[0], claim.text) for claim in CLAIMS.values()),
+        *(ClaimResult(claim.id, claim.item, claim.item.partition("/")[0], claim.sentence) for claim in CLAIMS.values()),
     ]
     write_pages(target / "results", entries, claims)
     return target / "results"
@@ -484,7 +464,7 @@ def test_page_is_built_for_screen_readers(page):
 def test_claims_stand_at_the_top_and_in_the_readme_with_their_rule(page):
     text, readme = html.unescape((page / "index.html").read_text()), (page / "README.md").read_text()
     for claim in CLAIMS.values():
-        assert claim.text in text and claim.text.replace("|", "\\|") in readme
+        assert claim.sentence in text and claim.sentence.replace("|", "\\|") in readme
     for shown in (text, readme):
         assert "leaning: supported" in shown and "+0.940 [-0.200, +2.10] pp" in shown and "computed: holds" in shown
     assert (
@@ -580,189 +560,6 @@ def test_cells_are_compared_seed_by_seed():
     strangers = Cell({}, {}, tuple(Run({**run.row, "seed": "7"}, run.settings) for run in base.runs[:1]))
     assert ours.less(strangers, "final").mean == pytest.approx((71 + 75 + 90) / 3 - 70)
     assert ours.less(Cell({}, {}), "final") is None
-
-
-def test_every_claim_has_a_check_or_a_reason():
-    assert len(CLAIMS) == 111
-    assert set(CHECKS) | set(UNCHECKED) == set(CLAIMS)
-    assert not set(CHECKS) & set(UNCHECKED)
-    assert all(claim.item in ITEMS for claim in CLAIMS.values())
-    assert len(CHECKS) >= 90
-
-
-@pytest.mark.parametrize(
-    "claim", ["better/fig2-c1", "better/fig2-c2", "cpt/fig9-c1", "cpt/table2-c2", "cpt/table3-c2", "fractrain/fig2-c1"]
-)
-def test_computed_claims_hold(claim):
-    found = verdict_on(CLAIMS[claim], Results())
-    assert found.verdict == COMPUTED, found.measured
-    assert found.scale == "computed"
-
-
-def test_without_runs_nothing_is_claimed():
-    for name in CHECKS:
-        assert verdict_on(CLAIMS[name], Results()).verdict in (NOT_RUN, COMPUTED)
-    for name, reason in UNCHECKED.items():
-        found = verdict_on(CLAIMS[name], Results())
-        assert (found.verdict, found.reason) == (NOT_CHECKABLE, reason)
-
-
-def cpt_pair(cpt: float, static: float, scale: str = "paper") -> list[Cell]:
-    common = {"dataset": "cifar100", "model": "resnet74", "scale": scale}
-    return [
-        made_up(cpt, cpt + 0.1, cpt - 0.1, schedule="CR", schedule__q_min=3, schedule__q_max=8, **common),
-        made_up(static, static, static, schedule="static", schedule__q_max=8, **common),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("gain", "scale", "expected"),
-    [
-        (0.9, "paper", REPRODUCED),
-        (0.2, "paper", SIGN_AT_PAPER_SCALE),
-        (-0.2, "paper", CONTRADICTED),
-        (0.9, "mini", SIGN),
-        (-0.9, "mini", CONTRADICTED_REDUCED),
-        (0.9, "smoke", NOT_RUN),
-    ],
-)
-def test_verdict_follows_size_and_scale(gain, scale, expected):
-    assert verdict("cpt/fig1-c2", *cpt_pair(70 + gain, 70, scale), scale=scale) == expected
-
-
-def test_the_first_few_of_many_cells_settle_nothing():
-    """Two of six cells leave a claim open, two of four decide."""
-    done = cpt_pair(71, 70)
-    for missing, expected in ((4, NOT_RUN), (2, REPRODUCED)):
-        cells = (*done, *(replace(done[0], runs=()) for _ in range(missing)))
-        assert verdict("cpt/fig1-c2", *cells) == expected
-
-
-def test_measured_words_have_seeds_and_spread():
-    found = verdict_on(CLAIMS["cpt/fig1-c2"], Results("paper", tuple(cpt_pair(71, 70))))
-    assert "+1.00" in found.measured and "n = 3" in found.measured and "standard deviation" in found.measured
-    assert "36.67" in found.measured
-
-
-def suite(values: dict[str, float], dataset: str, model: str, q_max: int = 8) -> list[Cell]:
-    return [
-        made_up(value, schedule=name, schedule__q_min=3, schedule__q_max=q_max, dataset=dataset, model=model)
-        for name, value in values.items()
-    ]
-
-
-def test_groups_of_schedules():
-    costs = {
-        "RR": 66.5,
-        "RTH": 66.4,
-        "ER": 68.2,
-        "ETH": 68.1,
-        "static": 67.5,
-        **dict.fromkeys(("LR", "LT", "CR", "CT", "RTV", "ETV"), 67.4),
-    }
-    cells = suite(costs, "imagenet", "resnet18")
-    assert verdict("better/fig3-c4", *cells) == REPRODUCED
-    assert verdict("better/fig3-c5", *cells) == REPRODUCED
-    assert verdict("better/fig3-c7", *cells) == REPRODUCED
-    assert verdict("better/fig3-c3", *cells) == REPRODUCED
-    reverse = suite({name: 135 - value for name, value in costs.items()}, "imagenet", "resnet18")
-    assert verdict("better/fig3-c4", *reverse) == CONTRADICTED
-    assert verdict("better/fig3-c5", *reverse) == CONTRADICTED
-    assert verdict("better/fig3-c3", *reverse) == CONTRADICTED
-
-
-def test_one_network_for_several_counts_once():
-    from bitcycle.analysis.claims_better import CIFAR, gaps
-
-    one = suite({"CR": 91.0, "static": 90.0}, "cifar10", "resnet74")
-    again = [Cell({**cell.paper, "model": "resnet152"}, cell.ours, cell.runs) for cell in one]
-    assert len(gaps(Results("mini", (*one, *again)), tuple(SUITE), CIFAR)) == 1
-
-
-def test_precision_six_against_eight():
-    low, high = (
-        suite({"static": 60.0, "CR": 61.0}, "voc2012", "retinanet", 6),
-        suite({"static": 62.0, "CR": 63.0}, "voc2012", "retinanet"),
-    )
-    assert verdict("better/fig4-c1", *low, *high) == REPRODUCED
-    assert verdict("better/fig4-c1", *suite({"static": 65.0}, "voc2012", "retinanet", 6), *high) == CONTRADICTED
-
-
-def deficits(values: dict[tuple[int, int], float]) -> list[Cell]:
-    common = {"dataset": "cifar10", "model": "resnet74", "schedule__q_max": 8}
-    return [
-        made_up(value, schedule="static", **common)
-        if end == 0
-        else made_up(
-            value, schedule="deficit", schedule__unit="step", schedule__start=start, schedule__end=end, **common
-        )
-        for (start, end), value in values.items()
-    ]
-
-
-def test_windows_of_low_precision():
-    values = {(0, 0): 92.23, (0, 128000): 91.64, (0, 256000): 91.25, (16000, 144000): 92.08, (32000, 160000): 92.16}
-    assert verdict("better/table1-c1", *deficits(values)) == REPRODUCED
-    assert verdict("better/table1-c2", *deficits(values)) == REPRODUCED
-    assert verdict("better/table1-c2", *deficits({**values, (0, 128000): 93.0})) == CONTRADICTED
-    assert verdict("better/table1-c1", *deficits({(0, 0): 92.0})) == NOT_RUN
-
-
-def test_pfq_saves_cost():
-    common = {"dataset": "cifar10", "model": "resnet38"}
-    stages = {"schedule": "pfq", "schedule__stages": "[3,4,6,8]", "schedule__gradient_stages": "[6,6,8,8]"}
-
-    def cells(accuracy: float, cost: float) -> list[Cell]:
-        return [
-            made_up(accuracy, gbitops=cost, **stages, **common),
-            made_up(92.0, gbitops=100.0, schedule="static", schedule__q_max=8, **common),
-        ]
-
-    assert verdict("fractrain/fig3-c1", *cells(92.1, 60.0)) == REPRODUCED
-    assert verdict("fractrain/fig3-c1", *cells(92.1, 120.0)) == SIGN_AT_PAPER_SCALE
-    assert verdict("fractrain/fig3-c1", *cells(90.0, 60.0)) == CONTRADICTED
-
-
-def partial_runs(values: dict[float, dict[int, float]]) -> list[Cell]:
-    common = {
-        "dataset": "cifar10",
-        "model": "resnet20_extra_skip",
-        "schedule": "partial_pretrain",
-        "quantizer": "pact_binary",
-    }
-    return [
-        made_up(value, schedule__split=split, training__steps=steps, **common)
-        for split, points in values.items()
-        for steps, value in points.items()
-    ]
-
-
-def test_speedup_of_partial_pre_training():
-    slow = {1000: 10.0, 2000: 20.0, 4000: 40.0, 8000: 80.0}
-    fast = {1000: 20.0, 2000: 40.0, 4000: 80.0}
-    cells = partial_runs({0.0: slow, 0.5: fast})
-    assert speedup(cells, steps_of) == pytest.approx(2.0)
-    assert verdict("partial/fig1-c2", *cells) == REPRODUCED
-    assert verdict("partial/fig1-c1", *cells) == SIGN_AT_PAPER_SCALE  # twice as fast is more than the published 1.3
-    assert verdict("partial/fig1-c1", *partial_runs({0.0: fast, 0.5: slow})) == CONTRADICTED
-
-
-def test_ablation_of_hlhlp():
-    def cells(*values: float) -> list[Cell]:
-        bits = ("[32,2,8,2]", "[32,32,32,2]", "[32,2,2,2]", "[32,2]")
-        return [
-            made_up(value, schedule="hlhlp", schedule__bits=b, model="gru_hlhlp", dataset="ptb", quantizer="uniform_l2")
-            for value, b in zip(values, bits)
-        ]
-
-    assert verdict("hlhlp/table6-c1", *cells(96.97, 115.92, 97.84, 112.08)) == REPRODUCED
-    assert verdict("hlhlp/table6-c1", *cells(96.97, 98.0, 97.84, 97.5)) == SIGN_AT_PAPER_SCALE
-    assert verdict("hlhlp/table6-c1", *cells(116.0, 97.0, 97.84, 112.08)) == CONTRADICTED
-    assert verdict("hlhlp/table6-c1", *cells(96.97, 115.92)) == NOT_RUN
-
-
-def test_verdicts_have_words():
-    assert len(set(VERDICTS)) == 8
 
 
 # Curves of runs

@@ -1,95 +1,190 @@
-"""Verdicts on the papers' claims, computed from finished runs: one small check for each claim that code can check."""
+"""Claims as data: results/published/claims/PAPER.yaml has one entry a claim, in terms of the fields of `Claim`.
+
+A predicate says what is tested of the contrast between two arms; `PREDICATES` lists them. Adding a claim is adding an entry.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Optional
 
-from bitcycle.analysis import claims_better, claims_cpt, claims_fractrain, claims_hlhlp, claims_partial
-from bitcycle.analysis.evidence import Check, Outcome
-from bitcycle.analysis.items import Claim
-from bitcycle.analysis.results import Results
+from omegaconf import OmegaConf
 
-COMPUTED, REPRODUCED, SIGN_AT_PAPER_SCALE, SIGN, CONTRADICTED, CONTRADICTED_REDUCED, NOT_RUN, NOT_CHECKABLE = (
-    VERDICTS
-) = (
-    "reproduced by computation, no training needed",
-    "reproduced at paper scale",
-    "sign agrees at paper scale, size does not",
-    "sign agrees at reduced scale",
-    "contradicted",
-    "contradicted at reduced scale",
-    "not run",
-    "not checkable by code",
-)
-MODULES = (claims_better, claims_cpt, claims_partial, claims_fractrain, claims_hlhlp)
-CHECKS: dict[str, Check] = {name: check for module in MODULES for name, check in module.CHECKS.items()}
-"""Claim -> its check."""
-UNCHECKED: dict[str, str] = {name: reason for module in MODULES for name, reason in module.UNCHECKED.items()}
-"""Claim -> why no code checks it."""
+from bitcycle.analysis.contrast import described
+from bitcycle.analysis.items import PUBLISHED
+from bitcycle.settings import SettingError, nearest
+
+PREDICATES = {
+    "higher": "a minus b is above {reference}: two-sided paired t test, 95 % interval",
+    "lower": "a minus b is below {reference}: two-sided paired t test, 95 % interval",
+    "equivalent": "a minus b lies within {margin} of 0: two one-sided t tests at 5 %, 90 % interval",
+    "at_least": "a minus b is above -{margin}: one-sided t test at 5 %, 90 % interval",
+    "at_most": "a minus b is below {margin}: one-sided t test at 5 %, 90 % interval",
+    "all_equivalent": "settings of a lie within {margin} of each other: two one-sided t tests of the worst pair, 90 % interval",
+    "none_better": "no setting of a exceeds b by {margin}: the one-sided t test of the worst one, 90 % interval",
+    "rising": "a rises with {by}: Page's test over seeds, 95 % interval of the rank correlation",
+    "falling": "a falls with {by}: Page's test over seeds, 95 % interval of the rank correlation",
+    "smaller_spread": "the deviation between seeds of a is below that of b: F test of pooled variances, 95 % interval",
+    "computed": "follows from formulas",
+    "none": "not tested",
+}
+"""Predicate -> what is tested, in words. Several arms b: each of them has to fulfil it."""
+POINTS = 0.5
+"""Margin in points where the paper gives none."""
+PERCENT_OF_PERPLEXITY = 2.0
 
 
 @dataclass(frozen=True)
-class Finding:
-    """The verdict on a claim.
+class Claim:
+    """A statement of a paper: an entry of results/published/claims/PAPER.yaml.
 
     Attributes:
-        claim: what the paper says.
-        verdict: one of VERDICTS.
-        scale: of the runs that it comes from; empty if there are none.
-        measured: what was found, with the number of seeds.
-        reason: why there is no result.
+        id: PAPER/ITEM-cN.
+        sentence: in words.
+        section: of the paper.
+        effect: as published, with its unit.
+        value: the same as one number in the direction of a minus b.
+        unit: of a minus b.
+        predicate: one of PREDICATES.
+        metric: of both arms, or a list of two; see `contrast.METRICS`.
+        where: facts of all cells (`contrast.FACTS` and settings).
+        a, b: facts of the two arms; b may be a list of several arms.
+        match: facts in which partners agree.
+        minus, minus_match: cells whose values are first taken off those of both arms, and in which facts they agree with these.
+        by: fact (or facts) along which a trend goes.
+        function: of `claim_functions`: a number of each seed in place of a metric, or what is computed.
+        options: of a computed claim.
+        items: more items whose cells count, of the same paper.
+        reference: of the comparison, in the unit that is shown; without b the published number, by network if several.
+        margin: of equivalence or non-inferiority.
+        margin_percent: the same in percent of the mean of b.
+        display: saving or ratio, see `contrast.DISPLAYS`.
+        also: fields of further tests which have to hold, too.
+        requires: preconditions beyond those of every claim, see `preconditions`.
+        moments: evaluations that it needs of each run.
+        lengths: equal; converged: may differ where trainings pass over their data often enough; free.
+        reason: why it is not tested.
+        note: on the paper's text.
     """
 
-    claim: Claim
-    verdict: str
-    scale: str = ""
-    measured: str = ""
+    id: str
+    sentence: str
+    section: str = ""
+    effect: str = ""
+    value: Optional[float] = None
+    unit: str = "points"
+    predicate: str = "none"
+    metric: Any = "final"
+    where: Mapping[str, Any] = field(default_factory=dict)
+    a: Mapping[str, Any] = field(default_factory=dict)
+    b: Any = None
+    match: Sequence[str] = ()
+    minus: Optional[Mapping[str, Any]] = None
+    minus_match: Sequence[str] = ()
+    by: Any = None
+    function: str = ""
+    options: Mapping[str, float] = field(default_factory=dict)
+    items: Sequence[str] = ()
+    reference: Any = 0.0
+    margin: Optional[float] = None
+    margin_percent: Optional[float] = None
+    display: str = ""
+    also: Sequence[Mapping[str, Any]] = ()
+    requires: Sequence[str] = ()
+    moments: int = 0
+    lengths: str = "equal"
     reason: str = ""
+    note: str = ""
+
+    @property
+    def item(self) -> str:
+        """PAPER/ITEM."""
+        return self.id.rpartition("-")[0]
+
+    @property
+    def paper(self) -> str:
+        """Key of the paper."""
+        return self.id.partition("/")[0]
+
+    @property
+    def arms(self) -> list[Mapping[str, Any]]:
+        """The arms that a is compared with."""
+        return list(self.b) if isinstance(self.b, list) else [self.b] if self.b is not None else []
+
+    @property
+    def metrics(self) -> tuple[str, str]:
+        """Of the two arms."""
+        return (self.metric, self.metric) if isinstance(self.metric, str) else tuple(self.metric)
+
+    @property
+    def parts(self) -> list[Claim]:
+        """The claim as its tests."""
+        own = replace(self, also=())
+        return [own, *(replace(own, **{"value": None, "reference": 0.0, **dict(more)}) for more in self.also)]
+
+    @property
+    def level(self) -> float:
+        """Of its interval."""
+        margins = ("equivalent", "at_least", "at_most", "all_equivalent", "none_better")
+        return 0.9 if self.predicate in margins else 0.95
 
 
-def check_claims(claims: Sequence[Claim], results: Mapping[str, Results]) -> list[Finding]:
-    """The verdict on every claim.
+def read_claims(published: Path = PUBLISHED, papers: Iterable[str] | None = None) -> list[Claim]:
+    """The claims of all papers that have a file, or of some.
 
-    Args:
-        claims: what to check.
-        results: item -> its runs.
+    Raises:
+        SettingError: for a field or predicate that does not exist.
     """
-    return [verdict_on(claim, results.get(claim.item, Results())) for claim in claims]
+    claims = []
+    for path in sorted((published / "claims").glob("*.yaml")):
+        if papers is None or path.stem in papers:
+            content: Any = OmegaConf.to_container(OmegaConf.load(path))
+            claims += [_claim(path, {**content["defaults"], **entry}) for entry in content["claims"]]
+    return claims
 
 
-def verdict_on(claim: Claim, results: Results) -> Finding:
-    """The verdict on a claim: by runs at paper scale where they suffice, else by those at scale mini; smoke runs say nothing.
-
-    Fewer than half of an item's cells say nothing either: a claim about many networks is not settled by the first of them.
-    """
-    if claim.id in UNCHECKED:
-        return Finding(claim, NOT_CHECKABLE, reason=UNCHECKED[claim.id])
-    check = CHECKS.get(claim.id)
-    if check is None:
-        return Finding(claim, NOT_CHECKABLE, reason="No check is written for it.")
-    for scale in ("paper", "mini"):
-        found = results.at(scale)
-        outcome = check(found) if found is not None and 2 * len(found.done) >= len(found.cells) else None
-        if outcome is not None:
-            return Finding(
-                claim,
-                COMPUTED if outcome.computed and outcome.paper else _verdict(outcome, scale),
-                scale_of(outcome, scale),
-                outcome.measured,
-            )
-    outcome = check(Results())
-    if outcome is not None and outcome.computed:
-        return Finding(claim, COMPUTED if outcome.paper else CONTRADICTED, "computed", outcome.measured)
-    return Finding(claim, NOT_RUN, reason="" if not results.done else "Some of the runs that it needs are missing.")
+def _claim(path: Path, entry: dict[str, Any]) -> Claim:
+    known = [field.name for field in dataclasses.fields(Claim)]
+    for name in entry:
+        if name not in known:
+            raise SettingError(f"{path.stem}/{entry['id']}", name, "is no field of a claim", nearest(name, known))
+    if entry["predicate"] not in PREDICATES:
+        remedy = nearest(entry["predicate"], PREDICATES)
+        raise SettingError(f"{path.stem}/{entry['id']}", entry["predicate"], "is no predicate", remedy)
+    return Claim(**{**entry, "id": f"{path.stem}/{entry['id']}"})
 
 
-def scale_of(outcome: Outcome, scale: str) -> str:
-    """The scale of an outcome; "computed" where no training is involved."""
-    return "computed" if outcome.computed else scale
+def rule_of(claim: Claim, margin: float | None = None) -> str:
+    """The rule that is applied, in one sentence."""
+    if claim.predicate in ("computed", "none"):
+        return PREDICATES[claim.predicate]
+    default = (
+        f"{claim.margin_percent or PERCENT_OF_PERPLEXITY:g} % of b" if "perplexity" in claim.unit else f"{POINTS:g}"
+    )
+    limit = claim.margin if claim.margin is not None else margin
+    words = PREDICATES[claim.predicate].format(
+        reference=claim.reference if not isinstance(claim.reference, Mapping) else "the published number",
+        margin=f"{limit:.3g} {claim.unit}" if limit is not None else f"{default} {claim.unit}",
+        by=" and with ".join(several(claim.by)) if claim.by else "",
+    )
+    arms = f"a: {described(claim.a) or 'all'}" + "".join(f"; b: {described(arm)}" for arm in claim.arms)
+    where = f"; where {described(claim.where)}" if claim.where else ""
+    more = "".join(f"; and {rule_of(part).partition(' (a: ')[0]} for {part.metric}" for part in claim.parts[1:])
+    return f"{words} ({arms}{where}){more}"
 
 
-def _verdict(outcome: Outcome, scale: str) -> str:
-    if scale == "paper":
-        return REPRODUCED if outcome.paper else SIGN_AT_PAPER_SCALE if outcome.reduced else CONTRADICTED
-    return SIGN if outcome.reduced else CONTRADICTED_REDUCED
+def several(value: Any) -> list[str]:
+    """One or several as a list."""
+    return list(value) if isinstance(value, list) else [value]
+
+
+def tested_reference(claim: Claim) -> float:
+    """The reference as a difference of logarithms where that is what is tested."""
+    reference = float(claim.reference)
+    if claim.display == "saving":
+        return -math.log(1 - reference / 100)
+    return math.log(reference) if claim.display == "ratio" else reference

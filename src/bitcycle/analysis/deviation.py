@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -97,7 +97,8 @@ def _spread(key: Sequence[str], rows: Sequence[Row]) -> Spread:
     repeated = [finals for finals in settings.values() if len(finals) > 1]
     between = sum(len(finals) - 1 for finals in repeated)
     squares = sum(statistics.variance(finals) * (len(finals) - 1) for finals in repeated)
-    remaining, freedom = _remaining([row for row in rows if len(settings[row["hash"]]) > 1])
+    finals = {(row["hash"], row["seed"]): float(row["final"]) for row in rows}
+    remaining, freedom = pooled(finals)
     scale, model, dataset, metric, steps, batch_size = key
     return Spread(
         *(scale, model, dataset, metric, int(steps), batch_size),
@@ -110,18 +111,24 @@ def _spread(key: Sequence[str], rows: Sequence[Row]) -> Spread:
     )
 
 
-def _remaining(rows: Sequence[Row]) -> tuple[float | None, int]:
-    """The deviation beside the effects of settings and seeds, by least squares, and its degrees of freedom."""
-    names = sorted({("hash", row["hash"]) for row in rows} | {("seed", row["seed"]) for row in rows})
-    design = np.array([[row[column] == value for column, value in names] for row in rows], dtype=float)
-    finals = np.array([float(row["final"]) for row in rows])
-    if not len(rows):
+def pooled(values: Mapping[tuple[str, str], float]) -> tuple[float | None, int]:
+    """The deviation beside the effects of settings and seeds, by least squares, and its degrees of freedom.
+
+    Args:
+        values: (setting, seed) -> number; settings with one seed say nothing.
+    """
+    repeated = Counter(setting for setting, _ in values)
+    known = {key: value for key, value in values.items() if repeated[key[0]] > 1}
+    names = sorted({(0, setting) for setting, _ in known} | {(1, seed) for _, seed in known})
+    if not known:
         return None, 0
-    effects, _, rank, _ = np.linalg.lstsq(design, finals, rcond=None)
-    freedom = len(rows) - int(rank)
+    design = np.array([[key[column] == value for column, value in names] for key in known], dtype=float)
+    numbers = np.array(list(known.values()))
+    effects, _, rank, _ = np.linalg.lstsq(design, numbers, rcond=None)
+    freedom = len(known) - int(rank)
     if freedom == 0:
         return None, 0
-    return math.sqrt(float(np.square(finals - design @ effects).sum()) / freedom), freedom
+    return math.sqrt(float(np.square(numbers - design @ effects).sum()) / freedom), freedom
 
 
 def spread_table(rows: Iterable[Row]) -> str:

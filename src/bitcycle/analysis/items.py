@@ -1,4 +1,4 @@
-"""The inventory: every figure, table and listing of the five papers, their published numbers and their claims."""
+"""The inventory: every figure, table and listing of the five papers, and their published numbers."""
 
 from __future__ import annotations
 
@@ -63,31 +63,6 @@ class Item:
         return f"python train.py -m +sweeps={name}"
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A statement of a paper that can be checked: a row of claims.csv.
-
-    Attributes:
-        id: PAPER/ITEM-cN.
-        item: PAPER/ITEM.
-        text: in words.
-        check: as a relation between results.
-        effect: the published size, with its unit.
-        tolerance: what counts as reproduced at paper scale.
-        reduced: what is checked at smaller scales.
-        note: on the paper's text.
-    """
-
-    id: str
-    item: str
-    text: str
-    check: str
-    effect: str
-    tolerance: str
-    reduced: str
-    note: str
-
-
 def read_items(published: Path = PUBLISHED) -> list[Item]:
     """All items, in the order of the papers."""
     return [
@@ -100,23 +75,6 @@ def read_published(item: Item, published: Path = PUBLISHED, suffix: str = "") ->
     """The published numbers of an item, those read from a picture (suffix "_digitized") apart."""
     path = published / f"{item.paper}_{item.name}{suffix}.csv"
     return list(_rows(path)) if path.exists() else []
-
-
-def read_claims(published: Path = PUBLISHED) -> list[Claim]:
-    """All claims, in the order of the file."""
-    return [
-        Claim(
-            id=row["claim_id"],
-            item=row["id"],
-            text=row["claim"],
-            check=row["check"],
-            effect=f"{row['published_effect']} {row['unit']}".strip(),
-            tolerance=row["tolerance_paper_scale"],
-            reduced=row["reduced_scale_check"],
-            note=row["note"],
-        )
-        for row in _rows(published / "claims.csv")
-    ]
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:

@@ -13,6 +13,7 @@ MODELS = {
     "mobilenet_v2": "MobileNetV2",
     "vgg16": "VGG-16",
     "gcn": "GCN 3-layer",
+    "gcn_small": "GCN",
     "graphsage": "GraphSAGE 2-layer",
     "retinanet": "RetinaNet ResNet-18",
     "lstm": "LSTM 1-layer 800",
@@ -38,6 +39,15 @@ DATASETS = {
     "xnli": "XNLI",
     "movielens_20m": "MovieLens-20M",
     "speech_manifest": "WSJ test",
+    "cifar10_16": "CIFAR-10 at 16x16",
+    "digits": "handwritten digits",
+    "wikitext2_small": "WikiText-2, a small part",
+    "movielens_100k": "MovieLens-100K",
+    "cora": "Cora",
+    "citeseer": "Citeseer",
+    "sick": "SICK",
+    "fsdd": "spoken digits",
+    "voc_small": "PascalVOC, a small part",
 }
 SPELLINGS = {
     "PTB": "Penn Treebank",
@@ -154,6 +164,49 @@ def backward_bits(cell: Cell) -> str:
     low = high if low is None else low
     top = max(int(high or 0), int(low or 0)) if top is None else top
     return str(top) if low == top else f"{low}-{top}"
+
+
+PHASE_BITS = {"hlhlp": [32, 2, 8, 2], "fine_tuning": [32, 2], "hlhlhlp": [32, 2, 8, 2, 8, 2]}
+"""Bits of the weights in the phases of a schedule, unless said otherwise."""
+LEVELS = {"ternary": ("ternary", "uniform_l2", "ttq"), "4-level": ("multibit",)}
+"""Quantizers of weights with three and four levels at 2 bits."""
+
+
+def phase_bits(cell: Cell) -> list[int]:
+    """Bits of the weights in each phase."""
+    return [int(bits) for bits in cell.setting("schedule.bits") or PHASE_BITS.get(schedule_of(cell), [FLOAT])]
+
+
+def phase_method(cell: Cell) -> str:
+    """float, fine-tuning or HLHLp."""
+    if is_float(cell):
+        return "float"
+    return "fine-tuning" if schedule_of(cell) == "fine_tuning" or phase_bits(cell) == [FLOAT, 2] else "HLHLp"
+
+
+def levels_of(cell: Cell) -> str:
+    """ternary or 4-level, by the quantizer."""
+    quantizer = str(cell.setting("quantizer", ""))
+    return next((levels for levels, names in LEVELS.items() if quantizer in names), "")
+
+
+def split_of(cell: Cell) -> float:
+    """Share of the run in full precision."""
+    if schedule_of(cell) != "partial_pretrain":
+        return float(is_float(cell))
+    return float(cell.setting("schedule.split", 0.5) or 0)
+
+
+def precision_of(cell: Cell) -> str:
+    """full, partial or low precision, by the share of full precision."""
+    return {0.0: "low", 1.0: "full"}.get(split_of(cell), "partial")
+
+
+def window_of(cell: Cell) -> tuple[float, float]:
+    """Where the window of low precision begins and ends, as the sweep says: epochs, steps or shares."""
+    if schedule_of(cell) != "deficit":
+        return 0.0, 0.0
+    return float(cell.setting("schedule.start", 0) or 0), float(cell.setting("schedule.end", 0.25))
 
 
 def highest(bits: str) -> int:

@@ -19,9 +19,11 @@ from typing import Optional
 from rich.console import Console
 from rich.progress import track
 
-from bitcycle.analysis.claims import check_claims
+from bitcycle.analysis.claims import read_claims
 from bitcycle.analysis.collect import SUMMARY, read_summary
-from bitcycle.analysis.items import PAPERS, PUBLISHED, SWEEPS, Item, read_claims, read_items, read_published
+from bitcycle.analysis.contrast import Pool
+from bitcycle.analysis.items import PAPERS, PUBLISHED, SWEEPS, Item, read_items, read_published
+from bitcycle.analysis.judge import judge
 from bitcycle.analysis.results import Results, Run, find_results, read_runs
 from bitcycle.analysis.verdict import ClaimResult, write_claims
 from bitcycle.figure import board
@@ -80,7 +82,7 @@ def make_all(places: Places) -> list[Entry]:
     with Drawn(places.target / FIGURES / DRAWN) as drawn:
         for item in track(items, "items", console=Console(stderr=True)):
             entries.append(make_item(gather(item, runs, noise, places), places.target / FIGURES, drawn))
-        claims = claim_results(places, entries)
+        claims = claim_results(places, entries, runs)
         intervals = draw_forest(claims, places.target / "pictures" / "claims", drawn)
     write_pages(places.target, entries, claims, intervals)
     return entries
@@ -176,22 +178,10 @@ def draw_forest(claims: Sequence[ClaimResult], path: Path, drawn: Drawn) -> Pict
     return drawn.picture("claims", [vars(row) for row in rows], path, draw)
 
 
-def claim_results(places: Places, entries: Sequence[Entry]) -> list[ClaimResult]:
+def claim_results(places: Places, entries: Sequence[Entry], runs: Sequence[Run]) -> list[ClaimResult]:
     """The verdict on each claim of the items."""
     found = {entry.data.item.id: entry.data.results for entry in entries}
-    claims = [claim for claim in read_claims(places.root / PUBLISHED) if claim.item in found]
-    results = [
-        ClaimResult(
-            *(one.claim.id, one.claim.item, one.claim.item.partition("/")[0], one.claim.text),
-            rule=one.claim.check,
-            scope=one.scale,
-            scale=one.scale,
-            verdict=one.verdict,
-            published_effect=one.claim.effect,
-            reason=". ".join(filter(None, (one.measured, one.reason))),
-        )
-        for one in check_claims(claims, found)
-    ]
+    results = judge(read_claims(places.root / PUBLISHED, places.papers), found, Pool(runs))
     write_claims(results, places.target / "summary" / "claims.csv")
     return results
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from bitcycle.configuration import RunConfig
 from bitcycle.settings import SettingError
-from bitcycle.sweep.grid import Overrides, expand, substitute
-from bitcycle.sweep.item import SCALES, Sweep, read_sweep
+from bitcycle.sweep.grid import Overrides, as_text, expand, substitute
+from bitcycle.sweep.item import SCALES, Sweep, read_sweep, with_regime
 from bitcycle.training.checkpoint import write_atomically
-from bitcycle.training.identity import run_hash
+from bitcycle.training.plan import hash_of
 
 MANIFEST = Path("results/manifest")
 COLUMNS = ("scale", "cell", "hash", "seeds", "proxy", "superseded", "paper", "ours")
@@ -38,12 +38,12 @@ class Place:
     Attributes:
         scale: paper, mini or smoke.
         cell: number of the cell in its sweep.
-        hash: that names the run, seeds apart; empty where it cannot be composed yet.
+        hash: that names the run, seeds apart; empty where it cannot be composed yet, or where none is planned at this scale.
         seeds: that the sweep trains.
         proxy: NETWORK, DATA[, N samples] where these are not the paper's, else empty.
         superseded: the day when the sweep named another run for the cell; empty for what counts.
         paper: settings of the cell as the paper trains it.
-        ours: settings at this scale.
+        ours: settings at this scale; none where the sweep leaves the cell out.
     """
 
     scale: str
@@ -58,7 +58,8 @@ class Place:
 
 def plan_cells(sweep: Sweep, scale: str, compose: Compose) -> list[Place]:
     """Every cell of a sweep at a scale, in the order of its grids; cells that differ by a seed alone are one."""
-    paper, smaller = (sweep.at_scale.get(name) or {} for name in ("paper", scale))
+    paper, smaller = (with_regime(sweep.at_scale.get(name) or {}) for name in ("paper", scale))
+    left_out = smaller.pop("leave_out", {})
     cells: dict[str, tuple[Overrides, Overrides]] = {}
     seeds: dict[str, set[int]] = {}
     for settings in expand(sweep.grids, {}):
@@ -66,8 +67,11 @@ def plan_cells(sweep: Sweep, scale: str, compose: Compose) -> list[Place]:
         ours = {"scale": scale, **substitute(settings, smaller)}
         own = ours.pop("seed", None)
         key = json.dumps(published, sort_keys=True)
+        planned = range(sweep.trials.get(scale, 1)) if own is None else [int(own)]
+        if any(settings.get(name) == as_text(value) for name, value in left_out.items()):
+            planned, ours = [], {}
         cells.setdefault(key, (published, ours))
-        seeds.setdefault(key, set()).update(range(sweep.trials.get(scale, 1)) if own is None else [int(own)])
+        seeds.setdefault(key, set()).update(planned)
     return [
         _place(number, scale, sorted(seeds[key]), *cells[key], compose) for number, key in enumerate(cells, start=1)
     ]
@@ -76,13 +80,13 @@ def plan_cells(sweep: Sweep, scale: str, compose: Compose) -> list[Place]:
 def _place(
     number: int, scale: str, seeds: Sequence[int], published: Overrides, ours: Overrides, compose: Compose
 ) -> Place:
-    there, here = compose({"scale": "paper", **published}), compose(ours)
+    there, here = compose({"scale": "paper", **published}), compose(ours) if ours else "left out at this scale"
     if not isinstance(there, str):
         published = {**{group: getattr(there, group).name for group in NAMED}, **published}
     name, proxy = "", ""
     if not isinstance(here, str):
         try:
-            name = run_hash(here)
+            name = hash_of(here)
         except SettingError:
             name = ""  # it begins from weights that are not there yet
         proxy = _proxy(here, published)
@@ -111,7 +115,7 @@ def record(
     """
     path = folder / f"{name}.csv"
     old = read_manifest(path)
-    known = {_key(place): place for place in old if place.scale == scale and not place.superseded}
+    known = {_key(place): place for place in old if place.scale == scale and not place.superseded and place.ours}
     planned = [
         replace(place, hash=place.hash or (known[_key(place)].hash if _key(place) in known else ""))
         for place in plan_cells(sweep, scale, compose)

@@ -1,0 +1,229 @@
+"""What some claims need beyond a contrast: numbers that follow from formulas, and statistics of several trainings of one seed."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple, Optional
+
+from bitcycle.analysis import labels
+from bitcycle.analysis.landscape import results_of, rise_around
+from bitcycle.analysis.results import Cell, Run
+from bitcycle.schedule import SUITE, schedule
+from bitcycle.schedule.gated import Dfq
+
+STEPS = 64_000
+"""Of the runs that formulas are about."""
+COARSE = 6_400
+"""Enough to order schedules by cost, in a tenth of the time."""
+
+
+class Computed(NamedTuple):
+    """Whether a claim about formulas holds, and the numbers."""
+
+    holds: bool
+    measured: str
+
+
+# Formulas
+
+
+@lru_cache
+def relative_cost(name: str, q_min: int = 3, q_max: int = 8, cycles: int = 8, steps: int = COARSE) -> float:
+    """Bit operations of a schedule relative to static q_max, forward and both backward products."""
+    bound = schedule(name, q_min=q_min, q_max=q_max, cycles=cycles, total_steps=steps)
+    costs = [(p.weight * p.activation + 2 * p.weight * p.gradient, n) for p, n in bound.run_lengths]
+    return sum(cost * n for cost, n in costs) / (steps * 3 * q_max**2)
+
+
+def schedule_groups(options: Mapping[str, float]) -> Computed:
+    """Large < Medium < Small < static in cost."""
+    groups = [[relative_cost(name) for name in members] for members in labels.GROUPS.values()]
+    ordered = all(max(low) < min(high) for low, high in pairwise([*groups, [1.0]]))
+    words = ", ".join(f"{name} {min(cost):.3f} to {max(cost):.3f}" for name, cost in zip(labels.GROUPS, groups))
+    return Computed(ordered, f"relative costs at 3 to 8 bits, 8 cycles: {words}")
+
+
+def schedule_bounds(options: Mapping[str, float]) -> Computed:
+    """Every schedule ends at q_max and stays within its bounds."""
+    held = []
+    for name in SUITE:
+        for cycles in (2, 8):
+            bound = schedule(name, q_min=3, q_max=8, cycles=cycles, total_steps=6400)
+            bits = [precision.weight for precision, _ in bound.run_lengths]
+            held.append(bits[-1] == 8 and min(bits) >= 3 and max(bits) <= 8)
+    return Computed(all(held), f"{sum(held)} of {len(held)} schedules with 2 and 8 cycles")
+
+
+def cosine_shape(options: Mapping[str, float]) -> Computed:
+    """FW(3,8) takes all values and restarts with each of eight cycles."""
+    bound = schedule("CR", q_min=3, q_max=8, cycles=8, total_steps=COARSE)
+    bits = [precision.weight for precision, _ in bound.run_lengths]
+    restarts = 1 + sum(later < earlier for earlier, later in pairwise(bits))
+    holds = set(bits) == set(range(3, 9)) and restarts == 8
+    return Computed(holds, f"values {min(bits)} to {max(bits)}, {restarts} cycles")
+
+
+def cosine_savings(options: Mapping[str, float]) -> Computed:
+    """Savings of the cosine schedule with 32 cycles against those that the formula of the paper gives."""
+    bounds = {word: [int(bits) for bits in word.split("-")] for word in options}
+    ours = {word: 100 * (1 - relative_cost("CR", low, high, 32, STEPS)) for word, (low, high) in bounds.items()}
+    holds = all(abs(ours[word] - percent) <= 0.1 for word, percent in options.items())
+    return Computed(holds, "savings " + ", ".join(f"{word}: {saved:.2f} %" for word, saved in ours.items()))
+
+
+def gate_share(options: Mapping[str, float]) -> Computed:
+    """MACs of a gate relative to its block, for the blocks of the ResNets on 32 x 32 images."""
+    gates = Dfq(family="resnet").gates
+    (hidden, embedding, state), count = gates.gate_sizes, len(gates.options)
+    shares = []
+    for channels, side in ((16, 32), (32, 16), (64, 8)):
+        gate = channels * hidden + hidden * embedding + 4 * state * (embedding + state) + state * count
+        shares.append(gate / (2 * 9 * channels**2 * side**2))
+    words = f"{100 * min(shares):.3f} to {100 * max(shares):.3f} % of the MACs of a block"
+    return Computed(max(shares) < 0.005, words)
+
+
+COMPUTED: dict[str, Callable[[Mapping[str, float]], Computed]] = {
+    function.__name__: function
+    for function in (schedule_groups, schedule_bounds, cosine_shape, cosine_savings, gate_share)
+}
+
+# Statistics of several trainings of one seed
+
+Curve = list[tuple[float, float]]
+"""(iterations or seconds, metric) of trainings of growing length."""
+TARGETS = 100
+
+
+def runs_of(cells: Iterable[Cell], seed: str) -> list[tuple[Cell, Run]]:
+    """The runs of a seed, each once."""
+    found = {run.row["hash"]: (cell, run) for cell in cells for run in cell.runs if run.row["seed"] == seed}
+    return list(found.values())
+
+
+def reach(points: Curve, target: float) -> float | None:
+    """Where a curve first reaches a target, by linear interpolation; None if it never does.
+
+    >>> reach([(1, 10.0), (2, 20.0)], 15.0), reach([(1, 10.0)], 11.0), reach([(4, 10.0)], 5.0)
+    (1.5, None, 4)
+    """
+    before: tuple[float, float] | None = None
+    for x, y in points:
+        if y >= target:
+            if before is None or y == before[1]:
+                return x
+            return before[0] + (x - before[0]) * (target - before[1]) / (y - before[1])
+        before = (x, y)
+    return None
+
+
+def speedup(fast: Curve, slow: Curve) -> float | None:
+    """Harmonic mean of how much earlier one method reaches a target than another (partial pre-training, section 4.2).
+
+    Over 100 targets from half of the best accuracy of the slow one to the accuracy that both reach.
+    """
+    if len(slow) < 2 or len(fast) < 2:
+        return None
+    best = max(value for _, value in slow)
+    top = min(best, max(value for _, value in fast))
+    targets = [best / 2 + (top - best / 2) * index / (TARGETS - 1) for index in range(TARGETS)]
+    times = [(reach(slow, target), reach(fast, target)) for target in targets]
+    ratios = [late / early for late, early in times if late and early]
+    return statistics.harmonic_mean(ratios) if ratios else None
+
+
+def _log_speedup(column: str) -> Callable[[Sequence[Cell], Sequence[Cell], str], Optional[float]]:
+    def compute(ours: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> float | None:
+        curves = [
+            sorted((run.number(column) or 0.0, run.number("final") or 0.0) for _, run in runs_of(cells, seed))
+            for cells in (ours, theirs)
+        ]
+        found = speedup(*curves)
+        return math.log(found) if found else None
+
+    return compute
+
+
+speedup_iterations, speedup_seconds = _log_speedup("total_steps"), _log_speedup("seconds")
+
+
+def speedup_excess(ours: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> float | None:
+    """How much more is gained in seconds than in iterations."""
+    seconds, iterations = (one(ours, theirs, seed) for one in (speedup_seconds, speedup_iterations))
+    return None if seconds is None or iterations is None else seconds - iterations
+
+
+def cost_to_reach(ours: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> float | None:
+    """Logarithm of the cost of others to reach 90, 95 and 98 % of the lowest best accuracy over our cost, on average."""
+    pairs = [run for cells in (ours, theirs) for _, run in runs_of(cells, seed)[:1]]
+    if len(pairs) < 2 or not all(run.curve for run in pairs):
+        return None
+    lowest = min(max(run.curve["evaluations"]["value"]) for run in pairs)
+    gaps = []
+    for share in (0.9, 0.95, 0.98):
+        costs = [_first_cost(run, share * lowest) for run in pairs]
+        if None in costs:
+            return None
+        gaps.append(math.log(float(costs[1] or 1) / float(costs[0] or 1)))
+    return statistics.fmean(gaps)
+
+
+def _first_cost(run: Run, target: float) -> float | None:
+    found = run.curve["evaluations"]
+    return next((cost for cost, value in zip(found["gbitops"], found["value"]) if value >= target), None)
+
+
+def allocation_at(run: Run, share: float, tolerance: float = 0.1) -> dict[str, Any] | None:
+    """Block -> option -> share of samples, at the evaluation nearest to a share of the run; None if it is 10 % off or more."""
+    moments = {int(step): blocks for step, blocks in run.curve.get("allocation", {}).items()}
+    wanted = share * float(run.row["total_steps"])
+    if not moments:
+        return None
+    nearest = min(moments, key=lambda step: abs(step - wanted))
+    return dict(moments[nearest]) if abs(nearest - wanted) <= tolerance * wanted else None
+
+
+def _depth(share: float) -> Callable[[Sequence[Cell], Sequence[Cell], str], Optional[float]]:
+    def compute(ours: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> float | None:
+        for _, run in runs_of(ours, seed):
+            if blocks := allocation_at(run, share):
+                bits = [sum(part * int(name.split("/")[0]) for name, part in one.items()) for one in blocks.values()]
+                third = max(1, len(bits) // 3)
+                return statistics.fmean(bits[:third]) - statistics.fmean(bits[-third:])
+        return None
+
+    return compute
+
+
+def plane_rise(ours: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> float | None:
+    """How much less the test error rises around HLHLp than around the second network of its planes, in points."""
+    gaps = []
+    for cell, run in runs_of(ours, seed):
+        for plane in results_of(Cell(cell.paper, cell.ours, (run,)), "plane"):
+            around = [rise_around(plane, network) for network in (3, 2)]
+            if plane.options["split"] == "test" and around[0] is not None and around[1] is not None:
+                gaps.append(around[0] - around[1])
+    return statistics.fmean(gaps) if gaps else None
+
+
+def best_split(ours: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> float | None:
+    """The share of full precision that ends best."""
+    found = [(run.number("final") or 0.0, labels.split_of(cell)) for cell, run in runs_of(ours, seed)]
+    return max(found)[1] if len(found) > 1 else None
+
+
+PER_SEED: dict[str, Callable[[Sequence[Cell], Sequence[Cell], str], Optional[float]]] = {
+    "speedup_iterations": speedup_iterations,
+    "speedup_seconds": speedup_seconds,
+    "speedup_excess": speedup_excess,
+    "cost_to_reach": cost_to_reach,
+    "depth_early": _depth(5 / 160),
+    "depth_late": _depth(85 / 160),
+    "plane_rise": plane_rise,
+    "best_split": best_split,
+}
+"""Name -> number of a seed, from the cells of both arms."""

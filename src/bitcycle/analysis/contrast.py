@@ -1,0 +1,368 @@
+"""Contrasts of settings: which cells a claim selects and pairs, their numbers seed by seed, and the estimate over seeds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Optional
+
+from bitcycle.analysis import labels, landscape
+from bitcycle.analysis.claim_functions import relative_cost
+from bitcycle.analysis.deviation import data_of, pooled
+from bitcycle.analysis.results import Cell, Run
+from bitcycle.analysis.statistics import OWN_SEEDS, Estimate, over_seeds
+
+Selector = Mapping[str, Any]
+"""Fact or setting -> its value, or a list of them."""
+
+
+def _bounds(cell: Cell) -> str:
+    return f"{labels.highest(labels.forward_bits(cell))}/{labels.highest(labels.backward_bits(cell))}"
+
+
+def _start(cell: Cell) -> float:
+    return float(cell.setting("schedule.start", 0.5)) if labels.schedule_of(cell) == "delayed" else 0.0
+
+
+FACTS: dict[str, Callable[[Cell], Any]] = {
+    "model": labels.model_of,
+    "data": labels.dataset_of,
+    "aggregation": labels.aggregation_of,
+    "schedule": labels.schedule_of,
+    "group": lambda cell: labels.group_of(labels.schedule_of(cell)),
+    "method": labels.method_of,
+    "fw": labels.forward_bits,
+    "bw": labels.backward_bits,
+    "high": lambda cell: labels.highest(labels.forward_bits(cell)),
+    "bounds": _bounds,
+    "phases": labels.phase_method,
+    "phase_bits": lambda cell: ",".join(map(str, labels.phase_bits(cell))),
+    "levels": labels.levels_of,
+    "precision": labels.precision_of,
+    "split": lambda cell: f"{labels.split_of(cell):.3g}",
+    "steps": lambda cell: int(cell.runs[0].row["total_steps"]) if cell.runs else cell.setting("training.steps"),
+    "start": _start,
+    "window": lambda cell: "{:g}-{:g}".format(*labels.window_of(cell)),
+    "window_start": lambda cell: f"{labels.window_of(cell)[0]:g}",
+    "window_end": lambda cell: labels.window_of(cell)[1],
+    "after_window": lambda cell: f"{float(cell.setting('training.epochs') or 0) - labels.window_of(cell)[1]:g}",
+    "first_stage": lambda cell: (cell.setting("schedule.stages") or [0])[0],
+    "formula_cost": lambda cell: round(relative_cost(labels.schedule_of(cell)), 2),
+    "rate": lambda cell: cell.setting("training.learning_rate.initial", 0.1),
+}
+"""What claims ask of a cell; any other word is a setting."""
+
+
+def fact(cell: Cell, name: str) -> Any:
+    """A fact or setting of a cell."""
+    return FACTS[name](cell) if name in FACTS else cell.setting(name)
+
+
+def select(cells: Iterable[Cell], *selectors: Selector) -> list[Cell]:
+    """The cells, with runs or without, that have all facts of some selectors."""
+    found = list(cells)
+    for name, wanted in itertools.chain.from_iterable(selector.items() for selector in selectors):
+        words = {str(one) for one in (wanted if isinstance(wanted, list) else [wanted])}
+        found = [cell for cell in found if str(fact(cell, name)) in words]
+    return found
+
+
+def described(selector: Selector) -> str:
+    """A selector in words.
+
+    >>> described({"schedule": ["RR", "RTH"], "high": 8})
+    'schedule RR or RTH, high 8'
+    """
+    several = {name: value if isinstance(value, list) else [value] for name, value in selector.items()}
+    return ", ".join(f"{name.replace('_', ' ')} {' or '.join(map(str, value))}" for name, value in several.items())
+
+
+# Numbers of a run
+
+
+def _log(column: str, sign: int) -> Callable[[Run], Optional[float]]:
+    def read(run: Run) -> float | None:
+        number = run.number(column)
+        return sign * math.log(number) if number else None
+
+    return read
+
+
+def _one(run: Run) -> Cell:
+    return Cell({}, {}, (run,))
+
+
+def _rise(run: Run) -> float | None:
+    rises = landscape.rises(_one(run))
+    return statistics.fmean(rises.values()) if rises else None
+
+
+def _sharpness(run: Run) -> float | None:
+    found = landscape.sharpness(_one(run))
+    return statistics.fmean(value.mean for value in found.values()) if found else None
+
+
+def _changed(kind: str, column: str, phase: int | None = None) -> Callable[[Run], Optional[float]]:
+    def read(run: Run) -> float | None:
+        found = landscape.robustness(_one(run), kind, column, phase)
+        return found[1].mean if found else None
+
+    return read
+
+
+METRICS: dict[str, Callable[[Run], Optional[float]]] = {
+    "cost": _log("gbitops", -1),
+    "cost to the best": _log("gbitops_to_best", -1),
+    "energy": _log("energy_j", -1),
+    "latency": _log("latency_s", -1),
+    "speed": _log("steps_per_second", 1),
+    "rise": _rise,
+    "sharpness": _sharpness,
+    "corruption error": _changed("corruption", "error_percent"),
+    "corruption error after two steps": _changed("corruption", "error_percent", 1),
+    "error in noise": _changed("noise", "cer_percent"),
+}
+"""Numbers of a run beyond the columns of runs.csv; costs and speeds are logarithms, whose differences are ratios."""
+DISPLAYS: dict[str, Callable[[float], float]] = {
+    "saving": lambda x: 100 * (1 - math.exp(-x)),
+    "ratio": math.exp,
+}
+"""How differences of logarithms are shown: percent saved, or a quotient."""
+COSTS = ("cost", "cost to the best", "energy", "latency", "gbitops")
+REACTIVE = ("pfq", "dfq", "fractrain")
+"""Schedules whose bits depend on the training."""
+EVALUATED = "evaluation: "
+"""What precedes the name of a number of the last evaluation."""
+
+
+def reading(run: Run, metric: str) -> float | None:
+    """A number of a run: of METRICS, of its last evaluation, or a column of runs.csv."""
+    if metric in METRICS:
+        return METRICS[metric](run)
+    if metric.startswith(EVALUATED):
+        number = run.curve.get("final", {}).get(metric.removeprefix(EVALUATED))
+        return None if number is None else float(number)
+    return run.number(metric)
+
+
+def readings(cell: Cell, metric: str) -> dict[str, float]:
+    """Seed -> number."""
+    return {run.row["seed"]: value for run in cell.runs if (value := reading(run, metric)) is not None}
+
+
+# All recorded runs, for what a single contrast cannot tell
+
+
+def group_of(run: Run) -> tuple[str, ...]:
+    """Runs of the same network, data and length, whose deviation is taken to be the same."""
+    row, training = run.row, run.settings.get("training", {})
+    data = data_of(row) if "settings" in row else row.get("dataset", "")
+    words = row["scale"], row.get("model", ""), data, row["metric"], row["total_steps"]
+    return *words, str(training.get("batch_size", "") if isinstance(training, Mapping) else "")
+
+
+@dataclass(frozen=True)
+class Pool:
+    """All recorded runs.
+
+    Attributes:
+        runs: of every item.
+    """
+
+    runs: Sequence[Run]
+    known: dict[tuple[Any, ...], tuple[Optional[float], int]] = field(default_factory=dict)
+
+    def deviation(self, run: Run, metric: str) -> tuple[float | None, int]:
+        """The deviation of runs like this one, beside the effects of settings and seeds, and its degrees of freedom."""
+        group = group_of(run)
+        if metric in COSTS and run.row.get("schedule") in REACTIVE:
+            return None, 0  # most runs of its length cost the same whatever the seed, this one does not
+        if (group, metric) not in self.known:
+            alike = self._groups.get(group, [])
+            values = {(one.row["hash"], one.row["seed"]): reading(one, metric) for one in alike}
+            self.known[group, metric] = pooled({key: value for key, value in values.items() if value is not None})
+        return self.known[group, metric]
+
+    @cached_property
+    def _groups(self) -> dict[tuple[str, ...], list[Run]]:
+        found: dict[tuple[str, ...], list[Run]] = {}
+        for run in self.runs:
+            found.setdefault(group_of(run), []).append(run)
+        return found
+
+    @cached_property
+    def _spans(self) -> list[tuple[float, float, str]]:
+        return sorted((*span, run.row.get("processor", "")) for run in self.runs if (span := _span(run)))
+
+    def shared_machine(self, run: Run) -> bool:
+        """Whether a run is not known to have had its machine for itself: another one on record ran at the same time."""
+        span = _span(run)
+        if span is None:
+            return True
+        others = [s for s in self._spans if s[2] == run.row.get("processor", "") and s[:2] != span]
+        return any(start < span[1] and span[0] < end for start, end, _ in others)
+
+
+def _span(run: Run) -> tuple[float, float] | None:
+    seconds, finished = run.number("seconds"), run.row.get("finished")
+    if seconds is None or not finished:
+        return None
+    end = datetime.fromisoformat(finished).timestamp()
+    return end - seconds, end
+
+
+# Contrasts
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One comparison: a cell of one arm against its partners of the other.
+
+    Attributes:
+        terms: (coefficient, cell) of the first arm, then of the second.
+        first: how many belong to the first arm.
+        metrics: of the two arms.
+    """
+
+    terms: tuple[tuple[float, Cell], ...]
+    first: int
+    metrics: tuple[str, str]
+
+    @property
+    def arms(self) -> tuple[list[Cell], list[Cell]]:
+        """Cells of the first and of the second arm."""
+        cells = [cell for _, cell in self.terms]
+        return cells[: self.first], cells[self.first :]
+
+    @property
+    def name(self) -> frozenset[tuple[str, float]]:
+        """The trainings and their coefficients: equal comparisons count once, and one of a training with itself is empty."""
+        found: dict[str, float] = {}
+        for index, (coefficient, cell) in enumerate(self.terms):
+            name = f"{cell.runs[0].row['hash']} {self.metrics[index >= self.first]}"
+            found[name] = found.get(name, 0.0) + coefficient
+        return frozenset((name, round(value, 9)) for name, value in found.items() if abs(value) > 1e-9)
+
+    def by_seed(self) -> dict[str, float]:
+        """Seed -> value, for the seeds that all cells have."""
+        numbers = [readings(cell, self.metrics[index >= self.first]) for index, (_, cell) in enumerate(self.terms)]
+        common = set.intersection(*map(set, numbers)) if numbers else set()
+        coefficients = [coefficient for coefficient, _ in self.terms]
+        return {seed: sum(c * by[seed] for c, by in zip(coefficients, numbers)) for seed in sorted(common)}
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """The comparisons of a claim.
+
+    Attributes:
+        units: that have trainings, each once.
+        wanted: how many cells of the first arm have a planned partner.
+        filled: how many of these have trainings.
+    """
+
+    units: tuple[Unit, ...]
+    wanted: int
+    filled: int
+
+    @property
+    def runs(self) -> list[Run]:
+        """The distinct trainings that count."""
+        found = {}
+        for unit in self.units:
+            seeds = unit.by_seed()
+            for _, cell in unit.terms:
+                found.update({(r.row["hash"], r.row["seed"]): r for r in cell.runs if r.row["seed"] in seeds})
+        return list(found.values())
+
+    def estimate(self, pool: Pool) -> Estimate | None:
+        """The mean over cells of the mean over seeds, with its error: from three own seeds on, else from the pool."""
+        values = [unit.by_seed() for unit in self.units]
+        complete = sorted(set.intersection(*map(set, values))) if values else []
+        if len(complete) >= OWN_SEEDS:
+            return over_seeds([statistics.fmean(one[seed] for one in values) for seed in complete])
+        if not values:
+            return None
+        weights: dict[tuple[str, str, str], float] = {}
+        runs: dict[tuple[str, str, str], Run] = {}
+        for unit, one in zip(self.units, values):
+            for index, (coefficient, cell) in enumerate(unit.terms):
+                metric = unit.metrics[index >= unit.first]
+                for run in cell.runs:
+                    if run.row["seed"] in one:
+                        key = run.row["hash"], run.row["seed"], metric
+                        weights[key] = weights.get(key, 0.0) + coefficient / len(one) / len(values)
+                        runs[key] = run
+        seeds = {seed for one in values for seed in one}
+        mean = statistics.fmean(statistics.fmean(one.values()) for one in values)
+        error, df = _pooled_error([(weights[key], runs[key], key[2]) for key in weights], pool)
+        return Estimate(mean, error, df, len(seeds))
+
+
+def _pooled_error(weights: Sequence[tuple[float, Run, str]], pool: Pool) -> tuple[float | None, float]:
+    """Standard error of a weighted sum of runs, and its degrees of freedom after Welch and Satterthwaite."""
+    parts: dict[tuple[tuple[str, ...], str], list[float]] = {}
+    for weight, run, metric in weights:
+        deviation, df = pool.deviation(run, metric)
+        if deviation is None:
+            return None, 0
+        entry = parts.setdefault((group_of(run), metric), [0.0, df])
+        entry[0] += (weight * deviation) ** 2
+    total = sum(variance for variance, _ in parts.values())
+    if total == 0:
+        return 0.0, max((df for _, df in parts.values()), default=1)
+    return math.sqrt(total), total**2 / sum(variance**2 / df for variance, df in parts.values())
+
+
+def partners(cell: Cell, others: Sequence[Cell], match: Sequence[str]) -> list[Cell]:
+    """The cells that agree with one in some facts; those with trainings, if any has."""
+    alike = [other for other in others if all(fact(other, name) == fact(cell, name) for name in match)]
+    return [other for other in alike if other.runs] or alike
+
+
+def contrast(
+    ours: Sequence[Cell],
+    theirs: Sequence[Cell],
+    match: Sequence[str],
+    metrics: tuple[str, str],
+    minus: tuple[Sequence[Cell], Sequence[str]] | None = None,
+) -> Contrast:
+    """Pair the cells of two arms.
+
+    Args:
+        ours: the first arm.
+        theirs: the second.
+        match: facts in which partners agree; all of the second arm without any.
+        metrics: of the two arms.
+        minus: cells whose values are first taken off those of both arms, and the facts in which they agree with these.
+    """
+    units: dict[frozenset[tuple[str, float]], Unit] = {}
+    wanted = filled = 0
+    for cell in ours:
+        others = partners(cell, theirs, match)
+        if not others:
+            continue
+        wanted += 1
+        first = _terms(cell, 1.0, minus)
+        second = [term for other in others for term in _terms(other, -1 / len(others), minus)]
+        if first and second and all(part.runs for _, part in (*first, *second)):
+            unit = Unit((*first, *second), len(first), metrics)
+            if unit.by_seed():
+                filled += 1
+                if unit.name:
+                    units.setdefault(unit.name, unit)
+    return Contrast(tuple(units.values()), wanted, filled)
+
+
+def _terms(
+    cell: Cell, coefficient: float, minus: tuple[Sequence[Cell], Sequence[str]] | None
+) -> list[tuple[float, Cell]]:
+    if minus is None:
+        return [(coefficient, cell)]
+    base = partners(cell, *minus)
+    return [(coefficient, cell), *((-coefficient / len(base), one) for one in base)] if base else []

@@ -1,0 +1,187 @@
+"""When a claim cannot be tested by the runs that are there: the reasons, in the order in which they are asked for."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bitcycle.analysis import labels
+from bitcycle.analysis.contrast import Contrast, Pool, readings
+from bitcycle.analysis.results import Cell, Run
+
+if TYPE_CHECKING:
+    from bitcycle.analysis.claims import Claim
+
+TOO_FAR = {("imagenet", "digits")}
+"""(paper's data, ours): the difficulty that the claim is about is not there."""
+CEILING = 99.0
+CLASSES = {"cifar10": 10, "cifar10_16": 10, "cifar100": 100, "digits": 10, "imagenet": 1000, "xnli": 3}
+"""Data sets with classes of equal size."""
+ABOVE_CHANCE = 2.0
+"""Points that tell an accuracy from chance."""
+STAGED = ("pfq", "pfq_manual", "fractrain", *labels.PHASE_BITS)
+"""Schedules in stages or phases."""
+PASSES = 30
+"""From so many passes over its data on a training is taken to have converged (the papers': 160)."""
+
+
+def failed(claim: Claim, contrasts: Sequence[Contrast], runs: Sequence[Run], pool: Pool, proxy: bool) -> str:
+    """Why there is no test; empty if there is one."""
+    cells = [cell for one in contrasts for unit in one.units for _, cell in unit.terms if cell.runs]
+    wanted, filled = (
+        max((one.wanted for one in contrasts), default=0),
+        min((one.filled for one in contrasts), default=0),
+    )
+    if not cells:
+        return "A setting and its baseline are the same training." if filled else "The runs that it needs are missing."
+    if 2 * filled < wanted:
+        return f"Fewer than half of the cells have runs: {filled} of {wanted}."
+    asked = {"last stage": lambda: _unfinished(cells), "quiet machine": lambda: _shared(runs, pool)}
+    reasons = [
+        *(asked[name]() for name in claim.requires if name in asked),
+        _saturated(claim, contrasts),
+        _other_lengths(claim, contrasts, proxy),
+        _few_moments(claim, runs),
+        "A proxy cannot be compared with a published number." if proxy and _needs_published(claim) else "",
+    ]
+    return next((reason for reason in reasons if reason), "")
+
+
+def _needs_published(claim: Claim) -> bool:
+    return not claim.arms and bool(claim.reference)
+
+
+def proxy_label(cell: Cell) -> str:
+    """NETWORK, DATA[, N images] of a cell whose runs are not the paper's; empty for the paper's own."""
+    if not cell.proxy:
+        return ""
+    model, data, *samples = cell.proxy.split(", ")
+    words = [labels.model_label(model), labels.dataset_label(data)]
+    words += [f"{int(count.split()[0]):,} {'images' if data in CLASSES else 'samples'}" for count in samples]
+    return ", ".join(words)
+
+
+def near_enough(claim: Claim, cells: Sequence[Cell]) -> tuple[list[Cell], str]:
+    """The cells without the runs of networks and data that are too far from the paper's, and why these do not count."""
+    found, reasons = [], []
+    for cell in cells:
+        reason = _too_far(cell) if cell.runs else ""
+        if cell.runs and not reason and "network family" in claim.requires:
+            reason = _other_family(cell)
+        reasons += [reason] if reason else []
+        found.append(replace(cell, runs=()) if reason else cell)
+    return found, next(iter(reasons), "")
+
+
+def _too_far(cell: Cell) -> str:
+    ours, paper = str(cell.actual("dataset")), str(cell.setting("dataset"))
+    if (paper, ours) not in TOO_FAR:
+        return ""
+    return f"The data are too far from the claim's: {labels.dataset_label(ours)} for {labels.dataset_label(paper)}."
+
+
+def family(model: str) -> str:
+    """The kind of a network, whatever its depth.
+
+    >>> family("resnet20_extra_skip"), family("mobilenet_v2"), family("vgg16")
+    ('resnet', 'mobilenet_v', 'vgg')
+    """
+    return re.split(r"\d", model)[0]
+
+
+def _other_family(cell: Cell) -> str:
+    ours, paper = str(cell.actual("model")), str(cell.setting("model"))
+    if family(ours) == family(paper):
+        return ""
+    return f"The network is too far from the claim's: {labels.model_label(ours)} for {labels.model_label(paper)}."
+
+
+def reached_last_stage(run: Run) -> bool:
+    """Whether a schedule in stages or phases came to its last one; true where no curve was collected."""
+    schedule, training = run.settings.get("schedule", {}), run.curve.get("training", {})
+    name = schedule.get("name")
+    if name in ("pfq", "pfq_manual") and training.get("weight"):
+        return bool(training["weight"][-1] == schedule["stages"][-1])
+    if name == "fractrain" and training.get("cp_target"):
+        last = schedule["target"] + (schedule["stages"] - 1) * schedule["target_step"]
+        return bool(training["cp_target"][-1] >= last)
+    if name in labels.PHASE_BITS and run.curve:
+        bits = schedule.get("bits") or labels.PHASE_BITS[name]
+        return len(run.curve.get("phases", [])) == len(bits)
+    return True
+
+
+def _unfinished(cells: Iterable[Cell]) -> str:
+    every = {(run.row["hash"], run.row["seed"]): run for cell in cells for run in cell.runs}
+    runs = {key: run for key, run in every.items() if run.settings.get("schedule", {}).get("name") in STAGED}
+    early = [run for run in runs.values() if not reached_last_stage(run)]
+    names = ", ".join(sorted({str(run.row.get("schedule", "")) for run in early}))
+    return (
+        f"{len(early)} of {len(runs)} trainings did not reach the last stage of their schedule ({names})."
+        if early
+        else ""
+    )
+
+
+def _shared(runs: Iterable[Run], pool: Pool) -> str:
+    if any(pool.shared_machine(run) for run in runs):
+        return "Timings on a machine that other runs shared."
+    return ""
+
+
+def _saturated(claim: Claim, contrasts: Sequence[Contrast]) -> str:
+    if claim.metrics[0] not in ("final", "best") or claim.function:
+        return ""
+    arms: tuple[list[float], list[float]] = ([], [])
+    chances = set()
+    for unit in (unit for one in contrasts for unit in one.units):
+        for numbers, cells, metric in zip(arms, unit.arms, unit.metrics):
+            for cell in cells:
+                row = cell.runs[0].row
+                if not str(row.get("metric", "")).endswith("accuracy"):
+                    return ""
+                numbers += readings(cell, metric).values()
+                chances.add(100 / CLASSES.get(row.get("dataset", ""), math.inf))
+    if not arms[0]:
+        return ""
+    means = [statistics.fmean(numbers) for numbers in arms if numbers]
+    if min(means) > CEILING:
+        return f"The metric is at its ceiling: {' and '.join(f'{mean:.2f}' for mean in means)} %."
+    if len(chances) == 1 and (chance := chances.pop()) and max(means) < chance + ABOVE_CHANCE:
+        return f"The metric is at chance: {' and '.join(f'{mean:.2f}' for mean in means)} %."
+    return ""
+
+
+def _other_lengths(claim: Claim, contrasts: Sequence[Contrast], proxy: bool) -> str:
+    if claim.lengths == "free" or (claim.lengths == "converged" and not proxy) or claim.function:
+        return ""
+    units = [unit for one in contrasts for unit in one.units]
+    if not any(unit.arms[1] for unit in units) and claim.lengths == "converged":
+        groups = [[cell for unit in units for _, cell in unit.terms]]
+    else:
+        groups = [[cell for _, cell in unit.terms] for unit in units]
+    for cells in groups:
+        steps = {int(run.row["total_steps"]) for cell in cells for run in cell.runs}
+        if len(steps) > 1 and not (claim.lengths == "converged" and all(map(_converged, cells))):
+            return f"Unequal training lengths, and the shorter ones have not converged: {min(steps):,} and {max(steps):,} steps."
+    return ""
+
+
+def _converged(cell: Cell) -> bool:
+    for run in cell.runs:
+        samples, batch = run.number("train_samples"), run.settings.get("training", {}).get("batch_size")
+        if not samples or not batch or float(run.row["total_steps"]) * batch / samples < PASSES:
+            return False
+    return True
+
+
+def _few_moments(claim: Claim, runs: Iterable[Run]) -> str:
+    for run in runs:
+        count = len(run.curve.get("evaluations", {}).get("step", []))
+        if claim.moments and count < claim.moments:
+            return f"{count} evaluations of a run, of which the claim needs {claim.moments}."
+    return ""

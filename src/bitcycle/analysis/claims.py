@@ -15,7 +15,7 @@ from typing import Any, Optional
 from omegaconf import OmegaConf
 
 from bitcycle.analysis.contrast import described
-from bitcycle.analysis.items import PUBLISHED
+from bitcycle.analysis.items import PAPERS, PUBLISHED
 from bitcycle.settings import SettingError, nearest
 
 PREDICATES = {
@@ -140,7 +140,9 @@ def read_claims(published: Path = PUBLISHED, papers: Iterable[str] | None = None
         SettingError: for a field or predicate that does not exist.
     """
     claims = []
-    for path in sorted((published / "claims").glob("*.yaml")):
+    order = list(PAPERS)
+    files = sorted((published / "claims").glob("*.yaml"))
+    for path in sorted(files, key=lambda file: order.index(file.stem) if file.stem in order else len(order)):
         if papers is None or path.stem in papers:
             content: Any = OmegaConf.to_container(OmegaConf.load(path))
             claims += [_claim(path, {**content["defaults"], **entry}) for entry in content["claims"]]

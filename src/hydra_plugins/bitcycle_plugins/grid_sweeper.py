@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from bitcycle.sweep.sweep_index import SweepRun
 
 GROUP = "sweeps"
+NEUTRAL = {"scale", "seed", "dry_run", "results_root", "data_root"}
+"""Settings of the command line under which a sweep is still that of its item."""
 """The group of the sweep files; what it chooses is no setting of a run."""
 
 
@@ -83,7 +85,9 @@ class GridSweeper(Sweeper):
         codes = report(runs, sweep, dry_run)
         missing = runs_to_launch(runs) if dry_run == "false" else []
         names = [str(override.value()) for override in overrides if override.key_or_group == GROUP]
-        for name in names:
+        for name in (
+            names if not swept and set(fixed) <= NEUTRAL else ()
+        ):  # settings of one's own fill no cell of an item
             hashes = [run.hash for run in runs if run.path]
             record_launch(name, fixed.get("scale", "paper"), hashes, self._compose, Path.cwd())
         if missing:

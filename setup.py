@@ -8,7 +8,7 @@ from setuptools.command.build_py import build_py
 
 RESOURCES = (
     "conf/**/*.yaml",
-    "sweeps/*/*.yaml",
+    "sweeps/**/*.yaml",
     "results/published/*.csv",
     "results/summary/*.csv",
     "results/manifest/*/*.csv",

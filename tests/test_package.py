@@ -134,6 +134,21 @@ def test_unknown_sub_command(monkeypatch, capsys):
     assert "did you mean 'status'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("word", [word for word, chosen in SUB_COMMANDS.items() if chosen.arguments is not None])
+def test_sub_commands_without_options_explain_themselves(word, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bitcycle", word, "--help"])
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    assert cli.main() == 0
+    assert capsys.readouterr().out.startswith(f"usage: bitcycle {word} [")
+
+
+def test_help_that_nobody_reads_to_the_end():
+    done = subprocess.run(
+        f"{sys.executable} -m bitcycle --help schedule | head -n 1", shell=True, capture_output=True, text=True
+    )
+    assert done.stdout.startswith("SCHEDULE:") and done.stderr == ""
+
+
 def test_resources_of_a_package_without_any(tmp_path, monkeypatch):
     monkeypatch.setattr(resources, "__file__", str(tmp_path / "lib" / "bitcycle" / "resources.py"))
     with pytest.raises(FileNotFoundError, match="no configuration files"):

@@ -20,12 +20,23 @@ class SubCommand(NamedTuple):
 
     module: str
     help: str
+    arguments: str | None = None
+    """What it takes, where it does not explain that itself."""
 
 
 SUB_COMMANDS = {
-    "status": SubCommand("bitcycle.sweep.status", "all runs and sweeps, how far each is and the time left"),
-    "collect": SubCommand("bitcycle.analysis.collect", "gather finished runs and their curves into results/summary"),
-    "figures": SubCommand("bitcycle.figure.make", "draw the figures and tables of the papers, results/index.html"),
+    "status": SubCommand(
+        "bitcycle.sweep.status", "all runs and sweeps, how far each is and the time left", "[SCALE ...]"
+    ),
+    "collect": SubCommand(
+        "bitcycle.analysis.collect", "gather finished runs and their curves into results/summary", "[FOLDER]"
+    ),
+    "figures": SubCommand(
+        "bitcycle.figure.make", "draw the figures and tables of the papers, results/index.html", "[PAPER ...]"
+    ),
+    "manifest": SubCommand(
+        "bitcycle.sweep.manifest", "which run fills which cell of every figure and table", "[SCALE ...]"
+    ),
     "reproduce": SubCommand("bitcycle.reproduce", "train, analyse and draw every item of the papers at one scale"),
     "campaign": SubCommand(
         "bitcycle.campaign", "train a plan of sweeps in the background, in the order of their worth"
@@ -57,8 +68,12 @@ def main(conf: Path | None = None) -> int:
         signal.signal(number, _stop_at_once)
     word = sys.argv[1] if len(sys.argv) > 1 else ""
     if word in SUB_COMMANDS:
+        chosen = SUB_COMMANDS[word]
+        if chosen.arguments is not None and {"--help", "-h"} & set(sys.argv[2:]):
+            print(f"usage: bitcycle {word} {chosen.arguments}\n\n{chosen.help}")
+            return EXIT_DONE
         del sys.argv[1]
-        runpy.run_module(SUB_COMMANDS[word].module, run_name="__main__", alter_sys=True)
+        runpy.run_module(chosen.module, run_name="__main__", alter_sys=True)
         return EXIT_DONE
     if word.isidentifier():
         error = SettingError("sub-command", word, "there is none of this name", nearest(word, SUB_COMMANDS))

@@ -78,7 +78,11 @@ def main(conf: Path) -> int:
 
 def show_help(conf: Path, topic: str = "") -> int:
     """Print the help on a topic."""
-    print(help_text(conf, topic))
+    text = help_text(conf, topic)
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # the reader, as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_DONE
 
 

@@ -17,5 +17,5 @@ def resource_root() -> Path:
             return root
     raise FileNotFoundError(
         f"{package} has no configuration files: neither resources/conf in it nor conf two folders above it. "
-        "Install bitcycle anew, or run it from a checkout."
+        "Install the package again, or run it from a checkout."
     )

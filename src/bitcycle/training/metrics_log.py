@@ -30,7 +30,7 @@ class JsonLines:
         if size < keep_bytes:
             raise RunError(
                 f"{path} holds {size} bytes, but {keep_bytes} were written before the checkpoint: it has been cut or deleted. "
-                f"Put it back, or delete the folder {path.parent} to start anew."
+                f"Put it back, or delete the folder {path.parent} to start over."
             )
         os.truncate(path, keep_bytes)
         self.stream = open(path, "ab")

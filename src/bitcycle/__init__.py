@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 from bitcycle.schedule import Precision, schedule
 
 if TYPE_CHECKING:
+    from bitcycle.integrations.onnx import export_onnx
     from bitcycle.layer import PrecisionController, conversion_report, float_state_dict, quantize_model
+    from bitcycle.layer.finalize import finalize, load_finalized
+    from bitcycle.measurement.finished_run import load_run
     from bitcycle.quantizer import quantize
 
 __version__ = "0.1.0"
@@ -23,7 +26,11 @@ __all__ = [
     "Precision",
     "PrecisionController",
     "conversion_report",
+    "export_onnx",
+    "finalize",
     "float_state_dict",
+    "load_finalized",
+    "load_run",
     "quantize",
     "quantize_model",
     "schedule",
@@ -32,7 +39,11 @@ __all__ = [
 _HOMES = {
     "PrecisionController": "bitcycle.layer",
     "conversion_report": "bitcycle.layer",
+    "export_onnx": "bitcycle.integrations.onnx",
+    "finalize": "bitcycle.layer.finalize",
     "float_state_dict": "bitcycle.layer",
+    "load_finalized": "bitcycle.layer.finalize",
+    "load_run": "bitcycle.measurement.finished_run",
     "quantize": "bitcycle.quantizer",
     "quantize_model": "bitcycle.layer",
 }

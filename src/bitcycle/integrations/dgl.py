@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
 from bitcycle.quantizer import QuantizerOptions
 
 
-class QuantizedGraphConv(QuantizedLayer, GraphConv):  # type: ignore[misc]
+class QuantizedGraphConv(QuantizedLayer, GraphConv):
     """A dgl.nn.GraphConv whose product with the weight [in, out] is quantized; sums over neighbours are float32."""
 
     axes = Axes(-1, 0, 1)
@@ -25,6 +26,12 @@ class QuantizedGraphConv(QuantizedLayer, GraphConv):  # type: ignore[misc]
 
     def rows_of(self, weight: Tensor) -> Tensor:
         return weight.T
+
+    _norm: str
+    _in_feats: int
+    _out_feats: int
+    _activation: Callable[[Tensor], Tensor] | None
+    bias: Tensor | None
 
     def forward(self, graph: Any, feat: Any, weight: Tensor | None = None, edge_weight: Tensor | None = None) -> Tensor:
         if weight is not None:
@@ -42,7 +49,7 @@ class QuantizedGraphConv(QuantizedLayer, GraphConv):  # type: ignore[misc]
                 h = self.quantized_product(_summed(graph, h, edge_weight), _product)
             h = _scaled(h, graph.in_degrees(), {"right": -1.0, "both": -0.5}.get(self._norm))
         h = h if self.bias is None else h + self.bias
-        return h if self._activation is None else self._activation(h)  # type: ignore[no-any-return]
+        return h if self._activation is None else self._activation(h)
 
 
 def _product(x: Tensor, weight: Tensor, _bias: Tensor | None) -> Tensor:

@@ -36,7 +36,7 @@ PRODUCTS = ("score_product", "value_product")
 STATE_FILE = "bitcycle.json"
 
 
-class QuantizedConv1D(QuantizedLayer, Conv1D):  # type: ignore[misc]
+class QuantizedConv1D(QuantizedLayer, Conv1D):
     """A quantized transformers Conv1D, a linear layer with a weight [in, out]: [..., in] -> [..., out]."""
 
     axes = Axes(-1, 0, 1)
@@ -115,10 +115,10 @@ def finish_conversion(model: nn.Module) -> None:
     """Let the models with quantized attention call it."""
     for module in model.modules():
         if hasattr(module, PRODUCTS[0]) and hasattr(module, "config"):
-            module.config._attn_implementation = ATTENTION
+            module.config._attn_implementation = ATTENTION  # type: ignore[union-attr]
 
 
-class PrecisionCallback(TrainerCallback):  # type: ignore[misc]
+class PrecisionCallback(TrainerCallback):
     """Trains with a schedule of `bitcycle` in transformers' Trainer: bits, cost and savings in its logs, exact resume.
 
     Args:

@@ -34,10 +34,9 @@ class InProjection(QuantizedLayer):
     @property
     def weight(self) -> Tensor:
         """[E, features]."""
-        owner = self._owner[0]
-        if owner.in_proj_weight is not None:
-            return self._part(owner.in_proj_weight)
-        return getattr(owner, f"{'qkv'[self.place]}_proj_weight")  # type: ignore[no-any-return]
+        packed: Tensor | None = self._owner[0].in_proj_weight
+        own: Tensor | None = getattr(self._owner[0], f"{'qkv'[self.place]}_proj_weight")
+        return own if packed is None else self._part(packed)  # type: ignore[return-value]
 
     @property
     def bias(self) -> Tensor | None:
@@ -71,7 +70,7 @@ class QuantizedMultiheadAttention(nn.MultiheadAttention):
             setattr(self, name, InProjection(self, place))
         bias = self.out_proj.bias is not None
         out = QuantizedLinear(self.embed_dim, self.embed_dim, bias=bias, quantizer=options, device="meta")
-        self.out_proj = share_parameters(out, self.out_proj)  # type: ignore[assignment]
+        self.out_proj = share_parameters(out, self.out_proj)
         self.scores, self.mixture = QuantizedMatrixProduct(options), QuantizedMatrixProduct(options)
         for name in ("query", "key", "value", "scores", "mixture", "out_proj"):
             getattr(self, name).attach(options, self.precision, f"{key}.{name}", compile, signed=True)
@@ -135,7 +134,7 @@ def quantized_attention(layer: nn.MultiheadAttention) -> QuantizedMultiheadAtten
     """A quantized attention around the parameters of `layer`."""
     options: dict[str, Any] = {"add_zero_attn": layer.add_zero_attn, "batch_first": layer.batch_first}
     sizes: dict[str, Any] = {"kdim": layer.kdim, "vdim": layer.vdim, "dropout": layer.dropout}
-    biases = {"bias": layer.in_proj_bias is not None, "add_bias_kv": layer.bias_k is not None}
+    biases: dict[str, Any] = {"bias": layer.in_proj_bias is not None, "add_bias_kv": layer.bias_k is not None}
     arguments = (layer.embed_dim, layer.num_heads)
     converted = QuantizedMultiheadAttention(*arguments, **options, **sizes, **biases, device="meta")
     for name, parameter in layer._parameters.items():

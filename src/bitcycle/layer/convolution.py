@@ -61,7 +61,8 @@ class QuantizedConvTranspose2d(QuantizedLayer, nn.ConvTranspose2d):
         padding = self._output_padding(x, output_size, *sizes)  # type: ignore[arg-type]
 
         def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            return F.conv_transpose2d(x, weight, bias, self.stride, self.padding, padding, self.groups, self.dilation)
+            geometry: Any = (self.stride, self.padding, padding, self.groups, self.dilation)
+            return F.conv_transpose2d(x, weight, bias, *geometry)
 
         return self.quantized_product(x, product)
 
@@ -75,7 +76,7 @@ def _of_kind(kind: Any) -> Any:
     def convert(layer: nn.modules.conv._ConvNd) -> QuantizedLayer:
         more = {"output_padding": layer.output_padding} if layer.transposed else {}
         sizes = layer.in_channels, layer.out_channels, layer.kernel_size
-        return share_parameters(kind(*sizes, **_geometry(layer), **more), layer)
+        return share_parameters(kind(*sizes, **_geometry(layer), **more), layer)  # type: ignore[no-any-return]
 
     return convert
 

@@ -140,14 +140,14 @@ class SbmActivation(TensorQuantizer):
     def restart(self) -> None:
         self.calibrated = None
 
-    def _evaluation_range(self) -> tuple[Tensor, Tensor]:
+    def evaluation_range(self) -> tuple[Tensor, Tensor]:
         """Zero point and range in evaluation."""
         return (self.running_zero_point, self.running_range) if self.calibrated is None else self.calibrated
 
     def ranges(self) -> tuple[Tensor, Tensor]:
         """Zero point and range that an operator reads and, in training, moves: copies where they are to stay."""
         if not self.training:
-            return self._evaluation_range()
+            return self.evaluation_range()
         running = (self.running_zero_point, self.running_range)
         if torch._C._current_graph_task_id() == NO_BACKWARD_PASS:
             return running
@@ -173,7 +173,7 @@ class SbmActivation(TensorQuantizer):
 
     def encode(self, x: Tensor, bits: Tensor) -> Codes:
         if not self.training:
-            zero_point, value_range = self._evaluation_range()
+            zero_point, value_range = self.evaluation_range()
             zero_point = zero_point.clone()  # what is kept for the backward pass outlives the observer
             integers, scale = kernel(codes.encode, self.compile_kernel)(flat(x), zero_point, value_range, bits)
             return Codes(shaped(integers, like=x), scale, zero_point)
@@ -215,7 +215,7 @@ class SbmActivation(TensorQuantizer):
 
     def _quantize_as_observed(self, x: Tensor, bits: Tensor) -> Tensor:
         function = kernel(affine.fake_quantize, self.compile_kernel)
-        return unflat(function(flat(x), *self._evaluation_range(), bits), like=x)
+        return unflat(function(flat(x), *self.evaluation_range(), bits), like=x)
 
 
 class SbmGradient(GradientQuantizer):

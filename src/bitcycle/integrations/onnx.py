@@ -1,0 +1,112 @@
+"""Export to ONNX: quantized layers become integers between QuantizeLinear and DequantizeLinear nodes.
+
+    activation  x_q = s n + z:   Clip(x - z, 0, s (2^b - 1)), QuantizeLinear(s), DequantizeLinear(s), + z
+    weight      W = s_o n + z_o: int8 integers, DequantizeLinear(s_o) for each output channel o, + z_o
+
+Zero points are float32, as in training, and therefore added apart: the nodes' own zero points are 0.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitcycle.layer.quantized import QuantizedLayer
+from bitcycle.optional_imports import require
+from bitcycle.quantizer import SbmActivation, SbmWeight, TensorQuantizer
+from bitcycle.quantizer.codes import MOST_BITS
+from bitcycle.schedule import Precision
+
+
+class LinearActivation(TensorQuantizer):
+    """An activation in the range that its quantizer has in evaluation, as ONNX nodes."""
+
+    scale: Tensor
+    zero_point: Tensor
+    origin: Tensor
+
+    def __init__(self, quantizer: SbmActivation, bits: int) -> None:
+        super().__init__()
+        zero_point, value_range = quantizer.evaluation_range()
+        self.top = (1 << bits) - 1
+        self.register_buffer("scale", (value_range / self.top).clamp_min(1e-8).clone())
+        self.register_buffer("zero_point", zero_point.clone())
+        self.register_buffer("origin", torch.zeros((), dtype=torch.uint8))
+
+    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        shifted = torch.minimum((x - self.zero_point).clamp_min(0), self.scale * self.top)
+        codes = _node("QuantizeLinear", (shifted, self.scale, self.origin), torch.uint8, x.shape)
+        return _node("DequantizeLinear", (codes, self.scale, self.origin), x.dtype, x.shape) + self.zero_point
+
+
+class LinearWeight(TensorQuantizer):
+    """A weight as integers, with one scale and one zero point for each output channel, as ONNX nodes."""
+
+    integers: Tensor
+    scale: Tensor
+    zero_point: Tensor
+    origin: Tensor
+
+    def __init__(self, quantizer: SbmWeight, weight: Tensor, bits: int) -> None:
+        super().__init__()
+        codes = quantizer.encode_weight(weight, torch.tensor(bits))
+        self.register_buffer("integers", codes.integers.contiguous())
+        self.register_buffer("scale", codes.scale)
+        self.register_buffer("zero_point", codes.zero_point.view(-1, *[1] * (weight.dim() - 1)))
+        self.register_buffer("origin", torch.zeros(len(weight), dtype=torch.int8))
+
+    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        operands, shape = (self.integers, self.scale, self.origin), x.shape
+        return _node("DequantizeLinear", operands, x.dtype, shape, {"axis": 0}) + self.zero_point
+
+
+def _node(kind: str, inputs: tuple[Any, ...], dtype: torch.dtype, shape: Any, attributes: Any = None) -> Tensor:
+    return torch.onnx.ops.symbolic(kind, inputs, attributes or {}, dtype=dtype, shape=shape, version=None)
+
+
+def export_onnx(model: nn.Module, path: str | Path, *inputs: Tensor, **options: Any) -> float:
+    """Write a converted model, in evaluation mode at its current bits, as an ONNX file, and run it in onnxruntime.
+
+    Layers of the quantizer sbm at up to 8 bits get integer nodes; all other layers are exported as the arithmetic that
+    simulates them.
+
+    Args:
+        model: converted by `quantize_model`, and trained; not changed.
+        path: of the file.
+        inputs: of the forward pass.
+        options: further arguments of torch.onnx.export, as dynamic_shapes.
+
+    Returns:
+        the largest absolute difference between the outputs of onnxruntime and those of the simulated network.
+
+    Raises:
+        RunError: if onnx, onnxscript or onnxruntime is not installed.
+    """
+    require("onnxscript", "export")
+    runtime = require("onnxruntime", "export")
+    model = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        expected = model(*inputs)
+        for layer in [module for module in model.modules() if isinstance(module, QuantizedLayer)]:
+            _use_nodes(layer, layer.precision.precision)
+        program = torch.onnx.export(model, inputs, dynamo=True, verbose=False, **options)
+    assert program is not None, "it is not written to a file by the exporter itself"
+    program.save(str(path))
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    feeds = {declared.name: x.numpy() for declared, x in zip(session.get_inputs(), inputs)}
+    found = torch.from_numpy(session.run(None, feeds)[0])
+    return float((found - expected).abs().max())
+
+
+def _use_nodes(layer: QuantizedLayer, bits: Precision) -> None:
+    layer.computation = None
+    if isinstance(layer.activation_quantizer, SbmActivation) and 1 <= bits.activation <= MOST_BITS:
+        layer.activation_quantizer = LinearActivation(layer.activation_quantizer, bits.activation)
+    if isinstance(layer.weight_quantizer, SbmWeight) and 1 <= bits.weight <= MOST_BITS:
+        weight = layer.rows_of(layer.weight.detach())  # type: ignore[operator]
+        layer.weight_quantizer = LinearWeight(layer.weight_quantizer, weight, bits.weight)
+    layer.adapted = True

@@ -1,0 +1,143 @@
+"""A trained network with its weights as integers: what a converted model is when its training is over.
+
+    affine      W = s (n + 2^(b-1)) + m for each output channel: int8 integers n, scale s, minimum m      (sbm)
+    levels      W = table[n] for each output channel: uint8 integers, a table of its values    (others)
+
+Everything else, biases and ranges of activations among it, stays float32. Files are safetensors; their metadata holds bits and
+form, so that `load_finalized` needs nothing but a model that was converted in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from bitcycle.layer.controller import precision_states
+from bitcycle.layer.quantized import QuantizedLayer
+from bitcycle.layer.recurrent_product import RecurrentProduct
+from bitcycle.quantizer import TensorQuantizer, encode_bits
+from bitcycle.quantizer.codes import MOST_BITS, WeightCodes
+from bitcycle.schedule import FLOAT, Precision
+from bitcycle.settings import SettingError
+
+SEPARATOR = ":"
+"""Between the name of a layer and a part of its weight; no name in a model has it."""
+MOST_LEVELS = 256
+
+
+class FinalWeight(TensorQuantizer):
+    """The quantizer of a weight that is quantized already."""
+
+    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        return x
+
+
+def finalize(
+    model: nn.Module, bits: int | Precision | None = None, path: str | Path | None = None
+) -> dict[str, Tensor]:
+    """The tensors of a converted model with integer weights; the model itself stays as it is.
+
+    Args:
+        model: converted by `quantize_model`.
+        bits: of weights and activations; None: the current ones.
+        path: of a safetensors file to write.
+
+    Raises:
+        SettingError (a ValueError): for a model without quantized layers, and for weights of more than 8 bits.
+    """
+    layers = _layers(model)
+    if not layers:
+        raise SettingError("model", type(model).__name__, "has no quantized layer", "convert it with quantize_model")
+    precision = precision_states(model)[0].precision if bits is None else bits
+    precision = Precision(precision, precision, FLOAT) if isinstance(precision, int) else precision
+    tensors: dict[str, Tensor] = {}
+    taken = set()
+    with torch.no_grad():
+        for name, layer in layers.items():
+            own = layer.precision.precision if layer.precision.fixed else precision
+            if encode_bits(own.weight):
+                layer.quantizer_options.check_bits("weight", own.weight)
+                tensors |= {
+                    f"{name}{SEPARATOR}{part}": value for part, value in _encoded(name, layer, own.weight).items()
+                }
+                taken.add(f"{name}.weight".lstrip("."))
+    rest = {
+        name: value.detach().clone().contiguous() for name, value in model.state_dict().items() if name not in taken
+    }
+    tensors |= {name: value for name, value in rest.items() if not name.endswith("precision.bits")}
+    if path is not None:
+        save_file(tensors, path, {"bitcycle": json.dumps({"precision": list(precision)})})
+    return tensors
+
+
+def load_finalized(model: nn.Module, path: str | Path) -> nn.Module:
+    """Put what `finalize` wrote into a model that was converted in the same way; returns it in evaluation mode.
+
+    Its weights are the quantized ones, which nothing quantizes again; it computes what the finalized model computed.
+
+    Raises:
+        SettingError (a ValueError): if the file was not written by `finalize`.
+    """
+    with safe_open(path, framework="pt") as file:
+        metadata = (file.metadata() or {}).get("bitcycle")
+        if metadata is None:
+            raise SettingError("path", str(path), "was not written by bitcycle.finalize", "give such a file")
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    precision = Precision(*json.loads(metadata)["precision"])
+    for state in precision_states(model):
+        if not state.fixed:
+            state.set(precision)
+    floats = {name: value for name, value in tensors.items() if SEPARATOR not in name}
+    for name, layer in _layers(model).items():
+        prefix = f"{name}{SEPARATOR}"
+        if parts := {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}:
+            floats[f"{name}.weight".lstrip(".")] = layer.rows_of(_decoded(layer, parts)).contiguous()
+            layer.weight_quantizer = FinalWeight()
+    own = model.state_dict()
+    model.load_state_dict({name: floats.get(name, value) for name, value in own.items()})
+    return model.eval()
+
+
+def _layers(model: nn.Module) -> dict[str, QuantizedLayer]:
+    """Layers whose weight is a parameter of their own."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, QuantizedLayer)
+        and not isinstance(module, RecurrentProduct)
+        and "weight" in module._parameters
+        and not module.weight_quantizer.has_blocks
+    }
+
+
+def _encoded(name: str, layer: QuantizedLayer, bits: int) -> dict[str, Tensor]:
+    quantizer, weight = layer.weight_quantizer, layer.rows_of(layer.weight.detach())  # type: ignore[operator]
+    number = torch.tensor(bits, device=weight.device)
+    if quantizer.has_codes and bits <= MOST_BITS:
+        codes = quantizer.encode_weight(weight, number)
+        return {key: value.contiguous() for key, value in codes._asdict().items()} | {"bits": number.cpu()}
+    rows = quantizer(weight, number)
+    table = rows.reshape(len(rows), -1)
+    levels = [row.unique() for row in table]
+    if max(map(len, levels)) > MOST_LEVELS:
+        raise SettingError("bits", bits, f"layer {name!r} has more than {MOST_LEVELS} values", "use 8 bits or fewer")
+    width = max(map(len, levels))
+    padded = torch.stack([torch.cat([row, row[-1:].expand(width - len(row))]) for row in levels])
+    integers = torch.stack([torch.searchsorted(row, values) for row, values in zip(levels, table)])
+    return {"integers": integers.to(torch.uint8).view(rows.shape), "table": padded}
+
+
+def _decoded(layer: QuantizedLayer, parts: dict[str, Tensor]) -> Tensor:
+    """The quantized weight, output channels first."""
+    integers = parts["integers"]
+    if "table" in parts:
+        rows = parts["table"].gather(1, integers.long().view(len(integers), -1))
+        return rows.view(integers.shape)
+    codes: Any = WeightCodes(*(parts[name] for name in WeightCodes._fields))
+    return layer.weight_quantizer.decode_weight(codes, parts["bits"])

@@ -75,7 +75,7 @@ class QuantizedMultiheadAttention(nn.MultiheadAttention):
         for name in ("query", "key", "value", "scores", "mixture", "out_proj"):
             getattr(self, name).attach(options, self.precision, f"{key}.{name}", compile, signed=True)
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         query: Tensor,
         key: Tensor,

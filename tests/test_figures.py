@@ -298,6 +298,15 @@ def test_methods_are_compared_with_static_precision_of_equal_cost():
     assert front == {("RTH", 0.3), ("static", 0.5), ("CR", 0.6), ("static", 1.0)}
 
 
+def test_without_shorter_static_runs_full_length_is_the_baseline():
+    other = on_board(58, 58, 58, quantizer="fp8", **STATIC)
+    cells = [on_board(60, 61, 62, **STATIC), on_board(59, 61, 60, cost=60.0, **CYCLIC), other]
+    found = board.rows_of(board_of(*cells))
+    rows = {(row.cell.setting("schedule"), row.cell.setting("quantizer")): row for row in found}
+    assert rows["CR", "sbm"].gap.mean == -1.0 and rows["static", "fp8"].gap.mean == -3.0
+    assert board.reference(found) == "static 8 bits of full length"
+
+
 def test_board_has_a_picture_and_a_table_that_name_the_proxy():
     cells = [
         on_board(60, 61, 62, **STATIC),
@@ -309,7 +318,7 @@ def test_board_has_a_picture_and_a_table_that_name_the_proxy():
     (table,) = board.tables(board_of(*cells))
     rows = [dict(zip(table.headings, row)) for row in table.rows]
     assert [row["method"] for row in rows] == ["static 8 bits, 50 % of the steps", "CR 3-8 bits", "static 8 bits"]
-    assert rows[1]["difference at equal cost"].startswith("+") and rows[1]["scale"] == "mini"
+    assert rows[1]["difference to static 8 bits of equal cost"].startswith("+") and rows[1]["scale"] == "mini"
     assert board.draw(board_of(cells[0], *(Cell({"seed": str(n)}, {}) for n in range(2)))) is None
     plt.close(figure)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from matplotlib.lines import Line2D
 
 from bitcycle.analysis.items import Published
-from bitcycle.analysis.labels import aggregation_of, dataset_of, matches, model_of, schedule_of
+from bitcycle.analysis.labels import aggregation_of, dataset_of, matches, model_of, schedule_of, window_of
 from bitcycle.analysis.results import Cell, plain
 from bitcycle.figure.data import ItemData
 from bitcycle.figure.plots import curves, points_by_setting, tradeoff
@@ -66,13 +66,6 @@ def aggregation(data: ItemData) -> Drawing | None:
 def mode_of(cell: Cell) -> str:
     """FP-Agg or Q-Agg of a graph network."""
     return "Q-Agg" if cell.setting("model.aggregation") == "quantized" else "FP-Agg"
-
-
-def window_of(cell: Cell) -> tuple[float, float]:
-    """Where the window of low precision begins and ends: epochs, steps or shares, as the run has it."""
-    if schedule_of(cell) != "deficit":
-        return 0.0, 0.0
-    return float(cell.setting("schedule.start", 0) or 0), float(cell.setting("schedule.end", 0.25))
 
 
 def deficits(data: ItemData) -> Drawing | None:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from bitcycle.analysis.labels import forward_bits, schedule_of
+from bitcycle.analysis.labels import backward_bits, forward_bits, schedule_of
 from bitcycle.analysis.results import Cell
 from bitcycle.figure.data import (
     Estimate,
@@ -21,6 +21,7 @@ from bitcycle.figure.data import (
     by_seed,
     estimates,
     metric_name,
+    noise_of,
     our_network,
     panels_of,
     relative_cost,
@@ -63,45 +64,62 @@ def steps_of(cell: Cell) -> int:
     return int(cell.runs[0].row["total_steps"])
 
 
+def quantizer_of(cell: Cell) -> str:
+    """Its quantizer."""
+    return str(cell.setting("quantizer", "sbm"))
+
+
 def name_of(cell: Cell, longest: int) -> str:
-    """A method with its bits, and its share of the steps if it is not trained to the end."""
+    """A method with its bits and special quantizer, and its share of the steps if it is not trained to the end."""
     schedule, bits = schedule_of(cell), forward_bits(cell)
-    words = {"32": "float"}.get(bits, f"{schedule} {bits} bits" if bits != "dynamic" else schedule)
+    words = {"32": "float", "dynamic": schedule}.get(bits, f"{schedule} {bits} bits")
+    if quantizer_of(cell) not in ("sbm", "none"):
+        words += f", {quantizer_of(cell)}, gradients {backward_bits(cell)}"
     share = steps_of(cell) / longest
     return words if share > 0.99 or schedule != "static" else f"{words}, {100 * share:.0f} % of the steps"
 
 
-def equal_cost(panel: Panel, costs: Mapping[int, float], longest: int) -> dict[int, Estimate]:
-    """Index of a cell -> its difference to static 8 bits of equal cost; none outside of the costs that were trained."""
-    static = sorted(
-        (costs[i], by_seed(cell, COLUMN)) for i, cell in enumerate(panel.cells) if is_static(cell) and i in costs
+def statics(panel: Panel) -> list[Cell]:
+    """Static 8 bits of every length, the longest and most repeated first; one quantizer alone."""
+    found = sorted(filter(is_static, panel.cells), key=lambda cell: (-steps_of(cell), -len(cell.runs)))
+    return [cell for cell in found if quantizer_of(cell) == quantizer_of(found[0])]
+
+
+def gaps_of(panel: Panel, costs: Mapping[int, float]) -> dict[int, Estimate]:
+    """Index of a cell -> its difference to static 8 bits of equal cost, or where no shorter ones were trained, of full length."""
+    base = statics(panel)
+    curve = sorted(
+        (costs[panel.cells.index(cell)], by_seed(cell, COLUMN)) for cell in base if panel.cells.index(cell) in costs
     )
-    found = {}
-    for index, cell in enumerate(panel.cells):
-        inside = static and index in costs and static[0][0] <= costs[index] <= static[-1][0] * (1 + 1e-9)
-        if not inside or is_static(cell):
-            continue
-        gaps = []
-        for seed, value in sorted(by_seed(cell, COLUMN).items()):
-            if all(seed in values for _, values in static):
-                base = np.interp(costs[index], [cost for cost, _ in static], [values[seed] for _, values in static])
-                gaps.append(value - float(base))
-        if gaps:
-            found[index] = gaps
-    return estimates(found, panel.noise)
+    found: dict[int, list[float]] = {}
+    for index, cost in costs.items():
+        inside = curve and (len(curve) == 1 or curve[0][0] <= cost <= curve[-1][0] * (1 + 1e-9))
+        for seed, value in (
+            by_seed(panel.cells[index], COLUMN).items() if inside and panel.cells[index] not in base else ()
+        ):
+            if all(seed in values for _, values in curve):
+                equal = np.interp(cost, [place for place, _ in curve], [values[seed] for _, values in curve])
+                found.setdefault(index, []).append(value - float(equal))
+    return estimates(found, noise_of(panel, base[0] if base else None, COLUMN))
+
+
+def reference(rows: Sequence[Row]) -> str:
+    """What the differences are to, in words."""
+    lengths = {steps_of(row.cell) for row in rows if is_static(row.cell)}
+    return "static 8 bits of equal cost" if len(lengths) > 1 else "static 8 bits of full length"
 
 
 def rows_of(data: ItemData) -> list[Row]:
     """Every method, cheapest first; costs relative to static 8 bits of full length on the network that has it."""
     every = panels_of(data)
-    first = next((base for panel in every if (base := longest_static(panel))), None)
+    first = next((base for panel in every if (base := next(iter(statics(panel)), None))), None)
     if first is None:
         return []
     found = []
     for panel in every:
         costs = {i: cost for i, cell in enumerate(panel.cells) if (cost := relative_cost(cell, first)) is not None}
         values = estimates({i: list(v.values()) for i in costs if (v := by_seed(panel.cells[i], COLUMN))})
-        gaps = equal_cost(panel, costs, steps_of(first))
+        gaps = gaps_of(panel, costs)
         found += [Row(panel.name, panel.cells[i], costs[i], value, gaps.get(i), False) for i, value in values.items()]
     found.sort(key=lambda row: (row.cost, -row.value.mean))
     top = float("-inf")
@@ -109,11 +127,6 @@ def rows_of(data: ItemData) -> list[Row]:
         if row.value.mean > top and row.network == our_network(first):
             top, found[place] = row.value.mean, row._replace(best=True)
     return found
-
-
-def longest_static(panel: Panel) -> Cell | None:
-    """Static 8 bits of full length; None if the panel has none."""
-    return max(filter(is_static, panel.cells), key=steps_of, default=None)
 
 
 def draw(data: ItemData) -> Drawing | None:
@@ -138,12 +151,14 @@ def draw(data: ItemData) -> Drawing | None:
     title(
         left, f"{main.network}: {data.results.scale} scale, a proxy" if data.results.scale != "paper" else main.network
     )
-    title(right, "against static 8 bits of equal cost")
+    title(right, f"against {reference(rows)}")
     left.set_ylabel(metric_name([main.cell]))
     right.set_ylabel(f"{metric_name([main.cell])}, difference")
     legend(figure, (left, right), 5)
     words = "means over seeds with 95 % intervals; black outline and line: the Pareto front of the means"
-    equal = "right: differences of equal seeds to static 8 bits trained so much shorter that it costs the same (interpolated)"
+    equal = f"right: differences of equal seeds to {reference(rows)}"
+    if "equal" in reference(rows):
+        equal += ", trained so much shorter that it costs the same (interpolated)"
     return Drawing(
         figure,
         f"Left: {words}; {equal}, points of nearly equal cost side by side. {data.results.trials}; {others(rows, main.network)}",
@@ -178,8 +193,8 @@ def tables(data: ItemData) -> list[Table]:
         "n",
         "cost relative to static 8 bits",
     ]
-    headings += ["difference at equal cost", "95 % interval of the difference", "on the Pareto front"]
     rows = rows_of(data)
+    headings += [f"difference to {reference(rows)}", "95 % interval of the difference", "on the Pareto front"]
     longest = max((steps_of(row.cell) for row in rows), default=1)
     body = []
     for row in rows:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Optional
 
 from scipy.stats import t as student
 
-from bitcycle.analysis.deviation import data_of, spreads
+from bitcycle.analysis.contrast import Pool
 from bitcycle.analysis.items import Item, Published
 from bitcycle.analysis.labels import dataset_label, model_label, panel_of
 from bitcycle.analysis.results import Cell, Results
@@ -18,8 +18,6 @@ from bitcycle.analysis.results import Cell, Results
 CEILING = 99.0
 """An accuracy (%) above which settings cannot be told apart: differences there are no test."""
 Test = Callable[[Cell], bool]
-Noise = Mapping[tuple[str, ...], tuple[float, int]]
-"""`noise_key` -> pooled deviation of a difference of two runs of equal seeds, and its degrees of freedom."""
 
 
 class Estimate(NamedTuple):
@@ -45,7 +43,7 @@ class ItemData:
         note: of its sweep: proxies, and own choices where the paper is silent.
         analysis: the command that analyses its finished runs; empty if they need none.
         sweep: its sweep file, relative to the repository; empty if it has none.
-        noise: of all recorded runs, see `noise_of`.
+        pool: all recorded runs, whose deviation serves where a setting has few seeds.
     """
 
     item: Item
@@ -57,7 +55,7 @@ class ItemData:
     note: str = ""
     analysis: str = ""
     sweep: str = ""
-    noise: Noise = field(default_factory=dict)
+    pool: Pool = field(default_factory=lambda: Pool(()))
 
     @property
     def complete_enough(self) -> bool:
@@ -79,13 +77,13 @@ class Panel:
         name: our network and data.
         proxy_for: networks and data of the paper that they stand for; empty if they are the paper's own.
         cells: with the settings as they were run, whatever the paper has in their place.
-        noise: deviation of a difference of two runs of equal seeds, and its degrees of freedom; None if it is not known.
+        pool: all recorded runs.
     """
 
     name: str
     proxy_for: tuple[str, ...]
     cells: tuple[Cell, ...]
-    noise: Optional[tuple[float, int]] = None
+    pool: Pool = field(default_factory=lambda: Pool(()))
 
     @property
     def title(self) -> str:
@@ -107,23 +105,6 @@ def our_network(cell: Cell) -> str:
     return f"{model_label(model)}{skips}, {data}{f' ({samples:,} samples)' if samples else ''}"
 
 
-def noise_key(row: Mapping[str, str]) -> tuple[str, ...]:
-    """Runs that share this can be compared: scale, network, data, metric, steps."""
-    return row["scale"], row["model"], data_of(row), row["metric"], row["total_steps"]
-
-
-def noise_of(rows: Iterable[Mapping[str, str]]) -> Noise:
-    """The noise of all groups of recorded runs that have repeated seeds."""
-    return {
-        (spread.scale, spread.model, spread.dataset, spread.metric, str(spread.steps)): (
-            2**0.5 * spread.remaining,
-            spread.freedom,
-        )
-        for spread in spreads(rows)
-        if spread.remaining is not None
-    }
-
-
 def panels_of(data: ItemData, split: Callable[[Cell], str] = lambda cell: "") -> list[Panel]:
     """The cells with runs by our network and data, and by `split`; cells filled by the same trainings are one."""
     groups: dict[str, tuple[dict[str, None], dict[frozenset[tuple[str, str]], Cell]]] = {}
@@ -134,12 +115,7 @@ def panels_of(data: ItemData, split: Callable[[Cell], str] = lambda cell: "") ->
             papers[panel_of(cell)] = None
         trainings = frozenset((run.row["hash"], run.row["seed"]) for run in cell.runs)
         cells.setdefault(trainings, Cell({}, cell.ours, cell.runs))
-    found = []
-    for name, (papers, cells) in groups.items():
-        keys = (noise_key(run.row) for cell in cells.values() for run in cell.runs)
-        noise = next((data.noise[key] for key in keys if key in data.noise), None) if data.noise else None
-        found.append(Panel(name, tuple(papers), tuple(cells.values()), noise))
-    return found
+    return [Panel(name, tuple(papers), tuple(cells.values()), data.pool) for name, (papers, cells) in groups.items()]
 
 
 def estimates(groups: Mapping[int, Sequence[float]], noise: tuple[float, int] | None = None) -> dict[int, Estimate]:
@@ -170,7 +146,13 @@ def differences(panel: Panel, base: Cell | None, column: str) -> dict[int, Estim
             groups[index] = [
                 ours[seed] - theirs.get(seed, 0.0) for seed in sorted(ours) if base is None or seed in theirs
             ]
-    return estimates({index: values for index, values in groups.items() if values}, panel.noise if base else None)
+    return estimates({index: values for index, values in groups.items() if values}, noise_of(panel, base, column))
+
+
+def noise_of(panel: Panel, base: Cell | None, column: str) -> tuple[float, int] | None:
+    """The pooled deviation of a difference of two runs of equal seeds, and its degrees of freedom; None if it is not known."""
+    deviation, freedom = panel.pool.deviation(base.runs[0], column) if base else (None, 0)
+    return None if deviation is None else (2**0.5 * deviation, freedom)
 
 
 def by_seed(cell: Cell, column: str) -> dict[str, float]:

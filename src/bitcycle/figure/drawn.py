@@ -27,7 +27,7 @@ def inputs_of(data: ItemData) -> list[Any]:
         files += sorted((run.curves.parent / ANALYSES).glob(f"{run_name(run.row)}-*.csv"))
         runs.append([dict(run.row), *(digest_of(file.read_bytes()) for file in files if file.exists())])
     cells = [[cell.paper, [[run.row["hash"], run.row["seed"]] for run in cell.runs]] for cell in data.results.cells]
-    noise = sorted(data.noise.items())
+    noise = sorted({data.pool.deviation(run, "final") for run in data.results.runs}, key=str)
     return [data.item.title, data.results.scale, cells, runs, list(data.published), list(data.digitized), noise]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import matplotlib.pyplot as plt
 
 from bitcycle.analysis.items import Published
-from bitcycle.analysis.labels import dataset_of, is_float, model_of, same, schedule_of
+from bitcycle.analysis.labels import LEVELS, dataset_of, levels_of, model_of, phase_bits, phase_method, same
 from bitcycle.analysis.landscape import results_of
 from bitcycle.analysis.results import Cell, Results
 from bitcycle.figure.data import Estimate, ItemData, estimates
@@ -19,34 +19,13 @@ from bitcycle.figure.style import Drawing, Look, legend, look_of, panels
 from bitcycle.figure.table import Spec
 from bitcycle.measurement.artifacts import Result
 
-DEFAULT_BITS = {"hlhlp": [32, 2, 8, 2], "fine_tuning": [32, 2], "hlhlhlp": [32, 2, 8, 2, 8, 2]}
-LEVELS = {"ternary": ("ternary", "uniform_l2", "ttq"), "4-level": ("multibit",)}
-"""Quantizers of weights with three and four levels at 2 bits."""
 ABLATIONS = {"A": [32, 2, 8, 2], "B": [32, 32, 32, 2], "C": [32, 2, 2, 2], "D": [32, 2]}
 """Table 6: bits of the phases of its variants."""
 
 
-def bits_of(cell: Cell) -> list[int]:
-    """Bits of the weights in each phase."""
-    return [int(bits) for bits in cell.setting("schedule.bits") or DEFAULT_BITS.get(schedule_of(cell), [32])]
-
-
-def hlhlp_method(cell: Cell) -> str:
-    """float, fine-tuning or HLHLp."""
-    if is_float(cell):
-        return "float"
-    return "fine-tuning" if schedule_of(cell) == "fine_tuning" or bits_of(cell) == [32, 2] else "HLHLp"
-
-
-def levels_of(cell: Cell) -> str:
-    """ternary or 4-level, by the quantizer."""
-    quantizer = str(cell.setting("quantizer", ""))
-    return next((levels for levels, names in LEVELS.items() if quantizer in names), "")
-
-
 def network_name(cell: Cell, phase: int | None) -> str:
     """The paper's name of a network: FLOAT, Hlp, HLp or HLHLp; the phase is that at whose end it stood, None the last."""
-    method = hlhlp_method(cell)
+    method = phase_method(cell)
     if method == "float" or phase == 1:
         return "FLOAT"
     return "Hlp" if method == "fine-tuning" else "HLHLp" if phase is None else "HLp"
@@ -114,7 +93,7 @@ def quantizers(data: ItemData) -> Drawing | None:
     return points_by_setting(
         data,
         lambda cell: str(cell.setting("quantizer")),
-        lambda cell: look_of(hlhlp_method(cell)),
+        lambda cell: look_of(phase_method(cell)),
         "final",
         "",
         line=False,
@@ -131,17 +110,17 @@ def same_cell(row: Published, cell: Cell) -> bool:
     named = next((levels for levels in LEVELS if levels in (row["group"] + row["setting"]).lower()), "")
     alike = same(row["model"], model_of(cell)) and same(row["dataset"], dataset_of(cell))
     levels = not named or "float" in row["method"] or named == levels_of(cell)
-    return alike and row["method"] == hlhlp_method(cell) and levels
+    return alike and row["method"] == phase_method(cell) and levels
 
 
 def same_speech(row: Published, cell: Cell) -> bool:
     """Table 5: the recordings of WSJ; there is no proxy for Aurora-4."""
-    return row["dataset"] == "WSJ test" and row["method"] == hlhlp_method(cell)
+    return row["dataset"] == "WSJ test" and row["method"] == phase_method(cell)
 
 
 def same_ablation(row: Published, cell: Cell) -> bool:
     """Table 6: a step of a variant that ends one of its phases."""
-    return ablation_phase(row) is not None and bits_of(cell) == ABLATIONS[row["group"][1]]
+    return ablation_phase(row) is not None and phase_bits(cell) == ABLATIONS[row["group"][1]]
 
 
 def ablation_phase(row: Published) -> int | None:
@@ -157,13 +136,13 @@ def ablation_phase(row: Published) -> int | None:
 
 def phase_ends(cell: Cell) -> str:
     """The metric at the end of each phase, the mean over seeds."""
-    values = [cell.at_end_of_phase(phase) for phase in range(1, len(bits_of(cell)) + 1)]
+    values = [cell.at_end_of_phase(phase) for phase in range(1, len(phase_bits(cell)) + 1)]
     return ", ".join(f"{value.mean:.4g}" for value in values if value)
 
 
 def is_tuned(cell: Cell) -> bool:
     """Fine-tuning, the baseline of HLHLp."""
-    return hlhlp_method(cell) == "fine-tuning"
+    return phase_method(cell) == "fine-tuning"
 
 
 FIGURES: dict[str, Callable[[ItemData], Drawing | None]] = {
@@ -173,13 +152,13 @@ FIGURES: dict[str, Callable[[ItemData], Drawing | None]] = {
     "appF": measured("noise", "noise", "cer_percent", "character error rate (%)"),
     "appH": plane_pictures,
 }
-SPEC = Spec("final", same_cell, named=hlhlp_method, base=is_tuned)
+SPEC = Spec("final", same_cell, named=phase_method, base=is_tuned)
 SPECS = {
-    "table5": Spec("final", same_speech, named=hlhlp_method, base=is_tuned),
+    "table5": Spec("final", same_speech, named=phase_method, base=is_tuned),
     "table6": Spec(
         "final",
         same_ablation,
-        named=hlhlp_method,
+        named=phase_method,
         phase=ablation_phase,
         measures={"at the ends of phases": phase_ends},
         base=is_tuned,

@@ -24,10 +24,10 @@ from bitcycle.analysis.collect import SUMMARY, read_summary
 from bitcycle.analysis.contrast import Pool
 from bitcycle.analysis.items import PAPERS, PUBLISHED, SWEEPS, Item, read_items, read_published
 from bitcycle.analysis.judge import judge
-from bitcycle.analysis.results import Results, Run, find_results, read_runs
+from bitcycle.analysis.results import Results, find_results, read_runs
 from bitcycle.analysis.verdict import ClaimResult, write_claims
 from bitcycle.figure import board
-from bitcycle.figure.data import ItemData, Noise, noise_of
+from bitcycle.figure.data import ItemData
 from bitcycle.figure.drawn import Drawn, inputs_of
 from bitcycle.figure.page import Entry, Picture, write_pages
 from bitcycle.figure.plots import forest
@@ -75,27 +75,27 @@ def module_of(paper: str) -> ModuleType | None:
 def make_all(places: Places) -> list[Entry]:
     """Write every item and the pages; returns the entries of the page."""
     runs = read_runs(read_summary(places.runs), places.runs)
-    noise = noise_of(run.row for run in runs)
+    pool = Pool(runs)
     items = [item for item in read_items(places.root / PUBLISHED) if item.paper in places.papers]
     items += board_items(places.root / SWEEPS)
     entries = []
     with Drawn(places.target / FIGURES / DRAWN) as drawn:
         for item in track(items, "items", console=Console(stderr=True)):
-            entries.append(make_item(gather(item, runs, noise, places), places.target / FIGURES, drawn))
-        claims = claim_results(places, entries, runs)
+            entries.append(make_item(gather(item, pool, places), places.target / FIGURES, drawn))
+        claims = claim_results(places, entries, pool)
         intervals = draw_forest(claims, places.target / "pictures" / "claims", drawn)
     write_pages(places.target, entries, claims, intervals)
     return entries
 
 
-def gather(item: Item, runs: Sequence[Run], noise: Noise, places: Places) -> ItemData:
+def gather(item: Item, pool: Pool, places: Places) -> ItemData:
     """Everything that is known of an item."""
     file = item.sweep_file(places.root / SWEEPS)
     sweep = read_sweep(file) if file else Sweep()
     published = places.root / PUBLISHED
     return ItemData(
         item,
-        find_results(read_manifest(manifest_of(file, places.root)), runs) if file else Results(),
+        find_results(read_manifest(manifest_of(file, places.root)), pool.runs) if file else Results(),
         read_published(item, published),
         read_published(item, published, "_digitized"),
         item.command(places.root / SWEEPS),
@@ -103,7 +103,7 @@ def gather(item: Item, runs: Sequence[Run], noise: Noise, places: Places) -> Ite
         sweep.note,
         f"{ANALYSE} {file.parent.name}/{file.stem}" if file and sweep.analyses else "",
         file.relative_to(places.root).as_posix() if file else "",
-        noise,
+        pool,
     )
 
 
@@ -178,10 +178,10 @@ def draw_forest(claims: Sequence[ClaimResult], path: Path, drawn: Drawn) -> Pict
     return drawn.picture("claims", [vars(row) for row in rows], path, draw)
 
 
-def claim_results(places: Places, entries: Sequence[Entry], runs: Sequence[Run]) -> list[ClaimResult]:
+def claim_results(places: Places, entries: Sequence[Entry], pool: Pool) -> list[ClaimResult]:
     """The verdict on each claim of the items."""
     found = {entry.data.item.id: entry.data.results for entry in entries}
-    results = judge(read_claims(places.root / PUBLISHED, places.papers), found, Pool(runs))
+    results = judge(read_claims(places.root / PUBLISHED, places.papers), found, pool)
     write_claims(results, places.target / "summary" / "claims.csv")
     return results
 

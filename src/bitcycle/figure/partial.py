@@ -6,20 +6,19 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from bitcycle.analysis.items import Published
-from bitcycle.analysis.labels import dataset_of, is_float, model_of, same, schedule_of
+from bitcycle.analysis.labels import dataset_of, model_of, precision_of, same, split_of
 from bitcycle.analysis.results import Cell
 from bitcycle.figure.data import ItemData, metric_name, panels_of
 from bitcycle.figure.plots import heat, points_by_setting, title
 from bitcycle.figure.style import Drawing, Look, look_of, panels
 from bitcycle.figure.table import Spec
 
+NAMES = {"full": "full precision", "partial": "partial pre-training", "low": "low precision"}
+
 
 def partial_method(cell: Cell) -> str:
-    """full precision, partial pre-training or low precision."""
-    if is_float(cell):
-        return "full precision"
-    split = float(cell.setting("schedule.split", 0.5) or 0) if schedule_of(cell) == "partial_pretrain" else 0.0
-    return "partial pre-training" if 0 < split < 1 else "low precision"
+    """The method in the words of the paper."""
+    return NAMES[precision_of(cell)]
 
 
 def look(cell: Cell) -> Look:
@@ -35,13 +34,6 @@ def steps_of(cell: Cell) -> int:
 def seconds_of(cell: Cell) -> float:
     """Median training time of the runs."""
     return statistics.median([run.number("seconds") or 0.0 for run in cell.runs])
-
-
-def phase_steps(cell: Cell) -> tuple[int, int]:
-    """Iterations in full and in low precision."""
-    phased = schedule_of(cell) == "partial_pretrain"
-    full = round(steps_of(cell) * (float(cell.actual("schedule.split", 0.5) or 0) if phased else float(is_float(cell))))
-    return full, steps_of(cell) - full
 
 
 def against_iterations(data: ItemData) -> Drawing | None:
@@ -67,8 +59,8 @@ def splits(data: ItemData) -> Drawing | None:
     values: dict[tuple[float, float], float] = {}
     for cell in shown[0].cells:
         if (value := cell.value("final")) is not None:
-            full, low = phase_steps(cell)
-            values[full, full + low] = value.mean
+            total = steps_of(cell)
+            values[round(split_of(cell) * total), total] = value.mean
     figure, axes = panels(2, columns=2, width=5.2, height=3.8)
     words = "iterations in full precision", "iterations in all"
     heat(axes[0], values, *words, metric_name(shown[0].cells))

@@ -235,7 +235,7 @@ def log_axis(axes: Axes, places: Iterable[float]) -> None:
     """A logarithmic axis labelled at places of its points."""
     axes.set_xscale("log")
     ticks = apart(sorted(set(places)))
-    axes.set_xticks(ticks, [f"{x:.2g}" if x < 1000 else f"{x / 1000:.3g}k" for x in ticks])
+    axes.set_xticks(ticks, [f"{x:.2g}" if x < 1 else f"{x:.3g}" if x < 1000 else f"{x / 1000:.3g}k" for x in ticks])
     axes.minorticks_off()
 
 
@@ -351,8 +351,8 @@ VERDICT_LOOKS = {"supported": "#0072b2", "contradicted": "#d55e00", "undecided":
 def _forest_panel(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     axes.axvline(0, color="0.5", linewidth=0.8)
     for place, row in enumerate(rows):
-        colour = VERDICT_LOOKS.get(row["verdict"], "0.45")
-        words = f"ours: {row['verdict']}{'' if row['decided'] else ', leaning'}"
+        colour = VERDICT_LOOKS.get(row["leaning"] or row["verdict"], "0.45")
+        words = f"ours: {row['verdict']}" if row["decided"] else f"ours: leaning, {row['leaning'] or row['verdict']}"
         middle = row["estimate"]
         low, high = (middle if row[end] is None else row[end] for end in ("low", "high"))
         axes.plot([low, high], [place] * 2, color=colour, linewidth=1.4)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table as Shown
 
 from bitcycle.analysis.collect import SUMMARY, summary_row
+from bitcycle.analysis.contrast import Pool
 from bitcycle.analysis.items import PUBLISHED, read_items
 from bitcycle.analysis.results import Run, read_runs, value_of
 from bitcycle.figure.make import RESULTS, Places, gather, spec_of
@@ -39,7 +40,7 @@ def sweep_tables(name: str, folders: Iterable[RunFolder]) -> list[Table]:
     found: list[Table] = []
     for item in read_items(root / PUBLISHED) if runs and name else ():
         if item.sweep == name:
-            data = gather(item, runs, {}, Places(root, RESULTS))
+            data = gather(item, Pool(runs), Places(root, RESULTS))
             found += tables_of(data, spec_of(item)) if data.results.done else []
     return found or ([measured(runs)] if runs else [])
 

@@ -124,7 +124,7 @@ def details(row: ClaimResult) -> str:
         )
         if value is not None
     )
-    parts = [row.scope.capitalize() if row.scope else "", row.rule, ", ".join(filter(None, (level, counts)))]
+    parts = [row.scope[:1].upper() + row.scope[1:], row.rule, ", ".join(filter(None, (level, counts)))]
     parts += [f"Published: {row.published_effect}" if row.published_effect else "", row.reason]
     return ". ".join(part.rstrip(". ") for part in parts if part) + "."
 
@@ -180,7 +180,8 @@ def write_pages(
 
 
 def summary_of(entries: Sequence[Entry], rows: Sequence[dict[str, Any]]) -> str:
-    """What there is, in one sentence."""
+    """What there is of the papers, in one sentence."""
+    entries = [entry for entry in entries if entry.data.item.paper in PAPERS]
     trainings = {(run.row["scale"], run.row["hash"], run.row["seed"]) for e in entries for run in e.data.results.runs}
     ran = sum(bool(entry.data.results.done) for entry in entries)
     scales = sorted({str(entry.data.results.scale) for entry in entries if entry.data.results.done})
@@ -228,7 +229,15 @@ def picture_context(picture: Picture, folder: Path) -> dict[str, Any]:
     with Image.open(picture.files[0]) as image:
         width, height = image.size
     source = relative(picture.files[0], folder)
-    return {"src": source, "width": width, "height": height, "alt": picture.alt, "caption": picture.caption}
+    full = relative(picture.files[-1], folder)
+    return {
+        "full": full,
+        "src": source,
+        "width": width,
+        "height": height,
+        "alt": picture.alt,
+        "caption": picture.caption,
+    }
 
 
 def relative(file: Path, folder: Path) -> str:

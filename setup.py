@@ -10,6 +10,7 @@ RESOURCES = (
     "conf/**/*.yaml",
     "sweeps/**/*.yaml",
     "results/published/*.csv",
+    "results/published/claims/*.yaml",
     "results/summary/*.csv",
     "results/manifest/*/*.csv",
 )

@@ -15,8 +15,8 @@ from bitcycle.analysis import statistics as rule
 from bitcycle.analysis.claim_functions import COMPUTED as FORMULAS
 from bitcycle.analysis.claims import Claim, read_claims, rule_of, tested_reference
 from bitcycle.analysis.contrast import Pool, select
-from bitcycle.analysis.evaluation import Found, evaluate
 from bitcycle.analysis.items import PUBLISHED, read_items
+from bitcycle.analysis.predicates import Found, evaluate
 from bitcycle.analysis.results import Cell, Results, read_results
 from bitcycle.analysis.verdict import (
     CLAIMS,

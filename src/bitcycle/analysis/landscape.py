@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Sequence
 
 from bitcycle.analysis.results import Cell, Value, value_of
 from bitcycle.measurement.artifacts import Result
@@ -42,13 +41,6 @@ def rises(cell: Cell) -> dict[str, float]:
     for surface in results_of(cell, "surface"):
         found.setdefault(json.dumps(surface.options, sort_keys=True), []).append(rise(surface))
     return {key: statistics.fmean(values) for key, values in found.items()}
-
-
-def common_rises(cells: Sequence[Cell]) -> list[list[float]]:
-    """The rises of some cells on the surfaces that all of them have: one list for each pair of directions."""
-    every = [rises(cell) for cell in cells]
-    shared = set.intersection(*map(set, every)) if every else set()
-    return [[found[key] for found in every] for key in sorted(shared)]
 
 
 def rise_around(plane: Result, network: int) -> float | None:

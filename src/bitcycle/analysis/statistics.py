@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
+from scipy.optimize import brentq
 from statsmodels.stats.multitest import multipletests
 
 SIGNIFICANCE, POWER = 0.05, 0.8
@@ -186,10 +188,18 @@ def corrected(values: Sequence[float]) -> list[float]:
 def detectable(deviation: float, seeds: int, df: float, tests: int = 1) -> float:
     """The smallest contrast that a two-sided t test decides in 80 of 100 repetitions, as the first of so many tests.
 
-    delta = (t_(1 - a / 2) + t_0.8) s / sqrt(n),  a = 0.05 / tests,  both quantiles with the degrees of freedom of s.
+    delta = c s / sqrt(n), where a noncentral t of noncentrality c exceeds t_(1 - a / 2), a = 0.05 / tests, with probability 0.8.
     """
-    quantiles = stats.t.ppf([1 - SIGNIFICANCE / tests / 2, POWER], df)
-    return float(quantiles.sum()) * deviation / math.sqrt(seeds)
+    return _noncentrality(df, tests) * deviation / math.sqrt(seeds)
+
+
+@lru_cache
+def _noncentrality(df: float, tests: int) -> float:
+    critical = float(stats.t.ppf(1 - SIGNIFICANCE / tests / 2, df))
+    close = critical + float(stats.t.ppf(POWER, df))
+    if df > 200:
+        return close
+    return float(brentq(lambda c: stats.nct.sf(critical, df, c) - POWER, close / 4, 3 * close))
 
 
 def provable_margin(deviation: float, seeds: int, df: float, tests: int = 1) -> float:

@@ -135,7 +135,7 @@ def make_item(data: ItemData, folder: Path, drawn: Drawn) -> Entry:
     picture = drawn.picture(item.id, inputs_of(data), path, lambda: titled(draw(data), data)) if draw else None
     tables = board.tables(data) if item.paper == "board" else tables_of(data, spec_of(item))
     files = [*(picture.files if picture else ()), *write_csv(tables, path.with_name(f"{path.name}.csv"))]
-    return Entry(data, tables, picture, tuple(files))
+    return Entry(data, tables, picture, (*files, path.with_name(f"{path.name}.md")))  # `write_pages` writes that one
 
 
 def titled(drawing: Drawing | None, data: ItemData) -> Drawing | None:

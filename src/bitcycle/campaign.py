@@ -34,7 +34,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
-from yaml import YAMLError  # type: ignore[import-untyped]
+from yaml import YAMLError
 
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION, RunError
 from bitcycle.resources import resource_root

@@ -31,12 +31,12 @@ from bitcycle.task import TASKS, TaskOptions
 class RunConfig(Settings):
     """Everything that one run is made of; one field for each configuration group, and what belongs to none."""
 
-    schedule: Any = setting(MISSING, "when which precision is used")
-    model: Any = setting(MISSING, "the network that is trained")
-    dataset: Any = setting(MISSING, "the data that it is trained on")
-    task: Any = setting(MISSING, "what is learned: loss and metrics")
-    quantizer: Any = setting(MISSING, "how tensors are mapped onto few bits, and which layers stay float")
-    hardware: Any = setting(MISSING, "how cost is counted", affects_result=False)
+    schedule: ScheduleOptions = setting(MISSING, "when which precision is used")
+    model: ModelOptions = setting(MISSING, "the network that is trained")
+    dataset: DatasetOptions = setting(MISSING, "the data that it is trained on")
+    task: TaskOptions = setting(MISSING, "what is learned: loss and metrics")
+    quantizer: QuantizerOptions = setting(MISSING, "how tensors are mapped onto few bits, and which layers stay float")
+    hardware: HardwareOptions = setting(MISSING, "how cost is counted", affects_result=False)
     training: TrainingOptions = setting(
         TrainingOptions, "length, optimizer, learning rate, evaluation, devices, checkpoints"
     )

@@ -69,7 +69,7 @@ def _summed(graph: Any, h: Tensor, edge_weight: Tensor | None) -> Tensor:
         graph.edata["w"] = edge_weight
         message = function.u_mul_e("h", "w", "m")
     graph.update_all(message, function.sum("m", "h"))
-    return graph.dstdata["h"]  # type: ignore[no-any-return]
+    return graph.dstdata["h"]
 
 
 def quantized_graph_conv(layer: GraphConv) -> QuantizedGraphConv:

@@ -61,7 +61,7 @@ def quantized_conv1d(layer: Conv1D) -> QuantizedConv1D:
     """A quantized layer that shares the parameters of `layer`."""
     with torch.device("meta"):
         converted = QuantizedConv1D(layer.weight.shape[1], layer.weight.shape[0])
-    return share_parameters(converted, layer)  # type: ignore[no-any-return]
+    return share_parameters(converted, layer)
 
 
 CONVERSIONS[Conv1D] = quantized_conv1d

@@ -31,7 +31,7 @@ class SharedBatchNorm(_BatchNorm):
         y, mean, variance, elements = _Normalise.apply(x, self.weight, self.bias, self.eps)
         if self.track_running_stats:
             self._observe(mean, variance * (elements / (elements - 1)))
-        return y  # type: ignore[no-any-return]
+        return y
 
     @torch.no_grad()
     def _observe(self, mean: Tensor, variance: Tensor) -> None:
@@ -83,7 +83,7 @@ def _channels(values: Tensor, like: Tensor) -> Tensor:
 def share_batch_norm(model: nn.Module) -> nn.Module:
     """The model with batch norms that count the whole batch, around the same parameters and buffers."""
     if next(model.parameters()).is_cuda:
-        return nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-any-return]
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if isinstance(child, _BatchNorm):

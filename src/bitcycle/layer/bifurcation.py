@@ -50,4 +50,4 @@ def bifurcated(
     product: Product, x: Tensor, weight: Tensor, bias: Tensor | None, coarse: Rounding, fine: Rounding
 ) -> Tensor:
     """product(x, weight, bias), whose output gradient goes through `coarse` to x and through `fine` to weight and bias."""
-    return _Bifurcated.apply(x, weight, bias, product, coarse, fine)  # type: ignore[no-any-return]
+    return _Bifurcated.apply(x, weight, bias, product, coarse, fine)

@@ -111,7 +111,7 @@ def _gradients(
     ):
         shape = (layer.stride, layer.padding, layer.dilation, layer.transposed, layer.output_padding, layer.groups)
         found = torch.ops.aten.convolution_backward(gradient, x, weight, None, *shape, [which == 0, which == 1, False])
-        return found[which]  # type: ignore[no-any-return]
+        return found[which]
     operands = [operand.detach().requires_grad_(place == which) for place, operand in enumerate((x, weight))]
     with torch.enable_grad():  # the product once more, as nothing is known of it
         y = product(*operands, None)
@@ -122,7 +122,7 @@ def block_product(
     product: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, copies: Copies
 ) -> Tensor:
     """product(x, weight, bias), with the copies that each of the three passes needs."""
-    return _BlockProduct.apply(x, weight, bias, product, copies)  # type: ignore[no-any-return]
+    return _BlockProduct.apply(x, weight, bias, product, copies)
 
 
 def copies_of(layer: Any, key: Tensor | None = None) -> Copies:

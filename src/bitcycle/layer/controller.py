@@ -269,14 +269,14 @@ class _Watch:
     def __init__(self, controller: PrecisionController | None = None, prefix: str = "") -> None:
         self.controller, self.prefix = controller, prefix
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable
     def before(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if self.controller is not None:
             self.controller.depth += 1
             if self.controller.depth == 1:
                 self.controller.see(model, arguments, keywords, self.prefix)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable
     def after(self, *_: Any) -> None:
         if self.controller is not None:
             self.controller.depth -= 1

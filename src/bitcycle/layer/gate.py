@@ -46,7 +46,7 @@ class Embedding(nn.Module):
         x = x.mean((2, 3), keepdim=True)
         if self.conv1 is not None:
             x = F.relu(self.conv1(x))
-        return self.conv2(x).flatten(1)  # type: ignore[no-any-return]
+        return self.conv2(x).flatten(1)
 
 
 class Gates(nn.Module):

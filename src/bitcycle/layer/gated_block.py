@@ -63,7 +63,7 @@ class GatedBlock(nn.Module):
         if gates.tracing:
             gates.choose(self.index, x)
         if gates.tracing or not gates.active:
-            return self.block(x)  # type: ignore[no-any-return]
+            return self.block(x)
         mask = gates.choose(self.index, x)
         if self.training or torch.is_grad_enabled() or not self.samples_are_independent:
             return self._mixture(x, mask)
@@ -103,7 +103,7 @@ class GatedBlock(nn.Module):
         state: PrecisionState = gates.states[option]  # type: ignore[assignment]
         wanted = mask.detach() if mask is not None and gates.options.remask_gradient else None
         with self._at(state, wanted):
-            return self._shortcut[0](x) if skips else self.block(x)  # type: ignore[misc, no-any-return]
+            return self._shortcut[0](x) if skips else self.block(x)  # type: ignore[misc]
 
     @contextmanager
     def _at(self, state: PrecisionState, mask: Tensor | None) -> Iterator[None]:

@@ -62,12 +62,12 @@ class RowQuantization(Noisy):
 
     def quantize(self, x: Tensor) -> Tensor:
         """row(x) at the activations' bits."""
-        return self.rows(x, self.precision.activation_bits)  # type: ignore[no-any-return]
+        return self.rows(x, self.precision.activation_bits)
 
     def quantize_gradient_of(self, y: Tensor) -> Tensor:
         """gq(y) at the gradients' bits."""
         state = self.precision
-        return self.gradient_quantizer(y, state.gradient_bits, state.step_key, self.call_keys().coarse)  # type: ignore[no-any-return]
+        return self.gradient_quantizer(y, state.gradient_bits, state.step_key, self.call_keys().coarse)
 
 
 class QuantizedAggregation(RowQuantization):

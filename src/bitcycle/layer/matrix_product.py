@@ -79,7 +79,7 @@ class QuantizedMatrixProduct(QuantizedProduct, MatrixProduct):
             update_x=lambda a: left.along(a, bits, -2),
         )
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable
     def adapt(self, a: Tensor, b: Tensor) -> None:
         """Let the quantizers adapt to bits, or to a mode, that they have not seen last."""
         if not a.is_meta and not isinstance(a, FakeTensor):

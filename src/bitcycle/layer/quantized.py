@@ -101,9 +101,9 @@ class QuantizedLayer(QuantizedProduct):
         bias: Tensor | None = self.bias  # type: ignore[assignment]
         if bias is None or self.bias_quantizer is None:
             return bias
-        return self.bias_quantizer(bias, self.precision.weight_bits)  # type: ignore[no-any-return]
+        return self.bias_quantizer(bias, self.precision.weight_bits)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable
     def adapt(self, x: Tensor) -> None:
         """Let the quantizers adapt to bits, or to a mode, that they have not seen last.
 
@@ -241,13 +241,13 @@ def quantized_conv2d(layer: nn.Conv2d) -> QuantizedConv2d:
         padding_mode=layer.padding_mode,
         device="meta",
     )
-    return share_parameters(converted, layer)  # type: ignore[no-any-return]
+    return share_parameters(converted, layer)
 
 
 def quantized_linear(layer: nn.Linear) -> QuantizedLinear:
     """A quantized layer that shares the parameters of `layer`."""
     converted = QuantizedLinear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
-    return share_parameters(converted, layer)  # type: ignore[no-any-return]
+    return share_parameters(converted, layer)
 
 
 CONVERSIONS: dict[type[nn.Module], Callable[..., Any]] = {

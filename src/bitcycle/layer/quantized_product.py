@@ -139,7 +139,7 @@ class QuantizedProduct(Noisy):
     def quantize_gradient_of(self, y: Tensor, key: Tensor) -> Tensor:
         """y, whose gradient will be quantized with the noise of this call's key."""
         state = self.precision
-        return self.gradient_quantizer(y, state.gradient_bits, state.step_key, key)  # type: ignore[no-any-return]
+        return self.gradient_quantizer(y, state.gradient_bits, state.step_key, key)
 
     def masked(self, product: Callable[..., Tensor], compute: Callable[[Callable[..., Tensor]], Tensor]) -> Tensor:
         """compute(product), past which only the gradients of the samples come that count now."""

@@ -53,7 +53,7 @@ class RecurrentProduct(QuantizedLayer):
     @property
     def weight(self) -> Tensor:
         """[gates, features]."""
-        return getattr(self._owner[0], self.weight_name)  # type: ignore[no-any-return]
+        return getattr(self._owner[0], self.weight_name)
 
     @property
     def bias(self) -> Tensor | None:

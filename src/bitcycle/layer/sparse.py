@@ -84,7 +84,7 @@ def destination_of_each(offsets: Tensor) -> Tensor:
 
 def neighbour_sum(h: Tensor, edges: Edges) -> Tensor:
     """A h: for each destination the sum of h over the sources of its edges, [sources, F] -> [destinations, F]."""
-    return _NeighbourSum.apply(h, *edges)  # type: ignore[no-any-return]
+    return _NeighbourSum.apply(h, *edges)
 
 
 def neighbour_mean(h: Tensor, edges: Edges) -> Tensor:

@@ -81,8 +81,9 @@ class NoiseTest(Analysis):
         self.noises = {name: make_noise(name, rate, speech) for name in options.noises}
         self.conditions = [(CLEAN, ""), *((name, snr) for name in self.noises for snr in options.snr)]
         self.units = len(self.conditions)
-        task = config.task if options.decoder is None else replace(config.task, decoder=options.decoder)
+        task = config.task
         assert isinstance(task, SpeechRecognitionOptions)
+        task = task if options.decoder is None else replace(task, decoder=options.decoder)
         transcripts = [recording.transcript for recording in splits.train]
         self.evaluation = SpeechEvaluation(task, self.alphabet, transcripts)
         self.facts: dict[str, Any] = {

@@ -53,7 +53,7 @@ class SelfAttention(nn.Module):
         return context.transpose(1, 2).flatten(2), None
 
     def _by_head(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # type: ignore[no-any-return]
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 class BertClassifier(nn.Module):
@@ -90,7 +90,7 @@ class BertClassifier(nn.Module):
         for layer in self.bert.encoder.layer:
             output = layer(x, hidden)
             x = output[0] if isinstance(output, tuple) else output
-        return self.classifier(self.dropout(self.bert.pooler(x)))  # type: ignore[no-any-return]
+        return self.classifier(self.dropout(self.bert.pooler(x)))
 
 
 @dataclass

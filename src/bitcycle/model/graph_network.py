@@ -75,7 +75,7 @@ class GraphNetwork(nn.Module):
             edges = [*edges] * len(self.layers)
         for layer, step in zip(self.layers[:-1], edges[:-1], strict=True):
             x = self.dropout(self.norm(self.relu(layer(x, step))))
-        return self.layers[-1](x, edges[-1])  # type: ignore[no-any-return]
+        return self.layers[-1](x, edges[-1])
 
 
 @dataclass

@@ -60,7 +60,7 @@ class NeuralCollaborativeFiltering(nn.Module):
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
         product = self.user_factors(users) * self.item_factors(items)
         hidden = self.mlp(torch.cat((self.user_embedding(users), self.item_embedding(items)), 1))
-        return self.final(torch.cat((product, hidden), 1)).squeeze(1)  # type: ignore[no-any-return]
+        return self.final(torch.cat((product, hidden), 1)).squeeze(1)
 
 
 @dataclass

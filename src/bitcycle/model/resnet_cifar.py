@@ -38,7 +38,7 @@ class BasicBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         residual = self.relu(self.bn1(self.conv1(x)))
         residual = self.bn2(self.conv2(residual))
-        return self.relu(residual + self.shortcut(x))  # type: ignore[no-any-return]
+        return self.relu(residual + self.shortcut(x))
 
 
 class CifarResNet(nn.Module):
@@ -70,13 +70,13 @@ class CifarResNet(nn.Module):
         self.apply(_initialise)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.features(x))  # type: ignore[no-any-return]
+        return self.fc(self.features(x))
 
     def features(self, x: Tensor) -> Tensor:
         """The pooled features before the classifier, [N, 4 width]."""
         x = self.relu(self.bn1(self.conv1(x)))
         x = self.group3(self.group2(self.group1(x)))
-        return self.pool(x).flatten(1)  # type: ignore[no-any-return]
+        return self.pool(x).flatten(1)
 
 
 def _group(in_channels: int, channels: int, blocks: int, stride: int, unused_bn: bool) -> nn.Sequential:

@@ -42,7 +42,7 @@ class SkipUnit(nn.Module):
         # A function and not a module, as all pooling that the published costs leave out. Odd sizes are rounded up, as the
         # convolution does.
         passed = F.avg_pool2d(x, self.stride, ceil_mode=True, count_include_pad=False) if self.stride > 1 else x
-        return self.shortcut(passed) + self.bn(self.conv(self.relu(x)))  # type: ignore[no-any-return]
+        return self.shortcut(passed) + self.bn(self.conv(self.relu(x)))
 
 
 class ExtraSkipResNet(nn.Module):
@@ -77,7 +77,7 @@ class ExtraSkipResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.pool(self.relu(self.units(self.stem(x)))).flatten(1))  # type: ignore[no-any-return]
+        return self.fc(self.pool(self.relu(self.units(self.stem(x)))).flatten(1))
 
 
 @dataclass

@@ -63,7 +63,7 @@ class SpeechLstm(nn.Module):
         x = self.dropout_input(x)
         for layer in self.lstm:
             x = self.dropout(layer(x)[0])
-        return self.output(x[:, self.delay :])  # type: ignore[no-any-return]
+        return self.output(x[:, self.delay :])
 
 
 def stacked(x: Tensor, count: int) -> Tensor:

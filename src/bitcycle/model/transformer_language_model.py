@@ -56,11 +56,11 @@ class SelfAttention(nn.Module):
         length = x.shape[1]
         hidden = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         shares = self.dropout(scores.masked_fill(hidden, -math.inf).softmax(3))
-        return self.output(self.context(shares, v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return self.output(self.context(shares, v).transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor) -> Tensor:
         """[N, T, d] -> [N, heads, T, d / heads]."""
-        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)  # type: ignore[no-any-return]
+        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
 
 class TransformerLayer(nn.Module):
@@ -80,7 +80,7 @@ class TransformerLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.dropout(self.attention(self.attention_norm(x)))
         inner = self.inner_dropout(self.widen(self.norm(x)).relu())
-        return x + self.dropout(self.narrow(inner))  # type: ignore[no-any-return]
+        return x + self.dropout(self.narrow(inner))
 
 
 class TransformerLanguageModel(nn.Module):
@@ -115,7 +115,7 @@ class TransformerLanguageModel(nn.Module):
         x = self.dropout(x + sinusoids(len(tokens), self.width, tokens.device).unsqueeze(1)).transpose(0, 1)
         for layer in self.layers:
             x = layer(x)
-        return self.norm(x).transpose(0, 1).flatten(0, 1)  # type: ignore[no-any-return]
+        return self.norm(x).transpose(0, 1).flatten(0, 1)
 
     def forward(self, tokens: Tensor, state: tuple[Tensor, ...] | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
         h = self.features(tokens)

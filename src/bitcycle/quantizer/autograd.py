@@ -59,9 +59,9 @@ def with_gradient(
     function: Callable[..., Tensor], gradient: Callable[..., Tensor], x: Tensor, *arguments: Tensor
 ) -> Tensor:
     """function(x, *arguments), whose gradient is what we say: dL/dx = gradient(dL/dy, x, *arguments)."""
-    return _Replaced.apply(x, function, gradient, *arguments)  # type: ignore[no-any-return]
+    return _Replaced.apply(x, function, gradient, *arguments)
 
 
 def backward_only(function: Callable[..., Tensor], x: Tensor, *arguments: Any) -> Tensor:
     """x itself; its gradient is replaced by function(dL/dx, *arguments) on the way back."""
-    return _BackwardOnly.apply(x, function, *arguments)  # type: ignore[no-any-return]
+    return _BackwardOnly.apply(x, function, *arguments)

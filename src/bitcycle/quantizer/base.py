@@ -66,7 +66,7 @@ class TensorQuantizer(nn.Module):
     def quantize_sequence(self, x: Tensor, bits: Tensor) -> Tensor:
         """x [T, N, F] quantized as by T calls, one for each time step: each with its own range, observed in turn."""
         if self.steps_are_independent:
-            return self(x, bits)  # type: ignore[no-any-return]
+            return self(x, bits)
         return torch.stack([self(step, bits) for step in x.unbind(0)])
 
     def initialise(self, x: Tensor) -> None:

@@ -82,7 +82,7 @@ class BlockQuantizer(TensorQuantizer):
         self.register_buffer("elements", elements_by_bits(formats), persistent=False)
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        return straight_through(self.along, x, bits, _features(x))  # type: ignore[no-any-return]
+        return straight_through(self.along, x, bits, _features(x))
 
     def along(self, x: Tensor, bits: Tensor, dim: int, groups: int = 1) -> Tensor:
         if not x.numel():

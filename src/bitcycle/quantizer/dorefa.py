@@ -139,7 +139,7 @@ class DorefaActivation(TensorQuantizer):
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         if self.signed_form is not None:
-            return self.signed_form(x, bits)  # type: ignore[no-any-return]
+            return self.signed_form(x, bits)
         return with_gradient(self._quantize, self._gradient, x, bits)
 
     def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:

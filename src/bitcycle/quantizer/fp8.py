@@ -95,10 +95,10 @@ class Fp8Quantizer(Scaling, TensorQuantizer):
         self.samples_are_independent = history > 0
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        return straight_through(self.quantized, x, bits)  # type: ignore[no-any-return]
+        return straight_through(self.quantized, x, bits)
 
     def of_steps(self, x: Tensor, bits: Tensor) -> Tensor:
-        return self(x, bits)  # type: ignore[no-any-return]
+        return self(x, bits)
 
 
 class Fp8Gradient(Scaling, GradientQuantizer):

@@ -113,7 +113,7 @@ class MultibitWeight(TensorQuantizer):
         self.method, self.rounds = method, rounds
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        return straight_through(self._quantize, x, bits)  # type: ignore[no-any-return]
+        return straight_through(self._quantize, x, bits)
 
     def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
         return unflat(reconstruct(self._vectors(x), bits, self.method, self.rounds), like=x)

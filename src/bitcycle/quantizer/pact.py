@@ -91,7 +91,7 @@ class PactActivation(TensorQuantizer):
         raise SettingError("quantizer", "pact", problem, remedy)
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        return _Pact.apply(x, self.alpha, bits, self.published, self.compile_kernel)  # type: ignore[no-any-return]
+        return _Pact.apply(x, self.alpha, bits, self.published, self.compile_kernel)
 
     def penalty(self, bits: Tensor) -> Tensor | None:
         if self.l2 == 0:

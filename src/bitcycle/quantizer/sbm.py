@@ -57,8 +57,8 @@ class SbmWeight(TensorQuantizer):
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         if (native := affine_operators(x, self.compile_kernel)) is not None:
-            return native.quantize_rows(x, bits, True)  # type: ignore[no-any-return]
-        return straight_through(self._quantize, x, bits)  # type: ignore[no-any-return]
+            return native.quantize_rows(x, bits, True)
+        return straight_through(self._quantize, x, bits)
 
     def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
         return unflat(kernel(affine.quantize_per_row, self.compile_kernel)(rows(x), bits), like=x)
@@ -88,13 +88,13 @@ class SbmRows(TensorQuantizer):
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         if (native := affine_operators(x, self.compile_kernel)) is not None:
-            return native.quantize_rows(x, bits, False)  # type: ignore[no-any-return]
-        return straight_through(self._quantize, x, bits)  # type: ignore[no-any-return]
+            return native.quantize_rows(x, bits, False)
+        return straight_through(self._quantize, x, bits)
 
     def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
         matrix = x.detach().reshape(-1, x.shape[-1])
         matrix = matrix.float() if matrix.dtype in HALF else matrix
-        return kernel(affine.quantize_per_row, self.compile_kernel)(matrix, bits).to(x.dtype).view(x.shape)  # type: ignore[no-any-return]
+        return kernel(affine.quantize_per_row, self.compile_kernel)(matrix, bits).to(x.dtype).view(x.shape)
 
 
 class SbmActivation(TensorQuantizer):
@@ -163,13 +163,13 @@ class SbmActivation(TensorQuantizer):
         native = self._native(x)
         if not self.training:
             if native is not None:
-                return native.quantize_clamped(x, bits, *self.ranges())  # type: ignore[no-any-return]
-            return straight_through(self._quantize_as_observed, x, bits)  # type: ignore[no-any-return]
+                return native.quantize_clamped(x, bits, *self.ranges())
+            return straight_through(self._quantize_as_observed, x, bits)
         if native is not None:
-            return native.quantize_and_observe(x, bits, *self.ranges(), self.momentum)  # type: ignore[no-any-return]
+            return native.quantize_and_observe(x, bits, *self.ranges(), self.momentum)
         y, zero_point, value_range = straight_through(self._quantize, x, bits)
         self._move(zero_point, value_range)
-        return y  # type: ignore[no-any-return]
+        return y
 
     def encode(self, x: Tensor, bits: Tensor) -> Codes:
         if not self.training:
@@ -186,15 +186,15 @@ class SbmActivation(TensorQuantizer):
 
     def quantize_sequence(self, x: Tensor, bits: Tensor) -> Tensor:
         if not self.training:
-            return self(x, bits)  # type: ignore[no-any-return]
+            return self(x, bits)
         if (native := self._native(x)) is not None:
-            return native.quantize_sequence(x, bits, *self.ranges(), self.momentum)  # type: ignore[no-any-return]
+            return native.quantize_sequence(x, bits, *self.ranges(), self.momentum)
         y, low, value_range = straight_through(self._quantize_steps, x, bits)
         self._move(
             affine.observed_in_turn(self.running_zero_point, low, bits, self.momentum),
             affine.observed_in_turn(self.running_range, value_range, bits, self.momentum),
         )
-        return y  # type: ignore[no-any-return]
+        return y
 
     def _native(self, x: Tensor) -> Any | None:
         return affine_operators(x, self.compile_kernel) if distributed.current_shard() is None else None
@@ -233,13 +233,13 @@ class SbmGradient(GradientQuantizer):
         if (native := self._native(x)) is None:
             return super().forward(x, bits, step_key, layer_key)
         options = (self.stochastic, self._range(x))
-        return native.with_quantized_gradient(x, bits, step_key, layer_key, *options)  # type: ignore[no-any-return]
+        return native.with_quantized_gradient(x, bits, step_key, layer_key, *options)
 
     def quantize_sequence(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
         if (native := self._native(x)) is None:
             return super().quantize_sequence(x, bits, step_key, layer_keys)
         options = (self.stochastic, GradientRange.SEQUENCE if self.by_sequence else GradientRange.STEP)
-        return native.with_quantized_gradient(x, bits, step_key, layer_keys, *options)  # type: ignore[no-any-return]
+        return native.with_quantized_gradient(x, bits, step_key, layer_keys, *options)
 
     def _native(self, x: Tensor) -> Any | None:
         return affine_operators(x, self.compile_kernel) if distributed.current_shard() is None else None
@@ -250,7 +250,7 @@ class SbmGradient(GradientQuantizer):
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         if (native := self._native(gradient)) is not None:
             options = (self.stochastic, self._range(gradient))
-            return native.quantize_gradient(gradient, bits, step_key, layer_key, *options)  # type: ignore[no-any-return]
+            return native.quantize_gradient(gradient, bits, step_key, layer_key, *options)
         vector = flat(gradient)
         if distributed.current_shard() is not None:
             limits = distributed.all_min_max(*torch.aminmax(vector))
@@ -276,9 +276,9 @@ class SbmGradient(GradientQuantizer):
         """The share of a batch's gradient, with the smallest and largest values of the whole."""
         if not self.stochastic:
             low, high = limits
-            return kernel(affine.fake_quantize, self.compile_kernel)(x, low, high - low, bits)  # type: ignore[no-any-return]
+            return kernel(affine.fake_quantize, self.compile_kernel)(x, low, high - low, bits)
         function = kernel(affine.quantize_share_stochastically, self.compile_kernel)
-        return function(x, *limits, bits, step_key, layer_key, distributed.first_element(x))  # type: ignore[no-any-return]
+        return function(x, *limits, bits, step_key, layer_key, distributed.first_element(x))
 
     def quantize_steps(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
         keys = step_key ^ layer_keys if self.stochastic else None

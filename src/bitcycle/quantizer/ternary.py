@@ -40,7 +40,7 @@ class TernaryWeight(TensorQuantizer):
         self.factor = factor
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        return straight_through(ternarize, x, self.factor, bits)  # type: ignore[no-any-return]
+        return straight_through(ternarize, x, self.factor, bits)
 
 
 @dataclass

@@ -73,7 +73,7 @@ class TrainedTernaryWeight(TensorQuantizer):
         self.negative = nn.Parameter(torch.ones(()))
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        return _TrainedTernary.apply(x, self.positive, self.negative, bits, self.threshold, self.published_sign)  # type: ignore[no-any-return]
+        return _TrainedTernary.apply(x, self.positive, self.negative, bits, self.threshold, self.published_sign)
 
 
 @dataclass

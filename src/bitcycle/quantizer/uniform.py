@@ -122,7 +122,7 @@ class UniformWeight(_StepKeeper):
             self._resize(torch.ones(len(x), 1, device=x.device))
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        return straight_through(self._quantize, x, bits)  # type: ignore[no-any-return]
+        return straight_through(self._quantize, x, bits)
 
     def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
         function = kernel(quantize_symmetric, self.compile_kernel)

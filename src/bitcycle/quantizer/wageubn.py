@@ -114,7 +114,7 @@ class WageubnWeight(TensorQuantizer):
         self.compile_kernel = compile
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        return straight_through(self._quantize, x, bits)  # type: ignore[no-any-return]
+        return straight_through(self._quantize, x, bits)
 
     def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
         return unflat(kernel(quantize_weight, self.compile_kernel)(flat(x), bits), like=x)
@@ -131,7 +131,7 @@ class WageubnActivation(TensorQuantizer):
         self.compile_kernel = compile
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        return straight_through(self._quantize, x, bits)  # type: ignore[no-any-return]
+        return straight_through(self._quantize, x, bits)
 
     def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
         return unflat(kernel(quantize_activation, self.compile_kernel)(flat(x), bits), like=x)

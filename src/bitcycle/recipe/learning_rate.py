@@ -113,7 +113,7 @@ class LearningRateOptions(Settings):
             descent = (progress - self.linear_start) / (self.linear_end - self.linear_start)
             return self.initial * (1 - (1 - self.final_factor) * min(1.0, max(0.0, descent)))
         if self.name == "exponential":
-            return self.initial * self.final_factor**progress  # type: ignore[no-any-return]
+            return self.initial * self.final_factor**progress
         if self.name == "cyclic":
             return self.initial * _cosine(self._cycle_position(step - held, total_steps - held), self.cycle_end_factor)
         return self.initial * _cosine(progress, self.final_factor)

@@ -57,4 +57,4 @@ class LocalLauncher(Launcher):
 def _returned(overrides: Sequence[str], code: int) -> JobReturn:
     done: Any = JobReturn(overrides=overrides, status=JobStatus.COMPLETED)
     done.return_value = code
-    return done  # type: ignore[no-any-return]
+    return done

@@ -261,4 +261,4 @@ def _outside_of_jobs() -> Iterator[None]:
 def _returned(overrides: Sequence[str], code: int) -> JobReturn:
     done: Any = JobReturn(overrides=overrides, status=JobStatus.COMPLETED)
     done.return_value = code
-    return done  # type: ignore[no-any-return]
+    return done

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 import jinja2
-import yaml  # type: ignore[import-untyped]
+import yaml
 from PIL import Image
 
 from bitcycle.analysis.items import PAPERS

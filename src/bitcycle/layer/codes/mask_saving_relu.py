@@ -52,8 +52,8 @@ class MaskSavingReLU(nn.ReLU):
             return super().forward(x)
         functions = library() if affine_operators(x, self.compile_kernel) is not None else None
         if functions is not None and (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):
-            return functions.mask_saving_relu(x, self.inplace)  # type: ignore[no-any-return]
-        return _MaskSavingRelu.apply(x, self.inplace, self.compile_kernel)  # type: ignore[no-any-return]
+            return functions.mask_saving_relu(x, self.inplace)
+        return _MaskSavingRelu.apply(x, self.inplace, self.compile_kernel)
 
 
 def mask_saving_relu(relu: nn.ReLU, compile: bool = False) -> MaskSavingReLU:

@@ -108,7 +108,7 @@ class CodeConvolution(CodeProduct):
         layer, state, functions = self.layer, self.layer.precision, library()
         assert functions is not None
         activation = cast("SbmActivation", layer.activation_quantizer)
-        return functions.convolve_codes(  # type: ignore[no-any-return]
+        return functions.convolve_codes(
             *(x, layer.weight, bias, state.weight_bits, state.activation_bits, state.gradient_bits),
             *(state.step_key, key, *activation.ranges()),
             *(activation.momentum, activation.training, layer.gradient_quantizer.stochastic),
@@ -296,7 +296,7 @@ def multiply_integers(rows: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
     """The product of uint8 [N, F] with int8 [O, F] transposed times scales [O], in float32."""
     if rows.device.type == "cpu" and integer_products_work():
         packed, zeros = torch.ops.onednn.qlinear_prepack(weight, list(rows.shape)), _no_zero_points(weight)
-        return torch.ops.onednn.qlinear_pointwise(  # type: ignore[no-any-return]
+        return torch.ops.onednn.qlinear_pointwise(
             *(rows, 1.0, 0, packed, scales, zeros, None), *(1.0, 0, torch.float32, "none", [], "")
         )
     with _exact_operands():
@@ -305,7 +305,7 @@ def multiply_integers(rows: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
 
 def _convolve_8_bits(integers: Tensor, weight: Tensor, scales: Tensor, shape: Geometry) -> Tensor:
     packed = torch.ops.onednn.qconv_prepack(weight, scales, 1.0, 0, *shape, list(integers.shape))
-    return torch.ops.onednn.qconv2d_pointwise(  # type: ignore[no-any-return]
+    return torch.ops.onednn.qconv2d_pointwise(
         *(integers, 1.0, 0, packed, scales, _no_zero_points(weight), None, *shape),
         *(1.0, 0, torch.float32, "none", [], ""),
     )
@@ -356,7 +356,7 @@ def gradients_of_convolution(
     sizes = [len(weight)] if needed[2] else None
     stride, padding, dilation, groups = _geometry(layer)
     shape = (stride, padding, dilation, False, [0, 0], groups)
-    return torch.ops.aten.convolution_backward(gradient, x, weight, sizes, *shape, list(needed))  # type: ignore[no-any-return]
+    return torch.ops.aten.convolution_backward(gradient, x, weight, sizes, *shape, list(needed))
 
 
 def gradients_of_linear(gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]) -> Gradients:

@@ -65,4 +65,4 @@ def weight_gradient(x: Codes, gradient: GradientCodes, layer: torch.nn.Conv2d) -
     integers = [codes.integers.movedim(1, -1).contiguous() for codes in (x, gradient)]
     geometry = (layer.kernel_size[0], layer.stride[0], int(layer.padding[0]))
     steps = (float(x.scale), float(x.zero_point), gradient.scale, gradient.zero_point)
-    return functions.sum_weight_gradient(*integers, *geometry, *steps).movedim(-1, 1)  # type: ignore[no-any-return]
+    return functions.sum_weight_gradient(*integers, *geometry, *steps).movedim(-1, 1)

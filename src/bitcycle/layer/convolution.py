@@ -76,7 +76,7 @@ def _of_kind(kind: Any) -> Any:
     def convert(layer: nn.modules.conv._ConvNd) -> QuantizedLayer:
         more = {"output_padding": layer.output_padding} if layer.transposed else {}
         sizes = layer.in_channels, layer.out_channels, layer.kernel_size
-        return share_parameters(kind(*sizes, **_geometry(layer), **more), layer)  # type: ignore[no-any-return]
+        return share_parameters(kind(*sizes, **_geometry(layer), **more), layer)
 
     return convert
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import bitcycle
 from bitcycle.schedule import SCHEDULES, SUITE, Precision, schedule
 from bitcycle.schedule.base import RunLength, ScheduleOptions
 from bitcycle.schedule.cyclic import Cyclic
@@ -271,3 +272,18 @@ def test_course_found_by_bisection_is_that_of_every_step(profile, form, unit):
             )  # fmt: skip
             length = RunLength(steps, 7)
             assert options.course(length) == ScheduleOptions.course(options, length)
+
+
+def test_cycles_that_do_not_divide_the_run_end_well_when_exact():
+    """32 cycles in 1,000 steps: rounded up, the 32nd has 8 steps."""
+    bits = {}
+    for rounding in ("ceil", "exact"):
+        schedule = bitcycle.schedule("CR", cycles=32, total_steps=1000, period_rounding=rounding, end_at_q_max=False)
+        bits[rounding] = [schedule(step).weight for step in range(1000)]
+        assert schedule.run_lengths and sum(count for _, count in schedule.run_lengths) == 1000
+    starts = {name: [t for t in range(1, 1000) if found[t] < found[t - 1]] for name, found in bits.items()}
+    assert len(starts["exact"]) == 31
+    assert bits["exact"][-4:] == [8, 8, 8, 8]
+    assert bits["ceil"][-1] < 8
+    even = [bitcycle.schedule("CR", cycles=8, total_steps=64, period_rounding=name) for name in ("ceil", "exact")]
+    assert even[0].run_lengths == even[1].run_lengths

@@ -37,6 +37,16 @@ class FinishedRun:
     model: nn.Module
     precision: Precision
 
+    @property
+    def config(self) -> RunConfig:
+        """Every setting of the run."""
+        return read_run_config(self.folder)
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The records of its training and of its evaluations, in order."""
+        return read_records(self.folder.metrics)
+
     def make_float(self) -> None:
         """Replace the weights by what the quantizers make of them at `precision`; nothing is quantized from then on."""
         carry_quantized(self.model)

@@ -57,8 +57,9 @@ class Cyclic(ScheduleOptions):
     )
     period_rounding: str = setting(
         "ceil",
-        "period when cycles does not divide T: ceil(T/n), floor(T/n) as the CIFAR code, floor(T/n)+1 as GNN and PTB code",
-        choices=("ceil", "floor", "floor_plus_one"),
+        "period when cycles does not divide T: ceil(T/n), floor(T/n) as the CIFAR code, floor(T/n)+1 as GNN and PTB code, or"
+        " exact: T/n itself, so that all n cycles are whole and the run ends with one",
+        choices=("ceil", "floor", "floor_plus_one", "exact"),
     )
     rex_d: float = setting(0.9, "constant d of the REX profile; the REX paper's own is 0.5", minimum=0, maximum=0.999)
     exp_k: float = setting(4.0, "constant k of the exponential profile", minimum=0.01)
@@ -149,7 +150,7 @@ class Cyclic(ScheduleOptions):
 
     def course(self, length: RunLength) -> list[tuple[Precision, int]]:
         period, duration = self._period(length), self._duration(length)
-        if type(self).precision is not Cyclic.precision or period > LARGEST_PERIOD:
+        if type(self).precision is not Cyclic.precision or period > LARGEST_PERIOD or self.period_rounding == "exact":
             return super().course(length)
         half = (period + 1) // 2 if self.form == "within" else period  # precision rises or falls on either side of it
         last = length.total_steps - 1
@@ -176,8 +177,12 @@ class Cyclic(ScheduleOptions):
 
     def level(self, step: int, length: RunLength) -> float:
         """s(t) in [0, 1] before scaling and rounding, for `step` of a run of `length`."""
-        cycle, position = divmod(self._time(step, length), self._period(length))
-        z = position / self._period(length)
+        if self.period_rounding == "exact":
+            period, time = self._duration(length), self._time(step, length) * self.cycles
+        else:
+            period, time = self._period(length), self._time(step, length)
+        cycle, position = divmod(time, period)
+        z = position / period
         reflected = cycle % 2 == 0
         if self.form == "annealing" or (self.form == "horizontal" and reflected):
             return self._growth(1 - z)

@@ -9,8 +9,8 @@ from setuptools.command.build_py import build_py
 RESOURCES = (
     "conf/**/*.yaml",
     "sweeps/**/*.yaml",
-    "results/published/*.csv",
-    "results/published/claims/*.yaml",
+    "results/published/**/*.csv",
+    "results/published/**/*.yaml",
     "results/summary/*.csv",
     "results/manifest/*/*.csv",
 )

@@ -24,6 +24,7 @@ from bitcycle.sweep.local import train_command
 from bitcycle.training.run_folder import RunFolder
 from tests.conftest import ROOT
 
+SOURCES = (".py", ".cpp", ".h", ".typed")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -59,6 +60,8 @@ def test_wheel_has_everything_that_a_checkout_has(wheel):
     for folder in ("conf", "sweeps", "results/published", "results/manifest"):
         ours = {p.relative_to(ROOT) for p in (ROOT / folder).rglob("*") if p.suffix in (".yaml", ".csv")}
         assert ours and ours <= {p.relative_to(inside) for p in inside.rglob("*")}, folder
+    sources = {p.relative_to(ROOT / "src") for p in (ROOT / "src" / "bitcycle").rglob("*") if p.suffix in SOURCES}
+    assert all((wheel / path).is_file() for path in sources)
     [metadata] = wheel.glob("bitcycle-*.dist-info")
     assert "License-Expression: MIT" in (metadata / "METADATA").read_text()
     assert (metadata / "licenses" / "LICENSE").is_file()

@@ -76,6 +76,7 @@ def _compiled(source: Path) -> Path:
     folder = cache_folder()
     target = folder / f"{source.stem}-{name}.so"
     if not target.exists():
+        logger.info("compiling %s for this machine, once", source.name)
         with tempfile.TemporaryDirectory(dir=folder) as unfinished:
             library = Path(unfinished) / target.name
             headers = [f"-I{_FOLDER / 'include' / part}" for part in (".", "torch/csrc/api/include")]

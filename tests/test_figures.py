@@ -126,6 +126,25 @@ def test_differences_are_taken_seed_by_seed():
     assert row["difference to baseline"] == "-3.47"
 
 
+def test_runs_of_unequal_lengths_are_not_compared():
+    """A deficit that trains five times as long as the baseline says nothing about the deficit."""
+    common = {"model": "gcn_small", "dataset": "cora"}
+    window = {"schedule": "deficit", "schedule__start": 0, "schedule__end": 50, "schedule__q_max": 8}
+    cells = [
+        made_up(81.0, 82.0, training__steps=200, **STATIC, **common),
+        made_up(83.0, 83.0, training__steps=400, **STATIC, **common),
+        made_up(82.0, 84.0, training__steps=400, **window, **common),
+        made_up(70.0, 70.0, training__steps=300, **window, **common),
+    ]
+    rows = [row for row in records(data_of("better/fig8", *cells, scale="mini")) if row["source"] == "ours"]
+    found = {(row["schedule"], row["steps"]): row["difference to baseline"] for row in rows}
+    assert found["deficit", "400"] == "0.00" and found["deficit", "300"] == ""
+    assert found["static", "200"] == found["static", "400"] == "baseline"
+    axes = module_of("better").FIGURES["fig8"](data_of("better/fig8", *cells, scale="mini")).figure.axes[0]
+    assert [line.get_ydata()[0] for line in axes.get_lines() if line.get_marker() == "o"] == [0.0]
+    plt.close("all")
+
+
 def test_published_deviations_are_shown():
     rows = records(data_of("better/table1"))
     assert {row["published deviation"] for row in rows if row["published"] == "92.23"} == {"0.09"}

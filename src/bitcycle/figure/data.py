@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -116,6 +116,13 @@ def panels_of(data: ItemData, split: Callable[[Cell], str] = lambda cell: "") ->
         trainings = frozenset((run.row["hash"], run.row["seed"]) for run in cell.runs)
         cells.setdefault(trainings, Cell({}, cell.ours, cell.runs))
     return [Panel(name, tuple(papers), tuple(cells.values()), data.pool) for name, (papers, cells) in groups.items()]
+
+
+def by_length(panel: Panel) -> list[Panel]:
+    """A panel divided by the length of training: runs of unequal lengths are not compared."""
+    lengths = dict.fromkeys(cell.runs[0].row["total_steps"] for cell in panel.cells)
+    alike = (tuple(cell for cell in panel.cells if cell.runs[0].row["total_steps"] == length) for length in lengths)
+    return [replace(panel, cells=cells) for cells in alike]
 
 
 def estimates(groups: Mapping[int, Sequence[float]], noise: tuple[float, int] | None = None) -> dict[int, Estimate]:

@@ -19,6 +19,7 @@ from bitcycle.figure.data import (
     Panel,
     Test,
     at_ceiling,
+    by_length,
     differences,
     metric_name,
     panels_of,
@@ -62,9 +63,13 @@ def draw_points(axes: Axes, look: Look, points: Sequence[tuple[float, Estimate]]
 # Cost against accuracy
 
 
-def drawable(data: ItemData, base: Test, column: str, split: Callable[[Cell], str] = lambda cell: "") -> list[Panel]:
+def drawable(
+    data: ItemData, base: Test, column: str, split: Callable[[Cell], str] = lambda cell: "", same_length: bool = False
+) -> list[Panel]:
     """The panels with a baseline that leaves room for a difference; none below half of the cells of the item."""
     found = panels_of(data, split) if data.complete_enough else []
+    if same_length:
+        found = [part for panel in found for part in by_length(panel)]
     return [panel for panel in found if (first := panel.first(base)) and not at_ceiling(first, column)]
 
 
@@ -86,7 +91,7 @@ def tradeoff(
         split: further division into panels.
         published: draws what was read from the paper's picture into a panel of its own.
     """
-    shown = drawable(data, base, column, split)
+    shown = drawable(data, base, column, split, same_length=True)
     if not shown and not published:
         return None
     figure, axes = panels(len(shown) + bool(published))
@@ -196,17 +201,18 @@ def points_by_setting(
         return None
     figure, axes = panels(len(shown))
     for panel, part in zip(shown, axes):
-        first = panel.first(base) if base else None
         series: dict[Look, list[tuple[Any, Estimate]]] = {}
-        for index, value in differences(panel, first, column).items():
-            if (where := place(panel.cells[index])) is not None:
-                series.setdefault(look(panel.cells[index]), []).append((where, value))
+        for alike in by_length(panel) if base else [panel]:
+            first = alike.first(base) if base else None
+            for index, value in differences(alike, first, column).items() if first or not base else ():
+                if (where := place(alike.cells[index])) is not None:
+                    series.setdefault(look(alike.cells[index]), []).append((where, value))
         draw_series(part, series, line, log)
-        if first is not None:
+        if base is not None:
             part.axhline(0, color="0.5", linewidth=0.8)
         title(part, panel.title)
         part.set_xlabel(x)
-        part.set_ylabel(metric_name(panel.cells) + (", difference to static" if first is not None else ""))
+        part.set_ylabel(metric_name(panel.cells) + (", difference to static" if base is not None else ""))
     legend(figure, axes)
     words = "Differences to static precision of equal seeds" if base else "Means over seeds"
     return Drawing(figure, f"{words}; {INTERVALS}; n = {data.results.trials.removeprefix('n = ')}.")

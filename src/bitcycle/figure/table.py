@@ -25,7 +25,7 @@ from bitcycle.analysis.labels import (
     schedule_of,
 )
 from bitcycle.analysis.results import Cell, Results, Value
-from bitcycle.figure.data import Estimate, ItemData, Panel, Test, differences, our_network, panels_of
+from bitcycle.figure.data import Estimate, ItemData, Panel, Test, by_length, differences, our_network, panels_of
 from bitcycle.schedule import SUITE
 
 MACS_PER_GBITOP = 1e9 / 32**2
@@ -215,7 +215,9 @@ def ratio(one: Value | None, other: Value | None) -> Value | None:
 def our_table(data: ItemData, spec: Spec) -> Table:
     """Each setting of ours once: network, data, scale and steps, the metric over seeds, and the difference to our baseline."""
     shown, more = panels_of(data), list(spec.measures)
-    rows = [row for panel in shown for row in our_rows(panel, data.results.scale or "", spec)]
+    rows = [
+        row for panel in shown for part in by_length(panel) for row in our_rows(part, data.results.scale or "", spec)
+    ]
     headings = ["network", "data", "scale", "steps", "method", "schedule", "forward bits", "gradient bits", "setting"]
     headings += [
         "metric",

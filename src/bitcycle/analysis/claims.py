@@ -169,7 +169,7 @@ def rule_of(claim: Claim, margin: float | None = None) -> str:
     )
     limit = claim.margin if claim.margin is not None else margin
     words = PREDICATES[claim.predicate].format(
-        reference=claim.reference if not isinstance(claim.reference, Mapping) else "the published number",
+        reference="the published number" if isinstance(claim.reference, Mapping) else f"{float(claim.reference):g}",
         margin=f"{limit:.3g} {claim.unit}" if limit is not None else f"{default} {claim.unit}",
         by=" and with ".join(several(claim.by)) if claim.by else "",
     )

@@ -57,8 +57,8 @@ class Cyclic(ScheduleOptions):
     )
     period_rounding: str = setting(
         "ceil",
-        "period when cycles does not divide T: ceil(T/n), floor(T/n) as the CIFAR code, floor(T/n)+1 as GNN and PTB code, or"
-        " exact: T/n itself, so that all n cycles are whole and the run ends with one",
+        "period where cycles does not divide T: ceil(T/n), floor(T/n) (CIFAR code), floor(T/n)+1 (GNN and PTB code), or"
+        " exact: T/n, every cycle whole",
         choices=("ceil", "floor", "floor_plus_one", "exact"),
     )
     rex_d: float = setting(0.9, "constant d of the REX profile; the REX paper's own is 0.5", minimum=0, maximum=0.999)

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from bitcycle import distributed
 from bitcycle.hardware import Cost, CostMeter, HardwareOptions, Workload, hardware_options, trace
+from bitcycle.layer.compilation import not_compiled
 from bitcycle.layer.gate_record import GateRecord
 from bitcycle.layer.quantized import QuantizedLayer
 from bitcycle.layer.quantized_product import QuantizedProduct
@@ -269,14 +270,14 @@ class _Watch:
     def __init__(self, controller: PrecisionController | None = None, prefix: str = "") -> None:
         self.controller, self.prefix = controller, prefix
 
-    @torch.compiler.disable
+    @not_compiled
     def before(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if self.controller is not None:
             self.controller.depth += 1
             if self.controller.depth == 1:
                 self.controller.see(model, arguments, keywords, self.prefix)
 
-    @torch.compiler.disable
+    @not_compiled
     def after(self, *_: Any) -> None:
         if self.controller is not None:
             self.controller.depth -= 1

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from bitcycle.layer.block_product import SECOND_COPY, Copies, block_product
+from bitcycle.layer.compilation import has_numbers, not_compiled
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
 from bitcycle.quantizer import QuantizerOptions, TensorQuantizer, encode_bits
@@ -79,10 +79,10 @@ class QuantizedMatrixProduct(QuantizedProduct, MatrixProduct):
             update_x=lambda a: left.along(a, bits, -2),
         )
 
-    @torch.compiler.disable
+    @not_compiled
     def adapt(self, a: Tensor, b: Tensor) -> None:
         """Let the quantizers adapt to bits, or to a mode, that they have not seen last."""
-        if not a.is_meta and not isinstance(a, FakeTensor):
+        if has_numbers(a):
             bits = encode_bits(self.precision.precision.activation)
             self.left_quantizer.prepare(a.detach(), bits)
             self.right_quantizer.prepare(b.detach(), bits)

@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from bitcycle import distributed
 from bitcycle.layer.bifurcation import Product, Rounding, bifurcated
 from bitcycle.layer.block_product import CONVOLUTION, LINEAR, block_product, copies_of
+from bitcycle.layer.compilation import has_numbers, not_compiled
 from bitcycle.layer.matrix_product import MatrixProduct, quantized_matrix_product
 from bitcycle.layer.quantized_product import NoiseKeys, QuantizedProduct
 from bitcycle.layer.state import PrecisionState
@@ -103,7 +103,7 @@ class QuantizedLayer(QuantizedProduct):
             return bias
         return self.bias_quantizer(bias, self.precision.weight_bits)
 
-    @torch.compiler.disable
+    @not_compiled
     def adapt(self, x: Tensor) -> None:
         """Let the quantizers adapt to bits, or to a mode, that they have not seen last.
 
@@ -112,7 +112,7 @@ class QuantizedLayer(QuantizedProduct):
         """
         weight: Tensor = self.weight  # type: ignore[assignment]
         precision = self.precision.precision
-        if weight.is_meta or isinstance(x, FakeTensor):  # without numbers there is nothing to adapt to
+        if not (has_numbers(weight) and has_numbers(x)):  # without numbers there is nothing to adapt to
             return
         self._observe_inputs(x.detach(), encode_bits(precision.activation))
         self.activation_quantizer.prepare(x.detach(), encode_bits(precision.activation))

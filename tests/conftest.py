@@ -98,11 +98,16 @@ def train_command(*overrides: str) -> list[str]:
     return [sys.executable, str(ROOT / "train.py"), *overrides]
 
 
-def run_train(*overrides: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own and wait for it; a sweep begins with a fresh interpreter."""
+def run_train(
+    *overrides: str, env: dict[str, str] | None = None, timeout: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own and wait for it; a sweep begins with a fresh interpreter.
+
+    `timeout` in seconds is for sweeps, which may wait for a cluster.
+    """
     environment, command = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}, train_command(*overrides)
     if "-m" in overrides:
-        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=timeout)
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder, name) for name in ("out", "err")]
         process = _processes().Process(target=_train_py, args=(overrides, environment, outputs))

@@ -202,6 +202,7 @@ def test_dry_run_of_a_schedule_that_depends_on_the_input(command):
 
 
 def test_networks_without_blocks_are_refused_before_any_data_are_read(command, monkeypatch, tmp_path):
+    monkeypatch.setattr("bitcycle.training.network.remembered", lambda kind, identity, make: make())
     monkeypatch.delattr("bitcycle.model.resnet_cifar.CifarResNet.block_family")
     network = "bitcycle.model.resnet_cifar.CifarResNet"
     monkeypatch.setattr(f"{network}.block_names", property(lambda _: (), lambda *_: None), raising=False)
@@ -340,7 +341,8 @@ def test_a_setting_without_effect_is_said(command, caplog):
     assert "schedule.q_min has no effect with schedule=static" in caplog.text
 
 
-def test_a_launcher_of_others_that_fails_is_no_bug_of_ours(command):
+def test_a_launcher_of_others_that_fails_is_no_bug_of_ours(command, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))  # no SLURM, even where it is installed
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     run = ("dataset=digits", "model=resnet8", "scale=smoke", "training.steps=3")
     code, _, err = command("-m", "hydra/launcher=submitit_slurm", *run)

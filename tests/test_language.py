@@ -376,7 +376,7 @@ def test_time_sum_is_the_mean_times_the_tokens_of_a_stream(text):
 def test_chance_is_the_share_of_the_most_frequent_token(text):
     planned = text("dataset.train_samples=null")
     tokens = planned.config.dataset.load(planned.config.data_folder).train
-    assert task_of(planned).chance == pytest.approx(float(tokens.bincount().max()) / len(tokens))
+    assert task_of(planned).majority_baseline == pytest.approx(float(tokens.bincount().max()) / len(tokens))
 
 
 def test_it_learns_and_costs_what_was_foretold(text):

@@ -25,7 +25,8 @@ STATIC = ["schedule=static", "schedule.gradient=32"]
 LOW_BITS = {
     "dorefa": ["schedule=static", "schedule.q_max=4", "schedule.gradient=8"],
     "wageubn": ["schedule=static", "schedule.q_max=6", "quantizer.weight_gradient_constant=128"],
-    "pact_binary": [*STATIC, "schedule.q_max=1"],
+    # 1 bit learns slowest: after 120 steps it is at 30 to 42 %, depending on the processor
+    "pact_binary": [*STATIC, "schedule.q_max=1", "training.steps=240", "training.evaluation_steps=240"],
     "uniform_l2": [*STATIC, "schedule.q_max=2"],
     "ternary": [*STATIC, "schedule.q_max=2"],
     "multibit": [*STATIC, "schedule.q_max=2"],
@@ -44,10 +45,8 @@ def test_networks_learn_at_few_bits(digits, name):
         "dataset.train_samples=null",
         "dataset.test_samples=200",
     ]
-    summary = execute(digits(f"quantizer={name}", *LOW_BITS[name], *options))
-    assert (
-        summary["final"] > 30
-    )  # chance is 10 %, pact_binary comes to 42 in these few steps, the others to 64 and more
+    summary = execute(digits(f"quantizer={name}", *options, *LOW_BITS[name]))
+    assert summary["final"] > 30  # chance is 10 %
 
 
 def test_every_quantizer_has_a_resume_case_within_its_bits(digits):

@@ -340,18 +340,22 @@ def test_weights_begin_anew_after_divergence(digits):
 
     trainer = build_trainer(plan, CPU)
     trainer.metrics = MetricsLog(NoLines(), [])
-    initial = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+    def state() -> dict[str, torch.Tensor]:
+        return {name: value for name, value in trainer.model.state_dict().items() if "precision" not in name}
+
+    initial = {name: value.clone() for name, value in state().items()}
     batches = trainer.task.batches(0)
     while trainer.step < 32:
         if trainer.step in (0, 16):
-            torch.testing.assert_close(trainer.model.state_dict(), initial, rtol=0, atol=0)
+            torch.testing.assert_close(state(), initial, rtol=0, atol=0)
             assert not trainer.optimizer.state
         trainer.train_step(next(batches))
         if trainer.step in (3, 19):
             with torch.no_grad():
                 trainer.model.conv1.weight.fill_(math.nan)
             trainer.average.add(trainer.model)
-    torch.testing.assert_close(trainer.model.state_dict(), initial, rtol=0, atol=0)
+    torch.testing.assert_close(state(), initial, rtol=0, atol=0)
     assert trainer.average.count == 0  # of weights that are no more
     while trainer.step < 64:
         trainer.train_step(next(batches))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -89,7 +89,12 @@ def layer_roles(model: nn.Module, sample: Any = None) -> dict[str, tuple[str, ..
 def _match(name: str, found: Sequence[str], entries: Sequence[str]) -> str:
     """The first entry that is a role of the layer, or matches its name or that of a module around it; empty: none."""
     names = [name, *(name[:i] for i, letter in enumerate(name) if letter == ".")]
-    return next((e for e in entries if e in found or any(fnmatch.fnmatchcase(n, e) for n in names)), "")
+    return next((e for e in entries if (e in found if e in roles.ROLES else any(map(matcher(e), names)))), "")
+
+
+def matcher(pattern: str) -> Callable[[str], bool]:
+    """Whether a name matches; a role is no pattern, so that a block that somebody calls `first` is not taken for one."""
+    return lambda name: fnmatch.fnmatchcase(name, pattern)
 
 
 def has_signed_input(model: nn.Module, name: str, found: Sequence[str]) -> bool:

@@ -50,8 +50,8 @@ def find_order(model: nn.Module, layers: Mapping[str, nn.Module], sample: Any = 
     """
     watched = {**layers, **{name: m for name, m in model.named_modules() if isinstance(m, nn.Embedding)}}
     registered = tuple(Call(name, name) for name, _ in model.named_modules() if name in watched)
-    if sample is None and hasattr(model, "float_layers"):
-        return Order(registered, "registration")
+    if sample is None and hasattr(model, "float_layers"):  # its own rule speaks of layers, and not of embeddings
+        return Order(tuple(call for call in registered if call.name in layers), "registration")
     try:
         if sample is not None:
             return Order(_run(model, watched, sample), "execution")

@@ -35,7 +35,8 @@ class ScheduleOptions(Settings):
     """Options that every schedule has. Subclasses add theirs and say which precision a step has."""
 
     name: str = setting(MISSING, "the schedule's name, as in schedule=NAME")
-    q_min: int = setting(3, "lowest forward precision in bits (weights and activations)", minimum=1, maximum=32)
+    # Any, as cyclic schedules also take the word auto and OmegaConf keeps the type of the first class that declares a field.
+    q_min: Any = setting(3, "lowest forward precision in bits (weights and activations)", minimum=1, maximum=32)
     q_max: int = setting(8, "highest forward precision in bits, that of the static baseline", minimum=1, maximum=32)
 
     def validate(self) -> None:

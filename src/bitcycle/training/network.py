@@ -70,9 +70,10 @@ def network(
     def make() -> Network:
         model = options.build(info.shape)
         layers = tuple(conversion_plan(model, quantizer, schedule))
+        parameters = _parameters(model)  # before conversion, which adds gates in place
         converted = quantize_model(model, _charged_quantizer(quantizer), schedule=schedule)
         gates = [module for module in converted.modules() if isinstance(module, Gates)]
-        parameters = _parameters(model) + sum(map(_parameters, gates))
+        parameters += sum(map(_parameters, gates))
         choices = gates[0].choices if gates else None
         with warnings.catch_warnings(record=True) as caught:
             workload = _trace(converted, task.sample(info))

@@ -45,6 +45,8 @@ def test_there_is_one_openmp_library():
     if affine_operators._operators() is None:
         pytest.skip("no compiler")
     # In a process of its own: other libraries, such as scikit-learn, bring one of theirs into this one.
-    program = "from bitcycle.quantizer import affine_operators as a; a._operators(); print(open('/proc/self/maps').read())"
+    program = (
+        "from bitcycle.quantizer import affine_operators as a; a._operators(); print(open('/proc/self/maps').read())"
+    )
     maps = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert len({line.split()[-1] for line in maps.splitlines() if "gomp" in line}) == 1

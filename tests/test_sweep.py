@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing.forkserver
 import os
 import re
 import signal
@@ -286,7 +287,19 @@ def ended(run: Forked) -> int:
     return code
 
 
-def test_a_forked_run_is_as_if_python_had_started_it(script, tmp_path):
+@pytest.fixture
+def fresh_fork_server():
+    """The fork server of sweeps, as a process has one only: that of the tests' own commands, which imports less, ends before."""
+    server = multiprocessing.forkserver._forkserver
+    before = server._preload_modules
+    server._stop()
+    server.set_forkserver_preload(["bitcycle.sweep.preload"])
+    yield
+    server._stop()
+    server.set_forkserver_preload(before)
+
+
+def test_a_forked_run_is_as_if_python_had_started_it(script, tmp_path, fresh_fork_server):
     code = """
 import atexit, json, os, sys, torch
 import beside

@@ -56,7 +56,7 @@ def remembered(kind: str, identity: str, make: Callable[[], T]) -> T:
 def _from_disk(name: str, make: Callable[[], T]) -> T:
     try:
         file = cache_folder() / name
-    except OSError:  # without a home everything is made anew
+    except OSError:  # without a home directory nothing is cached
         return make()
     with contextlib.suppress(Exception):  # not there, or not whole; pickle raises whatever it likes
         found: T = pickle.loads(file.read_bytes())

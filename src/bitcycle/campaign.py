@@ -313,7 +313,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--summary", type=Path, default=Path("results/summary/runs.csv"), help="where results are added"
     )
-    parser.add_argument("--figures", action="store_true", help="draw every figure anew when results were added")
+    parser.add_argument("--figures", action="store_true", help="redraw every figure when results were added")
     parser.add_argument("--dry-run", action="store_true", help="show the parts, their states and the time left")
     return parser.parse_args(words)
 

@@ -45,7 +45,7 @@ def local_world_size() -> int:
 
 
 def shard_of(samples: int, process: int, processes: int) -> Shard:
-    """The shard of a batch of so many samples that a process takes; shards differ by one sample at most.
+    """The shard of a batch of `samples` that a process takes; shards differ by one sample at most.
 
     >>> [shard_of(7, process, 2) for process in range(2)]
     [Shard(first=0, samples=3, total=7), Shard(first=3, samples=4, total=7)]
@@ -62,7 +62,7 @@ def local_shard(indices: Tensor) -> Tensor:
 
 @contextmanager
 def sharded(samples: int) -> Iterator[None]:
-    """What is computed inside belongs to a batch of so many samples, of which this process has its shard."""
+    """What is computed inside belongs to a batch of `samples`, of which this process has its shard."""
     global _shard
     before, _shard = _shard, shard_of(samples, rank(), world_size()) if world_size() > 1 else None
     try:

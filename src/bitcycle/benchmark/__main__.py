@@ -94,7 +94,7 @@ def measure(chosen: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) 
 
 
 def check(chosen: argparse.Namespace, path: Path) -> int:
-    """Measure anew what the record has; returns 1 if something has become slower, 2 without a record of this hardware."""
+    """Measure again what the record has; returns 1 if something has become slower, 2 without a record of this hardware."""
     if not path.exists():
         print(f"{path} is missing: record this hardware first, with make bench BENCH=--threads={chosen.threads}")
         return 2

@@ -279,7 +279,9 @@ def _quantized(
         SettingError: naming the layer, if it has none.
     """
     if isinstance(getattr(layer, "weight", None), Tensor) and "weight" not in layer._parameters:
-        problem = f"layer {rule.name!r} ({rule.kind}) computes its weight anew at each call (torch.nn.utils.weight_norm, prune)"
+        problem = (
+            f"layer {rule.name!r} ({rule.kind}) recomputes its weight at each call (torch.nn.utils.weight_norm, prune)"
+        )
         remedy = "remove that first (remove_weight_norm, prune.remove), or name the layer in float_layers"
         raise SettingError("model", rule.kind, problem, remedy)
     try:

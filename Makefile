@@ -7,7 +7,7 @@ export HYDRA_FULL_ERROR := 1
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup docs demo test test-all test-slurm lint bench bench-check status reproduce campaign manifest collect figures browser costs readme lock clean
+.PHONY: help setup docs demo test test-all test-slurm fuzz lint bench bench-check status reproduce campaign manifest collect figures browser costs readme lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ test-all: $(VENV)/.ready lint ## the same with the tests that take minutes: whol
 
 test-slurm: $(VENV)/.ready ## a sweep on a SLURM cluster that is started on this machine for it; root installs SLURM if need be
 	scripts/test_slurm.sh "$(abspath $(RUN))"
+
+fuzz: $(VENV)/.ready ## kill runs at random moments and compare them with unbroken ones, bit by bit: KILLS=1000 JOBS=2 SEED=0
+	OMP_NUM_THREADS=1 $(RUN) -m tests.fuzz --kills $(or $(KILLS),1000) --jobs $(or $(JOBS),1) --seed $(or $(SEED),0)
 
 lint: $(VENV)/.ready ## ruff and mypy
 	$(VENV)/bin/ruff check .

@@ -270,6 +270,22 @@ def fidelity_table() -> str:
     return "\n".join(lines)
 
 
+def fuzz_table() -> str:
+    """Runs that `make fuzz` killed and resumed, by task, schedule and quantizer."""
+    with open((ROOT / SUMMARY).parent / "fuzz.csv", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    lines = []
+    for group in ("task", "schedule", "quantizer"):
+        lines += [f"| {group} | runs | kills | of them with a checkpoint | unequal |", "|---" * 5 + "|"]
+        for name in [*sorted({row[group] for row in rows}), "all"]:
+            found = [row for row in rows if name in (row[group], "all")]
+            kills, resumed = (sum(int(row[key]) for row in found) for key in ("kills", "resumed"))
+            unequal = sum(row["outcome"] != "equal" for row in found)
+            lines.append(f"| {name} | {len(found)} | {kills} | {resumed} | {unequal} |")
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
 def claims_table() -> str:
     """Every claim that was tested, with its estimate and rule; `make figures` writes the verdicts."""
     rows = [row for row in read_claim_results(CLAIMS) if row.estimate is not None and row.verdict != NO_TEST]
@@ -323,6 +339,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "lengths": lengths_table,
     "pilot": pilot_table,
     "fidelity": fidelity_table,
+    "fuzz": fuzz_table,
     "tested": claims_table,
     "untested": untested_table,
 }
@@ -336,6 +353,7 @@ DOCUMENTS = {
     ROOT / "docs" / "speed.md": ("benchmark",),
     ROOT / "results" / "notes" / "mini-scale.md": ("deviations",),
     ROOT / "results" / "notes" / "fidelity.md": ("fidelity",),
+    ROOT / "results" / "notes" / "fuzz.md": ("fuzz",),
     ROOT / "results" / "notes" / "plan.md": ("pilot",),
     ROOT / "results" / "notes" / "verdicts.md": ("tested", "untested", "lengths"),
 }

@@ -81,5 +81,11 @@ def with_made_data(overrides: Sequence[str], folder: Path, patch: pytest.MonkeyP
     for word in named:
         name, make = MAKERS[word]
         make(folder / name, patch)
-    paths = {word: str(folder / MAKERS[word][0]) for word in named}
-    return [re.sub("|".join(paths) or "$^", lambda found: paths[found[0]], part) for part in overrides]
+    return placed(overrides, folder)
+
+
+def placed(overrides: Sequence[str], folder: Path) -> list[str]:
+    """Overrides whose words stand for data, with the paths of data that lie below `folder`."""
+    return [
+        re.sub(rf"\b({'|'.join(MAKERS)})\b", lambda word: str(folder / MAKERS[word[0]][0]), part) for part in overrides
+    ]

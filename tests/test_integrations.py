@@ -33,26 +33,26 @@ def network(kind: str) -> nn.Module:
     return transformers.ViTForImageClassification(transformers.ViTConfig(image_size=8, patch_size=4, **sizes))
 
 
-def trainer(kind: str, folder, stop_after: int | None = None):
+def trainer(kind: str, folder, stop_after: int | None = None, schedule="CR", **changed):
     from bitcycle.integrations.transformers import PrecisionCallback
 
     class Stop(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **_):
             control.should_training_stop = state.global_step == stop_after
 
-    arguments = transformers.TrainingArguments(
-        str(folder),
-        max_steps=4,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=2,
-        save_steps=2,
-        logging_steps=1,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        lr_scheduler_type="constant",
-    )
-    callback = PrecisionCallback("CR", cycles=2, q_min=3, q_max=8)
+    settings = {
+        "max_steps": 4,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "save_steps": 2,
+        "logging_steps": 1,
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "lr_scheduler_type": "constant",
+    }
+    arguments = transformers.TrainingArguments(str(folder), **settings | changed)
+    callback = PrecisionCallback(schedule, cycles=2, q_min=3, q_max=8)
     callbacks = [callback, *([Stop()] if stop_after else [])]
     return transformers.Trainer(network(kind), arguments, train_dataset=data(kind), callbacks=callbacks), callback
 

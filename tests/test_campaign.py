@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bitcycle.campaign import Campaign, Part, Summaries, alone, read_plan, train
+from bitcycle.campaign import Campaign, Part, Summaries, alone, read_plan, recorded_in, train
 from bitcycle.configuration import read_config
 from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, RunError
 from bitcycle.settings import SettingError
@@ -113,6 +113,15 @@ def test_runs_come_in_the_order_of_the_plan_shared_ones_once_and_failed_ones_las
         order.append(run)
         again.ended(run, EXIT_DONE)
     assert order == [*planned.distinct()[2:], first]
+
+
+def test_what_the_summary_holds_is_not_trained_again(root):
+    planned = campaign(root, Part("paper/b", scale="smoke")).distinct()
+    write_summary = "scale,hash,seed\n" + f"smoke,{planned[0].hash},0\n"
+    (root / "runs.csv").write_text(write_summary)
+    again = Campaign(root, [Part("paper/b", scale="smoke")], "elsewhere/runs", compose, recorded_in(root / "runs.csv"))
+    assert again.next() is not None and again.next().path == planned[1].path
+    assert again.progress(workers=1).startswith("1 of 2 runs done")
 
 
 def test_the_time_left_is_that_of_runs_of_the_same_kind(root):

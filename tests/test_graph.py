@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import shutil
 from urllib.error import URLError
@@ -20,6 +21,7 @@ from bitcycle.layer.sparse import Edges, make_edges, neighbour_mean, neighbour_s
 from bitcycle.model import GraphShape
 from bitcycle.model.graph_network import Gcn, GraphNorm, GraphSage
 from bitcycle.quantizer import Sbm
+from bitcycle.quantizer.sbm import SbmRows
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 from bitcycle.training.run import build_trainer, execute
@@ -136,6 +138,40 @@ def test_sum_over_neighbours_is_a_matrix_product_both_ways():
     without_way_back = neighbour_sum(h, Edges(edges.offsets, edges.sources))
     torch.testing.assert_close(torch.autograd.grad(without_way_back, h, upstream)[0], h.grad)
     torch.testing.assert_close(neighbour_mean(h, edges), matrix @ h / matrix.sum(1, keepdim=True).clamp_min(1))
+
+
+@pytest.mark.parametrize("sizes", [(7, 3), (3, 7)])
+def test_constant_features_are_quantized_once_for_each_precision(sizes, monkeypatch):
+    edges, _ = random_edges(20, 50)
+    torch.manual_seed(0)
+    layer, x = QuantizedGraphConvolution(*sizes), torch.rand(20, sizes[0])
+    quantized = []
+    quantize = SbmRows.forward
+    monkeypatch.setattr(SbmRows, "forward", lambda rows, h, bits: quantized.append(h) or quantize(rows, h, bits))
+
+    def weight_gradient(features: torch.Tensor) -> torch.Tensor:
+        layer.precision.begin_step(0)
+        layer(features, edges).square().sum().backward()
+        gradient, layer.weight.grad = layer.weight.grad, None
+        return gradient
+
+    def calls_of_features() -> int:
+        return sum(h.shape == x.shape for h in quantized)
+
+    for bits in (3, 8, 3):
+        layer.precision.set(Precision(bits, bits, 8))
+        expected = weight_gradient(x.clone())
+        quantized.clear()
+        for _ in range(6):
+            assert torch.equal(weight_gradient(x), expected)
+        if sizes[0] > sizes[1]:  # else the aggregate is quantized, which is made in each call
+            assert calls_of_features() <= 3
+    x[0] += 1  # changed in place
+    assert torch.equal(weight_gradient(x), weight_gradient(x.clone()))
+    again = copy.deepcopy(layer)
+    assert torch.equal(again(x, edges), layer(x, edges))
+    other, _ = random_edges(20, 30)
+    assert torch.equal(layer(x, other), layer(x.clone(), other))
 
 
 def test_segments_add_up_to_the_same(monkeypatch):

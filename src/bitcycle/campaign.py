@@ -8,7 +8,8 @@ The plan is a YAML file, `sweeps/campaign.yaml` unless said otherwise; the entri
         scale: mini
         only: {schedule: [static, CR]}
 
-The same command goes on where it was stopped, by a signal or otherwise. A run that fails stops no other; runs that failed before
+The same command goes on where it was stopped, by a signal or otherwise, and trains nothing that the summary holds. A run that fails
+stops no other; runs that failed before
 come last. As runs end, their results are added to results/summary.
 """
 
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -121,13 +122,29 @@ class Campaign:
         parts: of the plan.
         results_root: folder of the run folders.
         compose: makes configurations.
+        recorded: scale, hash and seed of runs whose results are gathered already, on this machine or another: they are not
+            trained again, unless other runs of their part need what is in their folders.
     """
 
-    def __init__(self, root: Path, parts: Sequence[Part], results_root: str, compose: Compose) -> None:
+    def __init__(
+        self,
+        root: Path,
+        parts: Sequence[Part],
+        results_root: str,
+        compose: Compose,
+        recorded: Collection[tuple[str, ...]] = (),
+    ) -> None:
         self.root, self.parts, self.results_root, self.compose = root, parts, results_root, compose
         self.runs = [self._plan(part) for part in parts]
+        self.recorded = {
+            run.path
+            for runs in self.runs
+            if all(run.path is not None for run in runs)
+            for run in runs
+            if run.state != "done" and _key(run) in recorded
+        }
         self.failed_before = {run.path for run in self.distinct() if run.state == "failed"}
-        self.done = {run.path for run in self.distinct() if run.state == "done"}
+        self.done = {run.path for run in self.distinct() if run.state == "done"} | self.recorded
         self.codes: dict[str, int] = {}
 
     def _plan(self, part: Part) -> list[SweepRun]:
@@ -187,7 +204,7 @@ class Campaign:
         """One row for each part of the plan."""
         table = Table("sweep", "scale", "runs", "states", "time left", "claim", title=self.progress(workers))
         for part, runs in zip(self.parts, self.runs, strict=True):
-            states = Counter(run.state for run in runs)
+            states = Counter("recorded" if run.path in self.recorded else run.state for run in runs)
             left = [run for run in runs if run.path not in self.done]
             words = ", ".join(f"{count} {state}" for state, count in states.items())
             table.add_row(
@@ -220,12 +237,12 @@ class Summaries:
 
     def refresh(self, campaign: Campaign, at_once: bool = False) -> None:
         """Add what is done and not in the file, unless that was tried a moment ago. What goes wrong here stops no run."""
-        from bitcycle.analysis.collect import KEY, collect_folders, read_summary
+        from bitcycle.analysis.collect import collect_folders
 
         if not at_once and time.monotonic() - self.refreshed < REFRESH_SECONDS:
             return
         try:
-            known = {tuple(row[name] for name in KEY) for row in read_summary(self.summary)}
+            known = recorded_in(self.summary)
             done = [run for run in campaign.distinct() if run.path in campaign.done]
             new = [run.folder.path for run in done if _key(run) not in known]
             # each with the runs that came before it, such as range tests
@@ -239,6 +256,13 @@ class Summaries:
         except Exception:
             logger.exception("cannot gather results into %s; the campaign goes on", self.summary)
         self.refreshed = time.monotonic()
+
+
+def recorded_in(summary: Path) -> set[tuple[str, ...]]:
+    """Scale, hash and seed of every run in a summary file."""
+    from bitcycle.analysis.collect import KEY, read_summary
+
+    return {tuple(row[name] for name in KEY) for row in read_summary(summary)}
 
 
 def _key(run: SweepRun) -> tuple[str, str, str]:
@@ -341,7 +365,7 @@ def run(given: argparse.Namespace, root: Path) -> int:
     parts = read_plan(given.plan or root / PLAN)
     results_root = str(Path(given.results_root).expanduser())
     with composing(root / "conf") as compose:
-        campaign = Campaign(root, parts, results_root, compose)
+        campaign = Campaign(root, parts, results_root, compose, recorded_in(given.summary))
         if given.dry_run:
             Console(width=None if Console().is_terminal else 200).print(campaign.table(given.jobs))
             return EXIT_DONE

@@ -28,12 +28,14 @@ from torch import Tensor, nn
 
 from bitcycle.layer.bifurcation import Product
 from bitcycle.layer.block_product import Axes, block_product, copies_of
+from bitcycle.layer.constant import LastResult
 from bitcycle.layer.graph_convolution import Aggregation, GraphConvolution, RowLinear, SageConvolution
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
 from bitcycle.layer.quantized_product import Noisy
 from bitcycle.layer.sparse import Edges
 from bitcycle.layer.state import PrecisionState
 from bitcycle.quantizer import QuantizerOptions, quantizer_options
+from bitcycle.quantizer.sbm import SbmRows
 from bitcycle.settings import SettingError
 
 
@@ -143,10 +145,24 @@ class QuantizedGraphConvolution(QuantizedLayer, GraphConvolution):
         self.activation_quantizer = self.activation_quantizer if rows is None else rows
         self.addition = None if rows is None else QuantizedAddition(options, state, f"{key}.addition", compile)
         self.aggregate = _aggregation(self, options, state, key, compile)
+        self.last_scaled, self.last_quantized = LastResult(), LastResult()
         self.scaling = nn.ModuleDict()
         if self.quantized_norm:
             for side in ("sources", "destinations"):
                 self.scaling[side] = QuantizedScaling(options, state, f"{key}.scaling.{side}", compile)
+
+    def scaled_sources(self, x: Tensor, edges: Edges) -> Tensor:
+        conditions = (self.precision.precision, self.training)
+        scaled = super().scaled_sources
+        return self.last_scaled(lambda: scaled(x, edges), x, edges.offsets, edges.sources, conditions=conditions)
+
+    def quantized_operands(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if not isinstance(self.activation_quantizer, SbmRows):
+            return super().quantized_operands(x, key)
+        rows, state = self.activation_quantizer, self.precision
+        conditions = (state.precision.activation,)
+        quantized = self.last_quantized(lambda: rows(x, state.activation_bits), x, conditions=conditions)
+        return quantized, self.quantized_weight(key)
 
     def scale(self, x: Tensor, factors: Tensor, side: str) -> Tensor:
         return self.scaling[side](x, factors) if side in self.scaling else x * factors

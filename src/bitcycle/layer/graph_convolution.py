@@ -63,12 +63,16 @@ class GraphConvolution(nn.Module):
         nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor, edges: Edges) -> Tensor:
-        h = self.scale(x, edges.out_degrees(len(x)).rsqrt(), "sources")
+        h = self.scaled_sources(x, edges)
         if self.in_features > self.out_features:
             h = self.aggregate(self.product(h), edges)
         else:
             h = self.product(self.aggregate(h, edges))
         return self.add_bias(self.scale(h, edges.in_degrees().rsqrt(), "destinations"))
+
+    def scaled_sources(self, x: Tensor, edges: Edges) -> Tensor:
+        """Each row of x over the root of its node's out-degree."""
+        return self.scale(x, edges.out_degrees(len(x)).rsqrt(), "sources")
 
     def scale(self, x: Tensor, factors: Tensor, side: str) -> Tensor:
         """Each row of the `side` (sources or destinations) times its factor [rows, 1]."""

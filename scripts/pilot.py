@@ -1,4 +1,4 @@
-"""Gather the runs with which a regime was chosen: `python scripts/pilot.py RUNS [RUNS ...]` writes results/summary/pilot.csv.
+"""Gather the runs with which a regime was chosen: `python scripts/pilot.py RUNS [RUNS ...]` adds them to results/summary/pilot.csv.
 
 The training accuracy is the mean over the last 100 steps, with crops and flips; runs that were given up say how far they came.
 """
@@ -13,6 +13,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+KEY = ("network", "width", "data", "images", "steps", "schedule", "seed")
 PILOT = Path(__file__).parent.parent / "results" / "summary" / "pilot.csv"
 
 
@@ -40,13 +41,16 @@ def row_of(folder: Path) -> dict[str, Any] | None:
 
 
 def main(roots: list[str]) -> None:
-    """Write one row for each run below the roots."""
+    """Add one row for each run below the roots; it replaces an older one of the same run."""
+    with PILOT.open(newline="") as stream:
+        known = {tuple(row[name] for name in KEY): row for row in csv.DictReader(stream)}
     folders = sorted(path.parent for root in roots for path in Path(root).rglob("metrics.jsonl"))
-    rows = [row for folder in folders if (row := row_of(folder))]
+    found = [{name: str(value) for name, value in row.items()} for folder in folders if (row := row_of(folder))]
+    rows = list((known | {tuple(row[name] for name in KEY): row for row in found}).values())
     with PILOT.open("w", newline="") as stream:
         writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(sorted(rows, key=lambda row: [str(value) for value in row.values()]))
+        writer.writerows(sorted(rows, key=lambda row: list(row.values())))
 
 
 if __name__ == "__main__":

@@ -8,9 +8,8 @@ The plan is a YAML file, `sweeps/campaign.yaml` unless said otherwise; the entri
         scale: mini
         only: {schedule: [static, CR]}
 
-The same command goes on where it was stopped, by a signal or otherwise, and trains nothing that the summary holds. A run that fails
-stops no other; runs that failed before
-come last. As runs end, their results are added to results/summary.
+The same command goes on where it was stopped, by a signal or otherwise, and trains nothing that the summary holds. A run that
+fails stops no other; runs that failed before come last. As runs end, their results are added to results/summary.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gather the runs with which a regime was chosen: `python scripts/pilot.py RUNS [RUNS ...]` adds them to results/summary/pilot.csv.
+"""Gather the runs with which a regime was chosen: `python scripts/pilot.py RUNS [RUNS ...]` adds to results/summary/pilot.csv.
 
 The training accuracy is the mean over the last 100 steps, with crops and flips; runs that were given up say how far they came.
 """

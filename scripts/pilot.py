@@ -26,17 +26,20 @@ def row_of(folder: Path) -> dict[str, Any] | None:
         return None
     config: Any = OmegaConf.load(folder / "config.yaml")
     last = training[-2:]
+    summary = folder / "summary.json"
+    found = json.loads(summary.read_text()).get("found", {}) if summary.exists() else {}
     return {
         "network": config.model.name,
         "width": config.model.get("width", 16),
         "data": config.dataset.name,
         "images": config.dataset.train_samples,
-        "steps": config.training.steps,
+        "steps": training[-1]["step"] if found else config.training.steps,
         "done": training[-1]["step"],
         "schedule": config.schedule.name,
         "seed": config.seed,
         "training_accuracy": round(sum(record["accuracy"] for record in last) / len(last), 2),
         "test_accuracy": evaluations[-1]["test_accuracy"],
+        "found_q_min": found.get("q_min", ""),
     }
 
 

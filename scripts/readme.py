@@ -250,7 +250,7 @@ def pilot_table() -> str:
     for row in rows:
         steps = row["steps"] if row["done"] == row["steps"] else f"{row['done']} of {row['steps']}, given up"
         network = f"{row['network']}, width {row['width']}"
-        run = f"{row['schedule']}, {row['seed']}"
+        run = f"{row['schedule']}, {row['seed']}" + (f": finds {row['found_q_min']} bits" if row["found_q_min"] else "")
         lines.append(
             f"| {network} | {row['images']} | {steps} | {run} | {row['training_accuracy']} | {row['test_accuracy']} |"
         )

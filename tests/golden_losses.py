@@ -33,6 +33,7 @@ METHODS: dict[str, list[str]] = {
     "RTH": ["schedule=RTH", "schedule.cycles=2"],
     "pfq": ["schedule=pfq", *QUICK_STAGES],
     "dfq": ["schedule=dfq"],
+    "dfq, chosen": ["schedule=dfq", "schedule.backward=chosen"],
     "fractrain": ["schedule=fractrain", *QUICK_STAGES],
     "hlhlp": ["schedule=hlhlp", *CHOOSING],
     "partial_pretrain": ["schedule=partial_pretrain", "model=resnet8_extra_skip", "quantizer=pact_binary"],

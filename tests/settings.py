@@ -172,6 +172,7 @@ RESUME: dict[str, list[str]] = {
         "schedule.shared=false",
         *SHORT,
     ],
+    "schedule=dfq, chosen backward passes": ["schedule=dfq", "schedule.backward=chosen", *SHORT],
     "optimizer=adam": ["training.optimizer.name=adam", "training.learning_rate.initial=0.001"],
     "optimizer=nesterov": ["training.optimizer.nesterov=true", "training.learning_rate.name=cosine"],
     "q_min=auto": ["training.steps=64", "schedule=RTH", "schedule.q_min=auto", "schedule.range_test.threshold=1"],

@@ -80,7 +80,7 @@ def test_a_network_in_every_variant(monkeypatch):
     monkeypatch.setattr(networks_module, "compiler_works", lambda device: False)
     [(name, found)] = measure_networks(["small"], 2, CPU)
     assert name == "small"
-    assert list(found["variants"]) == [name for name in VARIANTS if name != "DFQ"]
+    assert list(found["variants"]) == [name for name in VARIANTS if "DFQ" not in name]
     assert all(values["ms"] > 0 and values["peak_mib"] >= 0 for values in found["variants"].values())
 
 

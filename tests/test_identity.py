@@ -13,6 +13,8 @@ PINNED = {
     "schedule=RTH model=resnet74": "c15b922d71",
     "schedule=CR schedule.cycles=32 quantizer.depthwise_bits=[8,16] model=mobilenet_v2 dataset=cifar100": "1835b35fd0",
     "dataset=digits model=resnet8 scale=smoke": "8100f8ce33",
+    "schedule=dfq model=resnet38": "b15ca82824",
+    "schedule=fractrain model=resnet38": "938f2f0b39",
 }
 
 

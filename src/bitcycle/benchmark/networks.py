@@ -48,6 +48,8 @@ class Variant:
     schedule: str = "static"
     compute: str = "simulate"
     recompute: bool = False
+    backward: str = "all"
+    """Of gated networks: see Dfq."""
 
 
 VARIANTS = {
@@ -58,6 +60,7 @@ VARIANTS = {
     "RTH 3-8": Variant(schedule="RTH"),
     "RTH 3-8, codes": Variant(schedule="RTH", compute="codes"),
     "DFQ": Variant(schedule="dfq"),
+    "DFQ, chosen": Variant(schedule="dfq", backward="chosen"),
 }
 
 
@@ -189,7 +192,10 @@ class Step:
 
 
 def _schedule(variant: Variant, family: str | None) -> Schedule:
-    options: dict[str, dict[str, Any]] = {"RTH": {"q_min": 3, "q_max": 8, "cycles": 8}, "dfq": {"family": family}}
+    options: dict[str, dict[str, Any]] = {
+        "RTH": {"q_min": 3, "q_max": 8, "cycles": 8},
+        "dfq": {"family": family, "backward": variant.backward},
+    }
     return schedule(variant.schedule, total_steps=STEPS, **options.get(variant.schedule, {}))
 
 

@@ -10,6 +10,8 @@ Source: FracTrain, section 3.2, equation 1; released code, models.py.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,6 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle.layer.choices import Block, Choices
+from bitcycle.layer.chosen_backward import Mixture, Part, Replay, Sorted, Tape, ZeroGradients, prepare_replay
+from bitcycle.layer.compilation import not_compiled
 from bitcycle.layer.gate import Gates
 from bitcycle.layer.quantized import QuantizedLayer
 from bitcycle.layer.quantized_product import QuantizedProduct
@@ -36,6 +40,7 @@ class GatedBlock(nn.Module):
     * training: every candidate for the whole batch, as in the released code. Batch norm sees full batches and, like the
       observers of activations, moves its running statistics once for each candidate (batch norm of a shortcut once more
       for the skip). Costs count the chosen candidates only, which is what hardware would compute.
+    * training with backward=chosen: the same forward, gradients of chosen candidates alone; see chosen_backward.py.
     * evaluation: each candidate for the samples that chose it, the skip without any work; the result is the same, since all
       statistics are fixed. Where a quantizer looks at the whole batch in evaluation too, or gradients are wanted,
       everything is computed as in training.
@@ -50,6 +55,9 @@ class GatedBlock(nn.Module):
     def __init__(self, block: nn.Module, gates: Gates, index: int) -> None:
         super().__init__()
         self.block, self.index = block, index
+        self.replay = (
+            prepare_replay(block, gates.choices.blocks[index].name) if gates.options.backward == "chosen" else None
+        )
         # In tuples, lest parameters have several names: the gates belong to the network, the layers to the block.
         self._gates = (gates,)
         self._shortcut = (shortcut_of(block),)
@@ -65,6 +73,8 @@ class GatedBlock(nn.Module):
         if gates.tracing or not gates.active:
             return self.block(x)
         mask = gates.choose(self.index, x)
+        if self.replay is not None and self.training and torch.is_grad_enabled():
+            return self._replayed(x, mask, self.replay)
         if self.training or torch.is_grad_enabled() or not self.samples_are_independent:
             return self._mixture(x, mask)
         return self._chosen(x, mask.argmax(1))
@@ -76,7 +86,56 @@ class GatedBlock(nn.Module):
             for option in range(mask.shape[1])
             if self._can_choose(option)
         ]
-        return torch.stack(terms).sum(0) if len(terms) > 1 else terms[0]
+        if len(terms) == 1:
+            return terms[0]
+        return functools.reduce(
+            torch.add, terms
+        ).contiguous()  # the layout decides on the order of sums behind the block
+
+    @not_compiled
+    def _replayed(self, x: Tensor, mask: Tensor, replay: Replay) -> Tensor:
+        """The same with the graph of the chosen candidates alone; see chosen_backward.py."""
+        passes = self._forward_passes()
+        options = [option for same in passes for option in same]
+        rank = mask.detach()[:, options].argmax(1)
+        order, counts = rank.argsort(stable=True), rank.bincount(minlength=len(options)).tolist()
+        ends = dict(zip(options, itertools.accumulate(counts)))
+        firsts = {option: ends[option] - count for option, count in zip(options, counts)}
+        x_sorted, outputs, parts, of_option = Sorted.apply(x, order), [], [], [-1] * mask.shape[1]
+        for skips, group in itertools.groupby(passes, lambda same: self._skips(same[0])):
+            module, same_forward = self._shortcut[0] if skips else self.block, list(group)
+            tape = Tape(
+                [Part(self._state(k), firsts[k], ends[k]) for same in same_forward for k in same if firsts[k] < ends[k]]
+            )
+            for same in same_forward:
+                tape.write(order[firsts[same[0]] : ends[same[-1]]], firsts[same[0]])
+                with torch.no_grad(), replay.with_tape(tape):
+                    outputs.append(self._candidate(same[0], x).detach())
+                for option in same:
+                    of_option[option] = len(outputs) - 1
+            if tape.parts:
+                rows = x_sorted[tape.begin : tape.end] if tape.end - tape.begin < len(x) else x_sorted
+                tape.read()
+                with replay.with_tape(tape):
+                    parts.append(rows if module is None else module(rows))
+        y = Mixture.apply(mask, order, of_option, len(outputs), *outputs, *parts)
+        all_skip = not tape.parts  # of the last forward passes, those of the block
+        return ZeroGradients.apply(y, *self.block.parameters()) if all_skip else y
+
+    def _forward_passes(self) -> list[list[int]]:
+        """Options by pass: those that differ in the bits of gradients only share one; skips come first."""
+        precisions = self._gates[0].choices.precisions
+        passes: dict[tuple[int, int] | None, list[int]] = {}
+        for option, precision in enumerate(precisions):
+            if self._can_choose(option):
+                passes.setdefault(None if precision is None else precision[:2], []).append(option)
+        return sorted(passes.values(), key=lambda same: not self._skips(same[0]))
+
+    def _skips(self, option: int) -> bool:
+        return self._gates[0].choices.precisions[option] is None
+
+    def _state(self, option: int) -> PrecisionState:
+        return self._gates[0].states[option]  # type: ignore[return-value]
 
     def _chosen(self, x: Tensor, choice: Tensor) -> Tensor:
         """For every sample the candidate that it chose, and nothing else."""
@@ -96,13 +155,11 @@ class GatedBlock(nn.Module):
 
     def _candidate(self, option: int, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The block's output for all of x as if every sample had chosen `option`; `mask` says which really did."""
-        gates = self._gates[0]
-        skips = gates.choices.precisions[option] is None
+        skips = self._skips(option)
         if skips and self._shortcut[0] is None:
             return x
-        state: PrecisionState = gates.states[option]  # type: ignore[assignment]
-        wanted = mask.detach() if mask is not None and gates.options.remask_gradient else None
-        with self._at(state, wanted):
+        wanted = mask.detach() if mask is not None and self._gates[0].options.remask_gradient else None
+        with self._at(self._state(option), wanted):
             return self._shortcut[0](x) if skips else self.block(x)  # type: ignore[misc]
 
     @contextmanager

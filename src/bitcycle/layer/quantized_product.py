@@ -46,15 +46,15 @@ class Noisy(HoldsTensors):
         if fine:
             self.hold("fine_key", torch.tensor(int32_key("layer", key, "fine"), dtype=torch.int32))
 
-    def call_keys(self) -> NoiseKeys:
-        """The keys of this call; to be asked for once a call."""
+    def call_keys(self, state: PrecisionState | None = None) -> NoiseKeys:
+        """The keys of this call; to be asked for once a call. `state` counts the calls, this place's own one if None."""
         keys = NoiseKeys(self.layer_key, self.fine_key)
         if not torch.is_grad_enabled() or torch.compiler.is_exporting():
             return keys
         if torch.compiler.is_compiling():
             number = self._next_call_in_graph()
             return keys.map(lambda key: torch.where(number > 0, hash_bits(number, key), key))
-        count = self.precision.next_call(self.layer_number)
+        count = (self.precision if state is None else state).next_call(self.layer_number)
         return keys.map(lambda key: hash_bits(torch.full_like(key, count), key)) if count else keys
 
     def _next_call_in_graph(self) -> Tensor:

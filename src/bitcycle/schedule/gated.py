@@ -63,6 +63,7 @@ class GateOptions:
         depthwise_bits: fixed (forward, gradient) bits of depthwise convolutions; None: chosen with the block.
         gate_sizes, initial, block_weight: as in `Family`.
         shared: one LSTM and projection for all blocks, or one for each.
+        backward: `all` candidates for all samples, or that of the `chosen` candidate of each sample.
         remask_gradient: zero the gradient of samples that did not choose a candidate in each of its layers.
         beta, cost_reduction, adaptive_beta, target_range, relax: the cost term of the loss.
         depthwise_reference: what depthwise convolutions count in the denominator of cp.
@@ -75,6 +76,7 @@ class GateOptions:
     initial: str
     block_weight: str
     shared: bool
+    backward: str
     remask_gradient: bool
     beta: float
     cost_reduction: str
@@ -146,6 +148,12 @@ class Dfq(ScheduleOptions):
         "32, 16, 16 for CIFAR ResNets",
         minimum=0,
     )
+    backward: str = setting(
+        "all",
+        "backward passes: all candidates for all samples, as the code, or of each sample its chosen one only (Eq. 1: what "
+        "remask_gradient gives, in a third of the time; quantizer sbm, compute=simulate)",
+        choices=("all", "chosen"),
+    )
     remask_gradient: bool = setting(
         False,
         "no gradient inside a candidate from samples that did not choose it (Eq. 1); false: batch norm and rounding noise "
@@ -209,6 +217,7 @@ class Dfq(ScheduleOptions):
             initial=facts.initial,
             block_weight=self.block_weight or facts.block_weight,
             shared=self.shared,
+            backward=self.backward,
             remask_gradient=self.remask_gradient,
             beta=self.beta,
             cost_reduction=self.cost_reduction,

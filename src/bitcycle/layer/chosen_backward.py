@@ -1,0 +1,370 @@
+"""Candidates of a gated block whose gradients are those of the samples that chose them (schedule.backward=chosen).
+
+Each candidate k runs forward for the whole batch without a graph, since the gate learns from its output, and ranges and
+statistics are those of a batch. Candidates that differ in the bits of gradients alone share that pass. Of what quantized
+layers and batch norms computed, the rows of the samples that chose k are kept on a tape. Then the block runs once more, for
+all samples sorted by candidates, with a graph; layers and batch norms return what the tape has, and on the way back
+
+    quantized layer   G = Q(dL/dy) for the samples of each k with its bits, range and noise, then dL/dx, dL/dW together
+    batch norm        dL/dx_n = w / s_k (dL/dy_n - sum_k dL/dy / M - h_n sum_k dL/dy h / M),    h = (x - m_k) / s_k
+    gate              dL/dm_nk = <dL/dy_n, candidate_k(x)_n>
+
+with sums over the samples that chose k and M elements of a channel in the whole batch. These are the gradients of
+`remask_gradient=true` (FracTrain, section 3.2, equation 1), but for the noise of an element, which counts the elements of a
+candidate's samples, and for the range of a gradient, in which zeros of other samples do not count. Not in the authors' code,
+which computes the gradients of all candidates for all samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from bitcycle.layer.codes.product import gradients_of_convolution, gradients_of_linear
+from bitcycle.layer.quantized import QuantizedConv2d, QuantizedLayer, QuantizedLinear
+from bitcycle.layer.quantized_product import QuantizedProduct
+from bitcycle.layer.state import PrecisionState
+from bitcycle.quantizer.sbm import Sbm
+from bitcycle.settings import SettingError
+
+
+class Part(NamedTuple):
+    """Samples that chose the same candidate: its bits, and which rows they are among the sorted ones."""
+
+    state: PrecisionState
+    first: int
+    last: int
+
+
+class Statistics(NamedTuple):
+    """Mean and inverse deviation by channel of a candidate, of whose rows, and elements of a channel."""
+
+    mean: Tensor
+    inverse: Tensor
+    first: int
+    last: int
+    elements: int
+
+
+class Entry:
+    """What the calls of one module at the same place of the block computed, of the rows that are kept."""
+
+    def __init__(self) -> None:
+        self.x: Tensor | None = None
+        self.y: Tensor | None = None
+        self.weight: Tensor | None = None
+        self.statistics: list[Statistics] = []
+
+
+class Tape:
+    """Entries in the order of calls: written by one candidate after another, then read once.
+
+    Args:
+        parts: of the samples that computed something, in order.
+    """
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts, self.entries, self.position, self.reads = list(parts), list[Entry](), 0, False
+        self.first, self.rows = 0, torch.empty(0)
+        self.begin, self.end = parts[0].first if parts else 0, parts[-1].last if parts else 0
+
+    def write(self, rows: Tensor, first: int) -> None:
+        """A candidate begins; `rows` of the batch chose it, which become those from `first` on."""
+        self.position, self.rows, self.first = 0, rows, first - self.begin
+
+    def read(self) -> None:
+        """What is called from now on returns what was kept."""
+        self.position, self.reads = 0, True
+
+    def next(self) -> Entry:
+        """The entry of this call."""
+        if self.position == len(self.entries):
+            assert not self.reads, "the block calls other modules than without a graph"
+            self.entries.append(Entry())
+        self.position += 1
+        return self.entries[self.position - 1]
+
+    def keep(self, kept: Tensor | None, x: Tensor) -> Tensor:
+        """`kept` with the rows of x that chose the candidate."""
+        source = _rows_last(x)
+        if kept is None:
+            layout = torch.channels_last if x.dim() == 4 else torch.contiguous_format
+            size = (self.end - self.begin, *x.shape[1:])
+            kept = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=layout)
+        torch.index_select(source, 0, self.rows, out=_rows_last(kept)[self.first : self.first + len(self.rows)])
+        return kept
+
+
+class Replay:
+    """The tape of a gated block, which its layers and batch norms look at; none but in `mixture`."""
+
+    def __init__(self) -> None:
+        self.tape: Tape | None = None
+
+    @contextmanager
+    def with_tape(self, tape: Tape) -> Iterator[None]:
+        """Let the modules write to the tape, or read from it."""
+        self.tape = tape
+        try:
+            yield
+        finally:
+            self.tape = None
+
+
+class ReplayedProduct:
+    """The computation of a quantized layer of such a block; without a tape it is that of other layers."""
+
+    def __init__(self, layer: QuantizedLayer, replay: Replay) -> None:
+        self.layer, self.replay = layer, replay
+
+    def accepts(self, x: Tensor) -> bool:
+        """Whether the block is trained.
+
+        Raises:
+            SettingError (a ValueError): under autocast, whose products have other operands.
+        """
+        if self.replay.tape is not None and torch.is_autocast_enabled(x.device.type):
+            problem = "replays float32 products, and autocast is on"
+            raise SettingError("schedule.backward", "chosen", problem, "train in float32, or use schedule.backward=all")
+        return self.replay.tape is not None
+
+    def __call__(self, x: Tensor, bias: Tensor | None, key: Tensor) -> Tensor:
+        tape, layer = self.replay.tape, self.layer
+        assert tape is not None
+        entry = tape.next()
+        if tape.reads:
+            states = [layer.precision if layer.precision.fixed else part.state for part in tape.parts]
+            counted = [layer.call_keys(state).coarse for state in (states[1:] if layer.precision.fixed else states)]
+            keys = [key, *counted] if layer.precision.fixed else counted  # bits of its own have counted this call
+            bits = [(state.gradient_bits, state.step_key, key) for state, key in zip(states, keys)]
+            return _Product.apply(x, layer.weight, bias, layer, entry, tape, bits)
+        if entry.weight is None:
+            entry.weight = layer.quantized_weight(key)
+        x = layer.activation_quantizer(x, layer.precision.activation_bits)
+        y = _product(layer, x, entry.weight, bias)
+        entry.x, entry.y = tape.keep(entry.x, x), tape.keep(entry.y, y)
+        return y
+
+
+def _product(layer: QuantizedLayer, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return layer._conv_forward(x, weight, bias) if isinstance(layer, nn.Conv2d) else F.linear(x, weight, bias)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        layer: QuantizedLayer,
+        entry: Entry,
+        tape: Tape,
+        noise: Any,
+    ) -> Tensor:
+        assert entry.y is not None
+        ctx.save_for_backward(entry.x, entry.weight)
+        ctx.layer, ctx.noise = layer, noise
+        ctx.bounds = [(part.first - tape.begin, part.last - tape.begin) for part in tape.parts]
+        return entry.y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (x, weight), layer, needed = ctx.saved_tensors, ctx.layer, ctx.needs_input_grad[:3]
+        parts = zip(ctx.bounds, ctx.noise)
+        of_parts = [layer.gradient_quantizer.quantize(gradient[a:b], *noise) for (a, b), noise in parts]
+        gradient = of_parts[0] if len(of_parts) == 1 else torch.cat(of_parts)
+        if isinstance(layer, nn.Conv2d):
+            return *gradients_of_convolution(gradient, x, weight, needed, cast("QuantizedConv2d", layer)), *[None] * 4
+        return *gradients_of_linear(gradient, x, weight, needed), *[None] * 4
+
+
+class ReplayedBatchNorm2d(nn.BatchNorm2d):
+    """A torch.nn.BatchNorm2d of such a block; without a tape it is an ordinary one."""
+
+    replay: Replay
+
+    def forward(self, x: Tensor) -> Tensor:
+        tape = self.replay.tape
+        if tape is None or not (self.training or self.running_mean is None):
+            return super().forward(x)
+        entry = tape.next()
+        if tape.reads:
+            return _Normalised.apply(x, self.weight, self.bias, entry, tape, self.eps)
+        factor = self.momentum or 0.0
+        if self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            factor = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        y, mean, inverse = torch.native_batch_norm(
+            x, self.weight, self.bias, self.running_mean, self.running_var, True, factor, self.eps
+        )
+        entry.y = tape.keep(entry.y, y)
+        last = tape.first + len(tape.rows)
+        entry.statistics.append(Statistics(mean, inverse, tape.first, last, x.numel() // x.shape[1]))
+        return y
+
+
+class _Normalised(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, entry: Entry, tape: Tape, eps: float
+    ) -> Tensor:
+        assert entry.y is not None
+        ctx.save_for_backward(x, weight)
+        ctx.eps, ctx.statistics = eps, entry.statistics
+        ctx.bounds = [(part.first - tape.begin, part.last - tape.begin) for part in tape.parts]
+        return entry.y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = torch.empty_like(x), None, None
+        for a, b in ctx.bounds:
+            mean, inverse, _, _, elements = next(s for s in ctx.statistics if s.first <= a and b <= s.last)
+            g, here = gradient[a:b], x[a:b]
+            # as of a batch of these samples, whose sums are divided by their elements and not by those of the whole batch
+            alone, scale_part, shift_part = torch.ops.aten.native_batch_norm_backward(
+                g,
+                here,
+                weight,
+                None,
+                None,
+                mean,
+                inverse,
+                True,
+                ctx.eps,
+                [True, weight is not None, weight is not None],
+            )
+            scale = (inverse if weight is None else inverse * weight).view(-1, 1, 1)
+            share = here.numel() / here.shape[1] / elements
+            of_x[a:b] = alone if share == 1 else torch.lerp(g * scale, alone, share)
+            of_weight = scale_part if of_weight is None else of_weight + scale_part
+            of_bias = shift_part if of_bias is None else of_bias + shift_part
+        return of_x, *((None, None) if weight is None else (of_weight, of_bias)), None, None, None
+
+
+class Sorted(torch.autograd.Function):
+    """x[order], of an order of all rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor) -> Tensor:
+        ctx.save_for_backward(order)
+        return _selected(x, order)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (order,) = ctx.saved_tensors
+        return _scattered([(gradient, order)], gradient), None
+
+
+class Mixture(torch.autograd.Function):
+    """Rows of each part put where `order` says; the mask's gradient is that of the candidates' outputs.
+
+    Arguments: mask [N, K], order [N], for each option the index of its output (-1: it cannot be chosen), the number of
+    outputs, outputs, then parts.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, mask: Tensor, order: Tensor, of_option: list[int], count: int, *tensors: Tensor) -> Tensor:
+        outputs, parts = tensors[:count], tensors[count:]
+        rows = order.split([len(part) for part in parts])
+        ctx.save_for_backward(*outputs, *rows)
+        ctx.of_option, ctx.count = of_option, count
+        return _scattered(list(zip(parts, rows)), outputs[-1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        outputs, rows = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        flat = _rows_last(gradient).flatten(1)
+        dots = [torch.linalg.vecdot(flat, _rows_last(output).flatten(1)) for output in outputs]
+        nothing = torch.zeros_like(dots[0])
+        of_mask = torch.stack([nothing if index < 0 else dots[index] for index in ctx.of_option], 1)
+        return of_mask, None, None, None, *[None] * ctx.count, *(_selected(gradient, part) for part in rows)
+
+
+class ZeroGradients(torch.autograd.Function):
+    """y; parameters that it does not depend on get gradients of 0, as optimizers tell these from none."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.save_for_backward(*parameters)
+        return y.view_as(y)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient, *(torch.zeros_like(parameter) for parameter in ctx.saved_tensors)
+
+
+def _rows_last(x: Tensor) -> Tensor:
+    """x with its channels last, as images lie in memory, so that a row is in one piece."""
+    return x.movedim(1, -1) if x.dim() == 4 else x
+
+
+def _rows_first(x: Tensor) -> Tensor:
+    return x.movedim(-1, 1) if x.dim() == 4 else x
+
+
+def _selected(x: Tensor, rows: Tensor) -> Tensor:
+    return _rows_first(_rows_last(x).index_select(0, rows))
+
+
+def _scattered(parts: list[tuple[Tensor, Tensor]], like: Tensor) -> Tensor:
+    count = sum(len(rows) for _, rows in parts)
+    y = _rows_last(like).new_empty(count, *_rows_last(like).shape[1:])
+    for part, rows in parts:
+        y.index_copy_(0, rows, _rows_last(part))
+    return _rows_first(y)
+
+
+def prepare_replay(block: nn.Module, name: str) -> Replay:
+    """Let layers and batch norms of a block look at a tape; the block is changed in place.
+
+    Raises:
+        SettingError (a ValueError): where something in the block cannot be replayed.
+    """
+    replay = Replay()
+    for module in block.modules():
+        if reason := _obstacle(module):
+            problem = f"cannot replay block {name!r}: {reason}"
+            raise SettingError("schedule.backward", "chosen", problem, "use schedule.backward=all")
+    for parent in list(block.modules()):
+        if isinstance(parent, QuantizedLayer):
+            parent.computation = ReplayedProduct(parent, replay)
+        for child_name, child in parent._modules.items():
+            if isinstance(child, nn.BatchNorm2d):
+                twin = ReplayedBatchNorm2d(child.num_features, device="meta")
+                twin.__dict__.update(child.__dict__)
+                twin.replay = replay
+                parent._modules[child_name] = twin
+    return replay
+
+
+def _obstacle(module: nn.Module) -> str:
+    if isinstance(module, _BatchNorm) and not isinstance(module, nn.BatchNorm2d):
+        return f"its batch norm is a {type(module).__name__}, not a BatchNorm2d"
+    if isinstance(module, _DropoutNd):
+        return "it has dropout, which is drawn anew"
+    if not isinstance(module, QuantizedProduct):
+        return ""
+    if type(module) not in (QuantizedConv2d, QuantizedLinear) or getattr(module, "padding_mode", "zeros") != "zeros":
+        return (
+            f"layer {module.name!r} is a {type(module).__name__}, not a convolution padded with zeros or a linear layer"
+        )
+    if type(module.quantizer_options) is not Sbm or module.quantizer_options.bifurcate is not None:
+        return f"layer {module.name!r} has another quantizer than sbm without a finer copy of gradients"
+    if cast("QuantizedLayer", module).computation is not None:
+        return "it computes codes"
+    return ""

@@ -318,6 +318,23 @@ def verdicts_table() -> str:
     return "\n".join(lines)
 
 
+def decided_list() -> str:
+    """What is decided or leaning, one sentence a claim; how many are open; computed claims, no measurements, are only counted."""
+    rows = [row for row in read_claim_results(CLAIMS) if row.verdict != NO_TEST]
+    tested = [row for row in rows if row.estimate is not None]
+    sentences = []
+    for row in tested:
+        if row.decided or row.leaning:
+            state = row.verdict if row.decided else f"leaning {row.leaning}"
+            interval = "" if row.low is None else f", {row.low:+.2f} to {row.high:+.2f}"
+            found = f"Here {row.estimate:+.2f} {row.unit}{interval}, n = {row.n}; {row.scope}."
+            sentences.append(f"- **{state}**: {row.sentence} ({row.claim_id}). {found}")
+    computed = sum(row.verdict == "computed" for row in rows)
+    undecided = sum(not row.decided for row in tested)
+    counts = f"{computed} claims are computed from schedules and cost models alone; {undecided} were tested and stay undecided."
+    return "\n".join([*sorted(sentences), "", counts])
+
+
 def untested_table() -> str:
     """Why claims that have runs are not tested."""
     rows = [row for row in read_claim_results(CLAIMS) if row.verdict == NO_TEST]
@@ -342,6 +359,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "fuzz": fuzz_table,
     "tested": claims_table,
     "untested": untested_table,
+    "decided": decided_list,
 }
 DOCUMENTS = {
     README: ("schedules", "verdicts"),
@@ -355,7 +373,7 @@ DOCUMENTS = {
     ROOT / "results" / "notes" / "fidelity.md": ("fidelity",),
     ROOT / "results" / "notes" / "fuzz.md": ("fuzz",),
     ROOT / "results" / "notes" / "plan.md": ("pilot",),
-    ROOT / "results" / "notes" / "verdicts.md": ("tested", "untested", "lengths"),
+    ROOT / "results" / "notes" / "verdicts.md": ("decided", "tested", "untested", "lengths"),
 }
 """Document -> the parts of it that are generated."""
 

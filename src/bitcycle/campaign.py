@@ -104,7 +104,8 @@ def read_plan(path: Path) -> list[Part]:
     """
     remedy = "see the beginning of bitcycle/campaign.py for the form of a plan"
     try:
-        parts = [Part(**entry) for entry in OmegaConf.to_container(OmegaConf.load(path))["parts"]]  # type: ignore
+        content: Any = OmegaConf.to_container(OmegaConf.load(path))
+        parts = [Part(**entry) for entry in content["parts"]]
     except (OSError, TypeError, KeyError, YAMLError, OmegaConfBaseException) as error:
         raise SettingError("plan", path, str(error), remedy) from error
     for part in parts:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bitcycle.benchmark.measure import interleaved, peak_bytes, summarise
 from bitcycle.layer import PrecisionController, penalty, quantize_model
 from bitcycle.layer.codes.recomputation import RecomputingBatchNorm2d
+from bitcycle.layer.compilation import channels_last
 from bitcycle.layer.sparse import make_edges
 from bitcycle.model import MODELS, GraphShape, ImageShape, TokenShape
 from bitcycle.quantizer import compiler_works
@@ -174,7 +175,7 @@ class Step:
             model = quantize_model(model, variant.quantizer, **options)
         self.computes_codes = any(getattr(module, "computation", None) is not None for module in model.modules())
         self.recomputes = any(isinstance(module, RecomputingBatchNorm2d) for module in model.modules())
-        self.model = model.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+        self.model = channels_last(model, device).train()
         self.controller = PrecisionController(self.model, plan) if variant.quantizer != "none" else None
         self.optimizer = OptimizerOptions().build(self.model)
         self.loss, self.number = network.batch(device), 0

@@ -343,7 +343,8 @@ def forest(rows: Sequence[Mapping[str, Any]]) -> Figure:
     figure, axes = panels(len(units), columns=1, width=8.5, height=1.0)
     heights = [0.24 * len(found) + 0.75 for found in units.values()]
     figure.set_size_inches(8.5, sum(heights) + 0.5)
-    axes[0].get_subplotspec().get_gridspec().set_height_ratios(heights)  # type: ignore[union-attr]
+    place: Any = axes[0].get_subplotspec()
+    place.get_gridspec().set_height_ratios(heights)
     for (unit, found), part in zip(units.items(), axes):
         _forest_panel(part, found)
         part.set_xlabel(unit or "effect")

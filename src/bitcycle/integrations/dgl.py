@@ -12,17 +12,12 @@ from torch import Tensor
 
 from bitcycle.layer.block_product import Axes
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
-from bitcycle.quantizer import QuantizerOptions
 
 
 class QuantizedGraphConv(QuantizedLayer, GraphConv):
     """A dgl.nn.GraphConv whose product with the weight [in, out] is quantized; sums over neighbours are float32."""
 
     axes = Axes(-1, 0, 1)
-
-    def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
-        GraphConv.__init__(self, *arguments, **options)
-        self.attach(quantizer)
 
     def rows_of(self, weight: Tensor) -> Tensor:
         return weight.T

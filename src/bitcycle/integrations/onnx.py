@@ -107,6 +107,6 @@ def _use_nodes(layer: QuantizedLayer, bits: Precision) -> None:
     if isinstance(layer.activation_quantizer, SbmActivation) and 1 <= bits.activation <= MOST_BITS:
         layer.activation_quantizer = LinearActivation(layer.activation_quantizer, bits.activation)
     if isinstance(layer.weight_quantizer, SbmWeight) and 1 <= bits.weight <= MOST_BITS:
-        weight = layer.rows_of(layer.weight.detach())  # type: ignore[operator]
+        weight = layer.rows_of(layer.weight.detach())
         layer.weight_quantizer = LinearWeight(layer.weight_quantizer, weight, bits.weight)
     layer.adapted = True

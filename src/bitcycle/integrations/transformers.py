@@ -41,10 +41,6 @@ class QuantizedConv1D(QuantizedLayer, Conv1D):
 
     axes = Axes(-1, 0, 1)
 
-    def __init__(self, outputs: int, inputs: int, quantizer: str | QuantizerOptions = "sbm") -> None:
-        Conv1D.__init__(self, outputs, inputs)
-        self.attach(quantizer)
-
     def rows_of(self, weight: Tensor) -> Tensor:
         return weight.T
 
@@ -114,8 +110,9 @@ def _takes_attention_function(module: nn.Module) -> bool:
 def finish_conversion(model: nn.Module) -> None:
     """Let the models with quantized attention call it."""
     for module in model.modules():
-        if hasattr(module, PRODUCTS[0]) and hasattr(module, "config"):
-            module.config._attn_implementation = ATTENTION  # type: ignore[union-attr]
+        config: Any = getattr(module, "config", None)
+        if hasattr(module, PRODUCTS[0]) and config is not None:
+            config._attn_implementation = ATTENTION
 
 
 class PrecisionCallback(TrainerCallback):

@@ -11,7 +11,7 @@ from bitcycle.layer.conversion import (
     convertible_layers,
     quantize_model,
 )
-from bitcycle.layer.convolution import QuantizedConv1d, QuantizedConv3d, QuantizedConvTranspose2d
+from bitcycle.layer.convolution import QuantizedConv1d, QuantizedConv2d, QuantizedConv3d, QuantizedConvTranspose2d
 from bitcycle.layer.embedding import QuantizableEmbedding, QuantizedEmbedding
 from bitcycle.layer.gate import Gates
 from bitcycle.layer.gated_block import GatedBlock
@@ -19,7 +19,7 @@ from bitcycle.layer.graph import QuantizedGraphConvolution, QuantizedSageConvolu
 from bitcycle.layer.matrix_product import MatrixProduct, QuantizedMatrixProduct
 from bitcycle.layer.penalty import penalty
 from bitcycle.layer.phase_transition import carry_quantized, reset_batch_norm, restart_quantizers, step_ratio
-from bitcycle.layer.quantized import QuantizedConv2d, QuantizedLayer, QuantizedLinear
+from bitcycle.layer.quantized import QuantizedLayer, QuantizedLinear
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.recurrent import QuantizedGRU, QuantizedLSTM
 from bitcycle.layer.report import ConversionReport, conversion_report

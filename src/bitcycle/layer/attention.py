@@ -16,15 +16,15 @@ from torch import Tensor, nn
 
 from bitcycle.layer.matrix_product import QuantizedMatrixProduct
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer, QuantizedLinear, share_parameters
-from bitcycle.layer.state import PrecisionState
-from bitcycle.quantizer import QuantizerOptions, quantizer_options
+from bitcycle.layer.quantized_product import Context
+from bitcycle.quantizer import QuantizerOptions
 
 
 class InProjection(QuantizedLayer):
     """The product for queries, keys or values, [..., features] -> [..., E]; the parameters stay those of the attention."""
 
     def __init__(self, owner: nn.MultiheadAttention, place: int) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self._owner, self.place = (owner,), place  # in a tuple, lest it become a part of its part
 
     def _part(self, packed: Tensor) -> Tensor:
@@ -35,8 +35,8 @@ class InProjection(QuantizedLayer):
     def weight(self) -> Tensor:
         """[E, features]."""
         packed: Tensor | None = self._owner[0].in_proj_weight
-        own: Tensor | None = getattr(self._owner[0], f"{'qkv'[self.place]}_proj_weight")
-        return own if packed is None else self._part(packed)  # type: ignore[return-value]
+        own: Tensor = getattr(self._owner[0], f"{'qkv'[self.place]}_proj_weight")
+        return own if packed is None else self._part(packed)
 
     @property
     def bias(self) -> Tensor | None:
@@ -51,21 +51,17 @@ class InProjection(QuantizedLayer):
 class QuantizedMultiheadAttention(nn.MultiheadAttention):
     """A quantized torch.nn.MultiheadAttention: same arguments, parameters, inputs and outputs."""
 
+    query: InProjection
+    key: InProjection
+    value: InProjection
+
     def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.attach(quantizer)
+        self.attach(Context.alone(quantizer))
 
-    def attach(
-        self,
-        quantizer: str | QuantizerOptions,
-        precision: PrecisionState | None = None,
-        key: str = "",
-        compile: bool = False,
-        signed: bool = True,
-    ) -> None:
-        """Give the six products their quantizers; arguments as of `QuantizedLayer.attach`, inputs count as signed."""
-        options = quantizer_options(quantizer)
-        self.precision = precision if precision is not None else PrecisionState(options.initial_precision)
+    def attach(self, context: Context) -> None:
+        """Give the six products their quantizers; inputs count as signed."""
+        options, self.precision = context.options, context.precision
         for place, name in enumerate(("query", "key", "value")):
             setattr(self, name, InProjection(self, place))
         bias = self.out_proj.bias is not None
@@ -73,7 +69,7 @@ class QuantizedMultiheadAttention(nn.MultiheadAttention):
         self.out_proj = share_parameters(out, self.out_proj)
         self.scores, self.mixture = QuantizedMatrixProduct(options), QuantizedMatrixProduct(options)
         for name in ("query", "key", "value", "scores", "mixture", "out_proj"):
-            getattr(self, name).attach(options, self.precision, f"{key}.{name}", compile, signed=True)
+            getattr(self, name).attach(context.part(name))
 
     def forward(
         self,
@@ -91,7 +87,7 @@ class QuantizedMultiheadAttention(nn.MultiheadAttention):
         if batched and self.batch_first:
             operands = [x.transpose(0, 1) for x in operands]
         length, samples = operands[0].shape[:2]
-        q, k, v = self.query(operands[0]), self.key(operands[1]), self.value(operands[2])  # type: ignore[operator]
+        q, k, v = self.query(operands[0]), self.key(operands[1]), self.value(operands[2])
         k, v = self._with_bias(k, self.bias_k), self._with_bias(v, self.bias_v)
         q, k, v = (x.reshape(len(x), samples, self.num_heads, self.head_dim).permute(1, 2, 0, 3) for x in (q, k, v))
         if self.add_zero_attn:

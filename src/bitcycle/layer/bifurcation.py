@@ -25,9 +25,11 @@ class _Bifurcated(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, product: Product, coarse: Rounding, fine: Rounding
     ) -> Tensor:
         # The product's own graph, cut off from the one around it: it can be run backward twice, with a gradient for each side.
-        operands = [t if t is None else t.detach().requires_grad_(t.requires_grad) for t in (x, weight, bias)]
+        operands: list[Any] = [
+            t if t is None else t.detach().requires_grad_(t.requires_grad) for t in (x, weight, bias)
+        ]
         with torch.enable_grad():
-            y = product(*operands)  # type: ignore[arg-type]
+            y = product(*operands)
         ctx.operands, ctx.y, ctx.coarse, ctx.fine = operands, y, coarse, fine
         return y.detach()
 

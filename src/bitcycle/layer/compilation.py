@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from torch import Tensor
-from torch._compile import _disable_dynamo  # type: ignore[attr-defined, unused-ignore]
+import torch
+from torch import Tensor, _compile, nn
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -14,7 +14,16 @@ R = TypeVar("R")
 
 def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
     """`torch.compiler.disable`, which imports the compiler only when the function is called."""
-    return _disable_dynamo(function)  # type: ignore[no-any-return, unused-ignore]
+    disable: Any = vars(_compile)["_disable_dynamo"]
+    disabled: Callable[P, R] = disable(function)
+    return disabled
+
+
+def channels_last(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model on a device, with the memory format in which convolutions are fastest."""
+    move: Any = model.to
+    moved: nn.Module = move(device, memory_format=torch.channels_last)
+    return moved
 
 
 def has_numbers(x: Tensor) -> bool:

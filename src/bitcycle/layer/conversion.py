@@ -18,7 +18,7 @@ from bitcycle.layer.codes import compute_codes
 from bitcycle.layer.gated_block import gate_blocks
 from bitcycle.layer.matrix_product import MatrixProduct
 from bitcycle.layer.quantized import CONVERSIONS
-from bitcycle.layer.quantized_product import QuantizedProduct
+from bitcycle.layer.quantized_product import Context, QuantizedProduct
 from bitcycle.layer.roles import ROLES
 from bitcycle.layer.state import PrecisionState
 from bitcycle.quantizer import NoQuantizer, QuantizerOptions, quantizer_options
@@ -227,7 +227,7 @@ def quantize_model(
             "float_layers", options.float_layers, problem, "leave fewer layers float, e.g. float_layers=[last]"
         )
     model = _convert(model, plan, options, gates, compile)
-    model.conversion_rules = tuple(whole_plan)  # type: ignore[assignment]
+    vars(model)["conversion_rules"] = tuple(whole_plan)
     if compute == "codes":
         model = compute_codes(model, compile, recompute)
     return model if gates is None else gate_blocks(model, gates, seed)
@@ -238,7 +238,7 @@ def _convert(
 ) -> nn.Module:
     """The model with the layers of `plan` quantized."""
     options = options.configure_for(model)
-    shared, fixed = PrecisionState(options.initial_precision), None
+    shared = fixed = PrecisionState(options.initial_precision)
     depthwise = _depthwise_precision(options, gates)
     if depthwise is not None and any(rule.treatment.startswith("fixed") for rule in plan):
         options.check([depthwise])
@@ -249,7 +249,8 @@ def _convert(
     converted: dict[str, nn.Module] = {}
     for rule in plan:  # all of them, before the model is changed
         state = fixed if rule.treatment.startswith("fixed") else shared
-        converted[rule.name] = _quantized(rule, layers[rule.name], options, state, compile, rule.name in signed, device)
+        context = Context(options, state, rule.name, compile, rule.name in signed)
+        converted[rule.name] = _quantized(rule, layers[rule.name], context, device)
     for name, new in converted.items():
         _move_hooks(layers[name], new)
         model = _place(model, name, layers[name], new)
@@ -264,15 +265,7 @@ def _nothing(_model: nn.Module) -> None:
     """What most libraries need after a conversion."""
 
 
-def _quantized(
-    rule: LayerRule,
-    layer: nn.Module,
-    options: QuantizerOptions,
-    state: PrecisionState | None,
-    compile: bool,
-    signed: bool,
-    device: torch.device,
-) -> nn.Module:
+def _quantized(rule: LayerRule, layer: nn.Module, context: Context, device: torch.device) -> nn.Module:
     """The quantized counterpart of one layer.
 
     Raises:
@@ -285,12 +278,13 @@ def _quantized(
         remedy = "remove that first (remove_weight_norm, prune.remove), or name the layer in float_layers"
         raise SettingError("model", rule.kind, problem, remedy)
     try:
-        converted: nn.Module = CONVERSIONS[type(layer)](layer)
-        converted.attach(options, state, key=rule.name, compile=compile, signed=signed)  # type: ignore[operator]
+        converted = CONVERSIONS[type(layer)](layer)
+        converted.attach(context)
     except SettingError as error:
         raise SettingError(error.field, error.value, f"layer {rule.name!r}: {error.problem}", error.remedy) from error
     converted.to(next((parameter.device for parameter in layer.parameters()), device))
-    return converted.train(layer.training)
+    quantized: nn.Module = converted.train(layer.training)
+    return quantized
 
 
 def _place(model: nn.Module, name: str, old: nn.Module, new: nn.Module) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Quantized convolutions in one and three dimensions, and transposed ones in two.
+"""Quantized convolutions in one to three dimensions, and transposed ones in two.
 
 A transposed convolution's weight is [in, out, k, k]: it is quantized with one range per output channel, as all others are.
 """
@@ -10,37 +10,32 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bitcycle.layer.bifurcation import Product
 from bitcycle.layer.block_product import CONVOLUTION, Axes
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer, share_parameters
-from bitcycle.quantizer import QuantizerOptions
 
 
-class QuantizedConv1d(QuantizedLayer, nn.Conv1d):
-    """A quantized torch.nn.Conv1d. Shapes as there: [N, C, L] -> [N, C', L']."""
+class QuantizedConvolution(QuantizedLayer):
+    """The quantizing half of a convolution of images, in any number of dimensions; shapes as PyTorch's."""
 
     has_positions = False
     axes = CONVOLUTION
-
-    def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
-        nn.Conv1d.__init__(self, *arguments, **options)
-        self.attach(quantizer)
+    _conv_forward: Product
 
     def forward(self, x: Tensor) -> Tensor:
         return self.quantized_product(x, self._conv_forward)
 
 
-class QuantizedConv3d(QuantizedLayer, nn.Conv3d):
-    """A quantized torch.nn.Conv3d. Shapes as there: [N, C, D, H, W] -> [N, C', D', H', W']."""
+class QuantizedConv1d(QuantizedConvolution, nn.Conv1d):
+    """A quantized torch.nn.Conv1d: [N, C, L] -> [N, C', L']."""
 
-    has_positions = False
-    axes = CONVOLUTION
 
-    def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
-        nn.Conv3d.__init__(self, *arguments, **options)
-        self.attach(quantizer)
+class QuantizedConv2d(QuantizedConvolution, nn.Conv2d):
+    """A quantized torch.nn.Conv2d, grouped and depthwise included: [N, C, H, W] -> [N, C', H', W']."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.quantized_product(x, self._conv_forward)
+
+class QuantizedConv3d(QuantizedConvolution, nn.Conv3d):
+    """A quantized torch.nn.Conv3d: [N, C, D, H, W] -> [N, C', D', H', W']."""
 
 
 class QuantizedConvTranspose2d(QuantizedLayer, nn.ConvTranspose2d):
@@ -49,16 +44,12 @@ class QuantizedConvTranspose2d(QuantizedLayer, nn.ConvTranspose2d):
     has_positions = False
     axes = Axes(1, 0, 1, by_position=True)
 
-    def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
-        nn.ConvTranspose2d.__init__(self, *arguments, **options)
-        self.attach(quantizer)
-
     def rows_of(self, weight: Tensor) -> Tensor:
         return weight.transpose(0, 1)
 
     def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
-        sizes = (self.stride, self.padding, self.kernel_size, 2, self.dilation)
-        padding = self._output_padding(x, output_size, *sizes)  # type: ignore[arg-type]
+        sizes: Any = (self.stride, self.padding, self.kernel_size, 2, self.dilation)
+        padding = self._output_padding(x, output_size, *sizes)
 
         def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             geometry: Any = (self.stride, self.padding, padding, self.groups, self.dilation)
@@ -81,6 +72,9 @@ def _of_kind(kind: Any) -> Any:
     return convert
 
 
-CONVERSIONS[nn.Conv1d] = _of_kind(QuantizedConv1d)
-CONVERSIONS[nn.Conv3d] = _of_kind(QuantizedConv3d)
-CONVERSIONS[nn.ConvTranspose2d] = _of_kind(QuantizedConvTranspose2d)
+CONVERSIONS |= {
+    nn.Conv1d: _of_kind(QuantizedConv1d),
+    nn.Conv2d: _of_kind(QuantizedConv2d),
+    nn.Conv3d: _of_kind(QuantizedConv3d),
+    nn.ConvTranspose2d: _of_kind(QuantizedConvTranspose2d),
+}

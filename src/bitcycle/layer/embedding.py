@@ -7,13 +7,10 @@ activations here, nor their gradients as those of a product: a lookup is none.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
-from bitcycle.quantizer import QuantizerOptions
 
 
 class QuantizableEmbedding(nn.Embedding):
@@ -24,10 +21,6 @@ class QuantizedEmbedding(QuantizedLayer, QuantizableEmbedding):
     """The quantized counterpart of `QuantizableEmbedding`. Shapes as of torch.nn.Embedding: [...] -> [..., E]."""
 
     bias = None
-
-    def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
-        nn.Embedding.__init__(self, *arguments, **options)
-        self.attach(quantizer)
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.adapted:

@@ -117,7 +117,7 @@ def _layers(model: nn.Module) -> dict[str, QuantizedLayer]:
 
 
 def _encoded(name: str, layer: QuantizedLayer, bits: int) -> dict[str, Tensor]:
-    quantizer, weight = layer.weight_quantizer, layer.rows_of(layer.weight.detach())  # type: ignore[operator]
+    quantizer, weight = layer.weight_quantizer, layer.rows_of(layer.weight.detach())
     number = torch.tensor(bits, device=weight.device)
     if quantizer.has_codes and bits <= MOST_BITS:
         codes = quantizer.encode_weight(weight, number)

@@ -31,10 +31,9 @@ from bitcycle.layer.block_product import Axes, block_product, copies_of
 from bitcycle.layer.constant import LastResult
 from bitcycle.layer.graph_convolution import Aggregation, GraphConvolution, RowLinear, SageConvolution
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
-from bitcycle.layer.quantized_product import Noisy
+from bitcycle.layer.quantized_product import Context, Noisy
 from bitcycle.layer.sparse import Edges
-from bitcycle.layer.state import PrecisionState
-from bitcycle.quantizer import QuantizerOptions, quantizer_options
+from bitcycle.quantizer import QuantizerOptions
 from bitcycle.quantizer.sbm import SbmRows
 from bitcycle.settings import SettingError
 
@@ -42,25 +41,21 @@ from bitcycle.settings import SettingError
 class RowQuantization(Noisy):
     """A place in a graph layer, beside its product with a weight, where rows and the gradient that comes back are quantized.
 
-    Args:
-        options: of the quantizer.
-        precision: where the bits are read.
-        key: what the noise of this place depends on, beside seed and step.
-        compile: fuse each quantizer into one kernel.
-
     Raises:
         SettingError: if the quantizer has no ranges per row.
     """
 
-    def __init__(self, options: QuantizerOptions, precision: PrecisionState, key: str, compile: bool = False) -> None:
+    def __init__(self, context: Context) -> None:
         super().__init__()
-        rows = options.row_activation(compile)
+        options = context.options
+        rows = options.row_activation(context.compile)
         if rows is None:
             problem = "has no ranges per row, which sums over neighbours are quantized with"
             remedy = "use quantizer=sbm, or model.aggregation=float and no quantized_norm"
             raise SettingError("name", options.name, problem, remedy)
-        self.precision, self.rows, self.gradient_quantizer = precision, rows, options.gradient(compile)
-        self.hold_keys(key)
+        self.precision, self.rows = context.precision, rows
+        self.gradient_quantizer = options.gradient(context.compile)
+        self.hold_keys(context.key)
 
     def quantize(self, x: Tensor) -> Tensor:
         """row(x) at the activations' bits."""
@@ -98,16 +93,9 @@ class QuantizedScaling(RowQuantization):
 class QuantizedRowLinear(QuantizedLayer, RowLinear):
     """A quantized RowLinear: gq(row(x) row(W)^T)."""
 
-    def attach(
-        self,
-        quantizer: str | QuantizerOptions,
-        precision: PrecisionState | None = None,
-        key: str = "",
-        compile: bool = False,
-        signed: bool = False,
-    ) -> None:
-        super().attach(quantizer, precision, key, compile, signed)
-        rows = self.quantizer_options.row_activation(compile)
+    def attach(self, context: Context) -> None:
+        super().attach(context)
+        rows = context.options.row_activation(context.compile)
         self.activation_quantizer = self.activation_quantizer if rows is None else rows
 
     def forward(self, x: Tensor) -> Tensor:
@@ -119,37 +107,17 @@ class QuantizedGraphConvolution(QuantizedLayer, GraphConvolution):
 
     axes = Axes(features=-1, inputs=0, outputs=1)
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        quantized_aggregation: bool = False,
-        quantized_norm: bool = False,
-        device: str | None = None,
-        quantizer: str | QuantizerOptions = "sbm",
-    ) -> None:
-        GraphConvolution.__init__(self, in_features, out_features, quantized_aggregation, quantized_norm, device)
-        self.attach(quantizer)
-
-    def attach(
-        self,
-        quantizer: str | QuantizerOptions,
-        precision: PrecisionState | None = None,
-        key: str = "",
-        compile: bool = False,
-        signed: bool = False,
-    ) -> None:
-        super().attach(quantizer, precision, key, compile, signed)
-        options, state = self.quantizer_options, self.precision
-        rows = options.row_activation(compile)
+    def attach(self, context: Context) -> None:
+        super().attach(context)
+        rows = context.options.row_activation(context.compile)
         self.activation_quantizer = self.activation_quantizer if rows is None else rows
-        self.addition = None if rows is None else QuantizedAddition(options, state, f"{key}.addition", compile)
-        self.aggregate = _aggregation(self, options, state, key, compile)
+        self.addition = None if rows is None else QuantizedAddition(context.part("addition"))
+        self.aggregate = _aggregation(self, context)
         self.last_scaled, self.last_quantized = LastResult(), LastResult()
         self.scaling = nn.ModuleDict()
         if self.quantized_norm:
             for side in ("sources", "destinations"):
-                self.scaling[side] = QuantizedScaling(options, state, f"{key}.scaling.{side}", compile)
+                self.scaling[side] = QuantizedScaling(context.part(f"scaling.{side}"))
 
     def scaled_sources(self, x: Tensor, edges: Edges) -> Tensor:
         conditions = (self.precision.precision, self.training)
@@ -198,24 +166,15 @@ class QuantizedSageConvolution(SageConvolution):
             half = QuantizedRowLinear(in_features, out_features, "meta")
             half.weight = getattr(self, name).weight
             setattr(self, name, half)
-        self.attach(quantizer)
+        self.attach(Context.alone(quantizer))
 
-    def attach(
-        self,
-        quantizer: str | QuantizerOptions,
-        precision: PrecisionState | None = None,
-        key: str = "",
-        compile: bool = False,
-        signed: bool = False,
-    ) -> None:
-        """Give the layer its quantizers; arguments as for `QuantizedLayer.attach`."""
-        options = quantizer_options(quantizer)
-        state = precision if precision is not None else PrecisionState(options.initial_precision)
+    def attach(self, context: Context) -> None:
+        """Give the layer its quantizers."""
         for name in ("neighbour", "own"):
-            getattr(self, name).attach(options, state, f"{key}.{name}", compile, signed)
-        rows = options.row_activation(compile)
-        self.addition = None if rows is None else QuantizedAddition(options, state, f"{key}.addition", compile)
-        self.aggregate = _aggregation(self, options, state, key, compile)
+            getattr(self, name).attach(context.part(name, context.signed))
+        rows = context.options.row_activation(context.compile)
+        self.addition = None if rows is None else QuantizedAddition(context.part("addition"))
+        self.aggregate = _aggregation(self, context)
 
     def add_bias(self, h: Tensor) -> Tensor:
         return h + self.bias if self.addition is None else self.addition(h, self.bias)
@@ -225,18 +184,12 @@ def _matrix_product(x: Tensor, weight: Tensor, _bias: Tensor | None) -> Tensor:
     return x @ weight
 
 
-def _aggregation(
-    layer: GraphConvolution | SageConvolution,
-    options: QuantizerOptions,
-    precision: PrecisionState,
-    key: str,
-    compile: bool,
-) -> nn.Module:
+def _aggregation(layer: GraphConvolution | SageConvolution, context: Context) -> nn.Module:
     """The layer's aggregation, quantized where the layer asks for it."""
     plain = Aggregation(mean=isinstance(layer, SageConvolution))
     if not layer.quantized_aggregation:
         return plain
-    quantized = QuantizedAggregation(options, precision, f"{key}.aggregate", compile)
+    quantized = QuantizedAggregation(context.part("aggregate"))
     quantized.aggregate = plain
     return quantized
 

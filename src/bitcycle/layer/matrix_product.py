@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from bitcycle.layer.block_product import SECOND_COPY, Copies, block_product
 from bitcycle.layer.compilation import has_numbers, not_compiled
-from bitcycle.layer.quantized_product import QuantizedProduct
-from bitcycle.layer.state import PrecisionState
+from bitcycle.layer.quantized_product import Context, QuantizedProduct
 from bitcycle.quantizer import QuantizerOptions, TensorQuantizer, encode_bits
 
 
@@ -34,19 +33,12 @@ class QuantizedMatrixProduct(QuantizedProduct, MatrixProduct):
 
     def __init__(self, quantizer: str | QuantizerOptions = "sbm") -> None:
         nn.Module.__init__(self)
-        self.attach(quantizer)
+        self.attach(Context.alone(quantizer))
 
-    def attach(
-        self,
-        quantizer: str | QuantizerOptions,
-        precision: PrecisionState | None = None,
-        key: str = "",
-        compile: bool = False,
-        signed: bool = False,
-    ) -> None:
+    def attach(self, context: Context) -> None:
         """Give the product its quantizers; operands always count as signed."""
-        options = self.attach_output(quantizer, precision, key, compile)
-        self.left_quantizer, self.right_quantizer = options.matmul_operand(compile), options.matmul_operand(compile)
+        super().attach(context)
+        self.left_quantizer, self.right_quantizer = (context.options.matmul_operand(context.compile) for _ in range(2))
         self.look_again()
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:

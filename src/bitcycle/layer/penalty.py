@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +18,6 @@ def penalty(model: nn.Module, loss: Tensor | None = None) -> Tensor | None:
         model: a converted model, after the forward pass of the step.
         loss: the loss so far, which a term may be relative to.
     """
-    parts: list[nn.Module] = [module for module in model.modules() if hasattr(type(module), "penalties")]
-    terms: list[Tensor] = [term for part in parts for term in part.penalties(loss)]  # type: ignore[operator]
+    parts: list[Any] = [module for module in model.modules() if hasattr(type(module), "penalties")]
+    terms: list[Tensor] = [term for part in parts for term in part.penalties(loss)]
     return torch.stack(terms).sum() if terms else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -21,7 +23,7 @@ def restart_quantizers(model: nn.Module) -> None:
 def carry_quantized(model: nn.Module) -> None:
     """Replace the master weights of quantized layers by their quantized values at the current bits."""
     for layer in _quantized(model):
-        weight: torch.Tensor = layer.weight  # type: ignore[assignment]
+        weight: torch.Tensor = layer.weight
         with torch.no_grad():
             weight.copy_(layer.rows_of(layer.weight_quantizer(layer.rows_of(weight), layer.precision.weight_bits)))
 
@@ -39,11 +41,11 @@ def step_ratio(model: nn.Module, bits: int, other_bits: int) -> float:
     The quantized layers count; in a float model all convolutions and linear layers. About 40 for 2 and 8 bits of normally
     distributed weights. Source: HLHLp, section 3.2, which does not say how layers are averaged.
     """
-    layers: list[nn.Module] = list(_quantized(model))
+    layers: list[Any] = list(_quantized(model))
     layers = layers or [module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.Linear))]
     ratios = []
     for layer in layers:
-        weight: torch.Tensor = layer.weight.detach().reshape(1, -1)  # type: ignore[operator]
+        weight: torch.Tensor = layer.weight.detach().reshape(1, -1)
         steps = [optimal_step(weight, (1 << (b - 1)) - 1) for b in (bits, other_bits)]
         ratios.append((steps[0] / steps[1]).double().log().mean())
     return float(torch.stack(ratios).mean().exp())

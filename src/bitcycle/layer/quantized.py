@@ -18,11 +18,10 @@ from torch import Tensor, nn
 
 from bitcycle import distributed
 from bitcycle.layer.bifurcation import Product, Rounding, bifurcated
-from bitcycle.layer.block_product import CONVOLUTION, LINEAR, block_product, copies_of
+from bitcycle.layer.block_product import LINEAR, block_product, copies_of
 from bitcycle.layer.compilation import has_numbers, not_compiled
 from bitcycle.layer.matrix_product import MatrixProduct, quantized_matrix_product
-from bitcycle.layer.quantized_product import NoiseKeys, QuantizedProduct
-from bitcycle.layer.state import PrecisionState
+from bitcycle.layer.quantized_product import Context, NoiseKeys, QuantizedProduct
 from bitcycle.quantizer import QuantizerOptions, TensorQuantizer, encode_bits
 from bitcycle.settings import SettingError
 
@@ -45,27 +44,27 @@ class Computation(Protocol):
 class QuantizedLayer(QuantizedProduct):
     """The quantizing half of a quantized layer; the other half is an ordinary PyTorch layer."""
 
+    weight: Any  # a Tensor; PyTorch's layers declare theirs differently
+    bias: Any
     fine_bits: Tensor
     computation: Computation | None = None
     """Another way to compute the layer (compute=codes); it refers to the layer, hence is no submodule."""
     axes = LINEAR
     """Where input, weight and output have the dimensions that products sum over."""
 
-    def attach(
-        self,
-        quantizer: str | QuantizerOptions,
-        precision: PrecisionState | None = None,
-        key: str = "",
-        compile: bool = False,
-        signed: bool = False,
-    ) -> None:
-        options = self.attach_output(quantizer, precision, key, compile)
+    def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.attach(Context.alone(quantizer))
+
+    def attach(self, context: Context) -> None:
+        super().attach(context)
+        options, compile = context.options, context.compile
         self.weight_quantizer = options.weight(compile)
-        self.activation_quantizer = options.activation(compile, signed)
+        self.activation_quantizer = options.activation(compile, context.signed)
         self.bias_quantizer = None if self.bias is None else options.bias(compile)
         self.input_gradient_quantizer = options.input_gradient(compile)
         self.weight_gradient_quantizer = options.weight_gradient(compile)
-        self.weight_quantizer.initialise(self.rows_of(self.weight))  # type: ignore[arg-type]
+        self.weight_quantizer.initialise(self.rows_of(self.weight))
         self.observed_bits, self.has_warned = set[int](), False
         if options.fine_gradient_bits is not None:
             self.hold("fine_bits", torch.tensor(encode_bits(options.fine_gradient_bits)))
@@ -90,7 +89,7 @@ class QuantizedLayer(QuantizedProduct):
         weight, state, key = self.weight, self.precision, self.layer_key if key is None else key
         if self.weight_gradient_quantizer is not None:
             weight = self.weight_gradient_quantizer(weight, state.gradient_bits, state.step_key, key)
-        return self.rows_of(self.weight_quantizer(self.rows_of(weight), state.weight_bits))  # type: ignore[arg-type]
+        return self.rows_of(self.weight_quantizer(self.rows_of(weight), state.weight_bits))
 
     def rows_of(self, weight: Tensor) -> Tensor:
         """The weight with its output channels in dimension 0, as quantizers want it; the function is its own inverse."""
@@ -98,7 +97,7 @@ class QuantizedLayer(QuantizedProduct):
 
     def quantized_bias(self) -> Tensor | None:
         """The bias, at the bits of the weight where the quantizer has something for it."""
-        bias: Tensor | None = self.bias  # type: ignore[assignment]
+        bias: Tensor | None = self.bias
         if bias is None or self.bias_quantizer is None:
             return bias
         return self.bias_quantizer(bias, self.precision.weight_bits)
@@ -110,7 +109,7 @@ class QuantizedLayer(QuantizedProduct):
         Raises:
             SettingError (a ValueError): if x is negative somewhere, and the quantizer has no form for such inputs.
         """
-        weight: Tensor = self.weight  # type: ignore[assignment]
+        weight: Tensor = self.weight
         precision = self.precision.precision
         if not (has_numbers(weight) and has_numbers(x)):  # without numbers there is nothing to adapt to
             return
@@ -151,7 +150,7 @@ class QuantizedLayer(QuantizedProduct):
 
     def begin_step(self, new_epoch: bool) -> None:
         """Let the weight's quantizer work before a training step."""
-        weight: Tensor = self.weight  # type: ignore[assignment]
+        weight: Tensor = self.weight
         self.weight_quantizer.begin_step(self.rows_of(weight.detach()), new_epoch)
 
     def penalties(self, loss: Tensor | None = None) -> list[Tensor]:
@@ -169,14 +168,14 @@ class QuantizedLayer(QuantizedProduct):
 
     def _product(self, x: Tensor, product: Product) -> Tensor:
         if not x.numel():
-            return product(x, self.weight, self.bias)  # type: ignore[arg-type]
+            return product(x, self.weight, self.bias)
         if not self.adapted:
             self.adapt(x)
         keys = self.call_keys()
         if self.computation is not None and self.computation.accepts(x):
             return self.computation(x, self.quantized_bias(), keys.coarse)
         if self.weight_quantizer.has_blocks:
-            return block_product(product, x, self.weight, self.bias, copies_of(self, keys.coarse))  # type: ignore[arg-type]
+            return block_product(product, x, self.weight, self.bias, copies_of(self, keys.coarse))
         x, weight = self.quantized_operands(x, keys.coarse)
         return self.multiply(product, x, weight, self.quantized_bias(), keys)
 
@@ -196,26 +195,8 @@ class QuantizedLayer(QuantizedProduct):
         return lambda gradient: self.gradient_quantizer.quantize(gradient, bits, step_key, key)
 
 
-class QuantizedConv2d(QuantizedLayer, nn.Conv2d):
-    """A quantized torch.nn.Conv2d, grouped and depthwise included. Shapes as there: [N, C, H, W] -> [N, C', H', W']."""
-
-    has_positions = False
-    axes = CONVOLUTION
-
-    def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
-        nn.Conv2d.__init__(self, *arguments, **options)
-        self.attach(quantizer)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.quantized_product(x, self._conv_forward)
-
-
 class QuantizedLinear(QuantizedLayer, nn.Linear):
     """A quantized torch.nn.Linear. Shapes as there: [..., F] -> [..., F']."""
-
-    def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
-        nn.Linear.__init__(self, *arguments, **options)
-        self.attach(quantizer)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.quantized_product(x, nn.functional.linear)
@@ -227,23 +208,6 @@ def share_parameters(converted: QuantizedLayer, layer: nn.Module) -> Any:
     return converted
 
 
-def quantized_conv2d(layer: nn.Conv2d) -> QuantizedConv2d:
-    """A quantized layer that shares the parameters of `layer`."""
-    converted = QuantizedConv2d(
-        layer.in_channels,
-        layer.out_channels,
-        layer.kernel_size,
-        stride=layer.stride,
-        padding=layer.padding,
-        dilation=layer.dilation,
-        groups=layer.groups,
-        bias=layer.bias is not None,
-        padding_mode=layer.padding_mode,
-        device="meta",
-    )
-    return share_parameters(converted, layer)
-
-
 def quantized_linear(layer: nn.Linear) -> QuantizedLinear:
     """A quantized layer that shares the parameters of `layer`."""
     converted = QuantizedLinear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
@@ -251,7 +215,6 @@ def quantized_linear(layer: nn.Linear) -> QuantizedLinear:
 
 
 CONVERSIONS: dict[type[nn.Module], Callable[..., Any]] = {
-    nn.Conv2d: quantized_conv2d,
     nn.Linear: quantized_linear,
     MatrixProduct: quantized_matrix_product,
 }

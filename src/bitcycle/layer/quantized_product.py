@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bitcycle.layer.state import HoldsTensors, PrecisionState
 from bitcycle.quantizer import QuantizerOptions, TensorQuantizer, quantizer_options
@@ -23,6 +24,35 @@ class NoiseKeys(NamedTuple):
     def map(self, function: Callable[[Tensor], Tensor]) -> NoiseKeys:
         """The function of each key."""
         return NoiseKeys(function(self.coarse), None if self.fine is None else function(self.fine))
+
+
+@dataclass(frozen=True)
+class Context:
+    """What layers are given their quantizers with.
+
+    Attributes:
+        options: of the quantizer.
+        precision: where bits are read.
+        key: what noise depends on, beside seed and step: the layer's name in the model.
+        compile: fuse each quantizer into one kernel.
+        signed: the layer's input is something else than the (pooled) output of a ReLU.
+    """
+
+    options: QuantizerOptions
+    precision: PrecisionState
+    key: str = ""
+    compile: bool = False
+    signed: bool = False
+
+    @classmethod
+    def alone(cls, quantizer: str | QuantizerOptions) -> Context:
+        """That of a layer outside of any model, with bits of its own."""
+        options = quantizer_options(quantizer)
+        return cls(options, PrecisionState(options.initial_precision))
+
+    def part(self, name: str, signed: bool = True) -> Context:
+        """That of a part of the layer."""
+        return replace(self, key=f"{self.key}.{name}", signed=signed)
 
 
 class Noisy(HoldsTensors):
@@ -74,39 +104,18 @@ class QuantizedProduct(Noisy):
     has_positions = True
     """Whether the output is [N, positions ..., F], else an image or such like."""
 
-    def attach(
-        self,
-        quantizer: str | QuantizerOptions,
-        precision: PrecisionState | None = None,
-        key: str = "",
-        compile: bool = False,
-        signed: bool = False,
-    ) -> None:
-        """Give the product its quantizers.
-
-        Args:
-            quantizer: name or options.
-            precision: where it reads its bits; its own, at the quantizer's initial precision, if None.
-            key: what its noise depends on, beside seed and step: its name in the model.
-            compile: fuse each quantizer into one kernel.
-            signed: its input is something else than the (pooled) output of a ReLU.
-        """
-        raise NotImplementedError
-
-    def attach_output(
-        self, quantizer: str | QuantizerOptions, precision: PrecisionState | None, key: str, compile: bool
-    ) -> QuantizerOptions:
-        """Give the product its bits, its noise and the quantizer of its output's gradient; returns the options."""
-        options = quantizer_options(quantizer)
-        self.quantizer_options = options
-        self.precision = precision if precision is not None else PrecisionState(options.initial_precision)
-        self.gradient_quantizer = (options.position_gradient if self.has_positions else options.gradient)(compile)
-        self.name = key
-        self.hold_keys(key, fine=options.fine_gradient_bits is not None)
+    def attach(self, context: Context) -> None:
+        """Give the product its bits, its noise and its quantizers; here that of its output's gradient."""
+        options = self.quantizer_options = context.options
+        self.precision = context.precision
+        self.gradient_quantizer = (options.position_gradient if self.has_positions else options.gradient)(
+            context.compile
+        )
+        self.name = context.key
+        self.hold_keys(context.key, fine=options.fine_gradient_bits is not None)
         self.adapted = False
         self.precision.readers.add(self)
         self.register_load_state_dict_post_hook(_forget_preparation)
-        return options
 
     def quantizers(self) -> tuple[TensorQuantizer, ...]:
         """The quantizers of its operands."""
@@ -155,6 +164,6 @@ def masked_gradient(y: Tensor, mask: Tensor) -> Tensor:
     return backward_only(torch.mul, y, mask.view(-1, *[1] * (y.dim() - 1)))
 
 
-def _forget_preparation(layer: nn.Module, _incompatible_keys: Any) -> None:
+def _forget_preparation(layer: Any, _incompatible_keys: Any) -> None:
     """A loaded state may hold step sizes for other bits: look again."""
-    layer.look_again()  # type: ignore[operator]
+    layer.look_again()

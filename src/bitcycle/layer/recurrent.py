@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from bitcycle.layer.quantized import CONVERSIONS
+from bitcycle.layer.quantized_product import Context
 from bitcycle.layer.recurrent_product import HiddenProduct, InputProduct
-from bitcycle.layer.state import PrecisionState
-from bitcycle.quantizer import QuantizerOptions, quantizer_options
+from bitcycle.quantizer import QuantizerOptions
 from bitcycle.settings import SettingError
 
 State = tuple[Tensor, ...]
@@ -38,29 +38,13 @@ State = tuple[Tensor, ...]
 class QuantizedRecurrent(nn.RNNBase):
     """The quantizing half of a recurrent layer; the other half is torch.nn.LSTM or torch.nn.GRU."""
 
-    def attach(
-        self,
-        quantizer: str | QuantizerOptions,
-        precision: PrecisionState | None = None,
-        key: str = "",
-        compile: bool = False,
-        signed: bool = True,
-    ) -> None:
-        """Give the products of each layer and direction their quantizers; inputs count as signed.
-
-        Args:
-            quantizer: name or options.
-            precision: where the products read their bits; their own, at the quantizer's initial precision, if None.
-            key: what their noise depends on, beside seed and step: the layer's name in the model.
-            compile: fuse each quantizer into one kernel.
-            signed: not read, as hidden states always are.
-        """
-        options = quantizer_options(quantizer)
-        self.precision = precision if precision is not None else PrecisionState(options.initial_precision)
+    def attach(self, context: Context) -> None:
+        """Give the products of each layer and direction their quantizers; inputs count as signed."""
+        self.precision = context.precision
         for place in self.places():
             for kind, name, side in ((InputProduct, f"input_{place}", "ih"), (HiddenProduct, f"hidden_{place}", "hh")):
                 product = kind(self, side, place)
-                product.attach(options, self.precision, key=f"{key}.{name}", compile=compile, signed=True)
+                product.attach(context.part(name))
                 setattr(self, name, product)
 
     def places(self) -> list[str]:
@@ -161,7 +145,7 @@ class QuantizedLSTM(QuantizedRecurrent, nn.LSTM):
     def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
         nn.LSTM.__init__(self, *arguments, **options)
         _refuse_projection(self)
-        self.attach(quantizer)
+        self.attach(Context.alone(quantizer))
 
     def forward(  # type: ignore[override]
         self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
@@ -184,7 +168,7 @@ class QuantizedGRU(QuantizedRecurrent, nn.GRU):
 
     def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
         nn.GRU.__init__(self, *arguments, **options)
-        self.attach(quantizer)
+        self.attach(Context.alone(quantizer))
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         output, (h,) = self.run(input, None if hx is None else [hx])

@@ -45,7 +45,7 @@ class RecurrentProduct(QuantizedLayer):
     """
 
     def __init__(self, owner: nn.RNNBase, side: str, place: str) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self._owner = (owner,)  # in a tuple, lest it become a part of its part
         self.weight_name = f"weight_{side}_{place}"
         self.bias_name = f"bias_{side}_{place}" if owner.bias else None

@@ -60,7 +60,8 @@ class Edges(NamedTuple):
 
     def to(self, device: torch.device) -> Edges:
         """The same edges on another device."""
-        return Edges(*(tensor if tensor is None else tensor.to(device) for tensor in self))  # type: ignore[arg-type]
+        parts: Any = (tensor if tensor is None else tensor.to(device) for tensor in self)
+        return Edges(*parts)
 
 
 def make_edges(pairs: Tensor, nodes: int) -> Edges:
@@ -96,8 +97,8 @@ class _NeighbourSum(torch.autograd.Function):
     """The sum over edges, whose gradient is the sum over the reversed edges."""
 
     @staticmethod
-    def forward(ctx: Any, h: Tensor, *parts: Optional[Tensor]) -> Tensor:
-        edges = Edges(*parts)  # type: ignore[arg-type]
+    def forward(ctx: Any, h: Tensor, *parts: Any) -> Tensor:
+        edges = Edges(*parts)
         ctx.edges, ctx.nodes = edges, h.shape[0]
         return _sum_of_rows(h, edges.offsets, edges.sources)
 

@@ -21,6 +21,7 @@ from bitcycle.dataset import Images
 from bitcycle.dataset.images import Framing, StreamedImages
 from bitcycle.dataset.source import read_class_folders
 from bitcycle.errors import DataError, RunError
+from bitcycle.layer.compilation import channels_last
 from bitcycle.measurement.artifacts import Row
 from bitcycle.measurement.command import run_command
 from bitcycle.measurement.corruptions import CORRUPTIONS, corrupt
@@ -77,7 +78,7 @@ class Corruption(Analysis):
         names = options.corruptions or (list(CORRUPTIONS) if self.folder is None else _names(self.folder))
         self.conditions = [(CLEAN, 0), *((name, severity) for name in names for severity in options.severities)]
         self.units = len(self.conditions)
-        self.model = run.model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model = channels_last(run.model, device)
         self.facts: dict[str, Any] = {
             "samples": len(self.clean),
             "bits": [run.precision.weight, run.precision.activation],

@@ -65,7 +65,8 @@ def read_run_config(folder: RunFolder, data_root: str | None = None) -> RunConfi
     try:
         loaded: Any = OmegaConf.load(folder.config)
         kinds = {group: OmegaConf.structured(options[loaded[group].name]) for group, options in GROUPS.items()}
-        config = read_config(OmegaConf.merge(OmegaConf.structured(RunConfig), kinds, loaded))  # type: ignore[arg-type]
+        merged: Any = OmegaConf.merge(OmegaConf.structured(RunConfig), kinds, loaded)
+        config = read_config(merged)
     except (OSError, KeyError, AttributeError, OmegaConfBaseException, SettingError) as error:
         problem = f"{folder.config} cannot be read ({type(error).__name__}: {error})"
         raise RunError(f"{problem}. Give the folder of a finished run; its name ends with seed=N.") from error

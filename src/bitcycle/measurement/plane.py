@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from bitcycle.errors import RunError
+from bitcycle.layer.compilation import channels_last
 from bitcycle.measurement.artifacts import Row
 from bitcycle.measurement.command import run_command
 from bitcycle.measurement.finished_run import FinishedRun
@@ -106,7 +107,7 @@ class Plane(Analysis):
             raise RunError(f"there is no plane through networks that differ in kind or data: {'; '.join(names)}")
         self.measure = Measurement(runs[-1], options.split, options.samples, device)
         self.training = Measurement(runs[-1], "train", options.batch_norm_samples, device)
-        self.model = runs[0].model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model = channels_last(runs[0].model, device)
         vectors = [flatten(p for n, p in run.model.named_parameters() if _is_shared(n)) for run in runs]
         self.basis = plane_through(*(vector.to(device) for vector in vectors))
         self.facts = {

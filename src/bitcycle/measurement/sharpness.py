@@ -25,6 +25,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
+from bitcycle.layer.compilation import channels_last
 from bitcycle.measurement.artifacts import Row
 from bitcycle.measurement.command import run_command
 from bitcycle.measurement.finished_run import FinishedRun
@@ -127,7 +128,7 @@ class Sharpness(Analysis):
         self.options, self.units = options, len(options.epsilons)
         self.measure = Measurement(run, "train", options.samples, device)
         run.make_float()
-        self.model = run.model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model = channels_last(run.model, device)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.weights = flatten(self.parameters).double()
         self.facts = {

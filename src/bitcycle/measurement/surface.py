@@ -24,6 +24,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
+from bitcycle.layer.compilation import channels_last
 from bitcycle.measurement.artifacts import Row
 from bitcycle.measurement.command import run_command
 from bitcycle.measurement.finished_run import FinishedRun
@@ -101,7 +102,7 @@ class Surface(Analysis):
         self.measure = Measurement(run, options.split, options.samples, device)
         if options.precision == "float":
             run.make_float()
-        self.model = run.model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model = channels_last(run.model, device)
         self.weights = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         self.directions = [directions(self.model, options.seed, axis) for axis in AXES]
         self.facts: dict[str, Any] = {

@@ -70,9 +70,9 @@ class AwdLanguageModel(nn.Module):
         kept = F.dropout(rows.new_ones(self.embedding.num_embeddings, 1), self.options.dropout_embedding)
         return rows * F.embedding(tokens, kept)
 
-    def _dropped(self, layer: nn.Module) -> dict[str, Tensor]:
+    def _dropped(self, layer: Any) -> dict[str, Tensor]:
         """The recurrent weight of a layer, of which some entries are zero for this batch."""
-        weight: Tensor = layer.weight_hh_l0  # type: ignore[assignment]
+        weight: Tensor = layer.weight_hh_l0
         return {"weight_hh_l0": F.dropout(weight, self.options.dropout_weight, self.training)}
 
     def penalties(self, loss: Tensor | None = None) -> list[Tensor]:

@@ -6,6 +6,7 @@ Source: CPT, section 4.1 and table 3; FracTrain, tables 2 and 4; Better Schedule
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -34,11 +35,12 @@ class ResNetImagenet(ModelOptions):
     def build(self, shape: ImageShape) -> nn.Module:
         from torchvision import models
 
-        model: nn.Module = getattr(models, f"resnet{self.depth}")(weights=None, num_classes=shape.classes)
+        model: Any = getattr(models, f"resnet{self.depth}")(weights=None, num_classes=shape.classes)
         if shape.channels != 3:
             model.conv1 = nn.Conv2d(shape.channels, 64, 7, stride=2, padding=3, bias=False)
             nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
         stages = [(stage, len(getattr(model, f"layer{stage}"))) for stage in (1, 2, 3, 4)]
-        model.block_names = tuple(f"layer{stage}.{block}" for stage, count in stages for block in range(count))  # type: ignore[assignment]
-        model.block_family = "imagenet"  # type: ignore[assignment]
-        return model
+        model.block_names = tuple(f"layer{stage}.{block}" for stage, count in stages for block in range(count))
+        model.block_family = "imagenet"
+        network: nn.Module = model
+        return network

@@ -7,16 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, function: Callable[..., Any], *arguments: Any) -> Any:
+    def forward(ctx: Any, x: Tensor, function: Callable[..., Any], *arguments: Any) -> Any:
         outputs = function(x, *arguments)
         if isinstance(outputs, tuple):
             ctx.mark_non_differentiable(*outputs[1:])
-        ctx.argument_count = len(arguments)  # type: ignore[attr-defined]
+        ctx.argument_count = len(arguments)
         return outputs
 
     @staticmethod

@@ -117,7 +117,7 @@ class DorefaActivation(TensorQuantizer):
     samples_are_independent = True
     steps_are_independent = True
     non_negative = True
-    fixed_range = (0.0, 1.0)
+    fixed_range: tuple[float, float] | None = (0.0, 1.0)
 
     def __init__(self, compile: bool = False) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class DorefaActivation(TensorQuantizer):
 
     def accept_signed(self, x: Tensor) -> None:
         super().accept_signed(x)
-        self.fixed_range = None  # type: ignore[assignment]
+        self.fixed_range = None
         self.signed_form = SbmActivation(compile=self.compile_kernel).to(x.device).train(self.training)
 
     @property

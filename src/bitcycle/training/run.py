@@ -21,6 +21,7 @@ from bitcycle.configuration import to_plain
 from bitcycle.errors import RunError
 from bitcycle.hardware import CostMeter
 from bitcycle.layer import PrecisionController
+from bitcycle.layer.compilation import channels_last
 from bitcycle.quantizer import NoQuantizer, compiler_works
 from bitcycle.schedule import SearchSchedule
 from bitcycle.task import Task, TaskSetup
@@ -277,7 +278,7 @@ def build_trainer(plan: Plan, device: torch.device) -> Trainer:
         TaskSetup(config.dataset, config.data_folder, plan.info, plan.batch_size, config.seed, device)
     )
     model: nn.Module = plan.build_model(compile=wants_compilation(plan, device))
-    model = shared_model(model.to(device, memory_format=torch.channels_last).train())  # type: ignore[call-overload]
+    model = shared_model(channels_last(model, device).train())
     controller = PrecisionController(
         model, plan.schedule, seed=config.seed, hardware=config.hardware, workload=plan.workload, rank=0
     )

@@ -31,7 +31,8 @@ from torch.autograd.function import once_differentiable
 from bitcycle import distributed
 from bitcycle.layer.codes.recomputation import remember
 from bitcycle.layer.codes.weight_gradient import library, sums_integers, weight_gradient
-from bitcycle.layer.quantized import QuantizedConv2d, QuantizedLayer, QuantizedLinear
+from bitcycle.layer.convolution import QuantizedConv2d
+from bitcycle.layer.quantized import QuantizedLayer, QuantizedLinear
 from bitcycle.quantizer.affine_operators import affine_operators
 from bitcycle.quantizer.codes import MOST_BITS, Codes, WeightCodes, decode
 from bitcycle.quantizer.compile_utils import kernel
@@ -75,7 +76,7 @@ class CodeProduct:
             )  # which rounds the operands of simulated products, and their sums
             and not torch.compiler.is_compiling()
             and not x.is_meta
-            and weight[0].numel() <= MOST_TERMS  # type: ignore[index]
+            and weight[0].numel() <= MOST_TERMS
         )
 
     def __call__(self, x: Tensor, bias: Tensor | None, key: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -116,7 +116,7 @@ def quantize(
         return x
     if role == "gradient":
         if hasattr(options, "stochastic") and not stochastic:
-            options = replace(options, stochastic=False)
+            options = type(options)(**vars(options) | {"stochastic": False})
         key = torch.tensor(int32_key(seed), dtype=torch.int32, device=x.device)
         return options.gradient(compile=False).quantize(x, encoded, key, torch.zeros_like(key))
     module = options.weight(compile=False) if role == "weight" else options.activation(compile=False, signed=signed)

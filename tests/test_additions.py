@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md's worked diff of a schedule, applied to a copy of the code: it trains."""
+"""CONTRIBUTING.md's worked diffs, applied together to a copy of the code: what they add is found, trained and judged."""
 
 from __future__ import annotations
 
@@ -8,32 +8,92 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
+
+from bitcycle.analysis.judge import judge_all
 from tests.conftest import ROOT
 
+COPIED = (
+    "src",
+    "conf",
+    "sweeps",
+    "results/published",
+    "results/summary",
+    "results/manifest",
+    "train.py",
+    "tests/settings.py",
+)
+DIFFS = re.findall(r"```diff\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
 
-def test_a_schedule_is_added_in_two_files(tmp_path):
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for name in ("conf", "sweeps", "train.py"):
-        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / name)
-    diff = re.search(r"```diff\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)[1]
-    _, new, content, registry, lines = re.split(r"^\+\+\+ b/(.*)\n", diff, flags=re.MULTILINE)
-    (tmp_path / new).write_text("".join(line[1:] + "\n" for line in content.splitlines()))
-    first, _, preset = (line[1:] for line in lines.strip().splitlines())
-    text = (
-        (tmp_path / registry).read_text().replace("from typing import Any\n", f"from typing import Any\n{first}\n", 1)
-    )
-    (tmp_path / registry).write_text(text.replace("registry(\n    {\n", f"registry(\n    {{\n{preset}\n", 1))
-    settings = ["dataset=digits", "model=resnet8", "scale=smoke", "schedule=halving", "training.steps=8"]
-    done = subprocess.run(
-        [sys.executable, "train.py", *settings, "training.log_steps=1", f"results_root={tmp_path}/runs"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "src"), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+
+def files_of(diff: str) -> list[tuple[str, list[str]]]:
+    """Path and lines of each file of a diff."""
+    _, *parts = re.split(r"^\+\+\+ b/(.*)\n", diff, flags=re.MULTILINE)
+    return [(path, lines.splitlines()) for path, lines in zip(parts[::2], parts[1::2])]
+
+
+def apply(path: Path, lines: list[str]) -> None:
+    """Lines with + follow those without, which are looked for in their order."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    old = path.read_text().splitlines() if path.exists() else []
+    place = 0
+    for line in lines:
+        if line.startswith("+"):
+            old.insert(place, line[1:])
+        else:
+            place = old.index(line[1:], place)
+        place += 1
+    path.write_text("\n".join(old) + "\n")
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """The code with all additions."""
+    folder = tmp_path_factory.mktemp("added")
+    for name in COPIED:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        else:
+            shutil.copy(ROOT / name, folder / name)
+    for diff in DIFFS:
+        for path, lines in files_of(diff):
+            apply(folder / path, lines)
+    return folder
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(folder / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (metrics,) = (tmp_path / "runs").rglob("metrics.jsonl")
+    return done
+
+
+def test_so_many_files_are_touched():
+    kinds = ("schedule", "quantizer", "model", "data set", "item", "claim")
+    assert dict(zip(kinds, (len(files_of(diff)) for diff in DIFFS), strict=True)) == {
+        "schedule": 2,
+        "quantizer": 3,
+        "model": 2,
+        "data set": 3,
+        "item": 3,
+        "claim": 1,
+    }
+
+
+def test_what_is_added_trains(copy):
+    chosen = ("dataset=bars", "model=perceptron", "quantizer=pot", "schedule=halving")
+    settings = ("scale=smoke", "training.steps=8", "training.log_steps=1", "training.evaluation_steps=8")
+    run(copy, "train.py", *chosen, *settings, f"results_root={copy}/runs")
+    (metrics,) = (copy / "runs").rglob("metrics.jsonl")
     records = [json.loads(line) for line in metrics.read_text().splitlines()]
-    bits = [record["precision"][0] for record in records if record["kind"] == "train"]
-    assert bits == [8, 8, 8, 8, 3, 3, 3, 3]
+    assert [record["precision"][0] for record in records if record["kind"] == "train"] == [8, 8, 8, 8, 3, 3, 3, 3]
+    run(copy, "-m", "doctest", "src/bitcycle/quantizer/pot.py")
+
+
+def test_what_is_added_is_judged(copy):
+    rows = [row for row in judge_all(copy) if row.claim_id == "cpt/table9-c1"]
+    assert [row.verdict for row in rows] == ["not run"]
+    assert "higher" in rows[0].predicate

@@ -29,7 +29,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from bitcycle.layer.codes.product import gradients_of_convolution, gradients_of_linear
-from bitcycle.layer.quantized import QuantizedConv2d, QuantizedLayer, QuantizedLinear
+from bitcycle.layer.convolution import QuantizedConv2d
+from bitcycle.layer.quantized import QuantizedLayer, QuantizedLinear
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
 from bitcycle.quantizer.sbm import Sbm

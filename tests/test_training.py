@@ -12,6 +12,7 @@ from bitcycle.dataset import DatasetOptions
 from bitcycle.errors import RunError
 from bitcycle.model import check_kind
 from bitcycle.quantizer import compiler_works
+from bitcycle.quantizer.affine_operators import are_compiled
 from bitcycle.recipe.optimizer import OptimizerOptions
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
@@ -136,8 +137,10 @@ def test_epochs_and_steps_are_two_ways_to_say_the_same(digits):
 
 
 def test_automatic_compilation_weighs_the_length_of_the_run(digits):
-    assert not wants_compilation(digits(), CPU)
+    assert wants_compilation(digits(), CPU) == are_compiled()
+    assert not wants_compilation(digits("quantizer=dorefa"), CPU)
     assert wants_compilation(digits("training.steps=1000000"), CPU) == compiler_works("cpu")
+    assert wants_compilation(digits("training.steps=1000000", "quantizer=dorefa"), CPU) == compiler_works("cpu")
     assert wants_compilation(digits("training.compile=true"), CPU) == compiler_works("cpu")
     assert not wants_compilation(digits("training.steps=1000000", "training.compile=false"), CPU)
     assert not wants_compilation(digits("training.steps=1000000", "quantizer=none"), CPU)

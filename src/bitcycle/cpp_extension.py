@@ -66,18 +66,34 @@ def _cpu_instructions() -> frozenset[str]:
     return frozenset()
 
 
-def _compiled(source: Path) -> Path:
+def is_compiled(source: Path) -> bool:
+    """Whether the operators of a C++ file are in the user's cache, so that having them costs no time."""
+    try:
+        return _target(source, _compiler()).exists()
+    except OSError:
+        return False
+
+
+def _compiler() -> str:
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None or platform.system() != "Linux":
         raise OSError("no C++ compiler (g++) found")
+    return compiler
+
+
+def _target(source: Path, compiler: str) -> Path:
     parts = _texts(source)
     parts += [_output(compiler, "--version"), torch.__version__, *sorted(_cpu_instructions()), *_FLAGS, *_linked()]
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    folder = cache_folder()
-    target = folder / f"{source.stem}-{name}.so"
+    return cache_folder() / f"{source.stem}-{name}.so"
+
+
+def _compiled(source: Path) -> Path:
+    compiler = _compiler()
+    target = _target(source, compiler)
     if not target.exists():
         logger.info("compiling %s for this machine, once", source.name)
-        with tempfile.TemporaryDirectory(dir=folder) as unfinished:
+        with tempfile.TemporaryDirectory(dir=target.parent) as unfinished:
             library = Path(unfinished) / target.name
             headers = [f"-I{_FOLDER / 'include' / part}" for part in (".", "torch/csrc/api/include")]
             _output(compiler, *_FLAGS, *headers, str(source), "-o", str(library), *_linked())

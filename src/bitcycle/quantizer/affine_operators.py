@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitcycle.cpp_extension import operators
+from bitcycle.cpp_extension import is_compiled, operators
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -31,9 +31,22 @@ class GradientRange(IntEnum):
     """Each pair of indices of all dimensions but the last."""
 
 
+_SOURCE = Path(__file__).with_name("affine.cpp")
+
+
 @functools.cache
 def _operators() -> Any | None:
-    return operators(Path(__file__).with_name("affine.cpp"))
+    return operators(_SOURCE)
+
+
+def are_available() -> bool:
+    """Whether the operators can be had on this machine; compiles them if need be."""
+    return _operators() is not None
+
+
+def are_compiled() -> bool:
+    """Whether the operators were compiled before, so that having them costs no time."""
+    return is_compiled(_SOURCE)
 
 
 def affine_operators(x: Tensor, compile: bool) -> Any | None:

@@ -23,5 +23,6 @@ warnings.filterwarnings("ignore", "This process .* is multi-threaded", Deprecati
 for name in MODULES:
     with contextlib.suppress(ImportError):
         importlib.import_module(name)
+importlib.import_module("bitcycle.configuration").register_schemas()
 with contextlib.suppress(ImportError):
     importlib.import_module("hydra.core.plugins").Plugins.instance()  # Hydra looks for plugins once in each process

@@ -22,7 +22,8 @@ from bitcycle.errors import RunError
 from bitcycle.hardware import CostMeter
 from bitcycle.layer import PrecisionController
 from bitcycle.layer.compilation import channels_last
-from bitcycle.quantizer import NoQuantizer, compiler_works
+from bitcycle.quantizer import NoQuantizer, Sbm, compiler_works
+from bitcycle.quantizer.affine_operators import are_available, are_compiled
 from bitcycle.schedule import SearchSchedule
 from bitcycle.task import Task, TaskSetup
 from bitcycle.training.checkpoint import write_atomically
@@ -262,13 +263,18 @@ def choose_device(name: str) -> torch.device:
 
 
 def wants_compilation(plan: Plan, device: torch.device) -> bool:
-    """Whether the quantizers of this run are to be compiled; both ways compute the same numbers."""
+    """Whether the quantizers of this run are to be compiled; both ways compute the same numbers.
+
+    On a CPU those of SBM are operators in C++, compiled once for a machine: where they are there, short runs use them, too.
+    """
     choice = plan.config.training.compile
     if choice == "false" or isinstance(plan.config.quantizer, NoQuantizer):
         return False
     elements = sum(operation.input_elements for operation in plan.workload.operations) / plan.workload.samples
-    pays = elements * plan.samples(0, plan.total_steps) > COMPILATION_PAYS_ABOVE
-    return (choice == "true" or pays) and compiler_works(device.type)
+    pays = choice == "true" or elements * plan.samples(0, plan.total_steps) > COMPILATION_PAYS_ABOVE
+    if device.type == "cpu" and isinstance(plan.config.quantizer, Sbm) and (pays or are_compiled()) and are_available():
+        return True  # all of its functions are operators of our own, beside which nothing is compiled
+    return pays and compiler_works(device.type)
 
 
 def build_trainer(plan: Plan, device: torch.device) -> Trainer:

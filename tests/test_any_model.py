@@ -95,6 +95,22 @@ def test_an_empty_batch_passes():
     assert model(torch.zeros(0, 2)).shape == (0, 3)
 
 
+@pytest.mark.parametrize("sample", [None, torch.zeros(1, 2)])
+def test_a_model_without_parameters_is_refused_by_name(sample):
+    with pytest.raises(SettingError, match="no layer of the model would be quantized"):
+        bitcycle.quantize_model(nn.Sequential(nn.ReLU()), sample=sample)
+
+
+@pytest.mark.parametrize("tracer", [lambda m, x: torch.jit.trace(m, x), lambda m, _: torch.fx.symbolic_trace(m)])
+@pytest.mark.parametrize("layer", [nn.Linear(2, 3), nn.LSTM(2, 3), nn.Conv1d(2, 3, 1)])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tracers_that_freeze_bits_are_refused_by_name(tracer, layer):
+    """Findings on networks of others, line 11."""
+    model = bitcycle.quantize_model(nn.Sequential(copy.deepcopy(layer)), float_layers=[])
+    with pytest.raises(SettingError, match=r"torch\..*trace.*torch.export"):
+        tracer(model, torch.randn(1, 2, 2))
+
+
 LAYERS = {
     "conv1d": (nn.Conv1d(4, 6, 3, stride=2, padding=1, groups=2), (2, 4, 9)),
     "conv3d": (nn.Conv3d(2, 3, 3, padding=1), (2, 2, 4, 4, 4)),

@@ -72,14 +72,38 @@ def test_the_trainer_of_transformers(kind, tmp_path):
     second, resumed = trainer(kind, tmp_path / "parts")
     second.train(resume_from_checkpoint=True)
     assert resumed.control.cost() == callback.control.cost()
-    if kind == "vit":  # not exact: its weights part by up to 1e-4 within two steps, for a reason that is not known yet
-        return
     for name, value in whole.model.state_dict().items():
         found = second.model.state_dict()[name]
         torch.testing.assert_close(found, value, rtol=0, atol=0, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def test_the_trainer_of_lightning(tmp_path):
+class StatefulLoader:
+    """Batches that Lightning can go on with in the middle of an epoch."""
+
+    def __init__(self, loader) -> None:
+        self.loader, self.done = loader, 0
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self):
+        for number, batch in enumerate(self.loader, 1):
+            if number > self.done:
+                self.done = number
+                yield batch
+        self.done = 0
+
+    def state_dict(self):
+        return {"done": self.done}
+
+    def load_state_dict(self, state):
+        self.done = state["done"]
+
+
+@pytest.mark.parametrize("quantizer", ["sbm", "none"])
+@pytest.mark.parametrize(("stateful", "stop"), [(True, 1), (True, 2), (False, 2), (False, 1)])
+def test_the_trainer_of_lightning(stateful, stop, quantizer, tmp_path):
+    """Two batches an epoch, resumed after one or two. Without state in the loader Lightning begins it anew, in float32, too."""
     lightning = pytest.importorskip("lightning.pytorch")
     from bitcycle.integrations.lightning import PrecisionCallback
 
@@ -97,25 +121,25 @@ def test_the_trainer_of_lightning(tmp_path):
 
     def fit(steps: int, folder, checkpoint=None):
         torch.manual_seed(1)
-        loader = torch.utils.data.DataLoader(torch.randn(8, 6), batch_size=8)
+        loader = torch.utils.data.DataLoader(torch.randn(8, 6), batch_size=4)
         callback = PrecisionCallback(bitcycle.schedule("CR", cycles=2, q_min=3, q_max=8, total_steps=4))
+        saving = lightning.callbacks.ModelCheckpoint(folder, every_n_train_steps=1, save_top_k=-1, filename="{step}")
         quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-        trainer = lightning.Trainer(max_steps=steps, default_root_dir=folder, callbacks=[callback], **quiet)
+        callbacks = [saving, *([callback] if quantizer == "sbm" else [])]
+        trainer = lightning.Trainer(max_steps=steps, default_root_dir=folder, callbacks=callbacks, **quiet)
         module = Module()
-        trainer.fit(module, loader, ckpt_path=checkpoint)
-        trainer.save_checkpoint(folder / "last.ckpt")
+        trainer.fit(module, StatefulLoader(loader) if stateful else loader, ckpt_path=checkpoint)
         return module, callback, trainer
 
     module, callback, trainer = fit(4, tmp_path / "whole")
-    assert callback.control.cost().samples == 32
-    assert trainer.callback_metrics["bits_weight"] == 8
-    fit(2, tmp_path / "parts")
-    resumed, after, _ = fit(4, tmp_path / "parts", tmp_path / "parts" / "last.ckpt")
-    assert after.control.cost() == callback.control.cost()
-    for name, value in module.state_dict().items():
-        torch.testing.assert_close(
-            resumed.state_dict()[name], value, rtol=0, atol=0, msg=lambda text, name=name: f"{name}: {text}"
-        )
+    fit(stop, tmp_path / "parts")
+    resumed, after, _ = fit(4, tmp_path / "parts", tmp_path / "parts" / f"step={stop}.ckpt")
+    if quantizer == "sbm":
+        assert callback.control.cost().samples == 16
+        assert trainer.callback_metrics["bits_weight"] == 8
+        assert after.control.cost() == callback.control.cost()
+    exact = all(torch.equal(resumed.state_dict()[name], value) for name, value in module.state_dict().items())
+    assert exact == (stateful or stop == 2)
 
 
 def test_a_plain_loop_with_accelerate():
@@ -137,3 +161,22 @@ def test_a_plain_loop_with_accelerate():
         optimizer.step()
         optimizer.zero_grad()
     assert control.cost().samples == 16
+
+
+@pytest.mark.parametrize(("kind", "quantizer"), [("bert", "sbm"), ("vit", "dorefa"), ("gpt2", "uniform_l2")])
+def test_a_saved_model_comes_back_converted(kind, quantizer, tmp_path):
+    """Findings on networks of others, line 3."""
+    model = bitcycle.quantize_model(network(kind), quantizer, float_layers=[] if kind == "vit" else None)
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=4, gradient=32, total_steps=1))
+    control.step(0)
+    batch = {key: value[None] for key, value in data(kind)[0].items()}
+    model.train()(**batch)
+    model.eval().save_pretrained(tmp_path)
+    found = type(model).from_pretrained(tmp_path)
+    assert found.state_dict().keys() == model.state_dict().keys()
+    torch.testing.assert_close(found(**batch).logits, model(**batch).logits, rtol=0, atol=0)
+    assert (
+        control.states[0].precision == next(m for m in found.modules() if hasattr(m, "precision")).precision.precision
+    )
+    found.save_pretrained(tmp_path / "again")
+    assert type(model).from_pretrained(tmp_path / "again")(**batch).logits.equal(model(**batch).logits)

@@ -161,3 +161,10 @@ def test_cycles_must_fit_into_each_phase(digits):
     assert digits(*options, "training.learning_rate.cycles=5")
     with pytest.raises(SettingError, match=r"training.learning_rate.cycles=7: .*32 steps"):
         digits(*options, "training.learning_rate.cycles=7")
+
+
+def test_a_rate_that_falls_once_an_epoch():
+    """Findings on networks of others, line 16: HLHLp's Penn Treebank, 0.9^max(0, e - 10)."""
+    options = LearningRateOptions(name="exponential", initial=1.0, epoch_factor=0.9, delay_epochs=10)
+    rates = [options.rate(step, 30 * 7, epoch_steps=7) for step in (0, 76, 77, 83, 84, 209)]
+    assert rates == pytest.approx([1, 1, 0.9, 0.9, 0.81, 0.9**19])

@@ -59,3 +59,91 @@ def test_onnx_with_integer_nodes_equals_the_simulation(bits, tmp_path):
     kinds = [node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node]
     assert kinds.count("QuantizeLinear") == 2
     assert kinds.count("DequantizeLinear") == 4
+
+
+class Tied(nn.Module):
+    """A language model: attention, a recurrent layer, and a head that shares its weight with the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(20, 8), nn.Linear(8, 20, bias=False)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.recurrent = nn.LSTM(8, 8, bidirectional=False, batch_first=True)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        return self.head(self.recurrent(x)[0])
+
+
+def language_model(quantizer: str, **options) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    model, x = bitcycle.quantize_model(Tied(), quantizer, float_layers=[]), torch.randint(20, (3, 6))
+    for _ in range(20):
+        model(x)
+    return model.eval(), x
+
+
+@pytest.mark.parametrize("quantizer", ["sbm", "uniform_l2", "wageubn"])
+def test_attention_recurrent_and_tied_weights_come_back(quantizer, tmp_path):
+    model, x = language_model(quantizer)
+    expected = model(x)
+    tensors = bitcycle.finalize(model, path=tmp_path / "model.safetensors")
+    assert {"attention.query:integers", "attention.value:integers", "recurrent.hidden_l0:integers"} < set(tensors)
+    assert "embedding.weight" in tensors  # which is read as float32 numbers, though the head reads it as integers
+    assert not {"attention.in_proj_weight", "recurrent.weight_hh_l0", "head.weight"} & set(tensors)
+    other, _ = language_model(quantizer)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    bitcycle.load_finalized(other, tmp_path / "model.safetensors")
+    torch.testing.assert_close(other(x), expected, rtol=0, atol=0)
+
+
+def test_weights_are_finalized_at_other_bits_than_they_were_trained_at(tmp_path):
+    model, x = network("uniform_l2", Precision(8, 8, 32))
+    bitcycle.finalize(model, 3, tmp_path / "model.safetensors")
+    other, _ = network("uniform_l2", Precision(8, 8, 32))
+    bitcycle.load_finalized(other, tmp_path / "model.safetensors")
+    model[3].precision.set(Precision(3, 3, 32))
+    torch.testing.assert_close(other(x), model(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("quantizer", ["mx", "nvfp4"])
+def test_weights_in_blocks_are_refused(quantizer):
+    with pytest.raises(ValueError, match=rf"{quantizer}.*state_dict"):
+        bitcycle.finalize(language_model(quantizer)[0])
+
+
+def test_the_file_of_another_model_is_refused(tmp_path):
+    bitcycle.finalize(network("sbm", Precision(8, 8, 8))[0], path=tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="only one of the two"):
+        bitcycle.load_finalized(language_model("sbm")[0], tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("quantizer", ["sbm", pytest.param("dorefa", marks=pytest.mark.slow)])
+def test_onnx_of_attention_and_recurrent_layers(quantizer, tmp_path):
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    model, x = language_model(quantizer)
+    difference = bitcycle.export_onnx(model, tmp_path / "model.onnx", x[:, :2])
+    assert difference < 1e-4 * float(model(x).abs().max())
+
+
+OF_ONE_LAYER = ("dorefa", "wageubn", "uniform_l2", "ternary", "multibit", "ttq", "mx", "nvfp4", "fp8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantizer", OF_ONE_LAYER)
+def test_onnx_of_other_quantizers(quantizer, tmp_path):
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    model, x = bitcycle.quantize_model(nn.Sequential(nn.Linear(4, 8)), quantizer, float_layers=[]), torch.randn(4, 4)
+    model(x)
+    if quantizer in ("mx", "nvfp4", "fp8"):
+        with pytest.raises(ValueError, match="cannot be written as ONNX"):
+            bitcycle.export_onnx(model, tmp_path / "model.onnx", x)
+    else:
+        assert bitcycle.export_onnx(model, tmp_path / "model.onnx", x) < 1e-4

@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from bitcycle.layer.quantized import QuantizedLayer
 from bitcycle.optional_imports import require
 from bitcycle.quantizer import SbmActivation, SbmWeight, TensorQuantizer
 from bitcycle.quantizer.codes import MOST_BITS
 from bitcycle.schedule import Precision
+from bitcycle.settings import SettingError
 
 
 class LinearActivation(TensorQuantizer):
@@ -64,6 +66,19 @@ class LinearWeight(TensorQuantizer):
         return _node("DequantizeLinear", operands, x.dtype, shape, {"axis": 0}) + self.zero_point
 
 
+class ConstantWeight(TensorQuantizer):
+    """A weight as the numbers that its quantizer made of it."""
+
+    values: Tensor
+
+    def __init__(self, values: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("values", values.clone())
+
+    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        return self.values
+
+
 def _node(kind: str, inputs: tuple[Any, ...], dtype: torch.dtype, shape: Any, attributes: Any = None) -> Tensor:
     return torch.onnx.ops.symbolic(kind, inputs, attributes or {}, dtype=dtype, shape=shape, version=None)
 
@@ -71,8 +86,8 @@ def _node(kind: str, inputs: tuple[Any, ...], dtype: torch.dtype, shape: Any, at
 def export_onnx(model: nn.Module, path: str | Path, *inputs: Tensor, **options: Any) -> float:
     """Write a converted model, in evaluation mode at its current bits, as an ONNX file, and run it in onnxruntime.
 
-    Layers of the quantizer sbm at up to 8 bits get integer nodes; all other layers are exported as the arithmetic that
-    simulates them.
+    Weights and activations of the quantizer sbm at up to 8 bits get integer nodes. Other weights are written as the constants
+    that they are after quantization, other activations as the arithmetic that simulates them.
 
     Args:
         model: converted by `quantize_model`, and trained; not changed.
@@ -85,28 +100,40 @@ def export_onnx(model: nn.Module, path: str | Path, *inputs: Tensor, **options: 
 
     Raises:
         RunError: if onnx, onnxscript or onnxruntime is not installed.
+        SettingError (a ValueError): if ONNX has no operators for the network or its quantizer (mx, nvfp4, fp8).
     """
     require("onnxscript", "export")
     runtime = require("onnxruntime", "export")
     model = copy.deepcopy(model).eval()
     with torch.no_grad():
         expected = model(*inputs)
-        for layer in [module for module in model.modules() if isinstance(module, QuantizedLayer)]:
+        layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
+        for layer in layers:
+            layer.computation, layer.adapted = None, True
             _use_nodes(layer, layer.precision.precision)
-        program = torch.onnx.export(model, inputs, dynamo=True, verbose=False, **options)
+        try:
+            program = torch.onnx.export(model, inputs, dynamo=True, verbose=False, **options)
+        except torch.onnx.OnnxExporterError as error:
+            name = ", ".join({layer.quantizer_options.name: "" for layer in layers})
+            problem = f"cannot be written as ONNX ({str(error.__cause__).splitlines()[0]})"
+            raise SettingError("quantizer", name, problem, "use sbm, or torch.export for the simulation") from error
     assert program is not None, "it is not written to a file by the exporter itself"
     program.save(str(path))
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     feeds = {declared.name: x.numpy() for declared, x in zip(session.get_inputs(), inputs)}
-    found = torch.from_numpy(session.run(None, feeds)[0])
-    return float((found - expected).abs().max())
+    found = [torch.from_numpy(output) for output in session.run(None, feeds)]
+    tensors = [leaf for leaf in tree_leaves(expected) if isinstance(leaf, Tensor)]
+    return max(float((ours - theirs).abs().max()) for ours, theirs in zip(found, tensors, strict=True))
 
 
 def _use_nodes(layer: QuantizedLayer, bits: Precision) -> None:
-    layer.computation = None
-    if isinstance(layer.activation_quantizer, SbmActivation) and 1 <= bits.activation <= MOST_BITS:
-        layer.activation_quantizer = LinearActivation(layer.activation_quantizer, bits.activation)
+    activation = getattr(layer.activation_quantizer, "signed_form", None) or layer.activation_quantizer
+    if isinstance(activation, SbmActivation) and 1 <= bits.activation <= MOST_BITS:
+        layer.activation_quantizer = LinearActivation(activation, bits.activation)
+    if layer.weight_quantizer.has_blocks:
+        return
+    weight: Tensor = layer.rows_of(layer.weight.detach())
     if isinstance(layer.weight_quantizer, SbmWeight) and 1 <= bits.weight <= MOST_BITS:
-        weight = layer.rows_of(layer.weight.detach())
         layer.weight_quantizer = LinearWeight(layer.weight_quantizer, weight, bits.weight)
-    layer.adapted = True
+    else:
+        layer.weight_quantizer = ConstantWeight(layer.weight_quantizer(weight, layer.precision.weight_bits))

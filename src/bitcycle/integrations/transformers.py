@@ -6,21 +6,29 @@
 `quantize_model` converts `Conv1D` (GPT-2) and, where a model takes its attention function from the library's registry, the two
 products of attention, q k^T and P v. Its function is registered as attention "bitcycle"; it computes what the library's eager one
 does, on quantized operands.
+
+A converted model is saved with its conversion, as `quantization_config` of method "bitcycle" in its config.json, and under the
+names of its own parameters. Where this module is imported, `from_pretrained` converts it again, with the bits it was saved at.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from bitcycle.layer.block_product import Axes
 from bitcycle.layer.controller import PrecisionController
@@ -28,8 +36,9 @@ from bitcycle.layer.conversion import quantize_model
 from bitcycle.layer.matrix_product import MatrixProduct
 from bitcycle.layer.penalty import penalty
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer, share_parameters
-from bitcycle.quantizer import QuantizerOptions
+from bitcycle.quantizer import QuantizerOptions, quantizer_options
 from bitcycle.schedule import schedule as make_schedule
+from bitcycle.settings import SettingError
 
 ATTENTION = "bitcycle"
 PRODUCTS = ("score_product", "value_product")
@@ -107,12 +116,57 @@ def _takes_attention_function(module: nn.Module) -> bool:
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
-def finish_conversion(model: nn.Module) -> None:
-    """Let the models with quantized attention call it."""
-    for module in model.modules():
-        config: Any = getattr(module, "config", None)
-        if hasattr(module, PRODUCTS[0]) and config is not None:
-            config._attn_implementation = ATTENTION
+def finish_conversion(model: nn.Module, conversion: dict[str, Any]) -> None:
+    """Let models with quantized attention call it, and models that are saved say how they were converted."""
+    outermost = ""
+    for name, module in model.named_modules():
+        if hasattr(module, PRODUCTS[0]) and hasattr(module, "config"):
+            module.config._attn_implementation = ATTENTION
+        if isinstance(module, PreTrainedModel) and not (outermost and name.startswith(outermost)):
+            outermost = f"{name}." if name else "."
+            own = [entry.removeprefix(outermost) for entry in conversion["float_layers"]]
+            module.config.quantization_config = SavedConversion(**{**conversion, "float_layers": own})
+            # names as they are: the library's own do not come back in Trainer (huggingface/transformers issue 48805)
+            module._weight_conversions = []  # type: ignore[assignment]
+
+
+@register_quantization_config(ATTENTION)
+class SavedConversion(QuantizationConfigMixin):
+    """Arguments of `quantize_model`, in a model's config.json; float_layers are names."""
+
+    def __init__(self, quantizer: dict[str, Any], float_layers: Sequence[str], **options: Any) -> None:
+        self.quant_method: Any = ATTENTION
+        self.quantizer, self.float_layers = dict(quantizer), list(float_layers)
+        self.compute, self.recompute = options.get("compute", "simulate"), options.get("recompute", False)
+
+
+@register_quantizer(ATTENTION)
+class Reconversion(HfQuantizer):
+    """Makes a converted model of a saved one: the float network is loaded, converted, and given the rest of its state."""
+
+    is_trainable = True
+
+    def is_serializable(self) -> bool:
+        return True
+
+    def _process_model_before_weight_loading(
+        self, model: PreTrainedModel, checkpoint_files: Sequence[str] | None = None, **_: Any
+    ) -> None:
+        self.files = list(checkpoint_files or ())
+        model._keys_to_ignore_on_load_unexpected = {r"_quantizer\.", r"precision\.bits$"}
+
+    def postprocess_model(self, model: PreTrainedModel, **_: Any) -> None:
+        self.remove_quantization_config(model)  # it is an ordinary model, which quantizes in its layers
+        saved: Any = self.quantization_config
+        options = type(quantizer_options(saved.quantizer["name"]))(**saved.quantizer)
+        quantize_model(
+            model, options, float_layers=saved.float_layers, compute=saved.compute, recompute=saved.recompute
+        )
+        state = {key: value for file in self.files for key, value in load_file(file).items()}
+        if unknown := model.load_state_dict(state, strict=False).unexpected_keys:
+            problem = f"does not fit its conversion: the model has no {', '.join(unknown[:3])}"
+            raise SettingError("checkpoint", self.files, problem, "save it again with save_pretrained")
+        model.eval()
 
 
 class PrecisionCallback(TrainerCallback):

@@ -32,11 +32,15 @@ class InProjection(QuantizedLayer):
         return packed[self.place * size : (self.place + 1) * size]
 
     @property
+    def weight_name(self) -> str:
+        packed = self._owner[0].in_proj_weight is not None
+        return "in_proj_weight" if packed else f"{'qkv'[self.place]}_proj_weight"
+
+    @property
     def weight(self) -> Tensor:
         """[E, features]."""
-        packed: Tensor | None = self._owner[0].in_proj_weight
-        own: Tensor = getattr(self._owner[0], f"{'qkv'[self.place]}_proj_weight")
-        return own if packed is None else self._part(packed)
+        weight: Tensor = getattr(self._owner[0], self.weight_name)
+        return self._part(weight) if self.weight_name == "in_proj_weight" else weight
 
     @property
     def bias(self) -> Tensor | None:

@@ -8,6 +8,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, _compile, nn
 
+from bitcycle.settings import SettingError
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -29,3 +31,19 @@ def channels_last(model: nn.Module, device: torch.device) -> nn.Module:
 def has_numbers(x: Tensor) -> bool:
     """Whether a tensor holds numbers: not on the meta device, and no fake one of the compiler or torch.export."""
     return not x.is_meta and not hasattr(x, "fake_mode")
+
+
+def refuse_tracing() -> None:
+    """Refuse the tracers that would write the current bits, or one batch's ranges, into a graph for ever.
+
+    Raises:
+        SettingError (a ValueError): under torch.jit.trace and torch.fx.symbolic_trace.
+    """
+    tracer = "torch.jit.trace" if torch.jit._trace.is_tracing() else "torch.fx.symbolic_trace" if _is_symbolic() else ""
+    if tracer:
+        remedy = "use torch.export.export or torch.compile, or bitcycle.export_onnx"
+        raise SettingError("model", tracer, "cannot follow layers whose bits change", remedy)
+
+
+def _is_symbolic() -> bool:
+    return torch.fx._symbolic_trace.is_fx_symbolic_tracing()

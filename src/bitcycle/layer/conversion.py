@@ -230,6 +230,11 @@ def quantize_model(
     vars(model)["conversion_rules"] = tuple(whole_plan)
     if compute == "codes":
         model = compute_codes(model, compile, recompute)
+    left = [rule.name for rule in whole_plan if rule.treatment == "float"]
+    conversion = {"quantizer": vars(options), "float_layers": left, "compute": compute, "recompute": recompute}
+    for integration in _integrations(model):
+        if hasattr(integration, "finish_conversion"):
+            integration.finish_conversion(model, conversion)
     return model if gates is None else gate_blocks(model, gates, seed)
 
 
@@ -254,15 +259,9 @@ def _convert(
     for name, new in converted.items():
         _move_hooks(layers[name], new)
         model = _place(model, name, layers[name], new)
-    for integration in _integrations(model):
-        getattr(integration, "finish_conversion", _nothing)(model)
     _keep_layers_in_use(model)
     _name_untouched(model)
     return model
-
-
-def _nothing(_model: nn.Module) -> None:
-    """What most libraries need after a conversion."""
 
 
 def _quantized(rule: LayerRule, layer: nn.Module, context: Context, device: torch.device) -> nn.Module:

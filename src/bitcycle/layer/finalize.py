@@ -9,7 +9,9 @@ form, so that `load_finalized` needs nothing but a model that was converted in t
 
 from __future__ import annotations
 
+import copy
 import json
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,6 @@ from torch import Tensor, nn
 
 from bitcycle.layer.controller import precision_states
 from bitcycle.layer.quantized import QuantizedLayer
-from bitcycle.layer.recurrent_product import RecurrentProduct
 from bitcycle.quantizer import TensorQuantizer, encode_bits
 from bitcycle.quantizer.codes import MOST_BITS, WeightCodes
 from bitcycle.schedule import FLOAT, Precision
@@ -49,7 +50,7 @@ def finalize(
         path: of a safetensors file to write.
 
     Raises:
-        SettingError (a ValueError): for a model without quantized layers, and for weights of more than 8 bits.
+        SettingError (a ValueError): for a model without quantized layers, and for weights of more than 8 bits or in blocks.
     """
     layers = _layers(model)
     if not layers:
@@ -66,11 +67,9 @@ def finalize(
                 tensors |= {
                     f"{name}{SEPARATOR}{part}": value for part, value in _encoded(name, layer, own.weight).items()
                 }
-                taken.add(f"{name}.weight".lstrip("."))
-    rest = {
-        name: value.detach().clone().contiguous() for name, value in model.state_dict().items() if name not in taken
-    }
-    tensors |= {name: value for name, value in rest.items() if not name.endswith("precision.bits")}
+                taken.add(_weight_key(name, layer))
+    rest = {key: value.detach().clone().contiguous() for key, value in _others(model).items() if key not in taken}
+    tensors |= rest
     if path is not None:
         save_file(tensors, path, {"bitcycle": json.dumps({"precision": list(precision)})})
     return tensors
@@ -82,7 +81,7 @@ def load_finalized(model: nn.Module, path: str | Path) -> nn.Module:
     Its weights are the quantized ones, which nothing quantizes again; it computes what the finalized model computed.
 
     Raises:
-        SettingError (a ValueError): if the file was not written by `finalize`.
+        SettingError (a ValueError): if the file was not written by `finalize`, or of another model.
     """
     with safe_open(path, framework="pt") as file:
         metadata = (file.metadata() or {}).get("bitcycle")
@@ -93,31 +92,60 @@ def load_finalized(model: nn.Module, path: str | Path) -> nn.Module:
     for state in precision_states(model):
         if not state.fixed:
             state.set(precision)
-    floats = {name: value for name, value in tensors.items() if SEPARATOR not in name}
-    for name, layer in _layers(model).items():
-        prefix = f"{name}{SEPARATOR}"
-        if parts := {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}:
-            floats[f"{name}.weight".lstrip(".")] = layer.rows_of(_decoded(layer, parts)).contiguous()
-            layer.weight_quantizer = FinalWeight()
-    own = model.state_dict()
-    model.load_state_dict({name: floats.get(name, value) for name, value in own.items()})
+    layers, others = _layers(model), _others(model)
+    parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for key in [key for key in tensors if SEPARATOR in key]:
+        name, _, part = key.rpartition(SEPARATOR)
+        parts[name][part] = tensors.pop(key)
+    taken = {_weight_key(name, layers[name]) for name in parts if name in layers}
+    if strangers := sorted((set(tensors) ^ (set(others) - taken)) | (set(parts) - set(layers))):
+        problem = f"is not of a model like this one: only one of the two has {', '.join(strangers[:5])}"
+        raise SettingError("path", str(path), problem, "convert the same network with the same quantizer")
+    model.load_state_dict(tensors, strict=False)
+    for name, encoded in parts.items():
+        _put(layers[name], layers[name].rows_of(_decoded(layers[name], encoded)).contiguous())
     return model.eval()
 
 
 def _layers(model: nn.Module) -> dict[str, QuantizedLayer]:
-    """Layers whose weight is a parameter of their own."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, QuantizedLayer)
-        and not isinstance(module, RecurrentProduct)
-        and "weight" in module._parameters
-        and not module.weight_quantizer.has_blocks
-    }
+    """Layers with a weight.
+
+    Raises:
+        SettingError: if the weights have blocks, whose copies along different dimensions differ.
+    """
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
+    for layer in layers.values():
+        if layer.weight_quantizer.has_blocks:
+            problem = "has blocks with scales of their own, which this file has no form for"
+            remedy = "save model.state_dict(), which holds the weights and the bits"
+            raise SettingError("quantizer", layer.quantizer_options.name, problem, remedy)
+    return layers
+
+
+def _others(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict without the bits, which are in a file's metadata."""
+    return {key: value for key, value in model.state_dict().items() if not key.endswith("precision.bits")}
+
+
+def _weight_key(name: str, layer: QuantizedLayer) -> str:
+    """Key of a layer's weight in the state dict; that of a recurrent layer or an attention is the parameter of its parent."""
+    owner = name if "weight" in layer._parameters else name.rpartition(".")[0]
+    return f"{owner}.{layer.weight_name}".lstrip(".")
+
+
+def _put(layer: QuantizedLayer, weight: Tensor) -> None:
+    """Give the layer its final weight; where it shares a parameter with a float layer, that one keeps its own."""
+    layer.weight_quantizer = FinalWeight()
+    if "weight" in layer._parameters:
+        layer.weight = nn.Parameter(weight, requires_grad=bool(layer.weight.requires_grad))
+    else:
+        layer.weight.data.copy_(weight)  # type: ignore[operator]
 
 
 def _encoded(name: str, layer: QuantizedLayer, bits: int) -> dict[str, Tensor]:
-    quantizer, weight = layer.weight_quantizer, layer.rows_of(layer.weight.detach())
+    quantizer = copy.deepcopy(layer.weight_quantizer).eval()
+    weight: Tensor = layer.rows_of(layer.weight.detach())
+    quantizer.prepare(weight, bits)
     number = torch.tensor(bits, device=weight.device)
     if quantizer.has_codes and bits <= MOST_BITS:
         codes = quantizer.encode_weight(weight, number)

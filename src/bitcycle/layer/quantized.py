@@ -49,6 +49,8 @@ class QuantizedLayer(QuantizedProduct):
     fine_bits: Tensor
     computation: Computation | None = None
     """Another way to compute the layer (compute=codes); it refers to the layer, hence is no submodule."""
+    weight_name: Any = "weight"
+    """The parameter that is its weight, of its own or of the recurrent layer or attention around it."""
     axes = LINEAR
     """Where input, weight and output have the dimensions that products sum over."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -9,10 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bitcycle.layer.compilation import refuse_tracing
 from bitcycle.layer.state import HoldsTensors, PrecisionState
-from bitcycle.quantizer import QuantizerOptions, TensorQuantizer, quantizer_options
+from bitcycle.quantizer import QuantizerOptions, TensorQuantizer, encode_bits, quantizer_options
 from bitcycle.quantizer.autograd import backward_only
 from bitcycle.randomness import hash_bits, int32_key
+
+logger = logging.getLogger(__name__)
 
 
 class NoiseKeys(NamedTuple):
@@ -111,7 +115,7 @@ class QuantizedProduct(Noisy):
         self.gradient_quantizer = (options.position_gradient if self.has_positions else options.gradient)(
             context.compile
         )
-        self.name = context.key
+        self.name, self.observed_gradient_bits = context.key, {0}
         self.hold_keys(context.key, fine=options.fine_gradient_bits is not None)
         self.adapted = False
         self.precision.readers.add(self)
@@ -150,11 +154,25 @@ class QuantizedProduct(Noisy):
         state = self.precision
         return self.gradient_quantizer(y, state.gradient_bits, state.step_key, key)
 
+    def look_at_gradient(self, gradient: Tensor) -> None:
+        """Say once, at the first gradient of each number of bits, if it is too small for its quantizer."""
+        bits = encode_bits(self.precision.precision.gradient)
+        if bits in self.observed_gradient_bits:
+            return
+        self.observed_gradient_bits.add(bits)
+        if bits and gradient.numel() and self.gradient_quantizer.loses(gradient, bits):
+            logger.warning(
+                "layer %r: its gradients are below %.1e, too small for %d bits of steps of at least 1e-8, as in the released"
+                " code; use Sbm(least_step='relative') (quantizer.least_step=relative), or scale the loss",
+                *(self.name, float(gradient.abs().amax()), bits),
+            )
+
     def masked(self, product: Callable[..., Tensor], compute: Callable[[Callable[..., Tensor]], Tensor]) -> Tensor:
         """compute(product), past which only the gradients of the samples come that count now."""
+        refuse_tracing()
         mask = self.precision.sample_mask
         if mask is None:
-            return self.precision.refuse_changes(compute(product))
+            return self.precision.refuse_changes(compute(product), self.look_at_gradient)
         # on both sides of the gradient's quantizer, which makes noise of zeros and a range of the rest
         return masked_gradient(compute(lambda *operands: masked_gradient(product(*operands), mask)), mask)
 

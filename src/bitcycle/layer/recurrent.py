@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from bitcycle.layer.compilation import refuse_tracing
 from bitcycle.layer.quantized import CONVERSIONS
 from bitcycle.layer.quantized_product import Context
 from bitcycle.layer.recurrent_product import HiddenProduct, InputProduct
@@ -66,6 +67,7 @@ class QuantizedRecurrent(nn.RNNBase):
             TypeError: for a PackedSequence.
             RuntimeError: for inputs or states of a wrong shape.
         """
+        refuse_tracing()
         if isinstance(x, PackedSequence):
             raise TypeError(
                 "quantized recurrent layers take padded tensors, not a PackedSequence: call pad_packed_sequence on it, "

@@ -106,7 +106,8 @@ class InputProduct(RecurrentProduct):
             self.adapt(x)
         keys = self.step_keys(len(x))
         weight, bias = self.quantized_weight(keys.whole), self.quantized_bias()
-        return self.precision.refuse_changes(self.product_of(self.quantized_inputs(x, keys), weight, bias, keys))
+        y = self.product_of(self.quantized_inputs(x, keys), weight, bias, keys)
+        return self.precision.refuse_changes(y, self.look_at_gradient)
 
 
 class HiddenProduct(RecurrentProduct):

@@ -85,7 +85,7 @@ def _run(model: nn.Module, watched: Mapping[str, nn.Module], sample: Any) -> tup
         stack.callback(model.train, was_training)
         stack.enter_context(torch.no_grad())
         stack.enter_context(mode)
-        device = next(model.parameters()).device
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         sample = tree_map_only(Tensor, lambda x: mode.from_tensor(x.to(device)), sample)
         model.eval()
         model(**sample) if isinstance(sample, Mapping) else model(*sample)

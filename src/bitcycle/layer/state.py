@@ -97,17 +97,18 @@ class PrecisionState(HoldsTensors):
         self.calls[layer] = number + 1
         return number
 
-    def refuse_changes(self, y: Tensor) -> Tensor:
-        """y, whose backward pass will raise a RuntimeError if bits or noise have changed until then."""
+    def refuse_changes(self, y: Tensor, look: Callable[[Tensor], None]) -> Tensor:
+        """y, whose backward pass will `look` at its gradient; a RuntimeError there if bits or noise have changed until then."""
         if y.requires_grad and not torch.compiler.is_compiling():
             version = self.version
 
-            def check(_gradient: Tensor) -> None:
+            def check(gradient: Tensor) -> None:
                 if self.version != version:
                     raise RuntimeError(
                         "the precision changed between the forward and the backward pass: call PrecisionController.step"
                         " (or use) before the forward pass, and backward before the next one"
                     )
+                look(gradient)
 
             y.register_hook(check)
         return y

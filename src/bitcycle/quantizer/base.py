@@ -130,6 +130,10 @@ class GradientQuantizer(nn.Module):
         """The gradient quantized with the noise of (step_key, layer_key); dimension 0 counts samples."""
         raise NotImplementedError
 
+    def loses(self, gradient: Tensor, bits: int) -> bool:
+        """Whether the gradient is too small for the levels of so many bits."""
+        return False
+
     def along(self, gradient: Tensor, bits: Tensor, dim: int, key: Tensor, groups: int = 1) -> Tensor:
         """The gradient quantized in blocks along `dim` (see `TensorQuantizer.along`), with the noise of `key`."""
         raise NotImplementedError

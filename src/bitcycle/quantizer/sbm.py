@@ -22,7 +22,7 @@ SBM paper, as their code does, in the single copy of the gradient (unless `bifur
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
@@ -241,6 +241,10 @@ class SbmGradient(GradientQuantizer):
         options = (self.stochastic, GradientRange.SEQUENCE if self.by_sequence else GradientRange.STEP)
         return native.with_quantized_gradient(x, bits, step_key, layer_keys, *options)
 
+    def loses(self, gradient: Tensor, bits: int) -> bool:
+        low, high = torch.aminmax(gradient)
+        return bool((high > low) & ((high - low) / ((1 << bits) - 1) < affine.MINIMUM_SCALE))
+
     def _native(self, x: Tensor) -> Any | None:
         return affine_operators(x, self.compile_kernel) if distributed.current_shard() is None else None
 
@@ -315,6 +319,28 @@ class SbmPositionGradient(SbmGradient):
         return quantized.to(gradient.dtype).view(gradient.shape)
 
 
+class RelativeGradient(GradientQuantizer):
+    """The same of a gradient in units of a power of two, so that the least step is 1e-8 of its largest element.
+
+    Q(G) = u Q(G / u),   u = 2^(floor(log2 max |G|) + 1)
+    """
+
+    def __init__(self, quantizer: SbmGradient) -> None:
+        super().__init__()
+        self.inner, self.stochastic = quantizer, quantizer.stochastic
+
+    def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
+        return self._in_units(self.inner.quantize, gradient, bits, step_key, layer_key)
+
+    def quantize_steps(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
+        return self._in_units(self.inner.quantize_steps, gradient, bits, step_key, layer_keys)
+
+    def _in_units(self, quantize: Callable[..., Tensor], gradient: Tensor, *arguments: Tensor) -> Tensor:
+        exponent = torch.frexp(distributed.all_max(gradient.detach().abs().amax())).exponent
+        unit = torch.ldexp(torch.ones((), dtype=gradient.dtype, device=gradient.device), exponent)
+        return quantize(gradient / unit, *arguments) * unit
+
+
 @dataclass
 class Sbm(QuantizerOptions):
     """Options of the SBM quantizer."""
@@ -336,6 +362,12 @@ class Sbm(QuantizerOptions):
         "ranges of a gradient [N, positions, F] of linear and recurrent layers and matrix products: one for each position"
         " (code, as the released code of Better Schedules), or one for the tensor",
         choices=("code", "tensor"),
+    )
+    least_step: str = setting(
+        "code",
+        "least step of a gradient's levels: 1e-8 (code, as the released code), which is coarse for gradients of a loss that is"
+        " the mean of very many tokens, or 1e-8 of the largest element (relative)",
+        choices=("code", "relative"),
     )
     quantized_bias: Optional[bool] = setting(
         None,
@@ -369,11 +401,15 @@ class Sbm(QuantizerOptions):
     def row_activation(self, compile: bool) -> SbmRows:
         return SbmRows(compile)
 
-    def gradient(self, compile: bool) -> SbmGradient:
-        return SbmGradient(self.stochastic, compile)
+    def gradient(self, compile: bool) -> GradientQuantizer:
+        return self._with_least_step(SbmGradient(self.stochastic, compile))
 
-    def position_gradient(self, compile: bool) -> SbmGradient:
-        return (SbmPositionGradient if self.gradient_range == "code" else SbmGradient)(self.stochastic, compile)
+    def position_gradient(self, compile: bool) -> GradientQuantizer:
+        kind = SbmPositionGradient if self.gradient_range == "code" else SbmGradient
+        return self._with_least_step(kind(self.stochastic, compile))
+
+    def _with_least_step(self, quantizer: SbmGradient) -> GradientQuantizer:
+        return quantizer if self.least_step == "code" else RelativeGradient(quantizer)
 
     def matmul_operand(self, compile: bool) -> SbmRows:
         return SbmRows(compile)

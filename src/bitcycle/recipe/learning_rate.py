@@ -23,7 +23,7 @@ class LearningRateOptions(Settings):
 
     constant   initial
     plateau    initial * factor^(number of times that `patience` validations in a row brought no new best)
-    exponential  initial * final_factor^p
+    exponential  initial * final_factor^p, or initial * epoch_factor^max(0, e - delay_epochs) in epoch e from 0 of a phase
     inverse_sqrt  initial * sqrt(warmup T / max(t, warmup T)), which needs a warmup (Vaswani et al. 2017, section 5.3)
     piecewise  initial * factor^(number of milestones <= p), or the k-th of `rates` after milestone k
     linear     initial up to linear_start, then linear to initial * final_factor at linear_end, then that
@@ -49,6 +49,12 @@ class LearningRateOptions(Settings):
         0.9, "linear: fraction at which the descent ends (FracTrain: 0.75)", minimum=0, maximum=1
     )
     final_factor: float = setting(0.01, "linear, cosine and exponential: last rate divided by the first", minimum=0)
+    epoch_factor: Optional[float] = setting(
+        None,
+        "exponential: instead, what each epoch multiplies the rate with (0.9 for HLHLp's Penn Treebank)",
+        minimum=0,
+    )
+    delay_epochs: int = setting(0, "with epoch_factor: whole epochs at the initial rate (10 there)", minimum=0)
     cycles: int = setting(4, "cyclic: number of cycles, each from the initial rate down", minimum=1)
     cycle_growth: float = setting(2.0, "cyclic: length of a cycle divided by that of the one before", minimum=1)
     cycle_end_factor: float = setting(0.0, "cyclic: last rate of a cycle divided by the first", minimum=0)
@@ -95,14 +101,16 @@ class LearningRateOptions(Settings):
             problem = f"the first of the cycles would have less than one of {steps} steps"
             raise SettingError("cycles", self.cycles, problem, "use fewer, a smaller cycle_growth, or train longer")
 
-    def rate(self, step: int, total_steps: int) -> float:
-        """The learning rate of `step`, counted from 0, in a run of `total_steps`."""
+    def rate(self, step: int, total_steps: int, epoch_steps: int | None = None) -> float:
+        """The learning rate of `step`, counted from 0, in a run of `total_steps`, of which an epoch has `epoch_steps`."""
         if step < self.warmup * total_steps:
             risen = step / (self.warmup * total_steps)
             return self.initial * risen if self.warmup_shape == "linear" else self.warmup_rate
         held = round(self.delay * total_steps)
         if step < held or self.name in ("constant", "plateau"):
             return self.initial
+        if self.name == "exponential" and self.epoch_factor is not None:
+            return self.initial * self.epoch_factor ** max(0, step // (epoch_steps or 1) - self.delay_epochs)
         if self.name == "inverse_sqrt":
             return self.initial * math.sqrt(self.warmup * total_steps / step)
         progress = (step - held) / (total_steps - held)

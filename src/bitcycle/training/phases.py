@@ -59,11 +59,11 @@ def choose(found: list[Candidate], start_from: str) -> tuple[Candidate, str]:
     return flattest, f"smallest Tr(sqrt v) of the {len(found)} best by validation ({listed})"
 
 
-def phase_rate(recipe: LearningRateOptions, phase: Phase, step: int) -> float:
+def phase_rate(recipe: LearningRateOptions, phase: Phase, step: int, epoch_steps: int | None = None) -> float:
     """The learning rate of `step` of a run: what the recipe has in a run as long as the phase, times the phase's factor."""
     if phase.constant_rate:
         return recipe.initial * phase.rate_factor
-    return recipe.rate(step - phase.start, phase.steps) * phase.rate_factor
+    return recipe.rate(step - phase.start, phase.steps, epoch_steps) * phase.rate_factor
 
 
 class PhaseRunner:
@@ -121,7 +121,8 @@ class PhaseRunner:
 
     def rate(self, step: int) -> float:
         """The learning rate of `step`."""
-        return phase_rate(self.learning_rate, self.phase, step) * self.ratio
+        epoch_steps = self.controller.schedule.length.steps_per_epoch
+        return phase_rate(self.learning_rate, self.phase, step, epoch_steps) * self.ratio
 
     def after_backward(self) -> None:
         """Take in the gradients of a step, if somebody will ask for them."""

@@ -63,7 +63,7 @@ bench-check: $(VENV)/.ready ## a quick benchmark against the recorded one: fails
 status: $(VENV)/.ready ## tables of all runs and sweeps, how far each is and the time left; SCALE=mini: at one scale
 	@$(RUN) -m bitcycle status $(SCALE)
 
-reproduce: $(VENV)/.ready ## train, analyse and draw all 62 items anew into results/reproduce/SCALE; SCALE=smoke unless said otherwise
+reproduce: $(VENV)/.ready ## train, analyse and draw all 62 items again into results/reproduce/SCALE; SCALE=smoke unless said otherwise
 	$(RUN) -m bitcycle reproduce $(or $(SCALE),smoke)
 
 manifest: $(VENV)/.ready ## write which run fills which cell of every figure and table, trains nothing: results/manifest
@@ -84,10 +84,10 @@ browser: ## headless Chromium with its driver for the tests of the results page 
 costs: $(VENV)/.ready ## compare every published cost number with ours: results/published_costs.md
 	$(RUN) scripts/published_costs.py
 
-readme: $(VENV)/.ready ## write the generated parts of README.md, docs and results/notes anew
+readme: $(VENV)/.ready ## write the generated parts of README.md, docs and results/notes
 	$(RUN) scripts/readme.py
 
-lock: $(VENV)/.ready ## resolve the packages anew and write requirements.lock
+lock: $(VENV)/.ready ## resolve the packages again and write requirements.lock
 	$(VENV)/bin/uv pip compile --quiet pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-header --upgrade-package torch==2.13.0 --upgrade-package torchvision==0.28.0 \
 		--output-file requirements.lock

@@ -64,6 +64,15 @@ def plan(*overrides: str) -> Plan:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def no_hub(tmp_path_factory):
+    """The library `datasets` asks no network and writes into a folder of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("hub")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def no_power_failure():
     """Nothing is forced onto the disk, which takes a tenth of the time; a killed process loses nothing without it."""
     with pytest.MonkeyPatch.context() as patch:

@@ -43,7 +43,7 @@ def write_citation(data_root: Path, name: str = "cora") -> None:
 
 
 def write_ogbn(folder: Path, split: str, size: GraphSize) -> dict[str, np.ndarray]:
-    """A graph in the layout of the official archives, raw and split; returns what is in it."""
+    """A graph in the layout of the official archives of `ogb`; returns what is in it."""
     generator = np.random.default_rng(1)
     content = {
         "edge": generator.integers(size.nodes, size=(size.edges, 2)),
@@ -53,10 +53,13 @@ def write_ogbn(folder: Path, split: str, size: GraphSize) -> dict[str, np.ndarra
     order = generator.permutation(size.nodes)
     ends = np.cumsum([size.train, size.validation, size.test])
     splits = dict(zip(("train", "valid", "test"), np.split(order[: ends[-1]], ends[:-1])))
-    for subfolder, tables in (("raw", content), (f"split/{split}", splits)):
+    counts = {"num-node-list": np.array([size.nodes]), "num-edge-list": np.array([size.edges])}
+    year = {"node_year": np.zeros(size.nodes, dtype=np.int64)}
+    for subfolder, tables in (("raw", {**content, **counts, **year}), (f"split/{split}", splits)):
         (folder / subfolder).mkdir(parents=True)
         for name, table in tables.items():
             rows = table.reshape(len(table), -1).tolist()
             with gzip.open(folder / subfolder / f"{name}.csv.gz", "wt") as stream:
                 stream.writelines(",".join(map(repr, row)) + "\n" for row in rows)
+    (folder / "RELEASE_v1.txt").touch()
     return {**content, **splits}

@@ -46,7 +46,7 @@ def _graphs(path: Path, patch: pytest.MonkeyPatch) -> None:
 def _pairs(path: Path, patch: pytest.MonkeyPatch) -> None:
     from tests.test_entailment import write_pairs
 
-    patch.setenv("BITCYCLE_CACHE", str(path.parent / "cache"))
+    patch.setenv("XDG_CACHE_HOME", str(path.parent / "cache"))
     write_pairs(path, {"train": 260, "validation": 24, "test": 130})
 
 

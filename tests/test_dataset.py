@@ -8,6 +8,7 @@ import json
 import pickle
 import random
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -24,10 +25,10 @@ from bitcycle.dataset import (
     Images,
     TrainingBatches,
     cifar,
+    image_cache,
     images,
-    kept_pixels,
 )
-from bitcycle.dataset.cifar_small import CifarSmall
+from bitcycle.dataset.cifar import CifarSmall
 from bitcycle.dataset.imagenet import ImageNet
 from bitcycle.dataset.images import random_box
 from bitcycle.errors import DataError
@@ -58,7 +59,8 @@ def write_folders(folder, counts: dict[str, int], **options) -> None:
 def write_parquet(path, labels: list[int], image_column="img", label_column="label") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     images = [{"bytes": png(picture(label, index)), "path": f"{index}.png"} for index, label in enumerate(labels)]
-    features = {"info": {"features": {label_column: {"names": ["cat", "dog"]}}}}
+    names = ["cat", "dog", *map(str, range(2, 10))]
+    features = {"info": {"features": {label_column: {"names": names, "_type": "ClassLabel"}}}}
     table = pa.table({image_column: images, label_column: labels})
     parquet.write_table(table.replace_schema_metadata({b"huggingface": json.dumps(features).encode()}), path)
 
@@ -68,6 +70,8 @@ def small_cifar(monkeypatch):
     """CIFAR with two images a class, so that its layouts can be written in a moment."""
     monkeypatch.setattr(cifar, "TRAIN_SAMPLES", 20)
     monkeypatch.setattr(cifar, "TEST_SAMPLES", 10)
+    monkeypatch.setattr("torchvision.datasets.CIFAR10._check_integrity", lambda _: True)
+    monkeypatch.setattr("torchvision.datasets.CIFAR10._load_meta", lambda _: None)
 
 
 TRAIN_LABELS, TEST_LABELS = list(range(10)) * 2, list(range(10))
@@ -90,9 +94,9 @@ def test_cifar_layouts_hold_the_same_images(tmp_path, small_cifar, layout):
         for batch in range(5):
             part = slice(4 * batch, 4 * batch + 4)
             (folder / f"data_batch_{batch + 1}").write_bytes(
-                pickle.dumps({b"data": flat[part], b"labels": TRAIN_LABELS[part]})
+                pickle.dumps({"data": flat[part], "labels": TRAIN_LABELS[part]})
             )
-        (folder / "test_batch").write_bytes(pickle.dumps({b"data": flat[:10], b"labels": TEST_LABELS}))
+        (folder / "test_batch").write_bytes(pickle.dumps({"data": flat[:10], "labels": TEST_LABELS}))
     else:
         write_folders(root / "train", {str(label): 2 for label in range(10)})
         write_folders(root / "test", {str(label): 1 for label in range(10)})
@@ -117,16 +121,44 @@ def test_cifar_at_16_pixels_is_the_mean_of_cifar_over_2x2_pixels(tmp_path, small
 def test_cifar_refuses_another_data_set_in_its_place(tmp_path):
     write_parquet(tmp_path / "cifar10" / "train-0.parquet", [0, 1])
     write_parquet(tmp_path / "cifar10" / "test-0.parquet", [0, 1])
-    with pytest.raises(DataError, match="holds 2 training and 2 test images"):
+    with pytest.raises(
+        DataError, match=r"holds 2, 2, 2, 1 training and test images, different labels .* 50000, 10000, 10, 9"
+    ):
         Cifar(name="cifar10").load(tmp_path)
 
 
-def test_missing_cifar_says_what_to_do(tmp_path, monkeypatch):
-    def refuse(*arguments, **options):
-        raise OSError("no network")
+def test_half_of_the_classes_at_16_pixels(tmp_path, small_cifar):
+    """Labels of a part were those of the whole again once training images had been chosen."""
+    for split, labels in (("train", TRAIN_LABELS), ("test", TEST_LABELS)):
+        write_parquet(tmp_path / "cifar10" / f"{split}-0.parquet", labels)
+    options = CifarSmall(name="cifar10_16", part="second_classes", train_samples=8)
+    assert set(options.load(tmp_path).train.labels.tolist()) <= set(range(5))
 
-    monkeypatch.setattr("torchvision.datasets.CIFAR100.__init__", refuse)
-    with pytest.raises(DataError, match=r"cannot be downloaded \(no network\).*BITCYCLE_DATA"):
+
+def test_damaged_official_files_are_refused(tmp_path):
+    """By the checksums that torchvision has."""
+    (tmp_path / "cifar10" / "cifar-10-batches-py").mkdir(parents=True)
+    (tmp_path / "cifar10" / "cifar-10-batches-py" / "test_batch").write_bytes(pickle.dumps([1, 2]))
+    with pytest.raises(DataError, match=r"found or corrupted.*unpack the official archive again"):
+        Cifar(name="cifar10").load(tmp_path)
+
+
+def test_missing_cifar_is_looked_for_at_the_hub(tmp_path, small_cifar, monkeypatch):
+    for split, labels in (("train", TRAIN_LABELS), ("test", TEST_LABELS)):
+        write_parquet(tmp_path / "hub" / f"{split}-0.parquet", labels)
+    load, asked = datasets.load_dataset, []
+
+    def from_folder(name, *arguments, **options):
+        asked.append(name)
+        return load("parquet", data_dir=str(tmp_path / "hub"))
+
+    monkeypatch.setattr(datasets, "load_dataset", from_folder)
+    train, test = Cifar(name="cifar10").load(tmp_path / "data")
+    assert asked == ["uoft-cs/cifar10"] and (len(train), len(test)) == (20, 10)
+
+
+def test_missing_cifar_says_what_to_do(tmp_path):
+    with pytest.raises(DataError, match=r"uoft-cs/cifar100 cannot be loaded.*BITCYCLE_DATA"):
         Cifar(name="cifar100").load(tmp_path)
 
 
@@ -139,14 +171,14 @@ def test_unreadable_image_is_named(tmp_path):
 
 def test_damaged_parquet_is_named(tmp_path):
     (tmp_path / "train-0.parquet").write_bytes(b"PAR1 torn")
-    with pytest.raises(DataError, match=r"train-0\.parquet"):
+    with pytest.raises(DataError, match=rf"{tmp_path} cannot be loaded \(.*magic bytes"):
         CustomImages(name="image_parquet", path=str(tmp_path)).load(tmp_path)
 
 
 @pytest.fixture
 def pixels_are_kept(monkeypatch, tmp_path):
     """The user's cache for small data sets, too; in a folder of the test."""
-    monkeypatch.setattr(kept_pixels, "WORTH_KEEPING", 1)
+    monkeypatch.setattr(image_cache, "WORTH_KEEPING", 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "bitcycle"
 
@@ -377,5 +409,7 @@ def test_imagenet_is_never_replaced(tmp_path):
         ImageNet().load(tmp_path)
     write_folders(tmp_path / "imagenet" / "train", {"n01": 2})
     write_folders(tmp_path / "imagenet" / "val", {"n01": 1})
-    with pytest.raises(DataError, match="holds 2 training and 1 validation images"):
+    with pytest.raises(
+        DataError, match="holds 2, 1 training and validation images; the whole imagenet has 1281167, 50000"
+    ):
         ImageNet().load(tmp_path)

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bitcycle.dataset import CustomImages, Digits, EvaluationBatches
-from bitcycle.dataset.validation import validation_mask, validation_size
+from bitcycle.dataset.base import validation_size
+from bitcycle.dataset.image_dataset import validation_mask
 from bitcycle.settings import SettingError
 from tests.test_dataset import CPU, write_folders
 
@@ -70,5 +71,5 @@ def test_held_out_images_are_not_cropped_at_random(tmp_path):
 def test_too_much_is_refused(tmp_path):
     with pytest.raises(SettingError, match=r"use 0.9 or less"):
         Digits(validation=1.0)
-    with pytest.raises(SettingError, match="leaves none of 1 training images"):
+    with pytest.raises(SettingError, match="leaves none of 1 training samples"):
         Digits(validation=0.9, train_samples=1).info(tmp_path)

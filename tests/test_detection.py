@@ -11,16 +11,15 @@ import torch
 from PIL import Image
 from torch import nn
 
-from bitcycle.dataset import TrainingBatches, imagenet, voc
-from bitcycle.dataset.archive import TarFiles
+from bitcycle.dataset import DatasetInfo, TrainingBatches, fetch, voc
 from bitcycle.dataset.detection import (
     DetectionDatasetOptions,
     DetectionEvaluationBatches,
     DetectionTrainingBatches,
     grouped_order,
 )
-from bitcycle.dataset.imagenet import ImageNet
-from bitcycle.dataset.imagenet_mini import ImageNetMini
+from bitcycle.dataset.fetch import unpack_to_cache
+from bitcycle.dataset.imagenet import ImageNet, ImageNetMini
 from bitcycle.dataset.voc import Voc2012, VocSmall
 from bitcycle.errors import DataError, RunError
 from bitcycle.layer import QuantizedConv2d, QuantizedLayer, conversion_plan, quantize_model
@@ -30,6 +29,7 @@ from bitcycle.optional_imports import require
 from bitcycle.quantizer import Dorefa, Sbm
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
+from bitcycle.shapes import ImageShape
 from bitcycle.task.anchors import anchors, decode, encode, intersection_over_union
 from bitcycle.task.average_precision import AveragePrecision, area_under_envelope
 from bitcycle.task.detection import Detection, DetectionOptions
@@ -37,6 +37,7 @@ from bitcycle.task.detection_loss import NOTHING, detection_losses, focal_terms,
 from bitcycle.training.run import execute
 from bitcycle.training.run_folder import read_records
 from tests.conftest import plan
+from tests.test_dataset import write_parquet
 from tests.test_quantizer_golden import arrays
 
 CPU = torch.device("cpu")
@@ -340,6 +341,12 @@ def test_annotations_are_read_as_they_stand(data_root):
     assert not image.objects.difficult.any()
 
 
+@pytest.fixture(autouse=True)
+def users_cache(tmp_path, monkeypatch):
+    """Small archives are unpacked there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "users_cache"))
+
+
 def test_the_archive_gives_what_the_folder_gives(data_root, tmp_path):
     (tmp_path / "voc-small").mkdir()
     with tarfile.open(tmp_path / "voc-small" / "VOCdevkit-small.tar", "w") as tar:
@@ -355,29 +362,27 @@ def test_the_archive_gives_what_the_folder_gives(data_root, tmp_path):
 
 
 def test_the_official_layout_of_voc_2012_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(Voc2012, "SIZES", (6, 4))
+    monkeypatch.setattr(Voc2012, "sizes", (6, 4))
     write_voc(tmp_path / "VOCdevkit" / "VOC2012", {"train": 6, "val": 4}, voc.VOC_CLASSES)
     options = Voc2012(validation=0.3, shorter_side=48, longer_side=64)
     splits = options.load(tmp_path, seed=0)
     assert [len(split) for split in splits] == [4, 2, 4]
     assert len(Voc2012(train_samples=3).load(tmp_path, seed=0).train) == 3
     assert {image.image.origin for image in splits.train}.isdisjoint(image.image.origin for image in splits.validation)
-    monkeypatch.setattr(Voc2012, "SIZES", (5, 4))
-    with pytest.raises(DataError, match=r"6 training and 4 test images; voc2012 has 5 and 4"):
+    monkeypatch.setattr(Voc2012, "sizes", (5, 4))
+    with pytest.raises(DataError, match=r"holds 6, 4 training and test images; the whole voc2012 has 5, 4"):
         options.load(tmp_path, seed=0)
 
 
 def test_missing_data_are_an_error_that_says_what_to_put_where(tmp_path, monkeypatch):
-    import torchvision.datasets
-
     with pytest.raises(DataError, match=r"voc_small is not in .*VOCdevkit-small\.tar"):
         VocSmall().read(tmp_path)
 
     def no_network(*arguments, **keywords):
         raise OSError("no network")
 
-    monkeypatch.setattr(torchvision.datasets, "VOCDetection", no_network)
-    with pytest.raises(DataError, match=r"no network.*VOCdevkit/VOC2012.*voc_small is a small stand-in"):
+    monkeypatch.setattr(fetch, "urlopen", no_network)
+    with pytest.raises(DataError, match=r"no network.*VOCdevkit/VOC2012.*voc_small is a small proxy"):
         Voc2012().read(tmp_path)
 
 
@@ -403,7 +408,7 @@ def test_damaged_annotations_are_named(tmp_path, annotation, problem):
     with pytest.raises(DataError, match=problem):
         VocSmall().read(tmp_path)
     source.unlink()
-    with pytest.raises(DataError, match="Complete the data set"):
+    with pytest.raises(DataError, match=r"cannot use .*Fetch the data set again"):
         VocSmall().read(tmp_path)
 
 
@@ -411,9 +416,7 @@ def test_an_image_that_is_not_as_annotated_is_refused(tmp_path):
     folder = tmp_path / "voc-small" / "VOCdevkit" / "VOC2007"
     write_voc(folder, {"train": 1, "val": 1, "test": 1}, VocSmall().class_names)
     Image.new("RGB", (10, 10)).save(folder / "JPEGImages" / "2012_000000.jpg")
-    train = voc.read_split(
-        voc.find_files([tmp_path / "voc-small"], "VOCdevkit/VOC2007"), "train", VocSmall().class_names
-    )
+    train = voc.read_split(tmp_path / "voc-small", "2007", "train", VocSmall().class_names)
     with pytest.raises(DataError, match="is 10x10 pixels, its annotation says 64x48"):
         next(iter(DetectionEvaluationBatches(train, small(), 1, CPU)))
 
@@ -629,7 +632,7 @@ def test_small_runs_end_with_all_metrics_and_the_predicted_cost(data_root, tmp_p
     assert {"test_map", "test_map50_all_points", "test_loss", "validation_map50"} <= evaluation.keys()
 
 
-# ---------------------------------------------------------------------------------------------- ImageNet and its stand-in
+# ---------------------------------------------------------------------------------------------- ImageNet and its proxy
 
 
 def write_imagenet_mini(folder, classes: int = 100) -> None:
@@ -656,23 +659,29 @@ def test_the_stand_in_for_imagenet_is_read_from_folder_and_archive(tmp_path):
     with pytest.raises(DataError, match=r"imagenet_mini is not in .*imagenet-mini\.tar"):
         options.load(tmp_path)
     write_imagenet_mini(tmp_path / "fewer" / "imagenet-mini", classes=3)
-    with pytest.raises(DataError, match="holds 3 training and 3 validation images of 3 classes instead of 100"):
+    with pytest.raises(
+        DataError, match="holds 3, 3 training and validation images; the whole imagenet_mini has 100, 100"
+    ):
         options.load(tmp_path / "fewer")
 
 
 def test_imagenet_itself_is_read_in_its_official_layout(tmp_path, monkeypatch):
     write_imagenet_mini(tmp_path / "imagenet", classes=4)
-    monkeypatch.setattr(imagenet, "TRAIN_SAMPLES", 4)
-    monkeypatch.setattr(imagenet, "VALIDATION_SAMPLES", 4)
+    monkeypatch.setattr(ImageNet, "full_info", lambda *_: DatasetInfo(ImageShape(3, 224, 1000), 4, 4))
     splits = ImageNet(workers=0).load(tmp_path)
     assert splits.train.labels.tolist() == splits.test.labels.tolist() == [0, 1, 2, 3]
 
 
+def test_imagenet_in_the_hubs_layout(tmp_path, monkeypatch):
+    """train and validation; the labels of test are -1 there."""
+    for split, labels in (("train", [0, 1, 1]), ("validation", [1, 0]), ("test", [-1, -1])):
+        write_parquet(tmp_path / "imagenet" / "data" / f"{split}-00000-of-00001.parquet", labels)
+    monkeypatch.setattr(ImageNet, "full_info", lambda *_: DatasetInfo(ImageShape(3, 224, 1000), 3, 2))
+    splits = ImageNet(workers=0).load(tmp_path)
+    assert (splits.train.labels.tolist(), splits.test.labels.tolist()) == ([0, 1, 1], [1, 0])
+
+
 def test_a_damaged_archive_is_named(tmp_path):
     (tmp_path / "archive.tar").write_bytes(b"torn")
-    with pytest.raises(DataError, match=r"cannot read .*archive\.tar.*Fetch it again"):
-        TarFiles(tmp_path / "archive.tar", "top")
-    with tarfile.open(tmp_path / "empty.tar", "w"):
-        pass
-    with pytest.raises(DataError, match=r"file in .*empty\.tar is missing"):
-        TarFiles(tmp_path / "empty.tar", "top").read("file")
+    with pytest.raises(DataError, match=r"cannot unpack .*archive\.tar.*[Ff]etch it again"):
+        unpack_to_cache(tmp_path / "archive.tar")

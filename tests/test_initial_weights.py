@@ -11,8 +11,8 @@ import torch
 from bitcycle.dataset import DatasetInfo, Splits
 from bitcycle.dataset.cifar import Cifar
 from bitcycle.dataset.digits import Digits
+from bitcycle.dataset.image_dataset import PARTS, classes_of
 from bitcycle.dataset.images import Images
-from bitcycle.dataset.part import PARTS, classes_of
 from bitcycle.model import ImageShape
 from bitcycle.settings import SettingError
 from bitcycle.training.identity import run_hash

@@ -14,7 +14,7 @@ _NEVER, _GROWTH = 2**31 - 1, 2**26
 def keep_freed_memory() -> bool:
     """Tell the C library's allocator to keep what is freed; returns whether it could be told.
 
-    By default the GNU C library hands large blocks back to the system and asks for them anew, several times in each step: each
+    By default the GNU C library hands large blocks back to the system and asks for them again, several times in each step: each
     page is then cleared and mapped again, which took a tenth of the time of a quantized step on a CPU (ResNet-20, 128 images,
     30,000 page faults a step). The process keeps the largest amount of memory that it has ever used until it ends. Other C
     libraries and systems are left alone.

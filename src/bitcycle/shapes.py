@@ -29,7 +29,7 @@ class InteractionShape(NamedTuple):
 
 
 class TokenShape(NamedTuple):
-    """Sequences of token numbers below `vocabulary`, each to be foretold from those before it."""
+    """Sequences of token numbers below `vocabulary`, each to be predicted from those before it."""
 
     vocabulary: int
 

@@ -1,22 +1,17 @@
-"""Recordings of speech: a name, a transcript, and how to get at the waveform."""
+"""Recordings of speech: a name, a transcript, and the waveform, which soundfile decodes (WAV, FLAC, SPHERE, ...)."""
 
 from __future__ import annotations
 
 import io
-import wave
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from bitcycle.errors import DataError
 from bitcycle.optional_imports import require
-
-PCM_SCALES = {1: 128.0, 2: 32768.0, 4: 2147483648.0}
-"""Bytes of a PCM sample -> what full scale is divided by."""
 
 
 class Recording(NamedTuple):
@@ -52,42 +47,16 @@ def file_recording(path: Path, transcript: str) -> Recording:
 def decode(data: bytes, name: str) -> tuple[Tensor, int]:
     """(samples [S], sampling rate) of an encoded recording with one channel.
 
-    PCM WAV of 8, 16 or 32 bits is read by the standard library, everything else (FLAC, NIST SPHERE, ...) by soundfile.
-
     Raises:
         DataError: if it cannot be decoded or has several channels.
-        RunError: if soundfile is needed and not installed.
+        RunError: if soundfile is not installed.
     """
-    try:
-        return _decode_wave(data, name)
-    except (wave.Error, EOFError, KeyError):
-        return _decode_other(data, name)
-
-
-def _decode_wave(data: bytes, name: str) -> tuple[Tensor, int]:
-    with wave.open(io.BytesIO(data)) as stream:
-        width, scale = stream.getsampwidth(), PCM_SCALES[stream.getsampwidth()]
-        _check_channels(stream.getnchannels(), name)
-        raw, rate = stream.readframes(stream.getnframes()), stream.getframerate()
-    raw = raw[: len(raw) // width * width]
-    if width == 1:  # the only width without sign
-        samples = np.frombuffer(raw, dtype=np.uint8).astype(np.float64) - scale
-    else:
-        samples = np.frombuffer(raw, dtype=f"<i{width}").astype(np.float64)
-    return torch.from_numpy((samples / scale).astype(np.float32)), rate
-
-
-def _decode_other(data: bytes, name: str) -> tuple[Tensor, int]:
     soundfile = require("soundfile", "speech")
     try:
         samples, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
     except (RuntimeError, TypeError, ValueError) as error:
         problem = f"cannot decode {name}: {error}"
         raise DataError(f"{problem}. Fetch it again, or convert it to WAV with 16-bit PCM.") from error
-    _check_channels(samples.shape[1], name)
+    if samples.shape[1] != 1:
+        raise DataError(f"{name} has {samples.shape[1]} channels; convert it to one")
     return torch.from_numpy(samples[:, 0].copy()), int(rate)
-
-
-def _check_channels(channels: int, name: str) -> None:
-    if channels != 1:
-        raise DataError(f"{name} has {channels} channels; convert it to one")

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Optional
 
-from bitcycle.settings import MISSING, Settings, setting
+import torch
+from torch import Tensor
+
+from bitcycle.errors import DataError
+from bitcycle.settings import MISSING, SettingError, Settings, setting
 from bitcycle.shapes import Shape
 
 logger = logging.getLogger(__name__)
@@ -24,6 +29,40 @@ class DatasetInfo(NamedTuple):
     test_samples: int
 
 
+def fixed_order(samples: int, count: int | None = None) -> Tensor:
+    """The first `count` of the numbers 0 .. samples-1 in an order that is random but the same for every run.
+
+    All of them in ascending order for None, or if there are no more.
+    """
+    if count is None or count >= samples:
+        return torch.arange(samples)
+    return torch.randperm(samples, generator=torch.Generator().manual_seed(0))[:count]
+
+
+def validation_size(samples: int, share: float | None) -> int:
+    """How many of `samples` training samples are held out: round(share * samples), at least one if share is above 0."""
+    return max(1, round(share * samples)) if share else 0
+
+
+def missing(name: str, folder: Path, put: str, more: str = "") -> DataError:
+    """The error of a data set that is not on disk: what to put where, and what else may help."""
+    return DataError(
+        f"{name} is not in {folder}. Put {put} there, or point data_root= (or BITCYCLE_DATA) at the folder that holds it.{more}"
+    )
+
+
+def check_whole(name: str, origin: object, what: str, found: Sequence[int], expected: Sequence[int]) -> None:
+    """Refuse anything but the whole data set.
+
+    Raises:
+        DataError: if the numbers of `what` that were found are not those expected.
+    """
+    if tuple(found) != tuple(expected):
+        numbers, official = (", ".join(map(str, sizes)) for sizes in (found, expected))
+        remedy = "Fetch it again, or point data_root= (or BITCYCLE_DATA) at the whole one"
+        raise DataError(f"{origin} holds {numbers} {what}; the whole {name} has {official}. {remedy}.")
+
+
 @dataclass
 class DatasetOptions(Settings):
     """Options that every data set has; a kind of data (images, text, graphs, ...) derives a class with its own from this."""
@@ -33,7 +72,9 @@ class DatasetOptions(Settings):
 
     name: str = setting(MISSING, "the data set's name, as in dataset=NAME")
     train_samples: Optional[int] = setting(
-        None, "train on so many samples (images, sequences, sentences, users, utterances) only; null: all", minimum=1
+        None,
+        "train on so many samples (images, pairs, ratings, utterances) only, the same in every run; null: all",
+        minimum=1,
     )
     test_samples: Optional[int] = setting(None, "evaluate on so many samples only; null: all", minimum=1)
     validation: Optional[float] = setting(
@@ -44,6 +85,11 @@ class DatasetOptions(Settings):
         maximum=0.9,
     )
 
+    def validate(self) -> None:
+        if self.has_validation and self.validation:
+            problem = f"{self.name} comes with a validation split"
+            raise SettingError("validation", self.validation, problem, "leave it out")
+
     def info(self, data_root: Path) -> DatasetInfo:
         """What is used of the data set. Reads no data where the official one is of a known size.
 
@@ -52,3 +98,31 @@ class DatasetOptions(Settings):
             DataError: if its size has to be read and the data are missing.
         """
         raise NotImplementedError
+
+    def limited(self, full: DatasetInfo) -> DatasetInfo:
+        """`full` after train_samples and test_samples.
+
+        Raises:
+            SettingError: if there are not so many.
+        """
+        for option in ("train_samples", "test_samples"):
+            wanted, most = getattr(self, option), getattr(full, option)
+            if wanted is not None and wanted > most:
+                raise SettingError(
+                    option, wanted, f"{self.name} has only {most}", f"use at most {most}, or null for all"
+                )
+        return full._replace(
+            train_samples=self.train_samples or full.train_samples, test_samples=self.test_samples or full.test_samples
+        )
+
+    def without_validation(self, info: DatasetInfo) -> DatasetInfo:
+        """`info` after the training samples that `validation` holds out.
+
+        Raises:
+            SettingError: if none is left.
+        """
+        kept = info.train_samples - validation_size(info.train_samples, self.validation)
+        if kept <= 0:
+            problem = f"leaves none of {info.train_samples} training samples"
+            raise SettingError("validation", self.validation, problem, "hold out less, or 0 for none")
+        return info._replace(train_samples=kept)

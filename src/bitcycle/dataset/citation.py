@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse import csr_matrix
 
 from bitcycle.dataset.graph import GraphDatasetOptions, GraphSize, RawGraph
 from bitcycle.errors import DataError
@@ -58,11 +59,8 @@ class Citation(GraphDatasetOptions):
 
 
 def _graph(arrays: Any) -> RawGraph:
-    nodes, width = map(int, arrays["feat_shape"])
-    features = torch.zeros(nodes, width)
-    rows = torch.arange(nodes).repeat_interleave(torch.from_numpy(np.diff(arrays["feat_indptr"])).long())
-    columns = torch.from_numpy(arrays["feat_indices"]).long()
-    features[rows, columns] = torch.from_numpy(arrays["feat_data"]).float()
+    parts = arrays["feat_data"], arrays["feat_indices"], arrays["feat_indptr"]
+    features = torch.from_numpy(csr_matrix(parts, arrays["feat_shape"], dtype=np.float32).toarray())
     splits = (torch.from_numpy(arrays[name]).nonzero().flatten() for name in SPLITS)
     labels, edges = (torch.from_numpy(arrays[name]).long() for name in ("labels", "edge_index"))
     return RawGraph(features, labels, edges, *splits)

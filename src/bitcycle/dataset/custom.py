@@ -1,4 +1,4 @@
-"""Your own images: any folder of class sub-folders, or Hugging Face image parquet files."""
+"""Your own images: class folders, parquet files in the layout of the Hugging Face hub, or a data set of the hub by its name."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Optional
 
 from bitcycle.dataset.base import DatasetInfo, logger
-from bitcycle.dataset.image_dataset import ImageDatasetOptions, Splits, hold_out
-from bitcycle.dataset.images import GREY_MODES, EncodedImages, Framing, StreamedImages, open_image
-from bitcycle.dataset.source import Encoded, find_class_folders, find_parquet, read_class_folders, read_parquet
+from bitcycle.dataset.hub import load_hub
+from bitcycle.dataset.image_dataset import ImageDatasetOptions, Splits
+from bitcycle.dataset.images import GREY_MODES, EncodedImages, Framing, open_image
+from bitcycle.dataset.source import Encoded, both_splits, read_class_folders, read_folder_split, read_table
 from bitcycle.errors import DataError
 from bitcycle.settings import MISSING, SettingError, setting
 from bitcycle.shapes import ImageShape
@@ -88,85 +89,88 @@ class CustomImages(ImageDatasetOptions):
     def _frame(self, splits: tuple[Encoded, Encoded], shape: ImageShape) -> Splits:
         """Training and test images as `shape` says, held in memory or decoded batch by batch."""
         resize = self.resize or shape.size
-        framings = (Framing(shape.size, resize, self.random_crop), Framing(shape.size, resize))
+        framings = Framing(shape.size, resize, self.random_crop), Framing(shape.size, resize)
         size_gib = sum(len(split.images) for split in splits) * shape.size**2 * shape.channels / 2**30
+        workers = None
         if self.random_crop or size_gib > self.memory_gib:
             logger.info("images of %s are decoded batch by batch, by %d processes", self.name, self.workers)
-            return Splits(
-                *(
-                    StreamedImages(split.images, split.labels, shape.channels, framing, self.workers)
-                    for split, framing in zip(splits, framings, strict=True)
-                )
-            )
-        return Splits(
-            *(
-                EncodedImages(split.images, split.labels, shape.channels, framing)
-                for split, framing in zip(splits, framings, strict=True)
-            )
+            workers = self.workers
+        train, test = (
+            EncodedImages(split.images, split.labels, shape.channels, framing, workers)
+            for split, framing in zip(splits, framings, strict=True)
         )
+        return Splits(train, test)
 
     def _encoded(self, data_root: Path) -> tuple[Encoded, Encoded]:
         """Training and test images as they are stored."""
-        return _read_encoded(self._folder(data_root), self.name, self.label_column, self.test_fraction)
-
-    def _folder(self, data_root: Path) -> Path:
         folder = data_root / Path(self.path).expanduser()  # an absolute path stands for itself
         if not folder.is_dir():
-            raise DataError(
-                f"dataset.path={self.path}: {folder} is not a folder. Give an absolute path or one below data_root."
-            )
-        return folder
+            problem = f"dataset.path={self.path}: {folder} is not a folder"
+            raise DataError(f"{problem}. Give an absolute path or one below data_root.")
+        if self.name == "image_parquet":
+            return read_hub_images(folder, None, None, "train", None, self.label_column, self.test_fraction)
+        return read_folders(folder, self.test_fraction)
 
 
 @lru_cache(maxsize=4)
-def _read_encoded(folder: Path, kind: str, label_column: str | None, test_fraction: float) -> tuple[Encoded, Encoded]:
-    if kind == "image_parquet":
-        files = {split: find_parquet(folder, split) for split in ("train", "test")}
-        if not files["train"]:
-            raise DataError(f"no parquet file whose name begins with train in {folder}")
-        train = read_parquet(files["train"], label_column)
-        test = read_parquet(files["test"], label_column) if files["test"] else None
-    else:
-        found = find_class_folders(folder, "train")
-        whole = found or find_class_folders(folder, None)
-        if whole is None:
-            raise DataError(
-                f"no images in class sub-folders of {folder}; expected CLASS/IMAGE.png or train/CLASS/IMAGE.png"
-            )
-        train = read_class_folders(whole)
-        test_folder = find_class_folders(folder, "test") if found else None
-        test = read_class_folders(test_folder, train.class_names) if test_folder else None
-    return both_splits(train, test, test_fraction, str(folder))
-
-
-def both_splits(train: Encoded, test: Encoded | None, test_fraction: float, folder: str) -> tuple[Encoded, Encoded]:
-    """Training and test images, the latter held out where there is no test split.
+def read_folders(folder: Path, test_fraction: float) -> tuple[Encoded, Encoded]:
+    """Training and test images of class folders, below train/ and test/ (or val/) or without these.
 
     Raises:
-        DataError: where the splits number their classes differently.
+        DataError: if there are none, or the splits have different classes.
     """
-    if test is None:
-        return _split(train, test_fraction)
-    _check_alike(train, test, folder)
-    return train, test
+    train = read_folder_split(folder, "train")
+    test = None if train is None else read_folder_split(folder, "test", train.class_names)
+    return both_splits(train or read_class_folders(folder), test, test_fraction, folder)
 
 
-def _check_alike(train: Encoded, test: Encoded, folder: str) -> None:
-    """Refuse splits whose labels do not mean the same classes."""
-    count = len(train.class_names)
-    if test.class_names != train.class_names[: len(test.class_names)]:
-        raise DataError(
-            f"{folder}: the test split numbers its classes otherwise ({', '.join(test.class_names[:5])} ...) than the training "
-            f"split ({', '.join(train.class_names[:5])} ...); export both alike"
-        )
-    if len(test.labels) and int(test.labels.max()) >= count:
-        raise DataError(f"{folder}: the test split has label {int(test.labels.max())}; training has {count} classes")
+@dataclass
+class HubImages(CustomImages):
+    """A data set of the hub with a column of images and one of labels: dataset=hub dataset.path=owner/name.
+
+    A folder in the hub's layout, absolute or below data_root, is read without network. Runs are named by path, subset and
+    revision, not by what these hold.
+    """
+
+    path: str = setting(MISSING, "owner/name at the hub, or a folder in its layout")
+    subset: Optional[str] = setting(None, "configuration of a data set that has several; null: its default")
+    revision: Optional[str] = setting(None, "commit, branch or tag at the hub; null: the newest")
+    train_split: str = setting("train", "name of the split to train on")
+    test_split: Optional[str] = setting(
+        None, "name of the split to test on; null: test, else validation, else test_fraction of the training split"
+    )
+
+    def _encoded(self, data_root: Path) -> tuple[Encoded, Encoded]:
+        folder = data_root / Path(self.path).expanduser()
+        where = folder if folder.is_dir() else self.path
+        splits = self.train_split, self.test_split
+        return read_hub_images(where, self.subset, self.revision, *splits, self.label_column, self.test_fraction)
 
 
-def _split(whole: Encoded, test_fraction: float) -> tuple[Encoded, Encoded]:
-    held_out = hold_out(whole.labels, test_fraction)
-    parts = []
-    for mask in (~held_out, held_out):
-        indices = mask.nonzero().flatten()
-        parts.append(Encoded([whole.images[i] for i in indices.tolist()], whole.labels[indices], whole.class_names))
-    return parts[0], parts[1]
+@lru_cache(maxsize=4)
+def read_hub_images(
+    where: Path | str,
+    subset: str | None,
+    revision: str | None,
+    train_split: str,
+    test_split: str | None,
+    label_column: str | None,
+    test_fraction: float,
+) -> tuple[Encoded, Encoded]:
+    """Training and test images of a folder in the hub's layout, or of a data set there; arguments as the options of `HubImages`.
+
+    Raises:
+        DataError: if they cannot be loaded, or lack a split, images or labels.
+    """
+    remedy = "Check name, dataset.subset and network, log in for gated data, or give a folder in the hub's layout."
+    splits = load_hub(where, f"It is dataset.path. {remedy}", subset, revision)
+    for name in (train_split, *([test_split] if test_split else [])):
+        if name not in splits:
+            problem = f"dataset.path={where} has the splits {', '.join(splits)}, not {name}"
+            raise DataError(f"{problem}; set dataset.train_split and test_split, or name the files so")
+    found = test_split or next(
+        (name for name in ("test", "validation") if name in splits and name != train_split), None
+    )
+    train = read_table(splits[train_split], f"{where}, {train_split}", label_column)
+    test = read_table(splits[found], f"{where}, {found}", label_column) if found else None
+    return both_splits(train, test, test_fraction, where)

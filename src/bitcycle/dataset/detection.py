@@ -5,7 +5,7 @@ with zeros on the right and below to a multiple of 32, by a whole 32 where they 
 Boxes are x1, y1, x2, y2 in pixels, and grow with the image.
 
 Source: released code of Better Schedules, cpt_voc. Differs from it in the interpolation (Pillow's bilinear one, which smooths
-when it shrinks), and in the groups, which are drawn anew in each epoch among images of the same aspect ratio; the smaller last
+when it shrinks), and in the groups, drawn in each epoch among images of the same aspect ratio; the smaller last
 batch of an epoch is not filled up.
 """
 
@@ -15,19 +15,19 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple, Optional
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
 
-from bitcycle.dataset.base import DatasetInfo, DatasetOptions
+from bitcycle.dataset.base import DatasetInfo, DatasetOptions, fixed_order, validation_size
 from bitcycle.dataset.epoch import Epoch
-from bitcycle.dataset.images import EncodedImage, _leave_process_group, open_image
+from bitcycle.dataset.images import EncodedImage, load_batches, open_image
 from bitcycle.dataset.pipeline import epoch_order
-from bitcycle.dataset.validation import validation_size
 from bitcycle.errors import DataError
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, setting
@@ -66,6 +66,13 @@ class DetectionSplits(NamedTuple):
 class DetectionDatasetOptions(DatasetOptions):
     """Options that every data set of objects in boxes has."""
 
+    class_names: ClassVar[tuple[str, ...]]
+    """The classes, in the order of their numbers."""
+    sizes: ClassVar[tuple[int, int]]
+    """Training and test images of the whole data set."""
+    typical_size: ClassVar[tuple[int, int]]
+    """Width and height in pixels of its typical image, whose cost is counted."""
+
     shorter_side: int = setting(
         608, "pixels that the shorter side is scaled to (cpt_voc: 608); fewer are faster", minimum=16
     )
@@ -96,24 +103,7 @@ class DetectionDatasetOptions(DatasetOptions):
         for option in ("mean", "std"):
             if len(values := getattr(self, option)) not in (1, 3):
                 raise SettingError(option, values, "images have 3 channels", "give one number, or three")
-        if self.has_validation and self.validation:
-            problem = f"{self.name} comes with a validation split"
-            raise SettingError("validation", self.validation, problem, "leave it out")
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The classes, in the order of their numbers."""
-        raise NotImplementedError
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Training and test images of the whole data set."""
-        raise NotImplementedError
-
-    @property
-    def typical_size(self) -> tuple[int, int]:
-        """Width and height in pixels of its typical image, whose cost is counted."""
-        raise NotImplementedError
+        super().validate()
 
     def read(self, data_root: Path) -> DetectionSplits:
         """All splits, whole.
@@ -126,14 +116,8 @@ class DetectionDatasetOptions(DatasetOptions):
     def info(self, data_root: Path) -> DatasetInfo:
         height, width = self.scaled_size(*self.typical_size)
         shape = DetectionShape(3, self.padded(height), self.padded(width), len(self.class_names))
-        train, test = (
-            min(wanted or size, size) for wanted, size in zip((self.train_samples, self.test_samples), self.sizes)
-        )
-        held_out = validation_size(train, self.validation or 0)
-        if held_out >= train:
-            problem = f"leaves none of {train} training images"
-            raise SettingError("validation", self.validation, problem, "hold out less, or 0 for none")
-        return DatasetInfo(shape, train - held_out, test)
+        limits = zip((self.train_samples, self.test_samples), self.sizes, strict=True)
+        return self.without_validation(DatasetInfo(shape, *(min(wanted or size, size) for wanted, size in limits)))
 
     def load(self, data_root: Path, seed: int) -> DetectionSplits:
         """The images that are used of all splits; `seed` says which are held out for choosing.
@@ -144,8 +128,8 @@ class DetectionDatasetOptions(DatasetOptions):
             DataError: if the data are missing or cannot be read.
         """
         splits = self.read(data_root)
-        train, test = _first(splits.train, self.train_samples), _first(splits.test, self.test_samples)
-        held_out = validation_size(len(train), self.validation or 0)
+        train, test = _chosen(splits.train, self.train_samples), _chosen(splits.test, self.test_samples)
+        held_out = validation_size(len(train), self.validation)
         if not held_out:
             return DetectionSplits(train, splits.validation, test)
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(derive(seed, "validation"))).tolist()
@@ -170,11 +154,8 @@ class DetectionDatasetOptions(DatasetOptions):
         return (side // MULTIPLE + 1 if self.extra_padding else -(-side // MULTIPLE)) * MULTIPLE
 
 
-def _first(images: list[AnnotatedImage], count: int | None) -> list[AnnotatedImage]:
-    if count is None or count >= len(images):
-        return images
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    return [images[i] for i in order[:count].tolist()]
+def _chosen(images: list[AnnotatedImage], count: int | None) -> list[AnnotatedImage]:
+    return [images[index] for index in fixed_order(len(images), count).tolist()]
 
 
 class DetectionBatch(NamedTuple):
@@ -225,48 +206,29 @@ class DetectionImages:
 
     def batches(self, groups: Iterator[tuple[int | None, list[int]]]) -> Iterator[DetectionBatch]:
         """The batch of each (epoch, samples); without epoch nothing is flipped."""
-        known: list[tuple[int | None, list[int]]] = []
-
-        def sampler() -> Iterator[list[int]]:
-            for group in groups:
-                known.append(group)
-                yield group[1]
-
+        keys = ([(epoch, index) for index in indices] for epoch, indices in groups)
         workers = 0 if self.scaled.cache is not None else self.options.workers
-        loader: DataLoader[Any] = DataLoader(
-            self.scaled,
-            batch_sampler=sampler(),
-            num_workers=workers,
-            collate_fn=list,
-            worker_init_fn=_leave_process_group,
-        )
-        try:
-            for pixels in loader:
-                yield self._batch(*known.pop(0), pixels)
-        except DataError as error:  # of a worker, with the worker's traceback in its text
-            raise DataError(str(error).strip().rsplit("DataError: ", 1)[-1]) from error
+        for batch in load_batches(self.scaled, keys, workers, list):
+            yield self._batch(batch)
 
-    def _batch(self, epoch: int | None, indices: list[int], pixels: list[Tensor]) -> DetectionBatch:
+    def _batch(self, batch: list[tuple[int | None, int, Tensor]]) -> DetectionBatch:
+        indices = [index for _, index, _ in batch]
         sizes = tuple(self.sizes[index] for index in indices)
         height, width = (self.options.padded(max(size[side] for size in sizes)) for side in (0, 1))
-        count = max(len(self.images[index].objects.labels) for index in indices)
-        images = torch.zeros(len(indices), 3, height, width, device=self.device).contiguous(
-            memory_format=torch.channels_last
-        )
-        boxes = torch.zeros(len(indices), count, 4)
-        labels = torch.full((len(indices), count), -1)
-        difficult = torch.zeros(len(indices), count, dtype=torch.bool)
-        for row, (index, picture) in enumerate(zip(indices, pixels)):
+        images = torch.zeros(len(indices), 3, height, width, device=self.device)
+        images = images.contiguous(memory_format=torch.channels_last)
+        boxes = []
+        for row, (epoch, index, picture) in enumerate(batch):
             flipped = epoch is not None and self.options.flip and bool(derive(self.seed, "flip", epoch, index) & 1)
             values = picture.to(self.device).permute(2, 0, 1)
             values = values.flip(2) if flipped else values
             images[row, :, : sizes[row][0], : sizes[row][1]] = (values - self.mean) / self.std
-            objects = self.images[index].objects
-            boxes[row, : len(objects.labels)] = self._boxes(index, flipped)
-            labels[row, : len(objects.labels)] = objects.labels
-            difficult[row, : len(objects.labels)] = objects.difficult
-        boxes, labels, difficult = (tensor.to(self.device) for tensor in (boxes, labels, difficult))
-        return DetectionBatch(images, boxes, labels, difficult, sizes)
+            boxes.append(self._boxes(index, flipped))
+        objects = [self.images[index].objects for index in indices]
+        labels = pad_sequence([each.labels for each in objects], batch_first=True, padding_value=-1)
+        difficult = pad_sequence([each.difficult for each in objects], batch_first=True)
+        padded = pad_sequence(boxes, batch_first=True).to(self.device)
+        return DetectionBatch(images, padded, labels.to(self.device), difficult.to(self.device), sizes)
 
     def _boxes(self, index: int, flipped: bool) -> Tensor:
         """Boxes in pixels of the scaled image."""
@@ -276,23 +238,19 @@ class DetectionImages:
         return torch.stack([width - x2, y1, width - x1, y2] if flipped else [x1, y1, x2, y2], dim=-1)
 
 
-class _Scaled(Dataset[Tensor]):
+class _Scaled(Dataset[tuple[Optional[int], int, Tensor]]):
     """Scaled images as bytes [H, W, 3], decoded when they are first asked for, and kept if there is room."""
 
     def __init__(self, images: Sequence[AnnotatedImage], sizes: Sequence[tuple[int, int]], keep: bool) -> None:
         self.images, self.sizes = images, sizes
         self.cache: dict[int, Tensor] | None = {} if keep else None
 
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> Tensor:
-        if self.cache is not None and index in self.cache:
-            return self.cache[index]
-        pixels = self._decode(index)
-        if self.cache is not None:
-            self.cache[index] = pixels
-        return pixels
+    def __getitem__(self, key: tuple[int | None, int]) -> tuple[int | None, int, Tensor]:
+        epoch, index = key
+        kept = {} if self.cache is None else self.cache
+        if index not in kept:
+            kept[index] = self._decode(index)
+        return epoch, index, kept[index]
 
     def _decode(self, index: int) -> Tensor:
         record, (height, width) = self.images[index], self.sizes[index]

@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 
 from bitcycle.dataset.base import DatasetInfo
-from bitcycle.dataset.image_dataset import ImageDatasetOptions, Splits, hold_out
+from bitcycle.dataset.image_dataset import ImageDatasetOptions, Splits
 from bitcycle.dataset.images import Images
+from bitcycle.dataset.source import hold_out
 from bitcycle.settings import setting
 from bitcycle.shapes import ImageShape
 

@@ -13,10 +13,11 @@ from typing import ClassVar, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from bitcycle.dataset.base import DatasetInfo, DatasetOptions, logger
+from bitcycle.dataset.base import DatasetInfo, DatasetOptions, check_whole, fixed_order, logger
+from bitcycle.dataset.neighbours import SAMPLERS
 from bitcycle.errors import DataError
 from bitcycle.layer.sparse import Edges, make_edges
-from bitcycle.settings import SettingError, setting
+from bitcycle.settings import setting
 from bitcycle.shapes import GraphShape
 
 
@@ -85,6 +86,12 @@ class GraphDatasetOptions(DatasetOptions):
         "neighbours that each layer samples, that of the input first; null: each step sees the whole graph",
         minimum=1,
     )
+    sampler: str = setting(
+        "hashed",
+        "who samples neighbours: hashed (the same on every machine), or dgl (its NeighborSampler, as the released code; the same"
+        " again with as many threads)",
+        choices=tuple(SAMPLERS),
+    )
 
     @property
     def size(self) -> GraphSize:
@@ -104,9 +111,6 @@ class GraphDatasetOptions(DatasetOptions):
         return min(neighbours, degree)
 
     def info(self, data_root: Path) -> DatasetInfo:
-        if self.validation:
-            problem = f"{self.name} comes with validation nodes"
-            raise SettingError("validation", self.validation, problem, "leave it out")
         size = self.size
         edges = {"given": size.edges, "symmetrised": size.symmetrised, "doubled": 2 * size.edges}[self.edges]
         edges += size.nodes if self.self_loops else 0
@@ -132,14 +136,13 @@ class GraphDatasetOptions(DatasetOptions):
         assert isinstance(counted, GraphShape)
         if len(edges.sources) != counted.edges:
             logger.warning("the graph has %d edges; costs count %d", len(edges.sources), counted.edges)
-        return Graph(
-            scaled(raw.features, self.features),
-            raw.labels,
-            edges,
-            _first(raw.train, self.train_samples),
-            _first(raw.validation, self.test_samples),
-            _first(raw.test, self.test_samples),
-        )
+        limits = (self.train_samples, self.test_samples, self.test_samples)
+        splits = (nodes[fixed_order(len(nodes), limit)] for nodes, limit in zip(raw[3:], limits, strict=True))
+        return Graph(scaled(raw.features, self.features), raw.labels, edges, *splits)
+
+    def accuracy(self, predicted: Tensor, labels: Tensor) -> float:
+        """Share of nodes whose class is predicted, both int64 [N]; by the data set's own rule where it has one."""
+        return int((predicted == labels).sum()) / len(labels)
 
     def treated(self, edges: Tensor, nodes: int) -> Tensor:
         """The edges [2, E] after `edges` and `self_loops`."""
@@ -157,16 +160,14 @@ class GraphDatasetOptions(DatasetOptions):
         """Refuse anything but the whole data set."""
         size = self.size
         nodes, features = raw.features.shape
-        found = (nodes, raw.edges.shape[1], features, len(raw.train), len(raw.validation), len(raw.test))
-        expected = (size.nodes, size.edges, size.features, size.train, size.validation, size.test)
         used = raw.labels[torch.cat([raw.train, raw.validation, raw.test])]
-        if found == expected and len(raw.labels) == nodes and 0 <= int(used.min()) <= int(used.max()) < size.classes:
-            return
-        names = "nodes, edges, features, training, validation and test nodes"
-        raise DataError(
-            f"{self.name} below {data_root} has {found} {names}, and classes {int(used.min())} to {int(used.max())}; the "
-            f"official one has {expected} and {size.classes} classes. Point data_root at the whole data set."
-        )
+        found = *(nodes, raw.edges.shape[1], features), *(len(split) for split in raw[3:]), len(raw.labels)
+        expected = size.nodes, size.edges, size.features, size.train, size.validation, size.test, size.nodes
+        what = "nodes, edges, features, training, validation and test nodes, and labels"
+        check_whole(self.name, f"what is below {data_root}", what, found, expected)
+        if not 0 <= int(used.min()) <= int(used.max()) < size.classes:
+            problem = f"{self.name} below {data_root} has classes {int(used.min())} to {int(used.max())}"
+            raise DataError(f"{problem} instead of 0 to {size.classes - 1}. Fetch it again.")
 
 
 def scaled(features: Tensor, how: str) -> Tensor:
@@ -178,10 +179,3 @@ def scaled(features: Tensor, how: str) -> Tensor:
         sums = features.sum(1, keepdim=True)
         return features / torch.where(sums != 0, sums, 1)
     return features
-
-
-def _first(nodes: Tensor, count: Optional[int]) -> Tensor:
-    """At most `count` nodes, of an order that is random but the same for every run."""
-    if count is None or count >= len(nodes):
-        return nodes
-    return nodes[torch.randperm(len(nodes), generator=torch.Generator().manual_seed(0))[:count]]

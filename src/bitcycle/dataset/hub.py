@@ -1,80 +1,62 @@
-"""Image data sets of the Hugging Face hub by their name there, through the library `datasets` with its caches and mirrors."""
+"""Data sets in the layout of the Hugging Face hub, read by its library `datasets`: a folder of parquet files, or by name.
+
+A name is looked for in the library's cache and at the hub: `HF_HOME`, `HF_ENDPOINT` (a mirror), `HF_HUB_OFFLINE` and the token of
+the login are respected.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
-from bitcycle.dataset.custom import CustomImages, both_splits
-from bitcycle.dataset.source import Encoded, numbered, read_table
+import pyarrow.parquet as parquet
+
 from bitcycle.errors import DataError
-from bitcycle.optional_imports import require
-from bitcycle.settings import MISSING, setting
-
-TEST_SPLITS = ("test", "validation", "valid", "val")
-"""Names under which a split to test with is looked for, in this order."""
 
 
-@dataclass
-class HubImages(CustomImages):
-    """A data set of the hub with a column of images and one of labels: dataset=hub dataset.path=owner/name.
+def load_hub(where: Path | str, remedy: str, subset: str | None = None, revision: str | None = None) -> dict[str, Any]:
+    """The splits (`train`, `validation`, `test`) of a folder, or of the data set OWNER/NAME.
 
-    `HF_HOME`, `HF_ENDPOINT`, `HF_HUB_OFFLINE` and the token of the login are respected. A folder in the hub's layout, absolute or
-    below data_root, is read without network. Runs are named by path, subset and revision, not by what these hold.
+    Raises:
+        DataError: if it cannot be loaded; says `remedy`.
     """
+    import datasets  # takes a second
 
-    path: str = setting(MISSING, "owner/name at the hub, or a folder in its layout")
-    subset: Optional[str] = setting(None, "configuration of a data set that has several; null: its default")
-    revision: Optional[str] = setting(None, "commit, branch or tag at the hub; null: the newest")
-    train_split: str = setting("train", "name of the split to train on")
-    test_split: Optional[str] = setting(
-        None, "name of the split to test on; null: test, else validation, else test_fraction of the training split"
-    )
-
-    def _encoded(self, data_root: Path) -> tuple[Encoded, Encoded]:
-        folder = data_root / Path(self.path).expanduser()
-        path = str(folder) if folder.is_dir() else self.path
-        return _load(
-            path, self.subset, self.revision, self.train_split, self.test_split, self.label_column, self.test_fraction
-        )
-
-
-@lru_cache(maxsize=4)
-def _load(
-    path: str,
-    subset: str | None,
-    revision: str | None,
-    train_split: str,
-    test_split: str | None,
-    label_column: str | None,
-    test_fraction: float,
-) -> tuple[Encoded, Encoded]:
-    library = require("datasets", "entailment")
     try:
-        splits: Any = library.load_dataset(path, subset, revision=revision)
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-    ) as error:  # not found, not reachable, another configuration is to be named
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise DataError(
-            f"dataset.path={path} cannot be loaded: {lines[0]} Check name, dataset.subset and network, log in for gated data, "
-            "or give a folder in the hub's layout."
-        ) from error
-    for name in (train_split, *([test_split] if test_split else [])):
-        if name not in splits:
-            raise DataError(
-                f"dataset.path={path} has the splits {', '.join(splits)}, not {name}; set dataset.train_split"
-            )
-    found = test_split or next((name for name in TEST_SPLITS if name in splits and name != train_split), None)
-    train = _read(splits[train_split], f"{path}, {train_split}", label_column)
-    test = _read(splits[found], f"{path}, {found}", label_column) if found else None
-    return both_splits(train, test, test_fraction, path)
+        if isinstance(where, Path) and has_parquet(where):
+            _check_class_names(where, datasets)
+            found: dict[str, Any] = datasets.load_dataset("parquet", data_dir=str(where))
+        else:
+            found = datasets.load_dataset(str(where), subset, revision=revision)
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        lines = str(error.__cause__ or error).splitlines() or [type(error).__name__]
+        raise DataError(f"{where} cannot be loaded ({lines[0].rstrip('.')}). {remedy}") from error
+    return found
 
 
-def _read(split: Any, origin: str, label_column: str | None) -> Encoded:
-    encoded = read_table(split.data.table, origin, label_column)
-    return encoded if encoded.class_names else encoded._replace(class_names=numbered(encoded.labels))
+def _check_class_names(folder: Path, datasets: Any) -> None:
+    """Refuse files that number classes differently, as `datasets` takes those of the first file for all."""
+    names: dict[str, list[str]] = {}
+    for file in sorted(folder.rglob("*.parquet")):
+        for column, feature in datasets.Features.from_arrow_schema(parquet.read_schema(file)).items():
+            found = getattr(feature, "names", None)
+            if found and names.setdefault(column, found) != found:
+                problem = f"{file} numbers the classes of {column} otherwise ({', '.join(found[:5])} ...)"
+                raise DataError(f"{problem} than other files ({', '.join(names[column][:5])} ...); export all alike")
+
+
+def has_parquet(folder: Path) -> bool:
+    """Whether there is a parquet file anywhere below a folder."""
+    return next(folder.rglob("*.parquet"), None) is not None
+
+
+def columns(split: Any, names: Sequence[str], origin: object) -> list[list[Any]]:
+    """The values of some columns of a split.
+
+    Raises:
+        DataError: if it has no such column.
+    """
+    if lacking := [name for name in names if name not in split.column_names]:
+        raise DataError(f"{origin} has the columns {split.column_names}, not {', '.join(lacking)}. Fetch it again.")
+    return [split.data.table[name].to_pylist() for name in names]

@@ -1,22 +1,34 @@
-"""What every data set of images has: normalisation, augmentation, parts, and its two splits."""
+"""What every data set of images has: normalisation, augmentation, its two splits, and parts of them.
+
+Halves of a data set are for training on one and going on with the other:
+
+    first_classes, second_classes    classes in a random order that is the same for every run (`torch.randperm` of the number of
+                                     classes, generator seeded with 0): its first half, and the rest; of both splits, with
+                                     labels renumbered in the old order
+    first_samples, second_samples    training samples in such a random order, then sorted by class: every other one, so that the
+                                     halves of a class differ by one sample at most; all test samples
+
+Source: FracTrain, section 4.5 and appendix E (adaptation and fine-tuning on CIFAR-100), which does not give the split; no code.
+"""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from bitcycle.dataset.base import DatasetInfo, DatasetOptions
+from bitcycle.dataset.base import DatasetInfo, DatasetOptions, fixed_order, validation_size
 from bitcycle.dataset.images import Images
-from bitcycle.dataset.part import CLASSES, PARTS, classes_of, size_of, take_part
-from bitcycle.dataset.validation import validation_mask, validation_size
-from bitcycle.errors import DataError
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, setting
 from bitcycle.shapes import ImageShape
+
+CLASSES, SAMPLES = ("first_classes", "second_classes"), ("first_samples", "second_samples")
+PARTS = ("all", *CLASSES, *SAMPLES)
 
 
 class Splits(NamedTuple):
@@ -43,12 +55,6 @@ class ImageDatasetOptions(DatasetOptions):
         "half of the data: half of the classes, or half of each class's training samples (FracTrain, section 4.5); all: no half",
         choices=PARTS,
     )
-    train_samples: Optional[int] = setting(
-        None, "train on the first so many images of a fixed random order; null: all", minimum=1
-    )
-    test_samples: Optional[int] = setting(
-        None, "evaluate on the first so many images of a fixed random order; null: all", minimum=1
-    )
 
     def full_info(self, data_root: Path) -> DatasetInfo:
         """What the whole data set holds; reads no image."""
@@ -66,26 +72,12 @@ class ImageDatasetOptions(DatasetOptions):
         """What is used of the data set: `full_info` after train_samples, test_samples and validation."""
         full = self._part_info(self.full_info(data_root))
         assert isinstance(full.shape, ImageShape)
-        for option, available in (("train_samples", full.train_samples), ("test_samples", full.test_samples)):
-            wanted = getattr(self, option)
-            if wanted is not None and wanted > available:
-                raise SettingError(
-                    option, wanted, f"{self.name} has only {available}", f"use at most {available}, or null for all"
-                )
         for option in ("mean", "std"):
             values = getattr(self, option)
             if len(values) not in (1, full.shape.channels):
                 problem = f"images of {self.name} have {full.shape.channels} channels"
                 raise SettingError(option, values, problem, "give one number, or one for each channel")
-        train_samples = self.train_samples or full.train_samples
-        held_out = validation_size(train_samples, self.validation or 0)
-        if held_out >= train_samples:
-            problem = f"leaves none of {train_samples} training images"
-            raise SettingError("validation", self.validation, problem, "hold out less, or 0 for none")
-        return full._replace(
-            train_samples=train_samples - held_out,
-            test_samples=self.test_samples or full.test_samples,
-        )
+        return self.without_validation(self.limited(full))
 
     @property
     def equal_classes(self) -> bool:
@@ -116,14 +108,12 @@ class ImageDatasetOptions(DatasetOptions):
     def load(self, data_root: Path) -> Splits:
         """The images that are used of both splits, before any are held out."""
         splits = self._part_of(self.read(data_root), data_root)
-        return Splits(
-            first_images(splits.train, self.train_samples).decoded(),
-            first_images(splits.test, self.test_samples).decoded(),
-        )
+        limits = self.train_samples, self.test_samples
+        return Splits(*(first_images(split, limit).decoded() for split, limit in zip(splits, limits, strict=True)))
 
     def hold_out(self, train: Images, seed: int) -> tuple[Images, Images | None]:
         """Training images without those held out for choosing, and these; `seed` says which ones."""
-        count = validation_size(len(train), self.validation or 0)
+        count = validation_size(len(train), self.validation)
         if count == 0:
             return train, None
         held_out = validation_mask(train.labels, count, derive(seed, "validation"))
@@ -133,24 +123,63 @@ class ImageDatasetOptions(DatasetOptions):
 
 def first_images(images: Images, count: int | None) -> Images:
     """The first `count` images of an order that is random but the same for every run; all for None, or if there are no more."""
-    if count is None or count >= len(images):
-        return images
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    return images.subset(order[:count])
+    return images if count is None or count >= len(images) else images.subset(fixed_order(len(images), count))
 
 
-def hold_out(labels: Tensor, fraction: float) -> Tensor:
-    """A mask of the samples held out for testing: a share of each class, at least one; the same for every run.
+def validation_mask(labels: Tensor, count: int, seed: int) -> Tensor:
+    """A mask of `count` samples to hold out: as near to the same share of each class as whole numbers allow, else by `seed`.
 
-    Raises:
-        DataError: for a class with fewer than two samples.
+    >>> mask = validation_mask(torch.tensor([0] * 8 + [1] * 4), 3, seed=0)
+    >>> mask[:8].sum().item(), mask[8:].sum().item()
+    (2, 1)
     """
-    held_out = torch.zeros(len(labels), dtype=torch.bool)
-    generator = torch.Generator().manual_seed(0)
-    for label in labels.unique():
+    generator = torch.Generator().manual_seed(seed)
+    classes, sizes = labels.unique(return_counts=True)
+    quotas = sizes.double() * count / len(labels)
+    counts = quotas.floor().long()
+    # What rounding down leaves goes to the largest remainders; a random order decides among equal ones.
+    order = torch.randperm(len(classes), generator=generator)
+    by_remainder = order[(quotas - counts)[order].argsort(descending=True, stable=True)]
+    counts[by_remainder[: count - int(counts.sum())]] += 1
+    mask = torch.zeros(len(labels), dtype=torch.bool)
+    for label, chosen in zip(classes, counts.tolist(), strict=True):
         members = (labels == label).nonzero().flatten()
-        if len(members) < 2:
-            raise DataError(f"class {int(label)} has a single image: add another, or a test split")
-        count = max(1, round(fraction * len(members)))
-        held_out[members[torch.randperm(len(members), generator=generator)[:count]]] = True
-    return held_out
+        mask[members[torch.randperm(len(members), generator=generator)[:chosen]]] = True
+    return mask
+
+
+def classes_of(part: str, classes: int) -> Tensor:
+    """The classes, ascending, that belong to a part of so many."""
+    if part not in CLASSES:
+        return torch.arange(classes)
+    order = _order(classes)
+    half = classes // 2
+    return (order[:half] if part == "first_classes" else order[half:]).sort().values
+
+
+def size_of(part: str, samples: int, classes: int, training: bool) -> int:
+    """How many of a split's samples belong to a part, where all classes have equally many."""
+    if part in CLASSES:
+        return samples // classes * len(classes_of(part, classes))
+    if part in SAMPLES and training:
+        return (samples + (part == "first_samples")) // 2
+    return samples
+
+
+def take_part(images: Images, part: str, classes: int, training: bool) -> Images:
+    """The images of a split that belong to a part."""
+    if part in CLASSES:
+        kept = classes_of(part, classes)
+        chosen = images.subset(torch.isin(images.labels, kept).nonzero().flatten())
+        renumbered = copy.copy(chosen)
+        renumbered.labels = torch.searchsorted(kept, chosen.labels)
+        return renumbered
+    if part in SAMPLES and training:
+        order = _order(len(images))
+        by_class = order[images.labels[order].argsort(stable=True)]
+        return images.subset(by_class[SAMPLES.index(part) :: 2].sort().values)
+    return images
+
+
+def _order(count: int) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0))

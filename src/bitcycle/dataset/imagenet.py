@@ -1,22 +1,25 @@
-"""ImageNet (ILSVRC 2012): 1,281,167 training and 50,000 validation images in class folders `train/` and `val/`.
+"""ImageNet (ILSVRC 2012), 1,281,167 training and 50,000 validation images of 1000 classes, and a tiny proxy of its layout.
 
-Registration is needed to get it, so it is never downloaded. Images are decoded batch by batch.
+Class folders `train/` and `val/` (torchvision lists them), or parquet files in the layout of the hub's `ILSVRC/imagenet-1k`.
+Registration is needed to get it, so it is never downloaded unasked. Images are decoded batch by batch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Optional
 
-from bitcycle.dataset.base import DatasetInfo
-from bitcycle.dataset.custom import CustomImages
-from bitcycle.dataset.image_dataset import Splits
-from bitcycle.errors import DataError
+from bitcycle.dataset.base import DatasetInfo, check_whole, missing
+from bitcycle.dataset.custom import CustomImages, read_folders, read_hub_images
+from bitcycle.dataset.fetch import unpack_to_cache
+from bitcycle.dataset.hub import has_parquet
+from bitcycle.dataset.image_dataset import ImageDatasetOptions, Splits
+from bitcycle.dataset.source import Encoded
 from bitcycle.settings import setting
 from bitcycle.shapes import ImageShape
 
-TRAIN_SAMPLES, VALIDATION_SAMPLES, CLASSES = 1_281_167, 50_000, 1000
+HUB = "ILSVRC/imagenet-1k"
 
 
 @dataclass
@@ -24,7 +27,11 @@ class ImageNet(CustomImages):
     """Options of ImageNet. Augmentation and normalisation: He et al. 2016 as in the released code of CPT, cpt_imagenet."""
 
     name: str = "imagenet"
-    path: str = setting("imagenet", "the folder with train/ and val/, absolute or below data_root")
+    path: str = setting(
+        "imagenet",
+        f"the folder with train/ and val/, or with the hub's parquet files, absolute or below data_root; or {HUB}, of which the"
+        " library datasets gets 150 GB where it is logged in",
+    )
     image_size: Optional[int] = setting(224, "pixels of the network's input", minimum=4)
     resize: Optional[int] = setting(
         256, "pixels of the shorter side before the centre is cut out for evaluation", minimum=4
@@ -36,20 +43,57 @@ class ImageNet(CustomImages):
 
     def full_info(self, data_root: Path) -> DatasetInfo:
         assert self.image_size is not None
-        return DatasetInfo(ImageShape(3, self.image_size, CLASSES), TRAIN_SAMPLES, VALIDATION_SAMPLES)
+        return DatasetInfo(ImageShape(3, self.image_size, 1000), 1_281_167, 50_000)
 
     def read(self, data_root: Path) -> Splits:
-        folder = data_root / self.path
-        if not folder.is_dir():
-            raise DataError(
-                f"ImageNet is not in {folder}. Get ILSVRC 2012 from image-net.org (registration needed), put its class folders "
-                f"into {folder}/train and {folder}/val, or set dataset.path or data_root. dataset=image_folder takes any folder."
-            )
         splits = super().read(data_root)
         sizes = len(splits.train), len(splits.test)
-        if sizes != (TRAIN_SAMPLES, VALIDATION_SAMPLES):
-            raise DataError(
-                f"{folder} holds {sizes[0]} training and {sizes[1]} validation images; ImageNet has {TRAIN_SAMPLES} and "
-                f"{VALIDATION_SAMPLES}. Complete it, or use dataset=image_folder for another set of images."
-            )
+        what = "training and validation images"
+        check_whole(self.name, data_root / self.path, what, sizes, self.full_info(data_root)[1:])
         return splits
+
+    def _encoded(self, data_root: Path) -> tuple[Encoded, Encoded]:
+        folder = data_root / self.path
+        if self.path == HUB or has_parquet(folder):
+            where = folder if folder.is_dir() else HUB
+            return read_hub_images(where, None, None, "train", "validation", self.label_column, self.test_fraction)
+        if not folder.is_dir():
+            put = "the class folders train/ and val/ of ILSVRC 2012 (image-net.org, registration needed)"
+            more = f" Or set dataset.path={HUB} to get it from the hub. dataset=image_folder takes any folder."
+            raise missing("ImageNet", folder, put, more)
+        return super()._encoded(data_root)
+
+
+@dataclass
+class ImageNetMini(ImageNet):
+    """Options of a proxy for ImageNet: 100 photographs of 100 classes in its layout, to try reading and training.
+
+    Its validation images are its training images again: accuracies mean nothing.
+    """
+
+    name: str = "imagenet_mini"
+    path: str = setting(
+        "imagenet-mini", "the folder with imagenet-mini.tar, or with train/ and val/, absolute or below data_root"
+    )
+    image_size: Optional[int] = setting(112, "pixels of the network's input", minimum=4)
+    resize: Optional[int] = setting(
+        128, "pixels of the shorter side before the centre is cut out for evaluation", minimum=4
+    )
+
+    def full_info(self, data_root: Path) -> DatasetInfo:
+        assert self.image_size is not None
+        return DatasetInfo(ImageShape(3, self.image_size, 100), 100, 100)
+
+    def info(self, data_root: Path) -> DatasetInfo:
+        """What is used: at most so many samples as there are, so that `scale=smoke` may ask for more."""
+        train, test = (count and min(count, 100) for count in (self.train_samples, self.test_samples))
+        return ImageDatasetOptions.info(replace(self, train_samples=train, test_samples=test), data_root)
+
+    def _encoded(self, data_root: Path) -> tuple[Encoded, Encoded]:
+        folder = data_root / self.path
+        archive = folder / "imagenet-mini.tar"
+        root = unpack_to_cache(archive) if archive.is_file() and not (folder / "train").is_dir() else folder
+        found = next((path for path in (root, root / "imagenet-mini") if (path / "train").is_dir()), None)
+        if found is None:
+            raise missing(self.name, folder, "imagenet-mini.tar, or the folders train/ and val/ that it holds,")
+        return read_folders(found, self.test_fraction)

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from bitcycle import distributed
-from bitcycle.dataset.kept_pixels import kept_pixels
+from bitcycle.dataset.image_cache import cached_pixels
 from bitcycle.errors import DataError
 from bitcycle.randomness import derive
 
@@ -115,17 +115,26 @@ class Images:
 
 
 class EncodedImages(Images):
-    """Labelled images that are decoded once, after a part of them may have been chosen.
+    """Labelled images that are decoded once, after a part of them may have been chosen, or when a batch asks for them.
 
     Args:
         encoded, labels: the images.
         channels: 1 or 3.
         framing: how an image becomes `size` x `size` pixels.
+        workers: processes that decode batches ahead, for all that train on this machine together; 0: this one does; None: all
+            images are decoded at once, and held in memory.
     """
 
-    def __init__(self, encoded: Sequence[EncodedImage], labels: Tensor, channels: int, framing: Framing) -> None:
+    def __init__(
+        self,
+        encoded: Sequence[EncodedImage],
+        labels: Tensor,
+        channels: int,
+        framing: Framing,
+        workers: int | None = None,
+    ) -> None:
         self.encoded, self.labels = encoded, labels
-        self.channels, self.framing = channels, framing
+        self.channels, self.framing, self.workers = channels, framing, workers
 
     def subset(self, indices: Tensor) -> EncodedImages:
         part = copy.copy(self)
@@ -133,50 +142,49 @@ class EncodedImages(Images):
         return part
 
     def decoded(self) -> Images:
+        if self.workers is not None:
+            return self
         shape = (len(self.encoded), self.framing.size, self.framing.size, self.channels)
-        identity = itertools.chain(
-            [repr((self.channels, self.framing)).encode()], (image.read() for image in self.encoded)
-        )
+        settings = repr((self.channels, self.framing)).encode()
+        identity = itertools.chain([settings], (image.read() for image in self.encoded))
         decode = partial(decode_all, self.encoded, self.channels, self.framing)
-        return Images(kept_pixels(identity, shape, decode), self.labels)
+        return Images(cached_pixels(identity, shape, decode), self.labels)
 
+    def for_evaluation(self) -> EncodedImages:
+        whole = copy.copy(self)
+        whole.framing = replace(self.framing, random_crop=False)
+        return whole
 
-class StreamedImages(EncodedImages):
-    """Labelled images that are decoded when a batch asks for them, by worker processes that read ahead.
-
-    Args:
-        encoded, labels, channels, framing: as for `EncodedImages`.
-        workers: processes that decode, for all that train on this machine together; 0 decodes in this one.
-    """
-
-    def __init__(
-        self, encoded: Sequence[EncodedImage], labels: Tensor, channels: int, framing: Framing, workers: int
-    ) -> None:
-        super().__init__(encoded, labels, channels, framing)
-        self.workers = workers
-
-    def decoded(self) -> Images:
-        return self
-
-    def for_evaluation(self) -> StreamedImages:
-        framing = replace(self.framing, random_crop=False)
-        return StreamedImages(self.encoded, self.labels, self.channels, framing, self.workers)
-
-    def to(self, device: torch.device) -> StreamedImages:
+    def to(self, device: torch.device) -> EncodedImages:
         return self  # batches are moved one by one
 
     def batches(self, index_batches: Iterable[IndexBatch]) -> Iterator[ImageBatch]:
         decode = _Decode(self.encoded, self.channels, self.framing)
         sampler = ([(batch.crop_seed, index) for index in batch.indices.tolist()] for batch in index_batches)
-        workers = -(-self.workers // distributed.local_world_size())
-        loader: DataLoader[Any] = DataLoader(
-            decode, batch_sampler=sampler, num_workers=workers, worker_init_fn=_leave_process_group
-        )
-        try:
-            for pixels, crop_seeds, indices in loader:
-                yield ImageBatch(IndexBatch(indices, int(crop_seeds[0])), pixels, self.labels[indices])
-        except DataError as error:  # of a worker, with the worker's traceback in its text
-            raise DataError(str(error).strip().rsplit("DataError: ", 1)[-1]) from error
+        workers = -(-(self.workers or 0) // distributed.local_world_size())
+        for pixels, crop_seeds, indices in load_batches(decode, sampler, workers):
+            yield ImageBatch(IndexBatch(indices, int(crop_seeds[0])), pixels, self.labels[indices])
+
+
+def load_batches(
+    items: Dataset[Any], keys: Iterable[list[Any]], workers: int, collate: Callable[[list[Any]], Any] | None = None
+) -> Iterator[Any]:
+    """A batch of `items` for each list of keys, made by so many processes that read ahead.
+
+    Raises:
+        DataError: of an item, whichever process finds it.
+    """
+    loader: DataLoader[Any] = DataLoader(
+        items,
+        batch_sampler=keys,
+        num_workers=workers,
+        collate_fn=collate,
+        worker_init_fn=_leave_process_group,
+    )
+    try:
+        yield from loader
+    except DataError as error:  # of a worker, with the worker's traceback in its text
+        raise DataError(str(error).strip().rsplit("DataError: ", 1)[-1]) from error
 
 
 def _leave_process_group(worker: int) -> None:
@@ -195,9 +203,6 @@ class _Decode(Dataset[tuple[Tensor, int, int]]):
         generator = random.Random(derive(crop_seed, index)) if self.framing.random_crop else None
         pixels = decode(self.encoded[index], self.channels, self.framing, generator)
         return torch.from_numpy(pixels), crop_seed, index
-
-    def __len__(self) -> int:
-        return len(self.encoded)
 
 
 def open_image(image: EncodedImage) -> Image.Image:

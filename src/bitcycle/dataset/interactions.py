@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bitcycle.dataset.base import DatasetInfo, DatasetOptions
-from bitcycle.dataset.validation import validation_size
+from bitcycle.dataset.base import DatasetInfo, DatasetOptions, fixed_order, validation_size
 from bitcycle.randomness import derive
-from bitcycle.settings import SettingError, setting
+from bitcycle.settings import setting
 from bitcycle.shapes import InteractionShape
 
 
@@ -73,17 +72,9 @@ class InteractionOptions(DatasetOptions):
 
     def info(self, data_root: Path) -> DatasetInfo:
         full = self.full_info(data_root)
-        held_out = validation_size(full.test_samples, self.validation or 0)
+        held_out = validation_size(full.test_samples, self.validation)
         available = full._replace(train_samples=full.train_samples - held_out)
-        for option in ("train_samples", "test_samples"):
-            wanted, most = getattr(self, option), getattr(available, option)
-            if wanted is not None and wanted > most:
-                remedy = f"use at most {most}, or null for all"
-                raise SettingError(option, wanted, f"{self.name} has only {most}", remedy)
-        return available._replace(
-            train_samples=self.train_samples or available.train_samples,
-            test_samples=self.test_samples or available.test_samples,
-        )
+        return self.limited(available)
 
     def load(self, data_root: Path, seed: int) -> InteractionSplits:
         """The splits. `seed` says for which users validation holds out an item; negatives are the same for every run.
@@ -93,14 +84,15 @@ class InteractionOptions(DatasetOptions):
         everything = self.read(data_root)
         last = _last_of_users(everything.users)
         kept, chosen = ~last, torch.zeros_like(last)
-        count = validation_size(everything.shape.users, self.validation or 0)
+        count = validation_size(everything.shape.users, self.validation)
         generator = torch.Generator().manual_seed(derive(seed, "validation"))
         held = torch.randperm(everything.shape.users, generator=generator)[:count]
         chosen[last.nonzero().flatten()[held] - 1] = True
         train = _subset(everything, kept & ~chosen)
-        test = self._held_out(everything, _first(last.nonzero().flatten(), self.test_samples), "test")
+        tested = last.nonzero().flatten()
+        test = self._held_out(everything, tested[fixed_order(len(tested), self.test_samples)], "test")
         validation = self._held_out(everything, chosen.nonzero().flatten(), "validation") if count else None
-        limited = _first(torch.arange(len(train.users)), self.train_samples).sort().values
+        limited = fixed_order(len(train.users), self.train_samples).sort().values
         return InteractionSplits(_subset(train, limited), test, validation)
 
     def _held_out(self, everything: Interactions, positions: Tensor, split: str) -> HeldOut:
@@ -116,13 +108,6 @@ def _last_of_users(users: Tensor) -> Tensor:
 
 def _subset(interactions: Interactions, chosen: Tensor) -> Interactions:
     return interactions._replace(users=interactions.users[chosen], items=interactions.items[chosen])
-
-
-def _first(positions: Tensor, count: int | None) -> Tensor:
-    """The first `count` of an order that is random but the same for every run."""
-    if count is None or count >= len(positions):
-        return positions
-    return positions[torch.randperm(len(positions), generator=torch.Generator().manual_seed(0))[:count]]
 
 
 def unchosen_items(interactions: Interactions, users: Tensor, count: int, seed: int) -> Tensor:

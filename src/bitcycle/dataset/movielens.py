@@ -1,14 +1,13 @@
 """MovieLens, and ratings of your own: which user has rated which film, whatever the rating.
 
 20M: 20,000,263 ratings of 26,744 films by 138,493 users, the official ml-20m/ratings.csv (files.grouplens.org). 100K: 100,000
-ratings of 1,682 films by 943 users, a stand-in whose numbers say nothing of the other's. Harper and Konstan 2015. Both may be
+ratings of 1,682 films by 943 users, a proxy whose numbers say nothing of the other's. Harper and Konstan 2015. Both may be
 used for research and come from GroupLens alone. Users and items are numbered in the order of their identifiers; ratings of
 one second stay in the order of the file.
 """
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -18,8 +17,8 @@ import pyarrow as arrow
 import torch
 from pyarrow import csv
 
-from bitcycle.dataset.base import DatasetInfo
-from bitcycle.dataset.fetch import fetch
+from bitcycle.dataset.base import DatasetInfo, check_whole, missing
+from bitcycle.dataset.fetch import fetch, unpack
 from bitcycle.dataset.interactions import InteractionOptions, Interactions
 from bitcycle.errors import DataError
 from bitcycle.settings import MISSING, setting
@@ -29,18 +28,27 @@ COLUMNS = ("userId", "movieId", "rating", "timestamp")
 
 
 class Release(NamedTuple):
-    """One official data set: its sizes, where it may lie, and the archive and member that it comes in."""
+    """One official data set: its sizes, where it may lie (first the archive's own place), the archive and its MD5 checksum."""
 
     users: int
     items: int
     ratings: int
     places: tuple[str, ...]
     archive: str
+    md5: str
 
 
 RELEASES = {
-    "movielens_20m": Release(138_493, 26_744, 20_000_263, ("ml-20m/ratings.csv", "ml-20m/ratings.csv.gz"), "ml-20m"),
-    "movielens_100k": Release(943, 1_682, 100_000, ("ml-100k/u.data", "movielens/ratings.csv.gz"), "ml-100k"),
+    "movielens_20m": Release(
+        *(138_493, 26_744, 20_000_263),
+        ("ml-20m/ratings.csv", "ml-20m/ratings.csv.gz"),
+        *("ml-20m", "cd245b17a1ae2cc31bb14903e1204af3"),
+    ),
+    "movielens_100k": Release(
+        *(943, 1_682, 100_000),
+        ("ml-100k/u.data", "movielens/ratings.csv.gz"),
+        *("ml-100k", "0e33842e24a9c977be4e0107933c0723"),
+    ),
 }
 SOURCE = "https://files.grouplens.org/datasets/movielens"
 
@@ -62,28 +70,16 @@ class MovieLens(InteractionOptions):
         places = [data_root / place for place in self.release.places]
         file = next((place for place in places if place.is_file()), None) or self._download(data_root)
         interactions = read_ratings(file)
-        users, items, ratings, *_ = self.release
-        if (*interactions.shape, len(interactions.users)) != (users, items, ratings):
-            found = interactions.shape
-            raise DataError(
-                f"{file} holds {len(interactions.users)} ratings of {found.items} films by {found.users} users; {self.name} has "
-                f"{ratings} of {items} by {users}. Delete it and fetch it again."
-            )
+        found = *interactions.shape, len(interactions.users)
+        check_whole(self.name, file, "users, films and ratings", found, self.release[:3])
         return interactions
 
     def _download(self, data_root: Path) -> Path:
         release = self.release
-        remedy = (
-            f"Fetch it and put {release.places[0]} below {data_root}, or point data_root= (or BITCYCLE_DATA) at the folder that "
-            "holds it. dataset=movielens_100k is a small stand-in for movielens_20m."
-        )
-        archive = fetch(f"{SOURCE}/{release.archive}.zip", data_root / f"{release.archive}.zip", remedy)
-        try:
-            with zipfile.ZipFile(archive) as members:
-                members.extract(release.places[0], data_root)
-        except (OSError, KeyError, zipfile.BadZipFile) as error:
-            raise DataError(f"cannot unpack {archive}: {error}. Delete it and run the same command again.") from error
-        return data_root / release.places[0]
+        more = " dataset=movielens_100k is a small proxy of movielens_20m."
+        remedy = str(missing(self.name, data_root, release.places[0], more))
+        archive = fetch(f"{SOURCE}/{release.archive}.zip", data_root / f"{release.archive}.zip", remedy, release.md5)
+        return unpack(archive, data_root / release.archive, release.archive) / Path(release.places[0]).name
 
 
 @dataclass

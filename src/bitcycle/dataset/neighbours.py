@@ -2,22 +2,23 @@
 
 Of each node's edges a layer takes min(degree, k), any such set being equally likely (Floyd's algorithm, for all nodes at once).
 Which ones is a hash of (key, layer, node, draw), so a step's sample follows from its number alone, and a resumed run draws what
-the undisturbed run drew: the reason why this is not DGL's sampler, whose draws follow from what was drawn before.
+the undisturbed run drew, with any number of threads, with or without dgl.
 
-Source: Hamilton et al. 2017, section 3.2; Better Schedules, section 4.3 (32 neighbours); the released code uses DGL's
-NeighborSampler, which draws without replacement, too. Floyd: Bentley and Floyd 1987, algorithm F2.
+Source: Hamilton et al. 2017, section 3.2; Better Schedules, section 4.3 (32 neighbours); the released code uses dgl's
+NeighborSampler, which draws without replacement, too, and is here the other choice. Floyd: Bentley and Floyd 1987, algorithm F2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bitcycle.layer.sparse import Edges
-from bitcycle.randomness import hash_bits, int32_key
+from bitcycle.optional_imports import require
+from bitcycle.randomness import derive, hash_bits, int32_key
 
 
 class Neighbourhood(NamedTuple):
@@ -66,6 +67,42 @@ class NeighbourSampler:
         offsets = torch.zeros(len(nodes) + 1, dtype=torch.int32, device=nodes.device)
         offsets[1:] = taken.sum(1).cumsum(0)
         return everything, Edges(offsets, self._number[sources])
+
+
+class DglSampler:
+    """The same by dgl's NeighborSampler, whose generator is seeded by the key of each sample: `dataset.sampler=dgl`.
+
+    A resumed run draws what the undisturbed run drew, if dgl has as many threads. Differs from `NeighbourSampler` in which
+    neighbours are drawn, not in how many or how likely each is. Arguments and `sample` as there, on a CPU.
+
+    Raises:
+        RunError: if dgl is not installed; it ends with Python 3.11.
+    """
+
+    def __init__(self, edges: Edges, neighbours: Sequence[int]) -> None:
+        self.dgl = require("dgl", "graph")
+        csc = (edges.offsets.long(), edges.sources.long(), torch.empty(0, dtype=torch.int64))
+        self.graph = self.dgl.graph(("csc", csc), num_nodes=edges.destinations)
+        self.sampler = self.dgl.dataloading.NeighborSampler(
+            list(neighbours), fused=False
+        )  # fused: in an order of threads
+
+    def sample(self, seeds: Tensor, *key: int | str) -> Neighbourhood:
+        """The neighbourhood of distinct nodes `seeds`, int64 [N], drawn by `key`."""
+        self.dgl.seed(derive(*key) & 0x7FFFFFFF)
+        nodes, _, blocks = self.sampler.sample(self.graph, seeds)
+        return Neighbourhood(nodes, tuple(edges_of(block) for block in blocks))
+
+
+def edges_of(graph: Any) -> Edges:
+    """The edges of a graph or block of dgl, for the layers and networks of this package."""
+    offsets, sources, _ = graph.adj_tensors("csc")
+    return Edges(offsets.int(), sources.int())
+
+
+SAMPLERS: dict[str, Callable[[Edges, Sequence[int]], NeighbourSampler | DglSampler]]
+SAMPLERS = {"hashed": NeighbourSampler, "dgl": DglSampler}
+"""`dataset.sampler` -> what samples."""
 
 
 def choose(degrees: Tensor, nodes: Tensor, count: int, key: int) -> Tensor:

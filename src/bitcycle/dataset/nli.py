@@ -1,26 +1,26 @@
 """Does one sentence follow from the other? XNLI, SICK, and pairs of your own.
 
 XNLI: 392,702 training pairs (MultiNLI, translated), 2,490 validation and 5,010 test pairs in each of 15 languages; Conneau et al.
-2018. Looked for as the hub's `facebook/xnli`: a folder for each language with train-*.parquet, validation-* and test-*.
-SICK: 4,439 + 495 + 4,906 English pairs; Marelli et al. 2014. A small stand-in for XNLI; its numbers say nothing of XNLI's.
+2018. Looked for as the hub's `facebook/xnli`, a folder with parquet files for each language; else `datasets` gets it from there.
+SICK: 4,439 + 495 + 4,906 English pairs; Marelli et al. 2014. A small proxy for XNLI; its numbers say nothing of XNLI's.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
-from bitcycle.dataset.fetch import fetch
-from bitcycle.dataset.sentence_pairs import Pairs, SentencePairOptions, count_pairs, read_pairs, split_files
+from bitcycle.dataset.base import missing
+from bitcycle.dataset.hub import has_parquet, load_hub
+from bitcycle.dataset.sentence_pairs import Pairs, SentencePairOptions, read_pairs
 from bitcycle.errors import DataError
 from bitcycle.settings import MISSING, setting
 
-XNLI_SIZES, SICK_SIZES = (392_702, 5_010), (4_439, 4_906)
 LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
 MULTILINGUAL_TOKENS = 119_547
 """Tokens of bert-base-multilingual-cased."""
-HUB = "https://huggingface.co/datasets/facebook/xnli/resolve/main"
+HUB = "facebook/xnli"
 
 
 @dataclass
@@ -40,20 +40,16 @@ class Xnli(SentencePairOptions):
     )
 
     def full_sizes(self, data_root: Path) -> tuple[int, int]:
-        return XNLI_SIZES
+        return 392_702, 5_010
 
     def read(self, data_root: Path, split: str) -> Pairs:
         language = self.train_language if split == "train" else self.language
-        for folder in (data_root / "xnli", data_root / "facebook" / "xnli", data_root / "nli" / "xnli"):
-            if files := split_files(folder / language, split):
-                return read_pairs(files)
-        name = f"{language}/{split}-00000-of-00001.parquet"
-        remedy = (
-            f"Put the hub's facebook/xnli there (a folder {language} with train-*.parquet, validation-*.parquet and "
-            "test-*.parquet), or point data_root= (or BITCYCLE_DATA) at the folder that holds it. dataset=sick is a small "
-            "stand-in."
-        )
-        return read_pairs([fetch(f"{HUB}/{name}", data_root / "xnli" / name, remedy)])
+        folders = [data_root / name / language for name in ("xnli", HUB, "nli/xnli")]
+        folder = next((folder for folder in folders if has_parquet(folder)), None)
+        put = "the parquet files of this language of the hub's facebook/xnli"
+        remedy = str(missing(f"xnli in {language}", folders[0], put, " dataset=sick is a small proxy."))
+        splits = load_hub(folder or HUB, remedy, None if folder else language)
+        return read_pairs(splits, split, f"{folder or HUB}")
 
 
 @dataclass
@@ -71,16 +67,18 @@ class SentencePairFolder(SentencePairOptions):
         )
 
     def full_sizes(self, data_root: Path) -> tuple[int, int]:
-        return count_pairs(self._files(data_root, "train")), count_pairs(self._files(data_root, "test"))
+        splits = self._splits(data_root)
+        return splits["train"].num_rows, splits["test"].num_rows
 
     def read(self, data_root: Path, split: str) -> Pairs:
-        return read_pairs(self._files(data_root, split))
+        return read_pairs(self._splits(data_root), split, self.path)
 
-    def _files(self, data_root: Path, split: str) -> list[Path]:
+    def _splits(self, data_root: Path) -> dict[str, Any]:
         folder = data_root / self.path
-        if files := split_files(folder, split):
-            return files
-        raise DataError(f"there is no {split} split in {folder}: {self.remedy}.")
+        splits = load_hub(folder, f"Remedy: {self.remedy}.") if has_parquet(folder) else {}
+        if absent := [split for split in ("train", "validation", "test") if split not in splits]:
+            raise DataError(f"there is no {absent[0]} split in {folder}: {self.remedy}.")
+        return splits
 
 
 @dataclass
@@ -102,4 +100,4 @@ class Sick(SentencePairFolder):
         )
 
     def full_sizes(self, data_root: Path) -> tuple[int, int]:
-        return SICK_SIZES
+        return 4_439, 4_906

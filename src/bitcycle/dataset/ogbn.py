@@ -1,53 +1,51 @@
 """ogbn-arxiv (169,343 papers, split by year) and ogbn-products (2,449,029 products, split by sales rank), class of each node.
 
-Read from `data_root/ogbn_arxiv` and `data_root/ogbn_products` as the `ogb` package lays them out: `processed/data_processed` if
-it is there, else `raw/*.csv.gz`, and `split/*/*.csv.gz`. If neither is there, the official archive is downloaded. The package
-itself is not needed (1.3.6 asks the network for updates when imported, questions the user, and fails on its own files with torch
-2.6 or newer).
+The package `ogb` reads `data_root/ogbn_arxiv` and `data_root/ogbn_products` in its own layout and keeps what it has read in
+`processed/` there; its `Evaluator` scores predictions. If a folder is not there, the official archive is downloaded.
 
 Source: Hu et al. 2020; Better Schedules, section 4.3. The number of symmetrised edges of ogbn-arxiv is OGB's own.
 """
 
 from __future__ import annotations
 
-import io
+import contextlib
 import pickle
-import shutil
-import tempfile
+import sys
+import types
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
-from urllib.request import urlopen
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from bitcycle.dataset.base import logger
+from bitcycle.dataset.base import logger, missing
+from bitcycle.dataset.fetch import fetch, unpack
 from bitcycle.dataset.graph import GraphDatasetOptions, GraphSize, RawGraph
 from bitcycle.errors import DataError
+from bitcycle.optional_imports import require
 
 SIZES = {
     "ogbn_arxiv": GraphSize(169_343, 1_166_243, 2_315_598, 128, 40, 90_941, 29_799, 48_603),
     "ogbn_products": GraphSize(2_449_029, 123_718_280, 123_718_280, 100, 47, 196_615, 39_323, 2_213_091),
 }
-SPLIT_FOLDERS = {"ogbn_arxiv": "time", "ogbn_products": "sales_ranking"}
+ARCHIVES = "http://snap.stanford.edu/ogb/data/nodeproppred/"
+NEW_NODES = (28_371 - 1024) / 1024 / 32
+"""New nodes for each sampled neighbour in ogbn-products: the released code counts 3,670,697,915 operations for 1024 seeds, which
+are those of 28,371 nodes before the last layer (inferred; semantics of its get_flops.py)."""
 _UNREADABLE = (
     OSError,
     ValueError,
     LookupError,
     TypeError,
     RuntimeError,
-    StopIteration,
+    EOFError,
     zipfile.BadZipFile,
     pickle.PickleError,
 )
-ARCHIVES = "http://snap.stanford.edu/ogb/data/nodeproppred/"
-NEW_NODES = (28_371 - 1024) / 1024 / 32
-"""New nodes for each sampled neighbour in ogbn-products: the released code counts 3,670,697,915 operations for 1024 seeds, which
-are those of 28,371 nodes before the last layer (inferred; semantics of its get_flops.py)."""
 
 
 @dataclass
@@ -63,69 +61,69 @@ class Ogbn(GraphDatasetOptions):
         return share * super().sampled_degree(neighbours, degree)
 
     def read(self, data_root: Path) -> RawGraph:
-        folder = data_root / self.name
-        if not (folder / "raw" / "edge.csv.gz").is_file() and not (folder / "processed" / "data_processed").is_file():
+        folder, library = data_root / self.name, _ogb()
+        if not folder.is_dir():
             self._download(folder)
+        if not list(folder.glob("RELEASE_v*.txt")):  # without which ogb asks the user whether to delete the folder
+            raise DataError(
+                f"{folder} lacks RELEASE_v1.txt, which the official archive holds. Unpack the whole archive there."
+            )
         logger.info("reading %s", folder)
         try:
-            features, labels, edges = self._read_processed(folder) or self._read_raw(folder)
-            splits = folder / "split" / SPLIT_FOLDERS[self.name]
-            nodes = (
-                _read_table(splits / f"{split}.csv.gz", np.int64).flatten() for split in ("train", "valid", "test")
-            )
-            return RawGraph(features, labels, edges, *nodes)
+            (folder / "processed").mkdir(exist_ok=True)
+            with contextlib.redirect_stdout(sys.stderr), _loading_arrays_only():
+                official = library.NodePropPredDataset(self._official_name, str(data_root))
+                splits = official.get_idx_split()
+            graph, labels = official[0]
+            nodes = (torch.tensor(splits[split], dtype=torch.int64) for split in ("train", "valid", "test"))
+            edges = torch.tensor(
+                graph["edge_index"], dtype=torch.int64
+            )  # a copy, as pandas lends its arrays for reading only
+            if (
+                self.name == "ogbn_products"
+            ):  # ogb puts the reverse behind each edge; here all of them come after all edges
+                edges = torch.cat([edges[:, 0::2], edges[:, 1::2]], dim=1)
+            features = torch.tensor(graph["node_feat"], dtype=torch.float32)
+            return RawGraph(features, torch.tensor(labels, dtype=torch.int64).flatten(), edges, *nodes)
         except _UNREADABLE as error:
             problem = f"cannot read {folder}: {type(error).__name__}: {str(error).splitlines()[0]}"
-            raise DataError(f"{problem}. Delete that folder to fetch the archive again.") from error
+            remedy = (
+                "Delete that folder to fetch the archive again; ogb has to be able to write into its processed/ once."
+            )
+            raise DataError(f"{problem}. {remedy}") from error
 
-    def _read_processed(self, folder: Path) -> tuple[Tensor, Tensor, Tensor] | None:
-        """What the `ogb` package saved; None if it did not."""
-        file = folder / "processed" / "data_processed"
-        if not file.is_file():
-            return None
-        with zipfile.ZipFile(
-            file
-        ) as archive:  # what torch.save writes; torch.load cannot read this protocol without running code
-            name = next(name for name in archive.namelist() if name.endswith("data.pkl"))
-            content: Any = _ArrayUnpickler(io.BytesIO(archive.read(name))).load()
-        graph = content["graph"]
-        labels = torch.from_numpy(content["labels"]).flatten().long()
-        return torch.from_numpy(graph["node_feat"]).float(), labels, torch.from_numpy(graph["edge_index"]).long()
+    def accuracy(self, predicted: Tensor, labels: Tensor) -> float:
+        evaluator = _ogb().Evaluator(self._official_name)
+        return float(evaluator.eval({"y_pred": predicted[:, None], "y_true": labels[:, None]})["acc"])
 
-    def _read_raw(self, folder: Path) -> tuple[Tensor, Tensor, Tensor]:
-        raw = folder / "raw"
-        edges = _read_table(raw / "edge.csv.gz", np.int64).T
-        if self.name == "ogbn_products":  # which lists each edge once and is undirected
-            edges = torch.cat([edges, edges.flip(0)], dim=1)
-        labels = _read_table(raw / "node-label.csv.gz", np.float32).flatten().long()
-        return _read_table(raw / "node-feat.csv.gz", np.float32), labels, edges.contiguous()
+    @property
+    def _official_name(self) -> str:
+        return self.name.replace("_", "-")
 
     def _download(self, folder: Path) -> None:
         archive = self.name.removeprefix("ogbn_")
         url = f"{ARCHIVES}{archive}.zip"
-        logger.info("%s is not in %s; downloading it from %s", self.name, folder, url)
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-                file = Path(temporary) / "archive.zip"
-                with urlopen(url, timeout=20) as source, open(file, "wb") as target:
-                    shutil.copyfileobj(source, target)
-                zipfile.ZipFile(file).extractall(temporary)
-                shutil.move(str(Path(temporary) / archive), str(folder))
-        except (URLError, OSError, zipfile.BadZipFile, shutil.Error) as error:
-            raise DataError(
-                f"{self.name} is not in {folder} and cannot be downloaded ({error}). Unpack {url} there, so that "
-                f"{folder}/raw/edge.csv.gz exists, or copy the folder that the ogb package made; or point data_root= (or "
-                "BITCYCLE_DATA) at the folder that holds it. dataset=cora is a small graph."
-            ) from error
+        put = f"the folder {archive}/ of {url}, as {self.name}/,"
+        remedy = str(missing(self.name, folder.parent, put, " dataset=cora is a small graph."))
+        unpack(fetch(url, folder.with_name(f"{archive}.zip"), remedy), folder, archive)
 
 
-def _read_table(file: Path, dtype: Any) -> Tensor:
-    """A table of numbers without header, [rows, columns]."""
-    from pyarrow import csv
+def _ogb() -> Any:
+    """The package, kept from asking the network for its newest version when it is imported."""
+    sys.modules.setdefault("outdated", None)  # type: ignore[arg-type]
+    return require("ogb.nodeproppred", "graph")
 
-    table = csv.read_csv(file, read_options=csv.ReadOptions(autogenerate_column_names=True))
-    return torch.from_numpy(np.stack([column.to_numpy().astype(dtype) for column in table.columns], axis=1))
+
+@contextlib.contextmanager
+def _loading_arrays_only() -> Iterator[None]:
+    """`torch.load` reads arrays of numpy, which ogb saves in a way that weights_only=True cannot read, and runs no code."""
+    whole = torch.load
+    reader = types.SimpleNamespace(__name__=__name__, Unpickler=_ArrayUnpickler, load=pickle.load)
+    torch.load = partial(whole, weights_only=False, pickle_module=reader)
+    try:
+        yield
+    finally:
+        torch.load = whole
 
 
 class _ArrayUnpickler(pickle.Unpickler):

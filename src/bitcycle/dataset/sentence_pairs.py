@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Optional
+from typing import Any, ClassVar, NamedTuple, Optional
 
-import pyarrow.parquet as parquet
 import torch
 from torch import Tensor
 
-from bitcycle.dataset.base import DatasetInfo, DatasetOptions
+from bitcycle.dataset.base import DatasetInfo, DatasetOptions, check_whole, fixed_order
+from bitcycle.dataset.hub import columns
 from bitcycle.dataset.tokens import TokenizerSetup, encode, find_tokenizer
 from bitcycle.errors import DataError
-from bitcycle.settings import SettingError, setting
+from bitcycle.settings import setting
 from bitcycle.shapes import SentencePairShape
 
 CLASSES = ("entailment", "neutral", "contradiction")
@@ -78,18 +78,8 @@ class SentencePairOptions(DatasetOptions):
         raise NotImplementedError
 
     def info(self, data_root: Path) -> DatasetInfo:
-        if self.validation:
-            problem = f"{self.name} comes with validation data"
-            raise SettingError("validation", self.validation, problem, "use null, or 0 for no validation")
-        sizes = []
-        full = self.full_sizes(data_root)
-        for option, available in zip(("train_samples", "test_samples"), full):
-            wanted = getattr(self, option)
-            if wanted is not None and wanted > available:
-                remedy = f"use at most {available}, or null for all"
-                raise SettingError(option, wanted, f"{self.name} has only {available}", remedy)
-            sizes.append(wanted or available)
-        return DatasetInfo(SentencePairShape(self.vocabulary, self.length, len(CLASSES)), *sizes)
+        shape = SentencePairShape(self.vocabulary, self.length, len(CLASSES))
+        return self.limited(DatasetInfo(shape, *self.full_sizes(data_root)))
 
     def load(self, data_root: Path) -> dict[str, TokenPairs]:
         """The splits that are used, as tokens: train, test, and unless switched off validation.
@@ -107,20 +97,19 @@ class SentencePairOptions(DatasetOptions):
             lowercase=self.lowercase,
         )
         tokenizer = find_tokenizer(setup, pairs["train"].premises + pairs["train"].hypotheses)
-        limits = {"train": self.train_samples, "validation": self.test_samples, "test": self.test_samples}
-        return {
-            split: TokenPairs(*encode(tokenizer, chosen.premises, chosen.hypotheses, self.length), _labels(chosen))
-            for split, chosen in ((split, _first(found, limits[split])) for split, found in pairs.items())
-        }
+        tokens = {}
+        for split, whole in pairs.items():
+            limit = self.train_samples if split == "train" else self.test_samples
+            chosen = fixed_order(len(whole.labels), limit).tolist()
+            premises, hypotheses, labels = ([column[index] for index in chosen] for column in whole)
+            tokens[split] = TokenPairs(*encode(tokenizer, premises, hypotheses, self.length), torch.tensor(labels))
+        return tokens
 
     def _check(self, pairs: dict[str, Pairs], data_root: Path) -> None:
         sizes = len(pairs["train"].labels), len(pairs["test"].labels)
-        expected = self.full_sizes(data_root)
-        if sizes != expected:
-            raise DataError(
-                f"{self.name} as found has {sizes[0]} training and {sizes[1]} test pairs instead of {expected[0]} and "
-                f"{expected[1]}. Fetch it again, or use dataset=sentence_pairs for pairs of your own."
-            )
+        check_whole(
+            self.name, f"what is below {data_root}", "training and test pairs", sizes, self.full_sizes(data_root)
+        )
         for split, found in pairs.items():
             if not found.labels or not 0 <= min(found.labels) <= max(found.labels) < len(CLASSES):
                 raise DataError(
@@ -129,54 +118,15 @@ class SentencePairOptions(DatasetOptions):
                 )
 
 
-def _labels(pairs: Pairs) -> Tensor:
-    return torch.tensor(pairs.labels)
-
-
-def _first(pairs: Pairs, count: int | None) -> Pairs:
-    """The first `count` pairs of an order that is random but the same for every run."""
-    if count is None or count >= len(pairs.labels):
-        return pairs
-    order = torch.randperm(len(pairs.labels), generator=torch.Generator().manual_seed(0))[:count].tolist()
-    return Pairs(*([column[index] for index in order] for column in pairs))
-
-
-def split_files(folder: Path, split: str) -> list[Path]:
-    """The parquet files of a split: those named after it, as train-00000-of-00001.parquet, or in a folder of its name."""
-    names = (f"{split}-", f"{split}.")
-    return [
-        path for path in sorted(folder.rglob("*.parquet")) if path.name.startswith(names) or path.parent.name == split
-    ]
-
-
-def read_pairs(files: list[Path]) -> Pairs:
-    """Pairs of parquet files with the columns premise, hypothesis and label.
+def read_pairs(splits: dict[str, Any], split: str, origin: object) -> Pairs:
+    """Pairs of a split that `datasets` has loaded, with the columns premise, hypothesis and label.
 
     Raises:
-        DataError: if one cannot be read or lacks a column.
+        DataError: if there is no such split, or it lacks a column or a value.
     """
-    pairs = Pairs([], [], [])
-    for file in files:
-        try:
-            table = parquet.read_table(file, columns=["premise", "hypothesis", "label"])
-        except (OSError, ValueError, KeyError) as error:
-            raise DataError(
-                f"cannot read premise, hypothesis and label from {file}: {error}. Fetch it again."
-            ) from error
-        for column, name in zip(pairs, ("premise", "hypothesis", "label")):
-            column += table[name].to_pylist()
+    if split not in splits:
+        raise DataError(f"{origin} has the splits {', '.join(splits)}, not {split}. Complete it.")
+    pairs = Pairs(*columns(splits[split], ("premise", "hypothesis", "label"), origin))
     if any(value is None for column in pairs for value in column):
-        raise DataError(f"{files[0].parent} has pairs that lack a sentence or a label. Remove them.")
+        raise DataError(f"the {split} split of {origin} has pairs that lack a sentence or a label. Remove them.")
     return pairs
-
-
-def count_pairs(files: list[Path]) -> int:
-    """How many pairs parquet files hold, from what they say at their end.
-
-    Raises:
-        DataError: if one cannot be read.
-    """
-    try:
-        return sum(parquet.read_metadata(file).num_rows for file in files)
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read {files[0].parent}: {error}. Fetch it again.") from error

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-import torch
-
 from bitcycle.dataset.audio import Recording
-from bitcycle.dataset.base import DatasetOptions
+from bitcycle.dataset.base import DatasetOptions, fixed_order
 from bitcycle.dataset.speech_features import LogMel
 from bitcycle.dataset.utterances import Utterances
 from bitcycle.errors import DataError
-from bitcycle.settings import SettingError, setting
+from bitcycle.settings import setting
 from bitcycle.shapes import SpeechShape
 
 logger = logging.getLogger(__name__)
@@ -50,11 +48,6 @@ class SpeechDatasetOptions(DatasetOptions):
         minimum=0.01,
     )
 
-    def validate(self) -> None:
-        if self.validation is not None:
-            problem = f"{self.name or 'this data set'} has a validation split of its own"
-            raise SettingError("validation", self.validation, problem, "leave it out, or null")
-
     def alphabet(self, data_root: Path) -> tuple[str, ...]:
         """The characters of all training transcripts in order; CTC has one symbol for each, and the blank.
 
@@ -75,24 +68,14 @@ class SpeechDatasetOptions(DatasetOptions):
         """The recordings that are used: `train_samples` limits training, `test_samples` both other splits."""
         splits = self.read(data_root)
         limits = (self.train_samples, self.test_samples, self.test_samples)
-        return SpeechSplits(*(first(split, limit) for split, limit in zip(splits, limits, strict=True)))
+        chosen = (fixed_order(len(split), limit).tolist() for split, limit in zip(splits, limits, strict=True))
+        return SpeechSplits(
+            *([split[index] for index in indices] for split, indices in zip(splits, chosen, strict=True))
+        )
 
     def shape(self, symbols: int) -> SpeechShape:
         """What such data ask of a network that tells so many symbols apart, the blank included."""
         return SpeechShape(KINDS_OF_FEATURE * self.mel_bands, symbols, self.nominal_frames)
-
-    def checked_samples(self, train: int, test: int) -> tuple[int, int]:
-        """Utterances that are used of so many to train and to test on.
-
-        Raises:
-            SettingError: if more are asked for.
-        """
-        for option, available in (("train_samples", train), ("test_samples", test)):
-            wanted = getattr(self, option)
-            if wanted is not None and wanted > available:
-                problem = f"{self.name} has only {available}"
-                raise SettingError(option, wanted, problem, f"use at most {available}, or null for all")
-        return self.train_samples or train, self.test_samples or test
 
     @property
     def log_mel(self) -> LogMel:
@@ -117,14 +100,6 @@ class SpeechDatasetOptions(DatasetOptions):
         log_mel = self.log_mel
         features = [log_mel(recording.waveform(self.sampling_rate)) for recording in recordings]
         return Utterances(features, [recording.transcript for recording in recordings], alphabet)
-
-
-def first(recordings: list[Recording], count: int | None) -> list[Recording]:
-    """The first `count` recordings of an order that is random but the same for every run; all if `count` is None."""
-    if count is None or count >= len(recordings):
-        return recordings
-    order = torch.randperm(len(recordings), generator=torch.Generator().manual_seed(0))
-    return [recordings[index] for index in order[:count].tolist()]
 
 
 def characters(transcripts: Sequence[str]) -> tuple[str, ...]:

@@ -1,16 +1,17 @@
 """Your own recordings (WSJ, Aurora-4, ...) by lists of paths and transcripts, one list a split.
 
 A list is a CSV file with the columns `audio` and `transcript`, or a `.jsonl` file whose objects have these keys. Paths are
-absolute or relative to the list's folder. WAV (PCM) needs nothing else; FLAC and SPHERE without shorten compression need
-soundfile. WSJ: train SI-284, validation dev93, test eval92; transcripts as you want them recognised (lower case, no punctuation).
+absolute or relative to the list's folder; WAV, FLAC and SPHERE without shorten compression are read. WSJ: train SI-284,
+validation dev93, test eval92; transcripts as you want them recognised (lower case, no punctuation).
 """
 
 from __future__ import annotations
 
-import csv
-import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pandas
 
 from bitcycle.dataset.audio import Recording, file_recording
 from bitcycle.dataset.base import DatasetInfo
@@ -40,8 +41,7 @@ class SpeechManifest(SpeechDatasetOptions):
         """What the lists hold; reads them, and no recording."""
         splits = self.read(data_root)
         symbols = len(characters([recording.transcript for recording in splits.train])) + 1
-        samples = self.checked_samples(len(splits.train), len(splits.test))
-        return DatasetInfo(self.shape(symbols), *samples)
+        return self.limited(DatasetInfo(self.shape(symbols), len(splits.train), len(splits.test)))
 
     def read(self, data_root: Path) -> SpeechSplits:
         manifests = (self.train_manifest, self.validation_manifest, self.test_manifest)
@@ -58,29 +58,23 @@ def read_manifest(file: Path) -> list[Recording]:
         DataError: if the list is missing, cannot be read, or a line has no path or no transcript.
     """
     try:
-        rows = _json_rows(file) if file.suffix == ".jsonl" else _csv_rows(file)
+        options: dict[str, Any] = {"dtype": str, "encoding": "utf-8-sig"}
+        if file.suffix == ".jsonl":
+            table = pandas.read_json(file, lines=True, **options)
+        else:
+            table = pandas.read_csv(file, keep_default_na=False, **options)
     except FileNotFoundError as error:
         hint = "point dataset.train_manifest, validation_manifest and test_manifest at your lists"
         raise DataError(f"{file} is missing: {hint} ({EXAMPLE})") from error
-    except (OSError, UnicodeDecodeError, ValueError, csv.Error) as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"cannot read {file}: {error}. It should be {EXAMPLE}.") from error
-    if not rows:
+    if table.empty:
         raise DataError(f"{file} lists no recording; it should be {EXAMPLE}")
-    return [_recording(file, number, row) for number, row in rows]
+    first = 1 if file.suffix == ".jsonl" else 2
+    return [_recording(file, number, row) for number, row in enumerate(table.to_dict("records"), first)]
 
 
-def _csv_rows(file: Path) -> list[tuple[int, dict[str, object]]]:
-    with open(file, newline="", encoding="utf-8-sig") as stream:
-        reader = csv.DictReader(stream)
-        return [(reader.line_num, dict(row)) for row in reader]
-
-
-def _json_rows(file: Path) -> list[tuple[int, dict[str, object]]]:
-    lines = enumerate(file.read_text(encoding="utf-8-sig").splitlines(), 1)
-    return [(number, dict(json.loads(line))) for number, line in lines if line.strip()]
-
-
-def _recording(file: Path, number: int, row: dict[str, object]) -> Recording:
+def _recording(file: Path, number: int, row: dict[Any, Any]) -> Recording:
     audio, transcript = (row.get(column) for column in COLUMNS)
     if not isinstance(audio, str) or not audio or not isinstance(transcript, str) or not transcript.strip():
         raise DataError(f"line {number} of {file} lacks a path or a transcript; it should be {EXAMPLE}")

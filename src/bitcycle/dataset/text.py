@@ -6,7 +6,6 @@ other files that it lacks become <unk>. Official files have been prepared so tha
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,8 +15,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from bitcycle.dataset.base import DatasetInfo, DatasetOptions
-from bitcycle.errors import DataError
+from bitcycle.dataset.base import DatasetInfo, DatasetOptions, check_whole
 from bitcycle.settings import SettingError, setting
 from bitcycle.shapes import TokenShape
 
@@ -98,15 +96,6 @@ def _by_frequency(text: Text) -> Text:
     return Text(renumbered[text.train], renumbered[text.validation], renumbered[text.test], vocabulary)
 
 
-def unigram_perplexity(train: Tensor, test: Tensor) -> float:
-    """Perplexity on `test` of a model that gives each token its share of `train`, whatever came before: no model at all.
-
-    exp( - mean over test of log( count_train(token) / tokens of train ) ); infinite for a token that `train` lacks.
-    """
-    counts = train.bincount(minlength=int(test.max()) + 1).double()
-    return math.exp(-float((counts / len(train)).log()[test].mean()))
-
-
 @dataclass
 class TextDatasetOptions(DatasetOptions):
     """Options that every data set for language modelling has."""
@@ -140,9 +129,6 @@ class TextDatasetOptions(DatasetOptions):
 
     def info(self, data_root: Path) -> DatasetInfo:
         """Sizes after train_samples and test_samples, in tokens; the vocabulary is always the whole one."""
-        if self.validation:
-            problem, remedy = f"{self.name} comes with a validation split", "leave it out"
-            raise SettingError("validation", self.validation, problem, remedy)
         size = self.size
         for option, available in (("train_samples", size.train), ("test_samples", size.test)):
             wanted = getattr(self, option)
@@ -160,20 +146,11 @@ class TextDatasetOptions(DatasetOptions):
             DataError: if they are missing, or are not those of the official data set.
         """
         text = number_tokens(self.read_lines(data_root), self.order == "frequency")
-        if text.size != self.size:
-            expected, found = (
-                "{} training, {} validation and {} test tokens of {} kinds".format(*s) for s in (self.size, text.size)
-            )
-            raise DataError(
-                f"the files of {self.name} under {data_root} hold {found}, the official ones {expected}. Fetch them again; "
-                "dataset=text takes files of your own."
-            )
-        return self._parts_of(text)
-
-    def _parts_of(self, text: Text) -> Text:
-        train = text.train[: _kept(len(text.train), self.train_samples)]
-        validation, test = (part[: _kept(len(part), self.test_samples)] for part in (text.validation, text.test))
-        return Text(train, validation, test, text.vocabulary)
+        what = "training, validation and test tokens and kinds of them"
+        check_whole(self.name, f"what is below {data_root}", what, text.size, self.size)
+        train, test = self.train_samples, self.test_samples
+        parts = [part[: _kept(len(part), limit)] for part, limit in zip(text[:3], (train, test, test), strict=True)]
+        return Text(parts[0], parts[1], parts[2], text.vocabulary)
 
 
 def _kept(tokens: int, pieces: int | None) -> int:

@@ -103,7 +103,7 @@ def mean_length(length: int) -> int:
 
 
 def stream_epoch(tokens: int, streams: int, length: int) -> Epoch:
-    """How an epoch of streams is divided: the last token of a stream is foretold and not read."""
+    """How an epoch of streams is divided: the last token of a stream is predicted and not read."""
     return Epoch(max(0, tokens // streams - 1) * streams, length * streams)
 
 
@@ -144,5 +144,5 @@ class TokenBlocks:
 
 
 def block_epoch(tokens: int, count: int, length: int) -> Epoch:
-    """How an epoch of blocks is divided, in tokens that are foretold."""
+    """How an epoch of blocks is divided, in tokens that are predicted."""
     return Epoch(max(0, tokens - 1) // length * length, count * length)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bitcycle.cache import cache_folder
 from bitcycle.dataset.base import logger
 from bitcycle.dataset.word_pieces import word_pieces
 from bitcycle.errors import DataError
@@ -31,8 +32,7 @@ class TokenizerSetup(NamedTuple):
 def find_tokenizer(setup: TokenizerSetup, sentences: list[str]) -> Any:
     """The tokenizer: read from its folder, or trained on `sentences` and kept for the next time.
 
-    Training depends on sentences and setup alone. The result is kept below BITCYCLE_CACHE, else ~/.cache/bitcycle, if that
-    can be written to.
+    Training depends on sentences and setup alone. The result is kept in the user's cache, if that can be written to.
 
     Raises:
         DataError: if the folder holds none, or one with more tokens than the network has embeddings for.
@@ -67,23 +67,23 @@ def _read(tokenizers: Any, setup: TokenizerSetup) -> Any:
 
 
 def _trained(tokenizers: Any, setup: TokenizerSetup, sentences: list[str]) -> Any:
-    kept = _cache_file(tokenizers, setup, sentences)
-    if kept.is_file():
-        return tokenizers.Tokenizer.from_file(str(kept))
-    logger.info("training a tokenizer of at most %d tokens on %d sentences", setup.vocabulary, len(sentences))
-    tokenizer = train_word_piece(tokenizers, setup, sentences)
+    known = json.dumps([tokenizers.__version__, setup.vocabulary, setup.lowercase, sorted(sentences)])
+    name = f"tokenizer-{setup.vocabulary}-{hashlib.sha256(known.encode()).hexdigest()[:16]}.json"
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        part = kept.with_suffix(f".part{os.getpid()}")
-        part.write_text(tokenizer.to_str())
-        part.replace(kept)
+        kept = cache_folder() / name
+        if not kept.is_file():
+            part = kept.with_suffix(f".part{os.getpid()}")
+            part.write_text(train_word_piece(tokenizers, setup, sentences).to_str())
+            part.replace(kept)
+        return tokenizers.Tokenizer.from_file(str(kept))
     except OSError as error:
-        logger.info("the tokenizer is not kept: cannot write %s (%s)", kept, error.strerror)
-    return tokenizer
+        logger.info("the tokenizer is not kept: %s", error)
+    return train_word_piece(tokenizers, setup, sentences)
 
 
 def train_word_piece(tokenizers: Any, setup: TokenizerSetup, sentences: list[str]) -> Any:
     """BERT's WordPiece (Devlin et al. 2019) with at most `vocabulary` tokens, special ones included."""
+    logger.info("training a tokenizer of at most %d tokens on %d sentences", setup.vocabulary, len(sentences))
     normalizer, splitter = _normalizer(tokenizers, setup.lowercase), tokenizers.pre_tokenizers.BertPreTokenizer()
     words: Counter[str] = Counter()
     for sentence in sentences:
@@ -111,13 +111,6 @@ def _bert_tokenizer(tokenizers: Any, pieces: list[str], lowercase: bool) -> Any:
     markers = [(word, numbers[word]) for word in ("[SEP]", "[CLS]")]
     tokenizer.post_processor = tokenizers.processors.BertProcessing(*markers)
     return tokenizer
-
-
-def _cache_file(tokenizers: Any, setup: TokenizerSetup, sentences: list[str]) -> Path:
-    known = json.dumps([tokenizers.__version__, setup.vocabulary, setup.lowercase, sorted(sentences)])
-    digest = hashlib.sha256(known.encode()).hexdigest()[:16]
-    folder = os.environ.get("BITCYCLE_CACHE") or Path.home() / ".cache" / "bitcycle"
-    return Path(folder) / "tokenizers" / f"{setup.vocabulary}-{digest}.json"
 
 
 def encode(tokenizer: Any, premises: list[str], hypotheses: list[str], length: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from bitcycle.dataset.epoch import Epoch
 from bitcycle.dataset.pipeline import epoch_order
@@ -39,11 +40,10 @@ class Utterances:
     """
 
     def __init__(self, log_mel: Sequence[Tensor], transcripts: Sequence[str], alphabet: Sequence[str]) -> None:
-        symbols = {character: number for number, character in enumerate(alphabet, BLANK + 1)}
-        encoded = [[symbols[character] for character in text if character in symbols] for text in transcripts]
-        self.transcripts = list(transcripts)
-        self.frames, self.symbols = torch.cat(list(log_mel)), torch.tensor([s for text in encoded for s in text])
-        self.symbols = self.symbols.long()
+        numbers = {character: number for number, character in enumerate(alphabet, BLANK + 1)}
+        encoded = [[numbers[character] for character in text if character in numbers] for text in transcripts]
+        self.transcripts, self.log_mel = list(transcripts), list(log_mel)
+        self.symbols = [torch.tensor(text, dtype=torch.int64) for text in encoded]
         self.lengths = torch.tensor([len(frames) for frames in log_mel])
         self.target_lengths = torch.tensor([len(text) for text in encoded])
 
@@ -52,25 +52,17 @@ class Utterances:
 
     def to(self, device: torch.device) -> Utterances:
         """The same with features and symbols on a device; lengths stay."""
-        self.frames, self.symbols = self.frames.to(device), self.symbols.to(device)
+        self.log_mel, self.symbols = ([part.to(device) for part in parts] for parts in (self.log_mel, self.symbols))
         return self
 
     def batch(self, indices: Tensor) -> SpeechBatch:
         """The utterances `indices` [N], on the device."""
+        log_mel, targets = (
+            pad_sequence([parts[index] for index in indices.tolist()], batch_first=True)
+            for parts in (self.log_mel, self.symbols)
+        )
         lengths, target_lengths = self.lengths[indices], self.target_lengths[indices]
-        log_mel = _padded(self.frames, self.lengths, indices)
-        targets = _padded(self.symbols, self.target_lengths, indices)
         return SpeechBatch(speech_features(log_mel, lengths), lengths, targets, target_lengths)
-
-
-def _padded(rows: Tensor, lengths: Tensor, indices: Tensor) -> Tensor:
-    """Pieces [N, longest, ...] of `rows`, which holds pieces of `lengths` one after the other; zeros behind shorter ones."""
-    starts, taken = (lengths.cumsum(0) - lengths)[indices], lengths[indices]
-    offsets = torch.arange(int(taken.max()))
-    real = offsets < taken[:, None]
-    places = torch.where(real, starts[:, None] + offsets, 0).to(rows.device)
-    pieces = rows[places] if len(rows) else rows.new_zeros(places.shape)
-    return torch.where(real.to(rows.device).view(*real.shape, *[1] * (rows.dim() - 1)), pieces, 0)
 
 
 class UtteranceBatches:

@@ -1,4 +1,4 @@
-"""Pascal VOC 2012 (Everingham et al. 2015), and a small stand-in in the same layout.
+"""Pascal VOC 2012 (Everingham et al. 2015), and a small proxy in the same layout; torchvision lists and downloads them.
 
     VOCdevkit/VOC2012/ImageSets/Main/{train,val}.txt    names of images
     VOCdevkit/VOC2012/Annotations/NAME.xml              size, and for each object name, difficult and bndbox
@@ -11,141 +11,100 @@ comes to (1,430 batches of 4); annotations of the official test set are not publ
 
 from __future__ import annotations
 
-import logging
-import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import ClassVar
-from urllib.error import URLError
+from xml.etree import ElementTree
 
 import torch
 
-from bitcycle.dataset.archive import Files, find_files
+from bitcycle.dataset.base import check_whole, missing
 from bitcycle.dataset.detection import AnnotatedImage, DetectionDatasetOptions, DetectionSplits, Objects
+from bitcycle.dataset.fetch import fetch, unpack, unpack_to_cache
 from bitcycle.dataset.images import EncodedImage
 from bitcycle.errors import DataError
 from bitcycle.settings import setting
-
-logger = logging.getLogger(__name__)
 
 VOC_CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog"),
     *("horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
 )
-DEVKIT = "VOCdevkit/VOC2012"
 
 
 @dataclass
 class Voc2012(DetectionDatasetOptions):
     """Options of Pascal VOC 2012."""
 
-    SIZES: ClassVar[tuple[int, int]] = (5717, 5823)
+    class_names = VOC_CLASSES
+    sizes = (5717, 5823)
+    typical_size = (500, 375)
 
     name: str = "voc2012"
 
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return VOC_CLASSES
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        return self.SIZES
-
-    @property
-    def typical_size(self) -> tuple[int, int]:
-        return 500, 375
-
     def read(self, data_root: Path) -> DetectionSplits:
-        folders = [data_root / self.name, data_root]
-        files = find_files(folders, DEVKIT)
-        if files is None:
-            self._download(data_root / self.name)
-            files = find_files(folders, DEVKIT)
-        assert files is not None, "the archive was downloaded and unpacked"
-        train, test = (read_split(files, split, self.class_names) for split in ("train", "val"))
-        check_sizes(self.name, (len(train), len(test)), self.sizes, files)
+        folders = (data_root / self.name, data_root)
+        root = next((root for root in folders if (root / "VOCdevkit/VOC2012").is_dir()), None)
+        root = root or self._download(data_root / self.name)
+        train, test = (read_split(root, "2012", split, self.class_names) for split in ("train", "val"))
+        check_whole(self.name, root, "training and test images", (len(train), len(test)), self.sizes)
         return DetectionSplits(train, None, test)
 
-    def _download(self, folder: Path) -> None:
-        from torchvision.datasets import VOCDetection
+    def _download(self, folder: Path) -> Path:
+        from torchvision.datasets.voc import DATASET_YEAR_DICT
 
-        logger.info("%s is not under %s; downloading it from its official source (2 GB)", self.name, folder.parent)
-        try:
-            VOCDetection(str(folder), year="2012", image_set="train", download=True)
-        except (URLError, OSError, RuntimeError) as error:
-            raise DataError(
-                f"{self.name} is not in {folder} and cannot be downloaded ({error}). Put the official folder "
-                f"VOCdevkit/VOC2012 there, or the official archive VOCtrainval_11-May-2012.tar, or point data_root= (or "
-                "BITCYCLE_DATA) at the folder that holds VOCdevkit. dataset=voc_small is a small stand-in."
-            ) from error
-        finally:
-            if folder.is_dir() and not any(folder.iterdir()):
-                folder.rmdir()
+        source = DATASET_YEAR_DICT["2012"]
+        put = f"the official folder VOCdevkit/VOC2012, or the official archive {source['filename']},"
+        remedy = str(missing(self.name, folder, put, " dataset=voc_small is a small proxy."))
+        archive = fetch(source["url"], folder / source["filename"], remedy, source["md5"])
+        unpack(archive, folder / "VOCdevkit", "VOCdevkit")
+        return folder
 
 
 @dataclass
 class VocSmall(DetectionDatasetOptions):
-    """Options of the stand-in: 70 + 25 + 25 photographs of blood cells (BCCD) in the layout of Pascal VOC 2007."""
+    """Options of the proxy: 70 + 25 + 25 photographs of blood cells (BCCD) in the layout of Pascal VOC 2007."""
 
+    class_names = ("Platelets", "RBC", "WBC")
+    sizes = (70, 25)
+    typical_size = (640, 480)
     has_validation = True
 
     name: str = "voc_small"
     shorter_side: int = setting(320, "pixels that the shorter side is scaled to", minimum=16)
     longer_side: int = setting(512, "the longer side is scaled to at most so many pixels", minimum=16)
 
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return "Platelets", "RBC", "WBC"
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        return 70, 25
-
-    @property
-    def typical_size(self) -> tuple[int, int]:
-        return 640, 480
-
     def read(self, data_root: Path) -> DetectionSplits:
         folders = [data_root / "voc-small", data_root / "voc_small"]
-        files = find_files(folders, "VOCdevkit/VOC2007", [folder / "VOCdevkit-small.tar" for folder in folders])
-        if files is None:
-            raise DataError(
-                f"{self.name} is not in {folders[0]}. Put VOCdevkit-small.tar, or the folder VOCdevkit that it unpacks to, "
-                "there, or point data_root= (or BITCYCLE_DATA) at the folder above."
-            )
-        train, validation, test = (read_split(files, split, self.class_names) for split in ("train", "val", "test"))
-        check_sizes(self.name, (len(train), len(test)), self.sizes, files)
+        root = next((root for root in folders if (root / "VOCdevkit/VOC2007").is_dir()), None)
+        if root is None:
+            archive = next((file for root in folders if (file := root / "VOCdevkit-small.tar").is_file()), None)
+            if archive is None:
+                raise missing(self.name, folders[0], "VOCdevkit-small.tar, or the folder VOCdevkit that it unpacks to,")
+            root = unpack_to_cache(archive)
+        train, validation, test = (
+            read_split(root, "2007", split, self.class_names) for split in ("train", "val", "test")
+        )
+        check_whole(self.name, root, "training and test images", (len(train), len(test)), self.sizes)
         return DetectionSplits(train, validation, test)
 
 
-def check_sizes(name: str, found: tuple[int, int], expected: tuple[int, int], files: Files) -> None:
-    """Refuse anything but the whole data set.
-
-    Raises:
-        DataError: for other numbers of images.
-    """
-    if found != expected:
-        raise DataError(
-            f"{files.origin('.')} holds {found[0]} training and {found[1]} test images; {name} has {expected[0]} and "
-            f"{expected[1]}. Fetch the data set again, or point data_root= at the whole one."
-        )
-
-
-def read_split(files: Files, split: str, class_names: tuple[str, ...]) -> list[AnnotatedImage]:
+def read_split(root: Path, year: str, split: str, class_names: tuple[str, ...]) -> list[AnnotatedImage]:
     """The images of a split in Pascal VOC's layout, with their objects; no image is decoded.
 
     Raises:
         DataError: if a file is missing or says something that cannot be.
     """
-    names = files.read(f"ImageSets/Main/{split}.txt").decode().split()
-    return [_read_annotation(files, name, class_names) for name in names]
+    from torchvision.datasets import VOCDetection
 
-
-def _read_annotation(files: Files, name: str, class_names: tuple[str, ...]) -> AnnotatedImage:
-    source = f"Annotations/{name}.xml"
     try:
-        root = ElementTree.fromstring(files.read(source))
+        listed = VOCDetection(str(root), year=year, image_set=split)
+    except (OSError, RuntimeError) as error:
+        raise DataError(f"cannot read {root}/VOCdevkit/VOC{year}: {error}. Complete the data set.") from error
+    return [_read_annotation(*files, class_names) for files in zip(listed.images, listed.annotations, strict=True)]
+
+
+def _read_annotation(picture: str, annotation: str, class_names: tuple[str, ...]) -> AnnotatedImage:
+    try:
+        root = ElementTree.parse(annotation).getroot()
         width, height = (int(root.findtext(f"size/{side}", "")) for side in ("width", "height"))
         boxes, labels, difficult = [], [], []
         for element in root.iterfind("object"):
@@ -157,13 +116,11 @@ def _read_annotation(files: Files, name: str, class_names: tuple[str, ...]) -> A
             boxes.append([x1 - 1, y1 - 1, x2, y2])
             labels.append(class_names.index(element.findtext("name", "")))
             difficult.append(element.findtext("difficult", "0").strip() == "1")
-    except (ElementTree.ParseError, ValueError) as error:
-        raise DataError(f"cannot use {files.origin(source)}: {error}. Fetch the data set again.") from error
-    picture = f"JPEGImages/{name}.jpg"
-    image = EncodedImage(files.origin(picture), partial(files.read, picture))
+    except (OSError, ElementTree.ParseError, ValueError) as error:
+        raise DataError(f"cannot use {annotation}: {error}. Fetch the data set again.") from error
     objects = Objects(
         torch.tensor(boxes, dtype=torch.float32).view(-1, 4),
         torch.tensor(labels, dtype=torch.int64),
         torch.tensor(difficult, dtype=torch.bool),
     )
-    return AnnotatedImage(image, width, height, objects)
+    return AnnotatedImage(EncodedImage(picture, Path(picture).read_bytes), width, height, objects)

@@ -18,7 +18,7 @@ from typing import Any, Optional
 import torch
 
 from bitcycle.dataset import Images
-from bitcycle.dataset.images import Framing, StreamedImages
+from bitcycle.dataset.images import EncodedImages, Framing
 from bitcycle.dataset.source import read_class_folders
 from bitcycle.errors import DataError, RunError
 from bitcycle.layer.compilation import channels_last
@@ -106,7 +106,7 @@ class Corruption(Analysis):
         if len(encoded.class_names) != classes:
             raise DataError(f"{folder} does not have the {classes} class folders that the network knows; complete it")
         framing, workers = Framing(size, size), min(8, os.cpu_count() or 1)
-        return StreamedImages(encoded.images, encoded.labels, channels, framing, workers)
+        return EncodedImages(encoded.images, encoded.labels, channels, framing, workers)
 
 
 def _names(folder: Path) -> list[str]:

@@ -22,7 +22,7 @@ class Phase:
         candidates: among how many weights of the phase before `flattest` chooses.
         optimizer_moments: that Tr(sqrt v) is that of the optimizer's own second moments instead of ones that the trainer tracks.
         keep_optimizer: momentum and moments of the phase before stay.
-        reset_batch_norm: running statistics start anew.
+        reset_batch_norm: running statistics are reset.
         carry_quantized: starts from the quantized values of the weights instead of the float master weights.
     """
 

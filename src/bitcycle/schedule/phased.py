@@ -1,4 +1,4 @@
-"""Schedules in phases: constant bits in each, a learning rate that begins anew, weights chosen between them."""
+"""Schedules in phases: constant bits in each, a learning rate that restarts, weights chosen between them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PhasedOptions(ScheduleOptions):
     keep_optimizer: bool = setting(
         False, "momentum and moments stay at a change of phase (HLHLp and partial pre-training do not say)"
     )
-    reset_bn: bool = setting(False, "batch norm's running statistics start anew at a change of phase")
+    reset_bn: bool = setting(False, "batch norm's running statistics are reset at a change of phase")
 
     @property
     def shares(self) -> Sequence[float]:
@@ -103,7 +103,7 @@ class PartialPretrain(PhasedOptions):
 
     Source: partial pre-training, section 3 and algorithm 1 (split 1/2), section 6 (other splits). Differs from the authors'
     code in nothing that we know of: none was released. The paper does not say what becomes of optimizer state and batch
-    norm's statistics at the switch: the former starts anew (`keep_optimizer`), the latter stay (`reset_bn`).
+    norm's statistics at the switch: the former is reset (`keep_optimizer`), the latter stay (`reset_bn`).
     """
 
     name: str = "partial_pretrain"

@@ -84,7 +84,7 @@ class RangeTest(RangeTestRule, ScheduleOptions):
         found q_max, if nothing else
 
     Weights and optimizer go on from one precision to the next; a precision at which the loss was not finite is never found, and
-    after it they begin anew. The gradient has q_max bits unless `gradient` says otherwise. Learning rate and its warm-up are
+    after it they start again. The gradient has q_max bits unless `gradient` says otherwise. Learning rate and its warm-up are
     those at the beginning of the whole run.
 
     Source: CPT, section 3.3 and figure 4, which give neither window, threshold, length nor gradient bits; there is no released

@@ -1,4 +1,4 @@
-"""Language modelling: each token is foretold from those before it; cross-entropy and perplexity, the exponential of its mean.
+"""Language modelling: each token is predicted from those before it; cross-entropy and perplexity, the exponential of its mean.
 
 A network is called with tokens [T, N] and its state after the batch before (None: from nothing); it returns logits [T, N, V] and
 its state, a tuple of tensors, empty for a network without one. The state's values go from batch to batch, gradients do not. A
@@ -184,7 +184,7 @@ class LanguageModelling(Task):
 def _losses(
     model: nn.Module, batch: TokenBatch, state: tuple[Tensor, ...] | None
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Cross-entropy of each token and whether it was foretold, both [T N], and the network's state after the batch."""
+    """Cross-entropy of each token and whether it was predicted, both [T N], and the network's state after the batch."""
     if hasattr(model, "losses"):
         return model.losses(batch.inputs, batch.targets, state)  # type: ignore[operator]
     logits, state = model(batch.inputs, state)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from bitcycle.dataset.base import DatasetInfo
 from bitcycle.dataset.epoch import Epoch
 from bitcycle.dataset.graph import Graph, GraphDatasetOptions
-from bitcycle.dataset.neighbours import NeighbourSampler
+from bitcycle.dataset.neighbours import SAMPLERS
 from bitcycle.dataset.pipeline import epoch_order
 from bitcycle.layer.sparse import Edges
 from bitcycle.settings import setting
@@ -81,7 +81,7 @@ class NodeClassificationOptions(TaskOptions):
         dataset, shape = setup.dataset, setup.info.shape
         assert isinstance(dataset, GraphDatasetOptions) and isinstance(shape, GraphShape)
         graph = dataset.load(setup.data_root)
-        return NodeClassification(self, graph, shape, setup.batch_size, setup.seed, setup.device)
+        return NodeClassification(self, dataset, graph, shape, setup.batch_size, setup.seed, setup.device)
 
 
 def _edges_on_meta(destinations: int, edges: int) -> Edges:
@@ -114,6 +114,7 @@ class NodeClassification(Task):
 
     Args:
         options: of the task.
+        dataset: options of the data set, which sample neighbours and score predictions.
         graph: the graph.
         shape: its description.
         batch_size: training nodes a step, where neighbours are sampled.
@@ -128,19 +129,20 @@ class NodeClassification(Task):
     def __init__(
         self,
         options: NodeClassificationOptions,
+        dataset: GraphDatasetOptions,
         graph: Graph,
         shape: GraphShape,
         batch_size: int,
         seed: int,
         device: torch.device,
     ) -> None:
-        self.options, self.seed, self.device, self.classes = options, seed, device, shape.classes
+        self.options, self.dataset, self.seed, self.device = options, dataset, seed, device
         self.train_nodes = graph.train.to(device)
         self.features, self.labels = graph.features.to(device), graph.labels.to(device)
         self.edges = graph.edges.to(device)
         self.splits = {"test": graph.test.to(device), "validation": graph.validation.to(device)}
         self.majority_baseline = float(graph.labels[graph.train].bincount().max()) / len(graph.train)
-        self.sampler = None if shape.neighbours is None else NeighbourSampler(self.edges, shape.neighbours)
+        self.sampler = None if shape.neighbours is None else SAMPLERS[dataset.sampler](self.edges, shape.neighbours)
         self.epoch = options.epoch(DatasetInfo(shape, len(graph.train), len(graph.test)), batch_size)
         self.evaluation_batch_size = options.evaluation_batch_size or batch_size
 
@@ -186,16 +188,16 @@ class NodeClassification(Task):
     @torch.no_grad()
     def _measure(self, model: nn.Module, split: str) -> dict[str, float]:
         from torchmetrics import MeanMetric
-        from torchmetrics.classification import MulticlassAccuracy
 
-        accuracy = MulticlassAccuracy(self.classes, average="micro").to(self.device)
-        mean_loss = MeanMetric().to(self.device)
+        predicted, labels, mean_loss = [], [], MeanMetric().to(self.device)
         for batch in self._evaluation_batches(split):
             logits = batch.logits(model)
-            accuracy.update(logits, batch.labels)
+            predicted.append(logits.argmax(1))
+            labels.append(batch.labels)
             mean_loss.update(self.loss(logits, batch.labels), weight=len(batch.labels))
+        accuracy = self.dataset.accuracy(torch.cat(predicted), torch.cat(labels))
         return {
-            f"{split}_accuracy": round(100 * float(accuracy.compute()), 4),
+            f"{split}_accuracy": round(100 * accuracy, 4),
             f"{split}_loss": float(mean_loss.compute()),
         }
 

@@ -1,7 +1,7 @@
 """Recommendation: which items does a user choose? Cross-entropy on chosen and random items; hit rate of the last chosen one.
 
     positives      interactions of the training split                              target 1
-    negatives      `negatives` items that the user has not chosen in it, for each positive, anew in each epoch    target 0
+    negatives      `negatives` items that the user has not chosen in it, for each positive, others in each epoch    target 0
     hit rate       share of users whose held-out item is among the 10 best of it and `evaluation_negatives` others
     NDCG           mean of log 2 / log(rank + 1) with ranks from 1, 0 beyond 10
 
@@ -49,7 +49,9 @@ class RecommendationOptions(TaskOptions):
     takes = InteractionOptions
 
     name: str = "recommendation"
-    negatives: int = setting(4, "items not chosen for each chosen one, anew in each epoch (MLPerf 0.5)", minimum=1)
+    negatives: int = setting(
+        4, "items not chosen for each chosen one, drawn again in each epoch (MLPerf 0.5)", minimum=1
+    )
     evaluation_batch_size: int = setting(64, "users evaluated at once", minimum=1, affects_result=False)
 
     def epoch(self, info: DatasetInfo, batch_size: int) -> Epoch:

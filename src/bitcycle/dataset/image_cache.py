@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL
@@ -25,7 +26,7 @@ MOST_BYTES = 2**29
 """Bytes of pixels up to which they are kept: CIFAR's 154 MB, not ImageNet's 193 GB."""
 
 
-def kept_pixels(identity: Iterable[bytes], shape: tuple[int, ...], decode: Callable[[], Tensor]) -> Tensor:
+def cached_pixels(identity: Iterable[bytes], shape: tuple[int, ...], decode: Callable[[], Tensor]) -> Tensor:
     """What `decode` gives, from the user's cache if the same images were decoded on this machine before.
 
     Args:
@@ -35,42 +36,26 @@ def kept_pixels(identity: Iterable[bytes], shape: tuple[int, ...], decode: Calla
     """
     if shape[0] < WORTH_KEEPING or math.prod(shape) > MOST_BYTES:
         return decode()
+    pixels: Tensor | None = None
     try:
-        file = cache_folder() / f"pixels-{_digest(identity)}.npy"
+        digest = hashlib.sha256(PIL.__version__.encode())
+        for part in identity:
+            digest.update(len(part).to_bytes(8, "little") + part)
+        file = cache_folder() / f"pixels-{digest.hexdigest()[:32]}.npy"
+        if (found := _read(file)) is not None and found.shape == shape and found.dtype == np.uint8:
+            return torch.from_numpy(found)
+        pixels = decode()
+        with tempfile.TemporaryDirectory(dir=file.parent) as unfinished:
+            np.save(Path(unfinished) / file.name, pixels.numpy())
+            os.replace(Path(unfinished) / file.name, file)  # at once: other runs may look for it
     except OSError as error:  # decoding names an image that cannot be read
         logger.info("decoded images are not kept: %s", error)
-        return decode()
-    found = _read(file, shape)
-    if found is None:
-        found = decode()
-        _write(file, found)
-    return found
+    return decode() if pixels is None else pixels
 
 
-def _digest(parts: Iterable[bytes]) -> str:
-    digest = hashlib.sha256(PIL.__version__.encode())
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.hexdigest()[:32]
-
-
-def _read(file: Path, shape: tuple[int, ...]) -> Tensor | None:
+def _read(file: Path) -> Any:
     try:
-        pixels = np.load(file)
-    except FileNotFoundError:
-        return None
+        return np.load(file) if file.is_file() else None
     except (OSError, ValueError, EOFError) as error:
-        logger.info("%s cannot be read (%s): the images are decoded anew", file, error)
+        logger.info("%s cannot be read (%s): the images are decoded again", file, error)
         return None
-    return torch.from_numpy(pixels) if pixels.shape == shape and pixels.dtype == np.uint8 else None
-
-
-def _write(file: Path, pixels: Tensor) -> None:
-    try:
-        with tempfile.TemporaryDirectory(dir=file.parent) as unfinished:
-            whole = Path(unfinished) / file.name
-            np.save(whole, pixels.numpy())
-            os.replace(whole, file)  # at once: other runs may look for it
-    except OSError as error:
-        logger.info("decoded images are not kept: %s", error)

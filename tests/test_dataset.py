@@ -58,7 +58,9 @@ def write_folders(folder, counts: dict[str, int], **options) -> None:
 
 def write_parquet(path, labels: list[int], image_column="img", label_column="label") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    images = [{"bytes": png(picture(label, index)), "path": f"{index}.png"} for index, label in enumerate(labels)]
+    images = [
+        {"bytes": png(picture(max(label, 0), index)), "path": f"{index}.png"} for index, label in enumerate(labels)
+    ]
     names = ["cat", "dog", *map(str, range(2, 10))]
     features = {"info": {"features": {label_column: {"names": names, "_type": "ClassLabel"}}}}
     table = pa.table({image_column: images, label_column: labels})

@@ -8,6 +8,7 @@ order of a hash table with a random seed.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, defaultdict
 from itertools import pairwise
 
@@ -44,6 +45,8 @@ class _Merger:
         self.places: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
         for number in range(len(spelled)):
             self._count(number, 1)
+        self.queue = [(-count, pair) for pair, count in self.counts.items()]
+        heapq.heapify(self.queue)
 
     def _count(self, number: int, sign: int) -> None:
         pieces = self.spelled[number]
@@ -54,14 +57,27 @@ class _Merger:
 
     def merge(self) -> str | None:
         """Merge the most frequent pair everywhere and return the new piece; None if all are rare."""
-        pair = min(self.counts, key=lambda pair: (-self.counts[pair], pair), default=None)
-        if pair is None or self.counts[pair] < LEAST:
-            return None
+        while self.queue:
+            count, pair = heapq.heappop(self.queue)
+            if -count != self.counts[pair]:  # what it was when it was queued
+                if self.counts[pair] > 0:
+                    heapq.heappush(self.queue, (-self.counts[pair], pair))
+                continue
+            if -count < LEAST:
+                return None
+            return self._apply(pair)
+        return None
+
+    def _apply(self, pair: tuple[str, str]) -> str:
         new = pair[0] + pair[1].removeprefix(INSIDE)
+        touched: set[tuple[str, str]] = set()
         for number in self.places.pop(pair):
             self._count(number, -1)
-            self.spelled[number] = _merged(self.spelled[number], pair, new)
+            self.spelled[number] = pieces = _merged(self.spelled[number], pair, new)
             self._count(number, 1)
+            touched.update(both for both in pairwise(pieces) if new in both)
+        for both in touched:
+            heapq.heappush(self.queue, (-self.counts[both], both))
         del self.counts[pair]
         return new
 

@@ -13,7 +13,14 @@ MODULES = (
     *("bitcycle.command", "bitcycle.sweep.priority"),
     *("hydra_plugins.bitcycle_plugins.grid_sweeper", "hydra_plugins.bitcycle_plugins.local_launcher"),
     *("torch._meta_registrations", "torch._dynamo", "torch.utils.flop_counter"),
-    *("sklearn.datasets", "pandas", "torchvision", "torchmetrics", "transformers.models.bert.modeling_bert"),
+    *(
+        "datasets",
+        "sklearn.datasets",
+        "pandas",
+        "torchvision",
+        "torchmetrics",
+        "transformers.models.bert.modeling_bert",
+    ),
 )
 """What runs import, some of it only on the way; one that is not installed is left out."""
 

@@ -220,7 +220,7 @@ def test_data_that_are_missing_or_wrong(pairs):
     with pytest.raises(DataError, match="labels other than 0 to 2"):
         SentencePairFolder(path="pairs").load(pairs)
     parquet.write_table(arrow.table({"premise": ["a"]}), pairs / "pairs" / "test-00000-of-00001.parquet")
-    with pytest.raises(DataError, match="not hypothesis, label"):
+    with pytest.raises(DataError, match="pairs that lack a sentence or a label"):
         SentencePairFolder(path="pairs").load(pairs)
     (pairs / "pairs" / "train-00000-of-00001.parquet").write_bytes(b"torn")
     with pytest.raises(DataError, match="cannot be loaded"):

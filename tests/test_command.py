@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import os
 import re
 import subprocess
@@ -334,8 +335,9 @@ def test_help_on_an_unknown_topic(command, topic, remedy):
     assert code == 2 and remedy in err
 
 
-def test_a_setting_without_effect_is_said(command, caplog):
+def test_a_setting_without_effect_is_said(command, caplog, monkeypatch):
     """Sweeps over schedules set q_min for static precision too; a person who does so is told."""
+    monkeypatch.setattr(logging.getLogger("bitcycle"), "handlers", [caplog.handler])  # what is logged goes no further
     code = command("dataset=digits", "model=resnet8", "schedule=static", "schedule.q_min=9", "dry_run=json")[0]
     assert code == 0
     assert "schedule.q_min has no effect with schedule=static" in caplog.text

@@ -21,6 +21,7 @@ from hydra import compose, initialize_config_dir
 from hypothesis import settings
 from omegaconf import DictConfig
 
+from bitcycle.command import main
 from bitcycle.configuration import RunConfig, read_config, register_schemas
 from bitcycle.sweep.composition import Composer
 from bitcycle.training.plan import Plan, make_plan
@@ -101,6 +102,19 @@ def finished_digits(tmp_path_factory):
         return made
 
     return make
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    """Runs `python train.py ARGUMENTS` in this process: (exit code, standard output, standard error)."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["train.py", *arguments, f"results_root={tmp_path}/runs"])
+        code = main(ROOT / "conf")
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
 
 
 def train_command(*overrides: str) -> list[str]:

@@ -36,7 +36,7 @@ from tests.conftest import ROOT, configure
 from tests.fuzz_callbacks import CALLBACKS, preload
 from tests.made_data import MAKERS, placed
 from tests.settings import FEWER_CYCLES, OPTIONS, RESUME, SMALL_IMAGES, TASKS, run_of
-from tests.test_resume import assert_equal, result
+from tests.training.test_resume import assert_equal, result
 
 RECORD = ROOT / "results" / "summary" / "fuzz.csv"
 MOST_KILLS = 6

@@ -44,7 +44,7 @@ def _finish(folder: Path, model: nn.Module, control: Any) -> None:
 
 def _transformers(kind: str, schedule: str) -> Callable[[Path, int], None]:
     def train(folder: Path, seed: int) -> None:
-        from tests.test_integrations import trainer
+        from tests.integrations.test_integrations import trainer
 
         made, callback = trainer(kind, folder, schedule=schedule, max_steps=STEPS, save_steps=1, seed=seed)
         made.train(resume_from_checkpoint=_newest_whole(folder))
@@ -109,7 +109,10 @@ CALLBACKS: dict[str, Training] = {}
 
 def preload() -> None:
     """Import what the trainings need, before they are forked."""
-    for library, tests in (("transformers", "tests.test_integrations"), ("lightning", "lightning.pytorch")):
+    for library, tests in (
+        ("transformers", "tests.integrations.test_integrations"),
+        ("lightning", "lightning.pytorch"),
+    ):
         if any(name.startswith(library) for name in CALLBACKS):
             importlib.import_module(tests)
 

@@ -25,7 +25,7 @@ def _weights(path: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def _images(path: Path, patch: pytest.MonkeyPatch) -> None:
-    from tests.test_dataset import write_folders
+    from tests.dataset.test_dataset import write_folders
 
     write_folders(path, {"cat": 30, "dog": 30}, size=(9, 9))
 
@@ -44,20 +44,20 @@ def _graphs(path: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def _pairs(path: Path, patch: pytest.MonkeyPatch) -> None:
-    from tests.test_entailment import write_pairs
+    from tests.task.test_entailment import write_pairs
 
     patch.setenv("XDG_CACHE_HOME", str(path.parent / "cache"))
     write_pairs(path, {"train": 260, "validation": 24, "test": 130})
 
 
 def _ratings(path: Path, patch: pytest.MonkeyPatch) -> None:
-    from tests.test_recommendation import write_ratings
+    from tests.task.test_recommendation import write_ratings
 
     write_ratings(path)
 
 
 def _voc(path: Path, patch: pytest.MonkeyPatch) -> None:
-    from tests.test_detection import write_voc_small
+    from tests.detection_cases import write_voc_small
 
     write_voc_small(path)
 

@@ -1,7 +1,8 @@
 """Two processes on this machine that do the same things together, for tests: imported once, then forked.
 
-As a program: `python -m tests.pair FOLDER ALONE TOGETHER ...` calls functions of `tests.test_distributed` with FOLDER, the first
-one in this process alone, the others one after the other in a pair of processes, and ends with the worse of their exit codes.
+As a program: `python -m tests.pair FOLDER ALONE TOGETHER ...` calls functions of
+`tests.training.test_distributed` with FOLDER, the first one in this process alone, the others one after the other in a pair of
+processes, and ends with the worse of their exit codes.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def exit_codes(children: list[int]) -> list[int]:
 
 def main() -> int:
     folder, alone, *together = sys.argv[1:]
-    tests = importlib.import_module("tests.test_distributed")
+    tests = importlib.import_module("tests.training.test_distributed")
     signal.alarm(PATIENCE)  # not faulthandler, which would hang in the children
     getattr(tests, alone)(Path(folder))
 

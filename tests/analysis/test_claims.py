@@ -1,0 +1,243 @@
+"""Verdicts: the statistical rule, and claims as data."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+from statsmodels.stats.weightstats import ttost_paired
+
+from bitcycle.analysis import statistics as rule
+from bitcycle.analysis.claims import PREDICATES, Claim, read_claims, rule_of
+from bitcycle.analysis.contrast import FACTS, METRICS, Pool
+from bitcycle.analysis.items import PAPERS, read_items
+from bitcycle.analysis.judge import judge
+from bitcycle.analysis.results import Cell, Results
+from bitcycle.analysis.verdict import (
+    COMPUTED,
+    CONTRADICTED,
+    NO_TEST,
+    NOT_RUN,
+    SUPPORTED,
+    UNDECIDED,
+    ClaimResult,
+    read_claim_results,
+    write_claims,
+)
+from bitcycle.settings import SettingError
+from tests.claims_cases import cell
+from tests.conftest import ROOT
+
+PUBLISHED = ROOT / "results" / "published"
+
+
+CLAIMS = {claim.id: claim for claim in read_claims(PUBLISHED)}
+
+
+def verdict(claim: Claim | str, *cells: Cell, scale: str = "mini", pool: Pool | None = None) -> ClaimResult:
+    claim = CLAIMS[claim] if isinstance(claim, str) else claim
+    (found,) = judge([claim], {claim.item: Results(scale, cells)}, pool)
+    return found
+
+
+HIGHER = Claim("x/y-c1", "one is better", predicate="higher", a={"schedule": "CR"}, b={"schedule": "static"})
+
+
+ONE, OTHER = (71.0, 75.5, 74.0, 72.0), (70.0, 73.0, 73.0, 70.0)
+
+
+PAIR = cell(*ONE, schedule="CR"), cell(*OTHER, schedule="static")
+
+
+# The rule
+
+
+def test_directions_are_paired_t_tests():
+    found = verdict(HIGHER, *PAIR)
+    expected = stats.ttest_rel(ONE, OTHER)
+    low, high = expected.confidence_interval(0.95)
+    assert (found.estimate, found.low, found.high) == pytest.approx((np.mean(ONE) - np.mean(OTHER), low, high))
+    assert found.p_raw == found.p_corrected == pytest.approx(expected.pvalue)
+    assert (found.n, found.trainings, found.df, found.level) == (4, 8, 3, 0.95)
+    assert (found.verdict, found.decided, found.leaning) == (SUPPORTED, True, SUPPORTED)
+    assert verdict(replace(HIGHER, predicate="lower"), *PAIR).verdict == CONTRADICTED
+    assert found.scope == "proxy: ResNet-8, CIFAR-10" and "95 % interval" in found.rule and "schedule CR" in found.rule
+
+
+@pytest.mark.parametrize(("margin", "expected"), [(4.0, SUPPORTED), (1.5, UNDECIDED), (0.2, CONTRADICTED)])
+def test_margins_are_two_one_sided_tests(margin, expected):
+    found = verdict(replace(HIGHER, predicate="equivalent", margin=margin), *PAIR)
+    support = ttost_paired(np.array(ONE), np.array(OTHER), -margin, margin)[0]
+    assert found.verdict == expected and found.level == 0.9 and found.margin == margin
+    if expected == SUPPORTED:
+        assert found.p_raw == pytest.approx(support) and max(abs(found.low), abs(found.high)) < margin
+    if expected == CONTRADICTED:
+        assert found.low > margin and support > 0.95
+    assert verdict(replace(HIGHER, predicate="at_least", margin=margin), *PAIR).verdict == SUPPORTED
+    assert verdict(replace(HIGHER, predicate="at_most", margin=margin), *PAIR).verdict == expected
+
+
+def test_one_seed_decides_with_the_deviation_of_others_alone():
+    """Never from n = 1: the deviation is that of other settings of the same network, data and length, or there is no test."""
+    alone = cell(75.0, schedule="CR"), cell(70.0, schedule="static")
+    found = verdict(HIGHER, *alone)
+    assert (found.verdict, found.n, found.low, found.p_raw) == (UNDECIDED, 1, None, None)
+    assert "one seed" in found.reason
+    others = [cell(60 + i, 62 + i + 0.5 * (i % 2), 61 + i, schedule="LR", schedule__cycles=i) for i in range(8)]
+    pool = Pool([run for one in (*alone, *others) for run in one.runs])
+    deviation, df = pool.deviation(alone[0].runs[0], "final")
+    found = verdict(HIGHER, *alone, pool=pool)
+    assert (found.verdict, found.df) == (SUPPORTED, df) and df == 14
+    assert found.high - found.low == pytest.approx(2 * stats.t.ppf(0.975, df) * deviation * math.sqrt(2))
+    longer = cell(75.0, schedule="CR", steps=2000), cell(70.0, schedule="static", steps=2000)
+    assert verdict(HIGHER, *longer, pool=pool).p_raw is None
+
+
+def test_cells_of_the_same_training_count_once_and_seeds_without_partner_not_at_all():
+    several = [cell(*ONE, 99.0, schedule="CR"), cell(*OTHER, schedule="static")]
+    several += [replace(one, paper={**one.paper, "model": "resnet110"}) for one in several]
+    found = verdict(replace(HIGHER, match=["model"]), *several)
+    assert (found.estimate, found.n, found.trainings) == (np.mean(ONE) - np.mean(OTHER), 4, 8)
+    same = replace(several[0], paper={**several[0].paper, "schedule": "static"})
+    found = verdict(replace(HIGHER, match=["model"]), several[0], same)
+    assert found.verdict == NOT_RUN or "same training" in found.reason
+
+
+def test_several_arms_have_to_be_beaten_all():
+    claim = replace(HIGHER, b=[{"schedule": "static"}, {"schedule": "LR"}])
+    worse, better = cell(60.0, 61.0, 62.0, 60.5, schedule="LR"), cell(90.0, 93.0, 92.0, 90.5, schedule="LR")
+    assert verdict(claim, *PAIR, worse).verdict == SUPPORTED
+    found = verdict(claim, *PAIR, better)
+    assert found.verdict == CONTRADICTED and found.estimate == pytest.approx(np.mean(ONE) - 91.375)
+
+
+def test_trends_and_spreads():
+    generator = np.random.default_rng(0)
+    claim = Claim("x/y-c1", "falls", predicate="falling", a={"schedule": "CR"}, by="schedule.cycles", match=["model"])
+    cells = [cell(*(80 - 2 * n + generator.normal(0, 0.5, 3)), schedule="CR", schedule__cycles=n) for n in range(6)]
+    found = verdict(claim, *cells)
+    assert found.verdict == SUPPORTED and found.estimate < -0.9 and found.high < 0
+    assert verdict(replace(claim, predicate="rising"), *cells).verdict == CONTRADICTED
+    one = verdict(claim, *(replace(each, runs=each.runs[:1]) for each in cells))
+    assert (one.verdict, one.leaning, one.n) == (UNDECIDED, SUPPORTED, 1) and one.p_corrected < 0.05, "a single seed"
+    wide, narrow = (
+        [cell(*generator.normal(80, spread, 6), schedule=name, schedule__q_max=n) for n in range(4)]
+        for name, spread in (("CR", 3.0), ("static", 0.3))
+    )
+    spread = Claim("x/y-c2", "narrow", predicate="smaller_spread", a={"schedule": "static"}, b={"schedule": "CR"})
+    assert verdict(spread, *wide, *narrow).verdict == SUPPORTED
+
+
+def test_all_settings_alike():
+    claim = Claim("x/y-c1", "hardly matters", predicate="all_equivalent", a={"schedule": "CR"}, match=["model"])
+    noise = np.random.default_rng(1).normal(0, 0.05, (3, 5))
+    alike = [cell(*(80 + noise[n]), schedule="CR", schedule__cycles=n) for n in range(3)]
+    assert verdict(claim, *alike).verdict == SUPPORTED
+    assert verdict(claim, *alike, cell(*(82 + noise[0]), schedule="CR", schedule__cycles=9)).verdict == CONTRADICTED
+
+
+def simulated(effect: float, repetitions: int, claims: int = 12, seeds: int = 5) -> list[ClaimResult]:
+    """Verdicts on claims with made-up runs of deviation 1 beside a common effect of each seed."""
+    generator = np.random.default_rng(0)
+    several = [replace(HIGHER, id=f"x/y{number}-c1") for number in range(claims)]
+    found = []
+    for _ in range(repetitions):
+        results = {}
+        for claim in several:
+            seed = generator.normal(0, 3, seeds)
+            arms = [shift + seed + generator.normal(70, 1, seeds) for shift in (effect, 0.0)]
+            cells = [cell(*arm, schedule=name) for arm, name in zip(arms, ("CR", "static"))]
+            results[claim.item] = Results("mini", tuple(cells))
+        found += judge(several, results, Pool([]))
+    return found
+
+
+def test_without_effect_at_most_one_in_twenty_is_decided_and_a_detectable_effect_in_four_of_five(monkeypatch):
+    monkeypatch.setattr("gc.collect", lambda: 0)  # which statsmodels calls each time
+    nothing = simulated(0.0, 40)
+    assert sum(row.decided for row in nothing) <= 0.05 * len(nothing)
+    assert sum(bool(row.leaning) for row in nothing) <= 0.05 * len(nothing) + 3 * math.sqrt(0.05 * len(nothing))
+    effect = rule.detectable(math.sqrt(2), seeds=5, df=4, tests=12)
+    there = simulated(effect, 20)
+    assert sum(row.decided and row.verdict == SUPPORTED for row in there) >= 0.8 * len(there)
+    alone = simulated(rule.detectable(math.sqrt(2), seeds=5, df=4), 20)
+    assert sum(row.leaning == SUPPORTED for row in alone) >= 0.74 * len(alone), "0.8 but for chance, uncorrected"
+
+
+def test_claims_of_one_scale_are_corrected_together():
+    several = [replace(HIGHER, id=f"x/y-c{number}") for number in range(5)]
+    rows = judge(several, {"x/y": Results("mini", PAIR)})
+    assert [row.p_corrected for row in rows] == pytest.approx([5 * rows[0].p_raw] * 5)
+    assert {(row.verdict, row.decided, row.leaning) for row in rows} == {(UNDECIDED, False, SUPPORTED)}
+    paper = cell(*ONE, scale="paper", schedule="CR"), cell(*OTHER, scale="paper", schedule="static")
+    both = judge([HIGHER], {"x/y": Results("mini", PAIR, (Results("paper", paper),))})
+    assert [(row.scale, row.scope) for row in both] == [("paper", "paper scale"), ("mini", "proxy: ResNet-8, CIFAR-10")]
+
+
+def test_how_many_seeds_would_decide():
+    assert rule.seeds_needed(1.0, 1.0, tests=1) == 10  # statsmodels' TTestPower: 9.94
+    assert rule.seeds_needed(1.0, 1.0, tests=20) > 10
+    assert rule.seeds_needed(None, 1.0, 1) is None and rule.seeds_needed(1.0, 0.0, 1) is None
+    wide = cell(71.0, 78.0, 74.0, schedule="CR"), cell(70.0, 73.0, 76.0, schedule="static")
+    found = verdict(replace(HIGHER, value=1.0), *wide)
+    assert found.verdict == UNDECIDED and found.seeds_needed > 50
+
+
+# Claims as data
+
+
+def test_every_claim_of_every_paper_is_an_entry():
+    assert len(CLAIMS) == 111 and {claim.paper for claim in CLAIMS.values()} == set(PAPERS)
+    assert {claim.item for claim in CLAIMS.values()} <= {item.id for item in read_items(PUBLISHED)}
+    assert {claim.predicate for claim in CLAIMS.values()} == set(PREDICATES) and len(PREDICATES) == 12
+    for claim in CLAIMS.values():
+        assert claim.section and claim.effect and rule_of(claim)
+        assert bool(claim.reason) == (claim.predicate == "none")
+        for name in [*claim.where, *claim.a, *claim.match, *(key for arm in claim.arms for key in arm)]:
+            assert name in FACTS or "." in name, (claim.id, name)
+        assert all(m in METRICS or m in ("final", "best", "q_min", "gbitops") or ": " in m for m in claim.metrics), (
+            claim.id
+        )
+
+
+def test_deleting_the_claims_of_a_paper_leaves_the_others_working(tmp_path):
+    shutil.copytree(PUBLISHED / "claims", tmp_path / "claims")
+    for paper in PAPERS:
+        (tmp_path / "claims" / f"{paper}.yaml").unlink()
+        left = read_claims(tmp_path)
+        assert {claim.paper for claim in left} == {
+            one for one in PAPERS if (tmp_path / "claims" / f"{one}.yaml").exists()
+        }
+        assert [row.claim_id for row in judge(left, {})] == [claim.id for claim in left]
+    for claim in CLAIMS.values():
+        assert all(item.startswith(f"{claim.paper}/") for item in claim.items)
+
+
+def test_wrong_entries_are_refused(tmp_path):
+    (tmp_path / "claims").mkdir()
+    file = tmp_path / "claims" / "x.yaml"
+    for entry, word in (("predicate: higer", "higher"), ("predicate: higher, metrik: final", "metric")):
+        file.write_text(f"defaults: {{}}\nclaims:\n  - {{id: t-c1, sentence: s, {entry}}}\n")
+        with pytest.raises(SettingError, match=word):
+            read_claims(tmp_path)
+
+
+def test_without_runs_only_formulas_say_something():
+    rows = judge(list(CLAIMS.values()), {})
+    computed = [row for row in rows if row.verdict == COMPUTED]
+    assert len(computed) == 6 and all(row.holds and row.reason for row in computed)
+    assert {row.verdict for row in rows} == {COMPUTED, NO_TEST, NOT_RUN}
+    assert all(row.reason for row in rows if row.verdict == NO_TEST)
+
+
+def test_verdicts_are_read_as_they_were_written(tmp_path):
+    found = [
+        ClaimResult("a/t-c1", "a/t", "a", 'one, "two"', verdict=SUPPORTED, decided=True, estimate=1.25, n=3, df=2.0),
+        ClaimResult("a/t-c2", "a/t", "a", "three", verdict=UNDECIDED, holds=False, p_raw=0.25, seeds_needed=9),
+    ]
+    write_claims(found, tmp_path / "x" / "claims.csv")
+    assert read_claim_results(tmp_path / "x" / "claims.csv") == found

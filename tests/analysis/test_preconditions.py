@@ -1,0 +1,214 @@
+"""When a claim is not tested, and errors of earlier verdicts that stay mended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bitcycle.analysis.claim_functions import allocation_at, speedup
+from bitcycle.analysis.claims import Claim, read_claims
+from bitcycle.analysis.contrast import Pool
+from bitcycle.analysis.judge import judge
+from bitcycle.analysis.preconditions import reached_last_stage
+from bitcycle.analysis.results import Cell, Results
+from bitcycle.analysis.verdict import (
+    CONTRADICTED,
+    NO_TEST,
+    NOT_RUN,
+    SUPPORTED,
+    UNDECIDED,
+    ClaimResult,
+)
+from tests.claims_cases import cell
+from tests.conftest import ROOT
+
+PUBLISHED = ROOT / "results" / "published"
+
+
+CLAIMS = {claim.id: claim for claim in read_claims(PUBLISHED)}
+
+
+def verdict(claim: Claim | str, *cells: Cell, scale: str = "mini", pool: Pool | None = None) -> ClaimResult:
+    claim = CLAIMS[claim] if isinstance(claim, str) else claim
+    (found,) = judge([claim], {claim.item: Results(scale, cells)}, pool)
+    return found
+
+
+HIGHER = Claim("x/y-c1", "one is better", predicate="higher", a={"schedule": "CR"}, b={"schedule": "static"})
+
+
+ONE, OTHER = (71.0, 75.5, 74.0, 72.0), (70.0, 73.0, 73.0, 70.0)
+
+
+PAIR = cell(*ONE, schedule="CR"), cell(*OTHER, schedule="static")
+
+
+# Preconditions
+
+
+def reason(claim: Claim, *cells: Cell, pool: Pool | None = None) -> str:
+    found = verdict(claim, *cells, pool=pool)
+    assert found.verdict == NO_TEST, found
+    return found.reason
+
+
+def test_fewer_than_half_of_the_cells():
+    empty = [cell(schedule=name, model=f"resnet{n}") for n in (20, 38) for name in ("CR", "static")]
+    assert "1 of 3" in reason(replace(HIGHER, match=["model"]), *PAIR, *empty)
+    assert verdict(HIGHER, *empty).verdict == NOT_RUN
+
+
+def test_ceiling_and_chance():
+    assert "ceiling" in reason(HIGHER, cell(99.7, 99.8, 99.9, schedule="CR"), cell(99.5, 99.6, 99.8, schedule="static"))
+    assert "chance" in reason(HIGHER, cell(10.7, 9.8, 11.9, schedule="CR"), cell(9.5, 10.6, 9.8, schedule="static"))
+
+
+def test_methods_that_did_not_reach_their_last_stage():
+    claim = replace(HIGHER, a={"schedule": "pfq"}, requires=["last stage"])
+    curve = {"training": {"weight": [3, 3, 4]}}
+    early, late = (
+        cell(70.0, 71.0, 73.0, schedule="pfq", curve={"training": {"weight": bits}}) for bits in ([3, 4], [3, 8])
+    )
+    for one in (early, late):
+        for run in one.runs:
+            run.settings["schedule"]["stages"] = [3, 4, 6, 8]
+    assert "3 of 3 trainings did not reach the last stage" in reason(claim, early, PAIR[1])
+    assert verdict(claim, late, PAIR[1]).verdict == UNDECIDED
+    gated = cell(1.0, schedule="fractrain", curve={**curve, "training": {"cp_target": [1.5, 2.0]}}).runs[0]
+    gated.settings["schedule"].update(target=1.5, target_step=0.5, stages=4)
+    assert not reached_last_stage(gated)
+    phased = cell(1.0, schedule="hlhlp", curve={"phases": [{}, {}, {}]}).runs[0]
+    assert not reached_last_stage(phased)
+
+
+def test_unequal_lengths_count_where_trainings_have_converged():
+    longer, short = cell(80.0, 81.0, 82.0, schedule="CR", steps=5000), cell(70.0, 71.0, 72.5, schedule="static")
+    assert "1,000 and 5,000 steps" in reason(HIGHER, longer, short)
+    claim = replace(HIGHER, lengths="converged")
+    assert "have not converged" in reason(claim, longer, short)
+    for run in (*longer.runs, *short.runs):
+        run.row["train_samples"] = "1000"
+        run.settings["training"] = {"batch_size": 32}
+    assert verdict(claim, longer, short).verdict == SUPPORTED
+
+
+def test_timings_on_a_shared_machine():
+    claim = replace(HIGHER, metric="speed", display="ratio", reference=1.0, requires=["quiet machine"])
+    one, two = (
+        cell(1.0, 2.0, 3.0, schedule=name, steps_per_second=5, seconds=60, finished="2026-01-01T10:00:00+00:00")
+        for name in ("CR", "static")
+    )
+    for minute, run in enumerate((*one.runs, *two.runs)):
+        run.row["finished"] = f"2026-01-01T10:{10 + minute}:00+00:00"
+    quiet = Pool([*one.runs, *two.runs])
+    assert verdict(claim, one, two, pool=quiet).verdict != NO_TEST
+    busy = Pool([*quiet.runs, *cell(1.0, schedule="LR", seconds=900, finished="2026-01-01T10:20:00+00:00").runs])
+    assert "shared" in reason(claim, one, two, pool=busy)
+
+
+def test_proxies_that_are_too_far():
+    arms = [
+        cell(*v, schedule=s, dataset="imagenet", actual={"dataset": "digits"})
+        for v, s in ((ONE, "CR"), (OTHER, "static"))
+    ]
+    assert "handwritten digits for ImageNet" in reason(HIGHER, *arms)
+    arms = [cell(*v, schedule=s, model="mobilenet_v2") for v, s in ((ONE, "CR"), (OTHER, "static"))]
+    assert verdict(HIGHER, *arms).verdict == SUPPORTED
+    assert "ResNet-8 for MobileNetV2" in reason(replace(HIGHER, requires=["network family"]), *arms)
+    published = Claim("x/y-c1", "69 %", predicate="at_least", a={"schedule": "CR"}, reference=69.0, margin=1.0)
+    assert "published number" in reason(published, PAIR[0])
+    found = verdict(published, cell(*ONE, scale="paper", schedule="CR"), scale="paper")
+    assert found.verdict == SUPPORTED and found.estimate == pytest.approx(np.mean(ONE) - 69)
+
+
+# Errors of earlier verdicts
+
+
+def test_allocations_are_read_in_the_order_of_steps_and_near_the_epochs_that_are_named():
+    """Keys are text, of which "1000" comes before "500"; epoch 5 of 160 was taken from epoch 80."""
+    early, late = {"a": {"6/8": 1.0}, "b": {"4/6": 1.0}}, {"a": {"4/6": 1.0}, "b": {"6/8": 1.0}}
+    cells = [
+        cell(*(1.0,) * 3, schedule="fractrain", curve={"allocation": {str(last): late, str(first): early}}, steps=1600)
+        for last, first in ((850, 50), (1600, 800))
+    ]
+    run, coarse = (one.runs[0] for one in cells)
+    assert allocation_at(run, 5 / 160) == early and allocation_at(run, 85 / 160) == late
+    assert allocation_at(coarse, 5 / 160) is None
+    assert verdict("fractrain/fig8-c1", cells[0]).estimate == 2.0
+    assert "10 %" in reason(CLAIMS["fractrain/fig8-c1"], cells[1])
+
+
+def split_cells() -> list[Cell]:
+    """1 bit throughout is best at small budgets, as in our runs."""
+    common = {"model": "resnet20_extra_skip", "schedule": "partial_pretrain", "quantizer": "pact_binary"}
+    rows = {128: (40, 35, 30), 256: (45, 41, 38), 512: (50, 51, 49), 768: (51, 54, 53), 1024: (52, 55, 58)}
+    splits = (0.0, 0.5, 0.75)
+    return [
+        cell(
+            *(value + 0.01 * seed for seed in range(3)),
+            **common,
+            steps=steps,
+            schedule__split=split,
+            training__steps=steps,
+        )
+        for steps, values in rows.items()
+        for split, value in zip(splits, values)
+    ]
+
+
+def test_budgets_count_the_split_without_full_precision():
+    found = verdict("partial/fig3-c2", *split_cells())
+    assert found.estimate > 0.9 and found.verdict == CONTRADICTED
+    found = verdict("partial/fig3-c1", *split_cells())
+    assert found.estimate == pytest.approx(5) and found.verdict == CONTRADICTED
+
+
+def test_speedups_are_of_equal_seeds():
+    """Twice as fast at every target; over three seeds the ratio is decided, of one nothing."""
+    slow = {1000: 10.0, 2000: 20.0, 4000: 40.0, 8000: 80.0}
+    fast = {1000: 20.0, 2000: 40.0, 4000: 80.0}
+    common: dict[str, object] = {
+        "model": "resnet20_extra_skip",
+        "schedule": "partial_pretrain",
+        "quantizer": "pact_binary",
+    }
+    cells = [
+        cell(
+            *(value * (1 + 0.01 * seed * share) for seed in range(3)),
+            **common,
+            steps=k,
+            schedule__split=split,
+            training__steps=k,
+        )
+        for split, share, points in ((0.0, 0.1, slow), (0.5, 1.0, fast))
+        for k, value in points.items()
+    ]
+    assert speedup([(float(k), v) for k, v in fast.items()], [(float(k), v) for k, v in slow.items()]) == pytest.approx(
+        2
+    )
+    found = verdict("partial/fig1-c1", *cells)
+    assert found.verdict == SUPPORTED and found.estimate == pytest.approx(2.0, rel=0.05) and found.low > 1
+    assert verdict("partial/fig1-c1", *(replace(one, runs=one.runs[:1]) for one in cells)).verdict == UNDECIDED
+
+
+def test_the_gap_to_float_is_not_the_gap_to_fine_tuning():
+    """hlhlp/table1-c2 was the difference of c1, counted twice."""
+    common = {"quantizer": "uniform_l2", "dataset": "cifar10"}
+    cells = [cell(*np.add(OTHER, 1.0), schedule="hlhlp", **common), cell(*OTHER, schedule="fine_tuning", **common)]
+    float_cell = cell(*np.add(OTHER, (20.0, 21.0, 20.5, 20.0)), schedule="static", quantizer="none")
+    assert verdict("hlhlp/table1-c1", *cells, float_cell).estimate == pytest.approx(1.0)
+    found = verdict("hlhlp/table1-c2", *cells, float_cell)
+    assert found.estimate == pytest.approx(-19.375) and found.verdict == CONTRADICTED
+
+
+def test_saving_cost_alone_is_not_comparable_accuracy():
+    """fractrain/fig7-c1 and table3-c3 agreed at -1.22 and -4.13 points, as only the saving was asked for."""
+    curve = {"training": {"weight": [3, 8]}}
+    gated = cell(*np.subtract(OTHER, (4.0, 4.2, 4.1, 4.3)), schedule="pfq", gbitops=50, curve=curve)
+    for run in gated.runs:
+        run.settings["schedule"]["stages"] = [3, 4, 6, 8]
+    static = cell(*OTHER, schedule="static", schedule__q_max=8, gbitops=100)
+    found = verdict(replace(CLAIMS["fractrain/fig7-c1"], match=["model"]), gated, static)
+    assert found.verdict == CONTRADICTED and "saving 50 %" in found.reason

@@ -1,0 +1,25 @@
+"""What the tests of claims share."""
+
+from __future__ import annotations
+
+from bitcycle.analysis.results import Cell, Run
+
+
+def cell(*values: float, scale: str = "mini", steps: int = 1000, curve: dict | None = None, **settings: object) -> Cell:
+    """A cell with a run of each value for the seeds 0, 1, ...; settings by words such as schedule__q_max; None: no run."""
+    row = {key: settings.pop(key) for key in ("seconds", "finished", "gbitops", "steps_per_second") if key in settings}
+    actual = settings.pop("actual", {})
+    paper = {name.replace("__", "."): str(value) for name, value in settings.items()}
+    paper = {"model": "resnet74", "dataset": "cifar10", "quantizer": "sbm", **paper}
+    ours = {"model": "resnet8", "dataset": "cifar10", "schedule": paper.get("schedule", ""), **actual}
+    nested = {key: {"name": value} for key, value in ours.items()}
+    nested["schedule"].update({key.partition(".")[2]: value for key, value in paper.items() if "schedule." in key})
+    common = {"scale": scale, "hash": str(sorted(paper.items())), "metric": "test_accuracy", **ours}
+    common |= {"total_steps": str(steps), "processor": "made up", **{key: str(value) for key, value in row.items()}}
+    runs = []
+    for seed, value in enumerate(values):
+        run = Run({**common, "seed": str(seed), "final": str(value), "best": str(value)}, nested)
+        vars(run)["curve"] = curve or {}
+        vars(run)["analyses"] = []
+        runs.append(run)
+    return Cell(paper, ours, tuple(runs), "resnet8, cifar10" if scale == "mini" else "")

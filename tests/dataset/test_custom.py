@@ -1,0 +1,158 @@
+"""Image data sets of one's own: what splits, labels and images may look like, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+import torch
+from PIL import Image
+
+from bitcycle.dataset import CustomImages, EvaluationBatches, TrainingBatches
+from bitcycle.dataset.images import EncodedImage, Framing, decode
+from bitcycle.errors import DataError
+from bitcycle.settings import SettingError
+from tests.dataset.test_dataset import CPU, picture, png, write_folders
+
+IMAGES = [{"bytes": png(picture(0, index)), "path": f"{index}.png"} for index in range(4)]
+
+
+def write(path, metadata: list[str] | None = None, **columns) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table({"image": IMAGES[: len(next(iter(columns.values())))], **columns})
+    if metadata is not None:
+        features = {"info": {"features": {"label": {"names": metadata, "_type": "ClassLabel"}}}}
+        table = table.replace_schema_metadata({b"huggingface": json.dumps(features).encode()})
+    parquet.write_table(table, path)
+
+
+def folder_options(path, **settings) -> CustomImages:
+    return CustomImages(name="image_folder", path=str(path), **settings)
+
+
+def parquet_options(path, **settings) -> CustomImages:
+    return CustomImages(name="image_parquet", path=str(path), **settings)
+
+
+def test_a_test_split_that_lacks_a_class_keeps_the_numbers_of_the_others(tmp_path):
+    write_folders(tmp_path / "train", {"cat": 3, "cow": 3, "dog": 3})
+    write_folders(tmp_path / "test", {"cat": 2, "dog": 1})
+    _, test = folder_options(tmp_path).load(tmp_path)
+    assert test.labels.tolist() == [0, 0, 2]
+
+
+def test_a_class_that_is_tested_only_is_refused(tmp_path):
+    write_folders(tmp_path / "train", {"cat": 3, "dog": 3})
+    write_folders(tmp_path / "test", {"cat": 2, "wolf": 1})
+    with pytest.raises(DataError, match="training split lacks: wolf"):
+        folder_options(tmp_path).load(tmp_path)
+
+
+def test_a_single_class_is_refused(tmp_path):
+    write_folders(tmp_path, {"cat": 3})
+    with pytest.raises(DataError, match=r"single class \(cat\)"):
+        folder_options(tmp_path).info(tmp_path)
+
+
+def test_parquet_splits_number_their_classes_alike(tmp_path):
+    write(tmp_path / "train-0.parquet", ["cat", "dog"], label=[0, 1, 1])
+    write(tmp_path / "test-0.parquet", ["dog", "cat"], label=[0, 1])
+    with pytest.raises(
+        DataError, match=r"test-0.*numbers the classes of label otherwise \(dog, cat|train-0.*otherwise \(cat, dog"
+    ):
+        parquet_options(tmp_path).load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"label": [0, -1, 1]}, "1 negative labels"),
+        ({"label": [0, None, 1]}, "lacks 1 labels"),
+        ({"image_id": [7, 8, 9], "kind": [0, 1, 0]}, r"\['image_id', 'kind'\]: 2 could be the labels"),
+        ({"caption": ["a", "b", "c"]}, "none could be the labels"),
+        ({"boxes": [[1], [2], [3]]}, "none could be the labels"),
+    ],
+    ids=["negative", "missing", "ambiguous", "no integers", "lists of integers"],
+)
+def test_parquet_labels_that_are_refused(tmp_path, columns, words):
+    write(tmp_path / "train-0.parquet", **columns)
+    with pytest.raises(DataError, match=words):
+        parquet_options(tmp_path).load(tmp_path)
+
+
+def test_the_label_column_can_be_named(tmp_path):
+    columns = {"image_id": [7, 8, 9], "kind": [0, 1, 0]}
+    for split in ("train", "test"):
+        write(tmp_path / f"{split}-0.parquet", **columns)
+    assert parquet_options(tmp_path, label_column="kind").load(tmp_path).train.labels.tolist() == [0, 1, 0]
+    with pytest.raises(DataError, match="colour is not one of them"):
+        parquet_options(tmp_path, label_column="colour").load(tmp_path)
+
+
+def encoded(image: Image.Image) -> EncodedImage:
+    return EncodedImage("picture.png", lambda: png(image))
+
+
+def test_sixteen_bits_become_eight_over_the_whole_range():
+    values = np.array([[0, 257, 65535]] * 3, dtype=np.uint16)
+    pixels = decode(encoded(Image.fromarray(values)), 1, Framing(3, 3))
+    assert pixels[0, :, 0].tolist() == [0, 1, 255]
+
+
+def test_floating_point_pixels_are_refused(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for index in range(2):
+            Image.fromarray(np.ones((8, 8), dtype=np.float32)).save(tmp_path / name / f"{index}.tif")
+    with pytest.raises(DataError, match="floating-point pixels"):
+        folder_options(tmp_path).load(tmp_path)
+
+
+def test_colour_is_never_lost_unasked(tmp_path):
+    write_folders(tmp_path, {"a": 3}, mode="L")
+    write_folders(tmp_path, {"b": 3})
+    with pytest.raises(DataError, match=r"coloured, while the first one is grey; set dataset.channels=3"):
+        folder_options(tmp_path).load(tmp_path)
+    options = folder_options(tmp_path, channels=3)
+    assert options.info(tmp_path).shape.channels == 3
+    assert options.load(tmp_path).train.pixels.shape[-1] == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [({"channels": 2}, "channels"), ({"image_size": 64, "resize": 32}, "resize"), ({"image_size": 100_000}, "image_s")],
+)
+def test_settings_that_no_image_can_meet(settings, field):
+    with pytest.raises(SettingError, match=field):
+        folder_options("anywhere", **settings)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_unreadable_image_of_a_stream_is_one_line(tmp_path, workers):
+    write_folders(tmp_path, {"cat": 4, "dog": 4})
+    for path in tmp_path.glob("dog/*.png"):
+        path.write_bytes(b"not an image")
+    train = folder_options(tmp_path, memory_gib=0, workers=workers).load(tmp_path).train
+    with pytest.raises(DataError) as caught:
+        next(TrainingBatches(train, folder_options(tmp_path), 6, 0, CPU).starting_at(0))
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"cannot read the image {tmp_path}/dog/")
+
+
+def test_only_what_is_used_is_decoded(tmp_path):
+    write_folders(tmp_path, {"cat": 20, "dog": 20})
+    whole = folder_options(tmp_path, train_samples=1, test_samples=1, test_fraction=0.5)
+    kept = whole.load(tmp_path)
+    used = {tuple(images.pixels.flatten().tolist()) for images in kept}
+    assert len(used) == 2
+    for label, name in enumerate(("cat", "dog")):
+        for index in range(20):
+            looked_at = index == 0 or tuple(np.asarray(picture(label, index)).flatten().tolist()) in used
+            if not looked_at:  # the first image says how large they all are
+                (tmp_path / name / f"{index}.png").write_bytes(b"not an image")
+    again = whole.load(tmp_path)
+    assert torch.equal(again.train.pixels, kept.train.pixels)
+    assert len(list(EvaluationBatches(again.test, whole, 4, CPU))) == 1

@@ -1,0 +1,121 @@
+"""Tables of items: ours beside published numbers, where that is a comparison."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+
+from bitcycle.analysis.items import read_published
+from bitcycle.analysis.results import Cell, Results
+from bitcycle.figure.data import ItemData
+from bitcycle.figure.make import module_of, spec_of
+from bitcycle.figure.table import as_records, tables_of
+from tests.figures_cases import ITEMS, PUBLISHED, made_up
+
+SMALL = {"dataset": "cifar100", "model": "resnet74"}
+
+
+STATIC = {"schedule": "static", "schedule__q_max": 8}
+
+
+CYCLIC = {"schedule": "CR", "schedule__q_min": 3, "schedule__q_max": 8, "schedule__cycles": 32}
+
+
+def proxied(cell: Cell, model: str, dataset: str) -> Cell:
+    """The same runs standing for another network and other data of the paper."""
+    return Cell({**cell.paper, "model": model, "dataset": dataset}, cell.ours, cell.runs)
+
+
+def data_of(name: str, *cells: Cell, scale: str = "paper", **more: object) -> ItemData:
+    """What is known of an item with some cells."""
+    return ItemData(ITEMS[name], Results(scale, cells), read_published(ITEMS[name], PUBLISHED), **more)
+
+
+def records(data: ItemData) -> list[dict[str, str]]:
+    return as_records(tables_of(data, spec_of(data.item)))
+
+
+# Tables
+
+
+def test_at_the_papers_setting_ours_stand_beside_published_numbers():
+    pair = made_up(72.0, 73.0, 74.0, gbitops=60.0, **CYCLIC, **SMALL), made_up(70.0, 70.0, 70.0, **STATIC, **SMALL)
+    rows = records(data_of("cpt/table2", *pair))
+    found = [row for row in rows if row["source"] == "published" and row.get("ours")]
+    cpt = next(row for row in found if row["method"] == "CPT" and row["metric"] == "test_accuracy")
+    assert (cpt["published"], cpt["ours"], cpt["deviation"], cpt["n"]) == ("72.35", "73.00", "1.00", "3")
+    assert cpt["difference"] == "+0.650"
+
+
+def test_a_proxy_never_stands_in_the_row_of_another_network():
+    """46.35 of ResNet-8 stood in the row of ResNet-152 on CIFAR-100, with a difference to its published accuracy."""
+    pair = (
+        made_up(44.0, 45.0, **CYCLIC, model="resnet8", dataset="cifar10"),
+        made_up(46.35, **STATIC, model="resnet8", dataset="cifar10"),
+    )
+    proxies = [proxied(cell, model, "cifar100") for cell in pair for model in ("resnet74", "resnet164")]
+    rows = records(data_of("cpt/table2", *proxies, scale="mini"))
+    assert not any(row.get("ours") for row in rows if row["source"] == "published")
+    ours = [row for row in rows if row["source"] == "ours"]
+    assert len(ours) == 2, "two networks with the same trainings are one setting"
+    for row in ours:
+        assert (row["network"], row["data"], row["scale"], row["steps"]) == (
+            "ResNet-8",
+            "CIFAR-10",
+            "mini, proxy",
+            "64000",
+        )
+
+
+def test_differences_are_taken_seed_by_seed():
+    """The table said -2.47, unpaired, where the claim said -3.47 of the seed that both have."""
+    cells = (
+        made_up(43.0, **CYCLIC, model="resnet8", dataset="cifar10"),
+        made_up(46.47, 45.0, 44.94, **STATIC, model="resnet8", dataset="cifar10"),
+    )
+    row = next(
+        row
+        for row in records(data_of("cpt/fig1", *cells, scale="mini"))
+        if row.get("schedule") == "CR" and row["source"] == "ours"
+    )
+    assert row["difference to baseline"] == "-3.47"
+
+
+def test_runs_of_unequal_lengths_are_not_compared():
+    """A deficit that trains five times as long as the baseline says nothing about the deficit."""
+    common = {"model": "gcn_small", "dataset": "cora"}
+    window = {"schedule": "deficit", "schedule__start": 0, "schedule__end": 50, "schedule__q_max": 8}
+    cells = [
+        made_up(81.0, 82.0, training__steps=200, **STATIC, **common),
+        made_up(83.0, 83.0, training__steps=400, **STATIC, **common),
+        made_up(82.0, 84.0, training__steps=400, **window, **common),
+        made_up(70.0, 70.0, training__steps=300, **window, **common),
+    ]
+    rows = [row for row in records(data_of("better/fig8", *cells, scale="mini")) if row["source"] == "ours"]
+    found = {(row["schedule"], row["steps"]): row["difference to baseline"] for row in rows}
+    assert found["deficit", "400"] == "0.00" and found["deficit", "300"] == ""
+    assert found["static", "200"] == found["static", "400"] == "baseline"
+    axes = module_of("better").FIGURES["fig8"](data_of("better/fig8", *cells, scale="mini")).figure.axes[0]
+    assert [line.get_ydata()[0] for line in axes.get_lines() if line.get_marker() == "o"] == [0.0]
+    plt.close("all")
+
+
+def test_published_deviations_are_shown():
+    rows = records(data_of("better/table1"))
+    assert {row["published deviation"] for row in rows if row["published"] == "92.23"} == {"0.09"}
+
+
+def test_numbers_of_steps_are_those_at_the_ends_of_phases():
+    """HLHLp, table 6: what variants A and D had after each of their phases stands beside the published steps."""
+    item = ITEMS["hlhlp/table6"]
+    cells = []
+    for bits, perplexities in (("[32,2,8,2]", (95.0, 99.0, 92.0, 97.0)), ("[32,2]", (96.0, 112.0))):
+        cell = made_up(perplexities[-1], schedule="hlhlp", schedule__bits=bits, model="gru_hlhlp", dataset="ptb")
+        object.__setattr__(cell.runs[0], "curve", {"phases": [{"final": number} for number in perplexities]})
+        cells.append(cell)
+    data = ItemData(item, Results("paper", tuple(cells)), read_published(item, PUBLISHED))
+    published, ours = tables_of(data, spec_of(item))
+    rows = [dict(zip(published.headings, row)) for row in published.rows]
+    found = {row["group"]: row["ours"] for row in rows if row["ours"] and " step " in row["group"]}
+    expected = {f"(A) step {step}": value for step, value in enumerate(("95.00", "99.00", "92.00", "97.00"), 1)}
+    assert found == {**expected, "(D) step 3": "96.00", "(D) step 4": "112.00"}
+    assert [row[-1] for row in ours.rows] == ["95, 99, 92, 97", "96, 112"]

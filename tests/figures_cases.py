@@ -1,0 +1,48 @@
+"""What the tests of figures share."""
+
+from __future__ import annotations
+
+from bitcycle.analysis.items import read_items
+from bitcycle.analysis.results import Cell, Run, plain
+from bitcycle.analysis.verdict import ClaimResult
+from tests.conftest import ROOT
+
+PUBLISHED = ROOT / "results" / "published"
+
+
+ITEMS = {item.id: item for item in read_items(PUBLISHED)}
+
+
+# Made-up runs
+
+
+def made_up(*values: float, scale: str = "paper", gbitops: float | None = None, **paper: object) -> Cell:
+    """A cell with runs of these metrics; settings by words such as schedule__q_max."""
+    settings = {name.replace("__", "."): str(value) for name, value in paper.items()}
+    nested: dict[str, dict[str, object]] = {}
+    for key in ("model", "dataset", "schedule", "quantizer"):
+        nested[key] = {"name": settings.get(key, {"quantizer": "sbm"}.get(key, ""))}
+    for key, text in settings.items():
+        if "." in key:
+            group, _, rest = key.partition(".")
+            nested.setdefault(group, {})[rest] = plain(text)
+    runs = []
+    for seed, value in enumerate(values):
+        row = {"scale": scale, "hash": str(sorted(settings.items())), "seed": str(seed), "metric": "test_accuracy"}
+        row |= {"final": str(value), "best": str(value), "total_steps": settings.get("training.steps", "64000")}
+        row |= {"gbitops": str(gbitops)} if gbitops is not None else {}
+        runs.append(Run(row, nested))
+    return Cell(settings, settings, tuple(runs))
+
+
+def claim_result(name: str, verdict: str = "supported", **numbers: object) -> ClaimResult:
+    given = {
+        "scope": "proxy: ResNet-8, CIFAR-10 at 16x16",
+        "unit": "pp",
+        "decided": True,
+        "published_effect": "0.9 pp",
+        **numbers,
+    }
+    return ClaimResult(
+        name, name.rpartition("-")[0], name.partition("/")[0], "CPT beats static", verdict=verdict, **given
+    )

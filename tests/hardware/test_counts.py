@@ -1,0 +1,172 @@
+"""Counts of single operations, the meter, and wrong input."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from bitcycle.hardware import (
+    CONVENTIONS,
+    FLOAT_PRECISION,
+    HARDWARE,
+    BitFusion,
+    BitOps,
+    CostMeter,
+    Workload,
+    Zc706,
+    trace,
+)
+from bitcycle.layer import quantize_model
+from bitcycle.schedule import Precision
+from bitcycle.settings import SettingError
+from tests.hardware_models_cases import three_layers
+
+P8, P4 = Precision(8, 8, 8), Precision(4, 4, 8)
+
+
+FAST = {"dram_bits_per_cycle": 2**40, "dram_pj": 0.0, "input_read_pj": 0.0, "input_write_pj": 0.0}
+
+
+FAST |= {"weight_read_pj": 0.0, "weight_write_pj": 0.0, "output_read_pj": 0.0, "output_write_pj": 0.0}
+"""Bit Fusion without memory: cycles are those of the array, plus one to fill and one to drain for each product."""
+
+
+CONV, GROUPED, LINEAR = 64 * 16 * 27, 16 * 32 * 4 * 9, 320
+"""Multiply-accumulates of the three layers, by hand: positions x output channels x reduction."""
+
+
+@pytest.fixture(scope="module")
+def network() -> Workload:
+    return trace(quantize_model(three_layers(), "sbm", float_layers=["last"]), torch.zeros(1, 3, 8, 8))
+
+
+# --------------------------------------------------------------------------------------------------- counts and meter
+
+
+def test_counts_of_single_operations_by_hand(network):
+    """DFQ: of eight samples, the second layer ran three at 4/2/6 bits and one at 8/8/8; four skipped it."""
+    gate = {Precision(4, 2, 6): 3, P8: 1}
+    cost = BitOps().cost(network, {P8: 8}, P8, {"2": gate})
+    assert cost.layers[1].forward == GROUPED * (3 * 4 * 2 + 64)
+    assert cost.layers[1].error == GROUPED * (3 * 4 * 6 + 64)
+    assert cost.layers[1].weight_gradient == GROUPED * (3 * 2 * 6 + 64)
+    assert cost.layers[0] == BitOps().cost(network, {P8: 8}, P8).layers[0]
+    static = BitOps().cost(network, {P8: 8}, P8)
+    assert cost.relative_to_static == pytest.approx(cost.gbitops / static.gbitops, rel=1e-15)
+    board = Zc706().cost(network, {P8: 8}, P8, {"2": gate})
+    work = GROUPED * (3 * ((4 + 2) + (4 + 6) + (2 + 6)) + 3 * 16)
+    assert board.latency_layers[1].total == pytest.approx(work / 16 / (128 * 2e8), rel=1e-14)
+
+
+def test_counts_of_single_operations_on_the_array_by_hand(network):
+    cost = BitFusion(**FAST).cost(network, {P8: 8}, P8, {"2": {Precision(4, 2, 6): 3, P8: 1}})
+    # 2 x 4 bits pack 8, 6 x 4 and 2 x 6 bits pack 2 and 4: ceil(36/128), ceil(72/32) and ceil(64/64) rows
+    mixed = [4 * 16 * 1 + 8, 4 * 64 * 3 + 8, 4 * 9 * 1 + 8]
+    at_8 = [4 * 16 * 3 + 8, 4 * 64 * 5 + 8, 4 * 9 * 4 + 8]
+    found = [round(x * 5e8) for x in dataclasses.astuple(cost.latency_layers[1])[1:]]
+    assert found == [3 * low + high for low, high in zip(mixed, at_8)]
+
+
+def test_counts_of_a_module_hold_for_all_within_and_the_longest_name_wins():
+    block = nn.Sequential(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1))
+    network = trace(quantize_model(nn.Sequential(nn.Conv2d(3, 4, 1), block), float_layers=[]), torch.zeros(1, 3, 2, 2))
+    assert [operation.name for operation in network.operations] == ["0", "1.0", "1.1"]
+    low = Precision(2, 2, 6)
+    cost = BitOps().cost(network, {P8: 4}, P8, {"1": {P4: 4}, "1.1": {low: 2}})
+    assert [layer.forward for layer in cost.layers] == [48 * 4 * 64, 64 * 4 * 16, 64 * 2 * 4]
+
+
+@pytest.mark.parametrize("name", HARDWARE)
+def test_the_meter_costs_what_was_counted_to_the_last_digit(network, name):
+    hardware, gate = HARDWARE[name](), {P4: 50, P8: 70}
+    meter = CostMeter(network, hardware, P8)
+    for step in range(60):
+        meter.add(P4 if step % 3 else P8, 2)
+        meter.add(P8 if step < 35 else P4, 2, operation="2")
+    assert meter.cost() == hardware.cost(network, {P8: 40, P4: 80}, P8, {"2": gate})
+    restored = CostMeter(network, hardware, P8)
+    restored.load_state_dict(meter.state_dict())
+    assert restored.cost() == meter.cost()
+    assert meter.state_dict() == {"8,8,8": 40, "4,4,8": 80, "2:8,8,8": 70, "2:4,4,8": 50}
+
+
+histograms = st.dictionaries(
+    st.builds(Precision, st.integers(1, 12), st.integers(1, 12), st.integers(1, 16)), st.integers(0, 10**7), max_size=4
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(histograms, histograms)
+def test_costs_add_up(first, second):
+    network = trace(three_layers(), torch.zeros(2, 3, 8, 8))
+    both = {p: first.get(p, 0) + second.get(p, 0) for p in {*first, *second}}
+    for kind in (BitOps, BitFusion, Zc706):
+        options = kind(float_layers="schedule")
+        costs = [options.cost(network, histogram, P8) for histogram in (first, second, both)]
+        exact = [sum(layer.total for layer in cost.layers) for cost in costs]
+        assert exact[0] + exact[1] == exact[2]
+        for quantity in ("energy_j", "latency_s"):
+            parts = [getattr(cost, quantity) for cost in costs]
+            if None not in parts:
+                assert parts[0] + parts[1] == pytest.approx(parts[2], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", HARDWARE)
+def test_cost_of_nothing_is_nothing(network, name):
+    for convention in CONVENTIONS:
+        cost = HARDWARE[name](convention=convention).cost(network, {}, P8)
+        assert (cost.gbitops, cost.relative_to_static, cost.samples) == (0, 1, 0)
+
+
+@pytest.mark.parametrize("name", HARDWARE)
+def test_it_does_not_matter_how_many_samples_were_traced(name):
+    model = three_layers()
+    alone, together = (trace(model, torch.zeros(samples, 3, 8, 8)) for samples in (1, 6))
+    cost = [HARDWARE[name]().cost(network, {P8: 12}, P8) for network in (alone, together)]
+    assert cost[0] == cost[1]
+
+
+def test_samples_that_run_together_share_their_weights(network):
+    alone, batched = (BitFusion(batch=batch).cost(network, {P8: 64}, P8) for batch in (1, 64))
+    assert batched.dram_bits < alone.dram_bits
+    assert batched.gbitops == alone.gbitops
+    fully_connected = trace(nn.Linear(512, 512), torch.zeros(1, 512))
+    slow, fast = (BitFusion(batch=batch).cost(fully_connected, {FLOAT_PRECISION: 64}, P8) for batch in (1, 64))
+    assert fast.energy_j < slow.energy_j / 5
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize("bits", [0, -1, 33, 8.0, None])
+@pytest.mark.parametrize("name", HARDWARE)
+def test_bits_outside_1_to_32_are_refused(network, name, bits):
+    for precision in (Precision(bits, 8, 8), Precision(8, bits, 8), Precision(8, 8, bits)):
+        with pytest.raises(SettingError, match="whole number of bits from 1 to 32"):
+            HARDWARE[name]().cost(network, {precision: 1}, P8)
+    with pytest.raises(SettingError, match="weight precision"):
+        HARDWARE[name]().cost(network, {P8: 1}, Precision(bits, 8, 8))
+    with pytest.raises(SettingError, match="leave skipped samples uncounted"):
+        HARDWARE[name]().cost(network, {P8: 1}, P8, {"2": {Precision(bits, bits, bits): 1}})
+
+
+def test_counts_that_contradict_each_other_are_refused(network):
+    with pytest.raises(SettingError, match="per_operation=3: is no operation of the model"):
+        BitOps().cost(network, {P8: 1}, P8, {"3": {P8: 1}})
+    with pytest.raises(SettingError, match="counts 3 samples of 2"):
+        BitOps().cost(network, {P8: 2}, P8, {"2": {P8: 3}})
+    with pytest.raises(SettingError, match="samples=-1"):
+        BitOps().cost(network, {P8: -1}, P8)
+
+
+def test_wrong_settings_are_refused():
+    for wrong in ({"preset": "fractrian"}, {"wgrad": "exact"}, {"rows": 0}, {"array_layers": "float"}, {"batch": 0}):
+        with pytest.raises(SettingError, match=next(iter(wrong))):
+            BitFusion(**wrong)
+    with pytest.raises(SettingError, match="lanes=0"):
+        Zc706(lanes=0)

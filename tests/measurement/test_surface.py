@@ -1,0 +1,154 @@
+"""Loss surfaces: directions, golden numbers, and files that are the same whether interrupted or not."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from bitcycle.measurement.artifacts import read_result
+from bitcycle.measurement.command import run_command
+from bitcycle.measurement.finished_run import load_run
+from bitcycle.measurement.job import Job, Network
+from bitcycle.measurement.surface import Surface, SurfaceOptions, directions, filter_normalised
+from bitcycle.training.run import execute
+from bitcycle.training.run_folder import RunFolder, read_records
+from tests.conftest import ROOT, plan
+
+DOMAINS = ROOT / "tests" / "data" / "golden-domains"
+
+
+CPU = torch.device("cpu")
+
+
+SMALL = ("dataset=digits", "model=resnet8", "scale=smoke", "training.batch_size=16", "training.evaluation_steps=4")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A finished run with few bits, and its settings."""
+    root = tmp_path_factory.mktemp("trained")
+    made = plan(*SMALL, "schedule=CR", "schedule.cycles=2", "training.steps=8", f"results_root={root}/runs")
+    execute(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def phased(tmp_path_factory):
+    """Finished runs of HLHLp and of fine-tuning."""
+    root = tmp_path_factory.mktemp("phased")
+    common = (*SMALL, "quantizer=uniform_l2", "training.steps=16", f"results_root={root}/runs")
+    plans = [plan(*common, f"schedule={name}", "schedule.ratio=10") for name in ("hlhlp", "fine_tuning")]
+    for made in plans:
+        execute(made)
+    return plans
+
+
+def job(options, *plans, phase=None):
+    return Job(options, tuple(Network(made.folder, phase) for made in plans))
+
+
+# Directions
+
+
+def test_filters_of_directions_are_as_long_as_those_of_the_weights(trained):
+    model = load_run(trained.folder.path).model
+    found = directions(model, seed=3, axis="x")
+    for name, weight in model.named_parameters():
+        if weight.dim() < 2:
+            assert not found[name].any(), name
+        else:
+            lengths = (found[name].flatten(1).norm(dim=1), weight.detach().flatten(1).norm(dim=1))
+            torch.testing.assert_close(*lengths, rtol=1e-5, atol=1e-7)
+    assert all(torch.equal(value, found[name]) for name, value in directions(model, 3, "x").items())
+    for other in (directions(model, 4, "x"), directions(model, 3, "y")):
+        assert not torch.equal(other["conv1.weight"], found["conv1.weight"])
+
+
+def test_golden_filter_normalisation():
+    with np.load(DOMAINS / "loss_surface.npz") as golden:
+        for kind in ("conv", "linear"):
+            drawn, weight, wanted = (
+                torch.from_numpy(golden[f"filter__{kind}__{name}"]) for name in ("direction", "w", "normalised")
+            )
+            torch.testing.assert_close(filter_normalised(drawn, weight), wanted, rtol=1e-9, atol=1e-12)
+
+
+# Surfaces
+
+
+def test_the_middle_of_the_surface_is_the_last_evaluation(trained):
+    options = SurfaceOptions(points=3, split="test", samples=None)
+    surface = Surface(options, load_run(trained.folder.path), CPU)
+    middle = surface.rows(1)[1]
+    last = [record for record in read_records(trained.folder.metrics) if record["kind"] == "evaluation"][-1]
+    assert (float(middle["x"]), float(middle["y"])) == (0, 0)
+    assert float(middle["loss"]) == pytest.approx(last["test_loss"], rel=1e-5)
+    assert float(middle["error_percent"]) == pytest.approx(100 - last["test_accuracy"], abs=1e-3)
+    assert surface.rows(0)[0]["loss"] != middle["loss"]
+    assert surface.rows(1)[1] == middle, "a point does not depend on those before it"
+
+
+def test_through_the_quantizers_or_in_plain_numbers(phased):
+    """A step far below the quantizer's does not reach the first decimals of quantized weights, but moves plain numbers."""
+    options = SurfaceOptions(points=3, extent=1e-4, samples=50)
+    spread = {}
+    for precision in ("run", "float"):
+        surface = Surface(replace(options, precision=precision), load_run(phased[0].folder.path), CPU)
+        surface.point(0, 0)
+        weights = surface.model.conv1.weight.detach()
+        spread[precision] = len(weights.unique())
+        assert surface.facts["bits"] == ([2, 32] if precision == "run" else [32, 32])
+    assert spread["float"] == 3 < spread["run"], "ternary numbers take the place of the master weights"
+
+
+@pytest.mark.parametrize("precision", ["run", "float"])
+def test_networks_of_phases_are_those_that_were_evaluated(phased, precision):
+    """Activations are float in these runs, so that quantized weights as plain numbers give the same."""
+    options = SurfaceOptions(points=3, split="test", samples=None, precision=precision)
+    for made in phased:
+        for number, phase in enumerate(made.folder.read_summary()["phases"], 1):
+            last = number == len(made.schedule.phases)
+            run = load_run(made.folder.path, phase=None if last else number)
+            middle = Surface(options, run, CPU).point(0, 0)
+            wanted = phase["final"] if last else phase["best"]
+            assert float(middle["error_percent"]) == pytest.approx(100 - wanted, abs=1e-3), (number, phase)
+
+
+def test_an_interrupted_surface_is_the_undisturbed_one(trained, monkeypatch, tmp_path):
+    options = SurfaceOptions(points=5, samples=40)
+    whole = job(options, trained)
+    whole.run()
+    shutil.copytree(trained.folder.path, tmp_path / "seed=0", ignore=shutil.ignore_patterns("analyses"))
+    cut = Job(options, (Network(RunFolder(tmp_path / "seed=0")),))
+    rows = Surface.rows
+    with monkeypatch.context() as patch:
+        patch.setattr(Surface, "rows", lambda self, unit: interrupt() if unit == 2 else rows(self, unit))
+        with pytest.raises(KeyboardInterrupt):
+            cut.run()
+    assert read_result(cut.path).header["done"] == 2 and not read_result(cut.path).complete
+    seen = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Surface, "rows", lambda self, unit: [*rows(self, unit), seen.append(unit)][:-1])
+        cut.run()
+    assert seen == [2, 3, 4]
+    assert cut.path.read_bytes() == whole.path.read_bytes()
+    assert len(whole.run().rows) == 25
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def test_the_command_line_and_what_it_refuses(trained, tmp_path, capsys):
+    folder = str(trained.folder.path)
+    assert run_command(SurfaceOptions, None, [folder, "--points", "3", "--samples", "20"]) == 0
+    assert "9 rows" in capsys.readouterr().out
+    assert run_command(SurfaceOptions, None, [str(tmp_path)]) == 1
+    assert run_command(SurfaceOptions, None, [f"{folder}@1"]) == 1
+    assert "keeps no such weights" in capsys.readouterr().err
+    assert run_command(SurfaceOptions, None, [folder, "--points", "4"]) == 2
+    assert "points=4" in capsys.readouterr().err

@@ -1,0 +1,227 @@
+"""Quantizers reproduce the golden values of the published formulas (tests/data/README.md says where they come from)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bitcycle.quantizer import PactBinary, Ttq, dorefa, wageubn
+from bitcycle.quantizer.binary import BinaryWeight, binarize, clipped_gradient
+from bitcycle.quantizer.l2_step import fixed_point, optimal_step
+from bitcycle.quantizer.multibit import decompose, reconstruct
+from bitcycle.quantizer.pact import PactActivation, pact
+from bitcycle.quantizer.ternary import ternarize
+from bitcycle.quantizer.ttq import TrainedTernaryWeight
+from bitcycle.quantizer.uniform import quantize_symmetric
+from tests.conftest import ROOT
+
+FOLDER = ROOT / "tests" / "data" / "golden-domains"
+
+
+def arrays(name: str) -> dict[str, torch.Tensor]:
+    with np.load(FOLDER / f"{name}.npz") as file:
+        return {key: torch.from_numpy(np.asarray(file[key])) for key in file.files}
+
+
+def cases(golden: dict[str, torch.Tensor], prefix: str = "") -> list[str]:
+    return sorted({key.removeprefix(prefix).split("__")[0] for key in golden if key.startswith(prefix)})
+
+
+def bits(number: int) -> torch.Tensor:
+    return torch.tensor(number)
+
+
+def same(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-12) -> None:
+    torch.testing.assert_close(found.double(), expected.double(), rtol=tolerance, atol=tolerance)
+
+
+PACT = arrays("pact_1bit")
+
+
+@pytest.mark.parametrize("case", ["conv", "small_alpha", "flat", "edges"])
+def test_pact(case):
+    x, alpha, upstream = PACT[f"{case}__x"], PACT[f"{case}__alpha"], PACT[f"{case}__gy"]
+    for number in (1, 2, 4):
+        if f"{case}__k{number}__y" in PACT:
+            same(pact(x, alpha, bits(number)), PACT[f"{case}__k{number}__y"])
+    for published, name in ((True, "published"), (False, "code")):
+        module = PactActivation(float(alpha), published=published).double()
+        leaf = x.clone().requires_grad_()
+        y = module(leaf, bits(1))
+        y.backward(upstream)
+        same(y, PACT[f"{case}__k1__y"], 1e-7)  # alpha went through float32
+        same(leaf.grad, PACT[f"{case}__gx"])
+        same(module.alpha.grad, PACT[f"{case}__galpha_{name}"])
+
+
+def test_pact_penalty():
+    modules = [
+        PactActivation(float(alpha), l2=float(PACT["penalty__coefficient"])) for alpha in PACT["penalty__alphas"]
+    ]
+    total = sum(module.penalty(bits(1)) for module in modules)
+    total.backward()
+    same(total, PACT["penalty__value"], 1e-6)
+    same(torch.stack([module.alpha.grad for module in modules]), PACT["penalty__grad"], 1e-6)
+
+
+SIGN = arrays("sign_ste")
+
+
+@pytest.mark.parametrize("case", cases(SIGN))
+def test_binary_weights(case):
+    weight, one = SIGN[f"{case}__w"], torch.ones((), dtype=torch.float64)
+    assert torch.equal(binarize(weight, one, bits(1)), SIGN[f"{case}__q"])
+    assert torch.equal(clipped_gradient(SIGN[f"{case}__gq"], weight, one, bits(1)), SIGN[f"{case}__gw"])
+    if case != "edges":
+        means = SIGN[f"{case}__mean_abs_out"].view(-1, *[1] * (weight.dim() - 1))
+        scaled = BinaryWeight("mean_abs")(weight, bits(1))
+        same(scaled, SIGN[f"{case}__q"] * means)
+
+
+DOREFA = arrays("dorefa")
+
+
+@pytest.mark.parametrize("case", cases(DOREFA, "weight__"))
+def test_dorefa_weights(case):
+    weight = DOREFA[f"weight__{case}__w"]
+    for number in (1, 2, 3, 4, 6, 8):
+        same(dorefa.quantize_weight(weight, bits(number)), DOREFA[f"weight__{case}__b{number}__q"])
+        if number > 1:
+            gradient = dorefa.weight_gradient(DOREFA[f"weight__{case}__gq"], weight, bits(number))
+            same(gradient, DOREFA[f"weight__{case}__gw"])
+    assert torch.equal(DOREFA[f"weight__{case}__b32__q"], dorefa.quantize_weight(weight, bits(0)))
+
+
+@pytest.mark.parametrize("case", cases(DOREFA, "act__"))
+def test_dorefa_activations(case):
+    x = DOREFA[f"act__{case}__x"]
+    for number in (1, 2, 3, 4, 6, 8):
+        same(dorefa.quantize_activation(x, bits(number)), DOREFA[f"act__{case}__b{number}__y"])
+        assert torch.equal(
+            dorefa.activation_gradient(DOREFA[f"act__{case}__gy"], x, bits(number)), DOREFA[f"act__{case}__gx"]
+        )
+
+
+@pytest.mark.parametrize("case", cases(DOREFA, "grad__"))
+def test_dorefa_gradients(case):
+    gradient = DOREFA[f"grad__{case}__g"]
+    samples = gradient.reshape(len(gradient), -1)
+    for number in (1, 2, 4, 6, 8):
+        for kind in ("deterministic", "with_noise"):
+            key = f"grad__{case}__b{number}__{kind}"
+            if key in DOREFA:
+                noise = DOREFA[f"grad__{case}__noise"].reshape(samples.shape) if kind == "with_noise" else None
+                same(dorefa.quantize_gradient(samples, bits(number), noise).view_as(gradient), DOREFA[key])
+
+
+WAGEUBN = arrays("wageubn")
+
+
+@pytest.mark.parametrize("number", [4, 6, 8])
+def test_wageubn_weights_and_activations(number):
+    same(wageubn.quantize_weight(WAGEUBN["weight__w"], bits(number)), WAGEUBN[f"weight__b{number}__q"], 0)
+    same(wageubn.quantize_activation(WAGEUBN["act__x"], bits(number)), WAGEUBN[f"act__b{number}__y"], 0)
+
+
+@pytest.mark.parametrize("case", cases(WAGEUBN, "error__"))
+def test_wageubn_errors_and_weight_gradients(case):
+    error = WAGEUBN[f"error__{case}__e"]
+    value_range = wageubn.power_of_two_range(error)
+    same(value_range, WAGEUBN[f"error__{case}__R"], 0)
+    for number in (6, 8):
+        key = f"error__{case}__b{number}"
+        same(wageubn.quantize_error_of_input(error, value_range, bits(number)), WAGEUBN[f"{key}__E1"], 0)
+        same(wageubn.quantize_error_of_layer(error, value_range, bits(number)), WAGEUBN[f"{key}__E2"], 0)
+    before_rounding = WAGEUBN[f"grad__{case}__pre_rounding"]
+    found = wageubn.quantize_weight_gradient(error, value_range, 128) * 2**14
+    same(found, before_rounding.round().clamp(-127, 127), 0)
+
+
+L2 = arrays("l2_uniform")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("case", ["gauss", "laplace", "uniform", "outlier", "sparse", "tiny"])
+def test_l2_steps_leave_the_least_error(case, dtype):
+    weight = L2[f"{case}__w"].double().reshape(1, -1)
+    for number, tolerance in ((2, 1e-3), (3, 1e-3), (4, 1e-3), (8, 5e-3)):
+        step = optimal_step(weight.to(dtype), 2 ** (number - 1) - 1).double()
+        error = (weight - quantize_symmetric(weight, step, bits(number))).square().sum()
+        assert error <= L2[f"{case}__b{number}__error"] * (1 + tolerance)
+        iterated = fixed_point(weight.abs(), L2[f"{case}__b{number}__fp_start"].view(1, 1), 2 ** (number - 1) - 1)
+        same(iterated.squeeze(), L2[f"{case}__b{number}__fp_step"])
+        same(
+            (weight - quantize_symmetric(weight, iterated, bits(number))).square().sum()
+            / L2[f"{case}__b{number}__fp_error"],
+            torch.ones(()),
+            1e-9,
+        )
+
+
+def test_l2_steps_of_rows_ties_and_ratio():
+    for number in (2, 4):
+        steps = optimal_step(L2["rows__w"].double(), 2 ** (number - 1) - 1)
+        same(steps.flatten(), L2[f"rows__b{number}__steps"], 1e-3)
+    for number in (2, 3, 4):
+        assert torch.equal(quantize_symmetric(L2["ties__w"], L2["ties__step"], bits(number)), L2[f"ties__b{number}__q"])
+    layers = L2["ratio__layers_w"].double()
+    ratios = optimal_step(layers, 1) / optimal_step(layers, 127)
+    same(ratios.flatten(), L2["ratio__per_layer"], 1e-3)
+    same(ratios.log().mean().exp(), L2["ratio__geometric_mean"], 1e-3)
+
+
+TTQ = arrays("ttq")
+
+
+@pytest.mark.parametrize("published", [False, True])
+@pytest.mark.parametrize("case", ["conv", "linear", "t02"])
+def test_trained_ternary_weights(case, published):
+    options = Ttq(threshold=float(TTQ[f"{case}__t"]), grad_sign="published" if published else "derivative")
+    module = options.weight(compile=False).double()
+    assert isinstance(module, TrainedTernaryWeight)
+    module.positive.data.copy_(TTQ[f"{case}__Wp"])
+    module.negative.data.copy_(TTQ[f"{case}__Wn"])
+    weight = nn.Parameter(TTQ[f"{case}__w"])
+    y = module(weight, bits(2))
+    y.backward(TTQ[f"{case}__gq"])
+    assert torch.equal(y, TTQ[f"{case}__q"])
+    same(weight.grad, TTQ[f"{case}__gw"])
+    same(module.positive.grad, TTQ[f"{case}__gWp"])
+    same(module.negative.grad, TTQ[f"{case}__gWn_published_sign" if published else f"{case}__gWn"])
+
+
+def test_ternary_weights():
+    for name, factor in (("two_thirds", 2 / 3), ("seven_tenths", 0.7)):
+        same(ternarize(TTQ["twn__w"], factor, bits(2)), TTQ[f"twn__{name}__q"])
+
+
+MULTIBIT = arrays("multibit")
+METHODS = {
+    "greedy": ("greedy", 0),
+    "refined": ("refined", 0),
+    "alternating2": ("alternating", 2),
+    "alternating10": ("alternating", 10),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("case", ["gauss", "tanh", "skewed"])
+def test_sums_of_sign_vectors(case, name):
+    method, rounds = METHODS[name]
+    vectors = MULTIBIT[f"{case}__w"]
+    for number in (2, 3):
+        key = f"{case}__k{number}__{name}"
+        coefficients, codes = decompose(vectors, bits(number), method, rounds)
+        quantized = reconstruct(vectors, bits(number), method, rounds)
+        same(coefficients[:, :number], MULTIBIT[f"{key}__alpha"], 1e-9)
+        assert not coefficients[:, number:].any() and not codes[:, :, number:].any()
+        same(quantized, MULTIBIT[f"{key}__q"], 1e-9)
+        same((vectors - quantized).square().sum(1), MULTIBIT[f"{key}__error"], 1e-9)
+
+
+def test_penalised_alpha_starts_where_the_paper_says():
+    module = PactBinary().activation(compile=False)
+    assert module.alpha == 3
+    assert module.penalty(bits(1)).item() == pytest.approx(2e-4 * 9)

@@ -1,0 +1,199 @@
+"""Runs side by side on one machine, forked or not, and sweeps from the command line."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing.forkserver
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from bitcycle.errors import EXIT_INTERRUPTED
+from bitcycle.settings import SettingError
+from bitcycle.sweep import Sweep
+from bitcycle.sweep.forkserver import Forked
+from bitcycle.sweep.item import with_regime
+from bitcycle.sweep.local import LocalPool, start_interpreter
+from bitcycle.training.run_folder import RunFolder
+from tests.conftest import run_train
+from tests.sweep_cases import SMALL, stock
+
+# Running side by side.
+
+
+@pytest.fixture
+def script(tmp_path_factory):
+    """Code as a script with its arguments."""
+
+    def write(code: str, *arguments: str) -> list[str]:
+        path = tmp_path_factory.mktemp("scripts") / "script.py"
+        path.write_text(code)
+        return [str(path), *arguments]
+
+    return write
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_command_is_run_and_keeps_its_exit_code(workers, tmp_path, script):
+    write = "import pathlib, sys; pathlib.Path({!r}).touch(); sys.exit({})"
+    commands = [script(write.format(str(tmp_path / str(code)), code)) for code in (0, 1, 3, 2)]
+    commands.append(script("import os; os.kill(os.getpid(), 9)"))
+    assert LocalPool(workers).run(commands) == [0, 1, 3, 2, -9]
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_no_more_commands_than_workers_at_a_time(tmp_path, script):
+    code = f"""
+import os, pathlib, time
+here = pathlib.Path({str(tmp_path)!r}) / str(os.getpid())
+here.touch(); time.sleep(0.3); count = len(list(here.parent.iterdir())); here.unlink()
+raise SystemExit(count)
+"""
+    assert max(LocalPool(2).run([script(code)] * 5)) == 2
+
+
+def test_gpus_are_dealt_out_in_turn(script):
+    code = "import os; raise SystemExit(10 + int(os.environ['CUDA_VISIBLE_DEVICES']))"
+    assert set(LocalPool(4, gpus=2).run([script(f"import time; time.sleep(1); {code}")] * 4)) == {10, 11}
+
+
+# Forked.
+
+
+def test_a_forked_run_keeps_its_exit_code_and_none_stops_another(script, tmp_path):
+    codes = ["raise SystemExit(3)", "import os; os.kill(os.getpid(), 9)", "import os; os._exit(5)", "1 / 0", "pass"]
+    for workers in (1, 3):
+        assert LocalPool(workers, start=Forked).run([script(code) for code in codes]) == [3, -9, 5, 1, 0]
+
+
+def ended(run: Forked) -> int:
+    deadline = time.monotonic() + 60
+    while (code := run.poll()) is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert code is not None
+    return code
+
+
+@pytest.fixture
+def fresh_fork_server():
+    """The fork server of sweeps, as a process has one only: that of the tests' own commands, which imports less, ends before."""
+    server = multiprocessing.forkserver._forkserver
+    before = server._preload_modules
+    server._stop()
+    server.set_forkserver_preload(["bitcycle.sweep.preload"])
+    yield
+    server._stop()
+    server.set_forkserver_preload(before)
+
+
+def test_a_forked_run_is_as_if_python_had_started_it(script, tmp_path, fresh_fork_server):
+    code = """
+import atexit, json, os, sys, torch
+import beside
+atexit.register(lambda: print("at exit"))
+print(json.dumps([__name__, sys.argv[1:], os.environ["COLOUR"], torch.get_num_threads(), os.getsid(0) == os.getpid()]))
+print(sys.stdin.read(), "imported" if "sklearn.datasets" in sys.modules else "", file=sys.stderr)
+torch.ones(300, 300) @ torch.ones(300, 300)
+"""
+    command = script(code, "a=1", "b")
+    (Path(command[0]).parent / "beside.py").touch()
+    environment = {"COLOUR": "red", "OMP_NUM_THREADS": "2"}
+    assert ended(Forked(command, tmp_path / "output", environment)) == 0
+    facts, *others = (tmp_path / "output").read_text().splitlines()
+    assert json.loads(facts) == ["__main__", ["a=1", "b"], "red", 2, True]
+    assert others == [" imported", "at exit"]
+
+
+@pytest.mark.parametrize("forked", [False, True])
+def test_a_signal_stops_all_runs_gracefully_and_begins_no_others(tmp_path, script, forked):
+    code = f"""
+import os, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+(pathlib.Path({str(tmp_path)!r}) / str(os.getpid())).touch()
+time.sleep(60)
+"""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+
+    def interrupt():
+        deadline = time.monotonic() + 30
+        while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    pool = LocalPool(2, start=Forked if forked else start_interpreter)
+    assert pool.run([script(code)] * 3) == [EXIT_INTERRUPTED] * 3
+    assert pool.stopped_by == signal.SIGINT
+    assert len(list(tmp_path.iterdir())) == 2  # the third was not begun
+    assert {number: signal.getsignal(number) for number in handlers} == handlers
+
+
+def test_when_a_sweep_is_killed_its_runs_save_a_checkpoint_and_stop(script, tmp_path):
+    stopping = script(f"""
+import pathlib, signal, sys, time
+def stop(*_):
+    pathlib.Path({str(tmp_path / "stopped")!r}).touch()
+    sys.exit(75)
+signal.signal(signal.SIGTERM, stop)
+pathlib.Path({str(tmp_path / "started")!r}).touch()
+time.sleep(60)
+""")
+    sweep = "import sys, pathlib; from bitcycle.sweep.forkserver import Forked\n"
+    sweep += f"run = Forked({stopping!r}, pathlib.Path({str(tmp_path / 'output')!r}), {{}})\nsys.stdin.read()"
+    killed = subprocess.Popen([sys.executable, "-c", sweep], stdin=subprocess.PIPE)
+    wait_for(tmp_path / "started")
+    killed.kill()
+    killed.wait()
+    wait_for(tmp_path / "stopped")
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert path.exists()
+
+
+# From the command line.
+
+
+def sweep(tmp_path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    return run_train("-m", *SMALL, f"results_root={tmp_path}/runs", *overrides)
+
+
+def test_a_failing_run_stops_no_other_and_gives_the_exit_code(tmp_path):
+    planned = stock([{"seed": "0"}], tmp_path)[0].folder
+    planned.path.parent.mkdir(parents=True)
+    planned.path.touch()  # a file where the folder of the first run should be
+    done = sweep(tmp_path, "seed=0,1")
+    assert done.returncode == 1, done.stderr
+    assert re.search(r"failed .*\bseed=0\b.* \(exit code 1\)", done.stderr), done.stderr
+    assert RunFolder(planned.path.parent / "seed=1").state() == "done"
+
+
+def test_a_sweep_file_runs_at_the_scale_that_is_asked_for(tmp_path):
+    done = run_train("-m", "+sweeps=cpt/table6", "scale=smoke", "dry_run=json", f"results_root={tmp_path}/runs")
+    assert done.returncode == 0, done.stderr
+    runs = json.loads(done.stdout)
+    assert {run["overrides"]["dataset"] for run in runs} == {"digits"}
+    assert {run["overrides"]["schedule.cycles"] for run in runs} == {"4"}
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_scale_can_leave_runs_out_and_name_a_regime():
+    grid = {"dataset": ["cifar10", "imagenet"], "model": "resnet74", "schedule.q_min": "4"}
+    at_scale = {"mini": {"regime": "interpolating", "leave_out": {"dataset": "imagenet"}, "model": "resnet14"}}
+    runs = Sweep(grids=[grid], at_scale=at_scale).expand("mini")
+    regime = with_regime({"regime": "interpolating"})
+    assert [run["dataset"] for run in runs] == [regime["dataset"]["cifar10"]]
+    assert runs[0]["model"] == "resnet14"  # what stands beside the regime goes before it
+    assert runs[0]["training.steps"] == str(regime["training.steps"])
+    with pytest.raises(SettingError, match=r"sweeps/regimes\.yaml"):
+        with_regime({"regime": "interpolatin"})

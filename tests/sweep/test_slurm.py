@@ -1,0 +1,255 @@
+"""Waiting for SLURM's jobs, records, and the launcher."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from bitcycle.errors import RunError
+from bitcycle.settings import SettingError
+from bitcycle.sweep.slurm import Outcome, StopWaiting, Waiter, describe, wait_for_jobs
+from bitcycle.sweep.slurm_queue import QueueEntry, parse_queue, read_queue
+from bitcycle.sweep.slurm_record import JobOfArray, jobs_in_queue, new_array, open_jobs, read_arrays
+from bitcycle.sweep.sweep_index import SweepRun, mark_queued
+from bitcycle.training.run_folder import write_json
+from hydra_plugins.bitcycle_plugins.slurm_launcher import SlurmLauncher
+from tests.conftest import ROOT
+from tests.slurm_cases import JobInSlurm, calls, fake
+
+
+@pytest.fixture
+def job(tmp_path):
+    return JobInSlurm(tmp_path)
+
+
+# Waiting.
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def array(tmp_path):
+    with new_array(tmp_path, [tmp_path / f"run{number}" for number in range(3)], "test") as found:
+        return found
+
+
+def queue_of(array, *states):
+    return {
+        (array.name, index): QueueEntry(f"17_{index}", state, "None")
+        for index, state in enumerate(states)
+        if state is not None
+    }
+
+
+def leave(array, index, code, reason=None):
+    write_json(array.outcome_file(index), {"job": f"17_{index}", "code": code, "reason": reason, "timeouts": 0})
+
+
+def waiter_of(array, *queues):
+    """A waiter that gets one answer after the other; the last for ever. Exceptions are raised."""
+    answers = list(queues)
+
+    def read():
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    clock = Clock()
+    jobs = {index: JobOfArray(array, index) for index in range(len(array.runs))}
+    return Waiter(jobs, read, poll_seconds=1, lost_after=10, clock=clock, sleep=clock.sleep), clock
+
+
+def test_every_job_gets_its_own_exit_code(array):
+    waiter, _ = waiter_of(array, queue_of(array, "RUNNING", "COMPLETED", "CANCELLED"))
+    leave(array, 0, 0)
+    leave(array, 1, 3, "no data")
+    codes = wait_for_jobs(waiter, StopWaiting(), [["a=0"], ["a=1"], ["a=2"], ["never=submitted"]])
+    assert codes == [0, 3, 1, 1]
+
+
+def test_a_stopped_job_that_waits_for_its_continuation_has_not_ended(array):
+    running, requeued = queue_of(array, "RUNNING"), queue_of(array, "PENDING")
+    waiter, clock = waiter_of(
+        array, running, queue_of(array, "COMPLETING"), requeued, running, queue_of(array, "COMPLETED")
+    )
+    waiter.waiting = {0: waiter.waiting[0]}
+    leave(array, 0, None)
+    for _ in range(4):
+        assert waiter.look() == {}
+        clock.sleep(1)
+    leave(array, 0, 0)
+    assert waiter.look() == {0: Outcome(0, "")}
+
+
+def test_a_job_that_vanished_is_given_up_after_a_while(array):
+    waiter, clock = waiter_of(array, queue_of(array, "TIMEOUT", None, None))
+    array.runs[1].mkdir()
+    write_json(array.runs[1] / "status.json", {"state": "done"})
+    write_json(array.runs[1] / "summary.json", {"metric": 1})
+    assert waiter.look() == {}
+    clock.sleep(11)
+    ended = waiter.look()
+    assert [ended[index].code for index in range(3)] == [1, 0, 1]
+    assert "TIMEOUT" in ended[0].reason
+    assert "does not know it any more" in ended[2].reason
+    assert waiter.waiting == {}
+
+
+def test_a_controller_that_is_away_ends_nothing(array):
+    waiter, clock = waiter_of(array, RunError("squeue failed: Unable to contact slurm controller"))
+    for _ in range(100):
+        assert waiter.look() == {}
+        clock.sleep(5)
+    assert describe(waiter.waiting, waiter.queue) == "3 unknown"
+    leave(array, 1, 0)
+    assert waiter.look() == {1: Outcome(0, "")}
+
+
+def test_a_signal_ends_the_waiting_and_not_the_jobs(array, caplog):
+    waiter, _ = waiter_of(array, queue_of(array, "PENDING", "PENDING", "RUNNING"))
+    with StopWaiting().active() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        leave(array, 2, 0)
+        caplog.set_level("INFO", "bitcycle")
+        codes = wait_for_jobs(waiter, stop, [["a=0"], ["a=1"], ["a=2"]])
+    assert codes == [75, 75, 75]
+
+
+def test_how_jobs_are_is_said_in_words(array):
+    waiter, _ = waiter_of(array, {})
+    queue = parse_queue(
+        f"17_0|{array.name}|PENDING|Resources\n17_1|{array.name}|RUNNING|None\n18_[2-9]|other|PENDING|Priority\n"
+    )
+    assert describe(waiter.waiting, queue) == "1 pending (Resources), 1 running, 1 leaving"
+
+
+# Records, and the launcher with commands that only look like SLURM's.
+
+
+def test_jobs_are_found_again_by_their_run(tmp_path, array):
+    assert list(read_arrays(tmp_path)) == [array]
+    leave(array, 0, 0)
+    leave(array, 1, None)
+    jobs = open_jobs(tmp_path, array.runs)
+    assert set(jobs) == set(array.runs[1:])
+    assert jobs_in_queue(jobs, queue_of(array, None, "PENDING", "FAILED")) == {array.runs[1]: JobOfArray(array, 1)}
+
+
+def test_runs_in_the_queue_say_so(tmp_path):
+    runs = [SweepRun({}, str(tmp_path / "a")), SweepRun({}, None, "wrong"), SweepRun({}, str(tmp_path / "b"))]
+    runs[2].folder.path.mkdir()
+    runs[2].folder.write_status("done", 4, 4)
+    runs[2].folder.summary.write_text('{"final": 1}')
+    assert [run.state for run in mark_queued(runs, lambda folders: set(folders))] == ["queued", "wrong", "done"]
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """A cluster that takes every job and never runs one."""
+    commands = tmp_path / "bin"
+    submit = 'n=$(wc -l < "$0.calls"); cp "$1" "$0.script.$n"; echo "Submitted batch job 1$n"'
+    show = """
+for script in "$(dirname "$0")"/sbatch.script.*; do
+    [ -e "$script" ] || continue
+    for task in 0 1 2; do echo "1${script##*.}_$task|$(sed -n "s/.*job-name=//p" "$script")|PENDING|Resources"; done
+done"""
+    fake(commands, "sbatch", submit)
+    fake(commands, "squeue", show)
+    fake(commands, "srun", "exit 1")
+    fake(commands, "scontrol", "echo 'MaxArraySize            = 3'")
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    return commands
+
+
+def launcher(results, **parameters):
+    found = SlurmLauncher(cpus_per_task=2, poll_seconds=0.1, **parameters)
+    source = SimpleNamespace(provider="main", path=str(ROOT / "conf"))
+    config = SimpleNamespace(
+        results_root=str(results), hydra=SimpleNamespace(runtime=SimpleNamespace(config_sources=[source]))
+    )
+    found.setup(hydra_context=None, task_function=None, config=config)
+    return found
+
+
+class Impatient(StopWaiting):
+    """Looks at the jobs once, then goes."""
+
+    @property
+    def received(self):
+        self.looks = getattr(self, "looks", 0) + 1
+        return self.looks > 4
+
+    @received.setter
+    def received(self, value):
+        pass
+
+
+def test_what_is_in_the_queue_is_not_submitted_again(slurm, tmp_path, monkeypatch):
+    monkeypatch.setattr("bitcycle.sweep.slurm.StopWaiting", Impatient)
+    results, runs = tmp_path / "results", [[f"seed={number}"] for number in range(5)]
+    folders = [results / "smoke" / "a" / run[0] for run in runs]
+    first = launcher(
+        results, array_parallelism=6, setup=["module load nothing"], additional_parameters={"constraint": "a100"}
+    )
+    assert [job.return_value for job in first.launch_into(runs[:4], folders[:4])] == [75] * 4
+    assert len(calls(slurm, "sbatch")) == 2
+    script = (slurm / "sbatch.script.1").read_text()
+    for option in ("array=0-1%2", "requeue", "signal=USR1@120", "constraint=a100"):
+        assert f"#SBATCH --{option}\n" in script
+    assert "\nmodule load nothing\n" in script
+    assert "--cpus-per-task=2 " in script.splitlines()[-1] and "kill-on-bad-exit" not in script
+    second = launcher(results)
+    assert second.queued(folders) == set(folders[:4])
+    assert [job.return_value for job in second.launch_into(runs, folders)] == [75] * 5
+    assert len(calls(slurm, "sbatch")) == 3
+
+
+def test_a_run_on_several_gpus_is_as_many_tasks(slurm, tmp_path, monkeypatch):
+    monkeypatch.setattr("bitcycle.sweep.slurm.StopWaiting", Impatient)
+    launcher(tmp_path, gpus_per_node=4, nodes=2).launch_into([["seed=0"]], [tmp_path / "seed=0"])
+    script = (slurm / "sbatch.script.1").read_text()
+    for option in ("nodes=2", "gpus-per-node=4", "ntasks-per-node=4"):
+        assert f"#SBATCH --{option}\n" in script
+    assert "--kill-on-bad-exit=1 " in script.splitlines()[-1]
+
+
+def test_arrays_that_slurm_refuses_leave_the_others_alone(slurm, tmp_path, monkeypatch):
+    monkeypatch.setattr("bitcycle.sweep.slurm.StopWaiting", Impatient)
+    fake(
+        slurm,
+        "sbatch",
+        f'[ $(wc -l < {slurm}/sbatch.calls) = 1 ] || {{ echo "too many jobs" >&2; exit 1; }}; echo "Submitted batch job 11"',
+    )
+    runs = [[f"seed={number}"] for number in range(6)]
+    codes = launcher(tmp_path).launch_into(runs, [tmp_path / run[0] for run in runs])
+    assert [job.return_value for job in codes] == [75] * 3 + [1] * 3
+
+
+def test_what_is_wrong_is_said(slurm, tmp_path):
+    with pytest.raises(SettingError, match="partition"):
+        launcher(tmp_path, partitoin="gpu").launch_into([["seed=0"]], [tmp_path / "seed=0"])
+    fake(slurm, "sbatch", 'echo "Invalid partition name specified" >&2; exit 1')
+    with pytest.raises(RunError, match="Invalid partition name"):
+        launcher(tmp_path).launch_into([["seed=0"]], [tmp_path / "seed=0"])
+    assert list(read_arrays(tmp_path)) == []
+
+
+def test_a_machine_without_slurm(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda command: None)
+    with pytest.raises(RunError, match="hydra/launcher=local"):
+        read_queue()
+    assert launcher(tmp_path).queued([tmp_path / "seed=0"]) == set()  # nothing submitted, nothing to ask

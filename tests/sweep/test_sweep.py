@@ -1,0 +1,209 @@
+"""Sweeps: grids, scales, seeds, composition and states."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+from omegaconf import OmegaConf
+
+from bitcycle.settings import SettingError
+from bitcycle.sweep import Sweep, command_line, expand, read_sweep, substitute
+from bitcycle.sweep.composition import Composer
+from bitcycle.sweep.execution import count_states, reason, report, runs_to_launch, sweep_table, worst
+from tests.conftest import hydra_config, run_train
+from tests.sweep_cases import SMALL, stock
+
+# Expansion: plain values in, plain values out.
+
+
+def test_a_grid_is_the_product_of_its_lists_and_grids_follow_each_other():
+    runs = expand([{"model": ["a", "b"], "q": [8, 6]}, {"model": "c"}], {})
+    assert runs == [
+        *({"model": model, "q": q} for model in ("a", "b") for q in ("8", "6")),
+        {"model": "c"},
+    ]
+
+
+def test_an_entry_that_is_a_mapping_sets_several_settings_and_its_key_is_a_label():
+    grid = {"method": [{"schedule": "CR", "schedule.cycles": 8}, {}], "model": "a"}
+    assert expand([grid], {}) == [{"schedule": "CR", "schedule.cycles": "8", "model": "a"}, {"model": "a"}]
+
+
+def test_a_later_key_of_a_grid_wins_and_the_command_line_wins_over_all():
+    assert expand([{"a": {"q": 1}, "q": 2}], {}) == [{"q": "2"}]
+    assert expand([{"q": [1, 2], "model": "a"}], {"q": "3"}) == [{"q": "3", "model": "a"}]
+
+
+def test_no_grid_is_one_run_and_an_empty_list_is_refused():
+    assert expand([], {"seed": "1"}) == [{"seed": "1"}]
+    with pytest.raises(SettingError, match="no values to sweep over"):
+        expand([{"model": []}], {})
+
+
+def test_values_are_written_as_on_the_command_line():
+    grid = {"a": None, "b": True, "c": "[3,4]", "d": 1e-5, "e": [[3, 4]]}
+    assert expand([grid], {}) == [{"a": "null", "b": "true", "c": "[3,4]", "d": "1e-05", "e": "[3,4]"}]
+
+
+def test_replacements_name_values_as_they_are_written_in_yaml():
+    run = {"training.epochs": "2.5", "schedule.cycles": "32", "rate": "1e-05", "model": "a"}
+    found = substitute(
+        run, {"training.epochs": {2.5: 1}, "schedule.cycles": {32: None}, "rate": {1e-5: 0.1}, "model": {"b": "c"}}
+    )
+    assert found == {"training.epochs": "1", "schedule.cycles": "null", "rate": "0.1", "model": "a"}
+    assert substitute({}, {"model": {"a": "b"}, "q": 3}) == {"q": "3"}  # a mapping adds nothing, a value is set for all
+
+
+def test_a_path_with_an_equals_sign_is_quoted_once():
+    (argument,) = command_line({"model.initial_weights": "runs/seed=0"})
+    assert argument == "model.initial_weights='runs/seed=0'"
+    assert command_line({"model.initial_weights": "'runs/seed=0'"}) == [argument]
+
+
+# Scales and seeds.
+
+SWEEP = Sweep(
+    grids=[{"model": ["resnet74", "resnet152"]}],
+    trials={"paper": 2, "mini": 3},
+    at_scale={"mini": {"model": {"resnet152": "resnet20", "resnet74": "resnet20"}}},
+)
+
+
+def test_the_first_seed_of_all_comes_before_the_second_of_any():
+    assert [(run["model"], run["seed"]) for run in SWEEP.expand()] == [
+        *(("resnet74", "0"), ("resnet152", "0"), ("resnet74", "1"), ("resnet152", "1")),
+    ]
+
+
+def test_runs_that_a_scale_makes_equal_are_one():
+    assert [(run["model"], run["seed"]) for run in SWEEP.expand("mini")] == [("resnet20", str(k)) for k in range(3)]
+
+
+def test_the_command_line_wins_over_scales_and_seeds():
+    fixed = {"model": "resnet8", "seed": "7"}
+    assert SWEEP.expand("mini", fixed) == [fixed]
+
+
+def test_a_grid_can_have_seeds_of_its_own():
+    sweep = Sweep(grids=[{"quantizer": "none", "seed": 0}, {"quantizer": "sbm"}], trials={"paper": 2})
+    assert [(run["quantizer"], run["seed"]) for run in sweep.expand()] == [("none", "0"), ("sbm", "0"), ("sbm", "1")]
+
+
+def test_an_unknown_scale_is_refused():
+    with pytest.raises(SettingError, match="did you mean 'mini'"):
+        SWEEP.expand("min")
+
+
+@pytest.mark.parametrize(
+    "text", ["runs: 3", "hydra: {sweeper: {colour: red}}", "hydra: {sweeper: 3}", "a: [", "hydra:"]
+)
+def test_a_file_that_is_no_sweep_is_refused(tmp_path, text):
+    path = tmp_path / "sweep.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SettingError, match=r"see sweeps/README\.md for the form of a sweep"):
+        read_sweep(path)
+
+
+def test_a_sweep_file_is_read(tmp_path):
+    path = tmp_path / "sweep.yaml"
+    path.write_text("hydra: {sweeper: {title: t, runs: 2, grids: [{seed: [0, 1]}], at_scale: {smoke: {a: {3: 4}}}}}")
+    found = read_sweep(path)
+    assert (found.title, found.runs, found.grids) == ("t", 2, [{"seed": [0, 1]}])
+    assert substitute({"a": "3"}, found.at_scale["smoke"]) == {"a": "4"}
+
+
+# Composition.
+
+
+def test_composing_in_two_steps_is_composing_in_one():
+    asked = []
+
+    def ask(arguments):
+        asked.append(arguments)
+        return hydra_config(arguments)
+
+    composer = Composer(ask)
+    runs = [
+        {"schedule": "CR", "schedule.cycles": cycles, "training.steps": "null", "training.epochs": "2", "seed": "1"}
+        for cycles in ("2", "4")
+    ]
+    runs.append({"schedule": "CR", "quantizer.depthwise_bits": "[8,16]", "results_root": "a/b=c"})
+    runs.append({"schedule": "CR", "quantizer": "dorefa", "schedule.q_min": "4"})
+    for run in runs:
+        found = composer(run)
+        assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(hydra_config(command_line(run)))
+    assert asked == [[], ["schedule=CR"], ["quantizer=dorefa"]]  # not one for each combination
+
+
+def test_runs_that_compute_the_same_are_one_and_wrong_ones_are_kept(tmp_path):
+    runs = [
+        {"schedule": "static", "schedule.q_min": "3"},
+        {"schedule": "static", "schedule.q_min": "5"},
+        {"schedule": "static", "schedule.q_min": "3", "seed": "1"},
+        {"schedule": "RTH", "schedule.cycles": "3"},
+    ]
+    found = stock(runs, tmp_path)
+    assert [run.state for run in found] == ["missing", "missing", "wrong"]
+    assert [run.overrides for run in found] == [runs[0], runs[2], runs[3]]
+    assert found[0].folder.path.parent == found[1].folder.path.parent
+    assert "odd number of cycles" in found[2].problem
+    assert count_states([run.state for run in found]) == "3 runs: 2 missing, 1 wrong"
+
+
+def test_states_follow_the_folders(tmp_path):
+    runs = [{"seed": str(seed)} for seed in range(5)]
+    folders = [run.folder for run in stock(runs, tmp_path)]
+    for folder in folders[:4]:
+        folder.path.mkdir(parents=True)
+    folders[0].write_status("done", 4, 4)
+    folders[0].summary.write_text('{"final": 1}')
+    folders[1].write_status("failed", 1, 4, "no memory")
+    folders[2].checkpoint.last.parent.mkdir()
+    folders[2].checkpoint.last.touch()
+    found = stock(runs, tmp_path)
+    with folders[3].lock():
+        states = [run.state for run in found]
+        launched = runs_to_launch(found)
+    assert states == ["done", "failed", "resumable", "running", "missing"]
+    assert reason(found[1]) == "no memory"
+    assert launched == [found[1], found[2], found[4]]
+    assert count_states(states) == "5 runs: 1 done, 1 running, 1 resumable, 1 failed, 1 missing"
+
+
+def test_a_report_names_wrong_runs_and_is_json_if_asked(tmp_path, capsys):
+    found = stock([{"seed": "0"}, {"schedule": "RTH", "schedule.cycles": "3"}], tmp_path)
+    assert report(found, Sweep(title="a title"), "json") == [2]
+    out, err = capsys.readouterr()
+    good, wrong = json.loads(out)
+    assert good["state"] == "missing" and good["run_dir"] == str(found[0].folder.path) and good["problem"] is None
+    assert wrong["state"] == "wrong" and "cycles" in wrong["problem"]
+    assert "a title: 2 runs" in err and "wrong configuration: schedule.cycles=3" in err
+
+
+def test_the_table_shows_what_sets_runs_apart_and_what_they_cost(tmp_path):
+    found = stock([{"schedule": "static", "seed": "0"}, {"schedule": "CR", "seed": "0"}], tmp_path)
+    table = sweep_table(found, "title")
+    assert [str(column.header) for column in table.columns] == [
+        "#",
+        "schedule",
+        "state",
+        "steps",
+        "GBitOps",
+        "of static",
+    ]
+    assert next(iter(table.columns[5].cells)) == "1.000"
+
+
+def test_the_worst_exit_code_is_reported():
+    assert worst([0, 1, 0]) == 1 and worst([1, 3]) == 3 and worst([3, 2]) == 2 and worst([2, 75]) == 75
+    assert worst([-9]) == worst([139]) == 1 and worst([]) == 0
+
+
+# From the command line.
+
+
+def sweep(tmp_path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    return run_train("-m", *SMALL, f"results_root={tmp_path}/runs", *overrides)

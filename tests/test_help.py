@@ -1,0 +1,150 @@
+"""Help, options and scales on the command line."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from bitcycle.configuration import GROUPS, PRESETS, all_keys, nearest_key
+from bitcycle.errors import RunError
+from bitcycle.help import LOGGING, TOP, groups, help_text
+from bitcycle.settings import MISSING
+from bitcycle.training.run import choose_device
+from tests.conftest import ROOT, configure, run_train
+
+
+def test_help_is_one_screen_of_groups_options_and_common_settings(command):
+    code, out, _ = command("--help", "")
+    lines = out.splitlines()
+    assert code == 0 and len(lines) <= 70 and max(map(len, lines)) < 170
+    for group, options in GROUPS.items():
+        assert f"\n{group}=" in out
+        assert {name for name in options if re.search(rf"\b{name}\b", out)} or group == "model"
+    assert sum(bool(re.match(r"  [\w.]+=", line)) for line in lines) == 10
+
+
+def test_help_explains_every_option_and_setting_of_a_group():
+    conf = ROOT / "conf"
+    shown = {topic: help_text(conf, topic) for topic in (*groups(conf), TOP, LOGGING)}
+    for group, options in GROUPS.items():
+        for name in options:
+            assert re.search(rf"\b{name}\b", shown[group]), name
+    everything = "\n".join(shown.values())
+    for key in all_keys():
+        if not key.endswith(".name") and key not in (*GROUPS, "training", "logging"):
+            assert f"  {key}=" in everything or any(other.startswith(f"{key}.") for other in all_keys()), key
+    assert MISSING not in everything
+    assert max(len(line) for line in everything.splitlines()) < 260
+
+
+def test_help_on_one_option_has_its_values_source_and_equation(command):
+    code, out, _ = command("--help", "schedule=RTH")
+    assert code == 0
+    assert "Better Schedules, section 3.2" in out
+    assert "schedule.profile=rex" in out and "schedule.form=horizontal" in out
+    assert "epochs=40" in help_text(ROOT / "conf", "training=ptb")
+    assert "steps: 2500" in help_text(ROOT / "conf", "scale=mini")
+
+
+@pytest.mark.parametrize(
+    ("topic", "remedy"), [("shedule", "did you mean 'schedule'"), ("schedule=rth", "did you mean 'RTH'")]
+)
+def test_help_on_an_unknown_topic(command, topic, remedy):
+    code, _, err = command("--help", topic)
+    assert code == 2 and remedy in err
+
+
+def test_a_setting_without_effect_is_said(command, caplog, monkeypatch):
+    """Sweeps over schedules set q_min for static precision too; a person who does so is told."""
+    monkeypatch.setattr(logging.getLogger("bitcycle"), "handlers", [caplog.handler])  # what is logged goes no further
+    code = command("dataset=digits", "model=resnet8", "schedule=static", "schedule.q_min=9", "dry_run=json")[0]
+    assert code == 0
+    assert "schedule.q_min has no effect with schedule=static" in caplog.text
+
+
+def test_a_launcher_of_others_that_fails_is_no_bug_of_ours(command, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))  # no SLURM, even where it is installed
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    run = ("dataset=digits", "model=resnet8", "scale=smoke", "training.steps=3")
+    code, _, err = command("-m", "hydra/launcher=submitit_slurm", *run)
+    assert code == 1
+    assert "hydra_submitit_launcher" in err and "srun" in err and "bug" not in err
+
+
+@pytest.mark.parametrize("device", ["cuda:1", "cuda", "mps"])
+def test_devices_that_are_not_there(device):
+    if (device == "mps" and torch.backends.mps.is_available()) or ("cuda" in device and torch.cuda.is_available()):
+        pytest.skip("this machine has one")
+    with pytest.raises(RunError, match=f"training.device={device}, but PyTorch sees no"):
+        choose_device(device)
+
+
+def test_second_gpu(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert choose_device("cuda:1") == torch.device("cuda") == choose_device("auto") and chosen == [1]
+    with pytest.raises(RunError, match="sees 2 GPUs, numbered from 0"):
+        choose_device("cuda:2")
+
+
+def test_each_option_of_a_group_is_stated_once():
+    """In a registry, or in a file of conf/: never in both; what Hydra composes is what the registry says."""
+    assert {path.stem for path in (ROOT / "conf" / "dataset").glob("*.yaml")} == set(GROUPS["dataset"])
+    for group, presets in PRESETS.items():
+        assert not (ROOT / "conf" / group).exists()
+        for name, preset in presets.items():
+            if group not in ("schedule", "quantizer"):  # others take longer to compose
+                continue
+            assert vars(getattr(configure(f"{group}={name}"), group)) == vars(preset()), name
+
+
+def test_networks_that_differ_by_their_depth_alone_are_one_line_of_help():
+    assert "model=resnet8, resnet14, resnet20" in help_text(ROOT / "conf", "model")
+    assert configure("model=resnet56").model.depth == 56
+
+
+def test_scales_change_what_they_are_combined_with():
+    assert configure("scale=smoke").training.steps == 64
+    assert configure("scale=mini", "dataset=digits").scale == "mini"
+    assert configure("scale=mini", "training.steps=77").training.steps == 77
+    assert configure("dataset=digits").training.batch_size == 64
+
+
+def test_nearest_key_knows_abbreviations():
+    assert "'training.optimizer.weight_decay'" in nearest_key("optim.wd")
+    assert "'training.batch_size'" in nearest_key("train.bs")
+    assert "did you mean" not in nearest_key("xyzzy")
+    assert "hardware" not in nearest_key("training.amp")  # not array_pj for its initials
+
+
+def test_tab_completion_completes_groups(tmp_path):
+    """What the README documents: Hydra's completion works with train.py."""
+    query = {**os.environ, "COMP_LINE": "train.py schedule=RT", "COMP_POINT": "20"}
+    done = subprocess.run(
+        [sys.executable, "train.py", "-sc", "query=bash"], capture_output=True, text=True, cwd=ROOT, env=query
+    )
+    assert {"schedule=RTH", "schedule=RTV"} <= set(done.stdout.split()), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem", "remedy"),
+    [
+        (["-m", "+sweeps=cpt/table99"], "there is no such file", "did you mean 'cpt/table"),
+        (["+sweeps=cpt/table2"], "is a sweep of many runs", "write python train.py -m +sweeps=cpt/table2"),
+        (["-m", "sweeps=cpt/table2"], "is chosen by no other file", "write a + before it: +sweeps=cpt/table2"),
+        (["-m", "+sweeps=cpt/table2", "scale=huge"], "is not one of its options", "mini, paper, smoke"),
+    ],
+)
+def test_a_sweep_that_cannot_be_run_is_one_line_with_a_remedy(arguments, problem, remedy):
+    done = run_train(*arguments)
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert problem in line and remedy in line, line

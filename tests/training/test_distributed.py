@@ -1,0 +1,328 @@
+"""One run in two processes: the numbers of one process up to rounding, exact resume, one writer, and an end for all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import bitcycle.dataset.images as images_module
+from bitcycle import distributed
+from bitcycle.errors import RunError
+from bitcycle.layer import share_batch_norm
+from bitcycle.quantizer import QUANTIZERS, compiler_works
+from bitcycle.settings import SettingError
+from bitcycle.training.distributed import check_sharing, own_gpu, process_variables
+from bitcycle.training.run import execute
+from bitcycle.training.run_folder import read_json, read_records, write_json
+from tests.conftest import plan, run_train
+from tests.dataset.test_dataset import write_folders
+from tests.pair import exit_codes, fork_training, run_pair, variables
+from tests.training.test_resume import Crash, assert_equal, crash_at, result
+
+SMALL = ("dataset=digits", "model=resnet8", "scale=smoke", "training.steps=8", "training.evaluation_steps=4")
+SMALL += ("training.compile=false",)
+RAGGED = (
+    "dataset.train_samples=53",
+    "dataset.test_samples=41",
+    "task.evaluation_batch_size=20",
+    "training.log_steps=1",
+)
+"""The last of four batches has 5 samples, and the last evaluated one has a single one."""
+
+SAME: dict[str, list[str]] = {
+    "none": ["quantizer=none", "dataset.crop_padding=1"],
+    "static": ["schedule=static"],
+    "RTH": ["schedule=RTH"],
+    "partial": ["schedule=partial_pretrain", "quantizer=pact_binary", "model=resnet8_extra_skip"],
+    "pfq": ["schedule=pfq", "schedule.epoch_steps=2", "schedule.epsilon=0.5", "schedule.alpha=1"],
+}
+"""Case -> settings of a run that gives the same in one process and in two."""
+
+RESUMED = ["schedule=RTH", "training.steps=12", "training.evaluation_steps=5"]
+"""A run that is cut off."""
+
+
+LONG = (*SMALL, "schedule=RTH", "training.steps=100000", "training.evaluation_steps=50000")
+LONG += ("training.checkpoint_seconds=0.1",)
+"""A run that somebody has to stop."""
+
+
+def planned(folder: Path, case: str, settings: list[str]):
+    return plan(*SMALL, *RAGGED, *settings, f"results_root={folder}/{case}")
+
+
+def in_double(run):
+    """Train in float64, where differences of rounding are too small to move a value to another level."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        return execute(run)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+# What is done in other processes; see tests/pair.py.
+
+
+def lose_and_stop(folder: Path) -> None:
+    """Kill the second process of a run, go on, and ask the second one to stop."""
+    overrides = [*LONG, f"results_root={folder}/signals"]
+    run = plan(*overrides).folder
+    for name, number in (("killed", signal.SIGKILL), ("stopped", signal.SIGTERM)):
+        before = run.read_status().get("step", 0)
+        children = fork_training(folder / name, *overrides)
+        while run.read_status().get("step", 0) < before + 3:
+            time.sleep(0.01)
+        os.kill(children[1], number)
+        write_json(folder / f"{name}.json", exit_codes(children))
+        if number == signal.SIGKILL:
+            status = run.read_status()
+            assert status["state"] == "failed" and "another process" in status["reason"], status
+
+
+def train_the_same(folder: Path) -> None:
+    for case, settings in SAME.items():
+        place = folder / ("pair" if distributed.rank() == 0 or case == "partial" else "nowhere")
+        in_double(planned(place, case, settings))
+    assert not (folder / "nowhere").exists()
+
+
+def crash_and_resume(folder: Path) -> None:
+    for name in ("undisturbed", "disturbed"):
+        run = planned(folder, name, [*RESUMED, "training.checkpoint_seconds=0"])
+        for checkpoint_step, crash_step in ((3, 5), (9, 9)) if name == "disturbed" else ():
+            with pytest.MonkeyPatch.context() as patch:
+                crash_at(patch, crash_step, checkpoint_step)
+                with pytest.raises(Crash):
+                    execute(run)
+            distributed.barrier()
+        execute(run)
+
+
+def normalise_a_batch(folder: Path) -> None:
+    """Batch norm of two unequal shares is that of the whole: output, running statistics, all gradients."""
+    torch.manual_seed(0)
+    x, upstream = torch.randn(7, 3, 4, 5, dtype=torch.float64) * 3 + 1, torch.randn(7, 3, 4, 5, dtype=torch.float64)
+    for affine, momentum in ((True, 0.1), (False, None)):
+        one = nn.Sequential(nn.BatchNorm2d(3, affine=affine, momentum=momentum), nn.Conv2d(3, 3, 1)).double()
+        if affine:
+            nn.init.normal_(one[0].weight)
+        other = nn.Sequential(nn.BatchNorm2d(3, affine=affine, momentum=momentum), nn.Conv2d(3, 3, 1)).double()
+        other.load_state_dict(one.state_dict())
+        other = share_batch_norm(other)
+        whole = x.clone().requires_grad_()
+        expected = one(whole)
+        (expected * upstream).sum().backward()
+        part = distributed.local_shard(x).clone().requires_grad_()
+        with distributed.sharded(len(x)):
+            y = other(part)
+            (y * distributed.local_shard(upstream)).sum().backward()
+        torch.testing.assert_close(y, distributed.local_shard(expected))
+        torch.testing.assert_close(part.grad, distributed.local_shard(whole.grad))
+        for name, buffer in one[0].named_buffers():
+            torch.testing.assert_close(dict(other[0].named_buffers())[name], buffer)
+        for mine, expected in zip(other.parameters(), one.parameters(), strict=True):
+            torch.testing.assert_close(distributed.all_sum(mine.grad), expected.grad)
+
+
+def calibrate_on_a_batch(folder: Path) -> None:
+    """The step of uniform_l2 is found from the same elements of the whole batch; runs with it part, as the search for the
+    best step hangs on the last digit of a value, in one process too."""
+    x = torch.rand(7, 3, 40, 50, generator=torch.Generator().manual_seed(0))
+    whole, part = (QUANTIZERS["uniform_l2"]().activation(compile=False) for _ in range(2))
+    whole.prepare(x, 3)
+    with distributed.sharded(len(x)):
+        part.prepare(distributed.local_shard(x), 3)
+    assert torch.equal(part.step, whole.step) and whole.step != 1
+
+
+def stream_images(folder: Path) -> None:
+    """Each process decodes its share of each batch and nothing else."""
+    decoded: list[int] = []
+    decode = images_module.decode
+    images_module.decode = lambda image, *rest: (decoded.append(1), decode(image, *rest))[1]
+    execute(plan(*streamed(folder / "images"), f"results_root={folder}/streamed"))
+    images_module.decode = decode
+    assert len(decoded) == (3 * 20 + 3 * 2 * 8) / 2  # three epochs, three evaluations at two precisions
+
+
+def streamed(images: Path) -> list[str]:
+    return [
+        *("dataset=image_folder", f"dataset.path={images}", "dataset.memory_gib=0", "dataset.random_crop=true"),
+        *("dataset.train_samples=20", "dataset.test_samples=8", "dataset.workers=0", "model=resnet8", "scale=smoke"),
+        *("training.batch_size=10", "training.steps=6", "training.evaluation_steps=2", "training.log_steps=1"),
+        "quantizer=none",
+    ]
+
+
+# What it should have done.
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    write_folders(folder / "images" / "train", {"cat": 10, "dog": 10}, size=(9, 9))
+    write_folders(folder / "images" / "test", {"cat": 4, "dog": 4}, size=(9, 9))
+    done = run_pair(
+        folder,
+        "lose_and_stop",
+        "train_the_same",
+        "crash_and_resume",
+        "normalise_a_batch",
+        "calibrate_on_a_batch",
+        "stream_images",
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def assert_alike(found, expected, **tolerance) -> None:
+    """Records with the same words and bits, and the same numbers up to rounding."""
+    assert [record.keys() for record in found] == [record.keys() for record in expected]
+    for mine, theirs in zip(found, expected, strict=True):
+        for key, value in theirs.items():
+            one_image = (
+                {"abs": 100 / 41} if "top5" in key else {}
+            )  # few levels make equal logits, and any order of them
+            expected = pytest.approx(value, **tolerance, **one_image) if isinstance(value, float) else value
+            assert mine[key] == expected, (key, mine)
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_two_processes_give_what_one_gives(pair, tmp_path, case):
+    one, two = planned(tmp_path, case, SAME[case]), planned(pair / "pair", case, SAME[case]).folder
+    in_double(one)
+    assert_alike(read_records(two.metrics), read_records(one.folder.metrics), rel=1e-5)  # metrics are float32
+    losses = [[r["loss"] for r in read_records(run.metrics) if r["kind"] == "train"] for run in (two, one.folder)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+    states = [run.checkpoint.load(torch.device("cpu")) for run in (two, one.folder)]
+    torch.testing.assert_close(states[0]["model"], states[1]["model"], rtol=1e-8, atol=1e-9)
+    assert states[0]["cost"] == states[1]["cost"]
+    assert two.read_summary()["cost"] == one.folder.read_summary()["cost"]
+    assert two.read_summary()["processes"] == 2
+
+
+def test_two_processes_that_crash_go_on_exactly(pair):
+    undisturbed, disturbed = (planned(pair, name, RESUMED).folder for name in ("undisturbed", "disturbed"))
+    assert "resuming after step 9" in disturbed.log.read_text()
+    assert_equal(result(disturbed), result(undisturbed))
+
+
+def test_streamed_images_are_those_of_one_process(pair, tmp_path):
+    one = plan(*streamed(pair / "images"), f"results_root={tmp_path}")
+    execute(one)
+    two = plan(*streamed(pair / "images"), f"results_root={pair}/streamed").folder
+    assert_alike(read_records(two.metrics)[:4], read_records(one.folder.metrics)[:4], rel=1e-3)  # float32, few steps
+
+
+def test_a_killed_process_ends_the_other(pair):
+    assert read_json(pair / "killed.json") == [1, -signal.SIGKILL]
+    told = (pair / "killed.0").read_text()
+    assert "run failed: another process of this run has ended" in told and "Traceback" not in told
+
+
+def test_a_signal_to_one_process_stops_both(pair):
+    assert read_json(pair / "stopped.json") == [75, 75]
+    assert "interrupted: received a signal in another process" in (pair / "stopped.0").read_text()
+    assert "INFO" not in (pair / "stopped.1").read_text()  # process 0 speaks for all
+    folder = plan(*LONG, f"results_root={pair}/signals").folder
+    assert folder.state() == "resumable" and not folder.is_in_use()
+    log = folder.log.read_text()
+    assert log.count("2 processes share each batch") == 2 and "resuming after step" in log
+
+
+# What needs no other process.
+
+
+def in_turn(function, x: torch.Tensor, patch: pytest.MonkeyPatch) -> torch.Tensor:
+    """function of two shares of x, one after the other, each knowing the extremes of the whole."""
+    low, high = torch.aminmax(x)
+    parts = []
+    for process in range(2):
+        share = distributed.shard_of(len(x), process, 2)
+        patch.setattr(distributed, "_shard", share)
+        patch.setattr(distributed, "all_min_max", lambda *_: (low, high))
+        patch.setattr(distributed, "all_max", lambda _: x.abs().amax())
+        parts.append(
+            function(x[share.first : share.first + share.samples].contiguous(memory_format=torch.channels_last))
+        )
+    patch.undo()
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize(("name", "compile"), [("sbm", False), ("sbm", True), ("dorefa", False), ("wageubn", False)])
+def test_shares_of_a_batch_are_quantized_as_the_whole(name, compile, monkeypatch):
+    """The same bits, noise included, compiled or not."""
+    if compile and not compiler_works("cpu"):
+        pytest.skip("no C++ compiler on this machine")
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(7, 5, 3, 2, generator=generator).contiguous(memory_format=torch.channels_last)
+    options = QUANTIZERS[name]()
+    bits, step_key, layer_key = torch.tensor(3), torch.tensor(77, dtype=torch.int32), torch.tensor(5, dtype=torch.int32)
+    expected = options.gradient(compile=False).quantize(x, bits, step_key, layer_key)
+    gradient = options.gradient(compile)
+    assert torch.equal(
+        in_turn(lambda part: gradient.quantize(part, bits, step_key, layer_key), x, monkeypatch), expected
+    )
+    expected, activation = options.activation(compile=False, signed=True)(x, bits), options.activation(compile, True)
+    assert torch.equal(in_turn(lambda part: activation(part, bits), x, monkeypatch), expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        (["schedule=dfq"], "schedule=dfq"),
+        (["quantizer=wageubn", "quantizer.weight_gradient_constant=128"], "quantizer.weight_gradient_constant=128"),
+        (["training.compute=codes"], "training.compute=codes"),
+        (["training.weight_averaging.start=0.5"], "training.weight_averaging.start=0.5"),
+        (["dataset.train_samples=33"], "training.batch_size=16: the last step of an epoch has 1 sample"),
+        (["dataset=wikitext2_small", "model=lstm"], "task.name=language_modelling"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(settings, field, monkeypatch):
+    run = plan("dataset=digits", "model=resnet8", "scale=smoke", *settings)
+    check_sharing(run)
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    with pytest.raises(SettingError, match="Remedy") as refused:
+        check_sharing(run)
+    assert str(refused.value).startswith(field)
+
+
+def test_processes_are_found_where_somebody_started_several():
+    torchrun = variables(1, 29500)
+    assert process_variables({**torchrun, "SLURM_STEP_NUM_TASKS": "4"}) == torchrun
+    assert process_variables({}) == process_variables({"WORLD_SIZE": "1", "RANK": "0"}) == {}
+    assert (
+        process_variables({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}) == {}
+    )  # a batch script, whose step is one process
+    with pytest.raises(RunError, match=r"MASTER_ADDR.*torchrun"):
+        process_variables(
+            {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "1"}
+        )
+    assert [own_gpu(rank, gpus) for rank, gpus in ((3, 4), (3, 1), (0, 2))] == [3, 0, 0]
+    with pytest.raises(RunError, match="start 2 processes"):
+        own_gpu(2, 2)
+
+
+def test_a_sweep_in_several_processes_is_refused(tmp_path):
+    done = run_train("-m", *SMALL, "seed=0,1", f"results_root={tmp_path}", env=variables(1, 1))
+    assert done.returncode == 2
+    assert done.stderr.startswith("wrong configuration: WORLD_SIZE=2")
+
+
+def test_another_number_of_processes_is_said(tmp_path):
+    run = plan(*SMALL, "training.checkpoint_seconds=0", f"results_root={tmp_path}")
+    with pytest.MonkeyPatch.context() as patch:
+        crash_at(patch, 6, 5)
+        with pytest.raises(Crash):
+            execute(run)
+    environment = read_json(run.folder.environment)
+    run.folder.environment.write_text(json.dumps({**environment, "processes": 4}))
+    execute(run)
+    assert "resumed with another processes (1, before 4)" in run.folder.log.read_text()

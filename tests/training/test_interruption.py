@@ -1,0 +1,223 @@
+"""Signals at any moment, files that somebody touched, folders of other runs: one clear line, and nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+
+from bitcycle.analysis.collect import collect
+from bitcycle.errors import RunError
+from bitcycle.training.interruption import StopSignal
+from bitcycle.training.loop import Trainer
+from bitcycle.training.run import execute
+from bitcycle.training.run_folder import RunFolder, read_json, read_records
+from bitcycle.training.status import status_table
+from tests.conftest import ROOT, plan, run_train, train_command
+from tests.dataset.test_dataset import write_folders
+from tests.training.test_resume import Crash
+
+ALL = ("dataset.train_samples=null", "dataset.test_samples=null")
+SMALL = ("dataset=digits", "model=resnet8", "scale=smoke")
+
+
+def start(*overrides: str, **options) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        train_command(*overrides), cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment, **options
+    )
+
+
+def wait_for(path, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not list(path.rglob("metrics.jsonl")):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_while_libraries_are_imported(number, tmp_path):
+    process = start(*SMALL, f"results_root={tmp_path}")
+    time.sleep(0.7)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    assert errors.strip() == "interrupted: run the same command again"
+
+
+def test_an_interruption_ends_the_sweep(tmp_path):
+    process = start(
+        *("-m", *SMALL, "training.steps=100000", "seed=0,1", "hydra.launcher.workers=1", f"results_root={tmp_path}")
+    )
+    wait_for(tmp_path, process)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    (status,) = tmp_path.rglob("status.json")  # seed 1 was not begun
+    assert RunFolder(status.parent).state() == "resumable"
+    assert "Traceback" not in errors
+
+
+def test_a_signal_to_the_whole_group_is_no_failure_of_the_processes_that_decode(tmp_path):
+    write_folders(tmp_path / "data" / "train", {"cat": 40, "dog": 40}, size=(8, 8))
+    overrides = ["dataset=image_folder", f"dataset.path={tmp_path}/data", "dataset.memory_gib=0", "dataset.workers=2"]
+    process = start(
+        *overrides,
+        *("model=resnet8", "scale=smoke", *ALL, "training.steps=100000", "training.batch_size=8"),
+        f"results_root={tmp_path}/runs",
+        start_new_session=True,
+    )
+    wait_for(tmp_path / "runs", process)
+    time.sleep(1)
+    os.killpg(process.pid, signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    (status,) = (tmp_path / "runs").rglob("status.json")
+    assert RunFolder(status.parent).state() == "resumable"
+    assert "Traceback" not in errors
+
+
+def test_nothing_interrupts_a_save():
+    with StopSignal() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        with stop.held():
+            os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert stop.received == "SIGINT"
+
+
+def interrupted(digits, monkeypatch, *overrides: str):
+    """A run that crashed before step 40, with checkpoints before."""
+    planned = digits("training.checkpoint_seconds=0", *overrides)
+    train_step = Trainer.train_step
+
+    def dying(self, batch):
+        if self.step == 40:
+            raise Crash
+        train_step(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train_step", dying)
+        with pytest.raises(Crash):
+            execute(planned)
+    return planned
+
+
+@pytest.mark.parametrize("damage", ["deleted", "cut"])
+def test_lost_metrics_are_noticed(digits, monkeypatch, damage):
+    planned = interrupted(digits, monkeypatch)
+    if damage == "deleted":
+        planned.folder.metrics.unlink()
+    else:
+        planned.folder.metrics.write_bytes(planned.folder.metrics.read_bytes()[:50])
+    with pytest.raises(RunError, match=r"metrics\.jsonl holds .* Put it back, or delete"):
+        execute(planned)
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for line in ("garbage", "7", "null"):
+        path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 2}}\n')
+        with pytest.raises(RunError, match="line 2 of"):
+            read_records(path)
+
+
+def test_a_checkpoint_of_another_run_is_passed_over(digits, monkeypatch):
+    ours, theirs = interrupted(digits, monkeypatch), interrupted(digits, monkeypatch, "schedule=RTH")
+    shutil.copy(theirs.folder.checkpoint.last, ours.folder.checkpoint.last)
+    summary = execute(ours)
+    assert "belongs to another run and is passed over" in ours.folder.log.read_text()
+    assert summary["schedule"] == ours.schedule.name
+    shutil.copy(ours.folder.checkpoint.last, theirs.folder.checkpoint.last)
+    shutil.copy(ours.folder.checkpoint.last, theirs.folder.checkpoint.previous)
+    with pytest.raises(RunError, match="no usable checkpoint"):
+        execute(theirs)
+
+
+def test_a_checkpoint_of_other_code_is_one_line(digits, monkeypatch):
+    planned = interrupted(digits, monkeypatch)
+    for path in (planned.folder.checkpoint.last, planned.folder.checkpoint.previous):
+        state = torch.load(path, weights_only=True)
+        state["model"].popitem()
+        torch.save(state, path)
+    with pytest.raises(RunError, match="another version of this code"):
+        execute(planned)
+
+
+def test_another_number_of_threads_is_said(digits, monkeypatch):
+    planned = interrupted(digits, monkeypatch)
+    environment = read_json(planned.folder.environment)
+    planned.folder.environment.write_text(json.dumps({**environment, "threads": environment["threads"] + 1}))
+    execute(planned)
+    assert "resumed with another threads" in planned.folder.log.read_text()
+
+
+def test_results_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    done = run_train(*SMALL, f"results_root={tmp_path}/file")
+    assert done.returncode == 1
+    assert done.stderr.startswith("run failed: cannot write to")
+
+
+@pytest.mark.parametrize("content", ['["a list"]', "torn", ""])
+def test_a_damaged_summary_is_written_again(digits, content, tmp_path):
+    planned = digits()
+    summary = execute(planned)
+    planned.folder.summary.write_text(content)
+    assert status_table(tmp_path / "runs").row_count == 1
+    assert execute(planned)["final"] == summary["final"]
+    planned.folder.status.write_text(content)
+    assert status_table(tmp_path / "runs").row_count == 1
+
+
+def test_a_run_that_was_killed_does_not_look_alive(digits, monkeypatch, tmp_path):
+    planned = interrupted(digits, monkeypatch)
+    (state,) = status_table(tmp_path / "runs").columns[1].cells
+    assert state == "stopped"
+    with planned.folder.lock():
+        (state,) = status_table(tmp_path / "runs").columns[1].cells
+    assert state == "running"
+
+
+def test_folders_that_are_not_whole_are_left_out_of_the_collection(digits, tmp_path, capsys):
+    planned = digits()
+    execute(planned)
+    planned.folder.config.unlink()
+    assert collect(tmp_path / "runs", tmp_path / "summary.csv") == []
+    assert str(planned.folder.path) in capsys.readouterr().err
+
+
+def test_a_finished_run_is_counted_as_asked(digits):
+    execute(digits("schedule=CR"))
+    other = digits("schedule=CR", "hardware=bitfusion")
+    summary = execute(other)
+    assert summary["cost"]["total"] == other.cost().summary()
+    assert summary["cost"]["total"]["energy_j"] > summary["cost"]["to_best"]["energy_j"] * 0.99
+    assert execute(digits("schedule=CR"))["cost"]["total"]["energy_j"] is None
+
+
+def test_a_batch_of_one_sample_is_said_in_words(tmp_path):
+    write_folders(tmp_path / "data", {"cat": 6, "dog": 6}, size=(4, 4))
+    planned = plan(
+        *("dataset=image_folder", f"dataset.path={tmp_path}/data", *ALL, "model=resnet8", "scale=smoke"),
+        *("training.batch_size=9", "training.steps=4", "schedule=static", f"results_root={tmp_path}/runs"),
+    )
+    with pytest.raises(RunError, match="batch of one sample"):
+        execute(planned)
+
+
+def test_samples_of_many_steps_are_counted_without_counting():
+    planned = plan("schedule=static")
+    assert planned.samples(0, 391) == 50_000
+    assert planned.samples(389, 3) == 128 + 80 + 128
+    started = time.monotonic()
+    assert planned.samples(0, 10**9) == 10**9 // 391 * 50_000 + 10**9 % 391 * 128
+    assert time.monotonic() - started < 0.1

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import csr_matrix
 
 from bitcycle.dataset.graph import GraphDatasetOptions, GraphSize, RawGraph
 from bitcycle.errors import DataError
@@ -59,6 +58,8 @@ class Citation(GraphDatasetOptions):
 
 
 def _graph(arrays: Any) -> RawGraph:
+    from scipy.sparse import csr_matrix
+
     parts = arrays["feat_data"], arrays["feat_indices"], arrays["feat_indptr"]
     features = torch.from_numpy(csr_matrix(parts, arrays["feat_shape"], dtype=np.float32).toarray())
     splits = (torch.from_numpy(arrays[name]).nonzero().flatten() for name in SPLITS)

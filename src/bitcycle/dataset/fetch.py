@@ -15,7 +15,6 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from filelock import FileLock
-from rich.progress import wrap_file
 
 from bitcycle.cache import cache_folder
 from bitcycle.dataset.base import logger
@@ -48,6 +47,8 @@ def fetch(url: str, path: Path, remedy: str, md5: str | None = None) -> Path:
 
 
 def _download(url: str, part: Path) -> None:
+    from rich.progress import wrap_file
+
     begun = part.stat().st_size if part.is_file() else 0
     try:
         source: Any = urlopen(

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas
-
 from bitcycle.dataset.audio import Recording, file_recording
 from bitcycle.dataset.base import DatasetInfo
 from bitcycle.dataset.speech_dataset import SpeechDatasetOptions, SpeechSplits, characters
@@ -57,6 +55,8 @@ def read_manifest(file: Path) -> list[Recording]:
     Raises:
         DataError: if the list is missing, cannot be read, or a line has no path or no transcript.
     """
+    import pandas
+
     try:
         options: dict[str, Any] = {"dtype": str, "encoding": "utf-8-sig"}
         if file.suffix == ".jsonl":

@@ -139,7 +139,7 @@ def _put(layer: QuantizedLayer, weight: Tensor) -> None:
     if "weight" in layer._parameters:
         layer.weight = nn.Parameter(weight, requires_grad=bool(layer.weight.requires_grad))
     else:
-        layer.weight.data.copy_(weight)  # type: ignore[operator]
+        layer.weight.data.copy_(weight)
 
 
 def _encoded(name: str, layer: QuantizedLayer, bits: int) -> dict[str, Tensor]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -23,7 +25,9 @@ from bitcycle.training.run import execute
 from bitcycle.training.run_folder import read_json, read_records, write_json
 from tests.conftest import plan, run_train
 from tests.dataset.test_dataset import write_folders
+from tests.made_data import MAKERS, PAIRS, TEXT, VOC
 from tests.pair import exit_codes, fork_training, run_pair, variables
+from tests.settings import BLOCKS, DETECTION, ENTAILMENT, SMALL_TEXT
 from tests.training.test_resume import Crash, assert_equal, crash_at, result
 
 SMALL = ("dataset=digits", "model=resnet8", "scale=smoke", "training.steps=8", "training.evaluation_steps=4")
@@ -42,11 +46,45 @@ SAME: dict[str, list[str]] = {
     "RTH": ["schedule=RTH"],
     "partial": ["schedule=partial_pretrain", "quantizer=pact_binary", "model=resnet8_extra_skip"],
     "pfq": ["schedule=pfq", "schedule.epoch_steps=2", "schedule.epsilon=0.5", "schedule.alpha=1"],
+    "fp8": ["quantizer=fp8", "schedule=static"],
 }
 """Case -> settings of a run that gives the same in one process and in two."""
 
-RESUMED = ["schedule=RTH", "training.steps=12", "training.evaluation_steps=5"]
-"""A run that is cut off."""
+RTH = ("schedule=RTH", "schedule.cycles=2")
+EXACT = ("schedule=static",)
+"""8 bits: on few levels some values come to lie exactly midway between two (a key along a block), where any digit decides."""
+FEW = (
+    "training.compile=false",
+    "training.steps=6",
+    "training.log_steps=1",
+    "training.evaluation_steps=3",
+)
+LOW = ["schedule=LR", "schedule.q_min=2", "schedule.q_max=3", "schedule.cycles=2", "schedule.gradient_min=32"]
+STREAMS = [*SMALL_TEXT, "model.hidden=8", "model.dropout=0", "training.batch_size=5", "task.evaluation_batch_size=3"]
+UNDROPPED = [*BLOCKS, "model.dropout=0", "task.evaluation_batch_size=3", "training.batch_size=8"]
+BOXES = [
+    *[x for x in DETECTION if "cycles" not in x],
+    *EXACT,
+    "training.batch_size=3",
+    "dataset.test_samples=5",
+    "task.evaluation_batch_size=2",
+]
+TASKS: dict[str, list[str]] = {
+    "lstm": [*STREAMS, "model=lstm2", *RTH, *FEW],
+    "gru hlhlp": [*STREAMS, "model=gru_hlhlp", "model.dropout_embedding=0", "quantizer=uniform_l2", *LOW, *FEW],
+    "transformer": [*UNDROPPED, *EXACT, "model.quantize_head=true", *FEW],
+    "transformer adaptive": [*UNDROPPED, "model.cutoffs=[10]", "model.tail_dropout=0", "quantizer=dorefa", *FEW],
+    "entailment": [*ENTAILMENT, *RTH, "model.dropout=0", "training.batch_size=7", "dataset.test_samples=9", *FEW],
+    "detection": [*BOXES, *FEW],
+    "detection frozen": [*BOXES, "model.frozen_bn=true", "dataset.train_samples=6", *FEW],
+}
+"""The same for the other tasks, without dropout, whose noise each process draws for its share."""
+
+RESUMED = {
+    "images": ["schedule=RTH", "training.steps=12", "training.evaluation_steps=5"],
+    "lstm": [*TASKS["lstm"], "training.steps=12", "training.evaluation_steps=5"],
+}
+"""Runs that are cut off; what an LSTM carries on from batch to batch lies in both processes."""
 
 
 LONG = (*SMALL, "schedule=RTH", "training.steps=100000", "training.evaluation_steps=50000")
@@ -55,7 +93,12 @@ LONG += ("training.checkpoint_seconds=0.1",)
 
 
 def planned(folder: Path, case: str, settings: list[str]):
-    return plan(*SMALL, *RAGGED, *settings, f"results_root={folder}/{case}")
+    """The run of a case below `folder`; made-up data lie beside it."""
+    made = [
+        re.sub("|".join(MAKERS), lambda word: str(folder.parent / "data" / MAKERS[word[0]][0]), x) for x in settings
+    ]
+    base = ("scale=smoke",) if any(setting.startswith("dataset=") for setting in settings) else (*SMALL, *RAGGED)
+    return plan(*base, *made, f"results_root={folder}/{case}")
 
 
 def in_double(run):
@@ -87,16 +130,16 @@ def lose_and_stop(folder: Path) -> None:
 
 
 def train_the_same(folder: Path) -> None:
-    for case, settings in SAME.items():
+    for case, settings in (SAME | TASKS).items():
         place = folder / ("pair" if distributed.rank() == 0 or case == "partial" else "nowhere")
         in_double(planned(place, case, settings))
     assert not (folder / "nowhere").exists()
 
 
 def crash_and_resume(folder: Path) -> None:
-    for name in ("undisturbed", "disturbed"):
-        run = planned(folder, name, [*RESUMED, "training.checkpoint_seconds=0"])
-        for checkpoint_step, crash_step in ((3, 5), (9, 9)) if name == "disturbed" else ():
+    for name, case in itertools.product(("undisturbed", "disturbed"), RESUMED):
+        run = planned(folder / name, case, [*RESUMED[case], "training.checkpoint_seconds=0"])
+        for checkpoint_step, crash_step in ((3, 5), (8, 9)) if name == "disturbed" else ():  # all save one step later
             with pytest.MonkeyPatch.context() as patch:
                 crash_at(patch, crash_step, checkpoint_step)
                 with pytest.raises(Crash):
@@ -169,6 +212,12 @@ def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
     write_folders(folder / "images" / "train", {"cat": 10, "dog": 10}, size=(9, 9))
     write_folders(folder / "images" / "test", {"cat": 4, "dog": 4}, size=(9, 9))
+    (folder / "data").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        for word in (TEXT, PAIRS, VOC):
+            name, make = MAKERS[word]
+            make(folder / "data" / name, patch)
+    os.environ["BITCYCLE_CACHE"] = str(folder / "cache")
     done = run_pair(
         folder,
         "lose_and_stop",
@@ -194,9 +243,10 @@ def assert_alike(found, expected, **tolerance) -> None:
             assert mine[key] == expected, (key, mine)
 
 
-@pytest.mark.parametrize("case", SAME)
-def test_two_processes_give_what_one_gives(pair, tmp_path, case):
-    one, two = planned(tmp_path, case, SAME[case]), planned(pair / "pair", case, SAME[case]).folder
+@pytest.mark.parametrize("case", [*SAME, *TASKS])
+def test_two_processes_give_what_one_gives(pair, case):
+    settings = (SAME | TASKS)[case]
+    one, two = planned(pair / "one", case, settings), planned(pair / "pair", case, settings).folder
     in_double(one)
     assert_alike(read_records(two.metrics), read_records(one.folder.metrics), rel=1e-5)  # metrics are float32
     losses = [[r["loss"] for r in read_records(run.metrics) if r["kind"] == "train"] for run in (two, one.folder)]
@@ -208,8 +258,10 @@ def test_two_processes_give_what_one_gives(pair, tmp_path, case):
     assert two.read_summary()["processes"] == 2
 
 
-def test_two_processes_that_crash_go_on_exactly(pair):
-    undisturbed, disturbed = (planned(pair, name, RESUMED).folder for name in ("undisturbed", "disturbed"))
+@pytest.mark.parametrize("case", RESUMED)
+def test_two_processes_that_crash_go_on_exactly(pair, case):
+    runs = [planned(pair / name, case, RESUMED[case]) for name in ("undisturbed", "disturbed")]
+    undisturbed, disturbed = (run.folder for run in runs)
     assert "resuming after step 9" in disturbed.log.read_text()
     assert_equal(result(disturbed), result(undisturbed))
 
@@ -282,7 +334,7 @@ def test_shares_of_a_batch_are_quantized_as_the_whole(name, compile, monkeypatch
         (["training.compute=codes"], "training.compute=codes"),
         (["training.weight_averaging.start=0.5"], "training.weight_averaging.start=0.5"),
         (["dataset.train_samples=33"], "training.batch_size=16: the last step of an epoch has 1 sample"),
-        (["dataset=wikitext2_small", "model=lstm"], "task.name=language_modelling"),
+        (["dataset=cora", "model=gcn_small"], "task.name=node_classification"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(settings, field, monkeypatch):

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
+from bitcycle import distributed
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions, fixed_order, validation_size
 from bitcycle.dataset.epoch import Epoch
 from bitcycle.dataset.images import EncodedImage, load_batches, open_image
@@ -159,7 +160,7 @@ def _chosen(images: list[AnnotatedImage], count: int | None) -> list[AnnotatedIm
 
 
 class DetectionBatch(NamedTuple):
-    """A batch of images and their objects, in pixels of the scaled images.
+    """A batch of images and their objects, in pixels of the scaled images; of several processes this one's share.
 
     Attributes:
         images: [N, 3, H, W], float32, normalised, channels-last; H and W multiples of 32.
@@ -167,6 +168,7 @@ class DetectionBatch(NamedTuple):
         labels: [N, M]; -1 for no object.
         difficult: bool [N, M].
         sizes: (height, width) of each image before it was padded.
+        samples: images of the whole batch.
     """
 
     images: Tensor
@@ -174,6 +176,7 @@ class DetectionBatch(NamedTuple):
     labels: Tensor
     difficult: Tensor
     sizes: tuple[tuple[int, int], ...]
+    samples: int
 
 
 class DetectionImages:
@@ -205,16 +208,24 @@ class DetectionImages:
         return torch.tensor([image.width / image.height for image in self.images], dtype=torch.float64)
 
     def batches(self, groups: Iterator[tuple[int | None, list[int]]]) -> Iterator[DetectionBatch]:
-        """The batch of each (epoch, samples); without epoch nothing is flipped."""
-        keys = ([(epoch, index) for index in indices] for epoch, indices in groups)
-        workers = 0 if self.scaled.cache is not None else self.options.workers
-        for batch in load_batches(self.scaled, keys, workers, list):
-            yield self._batch(batch)
+        """The share of the batch of each (epoch, samples), unless it is empty; without epoch nothing is flipped."""
+        known: list[list[int]] = []
 
-    def _batch(self, batch: list[tuple[int | None, int, Tensor]]) -> DetectionBatch:
+        def keys() -> Iterator[list[tuple[int | None, int]]]:
+            for epoch, group in groups:
+                if mine := distributed.local_shard(torch.tensor(group)).tolist():
+                    known.append(group)
+                    yield [(epoch, index) for index in mine]
+
+        workers = 0 if self.scaled.cache is not None else self.options.workers
+        for batch in load_batches(self.scaled, keys(), workers, list):
+            yield self._batch(known.pop(0), batch)
+
+    def _batch(self, group: list[int], batch: list[tuple[int | None, int, Tensor]]) -> DetectionBatch:
+        """The batch of some images of a group, whose largest one it has room for."""
         indices = [index for _, index, _ in batch]
         sizes = tuple(self.sizes[index] for index in indices)
-        height, width = (self.options.padded(max(size[side] for size in sizes)) for side in (0, 1))
+        height, width = (self.options.padded(max(self.sizes[index][side] for index in group)) for side in (0, 1))
         images = torch.zeros(len(indices), 3, height, width, device=self.device)
         images = images.contiguous(memory_format=torch.channels_last)
         boxes = []
@@ -228,7 +239,7 @@ class DetectionImages:
         labels = pad_sequence([each.labels for each in objects], batch_first=True, padding_value=-1)
         difficult = pad_sequence([each.difficult for each in objects], batch_first=True)
         padded = pad_sequence(boxes, batch_first=True).to(self.device)
-        return DetectionBatch(images, padded, labels.to(self.device), difficult.to(self.device), sizes)
+        return DetectionBatch(images, padded, labels.to(self.device), difficult.to(self.device), sizes, len(group))
 
     def _boxes(self, index: int, flipped: bool) -> Tensor:
         """Boxes in pixels of the scaled image."""

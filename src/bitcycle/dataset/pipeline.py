@@ -104,11 +104,10 @@ class EvaluationBatches:
         self.normalise = Normalise(options, device)
 
     def __iter__(self) -> Iterator[Batch]:
-        batches = torch.arange(len(self.images)).split(self.batch_size)
-        shares = [(len(batch), mine) for batch in batches if len(mine := distributed.local_shard(batch))]
+        shares = list(distributed.local_batches(len(self.images), self.batch_size))
         made = self.images.batches(IndexBatch(mine) for _, mine in shares)
-        for (samples, _), (_, pixels, labels) in zip(shares, made, strict=True):
-            with distributed.sharded(samples):
+        for (batch, _), (_, pixels, labels) in zip(shares, made, strict=True):
+            with distributed.sharded(len(batch)):
                 yield Batch(self.normalise(pixels.to(self.device)), labels.to(self.device))
 
     def __len__(self) -> int:

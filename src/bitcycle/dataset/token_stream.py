@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from bitcycle import distributed
 from bitcycle.dataset.epoch import Epoch
 from bitcycle.dataset.pipeline import epoch_order
 from bitcycle.randomness import derive
@@ -24,6 +25,16 @@ class TokenBatch(NamedTuple):
     targets: Tensor
     continues: bool
 
+    @property
+    def streams(self) -> int:
+        """N."""
+        return self.inputs.shape[1]
+
+    def share(self) -> TokenBatch:
+        """The streams or blocks of this process, if several share the batch."""
+        inputs, targets = (distributed.local_shard(part, dim=1) for part in (self.inputs, self.targets))
+        return TokenBatch(inputs, targets, self.continues)
+
 
 class TokenStreams:
     """A text cut into streams of equal length, read side by side from their beginning, some tokens at a time.
@@ -37,7 +48,7 @@ class TokenStreams:
     """
 
     def __init__(self, tokens: Tensor, streams: int, length: int) -> None:
-        each = len(tokens) // streams
+        each, self.count = len(tokens) // streams, streams
         self.tokens, self.length = tokens[: each * streams].view(streams, each).T.contiguous(), length
         self.epoch = stream_epoch(len(tokens), streams, length)
 

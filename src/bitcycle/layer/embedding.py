@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bitcycle import distributed
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
 
 
@@ -24,7 +25,8 @@ class QuantizedEmbedding(QuantizedLayer, QuantizableEmbedding):
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.adapted:
-            self.adapt(self.weight)
+            with distributed.sharded(0):  # all processes have the whole table
+                self.adapt(self.weight)
         return F.embedding(input, self.quantized_weight(self.call_keys().coarse))
 
 

@@ -64,6 +64,9 @@ class RecurrentProduct(QuantizedLayer):
         """The weight at the current bits; where quantizers have blocks, the product quantizes it."""
         return self.weight if self.weight_quantizer.has_blocks else super().quantized_weight(key)
 
+    def adapt(self, x: Tensor) -> None:
+        super().adapt(x.flatten(0, 1))
+
     def step_keys(self, steps: int) -> StepKeys:
         """The keys of so many time steps."""
         numbers = torch.arange(steps, dtype=torch.int32, device=self.layer_key.device)

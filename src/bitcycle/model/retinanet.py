@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from bitcycle.model.base import ModelOptions
 from bitcycle.settings import SettingError, setting
@@ -97,7 +98,7 @@ class RetinaNet(nn.Module):
         super().train(mode)
         if self.frozen_bn:
             for module in self.modules():
-                if isinstance(module, nn.BatchNorm2d):
+                if isinstance(module, _BatchNorm):  # of several processes it is one that counts the whole batch
                     module.eval()
         return self
 

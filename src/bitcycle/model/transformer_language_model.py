@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Optional
+from typing import Any, ClassVar, Optional
 
 import torch
 import torch.nn.functional as F
@@ -126,10 +126,12 @@ class TransformerLanguageModel(nn.Module):
 class AdaptiveTransformerLanguageModel(TransformerLanguageModel):
     """The same with adaptive softmax, whose losses can be had without the probabilities of all words."""
 
-    def losses(
-        self, tokens: Tensor, targets: Tensor, state: tuple[Tensor, ...] | None = None
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """Cross-entropy of each target and whether it was foretold, both [T N], and the state, which is empty."""
+    takes_targets = True
+
+    def forward(self, tokens: Tensor, state: tuple[Tensor, ...] | None = None, targets: Tensor | None = None) -> Any:
+        """Of targets, the cross-entropy of each and whether it was foretold, both [T N], and the state, which is empty."""
+        if targets is None:
+            return super().forward(tokens, state)
         assert self.adaptive is not None
         losses, right = self.adaptive.losses(self.features(tokens), targets.flatten())
         return losses, right, ()

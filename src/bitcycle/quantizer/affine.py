@@ -136,15 +136,36 @@ def quantize_time_steps(gradient: Tensor, bits: Tensor, by_sequence: bool, noise
         by_sequence: as the released code of Better Schedules does (cpt_ptb).
         noise_keys: int32 [T]; None rounds to nearest.
     """
+    return quantize_share_of_time_steps(gradient, *time_step_range(gradient, by_sequence), bits, noise_keys)
+
+
+def time_step_range(gradient: Tensor, by_sequence: bool) -> tuple[Tensor, Tensor]:
+    """Minimum and maximum of each time step of [T, N, F], [T, 1, 1], or of each of its sequences, [T, N, 1]."""
     low, high = torch.aminmax(gradient if by_sequence else gradient.flatten(1), dim=-1)
     shape = (*low.shape, *[1] * (3 - low.dim()))
-    noise = None if noise_keys is None else uniform(gradient.shape[1:], noise_keys.view(-1, 1, 1))
-    return fake_quantize(gradient, low.view(shape), (high - low).view(shape), bits, noise)
+    return low.view(shape), high.view(shape)
+
+
+def quantize_share_of_time_steps(
+    gradient: Tensor,
+    low: Tensor,
+    high: Tensor,
+    bits: Tensor,
+    noise_keys: Tensor | None = None,
+    first: Tensor | None = None,
+) -> Tensor:
+    """The same of a part of the N sequences, with the ranges and the number of its first element in the whole."""
+    noise = None if noise_keys is None else uniform(gradient.shape[1:], noise_keys.view(-1, 1, 1), first)
+    return fake_quantize(gradient, low, high - low, bits, noise)
 
 
 def quantize_each(x: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Fake-quantize each row of a matrix with its own range; returns minima and ranges, too."""
-    low, high = torch.aminmax(x, dim=1)
+    return quantize_share_of_each(x, *torch.aminmax(x, dim=1), bits)
+
+
+def quantize_share_of_each(x: Tensor, low: Tensor, high: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of a part of each row, whose range is that of the whole."""
     value_range = high - low
     return fake_quantize(x, low.unsqueeze(1), value_range.unsqueeze(1), bits), low, value_range
 

@@ -157,10 +157,11 @@ class DorefaGradient(GradientQuantizer):
         self.stochastic, self.compile_kernel = stochastic, compile
 
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
-        noise = (step_key, layer_key, distributed.first_element(gradient))
+        matrix = samples(gradient)
+        noise = (step_key, layer_key, distributed.first_element(matrix))
         arguments: tuple[Any, ...] = noise if self.stochastic else ()
         function = quantize_gradient_stochastically if self.stochastic else quantize_gradient
-        return unflat(kernel(function, self.compile_kernel)(samples(gradient), bits, *arguments), like=gradient)
+        return unflat(kernel(function, self.compile_kernel)(matrix, bits, *arguments), like=gradient)
 
 
 @dataclass

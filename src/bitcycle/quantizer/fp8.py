@@ -34,7 +34,7 @@ from bitcycle.quantizer.base import GradientQuantizer, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.element import ELEMENTS, Element, elements_by_bits, round_to_element
 from bitcycle.quantizer.format import FormatOptions
-from bitcycle.quantizer.layout import flat, unflat
+from bitcycle.quantizer.layout import flat, rows, unflat
 from bitcycle.quantizer.noise import uniform
 from bitcycle.settings import setting
 
@@ -113,12 +113,12 @@ class Fp8Gradient(Scaling, GradientQuantizer):
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         if not self.stochastic:
             return self.quantized(gradient, bits)
-        vector = flat(gradient)
-        noise = uniform(vector.shape, step_key ^ layer_key, distributed.first_element(gradient))
-        return self.quantized(gradient, bits, noise)
+        matrix = rows(gradient)
+        noise = uniform(matrix.shape, step_key ^ layer_key, distributed.first_element(matrix))
+        return self.quantized(gradient, bits, noise.view(-1))
 
     def quantize_steps(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
-        return self.quantize(gradient, bits, step_key, layer_keys[:1])
+        return self.quantize(gradient.flatten(0, 1), bits, step_key, layer_keys[:1]).view(gradient.shape)
 
 
 @dataclass

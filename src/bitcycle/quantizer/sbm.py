@@ -200,7 +200,12 @@ class SbmActivation(TensorQuantizer):
         return affine_operators(x, self.compile_kernel) if distributed.current_shard() is None else None
 
     def _quantize_steps(self, x: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        y, low, value_range = kernel(affine.quantize_each, self.compile_kernel)(rows(x), bits)
+        matrix = rows(x)
+        if distributed.current_shard() is None:
+            y, low, value_range = kernel(affine.quantize_each, self.compile_kernel)(matrix, bits)
+        else:
+            limits = distributed.all_min_max(*torch.aminmax(matrix, dim=1))
+            y, low, value_range = kernel(affine.quantize_share_of_each, self.compile_kernel)(matrix, *limits, bits)
         return unflat(y.reshape(-1), like=x), low, value_range
 
     def _quantize(self, x: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -255,10 +260,12 @@ class SbmGradient(GradientQuantizer):
         if (native := self._native(gradient)) is not None:
             options = (self.stochastic, self._range(gradient))
             return native.quantize_gradient(gradient, bits, step_key, layer_key, *options)
-        vector = flat(gradient)
         if distributed.current_shard() is not None:
-            limits = distributed.all_min_max(*torch.aminmax(vector))
-            return unflat(self._quantize_share(vector, limits, bits, step_key, layer_key), like=gradient)
+            matrix = rows(gradient)
+            limits = distributed.all_min_max(*torch.aminmax(matrix))
+            quantized = self._quantize_share(matrix, limits, bits, step_key, layer_key)
+            return unflat(quantized.reshape(-1), like=gradient)
+        vector = flat(gradient)
         if self.stochastic:
             function = kernel(affine.quantize_stochastically, self.compile_kernel)
             return unflat(function(vector, bits, step_key, layer_key), like=gradient)
@@ -285,9 +292,14 @@ class SbmGradient(GradientQuantizer):
         return function(x, *limits, bits, step_key, layer_key, distributed.first_element(x))
 
     def quantize_steps(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
-        keys = step_key ^ layer_keys if self.stochastic else None
-        function = kernel(affine.quantize_time_steps, self.compile_kernel)
-        quantized = function(flat(gradient).view(gradient.shape), bits, self.by_sequence, keys)
+        keys, x = step_key ^ layer_keys if self.stochastic else None, flat(gradient).view(gradient.shape)
+        if distributed.current_shard() is None:
+            quantized = kernel(affine.quantize_time_steps, self.compile_kernel)(x, bits, self.by_sequence, keys)
+        else:
+            limits = affine.time_step_range(x, self.by_sequence)
+            limits = limits if self.by_sequence else distributed.all_min_max(*limits)
+            function = kernel(affine.quantize_share_of_time_steps, self.compile_kernel)
+            quantized = function(x, *limits, bits, keys, distributed.first_element(x[0]))
         return unflat(quantized.reshape(-1), like=gradient)
 
 

@@ -171,7 +171,7 @@ class UniformActivation(_StepKeeper):
         return unflat(function(flat(gradient), flat(x), low, high, bits), like=x)
 
     def _optimal(self, x: Tensor, bits: int) -> Tensor:
-        elements = flat(x)
+        elements = rows(x)
         available = distributed.elements_of_batch(elements)
         chosen = min(available, CALIBRATION_ELEMENTS)
         elements = distributed.pick(elements, torch.arange(chosen, device=x.device) * available // chosen)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bitcycle import distributed
 from bitcycle.dataset import DatasetInfo, DatasetOptions, Epoch
 from bitcycle.settings import MISSING, SettingError, Settings, setting
 
@@ -48,6 +49,10 @@ class Task:
     def batches(self, step: int) -> Iterator[Any]:
         """Training batches of steps `step`, `step` + 1, ... without end."""
         raise NotImplementedError
+
+    def parts(self, samples: int) -> int:
+        """Of how many parts a step of `samples` consists, of which each process has some; see `TaskOptions.parts`."""
+        return samples
 
     def train(self, model: nn.Module, batch: Any) -> StepOutput:
         """Loss and accuracy of one training batch."""
@@ -101,7 +106,7 @@ class TaskOptions(Settings):
     takes: ClassVar[type[DatasetOptions]] = DatasetOptions
     """The kind of data set that the task learns from."""
     can_be_shared: ClassVar[bool] = False
-    """Whether several processes can share the batches: `batches` and `evaluate` then go through this process's shares."""
+    """Whether several processes can share the batches: `train` and `evaluate` then see this process's shares."""
 
     name: str = setting(MISSING, "the task's name, as in task=NAME")
 
@@ -115,6 +120,10 @@ class TaskOptions(Settings):
         """How an epoch is divided into steps."""
         return Epoch(info.train_samples, batch_size)
 
+    def parts(self, samples: int, batch_size: int) -> int:
+        """Into how many parts a step of `samples` can be cut for several processes: samples, or whole sequences of them."""
+        return samples
+
     def sample(self, info: DatasetInfo) -> Sample:
         """What the model's products are traced with; needs no data."""
         raise NotImplementedError
@@ -126,3 +135,22 @@ class TaskOptions(Settings):
             DataError: if the data are missing or cannot be read.
         """
         raise NotImplementedError
+
+
+def check_shares(batch_size: int, **splits: Sized | None) -> None:
+    """Refuse an evaluation whose first batch has not a sample for each process: all have to see the same bits first.
+
+    Args:
+        batch_size: samples evaluated at once.
+        splits: setting of the data set -> the samples that follow from it, None for none.
+
+    Raises:
+        SettingError (a ValueError): naming the setting.
+    """
+    sizes = {f"dataset.{name}": len(split) for name, split in splits.items() if split is not None}
+    for name, size in {"task.evaluation_batch_size": batch_size, **sizes}.items():
+        if size < distributed.world_size():
+            problem = (
+                f"lets {size} samples be evaluated at once, which {distributed.world_size()} processes cannot share"
+            )
+            raise SettingError(name, size, problem, "evaluate more, or start fewer processes")

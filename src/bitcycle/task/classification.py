@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bitcycle import distributed
 from bitcycle.dataset import (
     Batch,
     DatasetInfo,
@@ -19,9 +18,9 @@ from bitcycle.dataset import (
     Splits,
     TrainingBatches,
 )
-from bitcycle.settings import SettingError, setting
+from bitcycle.settings import setting
 from bitcycle.shapes import ImageShape
-from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
+from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, check_shares
 
 
 @dataclass
@@ -86,9 +85,7 @@ class Classification(Task):
         validation: Images | None = None,
     ) -> None:
         self.options, self.batch_size, self.classes = options, batch_size, classes
-        _check_shares("dataset.test_samples", splits.test)
-        if validation is not None:
-            _check_shares("dataset.validation", validation)
+        check_shares(options.evaluation_batch_size, test_samples=splits.test, validation=validation)
         self.training_batches = TrainingBatches(splits.train, dataset, batch_size, seed, device)
         self.majority_baseline = float(splits.train.labels.bincount().max()) / len(splits.train)
         self.test_batches = EvaluationBatches(splits.test, dataset, options.evaluation_batch_size, device)
@@ -136,9 +133,3 @@ class Classification(Task):
                 metric.update(logits, batch.targets)
         percent = {name: round(100 * float(metric.compute()), 4) for name, metric in metrics.items()}
         return {**percent, f"{split}_loss": float(mean_loss.compute())}
-
-
-def _check_shares(field: str, images: Images) -> None:
-    if len(images) < distributed.world_size():
-        problem = f"gives {len(images)} images, which {distributed.world_size()} processes cannot share"
-        raise SettingError(field, len(images), problem, "evaluate more images, or start fewer processes")

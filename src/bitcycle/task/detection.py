@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
 
+from bitcycle import distributed
 from bitcycle.dataset import DatasetInfo
 from bitcycle.dataset.detection import (
     AnnotatedImage,
@@ -29,7 +30,7 @@ from bitcycle.settings import SettingError, setting
 from bitcycle.shapes import DetectionShape
 from bitcycle.task.anchors import anchors, decode
 from bitcycle.task.average_precision import AveragePrecision
-from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
+from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, check_shares
 from bitcycle.task.detection_loss import NOTHING, DetectionLosses, detection_losses, match
 
 
@@ -38,6 +39,7 @@ class DetectionOptions(TaskOptions):
     """Options of object detection."""
 
     takes = DetectionDatasetOptions
+    can_be_shared = True
 
     name: str = "detection"
     alpha: float = setting(0.25, "focal loss: weight of right classes (Lin et al. 2017)", minimum=0, maximum=1)
@@ -95,6 +97,21 @@ class Detections(NamedTuple):
     labels: Tensor
 
 
+class Truth(NamedTuple):
+    """The objects in an image: boxes [M, 4], classes [M] and which count nothing, bool [M]; named as torchmetrics has it."""
+
+    boxes: Tensor
+    labels: Tensor
+    iscrowd: Tensor
+
+
+class Seen(NamedTuple):
+    """What was found in an image, and what is there."""
+
+    found: Detections
+    truth: Truth
+
+
 class Detection(Task):
     """A detection task on splits of annotated images.
 
@@ -121,6 +138,7 @@ class Detection(Task):
         device: torch.device,
     ) -> None:
         self.options, self.classes, self.device = options, len(dataset.class_names), device
+        check_shares(options.evaluation_batch_size, test_samples=splits.test, validation=splits.validation)
         self.training_batches = DetectionTrainingBatches(splits.train, dataset, batch_size, seed, device)
         counts = torch.cat([image.objects.labels for image in splits.train]).bincount()
         self.majority_baseline = float(counts.max() / counts.sum())
@@ -162,17 +180,22 @@ class Detection(Task):
         from torchmetrics.detection import MeanAveragePrecision
 
         limits = [1, min(10, self.options.detections), self.options.detections]
-        coco = MeanAveragePrecision(max_detection_thresholds=limits)
+        coco = MeanAveragePrecision(max_detection_thresholds=limits, sync_on_compute=False)
         coco.warn_on_many_detections = False
         all_points, mean_loss = AveragePrecision(self.classes), MeanMetric().to(self.device)
-        for batch in batches:
-            scores, offsets = _scores_and_offsets(model, batch)
-            losses = self._losses(batch, scores, offsets)
+        seen: list[tuple[int, Seen]] = []
+        for number, batch in enumerate(batches):
+            with distributed.sharded(batch.samples):
+                scores, offsets = _scores_and_offsets(model, batch)
+                losses = self._losses(batch, scores, offsets)
             mean_loss.update(losses.classes + losses.boxes, weight=len(batch.sizes))
             boxes = decode(offsets, _anchors_of(batch))
             for row, size in enumerate(batch.sizes):
-                found = self.detect(boxes[row], scores[row], size)
-                self._compare(coco, all_points, found, batch, row)
+                seen.append((number, self._seen(self.detect(boxes[row], scores[row], size), batch, row)))
+        # in the order of one process: by batches, then by processes
+        for _, (found, truth) in sorted(distributed.all_items(seen), key=lambda image: image[0]):
+            coco.update([found._asdict()], [truth._replace(iscrowd=truth.iscrowd.long())._asdict()])
+            all_points.update(*found, *truth)
         values = coco.compute()
         percent = {"map50": values["map_50"], "map": values["map"], "map50_all_points": all_points.mean()}
         return {
@@ -181,16 +204,12 @@ class Detection(Task):
             f"{split}_loss": float(mean_loss.compute()),
         }
 
-    def _compare(
-        self, coco: Any, all_points: AveragePrecision, found: Detections, batch: DetectionBatch, row: int
-    ) -> None:
-        """Tell both metrics what was found in an image, and what is there."""
+    def _seen(self, found: Detections, batch: DetectionBatch, row: int) -> Seen:
+        """What was found in an image, and what is there."""
         there = batch.labels[row] != NOTHING
         boxes, labels = batch.boxes[row][there].cpu(), batch.labels[row][there].cpu()
         ignored = batch.difficult[row][there].cpu() & (self.options.difficult == "ignore")
-        found = Detections(*(tensor.cpu() for tensor in found))
-        coco.update([found._asdict()], [{"boxes": boxes, "labels": labels, "iscrowd": ignored.long()}])
-        all_points.update(*found, boxes, labels, ignored)
+        return Seen(Detections(*(tensor.cpu() for tensor in found)), Truth(boxes, labels, ignored))
 
     def detect(self, boxes: Tensor, scores: Tensor, size: tuple[int, int]) -> Detections:
         """The detections in an image.
@@ -213,9 +232,10 @@ class Detection(Task):
 
 
 def _scores_and_offsets(model: nn.Module, batch: DetectionBatch) -> tuple[Tensor, Tensor]:
-    """Scores between 0 and 1 [N, A, K] and offsets [N, A, 4] of all anchors, in float32."""
+    """Scores between 0 and 1 [N, A, K] and offsets [N, A, 4] of all anchors, in float32 (or float64)."""
     logits, offsets = model(batch.images)
-    return logits.float().sigmoid(), offsets.float()
+    logits, offsets = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (logits, offsets))
+    return logits.sigmoid(), offsets
 
 
 def _anchors_of(batch: DetectionBatch) -> Tensor:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bitcycle import distributed
 from bitcycle.task.anchors import encode, intersection_over_union
 
 CLAMP = 1e-4
@@ -102,4 +103,4 @@ def detection_losses(
     distances = smooth_l1(wanted - offsets).masked_fill(~matches.positive[..., None], 0.0)
     box_loss = distances.sum(dim=(1, 2)) / (4 * positives).clamp_min(1)
     right = (scores.detach().argmax(dim=2) == matches.labels) & matches.positive
-    return DetectionLosses(class_loss.mean(), box_loss.mean(), right.sum() / positives.sum().clamp_min(1))
+    return DetectionLosses(class_loss.mean(), box_loss.mean(), distributed.ratio(right.sum(), positives.sum()))

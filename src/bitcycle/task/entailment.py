@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bitcycle import distributed
 from bitcycle.dataset import DatasetInfo, Epoch, SentencePairOptions, TokenPairs
 from bitcycle.dataset.pipeline import epoch_order
 from bitcycle.settings import SettingError, setting
 from bitcycle.shapes import SentencePairShape
-from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
+from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, check_shares
 
 METRICS = {"test": "test_accuracy", "validation": "accuracy_of_validation"}
 """The main metric by the split that it is of. It is no metric to choose by, hence the other name."""
@@ -34,6 +35,7 @@ class EntailmentOptions(TaskOptions):
     """Options of entailment."""
 
     takes = SentencePairOptions
+    can_be_shared = True
 
     name: str = "entailment"
     evaluation_split: str = setting(
@@ -87,6 +89,8 @@ class Entailment(Task):
         self.options, self.classes, self.seed = options, classes, seed
         self.splits = {name: split.to(device) for name, split in splits.items()}
         self.metric = METRICS[options.evaluation_split]
+        test, validation = splits["test"].labels, splits.get("validation", splits["test"]).labels
+        check_shares(options.evaluation_batch_size, test_samples=test, validation=validation)
         self.epoch = Epoch(len(splits["train"].labels), batch_size)
         self.majority_baseline = float(splits["train"].labels.bincount().max()) / self.epoch.samples
 
@@ -96,7 +100,7 @@ class Entailment(Task):
         while True:
             order = epoch_order(self.epoch.samples, self.seed, epoch).to(train.ids.device)
             for indices in order.split(self.epoch.samples_per_step)[position:]:
-                yield batch_of(train, indices)
+                yield batch_of(train, distributed.local_shard(indices))
             epoch, position = epoch + 1, 0
 
     def train(self, model: nn.Module, batch: PairBatch) -> StepOutput:
@@ -124,10 +128,10 @@ class Entailment(Task):
         split = self.splits[name]
         accuracy = MulticlassAccuracy(self.classes, average="micro").to(split.ids.device)
         loss = MeanMetric().to(split.ids.device)
-        indices = torch.arange(len(split.labels), device=split.ids.device)
-        for chosen in indices.split(self.options.evaluation_batch_size):
-            batch = batch_of(split, chosen)
-            logits = model(batch.ids, batch.segments, batch.mask)
+        for whole, mine in distributed.local_batches(len(split.labels), self.options.evaluation_batch_size):
+            batch = batch_of(split, mine.to(split.ids.device))
+            with distributed.sharded(len(whole)):
+                logits = model(batch.ids, batch.segments, batch.mask)
             loss.update(F.cross_entropy(logits, batch.labels), weight=len(batch.labels))
             accuracy.update(logits, batch.labels)
         return round(100 * float(accuracy.compute()), 4), float(loss.compute())

@@ -2,7 +2,8 @@
 
 A network is called with tokens [T, N] and its state after the batch before (None: from nothing); it returns logits [T, N, V] and
 its state, a tuple of tensors, empty for a network without one. The state's values go from batch to batch, gradients do not. A
-network with adaptive softmax also has a method `losses(tokens, targets, state)`, which is called instead.
+network with adaptive softmax `takes_targets`: it is called with them too, and returns the cross-entropy of each [T N], whether it
+was foretold [T N], and its state.
 
 Source: released code of Better Schedules, cpt_ptb (streams); fairseq's language models (blocks).
 """
@@ -17,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bitcycle import distributed
 from bitcycle.dataset import DatasetInfo, Epoch, TextDatasetOptions
 from bitcycle.dataset.token_stream import (
     DrawnTokenStreams,
@@ -28,7 +30,7 @@ from bitcycle.dataset.token_stream import (
     stream_epoch,
 )
 from bitcycle.settings import SettingError, setting
-from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
+from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, check_shares
 
 Batches = TokenStreams | TokenBlocks
 
@@ -38,6 +40,7 @@ class LanguageModellingOptions(TaskOptions):
     """Options of language modelling on streams: `training.batch_size` streams are read side by side through the whole text."""
 
     takes = TextDatasetOptions
+    can_be_shared = True
 
     name: str = "language_modelling"
     sequence_length: int = setting(
@@ -68,6 +71,9 @@ class LanguageModellingOptions(TaskOptions):
             problem = f"{info.train_samples} training tokens are too few for {batch_size} streams"
             raise SettingError("sequence_length", self.sequence_length, problem, "lower training.batch_size")
         return epoch
+
+    def parts(self, samples: int, batch_size: int) -> int:
+        return batch_size  # streams
 
     def sample(self, info: DatasetInfo) -> Sample:
         tokens = torch.zeros(self.sequence_length, 1, dtype=torch.int64, device="meta")
@@ -110,6 +116,9 @@ class BlockLanguageModellingOptions(LanguageModellingOptions):
             raise SettingError("sequence_length", self.sequence_length, problem, "lower it")
         return epoch
 
+    def parts(self, samples: int, batch_size: int) -> int:
+        return samples // self.sequence_length
+
     def training_batches(self, tokens: Tensor, batch_size: int, seed: int) -> Batches:
         return TokenBlocks(tokens, batch_size, self.sequence_length, seed)
 
@@ -137,6 +146,7 @@ class LanguageModelling(Task):
         test: Batches,
         majority_baseline: float,
     ) -> None:
+        check_shares(options.evaluation_batch_size)
         self.options, self.majority_baseline = options, majority_baseline
         self.training, self.validation, self.test = training, validation, test
         self.state: tuple[Tensor, ...] = ()
@@ -144,8 +154,11 @@ class LanguageModelling(Task):
     def batches(self, step: int) -> Any:
         return self.training.starting_at(step)
 
+    def parts(self, samples: int) -> int:
+        return self.options.parts(samples, self.training.count)
+
     def train(self, model: nn.Module, batch: TokenBatch) -> StepOutput:
-        losses, right, state = _losses(model, batch, self.state if batch.continues else None)
+        losses, right, state = _losses(model, batch.share(), self.state if batch.continues else None)
         self.state = tuple(part.detach() for part in state)
         loss = losses.mean()
         if self.options.loss == "time_sum":
@@ -166,27 +179,32 @@ class LanguageModelling(Task):
     @torch.no_grad()
     def _measure(self, model: nn.Module, batches: Batches, split: str) -> dict[str, float]:
         state: tuple[Tensor, ...] | None = None
-        total: Tensor | float = 0.0
-        count = 0
+        sums: Tensor | float = 0.0
         for batch in batches.of_epoch():
-            losses, _, state = _losses(model, batch, state if batch.continues else None)
-            total, count = total + losses.sum(dtype=torch.float64), count + batch.targets.numel()
-        mean = float(total) / count
+            mine = batch.share()
+            if not mine.targets.numel():
+                continue
+            with distributed.sharded(batch.streams):
+                losses, _, state = _losses(model, mine, state if batch.continues else None)
+            sums = sums + torch.stack([losses.sum(dtype=torch.float64), losses.new_tensor(losses.numel()).double()])
+        assert isinstance(sums, Tensor)
+        total, count = distributed.all_sum(sums).tolist()
+        mean = total / count
         return {f"{split}_perplexity": math.exp(min(mean, 700.0)), f"{split}_loss": mean}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"state": self.state}
+        return {"state": tuple(distributed.whole(part, self.training.count, dim=-2) for part in self.state)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.state = tuple(state["state"])
+        self.state = tuple(distributed.local_shard(part, dim=-2) for part in state["state"])
 
 
 def _losses(
     model: nn.Module, batch: TokenBatch, state: tuple[Tensor, ...] | None
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Cross-entropy of each token and whether it was predicted, both [T N], and the network's state after the batch."""
-    if hasattr(model, "losses"):
-        return model.losses(batch.inputs, batch.targets, state)  # type: ignore[operator]
+    if getattr(getattr(model, "module", model), "takes_targets", False):  # of several processes it is wrapped
+        return model(batch.inputs, state, batch.targets)
     logits, state = model(batch.inputs, state)
     losses = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none")
     return losses, (logits.detach().argmax(2) == batch.targets).flatten(), state or ()

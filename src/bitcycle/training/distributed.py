@@ -25,6 +25,7 @@ from bitcycle import distributed
 from bitcycle.errors import RunError
 from bitcycle.layer import share_batch_norm
 from bitcycle.settings import SettingError
+from bitcycle.task import TASKS
 from bitcycle.training.display import be_quiet
 from bitcycle.training.interruption import Interrupted
 
@@ -36,6 +37,7 @@ NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
 _SYNC_BUFFERS = "forward_sync_buffers"
 if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel.__init__).parameters:  # before torch 2.13
     _SYNC_BUFFERS = "broadcast_buffers"
+SHARED_TASKS = [name for name, preset in TASKS.items() if preset.kind.can_be_shared]
 FIRST_PORT, PORTS = 20_000, 12_000
 """Ports by which the tasks of a SLURM job find each other; the number of the job says which one."""
 
@@ -153,7 +155,7 @@ def check_sharing(plan: Plan) -> None:
         return
     alone = "train it in one process"
     if not config.task.can_be_shared:
-        problem = f"{number} processes cannot share its batches; only image classification can be shared"
+        problem = f"{number} processes cannot share its batches, as they can those of {', '.join(SHARED_TASKS)}"
         raise SettingError("task.name", config.task.name, problem, alone)
     if plan.schedule.options.gates is not None:
         problem = f"gates count the choices of one process, and there are {number}"
@@ -166,7 +168,7 @@ def check_sharing(plan: Plan) -> None:
     if config.training.compute == "codes":
         problem = f"codes take the range of what one process sees, and there are {number}"
         raise SettingError("training.compute", config.training.compute, problem, "use training.compute=simulate")
-    smallest = plan.epoch.samples_of(plan.epoch.steps - 1)
+    smallest = config.task.parts(plan.epoch.samples_of(plan.epoch.steps - 1), plan.batch_size)
     if smallest < number:
         problem = f"the last step of an epoch has {smallest} samples, which {number} processes cannot share"
         remedy = "choose another batch size or dataset.train_samples, or start fewer processes"
@@ -205,31 +207,31 @@ def _added_up(gradients: Tensor) -> torch.futures.Future[Tensor]:
     return future
 
 
-class StopAgreement:
-    """Lets all processes stop after the same step, when any of them was asked to, and none wait for it.
+class Agreement:
+    """Lets all processes save or stop after the same step, when any of them was asked to, and none wait for it.
 
-    In every step each process sends whether it was asked; the answer is read one step later, when it has long come.
+    In every step each process sends what it was asked; the answer is read one step later, when it has long come.
     """
 
     def __init__(self) -> None:
         self._sent: tuple[Tensor, Any] | None = None
 
-    def stops(self, asked: bool) -> bool:
-        """Whether all are to stop now; one process stops when it is asked."""
+    def greatest(self, asked: int) -> int:
+        """The greatest number that a process asked for one step ago, 0 at first; with one process the number itself."""
         if distributed.world_size() == 1:
             return asked
-        stops = self._answer()
-        flag = torch.tensor(int(asked))  # on the CPU, where no process waits for a GPU
-        self._sent = flag, dist.all_reduce(flag, dist.ReduceOp.MAX, async_op=True)
-        return stops
+        answer = self._answer()
+        word = torch.tensor(asked)  # on the CPU, where no process waits for a GPU
+        self._sent = word, dist.all_reduce(word, dist.ReduceOp.MAX, async_op=True)
+        return answer
 
-    def _answer(self) -> bool:
+    def _answer(self) -> int:
         if self._sent is None:
-            return False
-        flag, work = self._sent
+            return 0
+        word, work = self._sent
         self._sent = None
         work.wait()
-        return bool(flag)
+        return int(word)
 
     def close(self) -> None:
         """Read the last answer, which nobody needs."""

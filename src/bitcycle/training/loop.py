@@ -26,7 +26,7 @@ from bitcycle.recipe.weight_averaging import WeightAverage, estimate_statistics,
 from bitcycle.schedule import FLOAT, FeedbackSchedule, Precision, SearchSchedule
 from bitcycle.task import StepOutput, Task
 from bitcycle.training.display import ProgressBar
-from bitcycle.training.distributed import StopAgreement, replica
+from bitcycle.training.distributed import Agreement, replica
 from bitcycle.training.interruption import Interrupted, StopSignal
 from bitcycle.training.metrics_log import JsonLines, MetricsLog, NoLines
 from bitcycle.training.phases import Candidate, PhaseRunner
@@ -36,6 +36,8 @@ from bitcycle.training.run_folder import RunFolder
 logger = logging.getLogger(__name__)
 
 
+GO_ON, SAVE, STOP = range(3)
+"""What processes agree on after a step; the greatest wins."""
 COUNTERS = ("step", "elapsed", "evaluating", "metrics_bytes", "timing_bytes")
 """Attributes of the trainer that a checkpoint holds."""
 
@@ -128,7 +130,7 @@ class Trainer:
         self.plateau = ReduceOnPlateau(self.options.learning_rate, self.task.higher_is_better)
         self.evaluation_steps = self.options.evaluation_steps or self.epoch.steps
         self.has_penalty = penalty(self.model) is not None
-        self.replica, self.agreement = replica(self.model), StopAgreement()
+        self.replica, self.agreement = replica(self.model), Agreement()
         self.phases = PhaseRunner(
             self.controller.schedule.phases,
             self.model,
@@ -161,13 +163,16 @@ class Trainer:
             if self.step % self.evaluation_steps == 0 or ended:
                 self.evaluate(bar)
             bar.update(self.step)
-            now, stops = time.monotonic(), self.agreement.stops(stop.received is not None)
-            if stops or now - saved >= self.options.checkpoint_seconds or self.step == self.total_steps:
+            now = time.monotonic()
+            due = self.folder.writes and now - saved >= self.options.checkpoint_seconds
+            saved = now if due else saved
+            agreed = self.agreement.greatest(STOP if stop.received else SAVE if due else GO_ON)
+            if agreed != GO_ON or self.step == self.total_steps:
                 self.elapsed, started = self.elapsed + now - started, now
                 with stop.held():
                     self.save()
                 saved = time.monotonic()
-            if stops and self.step < self.total_steps:
+            if agreed == STOP and self.step < self.total_steps:
                 self.agreement.close()
                 distributed.barrier()  # who started them may end all when the first one has gone
                 raise Interrupted(f"received {stop.received or 'a signal in another process'} after step {self.step}")
@@ -200,7 +205,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
-        with distributed.sharded(samples):
+        with distributed.sharded(self.task.parts(samples)):
             outcome = self.task.train(self.replica, batch)
             added = penalty(self.model, outcome.loss) if self.has_penalty else None
             objective = outcome.loss if added is None else outcome.loss + added
@@ -375,13 +380,14 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint and the status."""
         self.check_finite()
+        parts = {name: part.state_dict() for name, part in self.stateful_parts().items()}  # some ask all processes
         if not self.folder.writes:
             return
         self.timing.write({"step": self.step, "seconds": self.elapsed})
         self.metrics_bytes, self.timing_bytes = self.metrics.position(), self.timing.position()
-        state = {"run": self.identity(), **{counter: getattr(self, counter) for counter in COUNTERS}}
-        state |= {name: part.state_dict() for name, part in self.stateful_parts().items()}
-        self.folder.checkpoint.save(state)
+        self.folder.checkpoint.save(
+            {"run": self.identity(), **{counter: getattr(self, counter) for counter in COUNTERS}, **parts}
+        )
         self.phases.clean_up(finished=self.step == self.total_steps)
         self.folder.write_status("running", self.step, self.total_steps)
 

@@ -122,21 +122,40 @@ def train_command(*overrides: str) -> list[str]:
 
 
 def run_train(
-    *overrides: str, env: dict[str, str] | None = None, timeout: float | None = None
+    *overrides: str, env: dict[str, str] | None = None, timeout: float | None = None, launches: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own and wait for it; a sweep begins with a fresh interpreter.
+    """Run the command line in a process of its own and wait for it; a sweep that launches runs begins with a fresh interpreter.
 
     `timeout` in seconds is for sweeps, which may wait for a cluster.
     """
-    environment, command = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}, train_command(*overrides)
-    if "-m" in overrides:
+    if "-m" in overrides and launches:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+        command = train_command(*overrides)
         return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=timeout)
     with tempfile.TemporaryDirectory() as folder:
-        outputs = [Path(folder, name) for name in ("out", "err")]
-        process = _processes().Process(target=_train_py, args=(overrides, environment, outputs))
-        process.start()
-        process.join()
-        return subprocess.CompletedProcess(command, process.exitcode, *(path.read_text() for path in outputs))
+        return ForkedTraining(Path(folder), *overrides, env=env).wait(timeout)
+
+
+class ForkedTraining:
+    """The command line in a process of its own, forked from one that has imported everything, with its output in a folder."""
+
+    def __init__(self, folder: Path, *overrides: str, env: dict[str, str] | None = None) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+        self.overrides, self.outputs = overrides, [folder / name for name in ("out", "err")]
+        self.process = _processes().Process(target=_train_py, args=(overrides, environment, self.outputs))
+        self.process.start()
+        self.pid = self.process.pid
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self, timeout: float | None = None) -> subprocess.CompletedProcess[str]:
+        self.process.join(timeout)
+        code, texts = self.process.exitcode, [path.read_text() for path in self.outputs]
+        return subprocess.CompletedProcess(train_command(*self.overrides), code, *texts)
 
 
 @cache
@@ -148,6 +167,7 @@ def _processes() -> BaseContext:
 
 
 def _train_py(arguments: Sequence[str], environment: dict[str, str], outputs: Sequence[Path]) -> None:
+    os.setsid()
     for number, path in enumerate(outputs, 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
     os.chdir(ROOT)

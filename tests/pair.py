@@ -23,7 +23,7 @@ from bitcycle.training.distributed import process_group
 from tests.conftest import ROOT
 
 COUNT = 2
-PATIENCE = 480
+PATIENCE = 900
 """Seconds after which a process is ended that waits for another one for ever."""
 
 
@@ -43,7 +43,7 @@ def run_pair(folder: Path, *functions: str) -> subprocess.CompletedProcess[str]:
     """This file as a program, with its output."""
     command = [sys.executable, "-m", "tests.pair", str(folder), *functions]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE + 20)
 
 
 def fork_pair(action: Callable[[], int]) -> list[int]:

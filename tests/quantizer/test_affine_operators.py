@@ -15,12 +15,16 @@ BITS = [0, 1, 3, 8, 16]
 STEP_KEY, LAYER_KEY = torch.tensor(-123, dtype=torch.int32), torch.tensor(98765, dtype=torch.int32)
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture
 def threads(request):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield
     torch.set_num_threads(before)
+
+
+ON_THREADS = pytest.mark.parametrize(("bits", "threads"), [*((bits, 1) for bits in BITS), (3, 2)], indirect=["threads"])
+"""How the elements are divided among threads does not depend on the bits."""
 
 
 def tensors() -> list[Tensor]:
@@ -57,7 +61,7 @@ def assert_equal(kind: type[nn.Module], x: Tensor, *arguments: Tensor, training:
             assert_same(found, expected)
 
 
-@pytest.mark.parametrize("bits", BITS)
+@ON_THREADS
 def test_activations_weights_and_rows(bits, threads):
     for x in tensors():
         for training in (True, False):
@@ -71,7 +75,7 @@ def test_activations_weights_and_rows(bits, threads):
 
 
 @pytest.mark.parametrize("kind", [SbmGradient, SbmPositionGradient])
-@pytest.mark.parametrize("bits", BITS)
+@ON_THREADS
 def test_gradients(bits, kind, threads):
     for x in tensors():
         assert_equal(kind, x, torch.tensor(bits), STEP_KEY, LAYER_KEY)

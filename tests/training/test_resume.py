@@ -6,7 +6,6 @@ import errno
 import os
 import random
 import signal
-import subprocess
 import time
 
 import pytest
@@ -18,7 +17,7 @@ from bitcycle.training.checkpoint import CheckpointFolder
 from bitcycle.training.loop import Trainer
 from bitcycle.training.run import execute
 from bitcycle.training.run_folder import RunFolder, read_json, read_records
-from tests.conftest import ROOT, run_train, train_command
+from tests.conftest import ForkedTraining, run_train
 from tests.made_data import with_made_data
 from tests.settings import RESUME, SLOW, run_of
 
@@ -101,10 +100,10 @@ def test_resume_in_another_mode_of_compilation(digits, monkeypatch, tmp_path):
     assert_equal(result(plans["true"].folder), result(plans["false"].folder))
 
 
-def wait_for_step(folder: RunFolder, process: subprocess.Popen, step: int) -> None:
+def wait_for_step(folder: RunFolder, process: ForkedTraining, step: int) -> None:
     deadline = time.monotonic() + 120
     while folder.read_status().get("step", 0) < step:
-        assert process.poll() is None, process.stderr.read()
+        assert process.poll() is None, process.wait().stderr
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -115,21 +114,19 @@ def test_a_killed_process_resumes_exactly(digits, tmp_path):
     undisturbed = digits(*overrides, f"results_root={tmp_path}/undisturbed")
     execute(undisturbed)
     killed = digits(*overrides, "training.checkpoint_seconds=0.2", f"results_root={tmp_path}/killed")
-    command = train_command(
-        *("dataset=digits", "model=resnet8", "scale=smoke", *overrides, "training.checkpoint_seconds=0.2"),
-        f"results_root={tmp_path}/killed",
-    )
+    arguments = [*("dataset=digits", "model=resnet8", "scale=smoke", *overrides), "training.checkpoint_seconds=0.2"]
+    arguments.append(f"results_root={tmp_path}/killed")
+    environment = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     generator = random.Random(4)
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     for signal_number, after in ((signal.SIGKILL, 40), (signal.SIGTERM, 130)):
-        process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment)
+        process = ForkedTraining(tmp_path, *arguments, env=environment)
         wait_for_step(killed.folder, process, after)
         time.sleep(generator.random() * 0.3)
         process.send_signal(signal_number)
-        code = process.wait(timeout=60)
+        code = process.wait(timeout=60).returncode
         assert code == (75 if signal_number == signal.SIGTERM else -signal.SIGKILL)
     assert killed.folder.state() == "resumable"
-    last = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=120)
+    last = run_train(*arguments, env=environment)
     assert last.returncode == 0, last.stderr
     assert "resuming after step" in last.stderr
     assert_equal(result(killed.folder), result(undisturbed.folder))

@@ -18,7 +18,7 @@ from bitcycle.allocator import keep_freed_memory
 from bitcycle.benchmark.measure import clock_name
 from bitcycle.benchmark.networks import measure_networks, networks
 from bitcycle.benchmark.quantizers import measure_quantizers
-from bitcycle.benchmark.runs import images_per_second, runs_per_hour, write
+from bitcycle.benchmark.runs import images_per_second, runs_per_hour, sweep_runs_per_hour, write
 from bitcycle.benchmark.table import FOLDER, WORSE, slower, tables
 from bitcycle.training.display import set_up_console
 from bitcycle.training.environment import describe_environment, processor
@@ -89,6 +89,7 @@ def measure(chosen: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) 
         record["images_per_second"] = round(images_per_second(device))
     if "runs" in chosen.parts:
         record["runs_per_hour"] = runs_per_hour((1, 2, 4))
+        record["sweep"] = sweep_runs_per_hour()
     record["load_average"]["after"] = os.getloadavg()
     return record
 

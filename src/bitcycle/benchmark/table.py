@@ -88,6 +88,9 @@ def rates(record: dict[str, Any]) -> list[str]:
     if "runs_per_hour" in record:
         each = (f"{number} at a time {rate:.0f}" for number, rate in record["runs_per_hour"]["at_a_time"].items())
         found.append(f"Runs of 200 small steps an hour: {', '.join(each)}.")
+    if "sweep" in record:
+        each_hour, number = record["sweep"]["an_hour"], record["sweep"]["at_a_time"]
+        found.append(f"A whole sweep of such runs, {number} at a time: {each_hour:.0f} an hour.")
     return found
 
 

@@ -144,7 +144,7 @@ def test_tab_completion_completes_groups(tmp_path):
     ],
 )
 def test_a_sweep_that_cannot_be_run_is_one_line_with_a_remedy(arguments, problem, remedy):
-    done = run_train(*arguments)
+    done = run_train(*arguments, launches=False)
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()
     assert problem in line and remedy in line, line

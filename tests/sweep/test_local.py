@@ -179,7 +179,8 @@ def test_a_failing_run_stops_no_other_and_gives_the_exit_code(tmp_path):
 
 
 def test_a_sweep_file_runs_at_the_scale_that_is_asked_for(tmp_path):
-    done = run_train("-m", "+sweeps=cpt/table6", "scale=smoke", "dry_run=json", f"results_root={tmp_path}/runs")
+    overrides = ("-m", "+sweeps=cpt/table6", "scale=smoke", "dry_run=json", f"results_root={tmp_path}/runs")
+    done = run_train(*overrides, launches=False)
     assert done.returncode == 0, done.stderr
     runs = json.loads(done.stdout)
     assert {run["overrides"]["dataset"] for run in runs} == {"digits"}

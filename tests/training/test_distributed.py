@@ -96,7 +96,8 @@ LONG += ("training.checkpoint_seconds=0.1",)
 def planned(folder: Path, case: str, settings: list[str]):
     """The run of a case below `folder`; made-up data lie beside it."""
     made = [
-        re.sub("|".join(MAKERS), lambda word: str(folder.parent / "data" / MAKERS[word[0]][0]), x) for x in settings
+        re.sub(rf"\b({'|'.join(MAKERS)})\b", lambda word: str(folder.parent / "data" / MAKERS[word[0]][0]), x)
+        for x in settings
     ]
     base = ("scale=smoke",) if any(setting.startswith("dataset=") for setting in settings) else (*SMALL, *RAGGED)
     return plan(*base, *made, f"results_root={folder}/{case}")

@@ -90,9 +90,38 @@ def test_a_second_conversion_says_so():
         bitcycle.quantize_model(model, float_layers=[])
 
 
-def test_an_empty_batch_passes():
-    model = bitcycle.quantize_model(nn.Sequential(nn.Linear(2, 3)), float_layers=[])
-    assert model(torch.zeros(0, 2)).shape == (0, 3)
+@pytest.mark.parametrize("quantizer", ["sbm", "dorefa", "uniform_l2", "multibit", "wageubn"])
+def test_an_empty_batch_passes(quantizer):
+    layers = (
+        nn.Linear(2, 4),
+        nn.Conv1d(2, 4, 1),
+        nn.LSTM(2, 4, num_layers=2),
+        nn.MultiheadAttention(2, 1, batch_first=True),
+    )
+    inputs = torch.zeros(0, 2), torch.zeros(0, 2, 3), torch.zeros(3, 0, 2), torch.zeros(0, 3, 2)
+    for layer, x in zip(layers, inputs):
+        model = bitcycle.quantize_model(nn.ModuleList([copy.deepcopy(layer)]), quantizer, float_layers=[])[0]
+        arguments = (x, x, x) if isinstance(layer, nn.MultiheadAttention) else (x,)
+        found, expected = model(*arguments), layer(*arguments)
+        found, expected = (y[0] if isinstance(y, tuple) else y for y in (found, expected))
+        assert found.shape == expected.shape
+        found.sum().backward()
+
+
+def test_checkpointing_changes_no_number():
+    """Observers move once, and noise is that of one call."""
+    from torch.utils.checkpoint import checkpoint
+
+    found = []
+    for recomputes in (False, True):
+        torch.manual_seed(0)
+        layers = nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)
+        model, x = bitcycle.quantize_model(nn.Sequential(*layers), float_layers=[]), torch.randn(5, 6)
+        bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=4, total_steps=1)).step(0)
+        y = checkpoint(model[:3], x, use_reentrant=False) if recomputes else model[:3](x)
+        model[3:](y).square().sum().backward()
+        found.append([*model.buffers(), *(parameter.grad for parameter in model.parameters())])
+    assert all(map(torch.equal, *found))
 
 
 @pytest.mark.parametrize("sample", [None, torch.zeros(1, 2)])

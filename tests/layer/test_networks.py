@@ -53,7 +53,7 @@ class Bound(NamedTuple):
 BOUNDS = {
     "sbm": Bound(0.02, 0.05, 0.06),
     "dorefa": Bound(0.4, 0.6),  # clips activations at 1
-    "wageubn": Bound(0.15, 0.6, 0.3),  # its steps do not follow a tensor's range
+    "wageubn": Bound(0.15, 0.6, 0.4),  # its steps do not follow a tensor's range
     "pact_binary": Bound(0.9, 0.95),
     "uniform_l2": Bound(0.03, 0.1, 0.1),
     "ternary": Bound(0.55, 0.97),

@@ -48,6 +48,8 @@ class QuantizedMatrixProduct(QuantizedProduct, MatrixProduct):
         return self.left_quantizer, self.right_quantizer
 
     def _product(self, a: Tensor, b: Tensor, product: Callable[..., Tensor]) -> Tensor:
+        if not (a.numel() and b.numel()):
+            return product(a, b)
         key = self.call_keys().coarse
         if self.left_quantizer.has_blocks:
             return block_product(lambda left, right, _bias: product(left, right), a, b, None, self._copies(key))

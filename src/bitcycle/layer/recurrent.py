@@ -113,6 +113,8 @@ class QuantizedRecurrent(nn.RNNBase):
         """One layer in one direction: x [T, N, features] -> [T, N, H]."""
         inputs: InputProduct = getattr(self, f"input_{place}")
         hidden: HiddenProduct = getattr(self, f"hidden_{place}")
+        if not x.numel():  # no samples, hence no ranges
+            return self._run_empty(inputs, hidden, x, state)
         reverse = place.endswith("_reverse")
         of_input = inputs(x.flip(0) if reverse else x)
         hidden.adapt_to(lambda: self._hidden_states(of_input, hidden, state))
@@ -123,6 +125,15 @@ class QuantizedRecurrent(nn.RNNBase):
             state = self.step(gates, hidden(state[0], weight, bias, keys.at(t)), state)
             outputs.append(state[0])
         return torch.stack(outputs[::-1] if reverse else outputs), state
+
+    def _run_empty(self, inputs: InputProduct, hidden: HiddenProduct, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """A batch without samples, in float32: [T, 0, features] -> [T, 0, H]."""
+        outputs = []
+        for part in x.unbind(0):
+            of_hidden = F.linear(state[0], hidden.weight, hidden.bias)
+            state = self.step(F.linear(part, inputs.weight, inputs.bias), of_hidden, state)
+            outputs.append(state[0])
+        return torch.stack(outputs), state
 
     @torch.no_grad()
     def _hidden_states(self, of_input: Tensor, hidden: HiddenProduct, state: State) -> Tensor:

@@ -98,7 +98,7 @@ def test_missing_data_exit_with_3_within_seconds(tmp_path):
         env={"https_proxy": "http://127.0.0.1:9"},
     )
     assert done.returncode == 3
-    assert "cannot be downloaded" in done.stderr
+    assert "cifar100 cannot be loaded" in done.stderr
     assert "BITCYCLE_DATA" in done.stderr
     assert "Traceback" not in done.stderr
 

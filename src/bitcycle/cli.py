@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import signal
 import sys
@@ -85,6 +86,10 @@ def main(conf: Path | None = None) -> int:
 
 
 def _stop_at_once(number: int, frame: FrameType | None) -> None:
-    """Before and after the training loop, which has its own way to stop, nothing is lost by stopping at once."""
-    print("interrupted: run the same command again", file=sys.stderr)
-    sys.exit(EXIT_INTERRUPTED)
+    """Before and after the training loop, which has its own way to stop, nothing is lost by stopping at once.
+
+    Not by an exception: libraries that try to import others, as PyTorch does with numpy, swallow it and go on with half of them.
+    """
+    print("interrupted: run the same command again", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(EXIT_INTERRUPTED)

@@ -238,7 +238,7 @@ def test_the_split_for_choosing_is_held_out_unasked_and_named(digits):
         (["schedule=hlhlp", "quantizer=uniform_l2", "training.steps=3"], r"less than one for some of its 4 phases"),
         (["schedule=hlhlp", "quantizer=pact_binary"], r"pact_binary: quantizes weights to 1 bit"),
         (["schedule=partial_pretrain", "quantizer=uniform_l2"], r"uniform_l2: quantizes weights to 2 to 8 bits"),
-        (["dataset.validation=0.9", "dataset.train_samples=1"], r"leaves none of 1 training images"),
+        (["dataset.validation=0.9", "dataset.train_samples=1"], r"leaves none of 1 training samples"),
         (["dataset.validation=-0.1"], r"use 0 or more"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,10 @@ def wandb_run(tmp_path_factory):
     tracker.write(2, {"bits/weight": 3.0, "cost/gbitops": 0.75})
     tracker.close()
     [file] = folder.glob("wandb/offline-run-*/*.wandb")
+    deadline = time.monotonic() + 30
+    while not any(record.WhichOneof("record_type") == "exit" for record in wandb_records(file)):
+        assert time.monotonic() < deadline, "W&B's own process has not written the run to its end"
+        time.sleep(0.1)
     return list(wandb_records(file))
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import io
+import socket
+import time
 
 import datasets
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import constants
 from PIL import Image
 
+from bitcycle.dataset import hub as hub_module
 from bitcycle.dataset.custom import HubImages
+from bitcycle.dataset.hub import load_hub
 from bitcycle.errors import DataError
 from tests.conftest import configure
 
@@ -59,3 +64,16 @@ def test_a_name_that_the_hub_does_not_have(tmp_path, monkeypatch):
 def test_command_line():
     options = configure("dataset=hub", "dataset.path=uoft-cs/cifar10", "dataset.label_column=label").dataset
     assert isinstance(options, HubImages) and options.path == "uoft-cs/cifar10"
+
+
+def test_without_a_network_the_hub_is_not_asked_again_and_again(monkeypatch):
+    def unknown(*_arguments):
+        raise socket.gaierror("Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.setattr(hub_module, "getproxies", dict)
+    started = time.monotonic()
+    with pytest.raises(DataError, match=r"cannot be loaded .*[Oo]ffline"):
+        load_hub("nobody/nothing-of-this-name", "Remedy.")
+    assert time.monotonic() - started < 5
+    assert not constants.HF_HUB_OFFLINE

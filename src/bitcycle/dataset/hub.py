@@ -6,9 +6,13 @@ the login are respected.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import pyarrow.parquet as parquet
 
@@ -28,11 +32,32 @@ def load_hub(where: Path | str, remedy: str, subset: str | None = None, revision
             _check_class_names(where, datasets)
             found: dict[str, Any] = datasets.load_dataset("parquet", data_dir=str(where))
         else:
-            found = datasets.load_dataset(str(where), subset, revision=revision)
+            with _offline_without_network(datasets):
+                found = datasets.load_dataset(str(where), subset, revision=revision)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         lines = str(error.__cause__ or error).splitlines() or [type(error).__name__]
         raise DataError(f"{where} cannot be loaded ({lines[0].rstrip('.')}). {remedy}") from error
     return found
+
+
+@contextmanager
+def _offline_without_network(datasets: Any) -> Iterator[None]:
+    """Look into the library's cache alone where the hub's name is unknown: it would try again for half a minute first."""
+    from huggingface_hub import constants
+
+    places, name = (datasets.config, constants), urlsplit(constants.ENDPOINT).hostname
+    known = [place.HF_HUB_OFFLINE for place in places]
+    try:
+        if not getproxies():
+            socket.getaddrinfo(name, 443)
+    except OSError:
+        for place in places:
+            place.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        for place, value in zip(places, known, strict=True):
+            place.HF_HUB_OFFLINE = value
 
 
 def _check_class_names(folder: Path, datasets: Any) -> None:

@@ -45,7 +45,8 @@ def _offline_without_network(datasets: Any) -> Iterator[None]:
     """Look into the library's cache alone where the hub's name is unknown: it would try again for half a minute first."""
     from huggingface_hub import constants
 
-    places, name = (datasets.config, constants), urlsplit(constants.ENDPOINT).hostname
+    places: tuple[Any, Any] = (datasets.config, constants)
+    name = urlsplit(constants.ENDPOINT).hostname
     known = [place.HF_HUB_OFFLINE for place in places]
     try:
         if not getproxies():

@@ -37,7 +37,7 @@ endif
 demo: $(VENV)/.ready ## train a small ResNet with RTH on real digits: accuracy, cost, saving and a picture, in about two minutes
 	$(RUN) train.py schedule=RTH model=resnet8 dataset=digits scale=mini logging.picture=true
 
-test: $(VENV)/.ready lint ## style, types, then the tests (about 13 minutes on two cores)
+test: $(VENV)/.ready lint ## style, types, then the tests (about 12 minutes on two cores)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal --durations 20
 
 test-all: $(VENV)/.ready lint ## the same with the tests that take minutes: whole tables of tasks, schedules and quantizers

@@ -379,7 +379,7 @@ DOCUMENTS = {
 
 
 def fill(document: Path) -> str:
-    """The text of a document with its generated parts made anew."""
+    """The text of a document with its generated parts regenerated."""
     text = document.read_text()
     for name in DOCUMENTS[document]:
         pattern = rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)"

@@ -258,7 +258,7 @@ def main() -> int:
     kills = sum(case.kills for case in cases)
     print(f"{kills} kills of {len(cases)} runs, of which {unequal} ended otherwise; {time.monotonic() - began:.0f} s")
     if unequal:
-        print(f"they lie below {folder}/runs")
+        print(f"their run folders are in {folder}/runs")
     else:
         shutil.rmtree(folder)
     return int(unequal > 0)

@@ -103,7 +103,7 @@ class StatefulLoader:
 @pytest.mark.parametrize("quantizer", ["sbm", "none"])
 @pytest.mark.parametrize(("stateful", "stop"), [(True, 1), (True, 2), (False, 2), (False, 1)])
 def test_the_trainer_of_lightning(stateful, stop, quantizer, tmp_path):
-    """Two batches an epoch, resumed after one or two. Without state in the loader Lightning begins it anew, in float32, too."""
+    """Two batches an epoch, resumed after one or two. A loader without state restarts the epoch, in float32 as well."""
     lightning = pytest.importorskip("lightning.pytorch")
     from bitcycle.integrations.lightning import PrecisionCallback
 

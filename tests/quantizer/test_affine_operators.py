@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle.quantizer import affine_operators
-from bitcycle.quantizer.sbm import SbmActivation, SbmGradient, SbmPositionGradient, SbmRows, SbmWeight
+from bitcycle.quantizer.sbm import SbmActivation, SbmRows, SbmWeight
+from bitcycle.quantizer.sbm_gradient import SbmGradient, SbmPositionGradient
 
 pytestmark = pytest.mark.skipif(affine_operators._operators() is None, reason="no compiler")
 

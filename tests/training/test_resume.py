@@ -188,7 +188,7 @@ def test_two_damaged_checkpoints_are_an_error_with_a_remedy(tmp_path):
         folder.save({"step": step})
     for path in (folder.last, folder.previous):
         path.write_bytes(b"torn")
-    with pytest.raises(RunError, match="Delete that folder to start anew"):
+    with pytest.raises(RunError, match="Delete that folder to start over"):
         folder.load(CPU)
 
 

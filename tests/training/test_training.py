@@ -17,9 +17,10 @@ from bitcycle.recipe.optimizer import OptimizerOptions
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 from bitcycle.training.checkpoint import write_atomically
+from bitcycle.training.compilation import wants_compilation
 from bitcycle.training.loop import Trainer
 from bitcycle.training.metrics_log import JsonLines
-from bitcycle.training.run import build_trainer, execute, wants_compilation
+from bitcycle.training.run import build_trainer, execute
 from bitcycle.training.run_folder import read_json, read_records
 from bitcycle.training.status import status_table
 from tests.settings import OPTIONS
@@ -136,9 +137,13 @@ def test_epochs_and_steps_are_two_ways_to_say_the_same(digits):
     assert plan.total_steps == 40  # 256 samples in batches of 16
 
 
-def test_automatic_compilation_weighs_the_length_of_the_run(digits):
+def test_automatic_compilation_weighs_the_length_of_the_run(digits, monkeypatch):
     assert wants_compilation(digits(), CPU) == are_compiled()
     assert not wants_compilation(digits("quantizer=dorefa"), CPU)
+    assert not wants_compilation(digits("training.compute=codes"), CPU)
+    monkeypatch.setattr("bitcycle.distributed.world_size", lambda: 2)
+    assert not wants_compilation(digits(), CPU)
+    monkeypatch.undo()
     assert wants_compilation(digits("training.steps=1000000"), CPU) == compiler_works("cpu")
     assert wants_compilation(digits("training.steps=1000000", "quantizer=dorefa"), CPU) == compiler_works("cpu")
     assert wants_compilation(digits("training.compile=true"), CPU) == compiler_works("cpu")

@@ -73,10 +73,10 @@ class DatasetOptions(Settings):
     name: str = setting(MISSING, "the data set's name, as in dataset=NAME")
     train_samples: Optional[int] = setting(
         None,
-        "train on so many samples (images, pairs, ratings, utterances) only, the same in every run; null: all",
+        "number of training samples (images, pairs, ratings, utterances) to use, the same ones in every run; null: all",
         minimum=1,
     )
-    test_samples: Optional[int] = setting(None, "evaluate on so many samples only; null: all", minimum=1)
+    test_samples: Optional[int] = setting(None, "number of samples to evaluate on; null: all", minimum=1)
     validation: Optional[float] = setting(
         None,
         "share of the training samples held out for choosing weights, by the run's seed, and evaluated too; null: 0.1 where the"

@@ -77,7 +77,7 @@ class DetectionDatasetOptions(DatasetOptions):
     shorter_side: int = setting(
         608, "pixels that the shorter side is scaled to (cpt_voc: 608); fewer are faster", minimum=16
     )
-    longer_side: int = setting(1024, "the longer side is scaled to at most so many pixels (cpt_voc: 1024)", minimum=16)
+    longer_side: int = setting(1024, "upper limit on the longer side, in pixels (cpt_voc: 1024)", minimum=16)
     extra_padding: bool = setting(
         True, "sides that are a multiple of 32 already are padded by another 32 (cpt_voc); false: left as they are"
     )

@@ -64,11 +64,11 @@ class GraphDatasetOptions(DatasetOptions):
 
     train_samples: Optional[int] = setting(
         None,
-        "learn from at most so many training nodes, of a fixed random order; the graph stays whole; null: all",
+        "upper limit on the training nodes, taken in a fixed random order; the graph stays whole; null: all",
         minimum=1,
     )
     test_samples: Optional[int] = setting(
-        None, "evaluate on at most so many nodes of each split, of a fixed random order; null: all", minimum=1
+        None, "upper limit on the nodes of each evaluated split, taken in a fixed random order; null: all", minimum=1
     )
     edges: str = setting(
         "given",

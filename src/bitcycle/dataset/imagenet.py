@@ -85,7 +85,7 @@ class ImageNetMini(ImageNet):
         return DatasetInfo(ImageShape(3, self.image_size, 100), 100, 100)
 
     def info(self, data_root: Path) -> DatasetInfo:
-        """What is used: at most so many samples as there are, so that `scale=smoke` may ask for more."""
+        """The samples that are used; `scale=smoke` may ask for more than there are."""
         train, test = (count and min(count, 100) for count in (self.train_samples, self.test_samples))
         return ImageDatasetOptions.info(replace(self, train_samples=train, test_samples=test), data_root)
 

@@ -70,7 +70,7 @@ class VocSmall(DetectionDatasetOptions):
 
     name: str = "voc_small"
     shorter_side: int = setting(320, "pixels that the shorter side is scaled to", minimum=16)
-    longer_side: int = setting(512, "the longer side is scaled to at most so many pixels", minimum=16)
+    longer_side: int = setting(512, "upper limit on the longer side, in pixels", minimum=16)
 
     def read(self, data_root: Path) -> DetectionSplits:
         folders = [data_root / "voc-small", data_root / "voc_small"]

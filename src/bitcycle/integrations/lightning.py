@@ -30,7 +30,7 @@ class PrecisionCallback(Callback):
         options: of the schedule, as q_min and q_max.
 
     Resume is exact from a checkpoint at the end of an epoch, and within one where the data loader has `state_dict` and
-    `load_state_dict` (as torchdata's StatefulDataLoader): with any other, Lightning begins the epoch's batches anew. Lightning
+    `load_state_dict` (as torchdata's StatefulDataLoader): with any other, Lightning restarts the epoch. Lightning
     keeps no state of random generators.
 
     Add `bitcycle.layer.penalty(self)` to the loss in `training_step` where the quantizer has one (PACT).

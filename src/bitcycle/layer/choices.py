@@ -113,7 +113,7 @@ class Choices:
         return BlockCosts(table, (3 * sum(weights) + sum(reference)) / mean)
 
     def extremes(self, workload: Workload, samples: int) -> tuple[Counts, Counts]:
-        """The choices of so many samples that cost the fewest and the most bit operations."""
+        """The choices, for a number of samples, that cost the fewest and the most bit operations."""
         least: list[list[int]] = []
         most: list[list[int]] = []
         for block in self.blocks:

@@ -357,7 +357,7 @@ def _obstacle(module: nn.Module) -> str:
     if isinstance(module, _BatchNorm) and not isinstance(module, nn.BatchNorm2d):
         return f"its batch norm is a {type(module).__name__}, not a BatchNorm2d"
     if isinstance(module, _DropoutNd):
-        return "it has dropout, which is drawn anew"
+        return "it has dropout, whose mask would differ between the two passes"
     if not isinstance(module, QuantizedProduct):
         return ""
     if type(module) not in (QuantizedConv2d, QuantizedLinear) or getattr(module, "padding_mode", "zeros") != "zeros":

@@ -176,7 +176,7 @@ class PrecisionController:
         return epoch is not None and t % epoch == 0
 
     def use(self, precision: Precision, choose: bool | None = None) -> None:
-        """Set bits outside the schedule, as for an evaluation at q_max; the next `step` sets them anew.
+        """Set bits outside the schedule, as for an evaluation at q_max; the next `step` sets them again.
 
         Args:
             precision: the bits.

@@ -29,7 +29,7 @@ def carry_quantized(model: nn.Module) -> None:
 
 
 def reset_batch_norm(model: nn.Module) -> None:
-    """Start the running statistics of batch norm anew; its trained scale and shift stay."""
+    """Reset the running statistics of batch norm; its trained scale and shift stay."""
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             module.reset_running_stats()

@@ -144,7 +144,7 @@ class QuantizedLayer(QuantizedProduct):
                 )
 
     def restart(self) -> None:
-        """Let the quantizers adapt anew at the next forward pass, whatever its bits."""
+        """Let the quantizers adapt again at the next forward pass, whatever its bits."""
         self.weight_quantizer.restart()
         self.activation_quantizer.restart()
         self.observed_bits.clear()

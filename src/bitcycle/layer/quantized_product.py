@@ -146,7 +146,7 @@ class QuantizedProduct(Noisy):
         self.precision.readers.add(self)
 
     def restart(self) -> None:
-        """Let the quantizers adapt anew at the next forward pass, whatever its bits."""
+        """Let the quantizers adapt again at the next forward pass, whatever its bits."""
         raise NotImplementedError
 
     def quantize_gradient_of(self, y: Tensor, key: Tensor) -> Tensor:

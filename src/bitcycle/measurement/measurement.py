@@ -69,7 +69,7 @@ class Measurement:
         return total, gradients
 
     def estimate_batch_norm(self, model: nn.Module) -> None:
-        """Estimate the running statistics of batch norm anew on these images; everything else stays in evaluation mode."""
+        """Re-estimate the running statistics of batch norm on these images; everything else stays in evaluation mode."""
         for module in model.modules():
             if isinstance(module, _BatchNorm):
                 module.train()

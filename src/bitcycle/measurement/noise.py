@@ -1,7 +1,7 @@
 """How well a trained network still recognises speech when there is noise: `python -m bitcycle.measurement.noise RUN_FOLDER`.
 
 Each recording of the test split gets noise of its own, which follows from (seed, noise, number of the recording), at each ratio
-of signal to noise; features are computed anew. There is a row for the recordings as they are, and one for each noise and ratio;
+of signal to noise; features are recomputed. There is a row for the recordings as they are, and one for each noise and ratio;
 the papers' number is the mean over the latter. HLHLp tests on Aurora-4 (section 4.3, table 5), for which this
 stands in: noises and ratios are ours (`noises.py`), and the numbers are none of Aurora-4.
 """

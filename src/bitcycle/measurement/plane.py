@@ -5,7 +5,7 @@
 
 for i and j from -margin to 1 + margin. The networks lie at (0, 0), (dx, 0) and (<w3 - w1, u>, dy); each is a row of its own,
 too, as the grid need not meet them. Weights with few bits count as plain numbers: what the quantizers make of them is put
-together, and nothing is quantized on the plane. Running statistics of batch norm are estimated anew at each point, on training
+together, and nothing is quantized on the plane. Running statistics of batch norm are re-estimated at each point, on training
 images.
 
 Source: Garipov et al. 2018, section A.1 and their released code, which HLHLp follows in figure 1 without saying more: its w1 is

@@ -10,7 +10,8 @@ from bitcycle.quantizer.mx import Mx, quantize_mx
 from bitcycle.quantizer.nvfp4 import Nvfp4
 from bitcycle.quantizer.pact_binary import PactBinary
 from bitcycle.quantizer.registry import QUANTIZERS, NoQuantizer, encode_bits, quantize, quantizer_options
-from bitcycle.quantizer.sbm import Sbm, SbmActivation, SbmGradient, SbmRows, SbmWeight
+from bitcycle.quantizer.sbm import Sbm, SbmActivation, SbmRows, SbmWeight
+from bitcycle.quantizer.sbm_gradient import SbmGradient
 from bitcycle.quantizer.ternary import Ternary
 from bitcycle.quantizer.ttq import Ttq
 from bitcycle.quantizer.uniform import UniformL2

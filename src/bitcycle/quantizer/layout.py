@@ -1,6 +1,6 @@
 """Views of tensors as flat vectors or as rows, in channels-last order, without copying channels-last tensors.
 
-The views are detached: quantizers define their gradients themselves, and compiled kernels would otherwise be compiled anew for
+The views are detached: quantizers define their gradients themselves, and compiled kernels would otherwise be recompiled for
 tensors that differ in what they are views of. Half-precision tensors are copied to float32, in which all quantizers compute.
 """
 

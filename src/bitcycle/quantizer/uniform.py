@@ -12,7 +12,7 @@
 [[-1.0, 0.0, 1.0]]
 
 Source: HLHLp, section 3.1: the step minimises the squared error. Differs from the authors' code in nothing that we know of:
-none was released. The paper does not say when the step is computed anew, nor how activations are quantized: both are
+none was released. The paper does not say when the step is recomputed, nor how activations are quantized: both are
 settings. By default the step of a layer is computed from its master weights in the first training step at other bits, that of
 its input from the batch of that step, and both stay until the bits change again. An evaluation at bits other than those of
 training computes steps of its own, from the weights as they are and from its first batch.
@@ -108,7 +108,7 @@ class _StepKeeper(TensorQuantizer):
 class UniformWeight(_StepKeeper):
     """Weights on symmetric levels with the L2-optimal step of the layer or of each output channel (`per_row`).
 
-    `update` says when the step is computed anew: when the bits change (stage), at the first step of each epoch too (epoch),
+    `update` says when the step is recomputed: when the bits change (stage), at the first step of each epoch too (epoch),
     or, by one iteration from the last one, before every training step (step).
     """
 

@@ -2,7 +2,7 @@
 
     average := average + (weights - average) / (k + 1)        the k-th time, from 0
 
-after which the statistics of batch norm are estimated anew, in one pass over an epoch's training batches in training mode at the
+after which the statistics of batch norm are re-estimated, in one pass over an epoch's training batches in training mode at the
 bits of the step, with momentum B / (seen + B) for a batch of B samples: their plain mean over all samples. A layer
 that sees a batch several times, as one in a block that DFQ computes for each option, counts each time. In a run in phases every
 phase has an average of its own.
@@ -35,7 +35,7 @@ class WeightAveragingOptions(Settings):
 
     start: Optional[float] = setting(
         None,
-        "fraction of the run after which weights are averaged (SWA), in each phase anew; null: never",
+        "fraction of the run after which weights are averaged (SWA), in each phase separately; null: never",
         minimum=0,
         maximum=1,
     )
@@ -127,7 +127,7 @@ def estimated_layers(model: nn.Module) -> list[_BatchNorm]:
 
 @torch.no_grad()
 def estimate_statistics(task: Task, model: nn.Module, steps: Iterable[int], batches: Iterable[Any]) -> None:
-    """Estimate the running statistics of batch norm anew on the `batches` of `steps`; the model is in training mode."""
+    """Re-estimate the running statistics of batch norm on the `batches` of `steps`; the model is in training mode."""
     layers = estimated_layers(model)
     momenta, seen = [layer.momentum for layer in layers], Counter[_BatchNorm]()
 

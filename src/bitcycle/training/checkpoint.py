@@ -118,7 +118,7 @@ class CheckpointFolder:
         problem = _damage(path)
         if problem is not None:
             raise RunError(
-                f"the weights that this run goes on from cannot be read: {path} ({problem}). Delete that folder to start anew."
+                f"the weights that this run goes on from cannot be read: {path} ({problem}). Delete that folder to start over."
             )
         weights: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
         return weights
@@ -156,7 +156,7 @@ class CheckpointFolder:
             logger.warning("the checkpoint %s belongs to another run and is passed over", path)
         if problems:
             raise RunError(
-                f"no usable checkpoint in {self.last.parent} ({'; '.join(problems)}). Delete that folder to start anew."
+                f"no usable checkpoint in {self.last.parent} ({'; '.join(problems)}). Delete that folder to start over."
             )
         return None
 

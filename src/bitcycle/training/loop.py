@@ -86,7 +86,7 @@ class RunningMean:
         self.count += 1
 
     def take(self) -> tuple[float, float]:
-        """(mean loss, mean accuracy) of the steps added since the last time; starts anew."""
+        """(mean loss, mean accuracy) of the steps added since the last time; starts over."""
         loss, accuracy = (self.sums / self.count).tolist()
         self.sums.zero_()
         self.count = 0

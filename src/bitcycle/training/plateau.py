@@ -29,7 +29,7 @@ class ReduceOnPlateau:
         self.restart()
 
     def restart(self) -> None:
-        """Begin anew, with the full rate and nothing observed."""
+        """Start over, with the full rate and nothing observed."""
         self.best: float | None = None
         self.waited = self.drops = 0
 

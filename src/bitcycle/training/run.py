@@ -22,11 +22,10 @@ from bitcycle.errors import RunError
 from bitcycle.hardware import CostMeter
 from bitcycle.layer import PrecisionController
 from bitcycle.layer.compilation import channels_last
-from bitcycle.quantizer import NoQuantizer, Sbm, compiler_works
-from bitcycle.quantizer.affine_operators import are_available, are_compiled
 from bitcycle.schedule import SearchSchedule
 from bitcycle.task import Task, TaskSetup
 from bitcycle.training.checkpoint import write_atomically
+from bitcycle.training.compilation import wants_compilation
 from bitcycle.training.display import ProgressBar, log_to_file
 from bitcycle.training.distributed import check_sharing, explained, shared_model
 from bitcycle.training.environment import describe_environment, processor
@@ -38,10 +37,6 @@ from bitcycle.training.run_folder import RunFolder, read_object
 from bitcycle.training.trackers import RunLabels, TensorBoardTracker, Tracker, WandbTracker
 
 logger = logging.getLogger(__name__)
-
-COMPILATION_PAYS_ABOVE = 1e9
-"""Quantized activations in a run above which compiling is worth its 20 to 30 seconds, or 5 once PyTorch's cache on disk has the
-kernels: an eager quantizer takes about 20 ns longer for each (one activation and one gradient; two CPU cores)."""
 
 MEAN_OF_LAST = 5
 """Evaluations at the end of a run whose mean the summary reports."""
@@ -260,21 +255,6 @@ def choose_device(name: str) -> torch.device:
         if number:
             torch.cuda.set_device(int(number))  # what is created on "cuda" from now on
     return torch.device(kind)
-
-
-def wants_compilation(plan: Plan, device: torch.device) -> bool:
-    """Whether the quantizers of this run are to be compiled; both ways compute the same numbers.
-
-    On a CPU those of SBM are operators in C++, compiled once for a machine: where they are there, short runs use them, too.
-    """
-    choice = plan.config.training.compile
-    if choice == "false" or isinstance(plan.config.quantizer, NoQuantizer):
-        return False
-    elements = sum(operation.input_elements for operation in plan.workload.operations) / plan.workload.samples
-    pays = choice == "true" or elements * plan.samples(0, plan.total_steps) > COMPILATION_PAYS_ABOVE
-    if device.type == "cpu" and isinstance(plan.config.quantizer, Sbm) and (pays or are_compiled()) and are_available():
-        return True  # all of its functions are operators of our own, beside which nothing is compiled
-    return pays and compiler_works(device.type)
 
 
 def build_trainer(plan: Plan, device: torch.device) -> Trainer:

@@ -37,7 +37,8 @@ from bitcycle.quantizer.affine_operators import affine_operators
 from bitcycle.quantizer.codes import MOST_BITS, Codes, WeightCodes, decode
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.layout import flat, shaped
-from bitcycle.quantizer.sbm import SbmActivation, SbmGradient, SbmWeight
+from bitcycle.quantizer.sbm import SbmActivation, SbmWeight
+from bitcycle.quantizer.sbm_gradient import SbmGradient
 
 logger = logging.getLogger(__name__)
 

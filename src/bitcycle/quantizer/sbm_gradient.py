@@ -1,0 +1,147 @@
+"""The gradients of SBM: one range per tensor, per position or per time step, rounded stochastically; see `sbm.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitcycle import distributed
+from bitcycle.quantizer import affine, codes
+from bitcycle.quantizer.affine_operators import GradientRange, affine_operators
+from bitcycle.quantizer.base import GradientQuantizer
+from bitcycle.quantizer.codes import GradientCodes
+from bitcycle.quantizer.compile_utils import kernel
+from bitcycle.quantizer.layout import HALF, flat, rows, shaped, unflat
+
+
+class SbmGradient(GradientQuantizer):
+    """Affine quantizer of the gradient with one range per tensor, stochastic unless told otherwise."""
+
+    has_codes = True
+    by_sequence = False
+    """Whether each sequence has a range of its own at each time step of a recurrent layer."""
+
+    def __init__(self, stochastic: bool = True, compile: bool = False) -> None:
+        super().__init__()
+        self.stochastic, self.compile_kernel = stochastic, compile
+
+    def forward(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
+        if (native := self._native(x)) is None:
+            return super().forward(x, bits, step_key, layer_key)
+        options = (self.stochastic, self._range(x))
+        return native.with_quantized_gradient(x, bits, step_key, layer_key, *options)
+
+    def quantize_sequence(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
+        if (native := self._native(x)) is None:
+            return super().quantize_sequence(x, bits, step_key, layer_keys)
+        options = (self.stochastic, GradientRange.SEQUENCE if self.by_sequence else GradientRange.STEP)
+        return native.with_quantized_gradient(x, bits, step_key, layer_keys, *options)
+
+    def loses(self, gradient: Tensor, bits: int) -> bool:
+        low, high = torch.aminmax(gradient)
+        return bool((high > low) & ((high - low) / ((1 << bits) - 1) < affine.MINIMUM_SCALE))
+
+    def _native(self, x: Tensor) -> Any | None:
+        return affine_operators(x, self.compile_kernel) if distributed.current_shard() is None else None
+
+    def _range(self, x: Tensor) -> GradientRange:
+        return GradientRange.TENSOR
+
+    def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
+        if (native := self._native(gradient)) is not None:
+            options = (self.stochastic, self._range(gradient))
+            return native.quantize_gradient(gradient, bits, step_key, layer_key, *options)
+        if distributed.current_shard() is not None:
+            matrix = rows(gradient)
+            limits = distributed.all_min_max(*torch.aminmax(matrix))
+            quantized = self._quantize_share(matrix, limits, bits, step_key, layer_key)
+            return unflat(quantized.reshape(-1), like=gradient)
+        vector = flat(gradient)
+        if self.stochastic:
+            function = kernel(affine.quantize_stochastically, self.compile_kernel)
+            return unflat(function(vector, bits, step_key, layer_key), like=gradient)
+        return unflat(kernel(affine.quantize_per_tensor, self.compile_kernel)(vector, bits), like=gradient)
+
+    def encode(
+        self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor
+    ) -> tuple[Tensor, GradientCodes]:
+        function = codes.encode_gradient if self.stochastic else codes.encode_gradient_to_nearest
+        keys = (step_key, layer_key) if self.stochastic else ()
+        quantized, integers, scale, low = kernel(function, self.compile_kernel)(flat(gradient), bits, *keys)
+        step = float(scale)  # in float64: an error of z' would count as often as there are elements
+        zero_point = float(low) + (1 << (int(bits) - 1)) * step
+        return unflat(quantized, like=gradient), GradientCodes(shaped(integers, like=gradient), step, zero_point)
+
+    def _quantize_share(
+        self, x: Tensor, limits: tuple[Tensor, Tensor], bits: Tensor, step_key: Tensor, layer_key: Tensor
+    ) -> Tensor:
+        """The share of a batch's gradient, with the smallest and largest values of the whole."""
+        if not self.stochastic:
+            low, high = limits
+            return kernel(affine.fake_quantize, self.compile_kernel)(x, low, high - low, bits)
+        function = kernel(affine.quantize_share_stochastically, self.compile_kernel)
+        return function(x, *limits, bits, step_key, layer_key, distributed.first_element(x))
+
+    def quantize_steps(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
+        keys, x = step_key ^ layer_keys if self.stochastic else None, flat(gradient).view(gradient.shape)
+        if distributed.current_shard() is None:
+            quantized = kernel(affine.quantize_time_steps, self.compile_kernel)(x, bits, self.by_sequence, keys)
+        else:
+            limits = affine.time_step_range(x, self.by_sequence)
+            limits = limits if self.by_sequence else distributed.all_min_max(*limits)
+            function = kernel(affine.quantize_share_of_time_steps, self.compile_kernel)
+            quantized = function(x, *limits, bits, keys, distributed.first_element(x[0]))
+        return unflat(quantized.reshape(-1), like=gradient)
+
+
+class SbmPositionGradient(SbmGradient):
+    """The same with one range for each position between the first and the last dimension, over these two.
+
+    [N, F] has one range, [N, T, F] T of them, [N, heads, T, F] heads times T; in a recurrent layer, whose time step is
+    [1, N, F] in the released code, each sequence has its own.
+    """
+
+    by_sequence = True
+
+    def _range(self, x: Tensor) -> GradientRange:
+        return GradientRange.TENSOR if x.dim() < 3 else GradientRange.POSITION
+
+    def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
+        if gradient.dim() < 3 or self._native(gradient) is not None:
+            return super().quantize(gradient, bits, step_key, layer_key)
+        positions = gradient.detach().reshape(len(gradient), -1, gradient.shape[-1])
+        positions = positions.float() if positions.dtype in HALF else positions
+        if distributed.current_shard() is not None:
+            limits = distributed.all_min_max(*affine.position_range(positions))
+            quantized = self._quantize_share(positions, limits, bits, step_key, layer_key)
+        elif self.stochastic:
+            function = kernel(affine.quantize_positions_stochastically, self.compile_kernel)
+            quantized = function(positions, bits, step_key, layer_key)
+        else:
+            quantized = kernel(affine.quantize_per_position, self.compile_kernel)(positions, bits)
+        return quantized.to(gradient.dtype).view(gradient.shape)
+
+
+class RelativeGradient(GradientQuantizer):
+    """The same of a gradient in units of a power of two, so that the least step is 1e-8 of its largest element.
+
+    Q(G) = u Q(G / u),   u = 2^(floor(log2 max |G|) + 1)
+    """
+
+    def __init__(self, quantizer: SbmGradient) -> None:
+        super().__init__()
+        self.inner, self.stochastic = quantizer, quantizer.stochastic
+
+    def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
+        return self._in_units(self.inner.quantize, gradient, bits, step_key, layer_key)
+
+    def quantize_steps(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
+        return self._in_units(self.inner.quantize_steps, gradient, bits, step_key, layer_keys)
+
+    def _in_units(self, quantize: Callable[..., Tensor], gradient: Tensor, *arguments: Tensor) -> Tensor:
+        exponent = torch.frexp(distributed.all_max(gradient.detach().abs().amax())).exponent
+        unit = torch.ldexp(torch.ones((), dtype=gradient.dtype, device=gradient.device), exponent)
+        return quantize(gradient / unit, *arguments) * unit

@@ -74,12 +74,15 @@ def as_text(value: Any) -> str:
 def substitute(run: Overrides, replacements: Mapping[str, Any]) -> Overrides:
     """A run with some of its values replaced, as for a smaller scale; its keys are settings.
 
-    A mapping replaces the values that it names ({"model": {"resnet152": "resnet20"}}); anything else is set for every run.
+    A mapping replaces the values that it names ({"model": {"resnet152": "resnet20"}}); anything else is set for every run, and
+    a seed of null takes away the run's own.
 
     >>> substitute({"model": "resnet152", "seed": "1"}, {"model": {"resnet152": "resnet20"}, "dataset.test_samples": 500})
     {'model': 'resnet20', 'seed': '1', 'dataset.test_samples': '500'}
     >>> substitute({"schedule.cycles": "32"}, {"schedule.cycles": {32: 4}})
     {'schedule.cycles': '4'}
+    >>> substitute({"model": "resnet8", "seed": "3"}, {"seed": None})
+    {'model': 'resnet8'}
     """
     found = dict(run)
     for key, replacement in replacements.items():
@@ -88,6 +91,8 @@ def substitute(run: Overrides, replacements: Mapping[str, Any]) -> Overrides:
         elif key in found:
             by_text = {as_text(old): new for old, new in replacement.items()}  # YAML reads 32: 4 as numbers
             found[key] = as_text(by_text.get(found[key], found[key]))
+    if found.get("seed") == "null":
+        del found["seed"]
     return found
 
 

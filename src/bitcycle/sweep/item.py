@@ -30,7 +30,7 @@ class Sweep:
         grids: see `grid.expand`.
         trials: scale -> number of seeds, from 0 on.
         at_scale: scale -> replacements, see `grid.substitute`; `regime: NAME` stands for those of sweeps/regimes.yaml,
-            `leave_out: {setting: value}` drops the runs that have it.
+            `leave_out: {setting: value}` drops the runs that have it, `seed: null` lets `trials` say the seeds.
         note: what is a stand-in, or an own choice where the paper is silent.
         analyses: what is computed of the finished runs, see `bitcycle.measurement.after_sweep`.
     """

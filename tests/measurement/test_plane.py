@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bitcycle.errors import RunError
-from bitcycle.measurement.corruption import CorruptionOptions
-from bitcycle.measurement.corruptions import CORRUPTIONS, corrupt
+from bitcycle.measurement.corruption import CORRUPTIONS, CorruptionOptions, corrupt
 from bitcycle.measurement.finished_run import load_run
 from bitcycle.measurement.job import Job, Network
 from bitcycle.measurement.measurement import flatten

@@ -15,8 +15,7 @@ from bitcycle.errors import DataError, RunError
 from bitcycle.measurement.artifacts import read_result
 from bitcycle.measurement.command import run_command
 from bitcycle.measurement.finished_run import load_run, read_run_config
-from bitcycle.measurement.noise import NoiseOptions, NoiseTest, read_snr
-from bitcycle.measurement.noises import NAMES, make_noise, mix
+from bitcycle.measurement.noise import NAMES, NoiseOptions, NoiseTest, make_noise, mix, read_snr
 from bitcycle.training.run import execute
 from tests.conftest import plan
 from tests.speech_data import RATE, tones, wave_bytes, write_manifests

@@ -22,9 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, DataError, RunError
+from bitcycle.errors import EXIT_DONE
 from bitcycle.measurement.artifacts import read_result
-from bitcycle.measurement.command import exit_code, read_options
+from bitcycle.measurement.command import USER_ERRORS, exit_code, guarded, read_options
 from bitcycle.measurement.corruption import CorruptionOptions
 from bitcycle.measurement.job import AnalysisOptions, Job, Network
 from bitcycle.measurement.noise import NoiseOptions
@@ -41,7 +41,6 @@ from bitcycle.sweep.sweep_index import SweepRun, index_runs
 KINDS: dict[str, type[AnalysisOptions]] = {
     kind.kind: kind for kind in (SurfaceOptions, PlaneOptions, SharpnessOptions, NoiseOptions, CorruptionOptions)
 }
-COMMAND = "python -m bitcycle.measurement.after_sweep"
 
 
 def read_entry(entry: Mapping[str, Any], scale: str) -> tuple[list[AnalysisOptions], list[dict[str, Any]]]:
@@ -108,7 +107,7 @@ def run_jobs(name: str, jobs: Sequence[Job | None], dry_run: bool = False) -> in
         try:
             job.run()
             made += 1
-        except (RunError, DataError, SettingError) as error:
+        except USER_ERRORS as error:
             print(f"{name}: {job.options.kind} failed: {error}", file=sys.stderr)
             worst, failed = max(worst, exit_code(error)), failed + 1
     waiting, done = jobs.count(None), len([job for job in jobs if job is not None]) - len(missing)
@@ -160,15 +159,8 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
         return EXIT_DONE
     fixed = dict(argument.split("=", 1) for argument in given if "=" in argument)
     root = root or resource_root()
-    try:
-        sweeps = sweeps_with_analyses(root, [argument for argument in given if "=" not in argument])
-        return analyse(sweeps, fixed, root / "conf")
-    except SettingError as error:
-        print(error, file=sys.stderr)
-        return exit_code(error)
-    except KeyboardInterrupt:
-        print("interrupted; what is done is stored, and the same command goes on", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    names = [argument for argument in given if "=" not in argument]
+    return guarded(lambda: analyse(sweeps_with_analyses(root, names), fixed, root / "conf"))
 
 
 if __name__ == "__main__":

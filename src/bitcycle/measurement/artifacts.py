@@ -17,6 +17,8 @@ Row = dict[str, Any]
 ANALYSES = "analyses"
 """Folder of the collected results, beside runs.csv."""
 HEADER = "# "
+CLEAN = "none"
+"""What rows of a test of robustness call the data as they are."""
 
 
 @dataclass(frozen=True)

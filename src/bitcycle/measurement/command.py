@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bitcycle.errors import (
@@ -21,17 +21,15 @@ from bitcycle.errors import (
 from bitcycle.measurement.job import AnalysisOptions, Job, Network
 from bitcycle.settings import SettingError, default_of, nearest
 
+USER_ERRORS = (RunError, DataError, SettingError)
+
 
 def parser(kind: type[AnalysisOptions], description: str) -> argparse.ArgumentParser:
     """The command line of a kind of analysis: one option for each of its settings."""
-    made = argparse.ArgumentParser(
-        prog=f"bitcycle {kind.kind}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    word = "RUN_FOLDER[@PHASE]"
+    form = argparse.RawDescriptionHelpFormatter
+    made = argparse.ArgumentParser(prog=f"bitcycle {kind.kind}", description=description, formatter_class=form)
     help = "folder of a finished run, whose name ends with seed=N; with @PHASE the weights that the phase after it began from"
-    made.add_argument("networks", nargs=kind.networks, metavar=word, help=help)
+    made.add_argument("networks", nargs=kind.networks, metavar="RUN_FOLDER[@PHASE]", help=help)
     for field in dataclasses.fields(kind):
         choices = field.metadata.get("choices")
         listed = f"; one of {', '.join(choices)}" if choices else ""
@@ -47,27 +45,20 @@ def read_options(kind: type[AnalysisOptions], given: dict[str, Any]) -> Analysis
     Raises:
         SettingError: for a value that an option cannot have.
     """
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    if strangers := [name for name in given if name not in fields]:
+    types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
+    if strangers := [name for name in given if name not in types]:
         problem = f"analysis={kind.kind} has no such option"
-        raise SettingError(strangers[0], given[strangers[0]], problem, nearest(strangers[0], fields))
-    return kind(**{name: _value(value, fields[name]) for name, value in given.items()})
+        raise SettingError(strangers[0], given[strangers[0]], problem, nearest(strangers[0], types))
+    return kind(**{name: _value(value, types[name]) for name, value in given.items()})
 
 
-def _value(given: Any, field: dataclasses.Field[Any]) -> Any:
-    """A value of the type of a field; lists may be written as a,b or [a,b]."""
-    declared = str(field.type)
-    if "list" in declared and isinstance(given, str):
-        given = [part.strip() for part in given.strip("[]").split(",") if part.strip()]
-    if "list" in declared and isinstance(given, list):
-        return [_word(entry, declared) for entry in given]
-    return _word(given, declared)
-
-
-def _word(given: Any, declared: str) -> Any:
-    """A number or null where the type has one, else the text."""
+def _value(given: Any, declared: str) -> Any:
+    """A value of a type: null, a list as a,b or [a,b], a number, or text."""
     if given is None or given == "null":
         return None
+    if "list" in declared:
+        words = [part.strip() for part in given.strip("[]").split(",")] if isinstance(given, str) else given
+        return [_value(word, declared.replace("list", "")) for word in words if word != ""]
     if "str" in declared:
         return str(given)
     try:
@@ -81,18 +72,26 @@ def run_command(kind: type[AnalysisOptions], description: str | None, arguments:
     """Run the command line of a kind of analysis and return its exit code."""
     given = vars(parser(kind, description or "").parse_args(arguments))
     networks, data_root = given.pop("networks"), given.pop("data_root")
-    given = {name: value for name, value in given.items() if value is not None}
+
+    def run() -> int:
+        options = read_options(kind, {name: value for name, value in given.items() if value is not None})
+        job = Job(options, tuple(map(Network.parse, networks)), data_root)
+        print(f"{job.path}: {len(job.run().rows)} rows; `make collect` adds it to results/summary")
+        return EXIT_DONE
+
+    return guarded(run)
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """Run a command; errors that a user can act on become a message and an exit code."""
     try:
-        job = Job(read_options(kind, given), tuple(map(Network.parse, networks)), data_root)
-        result = job.run()
-    except (RunError, DataError, SettingError) as error:
+        return command()
+    except USER_ERRORS as error:
         print(error, file=sys.stderr)
         return exit_code(error)
     except KeyboardInterrupt:
         print("interrupted; what is done is stored, and the same command goes on", file=sys.stderr)
         return EXIT_INTERRUPTED
-    print(f"{job.path}: {len(result.rows)} rows; `make collect` adds it to results/summary")
-    return EXIT_DONE
 
 
 def exit_code(error: Exception) -> int:

@@ -47,6 +47,16 @@ class FinishedRun:
         """The records of its training and of its evaluations, in order."""
         return read_records(self.folder.metrics)
 
+    @property
+    def subject(self) -> dict[str, Any]:
+        """Its data and network."""
+        return {"dataset": self.plan.config.dataset.name, "model": self.plan.config.model.name}
+
+    @property
+    def bits(self) -> list[int]:
+        """Of weights and activations."""
+        return [self.precision.weight, self.precision.activation]
+
     def make_float(self) -> None:
         """Replace the weights by what the quantizers make of them at `precision`; nothing is quantized from then on."""
         carry_quantized(self.model)

@@ -1,35 +1,187 @@
 """How well a trained network still recognises speech when there is noise: `python -m bitcycle.measurement.noise RUN_FOLDER`.
 
-Each recording of the test split gets noise of its own, which follows from (seed, noise, number of the recording), at each ratio
-of signal to noise; features are recomputed. There is a row for the recordings as they are, and one for each noise and ratio;
-the papers' number is the mean over the latter. HLHLp tests on Aurora-4 (section 4.3, table 5), for which this
-stands in: noises and ratios are ours (`noises.py`), and the numbers are none of Aurora-4.
+Each recording x of the test split gets noise n of its own, which follows from (seed, noise, number of the recording), at each
+ratio of signal to noise; features are recomputed:
+
+    y = x + n sqrt( P_x / (P_n 10^(SNR / 10)) ),   P = mean square over the recording, SNR in dB
+
+| noise | n |
+|---|---|
+| white | normal, independent samples |
+| pink | white, its amplitudes divided by sqrt(frequency): 3 dB less for each octave |
+| babble | the sum of eight recordings of speech of equal power, each repeated from a random place on |
+| speech_shaped | white with the mean amplitudes of recordings of speech |
+| modulated | speech_shaped times 1 + sin(2 pi 2 Hz t + phase) |
+| hum | 50 Hz and its first nine overtones, amplitudes 1 / k, random phases |
+| a folder of recordings | a random piece of a random one, repeated where it is too short |
+
+There is a row for the recordings as they are, and one for each noise and ratio; the papers' number is the mean over the latter.
+HLHLp tests on Aurora-4 (section 4.3, table 5), which mixes recordings of car, babble, restaurant, street, airport and train into
+WSJ: noises and ratios are ours, and the numbers are none of Aurora-4.
 """
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Optional
+from pathlib import Path
+from typing import Optional
 
 import torch
 from torch import Tensor
 
 from bitcycle.dataset import SpeechDatasetOptions, Utterances
-from bitcycle.errors import RunError
-from bitcycle.measurement.artifacts import Row
+from bitcycle.dataset.audio import file_recording
+from bitcycle.errors import DataError, RunError
+from bitcycle.measurement.artifacts import CLEAN, Row
 from bitcycle.measurement.command import run_command
 from bitcycle.measurement.finished_run import FinishedRun
 from bitcycle.measurement.job import Analysis, AnalysisOptions
-from bitcycle.measurement.noises import NAMES, Noise, make_noise, mix
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, setting
 from bitcycle.task import SpeechEvaluation, SpeechRecognitionOptions
 
-CLEAN = "none"
+Noise = Callable[[int, torch.Generator], Tensor]
+"""(samples, generator) -> noise [samples]."""
+NAMES = ("white", "pink", "babble", "speech_shaped", "modulated", "hum")
 DRAWN_PER_NOISE = 200
 """Recordings of the training split that babble and speech-shaped noise are made of."""
+TALKERS = 8
+SUFFIXES = {".wav", ".flac", ".sph", ".wv1", ".wv2", ".ogg"}
+SPECTRUM_SIZE = 512
+
+
+def mix(signal: Tensor, noise: Tensor, snr_db: float) -> Tensor:
+    """Signal and noise [S] at `snr_db`; float64 inside.
+
+    Raises:
+        ValueError: for noise without power. A silent signal stays silent.
+
+    >>> mixed = mix(torch.tensor([1.0, -1.0]), torch.tensor([3.0, 3.0]), snr_db=0)
+    >>> mixed.tolist()
+    [2.0, 0.0]
+    """
+    x, n = signal.double(), noise.double()
+    signal_power, noise_power = x.square().mean(), n.square().mean()
+    if noise_power == 0:
+        raise ValueError("the noise is silent: no factor brings it to a ratio of signal to noise")
+    return (x + n * (signal_power / (noise_power * 10 ** (snr_db / 10))).sqrt()).to(signal.dtype)
+
+
+def make_noise(name: str, sampling_rate: int, speech: Sequence[Tensor]) -> Noise:
+    """The noise `name`: one of `NAMES`, or a folder of recordings at `sampling_rate`.
+
+    Args:
+        name: of the noise.
+        sampling_rate: samples a second.
+        speech: recordings (of the training split) that babble and speech-shaped noise are made of.
+
+    Raises:
+        DataError: for a folder without recordings, or an unknown name.
+    """
+    made: dict[str, Callable[[], Noise]] = {
+        "white": lambda: _white,
+        "pink": lambda: _pink,
+        "babble": lambda: _babble(speech),
+        "speech_shaped": lambda: _speech_shaped(speech),
+        "modulated": lambda: _modulated(_speech_shaped(speech), sampling_rate),
+        "hum": lambda: _hum(sampling_rate),
+    }
+    return made.get(name, lambda: _folder(Path(name).expanduser(), sampling_rate))()
+
+
+def _white(samples: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(samples, generator=generator, dtype=torch.float64)
+
+
+def _shaped(samples: int, generator: torch.Generator, amplitude: Callable[[Tensor], Tensor]) -> Tensor:
+    """White noise times an amplitude of the frequencies, given as a share of the sampling rate."""
+    spectrum = torch.fft.rfft(_white(samples, generator))
+    frequencies = torch.arange(len(spectrum), dtype=torch.float64) / samples
+    found: Tensor = torch.fft.irfft(spectrum * amplitude(frequencies), samples)
+    return found
+
+
+def _pink(samples: int, generator: torch.Generator) -> Tensor:
+    if samples == 1:  # nothing but a constant part
+        return _white(samples, generator)
+    return _shaped(samples, generator, lambda frequencies: torch.where(frequencies > 0, frequencies, math.inf).rsqrt())
+
+
+def _speech_shaped(speech: Sequence[Tensor]) -> Noise:
+    power = torch.zeros(SPECTRUM_SIZE // 2 + 1, dtype=torch.float64)
+    taper = torch.hann_window(SPECTRUM_SIZE, dtype=torch.float64)
+    for recording in speech:
+        padded = torch.nn.functional.pad(recording.double(), (0, max(0, SPECTRUM_SIZE - len(recording))))
+        windows = padded.unfold(0, SPECTRUM_SIZE, SPECTRUM_SIZE // 2) * taper
+        power += torch.fft.rfft(windows).abs().square().sum(0)
+    amplitudes = power.sqrt()
+
+    def between(frequencies: Tensor) -> Tensor:
+        places = frequencies * SPECTRUM_SIZE
+        low = places.floor().long().clamp_max(len(amplitudes) - 2)
+        share = places - low
+        return amplitudes[low] * (1 - share) + amplitudes[low + 1] * share
+
+    return lambda samples, generator: _shaped(samples, generator, between)
+
+
+def _modulated(noise: Noise, sampling_rate: int, frequency: float = 2.0) -> Noise:
+    def modulated(samples: int, generator: torch.Generator) -> Tensor:
+        phase = 2 * math.pi * torch.rand((), generator=generator, dtype=torch.float64)
+        step = 2 * math.pi * frequency / sampling_rate
+        swell = 1 + torch.sin(step * torch.arange(samples, dtype=torch.float64) + phase)
+        return noise(samples, generator) * swell
+
+    return modulated
+
+
+def _hum(sampling_rate: int, frequency: float = 50.0) -> Noise:
+    """Mains hum: the frequency and its overtones below half the sampling rate."""
+    step, overtones = 2 * math.pi * frequency / sampling_rate, range(1, 11)
+
+    def hum(samples: int, generator: torch.Generator) -> Tensor:
+        time = torch.arange(samples, dtype=torch.float64)
+        heard = [k for k in overtones if k * frequency < sampling_rate / 2]
+        phases = 2 * math.pi * torch.rand(len(heard), generator=generator, dtype=torch.float64)
+        return torch.stack([torch.sin(k * step * time + phase) / k for k, phase in zip(heard, phases)]).sum(0)
+
+    return hum
+
+
+def _babble(speech: Sequence[Tensor]) -> Noise:
+    spoken = [recording.double() for recording in speech if recording.abs().max() > 0]
+
+    def babble(samples: int, generator: torch.Generator) -> Tensor:
+        total = torch.zeros(samples, dtype=torch.float64)
+        for _ in range(TALKERS):
+            recording = spoken[_draw(len(spoken), generator)]
+            places = (torch.arange(samples) + _draw(len(recording), generator)) % len(recording)
+            total += recording[places] / recording.square().mean().sqrt()
+        return total
+
+    return babble
+
+
+def _folder(folder: Path, sampling_rate: int) -> Noise:
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES) if folder.is_dir() else []
+    if not files:
+        raise DataError(f"{folder} is neither one of the noises {', '.join(NAMES)} nor a folder of recordings")
+    recordings = [file_recording(path, "").waveform(sampling_rate) for path in files]
+
+    def piece(samples: int, generator: torch.Generator) -> Tensor:
+        recording = recordings[_draw(len(recordings), generator)]
+        start = _draw(max(1, len(recording) - samples + 1), generator)
+        return recording[(torch.arange(samples) + start) % len(recording)].double()
+
+    return piece
+
+
+def _draw(count: int, generator: torch.Generator) -> int:
+    """One of 0 .. count-1."""
+    return int(torch.randint(count, (), generator=generator))
 
 
 @dataclass
@@ -86,13 +238,7 @@ class NoiseTest(Analysis):
         task = task if options.decoder is None else replace(task, decoder=options.decoder)
         transcripts = [recording.transcript for recording in splits.train]
         self.evaluation = SpeechEvaluation(task, self.alphabet, transcripts)
-        self.facts: dict[str, Any] = {
-            "utterances": len(self.recordings),
-            "decoder": task.decoder,
-            "bits": [run.precision.weight, run.precision.activation],
-            "dataset": config.dataset.name,
-            "model": config.model.name,
-        }
+        self.facts = run.subject | {"bits": run.bits, "utterances": len(self.recordings), "decoder": task.decoder}
 
     def rows(self, unit: int) -> list[Row]:
         name, snr = self.conditions[unit]

@@ -102,7 +102,7 @@ class Plane(Analysis):
         for run in runs:
             run.make_float()
         shapes = [[(n, tuple(p.shape)) for n, p in run.model.named_parameters() if _is_shared(n)] for run in runs]
-        names = [f"{run.plan.config.model.name} on {run.plan.config.dataset.name}" for run in runs]
+        names = ["{model} on {dataset}".format(**run.subject) for run in runs]
         if len(set(names)) > 1 or any(shape != shapes[0] for shape in shapes):
             raise RunError(f"there is no plane through networks that differ in kind or data: {'; '.join(names)}")
         self.measure = Measurement(runs[-1], options.split, options.samples, device)
@@ -110,12 +110,10 @@ class Plane(Analysis):
         self.model = channels_last(runs[0].model, device)
         vectors = [flatten(p for n, p in run.model.named_parameters() if _is_shared(n)) for run in runs]
         self.basis = plane_through(*(vector.to(device) for vector in vectors))
-        self.facts = {
+        self.facts = runs[-1].subject | {
             "places": [[float(rounded(value)) for value in place] for place in self.basis.places],
             "samples": len(self.measure.images),
             "batch_norm_samples": len(self.training.images),
-            "dataset": runs[-1].plan.config.dataset.name,
-            "model": runs[-1].plan.config.model.name,
         }
 
     def rows(self, unit: int) -> list[Row]:

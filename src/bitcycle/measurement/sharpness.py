@@ -131,12 +131,7 @@ class Sharpness(Analysis):
         self.model = channels_last(run.model, device)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.weights = flatten(self.parameters).double()
-        self.facts = {
-            "samples": len(self.measure.images),
-            "weights": len(self.weights),
-            "dataset": run.plan.config.dataset.name,
-            "model": run.plan.config.model.name,
-        }
+        self.facts = run.subject | {"samples": len(self.measure.images), "weights": len(self.weights)}
 
     def loss(self, weights: Tensor) -> tuple[float, Tensor]:
         """Training loss and its gradient."""

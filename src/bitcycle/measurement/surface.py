@@ -19,7 +19,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -105,12 +105,8 @@ class Surface(Analysis):
         self.model = channels_last(run.model, device)
         self.weights = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         self.directions = [directions(self.model, options.seed, axis) for axis in AXES]
-        self.facts: dict[str, Any] = {
-            "samples": len(self.measure.images),
-            "bits": [run.precision.weight, run.precision.activation] if options.precision == "run" else [32, 32],
-            "dataset": run.plan.config.dataset.name,
-            "model": run.plan.config.model.name,
-        }
+        bits = run.bits if options.precision == "run" else [32, 32]
+        self.facts = run.subject | {"samples": len(self.measure.images), "bits": bits}
 
     def place(self, index: int) -> float:
         """The coordinate of a point of an axis; exactly 0 in the middle.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bitcycle.analysis.results import Cell, Run
+from bitcycle.analysis.aggregation import Cell, Run
 
 
 def cell(*values: float, scale: str = "mini", steps: int = 1000, curve: dict | None = None, **settings: object) -> Cell:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bitcycle.analysis.aggregation import Cell, Run, plain
 from bitcycle.analysis.items import read_items
-from bitcycle.analysis.results import Cell, Run, plain
 from bitcycle.analysis.verdict import ClaimResult
 from tests.conftest import ROOT
 

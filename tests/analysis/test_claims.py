@@ -12,11 +12,11 @@ from scipy import stats
 from statsmodels.stats.weightstats import ttost_paired
 
 from bitcycle.analysis import statistics as rule
+from bitcycle.analysis.aggregation import Cell, Results
 from bitcycle.analysis.claims import PREDICATES, Claim, read_claims, rule_of
 from bitcycle.analysis.contrast import FACTS, METRICS, Pool
 from bitcycle.analysis.items import PAPERS, read_items
 from bitcycle.analysis.judge import judge
-from bitcycle.analysis.results import Cell, Results
 from bitcycle.analysis.verdict import (
     COMPUTED,
     CONTRADICTED,

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
+from bitcycle.analysis.aggregation import Cell, Run, Value
 from bitcycle.analysis.curves import curve_of, read_curve, write_curve
-from bitcycle.analysis.results import Cell, Run, Value
 from bitcycle.training.run_folder import RunFolder, write_json
 from tests.figures_cases import made_up
 

@@ -11,10 +11,10 @@ import matplotlib
 import matplotlib.pyplot as plt
 import pytest
 
+from bitcycle.analysis.aggregation import Cell, Results
 from bitcycle.analysis.claims import read_claims
 from bitcycle.analysis.judge import judge
 from bitcycle.analysis.landscape import rise, rise_around
-from bitcycle.analysis.results import Cell, Results
 from bitcycle.analysis.verdict import NOT_RUN, UNDECIDED
 from bitcycle.figure import cpt
 from bitcycle.figure.data import ItemData

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bitcycle.analysis.aggregation import Cell, Results
 from bitcycle.analysis.claim_functions import allocation_at, speedup
 from bitcycle.analysis.claims import Claim, read_claims
 from bitcycle.analysis.contrast import Pool
 from bitcycle.analysis.judge import judge
 from bitcycle.analysis.preconditions import reached_last_stage
-from bitcycle.analysis.results import Cell, Results
 from bitcycle.analysis.verdict import (
     CONTRADICTED,
     NO_TEST,

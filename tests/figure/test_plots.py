@@ -10,8 +10,8 @@ import matplotlib.pyplot as plt
 import pytest
 import scipy.stats
 
+from bitcycle.analysis.aggregation import Cell, Results
 from bitcycle.analysis.items import PAPERS, Item, read_published
-from bitcycle.analysis.results import Cell, Results
 from bitcycle.figure import board, make
 from bitcycle.figure.data import ItemData, differences, estimates, panels_of, status_line
 from bitcycle.figure.drawn import Drawn

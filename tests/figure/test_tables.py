@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import matplotlib.pyplot as plt
 
+from bitcycle.analysis.aggregation import Cell, Results
 from bitcycle.analysis.items import read_published
-from bitcycle.analysis.results import Cell, Results
 from bitcycle.figure.data import ItemData
 from bitcycle.figure.make import module_of, spec_of
 from bitcycle.figure.table import as_records, tables_of

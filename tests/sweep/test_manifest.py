@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from bitcycle.analysis.results import Run, find_results
+from bitcycle.analysis.aggregation import Run, find_results
 from bitcycle.sweep.item import SCALES, Sweep
 from bitcycle.sweep.manifest import Place, plan_cells, read_manifest, record
 from bitcycle.training.plan import hash_of

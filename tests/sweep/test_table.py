@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from bitcycle.analysis.aggregation import read_runs
 from bitcycle.analysis.items import PUBLISHED, read_items
-from bitcycle.analysis.results import read_runs
 from bitcycle.figure.sweep_table import measured, show_sweep, sweep_tables
 from bitcycle.resources import resource_root
 from bitcycle.sweep.manifest import read_manifest

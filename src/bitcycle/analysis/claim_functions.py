@@ -10,8 +10,8 @@ from itertools import pairwise
 from typing import Any, NamedTuple, Optional
 
 from bitcycle.analysis import labels
+from bitcycle.analysis.aggregation import Cell, Run
 from bitcycle.analysis.landscape import results_of, rise_around
-from bitcycle.analysis.results import Cell, Run
 from bitcycle.schedule import SUITE, schedule
 from bitcycle.schedule.gated import Dfq
 
@@ -202,8 +202,8 @@ def _depth(share: float) -> Callable[[Sequence[Cell], Sequence[Cell], str], Opti
 def plane_rise(ours: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> float | None:
     """How much less the test error rises around HLHLp than around the second network of its planes, in points."""
     gaps = []
-    for cell, run in runs_of(ours, seed):
-        for plane in results_of(Cell(cell.paper, cell.ours, (run,)), "plane"):
+    for _, run in runs_of(ours, seed):
+        for plane in results_of([run], "plane"):
             around = [rise_around(plane, network) for network in (3, 2)]
             if plane.options["split"] == "test" and around[0] is not None and around[1] is not None:
                 gaps.append(around[0] - around[1])

@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import Any, Optional
 
 from bitcycle.analysis import labels, landscape
+from bitcycle.analysis.aggregation import Cell, Run
 from bitcycle.analysis.claim_functions import relative_cost
-from bitcycle.analysis.deviation import data_of, pooled
-from bitcycle.analysis.results import Cell, Run
+from bitcycle.analysis.deviation import pooled
 from bitcycle.analysis.statistics import OWN_SEEDS, Estimate, over_seeds
 
 Selector = Mapping[str, Any]
@@ -93,39 +93,17 @@ def _log(column: str, sign: int) -> Callable[[Run], Optional[float]]:
     return read
 
 
-def _one(run: Run) -> Cell:
-    return Cell({}, {}, (run,))
-
-
-def _rise(run: Run) -> float | None:
-    rises = landscape.rises(_one(run))
-    return statistics.fmean(rises.values()) if rises else None
-
-
-def _sharpness(run: Run) -> float | None:
-    found = landscape.sharpness(_one(run))
-    return statistics.fmean(value.mean for value in found.values()) if found else None
-
-
-def _changed(kind: str, column: str, phase: int | None = None) -> Callable[[Run], Optional[float]]:
-    def read(run: Run) -> float | None:
-        found = landscape.robustness(_one(run), kind, column, phase)
-        return found[1].mean if found else None
-
-    return read
-
-
 METRICS: dict[str, Callable[[Run], Optional[float]]] = {
     "cost": _log("gbitops", -1),
     "cost to the best": _log("gbitops_to_best", -1),
     "energy": _log("energy_j", -1),
     "latency": _log("latency_s", -1),
     "speed": _log("steps_per_second", 1),
-    "rise": _rise,
-    "sharpness": _sharpness,
-    "corruption error": _changed("corruption", "error_percent"),
-    "corruption error after two steps": _changed("corruption", "error_percent", 1),
-    "error in noise": _changed("noise", "cer_percent"),
+    "rise": landscape.mean_rise,
+    "sharpness": landscape.sharpness,
+    "corruption error": lambda run: landscape.changed_error(run, "corruption", "error_percent"),
+    "corruption error after two steps": lambda run: landscape.changed_error(run, "corruption", "error_percent", 1),
+    "error in noise": lambda run: landscape.changed_error(run, "noise", "cer_percent"),
 }
 """Numbers of a run beyond the columns of runs.csv; costs and speeds are logarithms, whose differences are ratios."""
 DISPLAYS: dict[str, Callable[[float], float]] = {
@@ -158,14 +136,6 @@ def readings(cell: Cell, metric: str) -> dict[str, float]:
 # All recorded runs, for what a single contrast cannot tell
 
 
-def group_of(run: Run) -> tuple[str, ...]:
-    """Runs of the same network, data and length, whose deviation is taken to be the same."""
-    row, training = run.row, run.settings.get("training", {})
-    data = data_of(row) if "settings" in row else row.get("dataset", "")
-    words = row["scale"], row.get("model", ""), data, row["metric"], row["total_steps"]
-    return *words, str(training.get("batch_size", "") if isinstance(training, Mapping) else "")
-
-
 @dataclass(frozen=True)
 class Pool:
     """All recorded runs.
@@ -179,20 +149,20 @@ class Pool:
 
     def deviation(self, run: Run, metric: str) -> tuple[float | None, int]:
         """The deviation of runs like this one, beside the effects of settings and seeds, and its degrees of freedom."""
-        group = group_of(run)
         if metric in COSTS and run.row.get("schedule") in REACTIVE:
             return None, 0  # most runs of its length cost the same whatever the seed, this one does not
-        if (group, metric) not in self.known:
-            alike = self._groups.get(group, [])
-            values = {(one.row["hash"], one.row["seed"]): reading(one, metric) for one in alike}
-            self.known[group, metric] = pooled({key: value for key, value in values.items() if value is not None})
-        return self.known[group, metric]
+        key = run.group, metric
+        if key not in self.known:
+            alike = self._groups.get(run.group, [])
+            values = {one.training: reading(one, metric) for one in alike}
+            self.known[key] = pooled({name: value for name, value in values.items() if value is not None})
+        return self.known[key]
 
     @cached_property
     def _groups(self) -> dict[tuple[str, ...], list[Run]]:
         found: dict[tuple[str, ...], list[Run]] = {}
         for run in self.runs:
-            found.setdefault(group_of(run), []).append(run)
+            found.setdefault(run.group, []).append(run)
         return found
 
     @cached_property
@@ -219,41 +189,47 @@ def _span(run: Run) -> tuple[float, float] | None:
 # Contrasts
 
 
+Term = tuple[float, Cell, str]
+"""Coefficient, cell, metric."""
+
+
 @dataclass(frozen=True)
 class Unit:
     """One comparison: a cell of one arm against its partners of the other.
 
     Attributes:
-        terms: (coefficient, cell) of the first arm, then of the second.
+        terms: of the first arm, then of the second.
         first: how many belong to the first arm.
-        metrics: of the two arms.
     """
 
-    terms: tuple[tuple[float, Cell], ...]
+    terms: tuple[Term, ...]
     first: int
-    metrics: tuple[str, str]
 
     @property
-    def arms(self) -> tuple[list[Cell], list[Cell]]:
-        """Cells of the first and of the second arm."""
-        cells = [cell for _, cell in self.terms]
-        return cells[: self.first], cells[self.first :]
+    def arms(self) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
+        """Terms of the first and of the second arm."""
+        return self.terms[: self.first], self.terms[self.first :]
 
     @property
+    def cells(self) -> list[Cell]:
+        """Of both arms."""
+        return [cell for _, cell, _ in self.terms]
+
+    @cached_property
     def name(self) -> frozenset[tuple[str, float]]:
         """The trainings and their coefficients: equal comparisons count once, and one of a training with itself is empty."""
         found: dict[str, float] = {}
-        for index, (coefficient, cell) in enumerate(self.terms):
-            name = f"{cell.runs[0].row['hash']} {self.metrics[index >= self.first]}"
+        for coefficient, cell, metric in self.terms:
+            name = f"{cell.runs[0].row['hash']} {metric}"
             found[name] = found.get(name, 0.0) + coefficient
         return frozenset((name, round(value, 9)) for name, value in found.items() if abs(value) > 1e-9)
 
+    @cached_property
     def by_seed(self) -> dict[str, float]:
         """Seed -> value, for the seeds that all cells have."""
-        numbers = [readings(cell, self.metrics[index >= self.first]) for index, (_, cell) in enumerate(self.terms)]
-        common = set.intersection(*map(set, numbers)) if numbers else set()
-        coefficients = [coefficient for coefficient, _ in self.terms]
-        return {seed: sum(c * by[seed] for c, by in zip(coefficients, numbers)) for seed in sorted(common)}
+        numbers = [(coefficient, readings(cell, metric)) for coefficient, cell, metric in self.terms]
+        common = set.intersection(*(set(values) for _, values in numbers)) if numbers else set()
+        return {seed: sum(c * values[seed] for c, values in numbers) for seed in sorted(common)}
 
 
 @dataclass(frozen=True)
@@ -273,55 +249,52 @@ class Contrast:
     @property
     def runs(self) -> list[Run]:
         """The distinct trainings that count."""
-        found = {}
-        for unit in self.units:
-            seeds = unit.by_seed()
-            for _, cell in unit.terms:
-                found.update({(r.row["hash"], r.row["seed"]): r for r in cell.runs if r.row["seed"] in seeds})
-        return list(found.values())
+        every = (
+            run for unit in self.units for cell in unit.cells for run in cell.runs if run.row["seed"] in unit.by_seed
+        )
+        return list({run.training: run for run in every}.values())
 
     def estimate(self, pool: Pool) -> Estimate | None:
         """The mean over cells of the mean over seeds, with its error: from three own seeds on, else from the pool."""
-        values = [unit.by_seed() for unit in self.units]
-        complete = sorted(set.intersection(*map(set, values))) if values else []
-        if len(complete) >= OWN_SEEDS:
-            return over_seeds([statistics.fmean(one[seed] for one in values) for seed in complete])
+        values = [unit.by_seed for unit in self.units]
         if not values:
             return None
-        weights: dict[tuple[str, str, str], float] = {}
-        runs: dict[tuple[str, str, str], Run] = {}
-        for unit, one in zip(self.units, values):
-            for index, (coefficient, cell) in enumerate(unit.terms):
-                metric = unit.metrics[index >= unit.first]
-                for run in cell.runs:
-                    if run.row["seed"] in one:
-                        key = run.row["hash"], run.row["seed"], metric
-                        weights[key] = weights.get(key, 0.0) + coefficient / len(one) / len(values)
-                        runs[key] = run
-        seeds = {seed for one in values for seed in one}
+        complete = sorted(set.intersection(*map(set, values)))
+        if len(complete) >= OWN_SEEDS:
+            return over_seeds([statistics.fmean(one[seed] for one in values) for seed in complete])
         mean = statistics.fmean(statistics.fmean(one.values()) for one in values)
-        error, df = _pooled_error([(weights[key], runs[key], key[2]) for key in weights], pool)
-        return Estimate(mean, error, df, len(seeds))
+        return Estimate(mean, *self._pooled_error(pool), len({seed for one in values for seed in one}))
+
+    def _pooled_error(self, pool: Pool) -> tuple[float | None, float]:
+        """Standard error of a weighted sum of runs, and its degrees of freedom after Welch and Satterthwaite."""
+        weights: dict[tuple[tuple[str, str], str], float] = {}
+        runs: dict[tuple[tuple[str, str], str], Run] = {}
+        for unit in self.units:
+            for coefficient, cell, metric in unit.terms:
+                for run in (run for run in cell.runs if run.row["seed"] in unit.by_seed):
+                    key = run.training, metric
+                    weights[key] = weights.get(key, 0.0) + coefficient / len(unit.by_seed) / len(self.units)
+                    runs[key] = run
+        parts: dict[tuple[tuple[str, ...], str], list[float]] = {}
+        for key, weight in weights.items():
+            deviation, df = pool.deviation(runs[key], key[1])
+            if deviation is None:
+                return None, 0
+            parts.setdefault((runs[key].group, key[1]), [0.0, df])[0] += (weight * deviation) ** 2
+        total = sum(variance for variance, _ in parts.values())
+        if total == 0:
+            return 0.0, max((df for _, df in parts.values()), default=1)
+        return math.sqrt(total), total**2 / sum(variance**2 / df for variance, df in parts.values())
 
 
-def _pooled_error(weights: Sequence[tuple[float, Run, str]], pool: Pool) -> tuple[float | None, float]:
-    """Standard error of a weighted sum of runs, and its degrees of freedom after Welch and Satterthwaite."""
-    parts: dict[tuple[tuple[str, ...], str], list[float]] = {}
-    for weight, run, metric in weights:
-        deviation, df = pool.deviation(run, metric)
-        if deviation is None:
-            return None, 0
-        entry = parts.setdefault((group_of(run), metric), [0.0, df])
-        entry[0] += (weight * deviation) ** 2
-    total = sum(variance for variance, _ in parts.values())
-    if total == 0:
-        return 0.0, max((df for _, df in parts.values()), default=1)
-    return math.sqrt(total), total**2 / sum(variance**2 / df for variance, df in parts.values())
+def agreeing(cell: Cell, others: Sequence[Cell], match: Sequence[str]) -> list[Cell]:
+    """The cells that agree with one in some facts."""
+    return [other for other in others if all(fact(other, name) == fact(cell, name) for name in match)]
 
 
 def partners(cell: Cell, others: Sequence[Cell], match: Sequence[str]) -> list[Cell]:
     """The cells that agree with one in some facts; those with trainings, if any has."""
-    alike = [other for other in others if all(fact(other, name) == fact(cell, name) for name in match)]
+    alike = agreeing(cell, others, match)
     return [other for other in alike if other.runs] or alike
 
 
@@ -348,21 +321,20 @@ def contrast(
         if not others:
             continue
         wanted += 1
-        first = _terms(cell, 1.0, minus)
-        second = [term for other in others for term in _terms(other, -1 / len(others), minus)]
-        if first and second and all(part.runs for _, part in (*first, *second)):
-            unit = Unit((*first, *second), len(first), metrics)
-            if unit.by_seed():
-                filled += 1
-                if unit.name:
-                    units.setdefault(unit.name, unit)
+        first = _terms(cell, 1.0, metrics[0], minus)
+        second = [term for other in others for term in _terms(other, -1 / len(others), metrics[1], minus)]
+        unit = Unit((*first, *second), len(first))
+        if first and second and all(part.runs for part in unit.cells) and unit.by_seed:
+            filled += 1
+            if unit.name:
+                units.setdefault(unit.name, unit)
     return Contrast(tuple(units.values()), wanted, filled)
 
 
 def _terms(
-    cell: Cell, coefficient: float, minus: tuple[Sequence[Cell], Sequence[str]] | None
-) -> list[tuple[float, Cell]]:
+    cell: Cell, coefficient: float, metric: str, minus: tuple[Sequence[Cell], Sequence[str]] | None
+) -> list[Term]:
     if minus is None:
-        return [(coefficient, cell)]
+        return [(coefficient, cell, metric)]
     base = partners(cell, *minus)
-    return [(coefficient, cell), *((-coefficient / len(base), one) for one in base)] if base else []
+    return [(coefficient, cell, metric), *((-coefficient / len(base), one, metric) for one in base)] if base else []

@@ -19,26 +19,22 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from scipy.stats import t as student
 
+from bitcycle.analysis.statistics import POWER, SIGNIFICANCE
+
 Row = Mapping[str, str]
-SIGNIFICANCE, POWER = 0.05, 0.8
+Group = tuple[str, str, str, str, str, str]
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(NamedTuple):
     """The runs of one network on one data set at one length.
 
     Attributes:
-        scale: paper, mini or smoke.
-        model: the network.
-        dataset: the data, and how many samples were trained on where that is a part.
-        metric: what is measured.
-        steps: length of the runs.
-        batch_size: samples of a step.
+        scale, model, dataset, metric, steps, batch_size: of all of them, see `group_of`.
         runs: number of runs.
         settings: number of different settings, of which each has one or more seeds.
         freedom: degrees of freedom of `remaining`.
@@ -51,13 +47,13 @@ class Spread:
     model: str
     dataset: str
     metric: str
-    steps: int
+    steps: str
     batch_size: str
     runs: int
     settings: int
     freedom: int
-    deviation: float | None
-    remaining: float | None
+    deviation: Optional[float]
+    remaining: Optional[float]
     seconds: float
 
     def detectable(self, seeds: int) -> float | None:
@@ -68,47 +64,42 @@ class Spread:
         """
         if seeds < 1:
             raise ValueError(f"seeds={seeds} is not positive: say how many runs each setting has")
-        return None if self.remaining is None else self.remaining * _factor(self.freedom) * math.sqrt(2 / seeds)
+        quantiles = student.ppf([1 - SIGNIFICANCE / 2, POWER], self.freedom).sum()
+        return None if self.remaining is None else self.remaining * float(quantiles) * math.sqrt(2 / seeds)
 
 
-def _factor(freedom: int) -> float:
-    return float(student.ppf(1 - SIGNIFICANCE / 2, freedom) + student.ppf(POWER, freedom))
+def group_of(row: Row, settings: Mapping[str, Any]) -> Group:
+    """Scale, network, data, metric, steps and batch size: runs with the same ones are taken to have the same deviation."""
+    batch_size = str(settings.get("training", {}).get("batch_size", ""))
+    return row["scale"], row.get("model", ""), data_of(row, settings), row["metric"], row["total_steps"], batch_size
+
+
+def data_of(row: Row, settings: Mapping[str, Any] | None = None) -> str:
+    """The data set of a row of runs.csv, with the number of samples if a part was trained on: `cifar10 (1,000 samples)`."""
+    found = json.loads(row["settings"]) if settings is None else settings
+    samples = found.get("dataset", {}).get("train_samples")
+    return row.get("dataset", "") if samples is None else f"{row['dataset']} ({samples:,} samples)"
 
 
 def spreads(rows: Iterable[Row]) -> list[Spread]:
     """The deviation of every group of rows of runs.csv, in the order of the file."""
-    groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    groups: dict[Group, list[Row]] = defaultdict(list)
     for row in rows:
-        batch_size = str(json.loads(row["settings"])["training"]["batch_size"])
-        groups[row["scale"], row["model"], data_of(row), row["metric"], row["total_steps"], batch_size].append(row)
+        groups[group_of(row, json.loads(row["settings"]))].append(row)
     return [_spread(key, found) for key, found in groups.items()]
 
 
-def data_of(row: Row) -> str:
-    """The data set of a row of runs.csv, with the number of samples if a part was trained on: `cifar10 (1,000 samples)`."""
-    samples = json.loads(row["settings"])["dataset"].get("train_samples")
-    return row["dataset"] if samples is None else f"{row['dataset']} ({samples:,} samples)"
-
-
-def _spread(key: Sequence[str], rows: Sequence[Row]) -> Spread:
+def _spread(key: Group, rows: Sequence[Row]) -> Spread:
     settings: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         settings[row["hash"]].append(float(row["final"]))
     repeated = [finals for finals in settings.values() if len(finals) > 1]
     between = sum(len(finals) - 1 for finals in repeated)
     squares = sum(statistics.variance(finals) * (len(finals) - 1) for finals in repeated)
-    finals = {(row["hash"], row["seed"]): float(row["final"]) for row in rows}
-    remaining, freedom = pooled(finals)
-    scale, model, dataset, metric, steps, batch_size = key
-    return Spread(
-        *(scale, model, dataset, metric, int(steps), batch_size),
-        runs=len(rows),
-        settings=len(settings),
-        freedom=freedom,
-        deviation=math.sqrt(squares / between) if between else None,
-        remaining=remaining,
-        seconds=sum(float(row["seconds"]) for row in rows),
-    )
+    deviation = math.sqrt(squares / between) if between else None
+    remaining, freedom = pooled({(row["hash"], row["seed"]): float(row["final"]) for row in rows})
+    seconds = sum(float(row["seconds"]) for row in rows)
+    return Spread(*key, len(rows), len(settings), freedom, deviation, remaining, seconds)
 
 
 def pooled(values: Mapping[tuple[str, str], float]) -> tuple[float | None, int]:
@@ -119,39 +110,34 @@ def pooled(values: Mapping[tuple[str, str], float]) -> tuple[float | None, int]:
     """
     repeated = Counter(setting for setting, _ in values)
     known = {key: value for key, value in values.items() if repeated[key[0]] > 1}
-    names = sorted({(0, setting) for setting, _ in known} | {(1, seed) for _, seed in known})
     if not known:
         return None, 0
+    names = sorted({(0, setting) for setting, _ in known} | {(1, seed) for _, seed in known})
     design = np.array([[key[column] == value for column, value in names] for key in known], dtype=float)
     numbers = np.array(list(known.values()))
     effects, _, rank, _ = np.linalg.lstsq(design, numbers, rcond=None)
     freedom = len(known) - int(rank)
-    if freedom == 0:
-        return None, 0
-    return math.sqrt(float(np.square(numbers - design @ effects).sum()) / freedom), freedom
+    squares = float(np.square(numbers - design @ effects).sum())
+    return (math.sqrt(squares / freedom), freedom) if freedom else (None, 0)
+
+
+TABLE = """\
+| data, network | scale | steps, batch | settings | runs | deviation | beside the seed's | detectable, n = 3 | n = 10 | hours |
+|---|---|---|---|---|---|---|---|---|---|
+{rows}
+
+{single} further runs have one seed each. All {runs} recorded runs took {hours:.1f} hours of training."""
 
 
 def spread_table(rows: Iterable[Row]) -> str:
     """All groups in which a setting has two seeds, as Markdown; the others are summed up below."""
     found = spreads(rows)
-    known = [spread for spread in found if spread.deviation is not None]
-    lines = [
-        "| data, network | scale | steps, batch | settings | runs | deviation | beside the seed's | detectable, n = 3 | n = 10 "
-        "| hours |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for spread in known:
-        cells = (spread.remaining, spread.detectable(3), spread.detectable(10))
-        numbers = " | ".join("" if cell is None else f"{cell:.2f}" for cell in cells)
-        lines.append(
-            f"| {spread.dataset}, {spread.model} | {spread.scale} | {spread.steps} of {spread.batch_size} | {spread.settings} "
-            f"| {spread.runs} | {spread.deviation:.2f} ({spread.metric}) | {numbers} | {spread.seconds / 3600:.2f} |"
-        )
-    single = [spread for spread in found if spread.deviation is None]
+    lines = []
+    for one in (spread for spread in found if spread.deviation is not None):
+        numbers = ("" if x is None else f"{x:.2f}" for x in (one.remaining, one.detectable(3), one.detectable(10)))
+        where = (f"{one.dataset}, {one.model}", one.scale, f"{one.steps} of {one.batch_size}", one.settings, one.runs)
+        cells = (*where, f"{one.deviation:.2f} ({one.metric})", *numbers, f"{one.seconds / 3600:.2f}")
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    single = sum(spread.runs for spread in found if spread.deviation is None)
     hours = sum(spread.seconds for spread in found) / 3600
-    lines += [
-        "",
-        f"{sum(spread.runs for spread in single)} further runs have one seed each. All {sum(spread.runs for spread in found)} "
-        f"recorded runs took {hours:.1f} hours of training.",
-    ]
-    return "\n".join(lines)
+    return TABLE.format(rows="\n".join(lines), single=single, runs=sum(spread.runs for spread in found), hours=hours)

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from bitcycle.analysis import preconditions
 from bitcycle.analysis import statistics as rule
+from bitcycle.analysis.aggregation import Cell, Results, read_results
 from bitcycle.analysis.claim_functions import COMPUTED as FORMULAS
 from bitcycle.analysis.claims import Claim, read_claims, rule_of, tested_reference
 from bitcycle.analysis.contrast import Pool, select
 from bitcycle.analysis.items import PUBLISHED, read_items
 from bitcycle.analysis.predicates import Found, evaluate
-from bitcycle.analysis.results import Cell, Results, read_results
 from bitcycle.analysis.verdict import (
     CLAIMS,
     COMPUTED,
@@ -102,8 +102,8 @@ def _judge_at(
         if not reason:
             return None
         return replace(row, verdict=NO_TEST, scope=_scope(scale, every), reason=reason), None
-    used = [cell for one in first.contrasts for unit in one.units for _, cell in unit.terms]
-    runs = {(r.row["hash"], r.row["seed"]): r for one in first.contrasts for r in one.runs}
+    used = [cell for one in first.contrasts for unit in one.units for cell in unit.cells]
+    runs = {run.training: run for one in first.contrasts for run in one.runs}
     row = replace(
         row,
         scope=_scope(scale, used),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from bitcycle.analysis.aggregation import Cell
 from bitcycle.analysis.items import Published
-from bitcycle.analysis.results import Cell
 from bitcycle.schedule import SUITE
 
 MODELS = {

@@ -1,26 +1,24 @@
-"""What analyses of finished networks say in a number: how far the loss rises around them, how sharp they are, how robust."""
+"""What measurements of finished networks say in a number: how far the loss rises around them, how sharp they are, how robust."""
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
+from collections.abc import Iterable
 
-from bitcycle.analysis.results import Cell, Value, value_of
-from bitcycle.measurement.artifacts import Result
+from bitcycle.analysis.aggregation import Run
+from bitcycle.measurement.artifacts import CLEAN, Result
 
 RADIUS = 0.5
 """Distance, in lengths of the filters, at which the rise of a loss surface is taken (our own; the pictures go to 1)."""
 SURROUNDINGS = 0.3
 """What counts as around a network in a plane (our own; the plane goes on for 0.2)."""
-CLEAN = "none"
-"""What rows of a test of robustness call the data as they are."""
 
 
-def results_of(cell: Cell, kind: str, phase: int | None = None) -> list[Result]:
-    """The complete results of a kind that belong to the runs of a cell, at the end of a phase or of the run."""
-    found = [result for run in cell.runs for result in run.analyses if result.complete]
-    return [r for r in found if r.header["kind"] == kind and r.header["runs"][-1]["phase"] == phase]
+def results_of(runs: Iterable[Run], kind: str, phase: int | None = None) -> list[Result]:
+    """The complete results of a kind that belong to some runs, at the end of a phase or of the run."""
+    found = [result for run in runs for result in run.analyses if result.complete and result.header["kind"] == kind]
+    return [result for result in found if result.header["runs"][-1]["phase"] == phase]
 
 
 def rise(surface: Result, radius: float = RADIUS) -> float:
@@ -33,14 +31,6 @@ def rise(surface: Result, radius: float = RADIUS) -> float:
     step = 2 * surface.options["extent"] / (surface.options["points"] - 1)
     ring = [loss for (x, y), loss in zip(places, losses) if abs(math.hypot(x, y) - radius) <= step / 2]
     return statistics.fmean(ring) - losses[places.index((0.0, 0.0))]
-
-
-def rises(cell: Cell) -> dict[str, float]:
-    """Options of a surface, the seed of its directions among them -> rise of the loss, the mean over training seeds."""
-    found: dict[str, list[float]] = {}
-    for surface in results_of(cell, "surface"):
-        found.setdefault(json.dumps(surface.options, sort_keys=True), []).append(rise(surface))
-    return {key: statistics.fmean(values) for key, values in found.items()}
 
 
 def rise_around(plane: Result, network: int) -> float | None:
@@ -57,29 +47,30 @@ def rise_around(plane: Result, network: int) -> float | None:
     return statistics.fmean(near) - own if near else None
 
 
-def sharpness(cell: Cell, phase: int | None = None) -> dict[str, Value]:
-    """Size of the box -> epsilon-sharpness in percent over the training seeds."""
-    found: dict[str, list[float]] = {}
-    for result in results_of(cell, "sharpness", phase):
-        for row in result.rows:
-            found.setdefault(row["epsilon"], []).append(float(row["sharpness_percent"]))
-    return {epsilon: value for epsilon, values in found.items() if (value := value_of(values))}
+def mean_rise(run: Run) -> float | None:
+    """The rise of the loss around a network, over all pairs of directions."""
+    return _mean([rise(surface) for surface in results_of([run], "surface")])
 
 
-def robustness(cell: Cell, kind: str, column: str, phase: int | None = None) -> tuple[Value, Value] | None:
-    """An error on the data as they are, and its mean over all corruptions or noises, over the training seeds.
+def sharpness(run: Run) -> float | None:
+    """Epsilon-sharpness in percent, over all sizes of the box."""
+    return _mean([value for result in results_of([run], "sharpness") for value in result.numbers("sharpness_percent")])
+
+
+def changed_error(run: Run, kind: str, column: str, phase: int | None = None) -> float | None:
+    """The mean error over all corruptions or noises.
 
     Args:
-        cell: with the runs.
+        run: of the network.
         kind: corruption or noise, whose first column says which.
         column: of the error.
-        phase: of the networks.
+        phase: of the network.
     """
-    clean, changed = [], []
-    for result in results_of(cell, kind, phase):
-        errors = [(row[kind], float(row[column])) for row in result.rows]
-        clean += [error for name, error in errors if name == CLEAN]
-        if others := [error for name, error in errors if name != CLEAN]:
-            changed.append(statistics.fmean(others))
-    first, second = value_of(clean), value_of(changed)
-    return (first, second) if first and second else None
+    errors = [
+        [float(row[column]) for row in result.rows if row[kind] != CLEAN] for result in results_of([run], kind, phase)
+    ]
+    return _mean([statistics.fmean(one) for one in errors if one])
+
+
+def _mean(values: list[float]) -> float | None:
+    return statistics.fmean(values) if values else None

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bitcycle.analysis import labels
+from bitcycle.analysis.aggregation import Cell, Run
 from bitcycle.analysis.contrast import Contrast, Pool, readings
-from bitcycle.analysis.results import Cell, Run
 
 if TYPE_CHECKING:
     from bitcycle.analysis.claims import Claim
@@ -31,11 +31,9 @@ PASSES = 30
 
 def failed(claim: Claim, contrasts: Sequence[Contrast], runs: Sequence[Run], pool: Pool, proxy: bool) -> str:
     """Why there is no test; empty if there is one."""
-    cells = [cell for one in contrasts for unit in one.units for _, cell in unit.terms if cell.runs]
-    wanted, filled = (
-        max((one.wanted for one in contrasts), default=0),
-        min((one.filled for one in contrasts), default=0),
-    )
+    cells = [cell for one in contrasts for unit in one.units for cell in unit.cells if cell.runs]
+    wanted = max((one.wanted for one in contrasts), default=0)
+    filled = min((one.filled for one in contrasts), default=0)
     if not cells:
         return "A setting and its baseline are the same training." if filled else "The runs that it needs are missing."
     if 2 * filled < wanted:
@@ -116,15 +114,12 @@ def reached_last_stage(run: Run) -> bool:
 
 
 def _unfinished(cells: Iterable[Cell]) -> str:
-    every = {(run.row["hash"], run.row["seed"]): run for cell in cells for run in cell.runs}
-    runs = {key: run for key, run in every.items() if run.settings.get("schedule", {}).get("name") in STAGED}
-    early = [run for run in runs.values() if not reached_last_stage(run)]
+    every = {run.training: run for cell in cells for run in cell.runs}
+    runs = [run for run in every.values() if run.settings.get("schedule", {}).get("name") in STAGED]
+    early = [run for run in runs if not reached_last_stage(run)]
     names = ", ".join(sorted({str(run.row.get("schedule", "")) for run in early}))
-    return (
-        f"{len(early)} of {len(runs)} trainings did not reach the last stage of their schedule ({names})."
-        if early
-        else ""
-    )
+    words = f"{len(early)} of {len(runs)} trainings did not reach the last stage of their schedule ({names})."
+    return words if early else ""
 
 
 def _shared(runs: Iterable[Run], pool: Pool) -> str:
@@ -139,8 +134,8 @@ def _saturated(claim: Claim, contrasts: Sequence[Contrast]) -> str:
     arms: tuple[list[float], list[float]] = ([], [])
     chances = set()
     for unit in (unit for one in contrasts for unit in one.units):
-        for numbers, cells, metric in zip(arms, unit.arms, unit.metrics):
-            for cell in cells:
+        for numbers, terms in zip(arms, unit.arms):
+            for _, cell, metric in terms:
                 row = cell.runs[0].row
                 if not str(row.get("metric", "")).endswith("accuracy"):
                     return ""
@@ -161,9 +156,9 @@ def _other_lengths(claim: Claim, contrasts: Sequence[Contrast], proxy: bool) -> 
         return ""
     units = [unit for one in contrasts for unit in one.units]
     if not any(unit.arms[1] for unit in units) and claim.lengths == "converged":
-        groups = [[cell for unit in units for _, cell in unit.terms]]
+        groups = [[cell for unit in units for cell in unit.cells]]
     else:
-        groups = [[cell for _, cell in unit.terms] for unit in units]
+        groups = [unit.cells for unit in units]
     for cells in groups:
         steps = {int(run.row["total_steps"]) for cell in cells for run in cell.runs}
         if len(steps) > 1 and not (claim.lengths == "converged" and all(map(_converged, cells))):

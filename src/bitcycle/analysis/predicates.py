@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from bitcycle.analysis import statistics as rule
+from bitcycle.analysis.aggregation import Cell
 from bitcycle.analysis.claim_functions import PER_SEED
 from bitcycle.analysis.claims import PERCENT_OF_PERPLEXITY, POINTS, Claim, several, tested_reference
-from bitcycle.analysis.contrast import DISPLAYS, Contrast, Pool, Unit, contrast, fact, readings, select
-from bitcycle.analysis.results import Cell
+from bitcycle.analysis.contrast import DISPLAYS, Contrast, Pool, Unit, agreeing, contrast, fact, readings, select
 from bitcycle.analysis.statistics import Estimate, PValues
 
 
@@ -83,8 +83,7 @@ def _contrasts(claim: Claim, cells: Sequence[Cell]) -> list[Contrast]:
         filled = [cell for cell in ours if cell.runs]
         pairs = [(one, two) for index, one in enumerate(filled) for two in filled[:index]]
         every = [contrast([one], [two], claim.match, claim.metrics) for one, two in pairs]
-        share = Contrast((), len(ours), len(filled))
-        return _distinct([replace(one, wanted=share.wanted, filled=share.filled) for one in every if one.units])
+        return _distinct([replace(one, wanted=len(ours), filled=len(filled)) for one in every if one.units])
     if not others:
         return [_bare(ours, claim.metrics)]
     whole = [contrast(ours, theirs, claim.match, claim.metrics, minus) for theirs in others]
@@ -95,7 +94,7 @@ def _contrasts(claim: Claim, cells: Sequence[Cell]) -> list[Contrast]:
 
 def _bare(cells: Sequence[Cell], metrics: tuple[str, str] = ("final", "final")) -> Contrast:
     """Cells that no contrast pairs: what is compared with a published number, and what preconditions need to know of others."""
-    units = [Unit(((1.0, cell),), 1, metrics) for cell in cells if cell.runs]
+    units = [Unit(((1.0, cell, metrics[0]),), 1) for cell in cells if cell.runs]
     return Contrast(tuple({unit.name: unit for unit in units}.values()), len(cells), len(units))
 
 
@@ -109,9 +108,9 @@ def _tested(claim: Claim, found: Contrast, pool: Pool) -> Found | None:
         return None
     if not claim.arms and claim.predicate != "all_equivalent":
         numbers = claim.reference if isinstance(claim.reference, Mapping) else {}
-        models = {str(fact(cell, "model")) for unit in found.units for cell in unit.arms[0]}
+        models = {str(fact(cell, "model")) for unit in found.units for cell in unit.cells}
         published = statistics.fmean(numbers[model] for model in models) if numbers else float(claim.reference)
-        estimate = replace(estimate, value=estimate.value - published)
+        estimate = replace(estimate, mean=estimate.mean - published)
         claim = replace(claim, reference=0.0)
     return _decide(claim, estimate, _margin(claim, found), [found])
 
@@ -126,7 +125,7 @@ def _margin(claim: Claim, found: Contrast) -> float | None:
         percent = PERCENT_OF_PERPLEXITY
     if percent is None:
         return POINTS
-    theirs = [readings(cell, claim.metrics[1]) for unit in found.units for cell in unit.arms[1]]
+    theirs = [readings(cell, metric) for unit in found.units for _, cell, metric in unit.arms[1]]
     return percent / 100 * statistics.fmean(value for one in theirs for value in one.values())
 
 
@@ -142,7 +141,7 @@ def _decide(claim: Claim, estimate: Estimate, margin: float | None, contrasts: l
     ends = estimate.interval(claim.level)
     interval = None if ends is None else (shown(ends[0]), shown(ends[1]))
     deviation = estimate.deviation
-    return Found(values, shown(estimate.value), interval, deviation, estimate.n, estimate.df, margin, contrasts)
+    return Found(values, shown(estimate.mean), interval, deviation, estimate.n, estimate.df, margin, contrasts)
 
 
 def _seeds(cells: Iterable[Cell]) -> list[str]:
@@ -165,18 +164,14 @@ def _per_seed(claim: Claim, cells: Sequence[Cell]) -> Found | None:
     for theirs in others or [[]]:
         by_seed: dict[str, list[float]] = {}
         for panel in _panels(ours, claim.match):
-            partners = [o for o in theirs if all(fact(o, n) == fact(panel[0], n) for n in claim.match)]
             for seed in _seeds(panel):
-                if (value := function(panel, partners, seed)) is not None:
+                if (value := function(panel, agreeing(panel[0], theirs, claim.match), seed)) is not None:
                     by_seed.setdefault(seed, []).append(value)
         if not by_seed:
             return None
         most = max(map(len, by_seed.values()))
         values = [statistics.fmean(numbers) for numbers in by_seed.values() if len(numbers) == most]
-        estimate = rule.over_seeds(values) if len(values) > 1 else Estimate(values[0], None, 0, 1)
-        if len(values) < rule.OWN_SEEDS:
-            estimate = replace(estimate, error=None)
-        tests.append(_decide(claim, estimate, None, [_bare([*ours, *theirs])]))
+        tests.append(_decide(claim, rule.over_seeds(values, (None, len(values) - 1)), None, [_bare([*ours, *theirs])]))
     return _joined(claim, tests, tests[0].contrasts)
 
 
@@ -216,16 +211,18 @@ def _row(claim: Claim, by: str, panel: Sequence[Cell], theirs: Sequence[Cell], s
         if claim.function:
             value = PER_SEED[claim.function](cells, [], seed)
         else:
-            ours = [readings(cell, claim.metrics[0]).get(seed) for cell in cells]
-            known = [number for number in ours if number is not None]
-            value = statistics.fmean(known) if known else None
-            partners = [o for o in theirs if all(fact(o, n) == fact(cells[0], n) for n in claim.match)]
-            base = [number for o in partners if (number := readings(o, claim.metrics[1]).get(seed)) is not None]
-            if theirs:
-                value = None if value is None or not base else value - statistics.fmean(base)
+            value = _mean_of(cells, claim.metrics[0], seed)
+            if theirs and value is not None:
+                base = _mean_of(agreeing(cells[0], theirs, claim.match), claim.metrics[1], seed)
+                value = None if base is None else value - base
         if value is not None:
             found[place] = value
     return found or None
+
+
+def _mean_of(cells: Sequence[Cell], metric: str, seed: str) -> float | None:
+    values = [value for cell in cells if (value := readings(cell, metric).get(seed)) is not None]
+    return statistics.fmean(values) if values else None
 
 
 def _spread(claim: Claim, cells: Sequence[Cell]) -> Found | None:

@@ -7,8 +7,10 @@ settings of the same network, data and length (`deviation.pooled`); with neither
 from __future__ import annotations
 
 import math
+import statistics
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -25,43 +27,47 @@ MOST_SEEDS = 10_000
 
 @dataclass(frozen=True)
 class Estimate:
-    """A contrast over seeds.
+    """A mean over seeds, as of a contrast.
 
     Attributes:
-        value: its mean.
-        error: standard error; None where no deviation is known.
+        mean: the estimate.
+        error: its standard error; None where no deviation is known.
         df: degrees of freedom of the error.
         n: number of seeds.
     """
 
-    value: float
+    mean: float
     error: float | None
     df: float
     n: int
 
     @property
     def deviation(self) -> float | None:
-        """Standard deviation of the contrast from seed to seed."""
+        """Standard deviation from seed to seed."""
         return None if self.error is None else self.error * math.sqrt(self.n)
 
-    def interval(self, level: float) -> tuple[float, float] | None:
+    def interval(self, level: float = 0.95) -> tuple[float, float] | None:
         """Confidence interval, from Student's t distribution."""
         if self.error is None:
             return None
         half = self.error * float(stats.t.ppf((1 + level) / 2, self.df)) if self.error else 0.0
-        return self.value - half, self.value + half
+        return self.mean - half, self.mean + half
 
-    def above(self, bound: float) -> float | None:
-        """One-sided p-value of the contrast being above a bound."""
+    def above(self, bound: float) -> float:
+        """One-sided p-value of the mean being above a bound.
+
+        Raises:
+            ValueError: where no deviation is known.
+        """
         if self.error is None:
-            return None
+            raise ValueError("error=None: without a deviation nothing is tested; ask for `error` first")
         if self.error == 0:
-            return 0.0 if self.value > bound else 1.0
-        return float(stats.t.sf((self.value - bound) / self.error, self.df))
+            return 0.0 if self.mean > bound else 1.0
+        return float(stats.t.sf((self.mean - bound) / self.error, self.df))
 
-    def below(self, bound: float) -> float | None:
-        """One-sided p-value of the contrast being below a bound."""
-        return Estimate(-self.value, self.error, self.df, self.n).above(-bound)
+    def below(self, bound: float) -> float:
+        """One-sided p-value of the mean being below a bound."""
+        return replace(self, mean=-self.mean).above(-bound)
 
 
 class PValues(NamedTuple):
@@ -79,32 +85,45 @@ class PValues(NamedTuple):
 UNTESTED = PValues(None, None)
 
 
-def over_seeds(values: Sequence[float]) -> Estimate:
-    """The estimate of a contrast from its values in three seeds or more."""
-    error = float(stats.sem(values)) if len(values) > 1 else None
-    scale = max(map(abs, values))
-    if error is not None and error <= 1e-12 * scale:
-        error = 0.0  # equal numbers: a count, not a measurement
-    return Estimate(float(np.mean(values)), error, len(values) - 1, len(values))
+def two_sided(above: float, below: float, sign: int) -> PValues:
+    """Two-sided p-values of a claim (sign 1: above, -1: below) and its contrary, from one-sided ones."""
+    up, down = min(1.0, 2 * above), min(1.0, 2 * below)
+    return PValues(up, down) if sign > 0 else PValues(down, up)
+
+
+def over_seeds(values: Sequence[float], pooled: tuple[float | None, float] = (None, 0)) -> Estimate:
+    """The mean of values over seeds: its error from them where there are OWN_SEEDS, else from a pooled deviation.
+
+    Args:
+        values: one of each seed.
+        pooled: deviation and degrees of freedom; a deviation of None is unknown.
+
+    >>> over_seeds([1.0, 2.0, 3.0]).df, over_seeds([1.0])
+    (2, Estimate(mean=1.0, error=None, df=0, n=1))
+    """
+    n, mean = len(values), statistics.fmean(values)
+    if n < OWN_SEEDS:
+        deviation, df = pooled
+        return Estimate(mean, None if deviation is None else deviation / math.sqrt(n), df, n)
+    error = float(stats.sem(values))
+    equal = error <= 1e-12 * max(map(abs, values))  # equal numbers: a count, not a measurement
+    return Estimate(mean, 0.0 if equal else error, n - 1, n)
 
 
 def direction_test(estimate: Estimate, sign: int, reference: float = 0.0) -> PValues:
     """Two-sided t test of a contrast lying above (sign 1) or below (-1) a reference."""
-    above, below = estimate.above(reference), estimate.below(reference)
-    if above is None or below is None:
+    if estimate.error is None:
         return UNTESTED
-    two = (min(1.0, 2 * above), min(1.0, 2 * below))
-    return PValues(*two) if sign > 0 else PValues(two[1], two[0])
+    return two_sided(estimate.above(reference), estimate.below(reference), sign)
 
 
 def margin_test(estimate: Estimate, low: float | None, high: float | None) -> PValues:
     """Two one-sided t tests of a contrast lying between two margins; with one margin, one."""
-    inside, outside = [], []
-    for bound, beyond, within in ((low, estimate.below, estimate.above), (high, estimate.above, estimate.below)):
-        if bound is not None and (one := within(bound)) is not None and (other := beyond(bound)) is not None:
-            inside.append(one)
-            outside.append(other)
-    return PValues(max(inside), min(outside)) if inside else UNTESTED
+    if estimate.error is None:
+        return UNTESTED
+    tests = [] if low is None else [(estimate.above(low), estimate.below(low))]
+    tests += [] if high is None else [(estimate.below(high), estimate.above(high))]
+    return PValues(max(inside for inside, _ in tests), min(outside for _, outside in tests))
 
 
 def all_of(tests: Sequence[PValues]) -> PValues:
@@ -112,13 +131,10 @@ def all_of(tests: Sequence[PValues]) -> PValues:
 
     One that nothing is known of keeps the others from supporting, not from contradicting.
     """
-    known = [(1.0, 1.0) if test.supports is None or test.contradicts is None else test for test in tests]
     if all(test.p is None for test in tests):
         return UNTESTED
-    return PValues(
-        max(float(supports or 0.0) for supports, _ in known),
-        min(1.0, len(tests) * min(float(contradicts or 0.0) for _, contradicts in known)),
-    )
+    supports, contradicts = ([1.0 if p is None else p for p in several] for several in zip(*tests))
+    return PValues(max(supports), min(1.0, len(tests) * min(contradicts)))
 
 
 def trend_test(blocks: Sequence[Sequence[float]], sign: int) -> tuple[float, tuple[float, float], PValues]:
@@ -133,12 +149,10 @@ def trend_test(blocks: Sequence[Sequence[float]], sign: int) -> tuple[float, tup
     places = np.arange(1, count + 1)
     correlations = [float(stats.pearsonr(places, row)[0]) if len(set(row)) > 1 else 0.0 for row in ranks]
     value = float(np.mean(correlations))
-    up, down = _order(ranks), _order(count + 1 - ranks)
     half = float(stats.norm.ppf(0.975)) / math.sqrt(len(ranks) * (count - 1))
     centre = math.atanh(max(-0.9999, min(0.9999, value)))
     interval = math.tanh(centre - half), math.tanh(centre + half)
-    two = (min(1.0, 2 * up), min(1.0, 2 * down))
-    return value, interval, PValues(*two) if sign > 0 else PValues(two[1], two[0])
+    return value, interval, two_sided(_order(ranks), _order(count + 1 - ranks), sign)
 
 
 def _order(ranks: np.ndarray) -> float:
@@ -177,7 +191,7 @@ def spread_test(
     ratio = one / other
     p = float(stats.f.cdf(ratio, n, m))
     ends = [math.sqrt(ratio / float(stats.f.ppf(q, n, m))) for q in (0.975, 0.025)]
-    return math.sqrt(ratio), (ends[0], ends[1]), min(n, m), PValues(min(1.0, 2 * p), min(1.0, 2 * (1 - p)))
+    return math.sqrt(ratio), (ends[0], ends[1]), min(n, m), two_sided(p, 1 - p, 1)
 
 
 def corrected(values: Sequence[float]) -> list[float]:
@@ -213,10 +227,6 @@ def seeds_needed(deviation: float | None, effect: float | None, tests: int, marg
     if not deviation or not effect:
         return None
     reach = provable_margin if margin else detectable
-    low, high = 2, MOST_SEEDS
-    if reach(deviation, high, high - 1, tests) > abs(effect):
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if reach(deviation, middle, middle - 1, tests) <= abs(effect) else (middle + 1, high)
-    return low
+    several = range(2, MOST_SEEDS + 1)
+    place = bisect_left(several, True, key=lambda n: reach(deviation, n, n - 1, tests) <= abs(effect))
+    return several[place] if place < len(several) else None

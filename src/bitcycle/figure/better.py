@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from matplotlib.lines import Line2D
 
+from bitcycle.analysis.aggregation import Cell, plain
 from bitcycle.analysis.items import Published
 from bitcycle.analysis.labels import aggregation_of, dataset_of, matches, model_of, schedule_of, window_of
-from bitcycle.analysis.results import Cell, plain
 from bitcycle.figure.data import ItemData
 from bitcycle.figure.plots import curves, points_by_setting, tradeoff
 from bitcycle.figure.schematic import layer_schematic, suite_picture

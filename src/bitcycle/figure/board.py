@@ -12,8 +12,8 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
+from bitcycle.analysis.aggregation import Cell
 from bitcycle.analysis.labels import backward_bits, forward_bits, schedule_of
-from bitcycle.analysis.results import Cell
 from bitcycle.figure.data import (
     Estimate,
     ItemData,

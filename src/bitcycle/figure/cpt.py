@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 
+from bitcycle.analysis.aggregation import Cell
 from bitcycle.analysis.items import Published
 from bitcycle.analysis.labels import (
     backward_bits,
@@ -22,7 +23,6 @@ from bitcycle.analysis.labels import (
     schedule_of,
 )
 from bitcycle.analysis.landscape import results_of
-from bitcycle.analysis.results import Cell
 from bitcycle.figure.data import Estimate, ItemData, panels_of
 from bitcycle.figure.landscape import CONTOURS, LEVELS, described_surface, draw_contours, radial_rise
 from bitcycle.figure.plots import curves, draw_published, draw_series, points_by_setting, title, tradeoff
@@ -66,7 +66,7 @@ def training(data: ItemData) -> Drawing | None:
 
 def contours(data: ItemData) -> Drawing | None:
     """Figures 2 and 6: contours of the loss around each network, and how far it rises over all pairs of directions."""
-    cells = [(cell, found) for p in panels_of(data) for cell in p.cells if (found := results_of(cell, "surface"))]
+    cells = [(cell, found) for p in panels_of(data) for cell in p.cells if (found := results_of(cell.runs, "surface"))]
     if not data.complete_enough or 2 * len(cells) < len(data.results.done):
         return None
     figure, axes = panels(len(cells) + 1, width=3.0, height=3.0, columns=len(cells) + 1)

@@ -10,10 +10,10 @@ from typing import NamedTuple, Optional
 
 from scipy.stats import t as student
 
+from bitcycle.analysis.aggregation import Cell, Results
 from bitcycle.analysis.contrast import Pool
 from bitcycle.analysis.items import Item, Published
 from bitcycle.analysis.labels import dataset_label, model_label, panel_of
-from bitcycle.analysis.results import Cell, Results
 
 CEILING = 99.0
 """An accuracy (%) above which settings cannot be told apart: differences there are no test."""

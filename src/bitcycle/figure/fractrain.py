@@ -9,9 +9,9 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 
+from bitcycle.analysis.aggregation import Cell
 from bitcycle.analysis.items import Published
 from bitcycle.analysis.labels import backward_bits, forward_bits, matches, method_of, model_of, schedule_of
-from bitcycle.analysis.results import Cell
 from bitcycle.figure.data import ItemData, panels_of
 from bitcycle.figure.plots import curves, draw_published, points_by_setting, title, tradeoff
 from bitcycle.figure.schematic import gated_layer

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import matplotlib.pyplot as plt
 
+from bitcycle.analysis.aggregation import Cell, Results
 from bitcycle.analysis.items import Published
 from bitcycle.analysis.labels import LEVELS, dataset_of, levels_of, model_of, phase_bits, phase_method, same
 from bitcycle.analysis.landscape import results_of
-from bitcycle.analysis.results import Cell, Results
 from bitcycle.figure.data import Estimate, ItemData, estimates
 from bitcycle.figure.landscape import described_surface, draw_plane
 from bitcycle.figure.plots import draw_series, points_by_setting
@@ -33,9 +33,9 @@ def network_name(cell: Cell, phase: int | None) -> str:
 
 def planes(results: Results, split: str) -> list[tuple[Result, list[str]]]:
     """Every plane of the train or test split with the names of its networks; of several seeds the first."""
-    cells = {(run.row["hash"], run.row["seed"]): cell for cell in results.done for run in cell.runs}
+    cells = {run.training: cell for cell in results.done for run in cell.runs}
     found: dict[tuple[str, ...], Result] = {}
-    for plane in (plane for cell in results.done for plane in results_of(cell, "plane")):
+    for plane in (plane for cell in results.done for plane in results_of(cell.runs, "plane")):
         parts = [(cells.get((part["hash"], str(part["seed"]))), part["phase"]) for part in plane.header["runs"]]
         if plane.options["split"] == split and all(cell is not None for cell, _ in parts):
             found.setdefault(tuple(network_name(cell, phase) for cell, phase in parts if cell), plane)
@@ -71,7 +71,7 @@ def measured(kind: str, category: str, column: str, label: str) -> Callable[[Ite
         series: dict[Look, list[tuple[str, Estimate]]] = {}
         for cell, phase in itertools.product(data.results.done if data.complete_enough else (), (None, 1, 2)):
             groups: dict[str, list[float]] = {}
-            for row in (row for result in results_of(cell, kind, phase) for row in result.rows):
+            for row in (row for result in results_of(cell.runs, kind, phase) for row in result.rows):
                 groups.setdefault(row[category], []).append(float(row[column]))
             if groups:
                 number = len(series)

@@ -19,12 +19,12 @@ from typing import Optional
 from rich.console import Console
 from rich.progress import track
 
+from bitcycle.analysis.aggregation import Results, find_results, read_runs
 from bitcycle.analysis.claims import read_claims
 from bitcycle.analysis.collect import SUMMARY, read_summary
 from bitcycle.analysis.contrast import Pool
 from bitcycle.analysis.items import PAPERS, PUBLISHED, SWEEPS, Item, read_items, read_published
 from bitcycle.analysis.judge import judge
-from bitcycle.analysis.results import Results, find_results, read_runs
 from bitcycle.analysis.verdict import ClaimResult, write_claims
 from bitcycle.figure import board
 from bitcycle.figure.data import ItemData

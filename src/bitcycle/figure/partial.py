@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
+from bitcycle.analysis.aggregation import Cell
 from bitcycle.analysis.items import Published
 from bitcycle.analysis.labels import dataset_of, model_of, precision_of, same, split_of
-from bitcycle.analysis.results import Cell
 from bitcycle.figure.data import ItemData, metric_name, panels_of
 from bitcycle.figure.plots import heat, points_by_setting, title
 from bitcycle.figure.style import Drawing, Look, look_of, panels

@@ -11,8 +11,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from bitcycle.analysis.aggregation import Cell
 from bitcycle.analysis.items import Published
-from bitcycle.analysis.results import Cell
 from bitcycle.figure.data import (
     Estimate,
     ItemData,

@@ -8,10 +8,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table as Shown
 
+from bitcycle.analysis.aggregation import Run, read_runs, value_of
 from bitcycle.analysis.collect import SUMMARY, summary_row
 from bitcycle.analysis.contrast import Pool
 from bitcycle.analysis.items import PUBLISHED, read_items
-from bitcycle.analysis.results import Run, read_runs, value_of
 from bitcycle.figure.make import RESULTS, Places, gather, spec_of
 from bitcycle.figure.table import Table, number, tables_of
 from bitcycle.resources import resource_root

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Optional
 
+from bitcycle.analysis.aggregation import Cell, Results, Value
 from bitcycle.analysis.items import Published
 from bitcycle.analysis.labels import (
     Match,
@@ -24,7 +25,6 @@ from bitcycle.analysis.labels import (
     only,
     schedule_of,
 )
-from bitcycle.analysis.results import Cell, Results, Value
 from bitcycle.figure.data import Estimate, ItemData, Panel, Test, by_length, differences, our_network, panels_of
 from bitcycle.schedule import SUITE
 

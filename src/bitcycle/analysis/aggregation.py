@@ -13,13 +13,13 @@ from typing import Any, NamedTuple, Optional
 
 from bitcycle.analysis.collect import SUMMARY, read_summary
 from bitcycle.analysis.curves import CURVES, read_curve
+from bitcycle.analysis.deviation import group_of
 from bitcycle.measurement.artifacts import ANALYSES, Result, collected
 from bitcycle.sweep.grid import Overrides
 from bitcycle.sweep.manifest import MANIFEST, Place, read_manifest
 
 SCALES = ("paper", "mini", "smoke")
 """From the one that shows most to the one that shows only that it runs."""
-CHOICES = ("model", "dataset", "schedule", "quantizer")
 
 
 class Value(NamedTuple):
@@ -77,9 +77,14 @@ class Run:
         return collected(self.curves.parent / ANALYSES, self.row)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Scale, network, data, schedule and quantizer."""
-        return (self.row["scale"], *(self.row[name] for name in CHOICES))
+    def training(self) -> tuple[str, str]:
+        """Names it among all runs of its scale."""
+        return self.row["hash"], self.row["seed"]
+
+    @cached_property
+    def group(self) -> tuple[str, ...]:
+        """Names the runs of the same network, data and length, whose deviation is taken to be the same."""
+        return group_of(self.row, self.settings)
 
 
 def read_runs(rows: Iterable[Mapping[str, str]], summary: Path) -> list[Run]:

@@ -65,6 +65,21 @@ def test_ceiling_and_chance():
     assert "chance" in reason(HIGHER, cell(10.7, 9.8, 11.9, schedule="CR"), cell(9.5, 10.6, 9.8, schedule="static"))
 
 
+def test_chance_is_the_share_of_the_largest_class():
+    """319 of the 1,000 test papers of Cora belong to one class: a network that names it always has 31.9 %."""
+    arms = [
+        cell(*values, schedule=name, model="gcn", dataset="cora", actual={"model": "gcn_small", "dataset": "cora"})
+        for name, values in (("CR", (31.9, 32.0, 31.8)), ("static", (31.9, 31.9, 33.0)))
+    ]
+    assert "chance" in reason(HIGHER, *arms)
+    for one in arms:
+        for run in one.runs:
+            run.row["final"] = str(float(run.row["final"]) + 5)
+    assert verdict(HIGHER, *arms).verdict == UNDECIDED
+    unknown = [cell(*(10.0, 10.1, 10.2), schedule=name, actual={"dataset": "own"}) for name in ("CR", "static")]
+    assert "chance" not in verdict(HIGHER, *unknown).reason
+
+
 def test_methods_that_did_not_reach_their_last_stage():
     claim = replace(HIGHER, a={"schedule": "pfq"}, requires=["last stage"])
     curve = {"training": {"weight": [3, 3, 4]}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
 from collections.abc import Iterable, Sequence
@@ -19,8 +18,11 @@ if TYPE_CHECKING:
 TOO_FAR = {("imagenet", "digits")}
 """(paper's data, ours): the difficulty that the claim is about is not there."""
 CEILING = 99.0
-CLASSES = {"cifar10": 10, "cifar10_16": 10, "cifar100": 100, "digits": 10, "imagenet": 1000, "xnli": 3}
-"""Data sets with classes of equal size."""
+IMAGES = {"cifar10": 10, "cifar10_16": 10, "cifar100": 100, "digits": 10, "imagenet": 1000}
+"""Classes of the data sets of images, which are of equal size."""
+CHANCE = {**{name: 100 / classes for name, classes in IMAGES.items()}, "xnli": 100 / 3}
+CHANCE |= {"cora": 31.9, "citeseer": 23.1, "sick": 56.9}
+"""Share (%) of the largest class in the test data, where it is known: what a network has that always names this one."""
 ABOVE_CHANCE = 2.0
 """Points that tell an accuracy from chance."""
 STAGED = ("pfq", "pfq_manual", "fractrain", *labels.PHASE_BITS)
@@ -59,7 +61,7 @@ def proxy_label(cell: Cell) -> str:
         return ""
     model, data, *samples = cell.proxy.split(", ")
     words = [labels.model_label(model), labels.dataset_label(data)]
-    words += [f"{int(count.split()[0]):,} {'images' if data in CLASSES else 'samples'}" for count in samples]
+    words += [f"{int(count.split()[0]):,} {'images' if data in IMAGES else 'samples'}" for count in samples]
     return ", ".join(words)
 
 
@@ -140,7 +142,7 @@ def _saturated(claim: Claim, contrasts: Sequence[Contrast]) -> str:
                 if not str(row.get("metric", "")).endswith("accuracy"):
                     return ""
                 numbers += readings(cell, metric).values()
-                chances.add(100 / CLASSES.get(row.get("dataset", ""), math.inf))
+                chances.add(CHANCE.get(row.get("dataset", "")))
     if not arms[0]:
         return ""
     means = [statistics.fmean(numbers) for numbers in arms if numbers]

@@ -89,6 +89,9 @@ TYPES: dict[str, type[Settings]] = {
 
 def register_schemas() -> None:
     """Make presets known to Hydra as `GROUP: NAME`, and dataclasses as `/schema/GROUP: CLASS`, for the files of `conf/`."""
+    store = ConfigStore.instance()
+    # Hydra copies the store, with all schemas, for each configuration that it composes, and changes none of them
+    setattr(store, "__deepcopy__", lambda memo: store)  # noqa: B010, as mypy knows no such attribute
     for group, presets in PRESETS.items():
         for name, preset in presets.items():
             _register(group, name, preset.kind, preset.values)

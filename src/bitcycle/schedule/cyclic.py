@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Optional
 
 from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions
@@ -155,6 +156,7 @@ class Cyclic(ScheduleOptions):
         half = (period + 1) // 2 if self.form == "within" else period  # precision rises or falls on either side of it
         last = length.total_steps - 1
 
+        @cache
         def at(time: int) -> Precision:
             return self.precision(min(time * self._time_unit(length), last - self.end_at_q_max), length)
 

@@ -31,6 +31,9 @@ class Static(ScheduleOptions):
     def precision(self, step: int, length: RunLength) -> Precision:
         return self.reference
 
+    def course(self, length: RunLength) -> list[tuple[Precision, int]]:
+        return [(self.reference, length.total_steps)]
+
 
 @dataclass
 class Deficit(ScheduleOptions):

@@ -24,7 +24,8 @@ MODULES = (
 )
 """What runs import, some of it only on the way; one that is not installed is left out."""
 
-os.setsid()  # a signal to the sweep and all its descendants is the sweep's to pass on
+with contextlib.suppress(PermissionError):  # it leads a session already
+    os.setsid()  # a signal to the sweep and all its descendants is the sweep's to pass on
 # a library of ours keeps a thread of its own, which its own handler stops around a fork
 warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 for name in MODULES:

@@ -14,6 +14,7 @@ from bitcycle.layer import penalty
 from bitcycle.model import CifarMobileNetV2
 from bitcycle.quantizer import Sbm
 from bitcycle.settings import SettingError
+from tests.conftest import plan
 from tests.gate_cases import SHAPE, force, gated, images, resnet, spread
 
 LOW_BITS = [[0, 0], [3, 4], [3, 8], [6, 6]]
@@ -141,6 +142,12 @@ def test_what_cannot_be_replayed_is_refused(model, options, reason):
     schedule = bitcycle.schedule("dfq", total_steps=10, backward="chosen")
     with pytest.raises(SettingError, match=rf"{reason}.*use schedule.backward=all"):
         bitcycle.quantize_model(model(), schedule=schedule, **options)
+
+
+def test_a_run_that_cannot_be_replayed_names_the_setting_of_its_group():
+    with pytest.raises(SettingError) as raised:
+        plan("schedule=dfq", "schedule.backward=chosen", "quantizer=dorefa", "model=resnet8", "dataset=digits")
+    assert raised.value.field == "schedule.backward"
 
 
 def test_autocast_is_refused():

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from bitcycle.configuration import RunConfig
+from bitcycle.configuration import TYPES, RunConfig
 from bitcycle.dataset import DatasetInfo, Epoch
 from bitcycle.hardware import Cost, Workload
 from bitcycle.layer import Choices, LayerRule, quantize_model
@@ -324,4 +324,6 @@ def _within(group: str, function: Any, *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except SettingError as error:
+        if error.field.partition(".")[0] in TYPES:
+            raise  # it names the setting of another group
         raise error.within(group) from None

@@ -343,7 +343,20 @@ def untested_table() -> str:
     return "\n".join(lines) if rows else "None."
 
 
+def board() -> str:
+    """The board's picture with its scale, number of runs and caption, as its page has them."""
+    page = ROOT / "results" / "figures" / "board" / "methods.md"
+    picture = re.search(r"^!\[.*\]\((.*)\)\n\n(.*)$", page.read_text(), re.MULTILINE)
+    if picture is None:
+        return "Less than half of the board is trained: no picture yet."
+    status = page.read_text().splitlines()[2].partition(" ")[2]
+    what = "Accuracy against training cost of all methods of the five papers"
+    file = (page.parent / picture[1]).relative_to(ROOT)
+    return f"![{what}]({file})\n\n{what}, on one network: {status}. {picture[2]}"
+
+
 GENERATED: dict[str, Callable[[], str]] = {
+    "board": board,
     "schedules": schedules_table,
     "quantizers": quantizers_table,
     "formats": formats_table,
@@ -362,7 +375,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "decided": decided_list,
 }
 DOCUMENTS = {
-    README: ("schedules", "verdicts"),
+    README: ("schedules", "board", "verdicts"),
     ROOT / "docs" / "schedules.md": ("schedules",),
     ROOT / "docs" / "quantizers.md": ("quantizers",),
     ROOT / "docs" / "formats.md": ("formats", "format costs"),

@@ -29,6 +29,7 @@ from bitcycle.training.display import ProgressBar
 from bitcycle.training.distributed import Agreement, replica
 from bitcycle.training.interruption import Interrupted, StopSignal
 from bitcycle.training.metrics_log import JsonLines, MetricsLog, NoLines
+from bitcycle.training.outcome import Best, RunningMean
 from bitcycle.training.phases import Candidate, PhaseRunner
 from bitcycle.training.plateau import ReduceOnPlateau
 from bitcycle.training.run_folder import RunFolder
@@ -50,55 +51,6 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state: dict[str, Any], /) -> Any:
         """Restore what `state_dict` returned."""
-
-
-@dataclass
-class Best:
-    """The best evaluation of the current phase, cost and samples by precision up to it, and the values of all its evaluations."""
-
-    value: float | None = None
-    step: int = 0
-    cost: dict[str, Any] = field(default_factory=dict)
-    samples: dict[str, int] = field(default_factory=dict)
-    history: list[float] = field(default_factory=list)
-    at_q_max: list[float] = field(default_factory=list)
-    validation: list[float] = field(default_factory=list)
-    averaged: list[float] = field(default_factory=list)
-
-    def state_dict(self) -> dict[str, Any]:
-        """All of it, for a checkpoint."""
-        return dict(vars(self))
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        vars(self).update(Best(**state).state_dict())
-
-
-class RunningMean:
-    """Mean loss and accuracy over some steps, added up on the device so that no step waits for the host."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.sums, self.count = torch.zeros(2, dtype=torch.float64, device=device), 0
-
-    def add(self, outcome: StepOutput) -> None:
-        """Add the outcome of a step."""
-        self.sums += torch.stack([outcome.loss.detach(), outcome.accuracy])
-        self.count += 1
-
-    def take(self) -> tuple[float, float]:
-        """(mean loss, mean accuracy) of the steps added since the last time; starts over."""
-        loss, accuracy = (self.sums / self.count).tolist()
-        self.sums.zero_()
-        self.count = 0
-        return loss, accuracy
-
-    def state_dict(self) -> dict[str, Any]:
-        """Sums and count, for a checkpoint."""
-        return {"sums": self.sums, "count": self.count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.sums, self.count = state["sums"].to(self.sums.device), state["count"]
 
 
 @dataclass

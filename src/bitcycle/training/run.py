@@ -30,8 +30,9 @@ from bitcycle.training.display import ProgressBar, log_to_file
 from bitcycle.training.distributed import check_sharing, explained, shared_model
 from bitcycle.training.environment import describe_environment, processor
 from bitcycle.training.interruption import Interrupted, StopSignal
-from bitcycle.training.loop import Best, Trainer
+from bitcycle.training.loop import Trainer
 from bitcycle.training.metrics_log import JsonLines, MetricsLog, NoLines
+from bitcycle.training.outcome import Best
 from bitcycle.training.plan import Plan
 from bitcycle.training.run_folder import RunFolder, read_object
 from bitcycle.training.trackers import RunLabels, TensorBoardTracker, Tracker, WandbTracker

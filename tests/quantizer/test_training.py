@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import bitcycle
-from bitcycle.layer import PrecisionState, QuantizedConv2d, QuantizedLinear, penalty
+from bitcycle.layer import QuantizedConv2d, QuantizedLinear, penalty
 from bitcycle.model import CifarResNet, ImageShape
 from bitcycle.quantizer import Dorefa, PactBinary, QuantizerOptions, Sbm, Ttq, UniformL2, Wageubn
 from bitcycle.quantizer.l2_step import improved_step, optimal_step
@@ -387,25 +387,3 @@ def test_a_converted_model_begins_within_the_bits_of_its_quantizer(options: Quan
     model = bitcycle.quantize_model(CifarResNet((1, 1, 1), ImageShape(1, 8, 10)), options)
     assert model.group2[0].conv2.precision.precision == precision
     assert model(torch.randn(2, 1, 8, 8)).isfinite().all()
-
-
-@pytest.mark.parametrize("layer", ["linear", "tokens", "lstm", "codes"])
-@pytest.mark.parametrize("least_step", ["code", "relative"])
-def test_tiny_gradients(layer, least_step, caplog):
-    """Findings on networks of others, line 8: at a standard deviation of 1e-8, steps of at least 1e-8 leave 41 % of error."""
-    torch.manual_seed(0)
-    plain = nn.LSTM(8, 8) if layer == "lstm" else nn.Linear(8, 8)
-    compute = "codes" if layer == "codes" else "simulate"
-    options = Sbm(least_step=least_step)
-    model = bitcycle.quantize_model(nn.Sequential(plain), options, float_layers=[], compute=compute)
-    x = torch.randn(5, 6, 8) if layer in ("tokens", "lstm") else torch.randn(30, 8)
-    found = []
-    for scale in (2**-27, 1.0):
-        model.zero_grad()
-        next(module for module in model.modules() if isinstance(module, PrecisionState)).begin_step(1)
-        y = model(x)[0] if layer == "lstm" else model(x)
-        y.backward(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)) * scale)
-        found.append(next(model.parameters()).grad / scale)
-    error = (found[0] - found[1]).norm() / found[1].norm()
-    assert error == 0 if least_step == "relative" else error > 0.05
-    assert ("least_step" in caplog.text) == (least_step == "code")

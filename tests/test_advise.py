@@ -125,6 +125,14 @@ def test_recorded_runs_are_compared_seed_by_seed(summary):
     assert shorter["measured"]["difference"] == pytest.approx(-1)
 
 
+def test_runs_recorded_before_a_setting_existed_belong_to_the_same_group():
+    new, old = row("static", 0, 60.0), row("static", 0, 60.0)
+    settings = json.loads(old["settings"])
+    del settings["quantizer"]["least_step"], settings["training"]["learning_rate"]["delay_epochs"]
+    assert advise.group_of(new) == advise.group_of(old | {"settings": json.dumps(settings)})
+    assert advise.group_of(new) != advise.group_of(row("static", 0, 60.0, training__learning_rate__initial=0.5))
+
+
 def test_superseded_runs_do_not_count_and_the_board_comes_first(summary):
     manifest = summary.parents[1] / "manifest" / "board"
     manifest.mkdir(parents=True)

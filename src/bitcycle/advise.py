@@ -17,18 +17,19 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from bitcycle.analysis.collect import SUMMARY, read_summary
-from bitcycle.configuration import RunConfig
+from bitcycle.configuration import GROUPS, RunConfig
 from bitcycle.errors import EXIT_DONE
 from bitcycle.hardware import Cost
+from bitcycle.recipe.options import TrainingOptions
 from bitcycle.resources import resource_root
 from bitcycle.schedule import SCHEDULES, SUITE, Precision, ScheduleOptions
-from bitcycle.settings import SettingError
+from bitcycle.settings import SettingError, Settings, default_of
 from bitcycle.sweep.manifest import MANIFEST, read_manifest
 from bitcycle.training.plan import Plan, make_plan
 
@@ -165,9 +166,26 @@ def relative(cost: Cost, measure: str) -> float:
 def group_of(row: Mapping[str, Any]) -> Group:
     """What a recorded run has in common with those that it may be compared with."""
     settings = json.loads(row["settings"])
-    training = {key: value for key, value in settings["training"].items() if key not in IGNORED_TRAINING}
-    shared = {key: value for key, value in settings.items() if key not in IGNORED} | {"training": training}
+    shared = {key: value for key, value in settings.items() if key not in IGNORED}
+    for group, options in GROUPS.items():
+        if group in shared and shared[group]["name"] in options:
+            shared[group] = _changed(shared[group], options[shared[group]["name"]])
+    training = {key: value for key, value in shared["training"].items() if key not in IGNORED_TRAINING}
+    shared["training"] = _changed(training, TrainingOptions)
     return tuple(json.dumps(shared[key], sort_keys=True) for key in sorted(shared))
+
+
+def _changed(values: Mapping[str, Any], kind: type[Settings]) -> dict[str, Any]:
+    """Values that are not the default, as a setting that is newer than a run is not among the run's."""
+    defaults = {field.name: default_of(field) for field in fields(kind)}
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        default = defaults.get(name)
+        if isinstance(default, Settings) and isinstance(value, Mapping):
+            value, default = _changed(value, type(default)), {}
+        if name == "name" or value != default:
+            found[name] = value
+    return found
 
 
 def evidence_of(rows: Iterable[Mapping[str, Any]], baseline: int) -> dict[Key, Evidence]:

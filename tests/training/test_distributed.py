@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import signal
@@ -13,23 +12,17 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 import bitcycle.dataset.images as images_module
 from bitcycle import distributed
-from bitcycle.errors import RunError
 from bitcycle.layer import share_batch_norm
-from bitcycle.layer.batch_norm import SharedBatchNorm
-from bitcycle.model.retinanet import RetinaNet
-from bitcycle.quantizer import QUANTIZERS, compiler_works
-from bitcycle.settings import SettingError
-from bitcycle.training.distributed import check_sharing, own_gpu, process_variables
+from bitcycle.quantizer import QUANTIZERS
 from bitcycle.training.run import execute
 from bitcycle.training.run_folder import read_json, read_records, write_json
-from tests.conftest import plan, run_train
+from tests.conftest import plan
 from tests.dataset.test_dataset import write_folders
 from tests.made_data import MAKERS, PAIRS, TEXT, VOC
-from tests.pair import exit_codes, fork_training, run_pair, variables
+from tests.pair import exit_codes, fork_training, run_pair
 from tests.settings import BLOCKS, DETECTION, ENTAILMENT, SMALL_TEXT
 from tests.training.test_resume import Crash, assert_equal, crash_at, result
 
@@ -86,6 +79,11 @@ RESUMED = {
     "lstm": [*TASKS["lstm"], "training.steps=12", "training.evaluation_steps=5"],
 }
 """Runs that are cut off; what an LSTM carries on from batch to batch lies in both processes."""
+RESUMED_SLOWLY = {
+    case: [*TASKS[case], "training.steps=12", "training.evaluation_steps=5"]
+    for case in ("transformer adaptive", "entailment", "detection")
+}
+"""The same for `make test-all`."""
 
 
 LONG = (*SMALL, "schedule=RTH", "training.steps=100000", "training.evaluation_steps=50000")
@@ -138,9 +136,17 @@ def train_the_same(folder: Path) -> None:
     assert not (folder / "nowhere").exists()
 
 
-def crash_and_resume(folder: Path) -> None:
-    for name, case in itertools.product(("undisturbed", "disturbed"), RESUMED):
-        run = planned(folder / name, case, [*RESUMED[case], "training.checkpoint_seconds=0"])
+def nothing(folder: Path) -> None:
+    """What one process does before the pair begins."""
+
+
+def crash_and_resume_slowly(folder: Path) -> None:
+    crash_and_resume(folder, RESUMED_SLOWLY)
+
+
+def crash_and_resume(folder: Path, cases: dict[str, list[str]] = RESUMED) -> None:
+    for name, case in itertools.product(("undisturbed", "disturbed"), cases):
+        run = planned(folder / name, case, [*cases[case], "training.checkpoint_seconds=0"])
         for checkpoint_step, crash_step in ((3, 5), (8, 9)) if name == "disturbed" else ():  # all save one step later
             with pytest.MonkeyPatch.context() as patch:
                 crash_at(patch, crash_step, checkpoint_step)
@@ -217,17 +223,21 @@ def streamed(images: Path) -> list[str]:
 # What it should have done.
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pair")
-    write_folders(folder / "images" / "train", {"cat": 10, "dog": 10}, size=(9, 9))
-    write_folders(folder / "images" / "test", {"cat": 4, "dog": 4}, size=(9, 9))
+def make_data(folder: Path) -> None:
     (folder / "data").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         for word in (TEXT, PAIRS, VOC):
             name, make = MAKERS[word]
             make(folder / "data" / name, patch)
     os.environ["BITCYCLE_CACHE"] = str(folder / "cache")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    write_folders(folder / "images" / "train", {"cat": 10, "dog": 10}, size=(9, 9))
+    write_folders(folder / "images" / "test", {"cat": 4, "dog": 4}, size=(9, 9))
+    make_data(folder)
     done = run_pair(
         folder,
         "lose_and_stop",
@@ -268,12 +278,24 @@ def test_two_processes_give_what_one_gives(pair, case):
     assert two.read_summary()["processes"] == 2
 
 
-@pytest.mark.parametrize("case", RESUMED)
-def test_two_processes_that_crash_go_on_exactly(pair, case):
-    runs = [planned(pair / name, case, RESUMED[case]) for name in ("undisturbed", "disturbed")]
-    undisturbed, disturbed = (run.folder for run in runs)
+def assert_resumed(folder: Path, case: str, settings: list[str]) -> None:
+    undisturbed, disturbed = (planned(folder / name, case, settings).folder for name in ("undisturbed", "disturbed"))
     assert "resuming after step 9" in disturbed.log.read_text()
     assert_equal(result(disturbed), result(undisturbed))
+
+
+@pytest.mark.parametrize("case", RESUMED)
+def test_two_processes_that_crash_go_on_exactly(pair, case):
+    assert_resumed(pair, case, RESUMED[case])
+
+
+@pytest.mark.slow
+def test_two_processes_of_other_tasks_that_crash_go_on_exactly(tmp_path):
+    make_data(tmp_path)
+    done = run_pair(tmp_path, "nothing", "crash_and_resume_slowly")
+    assert done.returncode == 0, done.stderr
+    for case, settings in RESUMED_SLOWLY.items():
+        assert_resumed(tmp_path, case, settings)
 
 
 def test_streamed_images_are_those_of_one_process(pair, tmp_path):
@@ -297,100 +319,3 @@ def test_a_signal_to_one_process_stops_both(pair):
     assert folder.state() == "resumable" and not folder.is_in_use()
     log = folder.log.read_text()
     assert log.count("2 processes share each batch") == 2 and "resuming after step" in log
-
-
-# What needs no other process.
-
-
-def test_frozen_statistics_stay_frozen_where_batch_norm_counts_the_whole_batch():
-    model = share_batch_norm(RetinaNet(18, 2, width=4, frozen_bn=True)).train()
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    assert norms and all(isinstance(norm, SharedBatchNorm) and not norm.training for norm in norms)
-
-
-def in_turn(function, x: torch.Tensor, patch: pytest.MonkeyPatch) -> torch.Tensor:
-    """function of two shares of x, one after the other, each knowing the extremes of the whole."""
-    low, high = torch.aminmax(x)
-    parts = []
-    for process in range(2):
-        share = distributed.shard_of(len(x), process, 2)
-        patch.setattr(distributed, "_shard", share)
-        patch.setattr(distributed, "all_min_max", lambda *_: (low, high))
-        patch.setattr(distributed, "all_max", lambda _: x.abs().amax())
-        parts.append(
-            function(x[share.first : share.first + share.samples].contiguous(memory_format=torch.channels_last))
-        )
-    patch.undo()
-    return torch.cat(parts)
-
-
-@pytest.mark.parametrize(("name", "compile"), [("sbm", False), ("sbm", True), ("dorefa", False), ("wageubn", False)])
-def test_shares_of_a_batch_are_quantized_as_the_whole(name, compile, monkeypatch):
-    """The same bits, noise included, compiled or not."""
-    if compile and not compiler_works("cpu"):
-        pytest.skip("no C++ compiler on this machine")
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(7, 5, 3, 2, generator=generator).contiguous(memory_format=torch.channels_last)
-    options = QUANTIZERS[name]()
-    bits, step_key, layer_key = torch.tensor(3), torch.tensor(77, dtype=torch.int32), torch.tensor(5, dtype=torch.int32)
-    expected = options.gradient(compile=False).quantize(x, bits, step_key, layer_key)
-    gradient = options.gradient(compile)
-    assert torch.equal(
-        in_turn(lambda part: gradient.quantize(part, bits, step_key, layer_key), x, monkeypatch), expected
-    )
-    expected, activation = options.activation(compile=False, signed=True)(x, bits), options.activation(compile, True)
-    assert torch.equal(in_turn(lambda part: activation(part, bits), x, monkeypatch), expected)
-
-
-@pytest.mark.parametrize(
-    ("settings", "field"),
-    [
-        (["schedule=dfq"], "schedule=dfq"),
-        (["quantizer=wageubn", "quantizer.weight_gradient_constant=128"], "quantizer.weight_gradient_constant=128"),
-        (["training.compute=codes"], "training.compute=codes"),
-        (["training.weight_averaging.start=0.5"], "training.weight_averaging.start=0.5"),
-        (["dataset.train_samples=33"], "training.batch_size=16: the last step of an epoch has 1 sample"),
-        (["dataset=cora", "model=gcn_small"], "task.name=node_classification"),
-    ],
-)
-def test_what_cannot_be_shared_is_refused(settings, field, monkeypatch):
-    run = plan("dataset=digits", "model=resnet8", "scale=smoke", *settings)
-    check_sharing(run)
-    monkeypatch.setattr(distributed, "world_size", lambda: 2)
-    with pytest.raises(SettingError, match="Remedy") as refused:
-        check_sharing(run)
-    assert str(refused.value).startswith(field)
-
-
-def test_processes_are_found_where_somebody_started_several():
-    torchrun = variables(1, 29500)
-    assert process_variables({**torchrun, "SLURM_STEP_NUM_TASKS": "4"}) == torchrun
-    assert process_variables({}) == process_variables({"WORLD_SIZE": "1", "RANK": "0"}) == {}
-    assert (
-        process_variables({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}) == {}
-    )  # a batch script, whose step is one process
-    with pytest.raises(RunError, match=r"MASTER_ADDR.*torchrun"):
-        process_variables(
-            {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "1"}
-        )
-    assert [own_gpu(rank, gpus) for rank, gpus in ((3, 4), (3, 1), (0, 2))] == [3, 0, 0]
-    with pytest.raises(RunError, match="start 2 processes"):
-        own_gpu(2, 2)
-
-
-def test_a_sweep_in_several_processes_is_refused(tmp_path):
-    done = run_train("-m", *SMALL, "seed=0,1", f"results_root={tmp_path}", env=variables(1, 1), launches=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("wrong configuration: WORLD_SIZE=2")
-
-
-def test_another_number_of_processes_is_said(tmp_path):
-    run = plan(*SMALL, "training.checkpoint_seconds=0", f"results_root={tmp_path}")
-    with pytest.MonkeyPatch.context() as patch:
-        crash_at(patch, 6, 5)
-        with pytest.raises(Crash):
-            execute(run)
-    environment = read_json(run.folder.environment)
-    run.folder.environment.write_text(json.dumps({**environment, "processes": 4}))
-    execute(run)
-    assert "resumed with another processes (1, before 4)" in run.folder.log.read_text()

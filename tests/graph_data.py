@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bitcycle.dataset import citation
+from bitcycle.dataset import graph_sources as citation
 from bitcycle.dataset.graph import GraphSize
 
 TINY = GraphSize(nodes=90, edges=300, symmetrised=300, features=16, classes=4, train=40, validation=20, test=30)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bitcycle.dataset import citation
+from bitcycle.dataset import graph_sources as citation
 from tests.conftest import plan
 from tests.graph_data import TINY, write_citation
 from tests.speech_data import write_manifests

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from bitcycle.dataset.fsdd import WORDS
+from bitcycle.dataset.speech import WORDS
 
 RATE = 8000
 PEOPLE = ("ada", "ben", "cem", "dora", "eli", "fay")

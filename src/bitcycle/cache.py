@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
+import logging
 import os
 import pickle
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -54,16 +57,39 @@ def remembered(kind: str, identity: str, make: Callable[[], T]) -> T:
 
 
 def _from_disk(name: str, make: Callable[[], T]) -> T:
+    return kept(
+        name,
+        make,
+        lambda file: pickle.loads(file.read_bytes()),
+        lambda file, made: file.write_bytes(pickle.dumps(made)),
+    )
+
+
+def kept(name: str, make: Callable[[], T], read: Callable[[Path], T], write: Callable[[Path, T], Any]) -> T:
+    """What `make` returns, kept in the file `name` of `cache_folder` and read from there if it is whole.
+
+    A cache that cannot be written costs time, nothing else.
+
+    Args:
+        name: of the file; says everything that the result depends on.
+        make: makes it.
+        read, write: read it from a file, raising any exception where that is damaged, and write it to one.
+    """
     try:
         file = cache_folder() / name
-    except OSError:  # without a home directory nothing is cached
+    except OSError as error:
+        logger.info("%s is not kept: %s", name, error)
         return make()
-    with contextlib.suppress(Exception):  # not there, or not whole; pickle raises whatever it likes
-        found: T = pickle.loads(file.read_bytes())
-        return found
+    try:
+        if file.is_file():
+            return read(file)
+    except Exception as error:  # pickle raises whatever it likes
+        logger.info("%s cannot be read and is made again: %s", file, error)
     made = make()
-    temporary = file.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):  # a full disk costs time, nothing else
-        temporary.write_bytes(pickle.dumps(made))
-        os.replace(temporary, file)
+    try:
+        with tempfile.TemporaryDirectory(dir=file.parent) as unfinished:
+            write(Path(unfinished) / name, made)
+            os.replace(Path(unfinished) / name, file)  # at once: other processes may look for it
+    except OSError as error:
+        logger.info("%s is not kept: %s", name, error)
     return made

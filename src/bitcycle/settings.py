@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import math
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -97,6 +98,14 @@ class Settings:
     Raises:
         SettingError: for a value of the wrong type, or outside its choices or bounds.
     """
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """A field that is declared again with nothing but a value keeps the help text, words and bounds of the class above."""
+        super().__init_subclass__(**keywords)
+        for name in inspect.get_annotations(cls).keys() & cls.__dict__.keys() & cls.__dataclass_fields__.keys():
+            inherited, value = cls.__dataclass_fields__[name], cls.__dict__[name]
+            if inherited.metadata and not isinstance(value, dataclasses.Field):
+                setattr(cls, name, dataclasses.field(default=value, metadata=inherited.metadata))
 
     def __post_init__(self) -> None:
         types = _types(type(self))  # type: ignore[arg-type]

@@ -16,21 +16,13 @@ import pytest
 import torch
 from PIL import Image
 
-from bitcycle.dataset import (
-    Cifar,
-    CustomImages,
-    Digits,
-    Epoch,
-    EvaluationBatches,
-    Images,
-    TrainingBatches,
-    cifar,
-    image_cache,
-    images,
-)
-from bitcycle.dataset.cifar import CifarSmall
-from bitcycle.dataset.imagenet import ImageNet
-from bitcycle.dataset.images import random_box
+from bitcycle.dataset import images
+from bitcycle.dataset import small_images as cifar
+from bitcycle.dataset.custom import CustomImages, ImageNet
+from bitcycle.dataset.epoch import Epoch
+from bitcycle.dataset.image_batches import EvaluationBatches, TrainingBatches
+from bitcycle.dataset.images import Images, random_box
+from bitcycle.dataset.small_images import Cifar, CifarSmall, Digits
 from bitcycle.errors import DataError
 from bitcycle.settings import SettingError
 
@@ -105,7 +97,7 @@ def test_cifar_layouts_hold_the_same_images(tmp_path, small_cifar, layout):
         expected = torch.stack(
             [torch.from_numpy(np.array(picture(label, index))) for label in range(10) for index in range(2)]
         )
-    train, test = Cifar(name="cifar10").load(tmp_path)
+    train, test, _ = Cifar(name="cifar10").load(tmp_path, seed=0)
     assert torch.equal(train.pixels, expected)
     assert (len(train), len(test)) == (20, 10)
 
@@ -113,9 +105,9 @@ def test_cifar_layouts_hold_the_same_images(tmp_path, small_cifar, layout):
 def test_cifar_at_16_pixels_is_the_mean_of_cifar_over_2x2_pixels(tmp_path, small_cifar):
     for split, labels in (("train", TRAIN_LABELS), ("test", TEST_LABELS)):
         write_parquet(tmp_path / "cifar10" / f"{split}-0.parquet", labels)
-    train, test = CifarSmall(name="cifar10_16", train_samples=10).load(tmp_path)
+    train, test, _ = CifarSmall(name="cifar10_16", train_samples=10).load(tmp_path, seed=0)
     assert (len(train), len(test)) == (10, 10)
-    chosen = Cifar(name="cifar10", train_samples=10).load(tmp_path)[0]
+    chosen = Cifar(name="cifar10", train_samples=10).load(tmp_path, seed=0)[0]
     means = chosen.pixels.double().reshape(10, 16, 2, 16, 2, 3).mean((2, 4))
     assert torch.equal(train.pixels, (means + 0.5).floor().byte())
 
@@ -126,7 +118,7 @@ def test_cifar_refuses_another_data_set_in_its_place(tmp_path):
     with pytest.raises(
         DataError, match=r"holds 2, 2, 2, 1 training and test images, different labels .* 50000, 10000, 10, 9"
     ):
-        Cifar(name="cifar10").load(tmp_path)
+        Cifar(name="cifar10").load(tmp_path, seed=0)
 
 
 def test_half_of_the_classes_at_16_pixels(tmp_path, small_cifar):
@@ -134,7 +126,7 @@ def test_half_of_the_classes_at_16_pixels(tmp_path, small_cifar):
     for split, labels in (("train", TRAIN_LABELS), ("test", TEST_LABELS)):
         write_parquet(tmp_path / "cifar10" / f"{split}-0.parquet", labels)
     options = CifarSmall(name="cifar10_16", part="second_classes", train_samples=8)
-    assert set(options.load(tmp_path).train.labels.tolist()) <= set(range(5))
+    assert set(options.load(tmp_path, seed=0).train.labels.tolist()) <= set(range(5))
 
 
 def test_damaged_official_files_are_refused(tmp_path):
@@ -142,7 +134,7 @@ def test_damaged_official_files_are_refused(tmp_path):
     (tmp_path / "cifar10" / "cifar-10-batches-py").mkdir(parents=True)
     (tmp_path / "cifar10" / "cifar-10-batches-py" / "test_batch").write_bytes(pickle.dumps([1, 2]))
     with pytest.raises(DataError, match=r"found or corrupted.*unpack the official archive again"):
-        Cifar(name="cifar10").load(tmp_path)
+        Cifar(name="cifar10").load(tmp_path, seed=0)
 
 
 def test_missing_cifar_is_looked_for_at_the_hub(tmp_path, small_cifar, monkeypatch):
@@ -155,38 +147,38 @@ def test_missing_cifar_is_looked_for_at_the_hub(tmp_path, small_cifar, monkeypat
         return load("parquet", data_dir=str(tmp_path / "hub"))
 
     monkeypatch.setattr(datasets, "load_dataset", from_folder)
-    train, test = Cifar(name="cifar10").load(tmp_path / "data")
+    train, test, _ = Cifar(name="cifar10").load(tmp_path / "data", seed=0)
     assert asked == ["uoft-cs/cifar10"] and (len(train), len(test)) == (20, 10)
 
 
 def test_missing_cifar_says_what_to_do(tmp_path):
     with pytest.raises(DataError, match=r"uoft-cs/cifar100 cannot be loaded.*BITCYCLE_DATA"):
-        Cifar(name="cifar100").load(tmp_path)
+        Cifar(name="cifar100").load(tmp_path, seed=0)
 
 
 def test_unreadable_image_is_named(tmp_path):
     write_folders(tmp_path, {"cat": 3, "dog": 3})
     (tmp_path / "dog" / "1.png").write_bytes(b"not an image")
     with pytest.raises(DataError, match=r"dog/1\.png.*Replace it"):
-        CustomImages(name="image_folder", path=str(tmp_path)).load(tmp_path)
+        CustomImages(name="image_folder", path=str(tmp_path)).load(tmp_path, seed=0)
 
 
 def test_damaged_parquet_is_named(tmp_path):
     (tmp_path / "train-0.parquet").write_bytes(b"PAR1 torn")
     with pytest.raises(DataError, match=rf"{tmp_path} cannot be loaded \(.*magic bytes"):
-        CustomImages(name="image_parquet", path=str(tmp_path)).load(tmp_path)
+        CustomImages(name="image_parquet", path=str(tmp_path)).load(tmp_path, seed=0)
 
 
 @pytest.fixture
 def pixels_are_kept(monkeypatch, tmp_path):
     """The user's cache for small data sets, too; in a folder of the test."""
-    monkeypatch.setattr(image_cache, "WORTH_KEEPING", 1)
+    monkeypatch.setattr(images, "WORTH_KEEPING", 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "bitcycle"
 
 
 def load_folders(folder, **options):
-    return CustomImages(name="image_folder", path=str(folder), image_size=8, **options).load(folder)
+    return CustomImages(name="image_folder", path=str(folder), image_size=8, **options).load(folder, seed=0)
 
 
 def test_images_are_decoded_once_on_a_machine(tmp_path, monkeypatch, pixels_are_kept):
@@ -242,8 +234,8 @@ def test_class_folders_of_any_size(tmp_path, memory_gib, workers):
     )
     info = options.info(tmp_path)
     assert (info.shape, info.train_samples, info.test_samples) == ((3, 24, 2), 9, 3)
-    train, test = options.load(tmp_path)
-    reference = CustomImages(name="image_folder", path=str(tmp_path), image_size=24).load(tmp_path).train
+    train, test, _ = options.load(tmp_path, seed=0)
+    reference = CustomImages(name="image_folder", path=str(tmp_path), image_size=24).load(tmp_path, seed=0).train
     (batch,) = itertools.islice(EvaluationBatches(train, options, 100, CPU), 1)
     (expected,) = itertools.islice(EvaluationBatches(reference, options, 100, CPU), 1)
     assert torch.equal(batch.inputs, expected.inputs)
@@ -254,11 +246,11 @@ def test_class_folders_of_any_size(tmp_path, memory_gib, workers):
 def test_folder_without_test_split_is_split_in_the_same_way_every_time(tmp_path):
     write_folders(tmp_path, {"a": 10, "b": 5}, mode="L")
     options = CustomImages(name="image_folder", path=str(tmp_path))
-    train, test = options.load(tmp_path)
+    train, test, _ = options.load(tmp_path, seed=0)
     assert options.info(tmp_path).shape == (1, 32, 2)
     assert torch.bincount(test.labels).tolist() == [2, 1]
     assert torch.bincount(train.labels).tolist() == [8, 4]
-    assert torch.equal(test.pixels, options.load(tmp_path).test.pixels)
+    assert torch.equal(test.pixels, options.load(tmp_path, seed=0).test.pixels)
     joined = torch.cat([train.pixels, test.pixels]).flatten(1)
     assert len(joined.unique(dim=0)) == 15
 
@@ -266,7 +258,7 @@ def test_folder_without_test_split_is_split_in_the_same_way_every_time(tmp_path)
 def test_parquet_of_ones_own(tmp_path):
     write_parquet(tmp_path / "mine" / "train-0.parquet", [0, 1, 1], "picture", "kind")
     write_parquet(tmp_path / "mine" / "validation-0.parquet", [1], "picture", "kind")
-    train, test = CustomImages(name="image_parquet", path="mine", label_column="kind").load(tmp_path)
+    train, test, _ = CustomImages(name="image_parquet", path="mine", label_column="kind").load(tmp_path, seed=0)
     assert train.labels.tolist() == [0, 1, 1]
     assert len(test) == 1
 
@@ -274,11 +266,11 @@ def test_parquet_of_ones_own(tmp_path):
 @pytest.mark.parametrize(("path", "words"), [("absent", "is not a folder"), (".", "no images in class sub-folders")])
 def test_wrong_folder(tmp_path, path, words):
     with pytest.raises(DataError, match=words):
-        CustomImages(name="image_folder", path=path).load(tmp_path)
+        CustomImages(name="image_folder", path=path).load(tmp_path, seed=0)
 
 
 def test_digits_are_real_and_split_by_class(tmp_path):
-    train, test = Digits().load(tmp_path)
+    train, test, _ = Digits().load(tmp_path, seed=0)
     info = Digits().info(tmp_path)
     assert (len(train), len(test)) == (info.train_samples, info.test_samples) == (1438, 359)
     assert train.labels.unique().tolist() == list(range(10))
@@ -289,9 +281,9 @@ def test_digits_are_real_and_split_by_class(tmp_path):
 
 def test_subsets_are_fixed_and_checked(tmp_path):
     small = Digits(train_samples=100, test_samples=50)
-    train, test = small.load(tmp_path)
+    train, test, _ = small.load(tmp_path, seed=0)
     assert (len(train), len(test)) == (100, 50)
-    assert torch.equal(train.pixels, small.load(tmp_path).train.pixels)
+    assert torch.equal(train.pixels, small.load(tmp_path, seed=0).train.pixels)
     with pytest.raises(SettingError, match="at most 1438"):
         Digits(train_samples=2000).info(tmp_path)
     with pytest.raises(SettingError, match="one for each channel"):
@@ -355,7 +347,7 @@ def test_augmentation_does_not_depend_on_the_batch():
 
 
 def test_inputs_are_normalised_and_channels_last(tmp_path):
-    splits = Digits().load(tmp_path)
+    splits = Digits().load(tmp_path, seed=0)
     batch = next(iter(EvaluationBatches(splits.train, Digits(), len(splits.train), CPU)))
     assert batch.inputs.mean().abs() < 0.01
     assert batch.inputs.std().item() == pytest.approx(1, abs=0.01)
@@ -381,7 +373,7 @@ def crops(tmp_path, start: int, count: int, workers: int = 0, seed: int = 0):
     options = CustomImages(
         name="image_folder", path=str(tmp_path), image_size=16, random_crop=True, flip=True, workers=workers
     )
-    source = TrainingBatches(options.load(tmp_path).train, options, 4, seed, CPU)
+    source = TrainingBatches(options.load(tmp_path, seed=0).train, options, 4, seed, CPU)
     return torch.cat([batch.inputs for batch in itertools.islice(source.starting_at(start), count)])
 
 
@@ -408,10 +400,10 @@ def test_random_boxes_lie_within_the_image_and_fill_the_range():
 def test_imagenet_is_never_replaced(tmp_path):
     assert ImageNet().info(tmp_path) == ((3, 224, 1000), 1_281_167, 50_000)
     with pytest.raises(DataError, match=r"image-net\.org"):
-        ImageNet().load(tmp_path)
+        ImageNet().load(tmp_path, seed=0)
     write_folders(tmp_path / "imagenet" / "train", {"n01": 2})
     write_folders(tmp_path / "imagenet" / "val", {"n01": 1})
     with pytest.raises(
         DataError, match="holds 2, 1 training and validation images; the whole imagenet has 1281167, 50000"
     ):
-        ImageNet().load(tmp_path)
+        ImageNet().load(tmp_path, seed=0)

@@ -42,7 +42,7 @@ def test_images_and_labels_of_a_folder_in_the_hubs_layout(hub, tmp_path):
     options = HubImages(name="hub", path="hub")
     info = options.info(tmp_path)
     assert (info.shape, info.train_samples, info.test_samples) == ((3, 8, 2), 6, 4)
-    train, test = options.load(tmp_path)
+    train, test, _ = options.load(tmp_path, seed=0)
     assert train.labels.tolist() == [0, 1, 0, 1, 0, 1] and len(test) == 4
     assert torch.equal(train.pixels[:, 0, 0, 0].long(), 200 * train.labels)
 
@@ -56,7 +56,7 @@ def test_a_name_that_the_hub_does_not_have(tmp_path, monkeypatch):
     monkeypatch.setattr(
         datasets, "load_dataset", lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError("no such\nthing"))
     )
-    with pytest.raises(DataError, match=r"nobody/nothing cannot be loaded \(no such\).*Check name") as error:
+    with pytest.raises(DataError, match=r"nobody/nothing cannot be loaded \(no such\).*Check dataset\.path") as error:
         HubImages(name="hub", path="nobody/nothing").info(tmp_path)
     assert "\n" not in str(error.value)
 

@@ -14,19 +14,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bitcycle.dataset import BLANK, UtteranceBatches, Utterances, fetch
-from bitcycle.dataset import fsdd as fsdd_module
-from bitcycle.dataset.audio import decode, file_recording
-from bitcycle.dataset.fsdd import Fsdd
-from bitcycle.dataset.speech_features import (
-    FLOOR,
-    LogMel,
-    differences,
-    mel_filters,
-    normalise,
-    speech_features,
-)
-from bitcycle.dataset.speech_manifest import SpeechManifest, read_manifest
+from bitcycle.dataset import fetch
+from bitcycle.dataset import speech as speech_module
+from bitcycle.dataset.speech import Fsdd, SpeechManifest, decode, file_recording, read_manifest
+from bitcycle.dataset.speech_features import FLOOR, LogMel, differences, mel_filters, normalise, speech_features
+from bitcycle.dataset.utterances import BLANK, UtteranceBatches, Utterances
 from bitcycle.errors import DataError
 from bitcycle.model import SpeechShape
 from bitcycle.settings import SettingError
@@ -204,12 +196,12 @@ def test_digits_are_downloaded(tmp_path, monkeypatch, rows):
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz") as tar:
         for row in rows:
-            member = tarfile.TarInfo(f"{fsdd_module.ARCHIVE}/recordings/{row['audio']['path']}")
+            member = tarfile.TarInfo(f"{speech_module.ARCHIVE}/recordings/{row['audio']['path']}")
             member.size = len(row["audio"]["bytes"])
             tar.addfile(member, io.BytesIO(row["audio"]["bytes"]))
     (tmp_path / "server").mkdir()
     (tmp_path / "server" / "digits.tar.gz").write_bytes(stream.getvalue())
-    monkeypatch.setattr(fsdd_module, "URL", (tmp_path / "server" / "digits.tar.gz").as_uri())
+    monkeypatch.setattr(speech_module, "URL", (tmp_path / "server" / "digits.tar.gz").as_uri())
     assert len(Fsdd().read(tmp_path).train) == 2100
 
 

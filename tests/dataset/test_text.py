@@ -7,8 +7,7 @@ import pyarrow.parquet as parquet
 import pytest
 import torch
 
-from bitcycle.dataset.corpora import OwnText, PennTreebank, WikiText, WikiTextSmall
-from bitcycle.dataset.text import Lines, TextSize, number_tokens
+from bitcycle.dataset.text import Lines, OwnText, PennTreebank, TextSize, WikiText, WikiTextSmall, number_tokens
 from bitcycle.dataset.token_stream import TokenBlocks, TokenStreams
 from bitcycle.errors import DataError
 from bitcycle.model.recurrent_language_model import RecurrentLanguageModelOptions
@@ -34,7 +33,7 @@ def text(tmp_path):
 
 
 def test_tokens_are_numbered_by_the_training_file():
-    lines = Lines(["b a b", "", "c"], ["a d"], ["d"])
+    lines = (["b a b", "", "c"], ["a d"], ["d"])
     by_occurrence, by_frequency = number_tokens(lines), number_tokens(lines, by_frequency=True)
     assert by_occurrence.vocabulary == ("b", "a", "<eos>", "c", "<unk>")
     assert by_occurrence.train.tolist() == [0, 1, 0, 2, 2, 3, 2]
@@ -75,7 +74,7 @@ def test_published_layouts_hold_the_same_text(layout, tmp_path, monkeypatch):
     write_layout(tmp_path / name, layout)
     size = TextSize(8, 2, 3, 5)
     monkeypatch.setattr(type(options), "size", size)
-    found = options.load(tmp_path)
+    found = options.load(tmp_path, seed=0)
     assert found.vocabulary == ("a", "b", "c", "<eos>", "<unk>")
     assert (found.train.tolist(), found.test.tolist()) == ([0, 1, 2, 3, 3, 4, 0, 3], [2, 0, 3])
 
@@ -86,28 +85,28 @@ def test_the_small_text_is_made_of_the_official_small_files(tmp_path, monkeypatc
     (folder / "wiki.valid.tokens").write_text("a b\n")
     (folder / "wiki.test.tokens").write_text("a\n" * 2226 + "b c\n")
     monkeypatch.setattr(WikiTextSmall, "size", TextSize(3, 2 * 2226, 3, 4))
-    found = WikiTextSmall().load(tmp_path)
+    found = WikiTextSmall().load(tmp_path, seed=0)
     assert [found.vocabulary[i] for i in found.test] == ["b", "<unk>", "<eos>"]
 
 
 def test_missing_and_other_data_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"ptb.train.txt.*licensed"):
-        PennTreebank().load(tmp_path)
+        PennTreebank().load(tmp_path, seed=0)
     write_layout(tmp_path / "ptb", "ptb")
     with pytest.raises(
         DataError, match=r"holds 8, 2, 3, 5 training, validation and test tokens .*; the whole ptb has 929589"
     ):
-        PennTreebank().load(tmp_path)
+        PennTreebank().load(tmp_path, seed=0)
     with pytest.raises(DataError, match=r"wiki.valid.tokens"):
-        WikiTextSmall().load(tmp_path)
+        WikiTextSmall().load(tmp_path, seed=0)
 
     with pytest.raises(DataError, match=r"Salesforce/wikitext cannot be loaded.* Put wiki.train.tokens"):
-        WikiText(name="wikitext103").load(tmp_path)
+        WikiText(name="wikitext103").load(tmp_path, seed=0)
     with pytest.raises(DataError, match=r"has no train.txt"):
         plan("dataset=text", f"dataset.path={tmp_path}")
     (tmp_path / "ptb" / "ptb.train.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(DataError, match="cannot read"):
-        PennTreebank().load(tmp_path)
+        PennTreebank().load(tmp_path, seed=0)
 
 
 def test_settings_that_the_text_cannot_satisfy(tmp_path):

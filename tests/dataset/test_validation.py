@@ -7,9 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bitcycle.dataset import CustomImages, Digits, EvaluationBatches
 from bitcycle.dataset.base import validation_size
+from bitcycle.dataset.custom import CustomImages
+from bitcycle.dataset.image_batches import EvaluationBatches
 from bitcycle.dataset.image_dataset import validation_mask
+from bitcycle.dataset.small_images import Digits
 from bitcycle.settings import SettingError
 from tests.dataset.test_dataset import CPU, write_folders
 
@@ -19,15 +21,14 @@ def rows(images) -> set[bytes]:
 
 
 def test_off_by_default(tmp_path):
-    train = Digits().load(tmp_path).train
-    assert Digits().hold_out(train, 0) == (train, None)
+    assert Digits().load(tmp_path, seed=0).validation is None
 
 
 @pytest.mark.parametrize("more", [{}, {"train_samples": 300}])
 def test_training_images_are_divided(tmp_path, more):
     options = Digits(validation=0.2, **more)
-    whole = options.load(tmp_path).train
-    train, validation = options.hold_out(whole, 0)
+    whole = Digits(**more).load(tmp_path, seed=0).train
+    train, _, validation = options.load(tmp_path, seed=0)
     assert len(validation) == round(0.2 * len(whole))
     assert len(train) == options.info(tmp_path).train_samples == len(whole) - len(validation)
     assert rows(train) | rows(validation) == rows(whole)
@@ -38,9 +39,9 @@ def test_training_images_are_divided(tmp_path, more):
 
 def test_the_seed_says_which_images_are_held_out(tmp_path):
     options = Digits(validation=0.1)
-    first, again, other = (options.hold_out(options.load(tmp_path).train, seed) for seed in (0, 0, 1))
+    first, again, other = (options.load(tmp_path, seed) for seed in (0, 0, 1))
     assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(first, again, strict=True))
-    assert rows(first[1]) != rows(other[1])
+    assert rows(first.validation) != rows(other.validation)
 
 
 @settings(max_examples=30)
@@ -59,11 +60,11 @@ def test_held_out_images_are_not_cropped_at_random(tmp_path):
     options = CustomImages(
         name="image_folder", path=str(tmp_path), image_size=16, random_crop=True, validation=0.25, workers=0
     )
-    train, validation = options.hold_out(options.load(tmp_path).train, 0)
+    train, _, validation = options.load(tmp_path, seed=0)
     assert train.framing.random_crop
     assert not validation.framing.random_crop
     plain = CustomImages(name="image_folder", path=str(tmp_path), image_size=16, validation=0.25)
-    expected = plain.hold_out(plain.load(tmp_path).train, 0)[1]
+    expected = plain.load(tmp_path, seed=0).validation
     batches = [next(iter(EvaluationBatches(images, options, 9, CPU))).inputs for images in (validation, expected)]
     assert torch.equal(*batches)
 

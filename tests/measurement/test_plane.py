@@ -181,7 +181,7 @@ def test_published_corruptions_are_read_from_class_folders(trained, tmp_path):
     from PIL import Image
 
     run = load_run(trained.folder.path)
-    images = trained.config.dataset.load(trained.config.data_folder).test
+    images = trained.config.dataset.load(trained.config.data_folder, 0).test
     for index in range(60):
         folder = tmp_path / "fog" / "3" / f"{int(images.labels[index])}"
         folder.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from bitcycle.dataset.corpora import SIZES
+from bitcycle.dataset.text import SIZES
 from bitcycle.task import TaskSetup
 from bitcycle.training.run import build_trainer, execute
 from bitcycle.training.run_folder import read_records
@@ -90,7 +90,7 @@ def test_time_sum_is_the_mean_times_the_tokens_of_a_stream(text):
 
 def test_chance_is_the_share_of_the_most_frequent_token(text):
     planned = text("dataset.train_samples=null")
-    tokens = planned.config.dataset.load(planned.config.data_folder).train
+    tokens = planned.config.dataset.load(planned.config.data_folder, 0).train
     assert task_of(planned).majority_baseline == pytest.approx(float(tokens.bincount().max()) / len(tokens))
 
 
@@ -104,7 +104,7 @@ def test_it_learns_and_costs_what_was_foretold(text):
     )
     planned = text("schedule=CR", "schedule.q_min=4", "model.hidden=32", "training.batch_size=8", *recipe)
     summary = execute(planned)
-    split = planned.config.dataset.load(planned.config.data_folder)
+    split = planned.config.dataset.load(planned.config.data_folder, 0)
     assert summary["metric"] == "test_perplexity" and summary["unit"] == ""
     shares = split.train.bincount(minlength=len(split.vocabulary)).double() / len(split.train)
     without_context = math.exp(-float(shares.log()[split.test].mean()))

@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import bitcycle.dataset.fetch as fetch_module
-from bitcycle.dataset import HeldOut, Interactions, MovieLens, Ratings
-from bitcycle.dataset.interactions import unchosen_items
-from bitcycle.dataset.movielens import read_ratings
+from bitcycle.dataset.interactions import HeldOut, Interactions, MovieLens, Ratings, read_ratings, unchosen_items
 from bitcycle.errors import DataError
 from bitcycle.layer import conversion_plan, quantize_model
 from bitcycle.model import MODELS, InteractionShape

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitcycle.dataset import BLANK
-from bitcycle.dataset.speech_manifest import SpeechManifest
+from bitcycle.dataset.speech import SpeechManifest
+from bitcycle.dataset.utterances import BLANK
 from bitcycle.task import SpeechRecognitionOptions
 from bitcycle.task.ctc import ctc_loss, edit_distances, greedy
 from bitcycle.task.prefix_search import PrefixSearch, log_add

@@ -8,11 +8,11 @@ import shutil
 import pytest
 import torch
 
-from bitcycle.dataset import DatasetInfo, Splits
-from bitcycle.dataset.cifar import Cifar
-from bitcycle.dataset.digits import Digits
+from bitcycle.dataset import DatasetInfo
+from bitcycle.dataset.base import Splits
 from bitcycle.dataset.image_dataset import PARTS, classes_of
 from bitcycle.dataset.images import Images
+from bitcycle.dataset.small_images import Cifar, Digits
 from bitcycle.model import ImageShape
 from bitcycle.settings import SettingError
 from bitcycle.training.identity import run_hash
@@ -44,7 +44,7 @@ class Hundred(Cifar):
 
 def half(part: str) -> tuple[Splits, DatasetInfo]:
     options = Hundred(name="cifar100", part=part, mean=[0.5], std=[0.5])
-    return options.load(None), options.info(None)
+    return options.load(None, seed=0), options.info(None)
 
 
 def identities(images: Images) -> set[tuple[int, int]]:
@@ -82,7 +82,7 @@ def test_halves_of_classes_have_new_labels_in_the_old_order():
 
 def test_halves_of_unequal_classes_differ_by_one_sample_at_most():
     first, second = (Digits(part=part) for part in HALVES[1])
-    counts = [options.load(None).train.labels.bincount() for options in (first, second)]
+    counts = [options.load(None, seed=0).train.labels.bincount() for options in (first, second)]
     assert (counts[0] - counts[1]).abs().max() == 1
     assert [int(count.sum()) for count in counts] == [first.info(None).train_samples, second.info(None).train_samples]
     assert first.info(None).test_samples == 359
@@ -90,7 +90,7 @@ def test_halves_of_unequal_classes_differ_by_one_sample_at_most():
 
 def test_fewer_samples_of_a_half():
     options = Hundred(name="cifar100", part="first_classes", mean=[0.5], std=[0.5], train_samples=10)
-    assert len(options.load(None).train) == options.info(None).train_samples == 10
+    assert len(options.load(None, seed=0).train) == options.info(None).train_samples == 10
     with pytest.raises(SettingError, match="only 300"):
         Hundred(name="cifar100", part="first_classes", mean=[0.5], std=[0.5], train_samples=301).info(None)
 

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from bitcycle.benchmark.measure import timed
-from bitcycle.dataset import DATASETS, Images, TrainingBatches
+from bitcycle.dataset import DATASETS
+from bitcycle.dataset.image_batches import TrainingBatches
+from bitcycle.dataset.images import Images
 from bitcycle.training.run_folder import write_json
 
 ROOT = Path(__file__).parents[3]

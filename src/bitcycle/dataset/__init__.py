@@ -1,27 +1,16 @@
 """What it is trained on: data from disk, in batches that follow from (seed, epoch, sample)."""
 
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions
-from bitcycle.dataset.cifar import Cifar, CifarSmall
-from bitcycle.dataset.citation import Citation
-from bitcycle.dataset.corpora import OwnText, PennTreebank, WikiText, WikiTextSmall
-from bitcycle.dataset.custom import CustomImages, HubImages
-from bitcycle.dataset.digits import Digits
-from bitcycle.dataset.epoch import Epoch
-from bitcycle.dataset.fsdd import Fsdd
-from bitcycle.dataset.image_dataset import ImageDatasetOptions, Splits
-from bitcycle.dataset.imagenet import ImageNet, ImageNetMini
-from bitcycle.dataset.images import Images
-from bitcycle.dataset.interactions import HeldOut, InteractionOptions, Interactions, InteractionSplits
-from bitcycle.dataset.movielens import MovieLens, Ratings
-from bitcycle.dataset.nli import SentencePairFolder, Sick, Xnli
-from bitcycle.dataset.ogbn import Ogbn
-from bitcycle.dataset.pipeline import Batch, EvaluationBatches, TrainingBatches
-from bitcycle.dataset.sentence_pairs import SentencePairOptions, TokenPairs
-from bitcycle.dataset.speech_dataset import SpeechDatasetOptions, SpeechSplits
-from bitcycle.dataset.speech_manifest import SpeechManifest
-from bitcycle.dataset.text import Text, TextDatasetOptions
-from bitcycle.dataset.utterances import BLANK, SpeechBatch, UtteranceBatches, Utterances
+from bitcycle.dataset.custom import CustomImages, HubImages, ImageNet, ImageNetMini
+from bitcycle.dataset.graph_sources import Citation, Ogbn
+from bitcycle.dataset.interactions import MovieLens, Ratings
+from bitcycle.dataset.sentence_pairs import SentencePairFolder, Sick, Xnli
+from bitcycle.dataset.small_images import Cifar, CifarSmall, Digits
+from bitcycle.dataset.speech import Fsdd, SpeechManifest
+from bitcycle.dataset.text import OwnText, PennTreebank, WikiText, WikiTextSmall
 from bitcycle.dataset.voc import Voc2012, VocSmall
+
+__all__ = ["DATASETS", "DatasetInfo", "DatasetOptions"]
 
 DATASETS: dict[str, type[DatasetOptions]] = {
     "cifar10": Cifar,
@@ -54,38 +43,3 @@ DATASETS: dict[str, type[DatasetOptions]] = {
     "voc_small": VocSmall,
 }
 """Data set name -> its class of options; `conf/dataset/NAME.yaml` is the same."""
-
-__all__ = [
-    "BLANK",
-    "DATASETS",
-    "Batch",
-    "Cifar",
-    "CustomImages",
-    "DatasetInfo",
-    "DatasetOptions",
-    "Digits",
-    "Epoch",
-    "EvaluationBatches",
-    "HeldOut",
-    "ImageDatasetOptions",
-    "Images",
-    "InteractionOptions",
-    "InteractionSplits",
-    "Interactions",
-    "MovieLens",
-    "Ratings",
-    "SentencePairFolder",
-    "SentencePairOptions",
-    "Sick",
-    "SpeechBatch",
-    "SpeechDatasetOptions",
-    "SpeechSplits",
-    "Splits",
-    "Text",
-    "TextDatasetOptions",
-    "TokenPairs",
-    "TrainingBatches",
-    "UtteranceBatches",
-    "Utterances",
-    "Xnli",
-]

@@ -6,7 +6,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Optional
+from pickle import PickleError
+from typing import Any, ClassVar, Generic, NamedTuple, Optional, TypeVar
+from zipfile import BadZipFile
 
 import torch
 from torch import Tensor
@@ -16,6 +18,11 @@ from bitcycle.settings import MISSING, SettingError, Settings, setting
 from bitcycle.shapes import Shape
 
 logger = logging.getLogger(__name__)
+
+S = TypeVar("S")
+
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, RuntimeError, EOFError, BadZipFile, PickleError)
+"""What a library may raise that reads a damaged file."""
 
 
 class DatasetInfo(NamedTuple):
@@ -29,6 +36,14 @@ class DatasetInfo(NamedTuple):
     test_samples: int
 
 
+class Splits(NamedTuple, Generic[S]):
+    """Samples to train on, to test on, and to choose by (None: there are none)."""
+
+    train: S
+    test: S
+    validation: S | None = None
+
+
 def fixed_order(samples: int, count: int | None = None) -> Tensor:
     """The first `count` of the numbers 0 .. samples-1 in an order that is random but the same for every run.
 
@@ -37,6 +52,11 @@ def fixed_order(samples: int, count: int | None = None) -> Tensor:
     if count is None or count >= samples:
         return torch.arange(samples)
     return torch.randperm(samples, generator=torch.Generator().manual_seed(0))[:count]
+
+
+def first_samples(samples: Sequence[S], count: int | None) -> list[S]:
+    """The first `count` samples in `fixed_order`."""
+    return [samples[index] for index in fixed_order(len(samples), count).tolist()]
 
 
 def validation_size(samples: int, share: float | None) -> int:
@@ -69,6 +89,11 @@ class DatasetOptions(Settings):
 
     has_validation: ClassVar[bool] = False
     """Whether the data set comes with a split for choosing, so that nothing needs to be held out of the training data."""
+    takes_all_if_fewer: ClassVar[bool] = False
+    """Whether train_samples and test_samples may be more than there are, as `scale=smoke` asks for."""
+
+    samples_of_one: ClassVar[int] = 1
+    """Samples that train_samples and test_samples count as one: of a text, the tokens of a piece."""
 
     name: str = setting(MISSING, "the data set's name, as in dataset=NAME")
     train_samples: Optional[int] = setting(
@@ -90,12 +115,28 @@ class DatasetOptions(Settings):
             problem = f"{self.name} comes with a validation split"
             raise SettingError("validation", self.validation, problem, "leave it out")
 
+    def full_info(self, data_root: Path) -> DatasetInfo:
+        """What the whole data set holds; reads no data where the official one is of a known size.
+
+        Raises:
+            DataError: if its size has to be read and the data are missing.
+        """
+        raise NotImplementedError
+
     def info(self, data_root: Path) -> DatasetInfo:
-        """What is used of the data set. Reads no data where the official one is of a known size.
+        """What is used of the data set: `full_info` after train_samples, test_samples and validation.
 
         Raises:
             SettingError: for options that it cannot satisfy.
-            DataError: if its size has to be read and the data are missing.
+            DataError: as `full_info`.
+        """
+        return self.without_validation(self.limited(self.full_info(data_root)))
+
+    def load(self, data_root: Path, seed: int) -> Any:
+        """The data that are used, in splits; `seed` says which samples are held out for choosing.
+
+        Raises:
+            DataError: if the data are missing, cannot be read, or are not the whole data set.
         """
         raise NotImplementedError
 
@@ -105,15 +146,16 @@ class DatasetOptions(Settings):
         Raises:
             SettingError: if there are not so many.
         """
+        sizes = {}
         for option in ("train_samples", "test_samples"):
-            wanted, most = getattr(self, option), getattr(full, option)
-            if wanted is not None and wanted > most:
-                raise SettingError(
-                    option, wanted, f"{self.name} has only {most}", f"use at most {most}, or null for all"
+            wanted, most = getattr(self, option), getattr(full, option) // self.samples_of_one
+            if wanted is not None and wanted > most and not self.takes_all_if_fewer:
+                problem = f"{self.name} has only {most}" + f" pieces of {self.samples_of_one} tokens" * (
+                    self.samples_of_one > 1
                 )
-        return full._replace(
-            train_samples=self.train_samples or full.train_samples, test_samples=self.test_samples or full.test_samples
-        )
+                raise SettingError(option, wanted, problem, f"use at most {most}, or null for all")
+            sizes[option] = getattr(full, option) if wanted is None else min(wanted, most) * self.samples_of_one
+        return full._replace(**sizes)
 
     def without_validation(self, info: DatasetInfo) -> DatasetInfo:
         """`info` after the training samples that `validation` holds out.

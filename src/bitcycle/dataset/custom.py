@@ -1,21 +1,27 @@
-"""Your own images: class folders, parquet files in the layout of the Hugging Face hub, or a data set of the hub by its name."""
+"""Images in class folders, in parquet files of the Hugging Face hub's layout, or at the hub: your own, and ImageNet.
+
+ImageNet (ILSVRC 2012): 1,281,167 training and 50,000 validation images of 1000 classes, in class folders `train/` and `val/`,
+or as the hub's `ILSVRC/imagenet-1k`. Registration is needed to get it, so it is never downloaded unasked.
+"""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Optional
+from typing import ClassVar, Optional
 
-from bitcycle.dataset.base import DatasetInfo, logger
-from bitcycle.dataset.hub import load_hub
-from bitcycle.dataset.image_dataset import ImageDatasetOptions, Splits
-from bitcycle.dataset.images import GREY_MODES, EncodedImages, Framing, open_image
-from bitcycle.dataset.source import Encoded, both_splits, read_class_folders, read_folder_split, read_table
+from bitcycle.dataset.base import DatasetInfo, Splits, check_whole, logger, missing
+from bitcycle.dataset.fetch import unpack_to_cache
+from bitcycle.dataset.hub import has_parquet
+from bitcycle.dataset.image_dataset import ImageDatasetOptions
+from bitcycle.dataset.image_sources import REMEDY, Encoded, read_folders, read_hub_images
+from bitcycle.dataset.images import GREY_MODES, EncodedImages, Framing, Images, open_image
 from bitcycle.errors import DataError
 from bitcycle.settings import MISSING, SettingError, setting
 from bitcycle.shapes import ImageShape
+
+HUB = "ILSVRC/imagenet-1k"
 
 
 @dataclass
@@ -80,14 +86,10 @@ class CustomImages(ImageDatasetOptions):
         shape = ImageShape(channels, size, len(train.class_names))
         return DatasetInfo(shape, len(train.images), len(test.images))
 
-    def read(self, data_root: Path) -> Splits:
-        splits = self._encoded(data_root)
-        shape = self.full_info(data_root).shape
+    def read(self, data_root: Path) -> Splits[Images]:
+        """Training and test images, held in memory or decoded batch by batch."""
+        splits, shape = self._encoded(data_root), self.full_info(data_root).shape
         assert isinstance(shape, ImageShape)
-        return self._frame(splits, shape)
-
-    def _frame(self, splits: tuple[Encoded, Encoded], shape: ImageShape) -> Splits:
-        """Training and test images as `shape` says, held in memory or decoded batch by batch."""
         resize = self.resize or shape.size
         framings = Framing(shape.size, resize, self.random_crop), Framing(shape.size, resize)
         size_gib = sum(len(split.images) for split in splits) * shape.size**2 * shape.channels / 2**30
@@ -108,20 +110,8 @@ class CustomImages(ImageDatasetOptions):
             problem = f"dataset.path={self.path}: {folder} is not a folder"
             raise DataError(f"{problem}. Give an absolute path or one below data_root.")
         if self.name == "image_parquet":
-            return read_hub_images(folder, None, None, "train", None, self.label_column, self.test_fraction)
+            return read_hub_images(folder, label_column=self.label_column, test_fraction=self.test_fraction)
         return read_folders(folder, self.test_fraction)
-
-
-@lru_cache(maxsize=4)
-def read_folders(folder: Path, test_fraction: float) -> tuple[Encoded, Encoded]:
-    """Training and test images of class folders, below train/ and test/ (or val/) or without these.
-
-    Raises:
-        DataError: if there are none, or the splits have different classes.
-    """
-    train = read_folder_split(folder, "train")
-    test = None if train is None else read_folder_split(folder, "test", train.class_names)
-    return both_splits(train or read_class_folders(folder), test, test_fraction, folder)
 
 
 @dataclass
@@ -144,33 +134,76 @@ class HubImages(CustomImages):
         folder = data_root / Path(self.path).expanduser()
         where = folder if folder.is_dir() else self.path
         splits = self.train_split, self.test_split
-        return read_hub_images(where, self.subset, self.revision, *splits, self.label_column, self.test_fraction)
+        return read_hub_images(
+            where, REMEDY, self.subset, self.revision, *splits, self.label_column, self.test_fraction
+        )
 
 
-@lru_cache(maxsize=4)
-def read_hub_images(
-    where: Path | str,
-    subset: str | None,
-    revision: str | None,
-    train_split: str,
-    test_split: str | None,
-    label_column: str | None,
-    test_fraction: float,
-) -> tuple[Encoded, Encoded]:
-    """Training and test images of a folder in the hub's layout, or of a data set there; arguments as the options of `HubImages`.
+@dataclass
+class ImageNet(CustomImages):
+    """Options of ImageNet. Augmentation and normalisation: He et al. 2016 as in the released code of CPT, cpt_imagenet."""
 
-    Raises:
-        DataError: if they cannot be loaded, or lack a split, images or labels.
-    """
-    remedy = "Check name, dataset.subset and network, log in for gated data, or give a folder in the hub's layout."
-    splits = load_hub(where, f"It is dataset.path. {remedy}", subset, revision)
-    for name in (train_split, *([test_split] if test_split else [])):
-        if name not in splits:
-            problem = f"dataset.path={where} has the splits {', '.join(splits)}, not {name}"
-            raise DataError(f"{problem}; set dataset.train_split and test_split, or name the files so")
-    found = test_split or next(
-        (name for name in ("test", "validation") if name in splits and name != train_split), None
+    sizes: ClassVar[tuple[int, int, int]] = (1000, 1_281_167, 50_000)
+    """Classes, training and validation images."""
+
+    name: str = "imagenet"
+    path: str = setting(
+        "imagenet",
+        f"the folder with train/ and val/, or with the hub's parquet files, absolute or below data_root; or {HUB}, of which the"
+        " library datasets gets 150 GB where it is logged in",
     )
-    train = read_table(splits[train_split], f"{where}, {train_split}", label_column)
-    test = read_table(splits[found], f"{where}, {found}", label_column) if found else None
-    return both_splits(train, test, test_fraction, where)
+    image_size: Optional[int] = 224
+    resize: Optional[int] = 256
+    random_crop: bool = True
+    flip: bool = True
+    mean: list[float] = setting([0.485, 0.456, 0.406], "mean of each channel, pixels in [0, 1]")
+    std: list[float] = setting([0.229, 0.224, 0.225], "standard deviation of each channel", minimum=1e-6)
+
+    def full_info(self, data_root: Path) -> DatasetInfo:
+        assert self.image_size is not None
+        classes, *samples = self.sizes
+        return DatasetInfo(ImageShape(3, self.image_size, classes), *samples)
+
+    def read(self, data_root: Path) -> Splits[Images]:
+        splits = super().read(data_root)
+        found = len(splits.train), len(splits.test)
+        check_whole(self.name, data_root / self.path, "training and validation images", found, self.full_info(data_root)[1:])
+        return splits
+
+    def _encoded(self, data_root: Path) -> tuple[Encoded, Encoded]:
+        folder = data_root / self.path
+        if self.path == HUB or has_parquet(folder):
+            where = folder if folder.is_dir() else HUB
+            return read_hub_images(where, test_split="validation", label_column=self.label_column)
+        if not folder.is_dir():
+            put = "the class folders train/ and val/ of ILSVRC 2012 (image-net.org, registration needed)"
+            more = f" Or set dataset.path={HUB} to get it from the hub. dataset=image_folder takes any folder."
+            raise missing("ImageNet", folder, put, more)
+        return super()._encoded(data_root)
+
+
+@dataclass
+class ImageNetMini(ImageNet):
+    """Options of a proxy for ImageNet: 100 photographs of 100 classes in its layout, to try reading and training.
+
+    Its validation images are its training images again: accuracies mean nothing.
+    """
+
+    sizes = (100, 100, 100)
+    takes_all_if_fewer = True
+
+    name: str = "imagenet_mini"
+    path: str = setting(
+        "imagenet-mini", "the folder with imagenet-mini.tar, or with train/ and val/, absolute or below data_root"
+    )
+    image_size: Optional[int] = 112
+    resize: Optional[int] = 128
+
+    def _encoded(self, data_root: Path) -> tuple[Encoded, Encoded]:
+        folder = data_root / self.path
+        archive = folder / "imagenet-mini.tar"
+        root = unpack_to_cache(archive) if archive.is_file() and not (folder / "train").is_dir() else folder
+        found = next((path for path in (root, root / "imagenet-mini") if (path / "train").is_dir()), None)
+        if found is None:
+            raise missing(self.name, folder, "imagenet-mini.tar, or the folders train/ and val/ that it holds,")
+        return read_folders(found, self.test_fraction)

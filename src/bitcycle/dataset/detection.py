@@ -12,7 +12,7 @@ batch of an epoch is not filled up.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Optional
@@ -25,10 +25,9 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from bitcycle import distributed
-from bitcycle.dataset.base import DatasetInfo, DatasetOptions, fixed_order, validation_size
-from bitcycle.dataset.epoch import Epoch
+from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, first_samples, validation_size
+from bitcycle.dataset.epoch import Epoch, epoch_order
 from bitcycle.dataset.images import EncodedImage, load_batches, open_image
-from bitcycle.dataset.pipeline import epoch_order
 from bitcycle.errors import DataError
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, setting
@@ -38,34 +37,28 @@ MULTIPLE = 32
 """Sides of what the network sees: its deepest level but two halves them five times."""
 
 
-class Objects(NamedTuple):
-    """The objects of an image: boxes [M, 4] float32 in pixels, classes [M] int64, and whether each is difficult, bool [M]."""
+class AnnotatedImage(NamedTuple):
+    """An image as it lies on disk, its size in pixels, and the objects in it.
 
+    Attributes:
+        boxes: [M, 4] float32, in pixels.
+        labels: [M] int64.
+        difficult: bool [M].
+    """
+
+    image: EncodedImage
+    width: int
+    height: int
     boxes: Tensor
     labels: Tensor
     difficult: Tensor
 
 
-class AnnotatedImage(NamedTuple):
-    """An image as it lies on disk, its size in pixels and its objects."""
-
-    image: EncodedImage
-    width: int
-    height: int
-    objects: Objects
-
-
-class DetectionSplits(NamedTuple):
-    """Images for training, for choosing (None: not in the data set) and for testing."""
-
-    train: list[AnnotatedImage]
-    validation: list[AnnotatedImage] | None
-    test: list[AnnotatedImage]
-
-
 @dataclass
 class DetectionDatasetOptions(DatasetOptions):
     """Options that every data set of objects in boxes has."""
+
+    takes_all_if_fewer = True
 
     class_names: ClassVar[tuple[str, ...]]
     """The classes, in the order of their numbers."""
@@ -106,7 +99,7 @@ class DetectionDatasetOptions(DatasetOptions):
                 raise SettingError(option, values, "images have 3 channels", "give one number, or three")
         super().validate()
 
-    def read(self, data_root: Path) -> DetectionSplits:
+    def read(self, data_root: Path) -> Splits[list[AnnotatedImage]]:
         """All splits, whole.
 
         Raises:
@@ -114,28 +107,20 @@ class DetectionDatasetOptions(DatasetOptions):
         """
         raise NotImplementedError
 
-    def info(self, data_root: Path) -> DatasetInfo:
+    def full_info(self, data_root: Path) -> DatasetInfo:
         height, width = self.scaled_size(*self.typical_size)
         shape = DetectionShape(3, self.padded(height), self.padded(width), len(self.class_names))
-        limits = zip((self.train_samples, self.test_samples), self.sizes, strict=True)
-        return self.without_validation(DatasetInfo(shape, *(min(wanted or size, size) for wanted, size in limits)))
+        return DatasetInfo(shape, *self.sizes)
 
-    def load(self, data_root: Path, seed: int) -> DetectionSplits:
-        """The images that are used of all splits; `seed` says which are held out for choosing.
-
-        train_samples and test_samples take the first so many of an order that is the same for every run.
-
-        Raises:
-            DataError: if the data are missing or cannot be read.
-        """
-        splits = self.read(data_root)
-        train, test = _chosen(splits.train, self.train_samples), _chosen(splits.test, self.test_samples)
+    def load(self, data_root: Path, seed: int) -> Splits[list[AnnotatedImage]]:
+        whole = self.read(data_root)
+        train, test = first_samples(whole.train, self.train_samples), first_samples(whole.test, self.test_samples)
         held_out = validation_size(len(train), self.validation)
         if not held_out:
-            return DetectionSplits(train, splits.validation, test)
+            return Splits(train, test, whole.validation)
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(derive(seed, "validation"))).tolist()
-        validation, kept = sorted(order[:held_out]), sorted(order[held_out:])
-        return DetectionSplits([train[i] for i in kept], [train[i] for i in validation], test)
+        validation, kept = ([train[i] for i in sorted(part)] for part in (order[:held_out], order[held_out:]))
+        return Splits(kept, test, validation)
 
     def scaled_size(self, width: int, height: int) -> tuple[int, int]:
         """Height and width in pixels that an image is scaled to.
@@ -153,10 +138,6 @@ class DetectionDatasetOptions(DatasetOptions):
         (640, 608)
         """
         return (side // MULTIPLE + 1 if self.extra_padding else -(-side // MULTIPLE)) * MULTIPLE
-
-
-def _chosen(images: list[AnnotatedImage], count: int | None) -> list[AnnotatedImage]:
-    return [images[index] for index in fixed_order(len(images), count).tolist()]
 
 
 class DetectionBatch(NamedTuple):
@@ -179,35 +160,51 @@ class DetectionBatch(NamedTuple):
     samples: int
 
 
-class DetectionImages:
-    """Images of a split, scaled; batches of any of them, in which a flip follows from (seed, epoch, sample).
+class DetectionBatches:
+    """Batches of a split's images: training ones, startable at any step, and in iteration all images once, unflipped.
+
+    A flip follows from (seed, epoch, sample).
 
     Args:
         images: as they lie on disk.
         options: of the data set.
-        seed: of flips.
+        batch_size: images of a batch.
+        seed: of order and flips.
         device: where batches are made.
     """
 
     def __init__(
-        self, images: Sequence[AnnotatedImage], options: DetectionDatasetOptions, seed: int, device: torch.device
+        self,
+        images: Sequence[AnnotatedImage],
+        options: DetectionDatasetOptions,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
     ) -> None:
-        self.images, self.options, self.seed, self.device = images, options, seed, device
+        self.images, self.options, self.batch_size, self.seed, self.device = images, options, batch_size, seed, device
+        self.epoch = Epoch(len(images), batch_size)
         self.sizes = [options.scaled_size(image.width, image.height) for image in images]
-        self.mean = torch.tensor(options.mean, device=device).view(-1, 1, 1) * 255
-        self.std = torch.tensor(options.std, device=device).view(-1, 1, 1) * 255
+        self.ratios = torch.tensor([image.width / image.height for image in images], dtype=torch.float64)
+        self.mean, self.std = (
+            torch.tensor(values, device=device).view(-1, 1, 1) * 255 for values in (options.mean, options.std)
+        )
         in_memory = sum(3 * height * width for height, width in self.sizes) <= options.memory_gib * 2**30
         self.scaled = _Scaled(images, self.sizes, in_memory)
 
     def __len__(self) -> int:
-        return len(self.images)
+        return self.epoch.steps
 
-    @property
-    def ratios(self) -> Tensor:
-        """Width divided by height of each image."""
-        return torch.tensor([image.width / image.height for image in self.images], dtype=torch.float64)
+    def __iter__(self) -> Iterator[DetectionBatch]:
+        groups = self.ratios.argsort(stable=True).split(self.batch_size)
+        return self._batches((None, group.tolist()) for group in groups)
 
-    def batches(self, groups: Iterator[tuple[int | None, list[int]]]) -> Iterator[DetectionBatch]:
+    def starting_at(self, step: int) -> Iterator[DetectionBatch]:
+        """Batches of steps `step`, `step` + 1, and so on without end."""
+        return self._batches(
+            self.epoch.from_step(step, lambda epoch: grouped_order(self.ratios, self.batch_size, self.seed, epoch))
+        )
+
+    def _batches(self, groups: Iterable[tuple[int | None, list[int]]]) -> Iterator[DetectionBatch]:
         """The share of the batch of each (epoch, samples), unless it is empty; without epoch nothing is flipped."""
         known: list[list[int]] = []
 
@@ -223,29 +220,28 @@ class DetectionImages:
 
     def _batch(self, group: list[int], batch: list[tuple[int | None, int, Tensor]]) -> DetectionBatch:
         """The batch of some images of a group, whose largest one it has room for."""
-        indices = [index for _, index, _ in batch]
-        sizes = tuple(self.sizes[index] for index in indices)
         height, width = (self.options.padded(max(self.sizes[index][side] for index in group)) for side in (0, 1))
-        images = torch.zeros(len(indices), 3, height, width, device=self.device)
+        images = torch.zeros(len(batch), 3, height, width, device=self.device)
         images = images.contiguous(memory_format=torch.channels_last)
         boxes = []
         for row, (epoch, index, picture) in enumerate(batch):
             flipped = epoch is not None and self.options.flip and bool(derive(self.seed, "flip", epoch, index) & 1)
             values = picture.to(self.device).permute(2, 0, 1)
             values = values.flip(2) if flipped else values
-            images[row, :, : sizes[row][0], : sizes[row][1]] = (values - self.mean) / self.std
+            images[row, :, : values.shape[1], : values.shape[2]] = (values - self.mean) / self.std
             boxes.append(self._boxes(index, flipped))
-        objects = [self.images[index].objects for index in indices]
-        labels = pad_sequence([each.labels for each in objects], batch_first=True, padding_value=-1)
-        difficult = pad_sequence([each.difficult for each in objects], batch_first=True)
-        padded = pad_sequence(boxes, batch_first=True).to(self.device)
-        return DetectionBatch(images, padded, labels.to(self.device), difficult.to(self.device), sizes, len(group))
+        known = [self.images[index] for _, index, _ in batch]
+        labels = pad_sequence([image.labels for image in known], batch_first=True, padding_value=-1)
+        difficult = pad_sequence([image.difficult for image in known], batch_first=True)
+        padded = (part.to(self.device) for part in (pad_sequence(boxes, batch_first=True), labels, difficult))
+        sizes = tuple(self.sizes[index] for _, index, _ in batch)
+        return DetectionBatch(images, *padded, sizes=sizes, samples=len(group))  # type: ignore[misc]
 
     def _boxes(self, index: int, flipped: bool) -> Tensor:
         """Boxes in pixels of the scaled image."""
         image, (height, width) = self.images[index], self.sizes[index]
         scales = torch.tensor([width / image.width, height / image.height] * 2, dtype=torch.float32)
-        x1, y1, x2, y2 = (image.objects.boxes * scales).unbind(-1)
+        x1, y1, x2, y2 = (image.boxes * scales).unbind(-1)
         return torch.stack([width - x2, y1, width - x1, y2] if flipped else [x1, y1, x2, y2], dim=-1)
 
 
@@ -257,11 +253,10 @@ class _Scaled(Dataset[tuple[Optional[int], int, Tensor]]):
         self.cache: dict[int, Tensor] | None = {} if keep else None
 
     def __getitem__(self, key: tuple[int | None, int]) -> tuple[int | None, int, Tensor]:
-        epoch, index = key
         kept = {} if self.cache is None else self.cache
-        if index not in kept:
-            kept[index] = self._decode(index)
-        return epoch, index, kept[index]
+        if key[1] not in kept:
+            kept[key[1]] = self._decode(key[1])
+        return *key, kept[key[1]]
 
     def _decode(self, index: int) -> Tensor:
         record, (height, width) = self.images[index], self.sizes[index]
@@ -285,54 +280,6 @@ def grouped_order(ratios: Tensor, batch_size: int, seed: int, epoch: int) -> lis
     """
     order = epoch_order(len(ratios), seed, epoch)
     full = len(order) // batch_size * batch_size
-    grouped = order[:full][ratios[order[:full]].argsort(stable=True)]
-    groups = grouped.view(-1, batch_size)
+    groups = order[:full][ratios[order[:full]].argsort(stable=True)].view(-1, batch_size)
     shuffled = groups[epoch_order(len(groups), derive(seed, "groups"), epoch)].tolist()
     return shuffled + ([order[full:].tolist()] if full < len(order) else [])
-
-
-class DetectionTrainingBatches:
-    """The endless sequence of training batches, startable at any step; arguments as `DetectionImages`."""
-
-    def __init__(
-        self,
-        images: Sequence[AnnotatedImage],
-        options: DetectionDatasetOptions,
-        batch_size: int,
-        seed: int,
-        device: torch.device,
-    ) -> None:
-        self.images = DetectionImages(images, options, seed, device)
-        self.epoch, self.batch_size, self.seed = Epoch(len(images), batch_size), batch_size, seed
-
-    def starting_at(self, step: int) -> Iterator[DetectionBatch]:
-        """Batches of steps `step`, `step` + 1, and so on without end."""
-        return self.images.batches(self._groups(step))
-
-    def _groups(self, step: int) -> Iterator[tuple[int | None, list[int]]]:
-        epoch, position = divmod(step, self.epoch.steps)
-        ratios = self.images.ratios
-        while True:
-            for group in grouped_order(ratios, self.batch_size, self.seed, epoch)[position:]:
-                yield epoch, group
-            epoch, position = epoch + 1, 0
-
-
-class DetectionEvaluationBatches:
-    """All images of a split, by aspect ratio, unflipped; can be gone through many times."""
-
-    def __init__(
-        self,
-        images: Sequence[AnnotatedImage],
-        options: DetectionDatasetOptions,
-        batch_size: int,
-        device: torch.device,
-    ) -> None:
-        self.images, self.batch_size = DetectionImages(images, options, 0, device), batch_size
-
-    def __iter__(self) -> Iterator[DetectionBatch]:
-        order = self.images.ratios.argsort(stable=True)
-        return self.images.batches((None, group.tolist()) for group in order.split(self.batch_size))
-
-    def __len__(self) -> int:
-        return -(-len(self.images) // self.batch_size)

@@ -1,8 +1,16 @@
-"""How the training samples of an epoch are divided into steps."""
+"""How the training samples of an epoch are divided into steps, and in which order they come."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from bitcycle.randomness import derive
+
+B = TypeVar("B")
 
 
 class Epoch(NamedTuple):
@@ -29,3 +37,20 @@ class Epoch(NamedTuple):
         """Samples of all steps before `step`."""
         epochs, position = divmod(step, self.steps)
         return epochs * self.samples + position * self.samples_per_step
+
+    def shuffled(self, seed: int, step: int) -> Iterator[tuple[int, Tensor]]:
+        """Epoch and sample numbers of steps `step`, `step` + 1, ... without end, in the order of `epoch_order`."""
+        return self.from_step(step, lambda epoch: epoch_order(self.samples, seed, epoch).split(self.samples_per_step))
+
+    def from_step(self, step: int, batches_of: Callable[[int], Sequence[B]]) -> Iterator[tuple[int, B]]:
+        """Epoch and batch of steps `step`, `step` + 1, ... without end; `batches_of` gives all batches of an epoch."""
+        epoch, position = divmod(step, self.steps)
+        while True:
+            for batch in batches_of(epoch)[position:]:
+                yield epoch, batch
+            epoch, position = epoch + 1, 0
+
+
+def epoch_order(samples: int, seed: int, epoch: int) -> Tensor:
+    """The order of the samples in an epoch, a permutation of 0 .. samples-1."""
+    return torch.randperm(samples, generator=torch.Generator().manual_seed(derive(seed, "order", epoch)))

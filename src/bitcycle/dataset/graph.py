@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Optional
+from typing import Generic, NamedTuple, Optional, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,24 +20,18 @@ from bitcycle.layer.sparse import Edges, make_edges
 from bitcycle.settings import setting
 from bitcycle.shapes import GraphShape
 
-
-class RawGraph(NamedTuple):
-    """A graph as it lies on disk: features [N, F], labels [N] (-1: none), edges [2, E] from row 0 to row 1, and splits."""
-
-    features: Tensor
-    labels: Tensor
-    edges: Tensor
-    train: Tensor
-    validation: Tensor
-    test: Tensor
+E = TypeVar("E", Tensor, Edges)
 
 
-class Graph(NamedTuple):
-    """A graph as it is used."""
+class Graph(NamedTuple, Generic[E]):
+    """A graph: features [N, F], labels [N] (-1: none), edges, and the nodes of the splits.
+
+    Edges are [2, E] from row 0 to row 1 as they lie on disk, `Edges` as they are used.
+    """
 
     features: Tensor
     labels: Tensor
-    edges: Edges
+    edges: E
     train: Tensor
     validation: Tensor
     test: Tensor
@@ -56,11 +50,20 @@ class GraphSize(NamedTuple):
     test: int
 
 
+SIZES = {
+    "cora": GraphSize(2708, 10_556, 10_556, 1433, 7, 140, 500, 1000),
+    "citeseer": GraphSize(3327, 9104, 9104, 3703, 6, 120, 500, 1000),
+    "ogbn_arxiv": GraphSize(169_343, 1_166_243, 2_315_598, 128, 40, 90_941, 29_799, 48_603),
+    "ogbn_products": GraphSize(2_449_029, 123_718_280, 123_718_280, 100, 47, 196_615, 39_323, 2_213_091),
+}
+
+
 @dataclass
 class GraphDatasetOptions(DatasetOptions):
     """Options that every graph has."""
 
-    has_validation: ClassVar[bool] = True
+    has_validation = True
+    takes_all_if_fewer = True
 
     train_samples: Optional[int] = setting(
         None,
@@ -96,9 +99,9 @@ class GraphDatasetOptions(DatasetOptions):
     @property
     def size(self) -> GraphSize:
         """The numbers of the official data set."""
-        raise NotImplementedError
+        return SIZES[self.name]
 
-    def read(self, data_root: Path) -> RawGraph:
+    def read(self, data_root: Path) -> Graph[Tensor]:
         """The graph as it lies on disk.
 
         Raises:
@@ -110,34 +113,33 @@ class GraphDatasetOptions(DatasetOptions):
         """New nodes that sampling so many neighbours brings for each node, in a graph of this mean degree."""
         return min(neighbours, degree)
 
-    def info(self, data_root: Path) -> DatasetInfo:
+    def full_info(self, data_root: Path) -> DatasetInfo:
         size = self.size
         edges = {"given": size.edges, "symmetrised": size.symmetrised, "doubled": 2 * size.edges}[self.edges]
         edges += size.nodes if self.self_loops else 0
         sampled = None if self.neighbours is None else tuple(self.neighbours)
         degrees = tuple(self.sampled_degree(count, edges / size.nodes) for count in sampled or ())
         shape = GraphShape(size.features, size.classes, size.nodes, edges, sampled, degrees)
-        train, test = (
-            min(limit or whole, whole)
-            for limit, whole in ((self.train_samples, size.train), (self.test_samples, size.test))
-        )
-        return DatasetInfo(shape, train, test)
+        return DatasetInfo(shape, size.train, size.test)
 
-    def load(self, data_root: Path) -> Graph:
-        """The graph as it is used.
-
-        Raises:
-            DataError: if the data are missing, cannot be read, or are not the whole official data set.
-        """
-        raw = self.read(data_root)
-        self._check(raw, data_root)
-        edges = make_edges(self.treated(raw.edges, len(raw.labels)), len(raw.labels))
-        counted = self.info(data_root).shape
+    def load(self, data_root: Path, seed: int) -> Graph[Edges]:
+        raw, size = self.read(data_root), self.size
+        nodes, features = raw.features.shape
+        found = *(nodes, raw.edges.shape[1], features), *map(len, raw[3:]), len(raw.labels)
+        expected = size.nodes, size.edges, size.features, size.train, size.validation, size.test, size.nodes
+        what = "nodes, edges, features, training, validation and test nodes, and labels"
+        check_whole(self.name, f"what is below {data_root}", what, found, expected)
+        used = raw.labels[torch.cat(raw[3:])]
+        if not 0 <= int(used.min()) <= int(used.max()) < size.classes:
+            problem = f"{self.name} below {data_root} has classes {int(used.min())} to {int(used.max())}"
+            raise DataError(f"{problem} instead of 0 to {size.classes - 1}. Fetch it again.")
+        edges = make_edges(self.treated(raw.edges, nodes), nodes)
+        counted = self.full_info(data_root).shape
         assert isinstance(counted, GraphShape)
         if len(edges.sources) != counted.edges:
             logger.warning("the graph has %d edges; costs count %d", len(edges.sources), counted.edges)
         limits = (self.train_samples, self.test_samples, self.test_samples)
-        splits = (nodes[fixed_order(len(nodes), limit)] for nodes, limit in zip(raw[3:], limits, strict=True))
+        splits = (part[fixed_order(len(part), limit)] for part, limit in zip(raw[3:], limits, strict=True))
         return Graph(scaled(raw.features, self.features), raw.labels, edges, *splits)
 
     def accuracy(self, predicted: Tensor, labels: Tensor) -> float:
@@ -155,19 +157,6 @@ class GraphDatasetOptions(DatasetOptions):
             edges = edges[:, edges[0] != edges[1]]
             edges = torch.cat([edges, torch.arange(nodes).expand(2, -1)], dim=1)
         return edges
-
-    def _check(self, raw: RawGraph, data_root: Path) -> None:
-        """Refuse anything but the whole data set."""
-        size = self.size
-        nodes, features = raw.features.shape
-        used = raw.labels[torch.cat([raw.train, raw.validation, raw.test])]
-        found = *(nodes, raw.edges.shape[1], features), *(len(split) for split in raw[3:]), len(raw.labels)
-        expected = size.nodes, size.edges, size.features, size.train, size.validation, size.test, size.nodes
-        what = "nodes, edges, features, training, validation and test nodes, and labels"
-        check_whole(self.name, f"what is below {data_root}", what, found, expected)
-        if not 0 <= int(used.min()) <= int(used.max()) < size.classes:
-            problem = f"{self.name} below {data_root} has classes {int(used.min())} to {int(used.max())}"
-            raise DataError(f"{problem} instead of 0 to {size.classes - 1}. Fetch it again.")
 
 
 def scaled(features: Tensor, how: str) -> Tensor:

@@ -13,15 +13,14 @@ Source: FracTrain, section 4.5 and appendix E (adaptation and fine-tuning on CIF
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from bitcycle.dataset.base import DatasetInfo, DatasetOptions, fixed_order, validation_size
+from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, fixed_order, validation_size
 from bitcycle.dataset.images import Images
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, setting
@@ -29,13 +28,6 @@ from bitcycle.shapes import ImageShape
 
 CLASSES, SAMPLES = ("first_classes", "second_classes"), ("first_samples", "second_samples")
 PARTS = ("all", *CLASSES, *SAMPLES)
-
-
-class Splits(NamedTuple):
-    """Training and test images."""
-
-    train: Images
-    test: Images
 
 
 @dataclass
@@ -56,12 +48,8 @@ class ImageDatasetOptions(DatasetOptions):
         choices=PARTS,
     )
 
-    def full_info(self, data_root: Path) -> DatasetInfo:
-        """What the whole data set holds; reads no image."""
-        raise NotImplementedError
-
-    def read(self, data_root: Path) -> Splits:
-        """Both splits, whole.
+    def read(self, data_root: Path) -> Splits[Images]:
+        """Training and test images, whole.
 
         Raises:
             DataError: if the data are missing or cannot be read.
@@ -69,56 +57,42 @@ class ImageDatasetOptions(DatasetOptions):
         raise NotImplementedError
 
     def info(self, data_root: Path) -> DatasetInfo:
-        """What is used of the data set: `full_info` after train_samples, test_samples and validation."""
-        full = self._part_info(self.full_info(data_root))
+        full = self.full_info(data_root)
         assert isinstance(full.shape, ImageShape)
         for option in ("mean", "std"):
             values = getattr(self, option)
             if len(values) not in (1, full.shape.channels):
                 problem = f"images of {self.name} have {full.shape.channels} channels"
                 raise SettingError(option, values, problem, "give one number, or one for each channel")
-        return self.without_validation(self.limited(full))
+        classes = full.shape.classes
+        if self.part in CLASSES and not self.equal_classes:
+            remedy = "use first_samples or second_samples, or cifar10 or cifar100"
+            raise SettingError("part", self.part, f"classes of {self.name} need not be of one size", remedy)
+        sizes = (
+            size_of(self.part, full.train_samples, classes, True),
+            size_of(self.part, full.test_samples, classes, False),
+        )
+        shape = full.shape._replace(classes=len(classes_of(self.part, classes)))
+        return self.without_validation(self.limited(DatasetInfo(shape, *sizes)))
 
     @property
     def equal_classes(self) -> bool:
         """Whether all classes are known to have equally many samples."""
         return False
 
-    def _part_info(self, full: DatasetInfo) -> DatasetInfo:
-        """What `part` leaves of the whole data set."""
-        assert isinstance(full.shape, ImageShape)
-        classes = full.shape.classes
-        if self.part in CLASSES and not self.equal_classes:
-            remedy = "use first_samples or second_samples, or cifar10 or cifar100"
-            raise SettingError("part", self.part, f"classes of {self.name} need not be of one size", remedy)
-        kept = len(classes_of(self.part, classes))
-        train = size_of(self.part, full.train_samples, classes, training=True)
-        test = size_of(self.part, full.test_samples, classes, training=False)
-        return DatasetInfo(full.shape._replace(classes=kept), train, test)
-
-    def _part_of(self, splits: Splits, data_root: Path) -> Splits:
-        if self.part == "all":
-            return splits
+    def load(self, data_root: Path, seed: int) -> Splits[Images]:
         shape = self.full_info(data_root).shape
         assert isinstance(shape, ImageShape)
-        classes = shape.classes
-        train = take_part(splits.train, self.part, classes, training=True)
-        return Splits(train, take_part(splits.test, self.part, classes, training=False))
-
-    def load(self, data_root: Path) -> Splits:
-        """The images that are used of both splits, before any are held out."""
-        splits = self._part_of(self.read(data_root), data_root)
-        limits = self.train_samples, self.test_samples
-        return Splits(*(first_images(split, limit).decoded() for split, limit in zip(splits, limits, strict=True)))
-
-    def hold_out(self, train: Images, seed: int) -> tuple[Images, Images | None]:
-        """Training images without those held out for choosing, and these; `seed` says which ones."""
+        whole = self.read(data_root)
+        train = take_part(whole.train, self.part, shape.classes, training=True)
+        test = take_part(whole.test, self.part, shape.classes, training=False)
+        train = first_images(train, self.train_samples).decoded()
+        test = first_images(test, self.test_samples).decoded()
         count = validation_size(len(train), self.validation)
         if count == 0:
-            return train, None
+            return Splits(train, test)
         held_out = validation_mask(train.labels, count, derive(seed, "validation"))
-        validation = train.subset(held_out.nonzero().flatten()).for_evaluation()
-        return train.subset((~held_out).nonzero().flatten()), validation
+        return Splits(train.subset(~held_out), test, train.subset(held_out).for_evaluation())
 
 
 def first_images(images: Images, count: int | None) -> Images:
@@ -141,10 +115,15 @@ def validation_mask(labels: Tensor, count: int, seed: int) -> Tensor:
     order = torch.randperm(len(classes), generator=generator)
     by_remainder = order[(quotas - counts)[order].argsort(descending=True, stable=True)]
     counts[by_remainder[: count - int(counts.sum())]] += 1
+    return draw_of_classes(labels, dict(zip(classes.tolist(), counts.tolist(), strict=True)), generator)
+
+
+def draw_of_classes(labels: Tensor, counts: Mapping[int, int], generator: torch.Generator) -> Tensor:
+    """A mask of so many random samples of each class."""
     mask = torch.zeros(len(labels), dtype=torch.bool)
-    for label, chosen in zip(classes, counts.tolist(), strict=True):
+    for label, count in counts.items():
         members = (labels == label).nonzero().flatten()
-        mask[members[torch.randperm(len(members), generator=generator)[:chosen]]] = True
+        mask[members[torch.randperm(len(members), generator=generator)[:count]]] = True
     return mask
 
 
@@ -152,9 +131,7 @@ def classes_of(part: str, classes: int) -> Tensor:
     """The classes, ascending, that belong to a part of so many."""
     if part not in CLASSES:
         return torch.arange(classes)
-    order = _order(classes)
-    half = classes // 2
-    return (order[:half] if part == "first_classes" else order[half:]).sort().values
+    return _order(classes).tensor_split([classes // 2])[CLASSES.index(part)].sort().values
 
 
 def size_of(part: str, samples: int, classes: int, training: bool) -> int:
@@ -170,10 +147,9 @@ def take_part(images: Images, part: str, classes: int, training: bool) -> Images
     """The images of a split that belong to a part."""
     if part in CLASSES:
         kept = classes_of(part, classes)
-        chosen = images.subset(torch.isin(images.labels, kept).nonzero().flatten())
-        renumbered = copy.copy(chosen)
-        renumbered.labels = torch.searchsorted(kept, chosen.labels)
-        return renumbered
+        chosen = images.subset(torch.isin(images.labels, kept))
+        chosen.labels = torch.searchsorted(kept, chosen.labels)
+        return chosen
     if part in SAMPLES and training:
         order = _order(len(images))
         by_class = order[images.labels[order].argsort(stable=True)]

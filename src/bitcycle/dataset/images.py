@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import io
 import itertools
 import logging
@@ -13,18 +14,19 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import PIL
 import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from bitcycle import distributed
-from bitcycle.dataset.image_cache import cached_pixels
+from bitcycle.cache import kept
 from bitcycle.errors import DataError
 from bitcycle.randomness import derive
 
@@ -32,22 +34,24 @@ logger = logging.getLogger(__name__)
 
 CHUNK = 500
 """Images that one thread decodes at a time; single ones would cost more to hand out than to decode."""
+WORTH_KEEPING = 10_000
+"""Images from which decoding takes seconds, and looking them up in the user's cache does not."""
+MOST_BYTES = 2**29
+"""Bytes of pixels up to which they are kept there: CIFAR's 154 MB, not ImageNet's 193 GB."""
 SMALL = 64
 """Pixels up to which one thread decodes faster than several."""
 GREY_MODES = ("1", "L", "LA", "I", "I;16", "I;16B", "I;16L")
 """Pillow's modes of grey images; those that begin with I have 16 bits."""
 
 
-@dataclass(frozen=True)
-class EncodedImage:
+class EncodedImage(NamedTuple):
     """One image as its file's bytes or path, with the name to show in errors."""
 
     origin: str
     read: Callable[[], bytes]
 
 
-@dataclass(frozen=True)
-class Framing:
+class Framing(NamedTuple):
     """How an image of any size becomes `size` x `size` pixels.
 
     Attributes:
@@ -91,9 +95,9 @@ class Images:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def subset(self, indices: Tensor) -> Images:
-        """The images at `indices`."""
-        return Images(self.pixels[indices], self.labels[indices])
+    def subset(self, chosen: Tensor) -> Images:
+        """The images of indices, or of a mask."""
+        return Images(self.pixels[chosen], self.labels[chosen])
 
     def decoded(self) -> Images:
         """The same images, ready for batches."""
@@ -136,23 +140,35 @@ class EncodedImages(Images):
         self.encoded, self.labels = encoded, labels
         self.channels, self.framing, self.workers = channels, framing, workers
 
-    def subset(self, indices: Tensor) -> EncodedImages:
-        part = copy.copy(self)
-        part.encoded, part.labels = [self.encoded[index] for index in indices.tolist()], self.labels[indices]
+    def subset(self, chosen: Tensor) -> EncodedImages:
+        part, indices = copy.copy(self), torch.arange(len(self))[chosen].tolist()
+        part.encoded, part.labels = [self.encoded[index] for index in indices], self.labels[chosen]
         return part
 
     def decoded(self) -> Images:
+        """The images, which are decoded once on a machine if that takes seconds, not once in each of hundreds of runs."""
         if self.workers is not None:
             return self
         shape = (len(self.encoded), self.framing.size, self.framing.size, self.channels)
-        settings = repr((self.channels, self.framing)).encode()
-        identity = itertools.chain([settings], (image.read() for image in self.encoded))
         decode = partial(decode_all, self.encoded, self.channels, self.framing)
-        return Images(cached_pixels(identity, shape, decode), self.labels)
+        if shape[0] < WORTH_KEEPING or math.prod(shape) > MOST_BYTES:
+            return Images(decode(), self.labels)
+        digest = hashlib.sha256(PIL.__version__.encode())  # of all that decoding depends on
+        for part in itertools.chain([repr((self.channels, self.framing)).encode()], map(_read, self.encoded)):
+            digest.update(len(part).to_bytes(8, "little") + part)
+
+        def read(file: Path) -> Tensor:
+            pixels = np.load(file)
+            if pixels.shape != shape or pixels.dtype != np.uint8:
+                raise ValueError(f"it holds {pixels.dtype} {pixels.shape} instead of {shape}")
+            return torch.from_numpy(pixels)
+
+        name = f"pixels-{digest.hexdigest()[:32]}.npy"
+        return Images(kept(name, decode, read, lambda file, pixels: np.save(file, pixels.numpy())), self.labels)
 
     def for_evaluation(self) -> EncodedImages:
         whole = copy.copy(self)
-        whole.framing = replace(self.framing, random_crop=False)
+        whole.framing = self.framing._replace(random_crop=False)
         return whole
 
     def to(self, device: torch.device) -> EncodedImages:
@@ -205,6 +221,17 @@ class _Decode(Dataset[tuple[Tensor, int, int]]):
         return torch.from_numpy(pixels), crop_seed, index
 
 
+def _read(image: EncodedImage) -> bytes:
+    try:
+        return image.read()
+    except OSError as error:
+        raise _unusable(image, error) from error
+
+
+def _unusable(image: EncodedImage, error: Exception) -> DataError:
+    return DataError(f"cannot read the image {image.origin}: {error}. Replace it, or remove it from the data set.")
+
+
 def open_image(image: EncodedImage) -> Image.Image:
     """The decoded image.
 
@@ -212,12 +239,10 @@ def open_image(image: EncodedImage) -> Image.Image:
         DataError: if it cannot be read, naming it.
     """
     try:
-        picture = Image.open(io.BytesIO(image.read()))
+        picture = Image.open(io.BytesIO(_read(image)))
         picture.load()
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
-        raise DataError(
-            f"cannot read the image {image.origin}: {error}. Replace it, or remove it from the data set."
-        ) from error
+        raise _unusable(image, error) from error
     return picture
 
 

@@ -1,4 +1,11 @@
-"""Who has chosen what: the items of each user in the order of time, without the last one, which tests."""
+"""Who has chosen what: the items of each user in the order of time, without the last one, which tests.
+
+MovieLens, and ratings of your own: which user has rated which film, whatever the rating. 20M: 20,000,263 ratings of 26,744
+films by 138,493 users, the official ml-20m/ratings.csv (files.grouplens.org). 100K: 100,000 ratings of 1,682 films by 943
+users, a proxy whose numbers say nothing of the other's. Harper and Konstan 2015. Both may be used for research and come from
+GroupLens alone. Users and items are numbered in the order of their identifiers; ratings of one second stay in the order of the
+file.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +14,45 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as arrow
 import torch
+from pyarrow import csv
 from torch import Tensor
 
-from bitcycle.dataset.base import DatasetInfo, DatasetOptions, fixed_order, validation_size
+from bitcycle.dataset.base import DatasetInfo, DatasetOptions, check_whole, fixed_order, missing, validation_size
+from bitcycle.dataset.fetch import fetch, unpack
+from bitcycle.errors import DataError
 from bitcycle.randomness import derive
-from bitcycle.settings import setting
+from bitcycle.settings import MISSING, setting
 from bitcycle.shapes import InteractionShape
+
+COLUMNS = ("userId", "movieId", "rating", "timestamp")
+
+
+class Release(NamedTuple):
+    """One official data set: its sizes, where it may lie (first the archive's own place), the archive and its MD5 checksum."""
+
+    users: int
+    items: int
+    ratings: int
+    places: tuple[str, ...]
+    archive: str
+    md5: str
+
+
+RELEASES = {
+    "movielens_20m": Release(
+        *(138_493, 26_744, 20_000_263),
+        ("ml-20m/ratings.csv", "ml-20m/ratings.csv.gz"),
+        *("ml-20m", "cd245b17a1ae2cc31bb14903e1204af3"),
+    ),
+    "movielens_100k": Release(
+        *(943, 1_682, 100_000),
+        ("ml-100k/u.data", "movielens/ratings.csv.gz"),
+        *("ml-100k", "0e33842e24a9c977be4e0107933c0723"),
+    ),
+}
+SOURCE = "https://files.grouplens.org/datasets/movielens"
 
 
 class Interactions(NamedTuple):
@@ -58,10 +97,6 @@ class InteractionOptions(DatasetOptions):
         999, "items among which the held-out one is to be found (partial table 1: MLPerf 0.5)", minimum=1
     )
 
-    def full_info(self, data_root: Path) -> DatasetInfo:
-        """What the whole data set holds."""
-        raise NotImplementedError
-
     def read(self, data_root: Path) -> Interactions:
         """All interactions.
 
@@ -73,41 +108,33 @@ class InteractionOptions(DatasetOptions):
     def info(self, data_root: Path) -> DatasetInfo:
         full = self.full_info(data_root)
         held_out = validation_size(full.test_samples, self.validation)
-        available = full._replace(train_samples=full.train_samples - held_out)
-        return self.limited(available)
+        return self.limited(full._replace(train_samples=full.train_samples - held_out))
 
     def load(self, data_root: Path, seed: int) -> InteractionSplits:
-        """The splits. `seed` says for which users validation holds out an item; negatives are the same for every run.
+        """The splits; negatives are the same for every run.
 
-        Of each user the last interaction tests; with `validation` the one before validates for that share of the users.
+        Of each user the last interaction tests; with `validation` the one before validates for that share of the users, whom
+        `seed` chooses.
         """
         everything = self.read(data_root)
-        last = _last_of_users(everything.users)
-        kept, chosen = ~last, torch.zeros_like(last)
-        count = validation_size(everything.shape.users, self.validation)
+        users = everything.shape.users
+        last = everything.users.diff(append=torch.tensor([-1])) != 0  # of each user: they are sorted
+        tested, count = last.nonzero().flatten(), validation_size(users, self.validation)
         generator = torch.Generator().manual_seed(derive(seed, "validation"))
-        held = torch.randperm(everything.shape.users, generator=generator)[:count]
-        chosen[last.nonzero().flatten()[held] - 1] = True
-        train = _subset(everything, kept & ~chosen)
-        tested = last.nonzero().flatten()
+        validating = (tested[torch.randperm(users, generator=generator)[:count]] - 1).sort().values
+        kept = ~last
+        kept[validating] = False
+        train = kept.nonzero().flatten()
+        train = train[fixed_order(len(train), self.train_samples).sort().values]
         test = self._held_out(everything, tested[fixed_order(len(tested), self.test_samples)], "test")
-        validation = self._held_out(everything, chosen.nonzero().flatten(), "validation") if count else None
-        limited = fixed_order(len(train.users), self.train_samples).sort().values
-        return InteractionSplits(_subset(train, limited), test, validation)
+        validation = self._held_out(everything, validating, "validation") if count else None
+        trained = everything._replace(users=everything.users[train], items=everything.items[train])
+        return InteractionSplits(trained, test, validation)
 
     def _held_out(self, everything: Interactions, positions: Tensor, split: str) -> HeldOut:
         users = everything.users[positions]
         negatives = unchosen_items(everything, users, self.evaluation_negatives, derive(0, "negatives", split))
         return HeldOut(users, everything.items[positions], negatives)
-
-
-def _last_of_users(users: Tensor) -> Tensor:
-    """A mask of the last interaction of each user; users are sorted."""
-    return torch.cat((users[1:] != users[:-1], torch.ones(1, dtype=torch.bool)))
-
-
-def _subset(interactions: Interactions, chosen: Tensor) -> Interactions:
-    return interactions._replace(users=interactions.users[chosen], items=interactions.items[chosen])
 
 
 def unchosen_items(interactions: Interactions, users: Tensor, count: int, seed: int) -> Tensor:
@@ -123,3 +150,75 @@ def unchosen_items(interactions: Interactions, users: Tensor, count: int, seed: 
         # The r-th free item is r plus the chosen ones before it, of which the k-th (from 0) has chosen[k] - k free ones before.
         found[row, : len(ranks)] = ranks + np.searchsorted(chosen - np.arange(len(chosen)), ranks, side="right")
     return torch.from_numpy(found)
+
+
+@dataclass
+class MovieLens(InteractionOptions):
+    """Options of MovieLens."""
+
+    @property
+    def release(self) -> Release:
+        """Which of the official data sets."""
+        return RELEASES[self.name]
+
+    def full_info(self, data_root: Path) -> DatasetInfo:
+        users, items, ratings, *_ = self.release
+        return DatasetInfo(InteractionShape(users, items), ratings - users, users)
+
+    def read(self, data_root: Path) -> Interactions:
+        places = [data_root / place for place in self.release.places]
+        file = next((place for place in places if place.is_file()), None) or self._download(data_root)
+        interactions = read_ratings(file)
+        found = *interactions.shape, len(interactions.users)
+        check_whole(self.name, file, "users, films and ratings", found, self.release[:3])
+        return interactions
+
+    def _download(self, data_root: Path) -> Path:
+        release = self.release
+        more = " dataset=movielens_100k is a small proxy of movielens_20m."
+        remedy = str(missing(self.name, data_root, release.places[0], more))
+        archive = fetch(f"{SOURCE}/{release.archive}.zip", data_root / f"{release.archive}.zip", remedy, release.md5)
+        return unpack(archive, data_root / release.archive, release.archive) / Path(release.places[0]).name
+
+
+@dataclass
+class Ratings(InteractionOptions):
+    """Options of ratings of your own: a file with the header userId,movieId,rating,timestamp."""
+
+    name: str = "ratings"
+    path: str = setting(MISSING, "the file, absolute or below data_root; .gz is unpacked")
+
+    def full_info(self, data_root: Path) -> DatasetInfo:
+        found = self.read(data_root)
+        users = found.shape.users
+        if len(found.users) < 2 * users:
+            raise DataError(f"{self.path} has too few ratings: give two or more of each user.")
+        return DatasetInfo(found.shape, len(found.users) - users, users)
+
+    def read(self, data_root: Path) -> Interactions:
+        return read_ratings(data_root / self.path)
+
+
+def read_ratings(file: Path) -> Interactions:
+    """Interactions of a file of ratings: comma-separated with the header of ml-20m, or tab-separated without (u.data).
+
+    Raises:
+        DataError: if it cannot be read.
+    """
+    tabs = file.name == "u.data"
+    try:
+        table = csv.read_csv(
+            file,
+            csv.ReadOptions(column_names=COLUMNS if tabs else None),
+            csv.ParseOptions(delimiter="\t" if tabs else ","),
+            csv.ConvertOptions(include_columns=[COLUMNS[0], COLUMNS[1], COLUMNS[3]]),
+        )
+        columns = [table[name].to_numpy() for name in (COLUMNS[0], COLUMNS[1], COLUMNS[3])]
+    except (OSError, ValueError, KeyError, arrow.ArrowException) as error:
+        raise DataError(
+            f"cannot read {file}: {error}. Fetch it again; its columns are {', '.join(COLUMNS)}."
+        ) from error
+    (user_ids, users), (item_ids, items) = (np.unique(column, return_inverse=True) for column in columns[:2])
+    order = np.lexsort((columns[2], users))  # stable: what happened in one second stays in the order of the file
+    shape = InteractionShape(len(user_ids), len(item_ids))
+    return Interactions(torch.from_numpy(users[order]), torch.from_numpy(items[order]), shape)

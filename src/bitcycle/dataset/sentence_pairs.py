@@ -1,31 +1,30 @@
-"""What every data set of sentence pairs has: three splits of text, and one sequence of tokens for each pair."""
+"""Does one sentence follow from the other? XNLI, SICK, and pairs of your own, one sequence of tokens for each pair.
+
+XNLI: 392,702 training pairs (MultiNLI, translated), 2,490 validation and 5,010 test pairs in each of 15 languages; Conneau et al.
+2018. Looked for as the hub's `facebook/xnli`, a folder with parquet files for each language; else `datasets` gets it from there.
+SICK: 4,439 + 495 + 4,906 English pairs; Marelli et al. 2014. A small proxy for XNLI; its numbers say nothing of XNLI's.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
-from bitcycle.dataset.base import DatasetInfo, DatasetOptions, check_whole, fixed_order
-from bitcycle.dataset.hub import columns
+from bitcycle.dataset.base import DatasetInfo, DatasetOptions, check_whole, first_samples, missing
+from bitcycle.dataset.hub import columns, has_parquet, load_hub
 from bitcycle.dataset.tokens import TokenizerSetup, encode, find_tokenizer
 from bitcycle.errors import DataError
-from bitcycle.settings import setting
+from bitcycle.settings import MISSING, setting
 from bitcycle.shapes import SentencePairShape
 
 CLASSES = ("entailment", "neutral", "contradiction")
 SPLITS = ("train", "validation", "test")
-
-
-class Pairs(NamedTuple):
-    """Sentence pairs as text; labels are 0 entailment, 1 neutral, 2 contradiction."""
-
-    premises: list[str]
-    hypotheses: list[str]
-    labels: list[int]
+LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
+HUB = "facebook/xnli"
 
 
 class TokenPairs(NamedTuple):
@@ -52,7 +51,7 @@ class TokenPairs(NamedTuple):
 class SentencePairOptions(DatasetOptions):
     """Options that every data set of sentence pairs has."""
 
-    has_validation: ClassVar[bool] = True
+    has_validation = True
 
     length: int = setting(
         128, "tokens of a pair; longer ones are cut, shorter ones padded (Better Schedules' code: 128)", minimum=8
@@ -69,64 +68,122 @@ class SentencePairOptions(DatasetOptions):
         """Pairs of the whole training and test split."""
         raise NotImplementedError
 
-    def read(self, data_root: Path, split: str) -> Pairs:
-        """All pairs of a split.
+    def splits(self, data_root: Path, split: str) -> tuple[dict[str, Any], object]:
+        """What `datasets` loads, in which `split` should be, with the columns premise, hypothesis and label; and where it lies.
 
         Raises:
             DataError: if the data are missing or cannot be read.
         """
         raise NotImplementedError
 
-    def info(self, data_root: Path) -> DatasetInfo:
-        shape = SentencePairShape(self.vocabulary, self.length, len(CLASSES))
-        return self.limited(DatasetInfo(shape, *self.full_sizes(data_root)))
-
-    def load(self, data_root: Path) -> dict[str, TokenPairs]:
-        """The splits that are used, as tokens: train, test, and unless switched off validation.
+    def read(self, data_root: Path, split: str) -> list[tuple[str, str, int]]:
+        """All pairs of a split: premise, hypothesis and the number of the class.
 
         Raises:
-            DataError: if data or tokenizer are missing or do not fit.
+            DataError: if there is no such split, or it lacks a column or a value.
         """
-        pairs = {
-            split: self.read(data_root, split) for split in SPLITS if split != "validation" or self.validation != 0
-        }
-        self._check(pairs, data_root)
-        setup = TokenizerSetup(
-            folder=None if self.tokenizer is None else data_root / self.tokenizer,
-            vocabulary=self.vocabulary,
-            lowercase=self.lowercase,
-        )
-        tokenizer = find_tokenizer(setup, pairs["train"].premises + pairs["train"].hypotheses)
-        tokens = {}
-        for split, whole in pairs.items():
-            limit = self.train_samples if split == "train" else self.test_samples
-            chosen = fixed_order(len(whole.labels), limit).tolist()
-            premises, hypotheses, labels = ([column[index] for index in chosen] for column in whole)
-            tokens[split] = TokenPairs(*encode(tokenizer, premises, hypotheses, self.length), torch.tensor(labels))
-        return tokens
+        splits, origin = self.splits(data_root, split)
+        if split not in splits:
+            raise DataError(f"{origin} has the splits {', '.join(splits)}, not {split}. Complete it.")
+        pairs = [*zip(*columns(splits[split], ("premise", "hypothesis", "label"), origin))]
+        if any(None in pair for pair in pairs):
+            raise DataError(f"the {split} split of {origin} has pairs that lack a sentence or a label. Remove them.")
+        return pairs
 
-    def _check(self, pairs: dict[str, Pairs], data_root: Path) -> None:
-        sizes = len(pairs["train"].labels), len(pairs["test"].labels)
-        check_whole(
-            self.name, f"what is below {data_root}", "training and test pairs", sizes, self.full_sizes(data_root)
-        )
-        for split, found in pairs.items():
-            if not found.labels or not 0 <= min(found.labels) <= max(found.labels) < len(CLASSES):
+    def full_info(self, data_root: Path) -> DatasetInfo:
+        shape = SentencePairShape(self.vocabulary, self.length, len(CLASSES))
+        return DatasetInfo(shape, *self.full_sizes(data_root))
+
+    def load(self, data_root: Path, seed: int) -> dict[str, TokenPairs]:
+        """The splits that are used, as tokens: train, test, and unless switched off validation."""
+        used = [split for split in SPLITS if split != "validation" or self.validation != 0]
+        pairs = {split: self.read(data_root, split) for split in used}
+        found = len(pairs["train"]), len(pairs["test"])
+        origin = f"what is below {data_root}"
+        check_whole(self.name, origin, "training and test pairs", found, self.full_sizes(data_root))
+        for split, whole in pairs.items():
+            if not whole or not all(0 <= label < len(CLASSES) for _, _, label in whole):
                 raise DataError(
                     f"the {split} split of {self.name} has no pairs, or labels other than 0 to {len(CLASSES) - 1} "
                     f"({', '.join(CLASSES)}). Remove pairs without label, and number the labels in this order."
                 )
+        folder = None if self.tokenizer is None else data_root / self.tokenizer
+        premises, hypotheses, _ = zip(*pairs["train"])
+        setup = TokenizerSetup(folder, self.vocabulary, self.lowercase)
+        tokenizer = find_tokenizer(setup, [*premises, *hypotheses])
+        tokens = {}
+        for split, whole in pairs.items():
+            chosen = first_samples(whole, self.train_samples if split == "train" else self.test_samples)
+            labels = torch.tensor([label for _, _, label in chosen])
+            tokens[split] = TokenPairs(*encode(tokenizer, [pair[:2] for pair in chosen], self.length), labels)
+        return tokens
 
 
-def read_pairs(splits: dict[str, Any], split: str, origin: object) -> Pairs:
-    """Pairs of a split that `datasets` has loaded, with the columns premise, hypothesis and label.
+@dataclass
+class Xnli(SentencePairOptions):
+    """Options of XNLI. Tokens are those of multilingual BERT, 119,547, whose files have to be there."""
 
-    Raises:
-        DataError: if there is no such split, or it lacks a column or a value.
-    """
-    if split not in splits:
-        raise DataError(f"{origin} has the splits {', '.join(splits)}, not {split}. Complete it.")
-    pairs = Pairs(*columns(splits[split], ("premise", "hypothesis", "label"), origin))
-    if any(value is None for column in pairs for value in column):
-        raise DataError(f"the {split} split of {origin} has pairs that lack a sentence or a label. Remove them.")
-    return pairs
+    name: str = "xnli"
+    language: str = setting("de", "language of validation and test (released code: de)", choices=LANGUAGES)
+    train_language: str = setting("de", "language of the training pairs (released code: de)", choices=LANGUAGES)
+    tokenizer: Optional[str] = "bert-base-multilingual-cased"
+    vocabulary: int = 119_547
+
+    def full_sizes(self, data_root: Path) -> tuple[int, int]:
+        return 392_702, 5_010
+
+    def splits(self, data_root: Path, split: str) -> tuple[dict[str, Any], object]:
+        language = self.train_language if split == "train" else self.language
+        folders = [data_root / name / language for name in ("xnli", HUB, "nli/xnli")]
+        folder = next((folder for folder in folders if has_parquet(folder)), None)
+        put = "the parquet files of this language of the hub's facebook/xnli"
+        remedy = str(missing(f"xnli in {language}", folders[0], put, " dataset=sick is a small proxy."))
+        return load_hub(folder or HUB, remedy, None if folder else language), folder or HUB
+
+
+@dataclass
+class SentencePairFolder(SentencePairOptions):
+    """Options of sentence pairs of your own: a folder with train-*.parquet, validation-*.parquet and test-*.parquet."""
+
+    name: str = "sentence_pairs"
+    path: str = setting(MISSING, "the folder with the parquet files, absolute or below data_root")
+
+    @property
+    def remedy(self) -> str:
+        """What to do where there are no files."""
+        return (
+            "give a folder with train-*.parquet, validation-*.parquet and test-*.parquet (premise, hypothesis, label)"
+        )
+
+    def full_sizes(self, data_root: Path) -> tuple[int, int]:
+        splits, _ = self.splits(data_root, "train")
+        return splits["train"].num_rows, splits["test"].num_rows
+
+    def splits(self, data_root: Path, split: str) -> tuple[dict[str, Any], object]:
+        folder = data_root / self.path
+        splits = load_hub(folder, f"Remedy: {self.remedy}.") if has_parquet(folder) else {}
+        if absent := [split for split in SPLITS if split not in splits]:
+            raise DataError(f"there is no {absent[0]} split in {folder}: {self.remedy}.")
+        return splits, self.path
+
+
+@dataclass
+class Sick(SentencePairFolder):
+    """Options of SICK. With its own vocabulary the longest pair has 61 tokens."""
+
+    name: str = "sick"
+    path: str = "nli/sick"
+    length: int = 64
+    vocabulary: int = 4000
+    lowercase: bool = True
+
+    @property
+    def remedy(self) -> str:
+        return (
+            "get SICK (Marelli et al. 2014, zenodo.org/records/2787612) and put its own train, trial and test sets there as "
+            "train-*.parquet, validation-*.parquet and test-*.parquet with the columns premise, hypothesis and label (0 "
+            "entailment, 1 neutral, 2 contradiction), or set dataset.path or data_root"
+        )
+
+    def full_sizes(self, data_root: Path) -> tuple[int, int]:
+        return 4_439, 4_906

@@ -2,26 +2,45 @@
 
 Words are numbered by the training file alone, in the order of their first occurrence, or by how often they occur; words of the
 other files that it lacks become <unk>. Official files have been prepared so that there are none.
+
+A text is three files of plain text, one paragraph a line, or parquet files in the layout of the hub's `Salesforce/wikitext`.
+
+Penn Treebank is the preparation of Mikolov et al. 2011: 10,000 kinds of words, lower case, without punctuation. It is licensed by
+the Linguistic Data Consortium (LDC99T42) and never downloaded. WikiText: Merity et al. 2016. wikitext2_small trains on the
+validation file of WikiText-2; the first half of the articles of the test file validates, the second one tests: its perplexities
+are comparable with nothing published.
 """
 
 from __future__ import annotations
 
+import functools
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from bitcycle.dataset.base import DatasetInfo, DatasetOptions, check_whole
-from bitcycle.settings import SettingError, setting
+from bitcycle.dataset.base import DatasetInfo, DatasetOptions, check_whole, missing
+from bitcycle.dataset.hub import columns, has_parquet, load_hub
+from bitcycle.errors import DataError
+from bitcycle.settings import MISSING, setting
 from bitcycle.shapes import TokenShape
 
 END, UNKNOWN = "<eos>", "<unk>"
 PIECE = 35
 """Tokens that train_samples and test_samples count as one sample; the papers' time steps on Penn Treebank."""
+PATTERNS = ("ptb.{}.txt", "wiki.{}.tokens", "{}.txt")
+"""Names of the files of a split: train, valid or test."""
+HUB = "Salesforce/wikitext"
+SMALL_VALIDATION_LINES = 2226
+"""Lines of WikiText-2's test file that validate in wikitext2_small; an article begins after them."""
+
+Lines: TypeAlias = Sequence[Iterable[str]]
+"""The lines of the training, validation and test file."""
 
 
 class TextSize(NamedTuple):
@@ -31,6 +50,14 @@ class TextSize(NamedTuple):
     validation: int
     test: int
     vocabulary: int
+
+
+SIZES = {
+    "ptb": TextSize(train=929_589, validation=73_760, test=82_430, vocabulary=10_000),
+    "wikitext2": TextSize(train=2_088_628, validation=217_646, test=245_569, vocabulary=33_278),
+    "wikitext103": TextSize(train=103_227_021, validation=217_646, test=245_569, vocabulary=267_735),
+    "wikitext2_small": TextSize(train=217_646, validation=123_449, test=122_120, vocabulary=13_777),
+}
 
 
 class Text(NamedTuple):
@@ -47,18 +74,10 @@ class Text(NamedTuple):
         return TextSize(len(self.train), len(self.validation), len(self.test), len(self.vocabulary))
 
 
-class Lines(NamedTuple):
-    """The lines of the three files."""
-
-    train: Iterable[str]
-    validation: Iterable[str]
-    test: Iterable[str]
-
-
 def number_tokens(lines: Lines, by_frequency: bool = False) -> Text:
     """The tokens of three files as numbers.
 
-    >>> text = number_tokens(Lines(["a b a"], ["b c"], ["a"]))
+    >>> text = number_tokens([["a b a"], ["b c"], ["a"]])
     >>> text.vocabulary, text.train.tolist(), text.validation.tolist()
     (('a', 'b', '<eos>', '<unk>'), [0, 1, 0, 2], [1, 3, 2])
 
@@ -68,32 +87,22 @@ def number_tokens(lines: Lines, by_frequency: bool = False) -> Text:
             first token is.
     """
     numbers: dict[str, int] = {}
-    train = array("i")
-    for line in lines.train:
-        train.extend(numbers.setdefault(word, len(numbers)) for word in (*line.split(), END))
-    numbers.setdefault(UNKNOWN, len(numbers))
-    unknown = numbers[UNKNOWN]
-
-    def known(lines: Iterable[str]) -> Tensor:
-        tokens = array("i")
-        for line in lines:
-            tokens.extend(numbers.get(word, unknown) for word in (*line.split(), END))
-        return _tensor(tokens)
-
-    text = Text(_tensor(train), known(lines.validation), known(lines.test), tuple(numbers))
-    return _by_frequency(text) if by_frequency else text
+    train = _numbered(lines[0], lambda word: numbers.setdefault(word, len(numbers)))
+    unknown = numbers.setdefault(UNKNOWN, len(numbers))
+    splits = [train, *(_numbered(other, lambda word: numbers.get(word, unknown)) for other in lines[1:])]
+    vocabulary = list(numbers)
+    if by_frequency:
+        order = train.bincount(minlength=len(numbers)).argsort(descending=True, stable=True)
+        splits, vocabulary = (
+            [order.argsort()[part] for part in splits],
+            [vocabulary[number] for number in order.tolist()],
+        )
+    return Text(splits[0], splits[1], splits[2], tuple(vocabulary))
 
 
-def _tensor(tokens: array[int]) -> Tensor:
-    return torch.frombuffer(tokens, dtype=torch.int32).long() if tokens else torch.zeros(0, dtype=torch.int64)
-
-
-def _by_frequency(text: Text) -> Text:
-    order = text.train.bincount(minlength=len(text.vocabulary)).argsort(descending=True, stable=True)
-    renumbered = torch.empty_like(order)
-    renumbered[order] = torch.arange(len(order))
-    vocabulary = tuple(text.vocabulary[number] for number in order.tolist())
-    return Text(renumbered[text.train], renumbered[text.validation], renumbered[text.test], vocabulary)
+def _numbered(lines: Iterable[str], number: Callable[[str], int]) -> Tensor:
+    tokens = array("i", (number(word) for line in lines for word in (*line.split(), END)))
+    return torch.from_numpy(np.array(tokens, dtype=np.int64))
 
 
 @dataclass
@@ -101,6 +110,7 @@ class TextDatasetOptions(DatasetOptions):
     """Options that every data set for language modelling has."""
 
     has_validation = True
+    samples_of_one = PIECE
 
     train_samples: Optional[int] = setting(
         None, f"train on the first so many pieces of {PIECE} tokens only; null: all", minimum=1
@@ -116,8 +126,8 @@ class TextDatasetOptions(DatasetOptions):
 
     @property
     def size(self) -> TextSize:
-        """Sizes of the official data set."""
-        raise NotImplementedError
+        """Sizes of the whole data set."""
+        return SIZES[self.name]
 
     def read_lines(self, data_root: Path) -> Lines:
         """The lines of the three files.
@@ -127,31 +137,121 @@ class TextDatasetOptions(DatasetOptions):
         """
         raise NotImplementedError
 
-    def info(self, data_root: Path) -> DatasetInfo:
-        """Sizes after train_samples and test_samples, in tokens; the vocabulary is always the whole one."""
-        size = self.size
-        for option, available in (("train_samples", size.train), ("test_samples", size.test)):
-            wanted = getattr(self, option)
-            if wanted is not None and wanted * PIECE > available:
-                problem = f"{self.name} has only {available // PIECE} pieces of {PIECE} tokens"
-                raise SettingError(option, wanted, problem, f"use at most {available // PIECE}, or null for all")
-        return DatasetInfo(
-            TokenShape(size.vocabulary), _kept(size.train, self.train_samples), _kept(size.test, self.test_samples)
-        )
+    def full_info(self, data_root: Path) -> DatasetInfo:
+        """Sizes in tokens."""
+        return DatasetInfo(TokenShape(self.size.vocabulary), self.size.train, self.size.test)
 
-    def load(self, data_root: Path) -> Text:
-        """The tokens that are used.
-
-        Raises:
-            DataError: if they are missing, or are not those of the official data set.
-        """
+    def load(self, data_root: Path, seed: int) -> Text:
+        """The tokens that are used; the vocabulary is always the whole one."""
         text = number_tokens(self.read_lines(data_root), self.order == "frequency")
         what = "training, validation and test tokens and kinds of them"
         check_whole(self.name, f"what is below {data_root}", what, text.size, self.size)
-        train, test = self.train_samples, self.test_samples
-        parts = [part[: _kept(len(part), limit)] for part, limit in zip(text[:3], (train, test, test), strict=True)]
-        return Text(parts[0], parts[1], parts[2], text.vocabulary)
+        train, test = (limit and limit * PIECE for limit in (self.train_samples, self.test_samples))
+        return Text(text.train[:train], text.validation[:test], text.test[:test], text.vocabulary)
 
 
-def _kept(tokens: int, pieces: int | None) -> int:
-    return tokens if pieces is None else min(tokens, pieces * PIECE)
+def lines_of(path: Path) -> Iterator[str]:
+    """The lines of a file.
+
+    Raises:
+        DataError: if it cannot be read.
+    """
+    try:
+        with open(path, encoding="utf-8") as stream:
+            yield from stream
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {path}: {error}. Fetch the file again.") from error
+
+
+def find_text(folders: Sequence[Path], splits: Sequence[str] = ("train", "valid", "test")) -> list[Path]:
+    """The files of plain text of all `splits` in the first folder that has them; empty if none has."""
+    for folder in folders:
+        names = ([folder / pattern.format(split) for pattern in PATTERNS] for split in splits)
+        found = [file for paths in names for file in [*filter(Path.is_file, paths)][:1]]
+        if len(found) == len(splits):
+            return found
+    return []
+
+
+@dataclass
+class PennTreebank(TextDatasetOptions):
+    """Options of Penn Treebank."""
+
+    name: str = "ptb"
+
+    def read_lines(self, data_root: Path) -> Lines:
+        folders = [data_root / name for name in ("ptb", "penn", "penn-treebank", "ptb/data")]
+        if found := find_text(folders):
+            return [*map(lines_of, found)]
+        put = "ptb.train.txt, ptb.valid.txt and ptb.test.txt (Mikolov's preparation; licensed, so not downloaded)"
+        raise missing(self.name, folders[0], put, " dataset=wikitext2_small is a small free text.")
+
+
+@dataclass
+class WikiText(TextDatasetOptions):
+    """Options of WikiText-2 and WikiText-103."""
+
+    name: str = "wikitext2"
+
+    def read_lines(self, data_root: Path) -> Lines:
+        subset = f"wikitext-{self.name.removeprefix('wikitext')}-v1"
+        folders = [data_root / name for name in (self.name, subset.removesuffix("-v1"), subset)]
+        if found := find_text(folders):
+            return [*map(lines_of, found)]
+        folder = next((folder for folder in (*folders, data_root / HUB / subset) if has_parquet(folder)), None)
+        put = f"wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens, or the parquet files of the hub's {HUB} {subset},"
+        remedy = str(missing(self.name, folders[0], put))
+        splits = load_hub(folder or HUB, remedy, None if folder else subset)
+        if absent := {"train", "validation", "test"} - set(splits):
+            raise DataError(f"{folder or HUB} lacks the splits {', '.join(sorted(absent))}. {remedy}")
+        return [columns(splits[split], ["text"], folder or HUB)[0] for split in ("train", "validation", "test")]
+
+
+@dataclass
+class WikiTextSmall(TextDatasetOptions):
+    """Options of the small proxy of WikiText-2."""
+
+    name: str = "wikitext2_small"
+
+    def read_lines(self, data_root: Path) -> Lines:
+        folders = [data_root / name for name in (self.name, "wikitext2-small")]
+        if found := find_text(folders):
+            return [*map(lines_of, found)]
+        official = [data_root / name for name in ("wikitext2", "wikitext-2", "wikitext-2-v1")]
+        if found := find_text(official, ("valid", "test")):
+            rest = list(lines_of(found[1]))
+            return [lines_of(found[0]), rest[:SMALL_VALIDATION_LINES], rest[SMALL_VALIDATION_LINES:]]
+        put = f"train.txt, valid.txt and test.txt, or WikiText-2's wiki.valid.tokens and wiki.test.tokens into {official[0]},"
+        raise missing(self.name, folders[0], put)
+
+
+@dataclass
+class OwnText(TextDatasetOptions):
+    """Options of text of your own; its sizes are read from the files."""
+
+    name: str = "text"
+    path: str = setting(
+        MISSING, "folder with train.txt, valid.txt and test.txt, one paragraph a line, words between spaces"
+    )
+
+    @property
+    def size(self) -> TextSize:
+        return _size(tuple((path, path.stat().st_mtime_ns) for path in self._files()))
+
+    def read_lines(self, data_root: Path) -> Lines:
+        return [*map(lines_of, self._files())]
+
+    def _files(self) -> list[Path]:
+        path = Path(self.path).expanduser()
+        if found := find_text([path]):
+            return found
+        problem = "has no train.txt, valid.txt and test.txt" if path.is_dir() else "is not a folder"
+        raise DataError(
+            f"dataset.path={path} {problem}; put the three files there, one paragraph a line, words between spaces"
+        )
+
+
+@functools.lru_cache(maxsize=1)
+def _size(files: tuple[tuple[Path, int], ...]) -> TextSize:
+    """Sizes of files with their times of change; read once in a process as long as they do not change."""
+    return number_tokens([lines_of(path) for path, _ in files]).size

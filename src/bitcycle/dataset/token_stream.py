@@ -11,7 +11,6 @@ from torch import Tensor
 
 from bitcycle import distributed
 from bitcycle.dataset.epoch import Epoch
-from bitcycle.dataset.pipeline import epoch_order
 from bitcycle.randomness import derive
 
 SHORT_SHARE, LENGTH_DEVIATION, MINIMUM_LENGTH = 0.05, 5.0, 5
@@ -139,12 +138,9 @@ class TokenBlocks:
 
     def starting_at(self, step: int) -> Iterator[TokenBatch]:
         """Batches of steps `step`, `step` + 1, and so on without end."""
-        epoch, position = divmod(step, self.epoch.steps)
-        while True:
-            order = epoch_order(len(self.inputs), self.seed, epoch).to(self.inputs.device)
-            for numbers in order.split(self.count)[position:]:
-                yield TokenBatch(self.inputs[numbers].T, self.targets[numbers].T, continues=False)
-            epoch, position = epoch + 1, 0
+        for _, order in Epoch(len(self.inputs), self.count).shuffled(self.seed, step):
+            numbers = order.to(self.inputs.device)
+            yield TokenBatch(self.inputs[numbers].T, self.targets[numbers].T, continues=False)
 
     def of_epoch(self) -> Iterator[TokenBatch]:
         """All blocks in order, then what is left, as a shorter one."""

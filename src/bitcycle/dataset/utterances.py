@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from bitcycle.dataset.epoch import Epoch
-from bitcycle.dataset.pipeline import epoch_order
+from bitcycle.dataset.epoch import Epoch, epoch_order
 from bitcycle.dataset.speech_features import speech_features
 from bitcycle.randomness import derive
 
@@ -85,11 +84,7 @@ class UtteranceBatches:
 
     def starting_at(self, step: int) -> Iterator[SpeechBatch]:
         """Batches of steps `step`, `step` + 1, and so on without end."""
-        epoch, position = divmod(step, self.epoch.steps)
-        while True:
-            for indices in self.order(epoch)[position:]:
-                yield self.utterances.batch(indices)
-            epoch, position = epoch + 1, 0
+        return (self.utterances.batch(indices) for _, indices in self.epoch.from_step(step, self.order))
 
     def order(self, epoch: int) -> list[Tensor]:
         """The utterances of each batch of an epoch."""

@@ -17,12 +17,11 @@ from xml.etree import ElementTree
 
 import torch
 
-from bitcycle.dataset.base import check_whole, missing
-from bitcycle.dataset.detection import AnnotatedImage, DetectionDatasetOptions, DetectionSplits, Objects
+from bitcycle.dataset.base import Splits, check_whole, missing
+from bitcycle.dataset.detection import AnnotatedImage, DetectionDatasetOptions
 from bitcycle.dataset.fetch import fetch, unpack, unpack_to_cache
 from bitcycle.dataset.images import EncodedImage
 from bitcycle.errors import DataError
-from bitcycle.settings import setting
 
 VOC_CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog"),
@@ -40,13 +39,13 @@ class Voc2012(DetectionDatasetOptions):
 
     name: str = "voc2012"
 
-    def read(self, data_root: Path) -> DetectionSplits:
+    def read(self, data_root: Path) -> Splits[list[AnnotatedImage]]:
         folders = (data_root / self.name, data_root)
         root = next((root for root in folders if (root / "VOCdevkit/VOC2012").is_dir()), None)
         root = root or self._download(data_root / self.name)
         train, test = (read_split(root, "2012", split, self.class_names) for split in ("train", "val"))
         check_whole(self.name, root, "training and test images", (len(train), len(test)), self.sizes)
-        return DetectionSplits(train, None, test)
+        return Splits(train, test)
 
     def _download(self, folder: Path) -> Path:
         from torchvision.datasets.voc import DATASET_YEAR_DICT
@@ -69,10 +68,10 @@ class VocSmall(DetectionDatasetOptions):
     has_validation = True
 
     name: str = "voc_small"
-    shorter_side: int = setting(320, "pixels that the shorter side is scaled to", minimum=16)
-    longer_side: int = setting(512, "upper limit on the longer side, in pixels", minimum=16)
+    shorter_side: int = 320
+    longer_side: int = 512
 
-    def read(self, data_root: Path) -> DetectionSplits:
+    def read(self, data_root: Path) -> Splits[list[AnnotatedImage]]:
         folders = [data_root / "voc-small", data_root / "voc_small"]
         root = next((root for root in folders if (root / "VOCdevkit/VOC2007").is_dir()), None)
         if root is None:
@@ -84,7 +83,7 @@ class VocSmall(DetectionDatasetOptions):
             read_split(root, "2007", split, self.class_names) for split in ("train", "val", "test")
         )
         check_whole(self.name, root, "training and test images", (len(train), len(test)), self.sizes)
-        return DetectionSplits(train, validation, test)
+        return Splits(train, test, validation)
 
 
 def read_split(root: Path, year: str, split: str, class_names: tuple[str, ...]) -> list[AnnotatedImage]:
@@ -118,9 +117,6 @@ def _read_annotation(picture: str, annotation: str, class_names: tuple[str, ...]
             difficult.append(element.findtext("difficult", "0").strip() == "1")
     except (OSError, ElementTree.ParseError, ValueError) as error:
         raise DataError(f"cannot use {annotation}: {error}. Fetch the data set again.") from error
-    objects = Objects(
-        torch.tensor(boxes, dtype=torch.float32).view(-1, 4),
-        torch.tensor(labels, dtype=torch.int64),
-        torch.tensor(difficult, dtype=torch.bool),
-    )
-    return AnnotatedImage(EncodedImage(picture, Path(picture).read_bytes), width, height, objects)
+    objects = torch.tensor(boxes, dtype=torch.float32).view(-1, 4), torch.tensor(labels, dtype=torch.int64)
+    image = EncodedImage(picture, Path(picture).read_bytes)
+    return AnnotatedImage(image, width, height, *objects, torch.tensor(difficult, dtype=torch.bool))

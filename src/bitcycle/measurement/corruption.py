@@ -32,9 +32,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bitcycle.dataset import Images
-from bitcycle.dataset.images import EncodedImages, Framing
-from bitcycle.dataset.source import read_class_folders
+from bitcycle.dataset.image_sources import read_class_folders
+from bitcycle.dataset.images import EncodedImages, Framing, Images
 from bitcycle.errors import DataError, RunError
 from bitcycle.layer.compilation import channels_last
 from bitcycle.measurement.artifacts import CLEAN, Row

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bitcycle.dataset import Batch, EvaluationBatches, ImageDatasetOptions, Images
-from bitcycle.dataset.image_dataset import first_images
+from bitcycle.dataset.image_batches import Batch, EvaluationBatches
+from bitcycle.dataset.image_dataset import ImageDatasetOptions, first_images
+from bitcycle.dataset.images import Images
 from bitcycle.errors import RunError
 from bitcycle.measurement.finished_run import FinishedRun
 from bitcycle.recipe.weight_averaging import estimate_statistics
@@ -37,10 +38,9 @@ class Measurement:
             raise RunError(
                 f"{run.folder.path} has learned task={config.task.name}; this analysis needs classified images"
             )
-        splits = config.dataset.load(config.data_folder)
-        train, _ = config.dataset.hold_out(splits.train, config.seed)
+        train, test, _ = config.dataset.load(config.data_folder, config.seed)
         self.options, self.device, self.batch_size = config.dataset, device, config.task.evaluation_batch_size
-        self.use(first_images(train.for_evaluation() if split == "train" else splits.test, samples))
+        self.use(first_images(train.for_evaluation() if split == "train" else test, samples))
 
     def use(self, images: Images) -> None:
         """Measure on other images from now on."""

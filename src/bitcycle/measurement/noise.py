@@ -32,8 +32,8 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from bitcycle.dataset import SpeechDatasetOptions, Utterances
-from bitcycle.dataset.audio import file_recording
+from bitcycle.dataset.speech import SpeechDatasetOptions, file_recording
+from bitcycle.dataset.utterances import Utterances
 from bitcycle.errors import DataError, RunError
 from bitcycle.measurement.artifacts import CLEAN, Row
 from bitcycle.measurement.command import run_command
@@ -224,7 +224,7 @@ class NoiseTest(Analysis):
         if not isinstance(config.dataset, SpeechDatasetOptions):
             raise RunError(f"{run.folder.path} has learned from {config.dataset.name}, which holds no speech")
         self.run, self.dataset, self.seed = run, config.dataset, options.seed
-        splits = self.dataset.load(config.data_folder)
+        splits = self.dataset.load(config.data_folder, config.seed)
         self.alphabet = self.dataset.alphabet(config.data_folder)
         rate = self.dataset.sampling_rate
         self.recordings = splits.test

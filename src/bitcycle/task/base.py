@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle import distributed
-from bitcycle.dataset import DatasetInfo, DatasetOptions, Epoch
+from bitcycle.dataset import DatasetInfo, DatasetOptions
+from bitcycle.dataset.epoch import Epoch
 from bitcycle.settings import MISSING, SettingError, Settings, setting
 
 

@@ -9,15 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bitcycle.dataset import (
-    Batch,
-    DatasetInfo,
-    EvaluationBatches,
-    ImageDatasetOptions,
-    Images,
-    Splits,
-    TrainingBatches,
-)
+from bitcycle.dataset import DatasetInfo
+from bitcycle.dataset.base import Splits
+from bitcycle.dataset.image_batches import Batch, EvaluationBatches, TrainingBatches
+from bitcycle.dataset.image_dataset import ImageDatasetOptions
+from bitcycle.dataset.images import Images
 from bitcycle.settings import setting
 from bitcycle.shapes import ImageShape
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, check_shares
@@ -44,12 +40,8 @@ class ClassificationOptions(TaskOptions):
     def build(self, setup: TaskSetup) -> Classification:
         dataset, shape = setup.dataset, setup.info.shape
         assert isinstance(dataset, ImageDatasetOptions) and isinstance(shape, ImageShape)
-        splits = dataset.load(setup.data_root)
-        train, validation = dataset.hold_out(splits.train, setup.seed)
-        splits = splits._replace(train=train)
-        return Classification(
-            self, dataset, splits, shape.classes, setup.batch_size, setup.seed, setup.device, validation
-        )
+        splits = dataset.load(setup.data_root, setup.seed)
+        return Classification(self, dataset, splits, shape.classes, setup.batch_size, setup.seed, setup.device)
 
 
 class Classification(Task):
@@ -58,12 +50,11 @@ class Classification(Task):
     Args:
         options: of the task.
         dataset: normalisation and augmentation.
-        splits: training and test images.
+        splits: training and test images, and those for choosing, if any.
         classes: number of classes.
         batch_size: training samples a step, of all processes together.
         seed: of order and augmentation.
         device: where batches are made.
-        validation: images for choosing, if any.
 
     Raises:
         SettingError (a ValueError): if there are more processes than images to evaluate.
@@ -77,21 +68,20 @@ class Classification(Task):
         self,
         options: ClassificationOptions,
         dataset: ImageDatasetOptions,
-        splits: Splits,
+        splits: Splits[Images],
         classes: int,
         batch_size: int,
         seed: int,
         device: torch.device,
-        validation: Images | None = None,
     ) -> None:
         self.options, self.batch_size, self.classes = options, batch_size, classes
-        check_shares(options.evaluation_batch_size, test_samples=splits.test, validation=validation)
+        check_shares(options.evaluation_batch_size, test_samples=splits.test, validation=splits.validation)
         self.training_batches = TrainingBatches(splits.train, dataset, batch_size, seed, device)
         self.majority_baseline = float(splits.train.labels.bincount().max()) / len(splits.train)
         self.test_batches = EvaluationBatches(splits.test, dataset, options.evaluation_batch_size, device)
         self.validation_batches = (
-            EvaluationBatches(validation, dataset, options.evaluation_batch_size, device)
-            if validation is not None
+            EvaluationBatches(splits.validation, dataset, options.evaluation_batch_size, device)
+            if splits.validation is not None
             else None
         )
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bitcycle.dataset import BLANK
+from bitcycle.dataset.utterances import BLANK
 
 
 def ctc_loss(logits: Tensor, lengths: Tensor, targets: Tensor, target_lengths: Tensor) -> Tensor:

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from bitcycle import distributed
 from bitcycle.dataset import DatasetInfo
+from bitcycle.dataset.base import Splits
 from bitcycle.dataset.detection import (
     AnnotatedImage,
     DetectionBatch,
+    DetectionBatches,
     DetectionDatasetOptions,
-    DetectionEvaluationBatches,
-    DetectionSplits,
-    DetectionTrainingBatches,
 )
 from bitcycle.optional_imports import require
 from bitcycle.settings import SettingError, setting
@@ -132,19 +131,19 @@ class Detection(Task):
         self,
         options: DetectionOptions,
         dataset: DetectionDatasetOptions,
-        splits: DetectionSplits,
+        splits: Splits[list[AnnotatedImage]],
         batch_size: int,
         seed: int,
         device: torch.device,
     ) -> None:
         self.options, self.classes, self.device = options, len(dataset.class_names), device
         check_shares(options.evaluation_batch_size, test_samples=splits.test, validation=splits.validation)
-        self.training_batches = DetectionTrainingBatches(splits.train, dataset, batch_size, seed, device)
-        counts = torch.cat([image.objects.labels for image in splits.train]).bincount()
+        self.training_batches = DetectionBatches(splits.train, dataset, batch_size, seed, device)
+        counts = torch.cat([image.labels for image in splits.train]).bincount()
         self.majority_baseline = float(counts.max() / counts.sum())
 
-        def evaluation(images: list[AnnotatedImage]) -> DetectionEvaluationBatches:
-            return DetectionEvaluationBatches(images, dataset, options.evaluation_batch_size, device)
+        def evaluation(images: list[AnnotatedImage]) -> DetectionBatches:
+            return DetectionBatches(images, dataset, options.evaluation_batch_size, seed, device)
 
         self.test_batches = evaluation(splits.test)
         self.validation_batches = None if splits.validation is None else evaluation(splits.validation)
@@ -175,7 +174,7 @@ class Detection(Task):
         return {} if self.validation_batches is None else self._measure(model, self.validation_batches, "validation")
 
     @torch.no_grad()
-    def _measure(self, model: nn.Module, batches: DetectionEvaluationBatches, split: str) -> dict[str, float]:
+    def _measure(self, model: nn.Module, batches: DetectionBatches, split: str) -> dict[str, float]:
         from torchmetrics import MeanMetric
         from torchmetrics.detection import MeanAveragePrecision
 

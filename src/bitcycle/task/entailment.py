@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitcycle import distributed
-from bitcycle.dataset import DatasetInfo, Epoch, SentencePairOptions, TokenPairs
-from bitcycle.dataset.pipeline import epoch_order
+from bitcycle.dataset import DatasetInfo
+from bitcycle.dataset.epoch import Epoch
+from bitcycle.dataset.sentence_pairs import SentencePairOptions, TokenPairs
 from bitcycle.settings import SettingError, setting
 from bitcycle.shapes import SentencePairShape
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, check_shares
@@ -57,9 +58,8 @@ class EntailmentOptions(TaskOptions):
         if self.evaluation_split == "validation" and dataset.validation == 0:
             remedy = "leave dataset.validation=null"
             raise SettingError("task.evaluation_split", "validation", "no validation data are used", remedy)
-        return Entailment(
-            self, dataset.load(setup.data_root), shape.classes, setup.batch_size, setup.seed, setup.device
-        )
+        splits = dataset.load(setup.data_root, setup.seed)
+        return Entailment(self, splits, shape.classes, setup.batch_size, setup.seed, setup.device)
 
 
 class Entailment(Task):
@@ -96,12 +96,8 @@ class Entailment(Task):
 
     def batches(self, step: int) -> Iterator[PairBatch]:
         train = self.splits["train"]
-        epoch, position = divmod(step, self.epoch.steps)
-        while True:
-            order = epoch_order(self.epoch.samples, self.seed, epoch).to(train.ids.device)
-            for indices in order.split(self.epoch.samples_per_step)[position:]:
-                yield batch_of(train, distributed.local_shard(indices))
-            epoch, position = epoch + 1, 0
+        for _, indices in self.epoch.shuffled(self.seed, step):
+            yield batch_of(train, distributed.local_shard(indices.to(train.ids.device)))
 
     def train(self, model: nn.Module, batch: PairBatch) -> StepOutput:
         logits = model(batch.ids, batch.segments, batch.mask)

@@ -19,7 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitcycle import distributed
-from bitcycle.dataset import DatasetInfo, Epoch, TextDatasetOptions
+from bitcycle.dataset import DatasetInfo
+from bitcycle.dataset.epoch import Epoch
+from bitcycle.dataset.text import TextDatasetOptions
 from bitcycle.dataset.token_stream import (
     DrawnTokenStreams,
     TokenBatch,
@@ -81,7 +83,7 @@ class LanguageModellingOptions(TaskOptions):
 
     def build(self, setup: TaskSetup) -> LanguageModelling:
         assert isinstance(setup.dataset, TextDatasetOptions)
-        text = setup.dataset.load(setup.data_root)
+        text = setup.dataset.load(setup.data_root, setup.seed)
         train, validation, test = (split.to(setup.device) for split in text[:3])
         training = self.training_batches(train, setup.batch_size, setup.seed)
         majority_baseline = float(train.bincount().max()) / len(train)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bitcycle.dataset import Interactions
+from bitcycle.dataset.interactions import Interactions
 from bitcycle.randomness import hash_bits, int32_key
 
 

@@ -24,7 +24,6 @@ from bitcycle.dataset.base import DatasetInfo
 from bitcycle.dataset.epoch import Epoch
 from bitcycle.dataset.graph import Graph, GraphDatasetOptions
 from bitcycle.dataset.neighbours import SAMPLERS
-from bitcycle.dataset.pipeline import epoch_order
 from bitcycle.layer.sparse import Edges
 from bitcycle.settings import setting
 from bitcycle.shapes import GraphShape
@@ -80,7 +79,7 @@ class NodeClassificationOptions(TaskOptions):
     def build(self, setup: TaskSetup) -> NodeClassification:
         dataset, shape = setup.dataset, setup.info.shape
         assert isinstance(dataset, GraphDatasetOptions) and isinstance(shape, GraphShape)
-        graph = dataset.load(setup.data_root)
+        graph = dataset.load(setup.data_root, setup.seed)
         return NodeClassification(self, dataset, graph, shape, setup.batch_size, setup.seed, setup.device)
 
 
@@ -130,7 +129,7 @@ class NodeClassification(Task):
         self,
         options: NodeClassificationOptions,
         dataset: GraphDatasetOptions,
-        graph: Graph,
+        graph: Graph[Edges],
         shape: GraphShape,
         batch_size: int,
         seed: int,
@@ -151,13 +150,8 @@ class NodeClassification(Task):
             whole = self._whole_graph(self.train_nodes)
             while True:
                 yield whole
-        epoch, position = divmod(step, self.epoch.steps)
-        while True:
-            order = self.train_nodes[epoch_order(len(self.train_nodes), self.seed, epoch).to(self.device)]
-            for nodes in order.split(self.epoch.samples_per_step)[position:]:
-                yield self._sampled(nodes, "train", step)
-                step += 1
-            epoch, position = epoch + 1, 0
+        for number, (_, places) in enumerate(self.epoch.shuffled(self.seed, step), step):
+            yield self._sampled(self.train_nodes[places.to(self.device)], "train", number)
 
     def _whole_graph(self, nodes: Tensor) -> GraphBatch:
         return GraphBatch(self.features, (self.edges,), nodes, self.labels[nodes])

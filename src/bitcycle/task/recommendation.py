@@ -22,8 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitcycle.dataset import DatasetInfo, Epoch, HeldOut, InteractionOptions, Interactions, InteractionSplits
-from bitcycle.dataset.pipeline import epoch_order
+from bitcycle.dataset import DatasetInfo
+from bitcycle.dataset.epoch import Epoch
+from bitcycle.dataset.interactions import HeldOut, InteractionOptions, Interactions, InteractionSplits
 from bitcycle.settings import setting
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
 from bitcycle.task.negatives import NegativeSampler
@@ -101,12 +102,8 @@ class Recommendation(Task):
         logger.info("recommending the most popular items has test_hr10 %.2f", self.popularity)
 
     def batches(self, step: int) -> Iterator[InteractionBatch]:
-        epoch, position = divmod(step, self.epoch.steps)
-        while True:
-            order = epoch_order(self.epoch.samples, self.seed, epoch).to(self.device)
-            for numbers in order.split(self.epoch.samples_per_step)[position:]:
-                yield self.batch(numbers, epoch)
-            epoch, position = epoch + 1, 0
+        for epoch, numbers in self.epoch.shuffled(self.seed, step):
+            yield self.batch(numbers.to(self.device), epoch)
 
     def batch(self, numbers: Tensor, epoch: int) -> InteractionBatch:
         """Samples by their numbers: 1 + negatives for each interaction, the chosen item first."""

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bitcycle.dataset import DatasetInfo, SpeechBatch, SpeechDatasetOptions, UtteranceBatches, Utterances
+from bitcycle.dataset import DatasetInfo
+from bitcycle.dataset.speech import SpeechDatasetOptions
+from bitcycle.dataset.utterances import SpeechBatch, UtteranceBatches, Utterances
 from bitcycle.settings import setting
 from bitcycle.shapes import SpeechShape
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
@@ -62,8 +64,8 @@ class SpeechRecognitionOptions(TaskOptions):
     def build(self, setup: TaskSetup) -> SpeechRecognition:
         dataset = setup.dataset
         assert isinstance(dataset, SpeechDatasetOptions)
-        splits, alphabet = dataset.load(setup.data_root), dataset.alphabet(setup.data_root)
-        train, validation, test = (dataset.utterances(split, alphabet).to(setup.device) for split in splits)
+        splits, alphabet = dataset.load(setup.data_root, setup.seed), dataset.alphabet(setup.data_root)
+        train, test, validation = (dataset.utterances(split or [], alphabet).to(setup.device) for split in splits)
         return SpeechRecognition(self, alphabet, train, validation, test, setup.batch_size, setup.seed)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle import distributed
-from bitcycle.dataset import Epoch
+from bitcycle.dataset.epoch import Epoch
 from bitcycle.errors import RunError
 from bitcycle.layer import PrecisionController, penalty
 from bitcycle.randomness import derive

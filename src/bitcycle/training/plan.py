@@ -12,7 +12,8 @@ from typing import Any
 from torch import nn
 
 from bitcycle.configuration import TYPES, RunConfig
-from bitcycle.dataset import DatasetInfo, Epoch
+from bitcycle.dataset import DatasetInfo
+from bitcycle.dataset.epoch import Epoch
 from bitcycle.hardware import Cost, Workload
 from bitcycle.layer import Choices, LayerRule, quantize_model
 from bitcycle.model import build_seeded, check_kind

@@ -25,11 +25,6 @@ class Batch(NamedTuple):
     targets: Tensor
 
 
-def epoch_order(samples: int, seed: int, epoch: int) -> Tensor:
-    """The order of the samples in an epoch, a permutation of 0 .. samples-1."""
-    return torch.randperm(samples, generator=torch.Generator().manual_seed(derive(seed, "order", epoch)))
-
-
 class TrainingBatches:
     """The endless sequence of training batches, startable at any step; of several processes each makes its share only.
 
@@ -45,32 +40,28 @@ class TrainingBatches:
         self, images: Images, options: ImageDatasetOptions, batch_size: int, seed: int, device: torch.device
     ) -> None:
         self.images, self.options = images.to(device), options
-        self.epoch = Epoch(len(images), batch_size)
-        self.batch_size, self.seed, self.device = batch_size, seed, device
+        self.epoch, self.seed, self.device = Epoch(len(images), batch_size), seed, device
         self.normalise = Normalise(options, device)
 
     def starting_at(self, step: int) -> Iterator[Batch]:
         """Batches of steps `step`, `step` + 1, and so on without end."""
-        per_epoch = self.epoch.steps
         for samples, pixels, labels in self.images.batches(self._index_batches(step)):
-            pixels = self._augment(pixels.to(self.device), samples.indices.to(self.device), step // per_epoch)
+            indices = samples.indices.to(self.device)
+            pixels = self._augment(pixels.to(self.device), indices, step // self.epoch.steps)
             yield Batch(self.normalise(pixels), labels.to(self.device))
             step += 1
 
     def _index_batches(self, step: int) -> Iterator[IndexBatch]:
-        epoch, position = divmod(step, self.epoch.steps)
-        while True:
-            crop_seed = derive(self.seed, "crop", epoch)
-            for indices in epoch_order(len(self.images), self.seed, epoch).split(self.batch_size)[position:]:
-                yield IndexBatch(distributed.local_shard(indices), crop_seed)
-            epoch, position = epoch + 1, 0
+        for epoch, indices in self.epoch.shuffled(self.seed, step):
+            yield IndexBatch(distributed.local_shard(indices), derive(self.seed, "crop", epoch))
 
     def _augment(self, pixels: Tensor, indices: Tensor, epoch: int) -> Tensor:
         """Random crop with zero padding and random horizontal flip, from (seed, epoch, sample)."""
         padding, size = self.options.crop_padding, pixels.shape[1]
         if not padding and not self.options.flip:
             return pixels
-        bits = self._random_bits(indices, epoch)
+        key = torch.tensor(int32_key(self.seed, "augmentation", epoch), dtype=torch.int32, device=pixels.device)
+        bits = hash_bits(indices.to(torch.int32), key).long() & 0x7FFFFFFF  # 31 of each sample, in whatever batch it is
         rows = torch.arange(size, device=pixels.device).repeat(len(indices), 1)
         columns = rows
         if self.options.flip:
@@ -81,11 +72,6 @@ class TrainingBatches:
             columns = columns + _choice(bits >> 11, 2 * padding + 1)[:, None]
         images = torch.arange(len(indices), device=pixels.device)
         return pixels[images[:, None, None], rows[:, :, None], columns[:, None, :]]
-
-    def _random_bits(self, indices: Tensor, epoch: int) -> Tensor:
-        """31 random bits for each sample, independent of the batch that it is in."""
-        key = torch.tensor(int32_key(self.seed, "augmentation", epoch), dtype=torch.int32, device=indices.device)
-        return hash_bits(indices.to(torch.int32), key).long() & 0x7FFFFFFF
 
 
 def _choice(bits: Tensor, count: int) -> Tensor:

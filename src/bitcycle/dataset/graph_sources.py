@@ -1,9 +1,14 @@
-"""ogbn-arxiv (169,343 papers, split by year) and ogbn-products (2,449,029 products, split by sales rank), class of each node.
+"""Graphs by name: Cora and Citeseer with the Planetoid split, ogbn-arxiv and ogbn-products.
 
-The package `ogb` reads `data_root/ogbn_arxiv` and `data_root/ogbn_products` in its own layout and keeps what it has read in
-`processed/` there; its `Evaluator` scores predictions. If a folder is not there, the official archive is downloaded.
+Cora and Citeseer, citation graphs of a few thousand papers, are read from `data_root/NAME/NAME.npz` with the arrays feat_data,
+feat_indices, feat_indptr, feat_shape (the bag-of-words matrix in compressed rows), labels, edge_index [2, E] in both
+directions, train_mask, val_mask, test_mask. Far smaller than the graphs of the papers: for tests and first results only.
+Source: Sen et al. 2008; split of Yang, Cohen, Salakhutdinov 2016 (github.com/kimiyoung/planetoid).
 
-Source: Hu et al. 2020; Better Schedules, section 4.3. The number of symmetrised edges of ogbn-arxiv is OGB's own.
+ogbn-arxiv (169,343 papers, split by year) and ogbn-products (2,449,029 products, split by sales rank): the package `ogb` reads
+`data_root/ogbn_arxiv` and `data_root/ogbn_products` in its own layout and keeps what it has read in `processed/` there; its
+`Evaluator` scores predictions. If a folder is not there, the official archive is downloaded. Source: Hu et al. 2020; Better
+Schedules, section 4.3. The number of symmetrised edges of ogbn-arxiv is OGB's own.
 """
 
 from __future__ import annotations
@@ -12,62 +17,71 @@ import contextlib
 import pickle
 import sys
 import types
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from bitcycle.dataset.base import logger, missing
+from bitcycle.dataset.base import UNREADABLE, logger, missing
 from bitcycle.dataset.fetch import fetch, unpack
-from bitcycle.dataset.graph import GraphDatasetOptions, GraphSize, RawGraph
+from bitcycle.dataset.graph import Graph, GraphDatasetOptions
 from bitcycle.errors import DataError
 from bitcycle.optional_imports import require
 
-SIZES = {
-    "ogbn_arxiv": GraphSize(169_343, 1_166_243, 2_315_598, 128, 40, 90_941, 29_799, 48_603),
-    "ogbn_products": GraphSize(2_449_029, 123_718_280, 123_718_280, 100, 47, 196_615, 39_323, 2_213_091),
-}
+SPLITS = ("train_mask", "val_mask", "test_mask")
 ARCHIVES = "http://snap.stanford.edu/ogb/data/nodeproppred/"
 NEW_NODES = (28_371 - 1024) / 1024 / 32
 """New nodes for each sampled neighbour in ogbn-products: the released code counts 3,670,697,915 operations for 1024 seeds, which
 are those of 28,371 nodes before the last layer (inferred; semantics of its get_flops.py)."""
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    LookupError,
-    TypeError,
-    RuntimeError,
-    EOFError,
-    zipfile.BadZipFile,
-    pickle.PickleError,
-)
+
+
+@dataclass
+class Citation(GraphDatasetOptions):
+    """Options of the citation graphs. Features: each paper's sum is 1, as Kipf and Welling 2017."""
+
+    features: str = "row_normalised"
+
+    def read(self, data_root: Path) -> Graph[Tensor]:
+        from scipy.sparse import csr_matrix
+
+        file = data_root / self.name / f"{self.name}.npz"
+        try:
+            with np.load(file, allow_pickle=False) as arrays:
+                parts = arrays["feat_data"], arrays["feat_indices"], arrays["feat_indptr"]
+                features = torch.from_numpy(csr_matrix(parts, arrays["feat_shape"], dtype=np.float32).toarray())
+                labels, edges = (torch.from_numpy(arrays[name]).long() for name in ("labels", "edge_index"))
+                return Graph(
+                    features, labels, edges, *(torch.from_numpy(arrays[name]).nonzero().flatten() for name in SPLITS)
+                )
+        except FileNotFoundError as error:
+            raise DataError(
+                f"{file} is missing. Put the graph there as arrays feat_data, feat_indices, feat_indptr, feat_shape, labels, "
+                f"edge_index, {', '.join(SPLITS)} (numpy.savez), made from ind.{self.name}.* of github.com/kimiyoung/planetoid, "
+                "or point data_root= (or BITCYCLE_DATA) at the folder that holds it."
+            ) from error
+        except UNREADABLE as error:
+            raise DataError(f"cannot read {file}: {type(error).__name__}: {error}") from error
 
 
 @dataclass
 class Ogbn(GraphDatasetOptions):
     """Options of ogbn-arxiv; those of ogbn-products differ in `conf/dataset/ogbn_products.yaml`."""
 
-    @property
-    def size(self) -> GraphSize:
-        return SIZES[self.name]
-
     def sampled_degree(self, neighbours: int, degree: float) -> float:
         share = NEW_NODES if self.name == "ogbn_products" else 1.0
         return share * super().sampled_degree(neighbours, degree)
 
-    def read(self, data_root: Path) -> RawGraph:
+    def read(self, data_root: Path) -> Graph[Tensor]:
         folder, library = data_root / self.name, _ogb()
         if not folder.is_dir():
             self._download(folder)
         if not list(folder.glob("RELEASE_v*.txt")):  # without which ogb asks the user whether to delete the folder
-            raise DataError(
-                f"{folder} lacks RELEASE_v1.txt, which the official archive holds. Unpack the whole archive there."
-            )
+            raise DataError(f"{folder} lacks RELEASE_v1.txt of the official archive. Unpack the whole archive there.")
         logger.info("reading %s", folder)
         try:
             (folder / "processed").mkdir(exist_ok=True)
@@ -76,20 +90,14 @@ class Ogbn(GraphDatasetOptions):
                 splits = official.get_idx_split()
             graph, labels = official[0]
             nodes = (torch.tensor(splits[split], dtype=torch.int64) for split in ("train", "valid", "test"))
-            edges = torch.tensor(
-                graph["edge_index"], dtype=torch.int64
-            )  # a copy, as pandas lends its arrays for reading only
-            if (
-                self.name == "ogbn_products"
-            ):  # ogb puts the reverse behind each edge; here all of them come after all edges
+            # copies, as pandas lends its arrays for reading only
+            edges, classes = (torch.tensor(part, dtype=torch.int64) for part in (graph["edge_index"], labels))
+            if self.name == "ogbn_products":  # ogb puts the reverse behind each edge; here they come after all edges
                 edges = torch.cat([edges[:, 0::2], edges[:, 1::2]], dim=1)
-            features = torch.tensor(graph["node_feat"], dtype=torch.float32)
-            return RawGraph(features, torch.tensor(labels, dtype=torch.int64).flatten(), edges, *nodes)
-        except _UNREADABLE as error:
+            return Graph(torch.tensor(graph["node_feat"], dtype=torch.float32), classes.flatten(), edges, *nodes)
+        except UNREADABLE as error:
             problem = f"cannot read {folder}: {type(error).__name__}: {str(error).splitlines()[0]}"
-            remedy = (
-                "Delete that folder to fetch the archive again; ogb has to be able to write into its processed/ once."
-            )
+            remedy = "Delete it to fetch the archive again; ogb has to be able to write into its processed/ once."
             raise DataError(f"{problem}. {remedy}") from error
 
     def accuracy(self, predicted: Tensor, labels: Tensor) -> float:

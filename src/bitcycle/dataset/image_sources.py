@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,12 +12,10 @@ import torch
 from pyarrow import types
 from torch import Tensor
 
+from bitcycle.dataset.hub import load_hub
+from bitcycle.dataset.image_dataset import draw_of_classes
 from bitcycle.dataset.images import EncodedImage
 from bitcycle.errors import DataError
-
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
-SPLITS = {"train": ("train", "training"), "test": ("test", "val", "valid", "validation", "testing")}
-"""Names under which each split is looked for, in this order."""
 
 
 class Encoded(NamedTuple):
@@ -28,26 +26,29 @@ class Encoded(NamedTuple):
     class_names: tuple[str, ...]
 
 
-def read_folder_split(folder: Path, split: str, class_names: tuple[str, ...] | None = None) -> Encoded | None:
-    """The images of FOLDER/SPLIT/CLASS/, as `read_class_folders`; None if there are none."""
-    for name in SPLITS[split]:
-        if (found := _class_folders(folder / name, class_names)) is not None:
-            return found
-    return None
-
-
-def read_class_folders(folder: Path, class_names: tuple[str, ...] | None = None) -> Encoded:
-    """Images of a folder that has one sub-folder for each class; torchvision lists them.
-
-    Args:
-        folder: the folder.
-        class_names: those of the training split, whose order numbers the classes; None numbers them in the order of names.
+@lru_cache(maxsize=4)
+def read_folders(folder: Path, test_fraction: float) -> tuple[Encoded, Encoded]:
+    """Training and test images of class folders, below train/ and test/ (or val/) or without these.
 
     Raises:
-        DataError: if there is no image, or a class that is not one of `class_names`.
+        DataError: if there are none, or the splits have different classes.
     """
-    found = _class_folders(folder, class_names)
-    if found is None:
+    train = _first_split(folder, ("train", "training"), None)
+    test = train and _first_split(folder, ("test", "val", "valid", "validation", "testing"), train.class_names)
+    return both_splits(train or read_class_folders(folder), test, test_fraction, folder)
+
+
+def _first_split(folder: Path, names: Sequence[str], class_names: tuple[str, ...] | None) -> Encoded | None:
+    return next((found for name in names if (found := _class_folders(folder / name, class_names))), None)
+
+
+def read_class_folders(folder: Path) -> Encoded:
+    """Images of a folder that has one sub-folder for each class, numbered in the order of names; torchvision lists them.
+
+    Raises:
+        DataError: if there is no image.
+    """
+    if (found := _class_folders(folder, None)) is None:
         raise DataError(
             f"no images in class sub-folders of {folder}; expected {folder}/CLASS/IMAGE.png or {folder}/train/CLASS/IMAGE.png"
         )
@@ -55,24 +56,55 @@ def read_class_folders(folder: Path, class_names: tuple[str, ...] | None = None)
 
 
 def _class_folders(folder: Path, class_names: tuple[str, ...] | None) -> Encoded | None:
-    from torchvision.datasets import ImageFolder
+    """The same with classes numbered as those of the training split; None if there is no image."""
+    from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
-    if not folder.is_dir() or not any(sub.is_dir() for sub in folder.iterdir()):
+    subs = sorted(folder.iterdir()) if folder.is_dir() else []
+    names = [sub.name for sub in subs if sub.is_dir() and not sub.name.startswith(".")]
+    if not names:
         return None
-    listed = ImageFolder(str(folder), is_valid_file=lambda path: path.lower().endswith(SUFFIXES), allow_empty=True)
-    samples = [(path, name) for path, label in listed.samples if not (name := listed.classes[label]).startswith(".")]
-    if not samples:
-        return None
-    found = sorted({name for _, name in samples})
-    names = class_names or tuple(found)
-    if strangers := set(found) - set(names):
+    numbers = {name: number for number, name in enumerate(names)}
+    samples = make_dataset(str(folder), numbers, (*IMG_EXTENSIONS, ".gif"), allow_empty=True)
+    found = tuple(names[number] for number in sorted({number for _, number in samples}))
+    classes = class_names or found
+    if strangers := set(found) - set(classes):
         raise DataError(
             f"{folder} has classes that the training split lacks: {', '.join(sorted(strangers))}. Name the class folders of both "
             "splits alike, or remove these."
         )
-    numbers = {name: number for number, name in enumerate(names)}
     images = [EncodedImage(path, Path(path).read_bytes) for path, _ in samples]
-    return Encoded(images, torch.tensor([numbers[name] for _, name in samples]), names)
+    return Encoded(images, torch.tensor([classes.index(names[n]) for _, n in samples]), classes) if images else None
+
+
+REMEDY = "Check dataset.path, dataset.subset and network, log in for gated data, or give a folder in the hub's layout."
+
+
+@lru_cache(maxsize=4)
+def read_hub_images(
+    where: Path | str,
+    remedy: str = REMEDY,
+    subset: str | None = None,
+    revision: str | None = None,
+    train_split: str = "train",
+    test_split: str | None = None,
+    label_column: str | None = None,
+    test_fraction: float = 0.2,
+) -> tuple[Encoded, Encoded]:
+    """Training and test images of a folder in the hub's layout, or of a data set there; arguments as the options of `HubImages`.
+
+    Raises:
+        DataError: if they cannot be loaded, or lack a split, images or labels.
+    """
+    splits = load_hub(where, remedy, subset, revision)
+    for name in (train_split, *([test_split] if test_split else [])):
+        if name not in splits:
+            problem = f"{where} has the splits {', '.join(splits)}, not {name}"
+            raise DataError(f"{problem}; set dataset.train_split and test_split, or name the files so. {remedy}")
+    usual = (name for name in ("test", "validation") if name in splits and name != train_split)
+    found = test_split or next(usual, None)
+    train = read_table(splits[train_split], f"{where}, {train_split}", label_column)
+    test = read_table(splits[found], f"{where}, {found}", label_column) if found else None
+    return both_splits(train, test, test_fraction, where)
 
 
 def read_table(split: Any, origin: str, label_column: str | None = None) -> Encoded:
@@ -87,7 +119,8 @@ def read_table(split: Any, origin: str, label_column: str | None = None) -> Enco
         DataError: if it has no such columns, or several that could be the labels.
     """
     table = split.data.table
-    image_column = next((field.name for field in table.schema if _has_bytes(field)), None)
+    structs = (field for field in table.schema if types.is_struct(field.type))
+    image_column = next((field.name for field in structs if "bytes" in {child.name for child in field.type}), None)
     if image_column is None:
         raise DataError(f"{origin} has columns {table.column_names}; expected one of images (a struct with `bytes`)")
     column = _label_column(table.schema, label_column, origin)
@@ -102,10 +135,6 @@ def _bytes(cells: Any, row: int) -> bytes:
     cell = cells[row].as_py()
     data: bytes = Path(cell["path"]).read_bytes() if cell["bytes"] is None else cell["bytes"]
     return data
-
-
-def _has_bytes(field: Any) -> bool:
-    return types.is_struct(field.type) and "bytes" in {child.name for child in field.type}
 
 
 def _label_column(schema: Any, wanted: str | None, origin: str) -> str:
@@ -150,8 +179,8 @@ def both_splits(train: Encoded, test: Encoded | None, test_fraction: float, orig
 
 
 def _part(whole: Encoded, mask: Tensor) -> Encoded:
-    indices = mask.nonzero().flatten()
-    return Encoded([whole.images[index] for index in indices.tolist()], whole.labels[indices], whole.class_names)
+    chosen = mask.nonzero().flatten().tolist()
+    return Encoded([whole.images[index] for index in chosen], whole.labels[mask], whole.class_names)
 
 
 def hold_out(labels: Tensor, fraction: float) -> Tensor:
@@ -160,12 +189,9 @@ def hold_out(labels: Tensor, fraction: float) -> Tensor:
     Raises:
         DataError: for a class with fewer than two samples.
     """
-    held_out = torch.zeros(len(labels), dtype=torch.bool)
-    generator = torch.Generator().manual_seed(0)
-    for label in labels.unique():
-        members = (labels == label).nonzero().flatten()
-        if len(members) < 2:
-            raise DataError(f"class {int(label)} has a single image: add another, or a test split")
-        count = max(1, round(fraction * len(members)))
-        held_out[members[torch.randperm(len(members), generator=generator)[:count]]] = True
-    return held_out
+    sizes = dict(zip(*(column.tolist() for column in labels.unique(return_counts=True))))
+    for label, size in sizes.items():
+        if size < 2:
+            raise DataError(f"class {label} has a single image: add another, or a test split")
+    counts = {label: max(1, round(fraction * size)) for label, size in sizes.items()}
+    return draw_of_classes(labels, counts, torch.Generator().manual_seed(0))

@@ -1,0 +1,288 @@
+"""Recordings of speech with transcripts: features, an alphabet of characters, three splits; your own lists, and spoken digits.
+
+Free Spoken Digit Dataset: the ten digits said by six people, single words at 8 kHz. A small proxy for read speech (WSJ). Each
+digit is recorded 50 times by each person. Official split: recordings 0 to 4 test, 5 to 49 train. Here 5 to 44 are used for
+training, 2,400 recordings; of these, 5 to 9 of each digit and person, 300 recordings, are the validation split, which leaves
+2,100. Licence: CC BY-SA 4.0. Looked for below `data_root/fsdd` as a parquet file (columns audio with `bytes`, transcript,
+digit, speaker, index) or as the project's own folder `recordings/DIGIT_PERSON_INDEX.wav`; else it is downloaded.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, check_whole, first_samples, logger, missing
+from bitcycle.dataset.fetch import fetch, unpack
+from bitcycle.dataset.hub import columns, has_parquet, load_hub
+from bitcycle.dataset.speech_features import LogMel
+from bitcycle.dataset.utterances import Utterances
+from bitcycle.errors import DataError
+from bitcycle.optional_imports import require
+from bitcycle.settings import setting
+from bitcycle.shapes import SpeechShape
+
+KINDS_OF_FEATURE = 3
+"""Log-mel bands, their first and their second differences."""
+MANIFEST = "a CSV file with the header audio,transcript, or lines of JSON with these keys"
+WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+SPEAKERS = 6
+TRAIN, TEST, VALIDATION = range(10, 45), range(5), range(5, 10)
+"""Indices of the recordings of each digit and person that belong to each split."""
+ARCHIVE = "free-spoken-digit-dataset-1.0.10"
+URL = "https://github.com/Jakobovski/free-spoken-digit-dataset/archive/refs/tags/v1.0.10.tar.gz"
+
+
+class Recording(NamedTuple):
+    """One utterance: what it is called in messages, how its encoded bytes are read, and what is said in it."""
+
+    name: str
+    read: Callable[[], bytes]
+    transcript: str
+
+    def waveform(self, sampling_rate: int) -> Tensor:
+        """The samples [S], float32 in [-1, 1].
+
+        Raises:
+            DataError: if the recording cannot be read, is empty, has another sampling rate or more than one channel.
+        """
+        try:
+            data = self.read()
+        except OSError as error:
+            raise DataError(f"cannot read {self.name}: {error}. Correct its path, or put it there.") from error
+        samples, rate = decode(data, self.name)
+        if rate != sampling_rate:
+            raise DataError(f"{self.name} has {rate} samples a second; set dataset.sampling_rate={rate}, or convert it")
+        if not len(samples):
+            raise DataError(f"{self.name} holds no samples; remove it, or fetch it again")
+        return samples
+
+
+def file_recording(path: Path, transcript: str) -> Recording:
+    """A recording in a file of its own."""
+    return Recording(str(path), path.read_bytes, transcript)
+
+
+def decode(data: bytes, name: str) -> tuple[Tensor, int]:
+    """(samples [S], sampling rate) of an encoded recording with one channel: WAV, FLAC, SPHERE and whatever soundfile decodes.
+
+    Raises:
+        DataError: if it cannot be decoded or has several channels.
+        RunError: if soundfile is not installed.
+    """
+    soundfile = require("soundfile", "speech")
+    try:
+        samples, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+    except (RuntimeError, TypeError, ValueError) as error:
+        problem = f"cannot decode {name}: {error}"
+        raise DataError(f"{problem}. Fetch it again, or convert it to WAV with 16-bit PCM.") from error
+    if samples.shape[1] != 1:
+        raise DataError(f"{name} has {samples.shape[1]} channels; convert it to one")
+    return torch.from_numpy(samples[:, 0].copy()), int(rate)
+
+
+@dataclass
+class SpeechDatasetOptions(DatasetOptions):
+    """Options that every data set of speech has; HLHLp says nothing of features, these defaults are ours."""
+
+    has_validation = True
+
+    sampling_rate: int = setting(16_000, "samples a second of all recordings", minimum=1000)
+    mel_bands: int = setting(
+        40, "mel bands of a frame; with two differences there are three times as many features", minimum=1
+    )
+    window_ms: float = setting(25.0, "length of the window of a frame in milliseconds", minimum=1)
+    hop_ms: float = setting(10.0, "from one frame to the next in milliseconds", minimum=1)
+    nominal_seconds: float = setting(
+        7.8,
+        "length of the utterance whose products stand for all in the cost (mean of WSJ's SI-284: 7.8)",
+        minimum=0.01,
+    )
+
+    def alphabet(self, data_root: Path) -> tuple[str, ...]:
+        """The characters of all training transcripts in order; CTC has one symbol for each, and the blank.
+
+        Raises:
+            DataError: if transcripts have to be read and are missing.
+        """
+        raise NotImplementedError
+
+    def read(self, data_root: Path) -> Splits[list[Recording]]:
+        """All recordings of all splits; waveforms are not read yet.
+
+        Raises:
+            DataError: if the data are missing or cannot be read.
+        """
+        raise NotImplementedError
+
+    def load(self, data_root: Path, seed: int) -> Splits[list[Recording]]:
+        """The recordings that are used: `train_samples` limits training, `test_samples` both other splits."""
+        limits = (self.train_samples, self.test_samples, self.test_samples)
+        splits = zip(self.read(data_root), limits, strict=True)
+        return Splits(*(first_samples(split or [], limit) for split, limit in splits))
+
+    def shape(self, alphabet: Iterable[str]) -> SpeechShape:
+        """What such data ask of a network that tells the characters apart, and the blank."""
+        return SpeechShape(KINDS_OF_FEATURE * self.mel_bands, 1 + len(set(alphabet)), self.nominal_frames)
+
+    @property
+    def log_mel(self) -> LogMel:
+        """The function from waveforms to log-mel features."""
+        return LogMel(self.sampling_rate, self.mel_bands, self.window_ms, self.hop_ms)
+
+    @property
+    def nominal_frames(self) -> int:
+        """Frames of the utterance that the cost is traced with."""
+        return self.log_mel.frames(round(self.nominal_seconds * self.sampling_rate))
+
+    def utterances(self, recordings: Sequence[Recording], alphabet: Sequence[str]) -> Utterances:
+        """Features of recordings.
+
+        Raises:
+            DataError: if there are none, or one cannot be read.
+        """
+        if not recordings:
+            raise DataError(f"a split of {self.name} holds no recording; add some")
+        if len(recordings) > 5000:
+            logger.info("computing features of %d recordings", len(recordings))
+        log_mel = self.log_mel
+        features = [log_mel(recording.waveform(self.sampling_rate)) for recording in recordings]
+        return Utterances(features, [recording.transcript for recording in recordings], alphabet)
+
+
+def characters(transcripts: Iterable[str]) -> tuple[str, ...]:
+    """The characters that occur in transcripts, in order.
+
+    >>> characters(["one two", "ten"])
+    (' ', 'e', 'n', 'o', 't', 'w')
+    """
+    return tuple(sorted(set("".join(transcripts))))
+
+
+@dataclass
+class SpeechManifest(SpeechDatasetOptions):
+    """Options of your own recordings (WSJ, Aurora-4, ...) by lists of paths and transcripts, one list a split.
+
+    WSJ: train SI-284, validation dev93, test eval92; transcripts as you want them recognised (lower case, no punctuation).
+    """
+
+    name: str = "speech_manifest"
+    train_manifest: str = setting(
+        "speech/train.csv", "list of the training recordings, .csv or .jsonl, absolute or below data_root"
+    )
+    validation_manifest: str = setting("speech/validation.csv", "list of the recordings to choose by")
+    test_manifest: str = setting("speech/test.csv", "list of the recordings to test on")
+
+    def alphabet(self, data_root: Path) -> tuple[str, ...]:
+        train = read_manifest(data_root / Path(self.train_manifest).expanduser())
+        return characters(recording.transcript for recording in train)
+
+    def full_info(self, data_root: Path) -> DatasetInfo:
+        """What the lists hold; reads them, and no recording."""
+        train, test, _ = self.read(data_root)
+        return DatasetInfo(self.shape(self.alphabet(data_root)), len(train), len(test))
+
+    def read(self, data_root: Path) -> Splits[list[Recording]]:
+        manifests = (self.train_manifest, self.test_manifest, self.validation_manifest)
+        return Splits(*(read_manifest(data_root / Path(manifest).expanduser()) for manifest in manifests))
+
+
+def read_manifest(file: Path) -> list[Recording]:
+    """The recordings that a list names, in its order; runs of white space in transcripts become single spaces.
+
+    A list is a CSV file with the columns `audio` and `transcript`, or a `.jsonl` file whose objects have these keys. Paths are
+    absolute or relative to the list's folder.
+
+    Raises:
+        DataError: if the list is missing, cannot be read, or a line has no path or no transcript.
+    """
+    import pandas
+
+    try:
+        options: dict[str, Any] = {"dtype": str, "encoding": "utf-8-sig"}
+        if file.suffix == ".jsonl":
+            table = pandas.read_json(file, lines=True, **options)
+        else:
+            table = pandas.read_csv(file, keep_default_na=False, **options)
+    except FileNotFoundError as error:
+        hint = "point dataset.train_manifest, validation_manifest and test_manifest at your lists"
+        raise DataError(f"{file} is missing: {hint} ({MANIFEST})") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read {file}: {error}. It should be {MANIFEST}.") from error
+    if table.empty:
+        raise DataError(f"{file} lists no recording; it should be {MANIFEST}")
+    recordings = []
+    for number, row in enumerate(table.to_dict("records"), 1 if file.suffix == ".jsonl" else 2):
+        audio, transcript = (row.get(column) for column in ("audio", "transcript"))
+        if not isinstance(audio, str) or not audio or not isinstance(transcript, str) or not transcript.strip():
+            raise DataError(f"line {number} of {file} lacks a path or a transcript; it should be {MANIFEST}")
+        recordings.append(file_recording(file.parent / Path(audio).expanduser(), " ".join(transcript.split())))
+    return recordings
+
+
+@dataclass
+class Fsdd(SpeechDatasetOptions):
+    """Options of the spoken digits; nominal_seconds is the mean of the training split."""
+
+    name: str = "fsdd"
+    sampling_rate: int = 8000
+    nominal_seconds: float = 0.44
+
+    def alphabet(self, data_root: Path) -> tuple[str, ...]:
+        return characters(WORDS)
+
+    def full_info(self, data_root: Path) -> DatasetInfo:
+        sizes = (len(split) * SPEAKERS * len(WORDS) for split in (TRAIN, TEST))
+        return DatasetInfo(self.shape(characters(WORDS)), *sizes)
+
+    def read(self, data_root: Path) -> Splits[list[Recording]]:
+        folder = data_root / "fsdd"
+        if has_parquet(folder):
+            found = _parquet_digits(folder)
+        else:
+            found = _file_digits(folder / "recordings" if (folder / "recordings").is_dir() else self._download(folder))
+        ordered = [(key[0], recording) for key, recording in sorted(found, key=lambda digit: digit[0])]
+        splits = Splits(*([each for number, each in ordered if number in part] for part in (TRAIN, TEST, VALIDATION)))
+        expected = [len(part) * SPEAKERS * len(WORDS) for part in (TRAIN, TEST, VALIDATION)]
+        what = "recordings to train, test and choose with"
+        check_whole(self.name, folder, what, [len(split or []) for split in splits], expected)
+        return splits
+
+    def _download(self, folder: Path) -> Path:
+        put = "the folder recordings/ of github.com/Jakobovski/free-spoken-digit-dataset, or fsdd.parquet,"
+        archive = fetch(URL, folder / f"{ARCHIVE}.tar.gz", str(missing(self.name, folder, put)))
+        return unpack(archive, folder / "recordings", f"{ARCHIVE}/recordings")
+
+
+def _parquet_digits(folder: Path) -> list[tuple[tuple[int, int, str], Recording]]:
+    """Recordings of the parquet file in a folder, after what each is sorted by: number, digit and speaker."""
+    split = load_hub(folder, "Fetch it again, or delete it to download the data.")["train"]
+    rows = zip(*columns(split, ("index", "digit", "speaker", "transcript"), folder), strict=True)
+    cells = split.data.table["audio"]
+    return [
+        ((number, digit, speaker), Recording(f"row {row} of {folder}", partial(_bytes, cells, row), transcript))
+        for row, (number, digit, speaker, transcript) in enumerate(rows)
+    ]
+
+
+def _bytes(cells: Any, row: int) -> bytes:
+    data: bytes = cells[row]["bytes"].as_py()
+    return data
+
+
+def _file_digits(folder: Path) -> list[tuple[tuple[int, int, str], Recording]]:
+    """The same of the project's own folder."""
+    names = ((path, re.fullmatch(r"(\d)_([a-z]+)_(\d+)\.wav", path.name)) for path in sorted(folder.glob("*.wav")))
+    return [
+        ((int(name[3]), int(name[1]), name[2]), file_recording(path, WORDS[int(name[1])]))
+        for path, name in names
+        if name
+    ]

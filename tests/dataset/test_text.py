@@ -7,7 +7,7 @@ import pyarrow.parquet as parquet
 import pytest
 import torch
 
-from bitcycle.dataset.text import Lines, OwnText, PennTreebank, TextSize, WikiText, WikiTextSmall, number_tokens
+from bitcycle.dataset.text import OwnText, PennTreebank, TextSize, WikiText, WikiTextSmall, number_tokens
 from bitcycle.dataset.token_stream import TokenBlocks, TokenStreams
 from bitcycle.errors import DataError
 from bitcycle.model.recurrent_language_model import RecurrentLanguageModelOptions

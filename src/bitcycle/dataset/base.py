@@ -98,7 +98,7 @@ class DatasetOptions(Settings):
     name: str = setting(MISSING, "the data set's name, as in dataset=NAME")
     train_samples: Optional[int] = setting(
         None,
-        "number of training samples (images, pairs, ratings, utterances) to use, the same ones in every run; null: all",
+        "number of training samples (images, nodes, pairs, ratings, utterances) to use, the same ones in every run; null: all",
         minimum=1,
     )
     test_samples: Optional[int] = setting(None, "number of samples to evaluate on; null: all", minimum=1)
@@ -131,6 +131,14 @@ class DatasetOptions(Settings):
             DataError: as `full_info`.
         """
         return self.without_validation(self.limited(self.full_info(data_root)))
+
+    def read(self, data_root: Path) -> Any:
+        """The whole data set as it lies on disk, looked for where its module says.
+
+        Raises:
+            DataError: if the data are missing or cannot be read; says what to put where.
+        """
+        raise NotImplementedError
 
     def load(self, data_root: Path, seed: int) -> Any:
         """The data that are used, in splits; `seed` says which samples are held out for choosing.

@@ -6,7 +6,6 @@ or as the hub's `ILSVRC/imagenet-1k`. Registration is needed to get it, so it is
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Optional
@@ -16,7 +15,7 @@ from bitcycle.dataset.fetch import unpack_to_cache
 from bitcycle.dataset.hub import has_parquet
 from bitcycle.dataset.image_dataset import ImageDatasetOptions
 from bitcycle.dataset.image_sources import REMEDY, Encoded, read_folders, read_hub_images
-from bitcycle.dataset.images import GREY_MODES, EncodedImages, Framing, Images, open_image
+from bitcycle.dataset.images import GREY_MODES, DecodingOptions, EncodedImages, Framing, Images, open_image
 from bitcycle.errors import DataError
 from bitcycle.settings import MISSING, SettingError, setting
 from bitcycle.shapes import ImageShape
@@ -25,7 +24,7 @@ HUB = "ILSVRC/imagenet-1k"
 
 
 @dataclass
-class CustomImages(ImageDatasetOptions):
+class CustomImages(ImageDatasetOptions, DecodingOptions):
     """Options of a data set of your own."""
 
     path: str = setting(
@@ -51,18 +50,6 @@ class CustomImages(ImageDatasetOptions):
     )
     test_fraction: float = setting(
         0.2, "share of each class held out for testing where there is no test split", minimum=0.001, maximum=0.9
-    )
-    memory_gib: float = setting(
-        4.0,
-        "images are held in memory decoded up to this size, else decoded batch by batch",
-        minimum=0,
-        affects_result=False,
-    )
-    workers: int = setting(
-        min(16, os.cpu_count() or 1),
-        "processes that decode where images are not held in memory",
-        minimum=0,
-        affects_result=False,
     )
 
     def validate(self) -> None:
@@ -167,7 +154,9 @@ class ImageNet(CustomImages):
     def read(self, data_root: Path) -> Splits[Images]:
         splits = super().read(data_root)
         found = len(splits.train), len(splits.test)
-        check_whole(self.name, data_root / self.path, "training and validation images", found, self.full_info(data_root)[1:])
+        check_whole(
+            self.name, data_root / self.path, "training and validation images", found, self.full_info(data_root)[1:]
+        )
         return splits
 
     def _encoded(self, data_root: Path) -> tuple[Encoded, Encoded]:

@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Optional
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -25,9 +25,9 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from bitcycle import distributed
-from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, first_samples, validation_size
+from bitcycle.dataset.base import DatasetInfo, Splits, first_samples, validation_size
 from bitcycle.dataset.epoch import Epoch, epoch_order
-from bitcycle.dataset.images import EncodedImage, load_batches, open_image
+from bitcycle.dataset.images import DecodingOptions, EncodedImage, load_batches, open_image
 from bitcycle.errors import DataError
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, setting
@@ -55,7 +55,7 @@ class AnnotatedImage(NamedTuple):
 
 
 @dataclass
-class DetectionDatasetOptions(DatasetOptions):
+class DetectionDatasetOptions(DecodingOptions):
     """Options that every data set of objects in boxes has."""
 
     takes_all_if_fewer = True
@@ -77,18 +77,7 @@ class DetectionDatasetOptions(DatasetOptions):
     flip: bool = setting(False, "training images are flipped horizontally at random (paper: no; cpt_voc: yes)")
     mean: list[float] = setting([0.485, 0.456, 0.406], "mean of each channel, pixels in [0, 1]")
     std: list[float] = setting([0.229, 0.224, 0.225], "standard deviation of each channel", minimum=1e-6)
-    memory_gib: float = setting(
-        4.0,
-        "scaled images are held in memory up to this size, else decoded batch by batch",
-        minimum=0,
-        affects_result=False,
-    )
-    workers: int = setting(
-        min(8, os.cpu_count() or 1),
-        "processes that decode where images are not held in memory",
-        minimum=0,
-        affects_result=False,
-    )
+    workers: int = min(8, os.cpu_count() or 1)
 
     def validate(self) -> None:
         if self.longer_side < self.shorter_side:
@@ -98,14 +87,6 @@ class DetectionDatasetOptions(DatasetOptions):
             if len(values := getattr(self, option)) not in (1, 3):
                 raise SettingError(option, values, "images have 3 channels", "give one number, or three")
         super().validate()
-
-    def read(self, data_root: Path) -> Splits[list[AnnotatedImage]]:
-        """All splits, whole.
-
-        Raises:
-            DataError: if the data are missing or cannot be read.
-        """
-        raise NotImplementedError
 
     def full_info(self, data_root: Path) -> DatasetInfo:
         height, width = self.scaled_size(*self.typical_size)
@@ -206,36 +187,32 @@ class DetectionBatches:
 
     def _batches(self, groups: Iterable[tuple[int | None, list[int]]]) -> Iterator[DetectionBatch]:
         """The share of the batch of each (epoch, samples), unless it is empty; without epoch nothing is flipped."""
-        known: list[list[int]] = []
 
-        def keys() -> Iterator[list[tuple[int | None, int]]]:
+        def keys() -> Iterator[list[_Key]]:
             for epoch, group in groups:
+                height, width = (max(self.sizes[index][side] for index in group) for side in (0, 1))
                 if mine := distributed.local_shard(torch.tensor(group)).tolist():
-                    known.append(group)
-                    yield [(epoch, index) for index in mine]
+                    yield [_Key(epoch, index, height, width, len(group)) for index in mine]
 
         workers = 0 if self.scaled.cache is not None else self.options.workers
-        for batch in load_batches(self.scaled, keys(), workers, list):
-            yield self._batch(known.pop(0), batch)
+        return map(self._batch, load_batches(self.scaled, keys(), workers, list))
 
-    def _batch(self, group: list[int], batch: list[tuple[int | None, int, Tensor]]) -> DetectionBatch:
-        """The batch of some images of a group, whose largest one it has room for."""
-        height, width = (self.options.padded(max(self.sizes[index][side] for index in group)) for side in (0, 1))
-        images = torch.zeros(len(batch), 3, height, width, device=self.device)
+    def _batch(self, batch: list[tuple[_Key, Tensor]]) -> DetectionBatch:
+        height, width, samples = batch[0][0][2:]
+        images = torch.zeros(len(batch), 3, self.options.padded(height), self.options.padded(width), device=self.device)
         images = images.contiguous(memory_format=torch.channels_last)
         boxes = []
-        for row, (epoch, index, picture) in enumerate(batch):
+        for row, ((epoch, index, *_), picture) in enumerate(batch):
             flipped = epoch is not None and self.options.flip and bool(derive(self.seed, "flip", epoch, index) & 1)
             values = picture.to(self.device).permute(2, 0, 1)
             values = values.flip(2) if flipped else values
             images[row, :, : values.shape[1], : values.shape[2]] = (values - self.mean) / self.std
             boxes.append(self._boxes(index, flipped))
-        known = [self.images[index] for _, index, _ in batch]
+        known = [self.images[key.number] for key, _ in batch]
         labels = pad_sequence([image.labels for image in known], batch_first=True, padding_value=-1)
         difficult = pad_sequence([image.difficult for image in known], batch_first=True)
         padded = (part.to(self.device) for part in (pad_sequence(boxes, batch_first=True), labels, difficult))
-        sizes = tuple(self.sizes[index] for _, index, _ in batch)
-        return DetectionBatch(images, *padded, sizes=sizes, samples=len(group))  # type: ignore[misc]
+        return DetectionBatch(images, *padded, tuple(self.sizes[key.number] for key, _ in batch), samples)  # type: ignore[call-arg, arg-type]
 
     def _boxes(self, index: int, flipped: bool) -> Tensor:
         """Boxes in pixels of the scaled image."""
@@ -245,18 +222,28 @@ class DetectionBatches:
         return torch.stack([width - x2, y1, width - x1, y2] if flipped else [x1, y1, x2, y2], dim=-1)
 
 
-class _Scaled(Dataset[tuple[Optional[int], int, Tensor]]):
+class _Key(NamedTuple):
+    """What is known of an image of a batch: the epoch, its number, the largest sides of the batch, and how many are in it."""
+
+    epoch: int | None
+    number: int
+    height: int
+    width: int
+    samples: int
+
+
+class _Scaled(Dataset[tuple[_Key, Tensor]]):
     """Scaled images as bytes [H, W, 3], decoded when they are first asked for, and kept if there is room."""
 
     def __init__(self, images: Sequence[AnnotatedImage], sizes: Sequence[tuple[int, int]], keep: bool) -> None:
         self.images, self.sizes = images, sizes
         self.cache: dict[int, Tensor] | None = {} if keep else None
 
-    def __getitem__(self, key: tuple[int | None, int]) -> tuple[int | None, int, Tensor]:
+    def __getitem__(self, key: _Key) -> tuple[_Key, Tensor]:
         kept = {} if self.cache is None else self.cache
-        if key[1] not in kept:
-            kept[key[1]] = self._decode(key[1])
-        return *key, kept[key[1]]
+        if key.number not in kept:
+            kept[key.number] = self._decode(key.number)
+        return key, kept[key.number]
 
     def _decode(self, index: int) -> Tensor:
         record, (height, width) = self.images[index], self.sizes[index]

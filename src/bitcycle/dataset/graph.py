@@ -65,14 +65,6 @@ class GraphDatasetOptions(DatasetOptions):
     has_validation = True
     takes_all_if_fewer = True
 
-    train_samples: Optional[int] = setting(
-        None,
-        "upper limit on the training nodes, taken in a fixed random order; the graph stays whole; null: all",
-        minimum=1,
-    )
-    test_samples: Optional[int] = setting(
-        None, "upper limit on the nodes of each evaluated split, taken in a fixed random order; null: all", minimum=1
-    )
     edges: str = setting(
         "given",
         "given, symmetrised (reverse edges added, duplicates removed), or doubled (reverse edges added, duplicates kept)",
@@ -100,14 +92,6 @@ class GraphDatasetOptions(DatasetOptions):
     def size(self) -> GraphSize:
         """The numbers of the official data set."""
         return SIZES[self.name]
-
-    def read(self, data_root: Path) -> Graph[Tensor]:
-        """The graph as it lies on disk.
-
-        Raises:
-            DataError: if the data are missing or cannot be read.
-        """
-        raise NotImplementedError
 
     def sampled_degree(self, neighbours: int, degree: float) -> float:
         """New nodes that sampling so many neighbours brings for each node, in a graph of this mean degree."""

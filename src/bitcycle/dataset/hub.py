@@ -86,3 +86,10 @@ def columns(split: Any, names: Sequence[str], origin: object) -> list[list[Any]]
     if lacking := [name for name in names if name not in split.column_names]:
         raise DataError(f"{origin} has the columns {split.column_names}, not {', '.join(lacking)}. Fetch it again.")
     return [split.data.table[name].to_pylist() for name in names]
+
+
+def file_bytes(cells: Any, row: int) -> bytes:
+    """The bytes of a file in a column of images or recordings, which holds them or the path of the file."""
+    cell = cells[row].as_py()
+    data: bytes = Path(cell["path"]).read_bytes() if cell["bytes"] is None else cell["bytes"]
+    return data

@@ -45,9 +45,8 @@ class TrainingBatches:
 
     def starting_at(self, step: int) -> Iterator[Batch]:
         """Batches of steps `step`, `step` + 1, and so on without end."""
-        for samples, pixels, labels in self.images.batches(self._index_batches(step)):
-            indices = samples.indices.to(self.device)
-            pixels = self._augment(pixels.to(self.device), indices, step // self.epoch.steps)
+        for indices, pixels, labels in self.images.batches(self._index_batches(step)):
+            pixels = self._augment(pixels.to(self.device), indices.to(self.device), step // self.epoch.steps)
             yield Batch(self.normalise(pixels), labels.to(self.device))
             step += 1
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,6 +35,9 @@ PARTS = ("all", *CLASSES, *SAMPLES)
 class ImageDatasetOptions(DatasetOptions):
     """Options that every image data set has."""
 
+    equal_classes: ClassVar[bool] = False
+    """Whether all classes are known to have equally many samples."""
+
     mean: list[float] = setting([0.5], "mean of each channel that images are normalised with, pixels in [0, 1]")
     std: list[float] = setting(
         [0.5], "standard deviation of each channel that images are normalised with", minimum=1e-6
@@ -47,14 +51,6 @@ class ImageDatasetOptions(DatasetOptions):
         "half of the data: half of the classes, or half of each class's training samples (FracTrain, section 4.5); all: no half",
         choices=PARTS,
     )
-
-    def read(self, data_root: Path) -> Splits[Images]:
-        """Training and test images, whole.
-
-        Raises:
-            DataError: if the data are missing or cannot be read.
-        """
-        raise NotImplementedError
 
     def info(self, data_root: Path) -> DatasetInfo:
         full = self.full_info(data_root)
@@ -74,11 +70,6 @@ class ImageDatasetOptions(DatasetOptions):
         )
         shape = full.shape._replace(classes=len(classes_of(self.part, classes)))
         return self.without_validation(self.limited(DatasetInfo(shape, *sizes)))
-
-    @property
-    def equal_classes(self) -> bool:
-        """Whether all classes are known to have equally many samples."""
-        return False
 
     def load(self, data_root: Path, seed: int) -> Splits[Images]:
         shape = self.full_info(data_root).shape

@@ -12,7 +12,7 @@ import torch
 from pyarrow import types
 from torch import Tensor
 
-from bitcycle.dataset.hub import load_hub
+from bitcycle.dataset.hub import file_bytes, load_hub
 from bitcycle.dataset.image_dataset import draw_of_classes
 from bitcycle.dataset.images import EncodedImage
 from bitcycle.errors import DataError
@@ -127,14 +127,8 @@ def read_table(split: Any, origin: str, label_column: str | None = None) -> Enco
     labels = _labels(table[column], column, origin)
     names = tuple(getattr(split.features[column], "names", ())) or tuple(map(str, range(int(labels.max()) + 1)))
     cells = table[image_column]
-    images = [EncodedImage(f"row {row} of {origin}", partial(_bytes, cells, row)) for row in range(len(labels))]
+    images = [EncodedImage(f"row {row} of {origin}", partial(file_bytes, cells, row)) for row in range(len(labels))]
     return Encoded(images, labels, names)
-
-
-def _bytes(cells: Any, row: int) -> bytes:
-    cell = cells[row].as_py()
-    data: bytes = Path(cell["path"]).read_bytes() if cell["bytes"] is None else cell["bytes"]
-    return data
 
 
 def _label_column(schema: Any, wanted: str | None, origin: str) -> str:

@@ -6,7 +6,6 @@ import copy
 import hashlib
 import io
 import itertools
-import logging
 import math
 import os
 import random
@@ -14,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,10 +27,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from bitcycle import distributed
 from bitcycle.cache import kept
+from bitcycle.dataset.base import DatasetOptions, logger
 from bitcycle.errors import DataError
 from bitcycle.randomness import derive
-
-logger = logging.getLogger(__name__)
+from bitcycle.settings import setting
 
 CHUNK = 500
 """Images that one thread decodes at a time; single ones would cost more to hand out than to decode."""
@@ -72,12 +72,19 @@ class IndexBatch(NamedTuple):
     crop_seed: int = 0
 
 
-class ImageBatch(NamedTuple):
-    """The samples of a batch: uint8 pixels [N, H, W, C] and labels [N]."""
+@dataclass
+class DecodingOptions(DatasetOptions):
+    """Options of data sets whose decoded images may be more than memory holds."""
 
-    samples: IndexBatch
-    pixels: Tensor
-    labels: Tensor
+    memory_gib: float = setting(
+        4.0, "images are held in memory up to this size, else decoded batch by batch", minimum=0, affects_result=False
+    )
+    workers: int = setting(
+        min(16, os.cpu_count() or 1),
+        "processes that decode where images are not held in memory",
+        minimum=0,
+        affects_result=False,
+    )
 
 
 class Images:
@@ -111,11 +118,11 @@ class Images:
         """The same images on a device, where batches are then made."""
         return Images(self.pixels.to(device), self.labels.to(device))
 
-    def batches(self, index_batches: Iterable[IndexBatch]) -> Iterator[ImageBatch]:
-        """The images of each batch of indices."""
-        for index_batch in index_batches:
-            here = index_batch.indices.to(self.pixels.device)
-            yield ImageBatch(index_batch, self.pixels[here], self.labels[here])
+    def batches(self, index_batches: Iterable[IndexBatch]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Indices [N], uint8 pixels [N, H, W, C] and labels [N] of each batch."""
+        for indices, _ in index_batches:
+            here = indices.to(self.pixels.device)
+            yield here, self.pixels[here], self.labels[here]
 
 
 class EncodedImages(Images):
@@ -154,8 +161,13 @@ class EncodedImages(Images):
         if shape[0] < WORTH_KEEPING or math.prod(shape) > MOST_BYTES:
             return Images(decode(), self.labels)
         digest = hashlib.sha256(PIL.__version__.encode())  # of all that decoding depends on
-        for part in itertools.chain([repr((self.channels, self.framing)).encode()], map(_read, self.encoded)):
-            digest.update(len(part).to_bytes(8, "little") + part)
+        try:
+            for part in itertools.chain(
+                [repr((self.channels, self.framing)).encode()], (i.read() for i in self.encoded)
+            ):
+                digest.update(len(part).to_bytes(8, "little") + part)
+        except OSError:
+            return Images(decode(), self.labels)  # which names the image that cannot be read
 
         def read(file: Path) -> Tensor:
             pixels = np.load(file)
@@ -174,12 +186,11 @@ class EncodedImages(Images):
     def to(self, device: torch.device) -> EncodedImages:
         return self  # batches are moved one by one
 
-    def batches(self, index_batches: Iterable[IndexBatch]) -> Iterator[ImageBatch]:
-        decode = _Decode(self.encoded, self.channels, self.framing)
-        sampler = ([(batch.crop_seed, index) for index in batch.indices.tolist()] for batch in index_batches)
+    def batches(self, index_batches: Iterable[IndexBatch]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        sampler = ([(crop_seed, index) for index in indices.tolist()] for indices, crop_seed in index_batches)
         workers = -(-(self.workers or 0) // distributed.local_world_size())
-        for pixels, crop_seeds, indices in load_batches(decode, sampler, workers):
-            yield ImageBatch(IndexBatch(indices, int(crop_seeds[0])), pixels, self.labels[indices])
+        for pixels, indices in load_batches(_Decode(self.encoded, self.channels, self.framing), sampler, workers):
+            yield indices, pixels, self.labels[indices]
 
 
 def load_batches(
@@ -210,26 +221,13 @@ def _leave_process_group(worker: int) -> None:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # SLURM's warning, which may go to every process of a job
 
 
-class _Decode(Dataset[tuple[Tensor, int, int]]):
+class _Decode(Dataset[tuple[Tensor, int]]):
     def __init__(self, encoded: Sequence[EncodedImage], channels: int, framing: Framing) -> None:
         self.encoded, self.channels, self.framing = encoded, channels, framing
 
-    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int, int]:
-        crop_seed, index = key
-        generator = random.Random(derive(crop_seed, index)) if self.framing.random_crop else None
-        pixels = decode(self.encoded[index], self.channels, self.framing, generator)
-        return torch.from_numpy(pixels), crop_seed, index
-
-
-def _read(image: EncodedImage) -> bytes:
-    try:
-        return image.read()
-    except OSError as error:
-        raise _unusable(image, error) from error
-
-
-def _unusable(image: EncodedImage, error: Exception) -> DataError:
-    return DataError(f"cannot read the image {image.origin}: {error}. Replace it, or remove it from the data set.")
+    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int]:
+        generator = random.Random(derive(*key)) if self.framing.random_crop else None
+        return torch.from_numpy(decode(self.encoded[key[1]], self.channels, self.framing, generator)), key[1]
 
 
 def open_image(image: EncodedImage) -> Image.Image:
@@ -239,10 +237,11 @@ def open_image(image: EncodedImage) -> Image.Image:
         DataError: if it cannot be read, naming it.
     """
     try:
-        picture = Image.open(io.BytesIO(_read(image)))
+        picture = Image.open(io.BytesIO(image.read()))
         picture.load()
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
-        raise _unusable(image, error) from error
+        remedy = "Replace it, or remove it from the data set"
+        raise DataError(f"cannot read the image {image.origin}: {error}. {remedy}.") from error
     return picture
 
 

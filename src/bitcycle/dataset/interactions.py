@@ -30,27 +30,19 @@ COLUMNS = ("userId", "movieId", "rating", "timestamp")
 
 
 class Release(NamedTuple):
-    """One official data set: its sizes, where it may lie (first the archive's own place), the archive and its MD5 checksum."""
+    """One official data set: its sizes, the MD5 checksum of its archive, and where it may lie (first the archive's own place)."""
 
     users: int
     items: int
     ratings: int
-    places: tuple[str, ...]
-    archive: str
     md5: str
+    places: tuple[str, ...]
 
 
+MD5_20M, MD5_100K = "cd245b17a1ae2cc31bb14903e1204af3", "0e33842e24a9c977be4e0107933c0723"
 RELEASES = {
-    "movielens_20m": Release(
-        *(138_493, 26_744, 20_000_263),
-        ("ml-20m/ratings.csv", "ml-20m/ratings.csv.gz"),
-        *("ml-20m", "cd245b17a1ae2cc31bb14903e1204af3"),
-    ),
-    "movielens_100k": Release(
-        *(943, 1_682, 100_000),
-        ("ml-100k/u.data", "movielens/ratings.csv.gz"),
-        *("ml-100k", "0e33842e24a9c977be4e0107933c0723"),
-    ),
+    "movielens_20m": Release(138_493, 26_744, 20_000_263, MD5_20M, ("ml-20m/ratings.csv", "ml-20m/ratings.csv.gz")),
+    "movielens_100k": Release(943, 1_682, 100_000, MD5_100K, ("ml-100k/u.data", "movielens/ratings.csv.gz")),
 }
 SOURCE = "https://files.grouplens.org/datasets/movielens"
 
@@ -96,14 +88,6 @@ class InteractionOptions(DatasetOptions):
     evaluation_negatives: int = setting(
         999, "items among which the held-out one is to be found (partial table 1: MLPerf 0.5)", minimum=1
     )
-
-    def read(self, data_root: Path) -> Interactions:
-        """All interactions.
-
-        Raises:
-            DataError: if the data are missing or cannot be read.
-        """
-        raise NotImplementedError
 
     def info(self, data_root: Path) -> DatasetInfo:
         full = self.full_info(data_root)
@@ -174,11 +158,11 @@ class MovieLens(InteractionOptions):
         return interactions
 
     def _download(self, data_root: Path) -> Path:
-        release = self.release
+        archive, _, file = self.release.places[0].partition("/")
         more = " dataset=movielens_100k is a small proxy of movielens_20m."
-        remedy = str(missing(self.name, data_root, release.places[0], more))
-        archive = fetch(f"{SOURCE}/{release.archive}.zip", data_root / f"{release.archive}.zip", remedy, release.md5)
-        return unpack(archive, data_root / release.archive, release.archive) / Path(release.places[0]).name
+        remedy = str(missing(self.name, data_root, self.release.places[0], more))
+        packed = fetch(f"{SOURCE}/{archive}.zip", data_root / f"{archive}.zip", remedy, self.release.md5)
+        return unpack(packed, data_root / archive, archive) / file
 
 
 @dataclass

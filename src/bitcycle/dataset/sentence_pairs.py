@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, ClassVar, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -52,6 +52,8 @@ class SentencePairOptions(DatasetOptions):
     """Options that every data set of sentence pairs has."""
 
     has_validation = True
+    sizes: ClassVar[Optional[tuple[int, int]]] = None
+    """Pairs of the official training and test split; None: as many as are there."""
 
     length: int = setting(
         128, "tokens of a pair; longer ones are cut, shorter ones padded (Better Schedules' code: 128)", minimum=8
@@ -66,7 +68,10 @@ class SentencePairOptions(DatasetOptions):
 
     def full_sizes(self, data_root: Path) -> tuple[int, int]:
         """Pairs of the whole training and test split."""
-        raise NotImplementedError
+        if self.sizes is not None:
+            return self.sizes
+        splits, _ = self.splits(data_root, "train")
+        return splits["train"].num_rows, splits["test"].num_rows
 
     def splits(self, data_root: Path, split: str) -> tuple[dict[str, Any], object]:
         """What `datasets` loads, in which `split` should be, with the columns premise, hypothesis and label; and where it lies.
@@ -123,14 +128,13 @@ class SentencePairOptions(DatasetOptions):
 class Xnli(SentencePairOptions):
     """Options of XNLI. Tokens are those of multilingual BERT, 119,547, whose files have to be there."""
 
+    sizes = (392_702, 5_010)
+
     name: str = "xnli"
     language: str = setting("de", "language of validation and test (released code: de)", choices=LANGUAGES)
     train_language: str = setting("de", "language of the training pairs (released code: de)", choices=LANGUAGES)
     tokenizer: Optional[str] = "bert-base-multilingual-cased"
     vocabulary: int = 119_547
-
-    def full_sizes(self, data_root: Path) -> tuple[int, int]:
-        return 392_702, 5_010
 
     def splits(self, data_root: Path, split: str) -> tuple[dict[str, Any], object]:
         language = self.train_language if split == "train" else self.language
@@ -145,19 +149,13 @@ class Xnli(SentencePairOptions):
 class SentencePairFolder(SentencePairOptions):
     """Options of sentence pairs of your own: a folder with train-*.parquet, validation-*.parquet and test-*.parquet."""
 
+    remedy: ClassVar[str] = (
+        "give a folder of train-*, validation-* and test-*.parquet files (premise, hypothesis, label)"
+    )
+    """What to do where there are no files."""
+
     name: str = "sentence_pairs"
     path: str = setting(MISSING, "the folder with the parquet files, absolute or below data_root")
-
-    @property
-    def remedy(self) -> str:
-        """What to do where there are no files."""
-        return (
-            "give a folder with train-*.parquet, validation-*.parquet and test-*.parquet (premise, hypothesis, label)"
-        )
-
-    def full_sizes(self, data_root: Path) -> tuple[int, int]:
-        splits, _ = self.splits(data_root, "train")
-        return splits["train"].num_rows, splits["test"].num_rows
 
     def splits(self, data_root: Path, split: str) -> tuple[dict[str, Any], object]:
         folder = data_root / self.path
@@ -171,19 +169,15 @@ class SentencePairFolder(SentencePairOptions):
 class Sick(SentencePairFolder):
     """Options of SICK. With its own vocabulary the longest pair has 61 tokens."""
 
+    sizes = (4_439, 4_906)
+    remedy = (
+        "get SICK (Marelli et al. 2014, zenodo.org/records/2787612) and put its own train, trial and test sets there as "
+        "train-*.parquet, validation-*.parquet and test-*.parquet with the columns premise, hypothesis and label (0 "
+        "entailment, 1 neutral, 2 contradiction), or set dataset.path or data_root"
+    )
+
     name: str = "sick"
     path: str = "nli/sick"
     length: int = 64
     vocabulary: int = 4000
     lowercase: bool = True
-
-    @property
-    def remedy(self) -> str:
-        return (
-            "get SICK (Marelli et al. 2014, zenodo.org/records/2787612) and put its own train, trial and test sets there as "
-            "train-*.parquet, validation-*.parquet and test-*.parquet with the columns premise, hypothesis and label (0 "
-            "entailment, 1 neutral, 2 contradiction), or set dataset.path or data_root"
-        )
-
-    def full_sizes(self, data_root: Path) -> tuple[int, int]:
-        return 4_439, 4_906

@@ -41,25 +41,18 @@ class Cifar(ImageDatasetOptions):
     crop_padding: int = 4
     flip: bool = True
 
-    @property
-    def official_name(self) -> str:
-        """cifar10 or cifar100."""
-        return "cifar100" if self.name == "cifar100" else "cifar10"
+    equal_classes = True
 
     @property
     def classes(self) -> int:
         """Number of classes."""
         return 100 if self.name == "cifar100" else 10
 
-    @property
-    def equal_classes(self) -> bool:
-        return True
-
     def full_info(self, data_root: Path) -> DatasetInfo:
         return DatasetInfo(ImageShape(3, 32, self.classes), TRAIN_SAMPLES, TEST_SAMPLES)
 
     def read(self, data_root: Path) -> Splits[Images]:
-        name = self.official_name
+        name = f"cifar{self.classes}"
         folder, hub = data_root / name, f"uoft-cs/{name}"
         for place in (folder, data_root / hub, data_root):
             if (place / OFFICIAL[name]).is_dir():
@@ -79,9 +72,9 @@ class Cifar(ImageDatasetOptions):
         return self._checked(Splits(*framed), where)
 
     def _read_official(self, folder: Path) -> Splits[Images]:
-        from torchvision import datasets
+        from torchvision.datasets import CIFAR10, CIFAR100
 
-        official = datasets.CIFAR10 if self.classes == 10 else datasets.CIFAR100
+        official = CIFAR10 if self.classes == 10 else CIFAR100
         try:
             found = [official(str(folder), train) for train in (True, False)]
         except UNREADABLE as error:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, check_whole, first_samples, logger, missing
 from bitcycle.dataset.fetch import fetch, unpack
-from bitcycle.dataset.hub import columns, has_parquet, load_hub
+from bitcycle.dataset.hub import columns, file_bytes, has_parquet, load_hub
 from bitcycle.dataset.speech_features import LogMel
 from bitcycle.dataset.utterances import Utterances
 from bitcycle.errors import DataError
@@ -115,14 +115,6 @@ class SpeechDatasetOptions(DatasetOptions):
         """
         raise NotImplementedError
 
-    def read(self, data_root: Path) -> Splits[list[Recording]]:
-        """All recordings of all splits; waveforms are not read yet.
-
-        Raises:
-            DataError: if the data are missing or cannot be read.
-        """
-        raise NotImplementedError
-
     def load(self, data_root: Path, seed: int) -> Splits[list[Recording]]:
         """The recordings that are used: `train_samples` limits training, `test_samples` both other splits."""
         limits = (self.train_samples, self.test_samples, self.test_samples)
@@ -131,17 +123,13 @@ class SpeechDatasetOptions(DatasetOptions):
 
     def shape(self, alphabet: Iterable[str]) -> SpeechShape:
         """What such data ask of a network that tells the characters apart, and the blank."""
-        return SpeechShape(KINDS_OF_FEATURE * self.mel_bands, 1 + len(set(alphabet)), self.nominal_frames)
+        frames = self.log_mel.frames(round(self.nominal_seconds * self.sampling_rate))
+        return SpeechShape(KINDS_OF_FEATURE * self.mel_bands, 1 + len(set(alphabet)), frames)
 
     @property
     def log_mel(self) -> LogMel:
         """The function from waveforms to log-mel features."""
         return LogMel(self.sampling_rate, self.mel_bands, self.window_ms, self.hop_ms)
-
-    @property
-    def nominal_frames(self) -> int:
-        """Frames of the utterance that the cost is traced with."""
-        return self.log_mel.frames(round(self.nominal_seconds * self.sampling_rate))
 
     def utterances(self, recordings: Sequence[Recording], alphabet: Sequence[str]) -> Utterances:
         """Features of recordings.
@@ -268,14 +256,9 @@ def _parquet_digits(folder: Path) -> list[tuple[tuple[int, int, str], Recording]
     rows = zip(*columns(split, ("index", "digit", "speaker", "transcript"), folder), strict=True)
     cells = split.data.table["audio"]
     return [
-        ((number, digit, speaker), Recording(f"row {row} of {folder}", partial(_bytes, cells, row), transcript))
+        ((number, digit, speaker), Recording(f"row {row} of {folder}", partial(file_bytes, cells, row), transcript))
         for row, (number, digit, speaker, transcript) in enumerate(rows)
     ]
-
-
-def _bytes(cells: Any, row: int) -> bytes:
-    data: bytes = cells[row]["bytes"].as_py()
-    return data
 
 
 def _file_digits(folder: Path) -> list[tuple[tuple[int, int, str], Recording]]:

@@ -129,21 +129,13 @@ class TextDatasetOptions(DatasetOptions):
         """Sizes of the whole data set."""
         return SIZES[self.name]
 
-    def read_lines(self, data_root: Path) -> Lines:
-        """The lines of the three files.
-
-        Raises:
-            DataError: if they are missing or cannot be read; says what to put where.
-        """
-        raise NotImplementedError
-
     def full_info(self, data_root: Path) -> DatasetInfo:
         """Sizes in tokens."""
         return DatasetInfo(TokenShape(self.size.vocabulary), self.size.train, self.size.test)
 
     def load(self, data_root: Path, seed: int) -> Text:
         """The tokens that are used; the vocabulary is always the whole one."""
-        text = number_tokens(self.read_lines(data_root), self.order == "frequency")
+        text = number_tokens(self.read(data_root), self.order == "frequency")
         what = "training, validation and test tokens and kinds of them"
         check_whole(self.name, f"what is below {data_root}", what, text.size, self.size)
         train, test = (limit and limit * PIECE for limit in (self.train_samples, self.test_samples))
@@ -179,7 +171,7 @@ class PennTreebank(TextDatasetOptions):
 
     name: str = "ptb"
 
-    def read_lines(self, data_root: Path) -> Lines:
+    def read(self, data_root: Path) -> Lines:
         folders = [data_root / name for name in ("ptb", "penn", "penn-treebank", "ptb/data")]
         if found := find_text(folders):
             return [*map(lines_of, found)]
@@ -193,7 +185,7 @@ class WikiText(TextDatasetOptions):
 
     name: str = "wikitext2"
 
-    def read_lines(self, data_root: Path) -> Lines:
+    def read(self, data_root: Path) -> Lines:
         subset = f"wikitext-{self.name.removeprefix('wikitext')}-v1"
         folders = [data_root / name for name in (self.name, subset.removesuffix("-v1"), subset)]
         if found := find_text(folders):
@@ -213,7 +205,7 @@ class WikiTextSmall(TextDatasetOptions):
 
     name: str = "wikitext2_small"
 
-    def read_lines(self, data_root: Path) -> Lines:
+    def read(self, data_root: Path) -> Lines:
         folders = [data_root / name for name in (self.name, "wikitext2-small")]
         if found := find_text(folders):
             return [*map(lines_of, found)]
@@ -238,7 +230,7 @@ class OwnText(TextDatasetOptions):
     def size(self) -> TextSize:
         return _size(tuple((path, path.stat().st_mtime_ns) for path in self._files()))
 
-    def read_lines(self, data_root: Path) -> Lines:
+    def read(self, data_root: Path) -> Lines:
         return [*map(lines_of, self._files())]
 
     def _files(self) -> list[Path]:

@@ -199,16 +199,16 @@ def test_xnli_is_read_by_language_and_refused_in_part(tmp_path):
     write_pairs(tmp_path / "xnli" / "de", {"train": 9})
     write_pairs(tmp_path / "nli" / "xnli" / "en", {"validation": 6, "test": 6})
     options = Xnli(language="en", tokenizer=None)
-    assert len(options.read(tmp_path, "train").labels) == 9
-    assert len(options.read(tmp_path, "test").labels) == 6
+    assert len(options.read_split(tmp_path, "train")) == 9
+    assert len(options.read_split(tmp_path, "test")) == 6
     assert options.info(tmp_path)[1:] == (392_702, 5_010)
     with pytest.raises(DataError, match=r"holds 9, 6 training and test pairs; the whole xnli has 392702, 5010"):
         options.load(tmp_path, seed=0)
 
     with pytest.raises(DataError, match=r"facebook/xnli cannot be loaded.*xnli in de .*dataset=sick"):
-        Xnli().read(tmp_path / "elsewhere", "validation")
+        Xnli().read_split(tmp_path / "elsewhere", "validation")
     with pytest.raises(DataError, match="has the splits train, not validation"):
-        Xnli().read(tmp_path, "validation")
+        Xnli().read_split(tmp_path, "validation")
 
 
 def test_data_that_are_missing_or_wrong(pairs):

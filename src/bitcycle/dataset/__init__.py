@@ -1,6 +1,6 @@
 """What it is trained on: data from disk, in batches that follow from (seed, epoch, sample)."""
 
-from bitcycle.dataset.base import DatasetInfo, DatasetOptions
+from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits
 from bitcycle.dataset.custom import CustomImages, HubImages, ImageNet, ImageNetMini
 from bitcycle.dataset.graph_sources import Citation, Ogbn
 from bitcycle.dataset.interactions import MovieLens, Ratings
@@ -10,7 +10,7 @@ from bitcycle.dataset.speech import Fsdd, SpeechManifest
 from bitcycle.dataset.text import OwnText, PennTreebank, WikiText, WikiTextSmall
 from bitcycle.dataset.voc import Voc2012, VocSmall
 
-__all__ = ["DATASETS", "DatasetInfo", "DatasetOptions"]
+__all__ = ["DATASETS", "DatasetInfo", "DatasetOptions", "Splits"]
 
 DATASETS: dict[str, type[DatasetOptions]] = {
     "cifar10": Cifar,

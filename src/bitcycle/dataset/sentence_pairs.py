@@ -81,7 +81,7 @@ class SentencePairOptions(DatasetOptions):
         """
         raise NotImplementedError
 
-    def read(self, data_root: Path, split: str) -> list[tuple[str, str, int]]:
+    def read_split(self, data_root: Path, split: str) -> list[tuple[str, str, int]]:
         """All pairs of a split: premise, hypothesis and the number of the class.
 
         Raises:
@@ -102,7 +102,7 @@ class SentencePairOptions(DatasetOptions):
     def load(self, data_root: Path, seed: int) -> dict[str, TokenPairs]:
         """The splits that are used, as tokens: train, test, and unless switched off validation."""
         used = [split for split in SPLITS if split != "validation" or self.validation != 0]
-        pairs = {split: self.read(data_root, split) for split in used}
+        pairs = {split: self.read_split(data_root, split) for split in used}
         found = len(pairs["train"]), len(pairs["test"])
         origin = f"what is below {data_root}"
         check_whole(self.name, origin, "training and test pairs", found, self.full_sizes(data_root))

@@ -13,7 +13,7 @@ from bitcycle.errors import RunError
 from bitcycle.settings import SettingError
 from bitcycle.sweep.slurm import Outcome, StopWaiting, Waiter, describe, wait_for_jobs
 from bitcycle.sweep.slurm_queue import QueueEntry, parse_queue, read_queue
-from bitcycle.sweep.slurm_record import JobOfArray, jobs_in_queue, new_array, open_jobs, read_arrays
+from bitcycle.sweep.slurm_record import jobs_in_queue, new_array, open_jobs
 from bitcycle.sweep.sweep_index import SweepRun, mark_queued
 from bitcycle.training.run_folder import write_json
 from hydra_plugins.bitcycle_plugins.slurm_launcher import SlurmLauncher
@@ -48,14 +48,14 @@ def array(tmp_path):
 
 def queue_of(array, *states):
     return {
-        (array.name, index): QueueEntry(f"17_{index}", state, "None")
+        (array[0].array.name, index): QueueEntry(f"17_{index}", state, "None")
         for index, state in enumerate(states)
         if state is not None
     }
 
 
 def leave(array, index, code, reason=None):
-    write_json(array.outcome_file(index), {"job": f"17_{index}", "code": code, "reason": reason, "timeouts": 0})
+    write_json(array[index].outcome_file, {"job": f"17_{index}", "code": code, "reason": reason, "timeouts": 0})
 
 
 def waiter_of(array, *queues):
@@ -69,8 +69,7 @@ def waiter_of(array, *queues):
         return answer
 
     clock = Clock()
-    jobs = {index: JobOfArray(array, index) for index in range(len(array.runs))}
-    return Waiter(jobs, read, poll_seconds=1, lost_after=10, clock=clock, sleep=clock.sleep), clock
+    return Waiter(dict(enumerate(array)), read, poll_seconds=1, lost_after=10, clock=clock, sleep=clock.sleep), clock
 
 
 def test_every_job_gets_its_own_exit_code(array):
@@ -97,9 +96,9 @@ def test_a_stopped_job_that_waits_for_its_continuation_has_not_ended(array):
 
 def test_a_job_that_vanished_is_given_up_after_a_while(array):
     waiter, clock = waiter_of(array, queue_of(array, "TIMEOUT", None, None))
-    array.runs[1].mkdir()
-    write_json(array.runs[1] / "status.json", {"state": "done"})
-    write_json(array.runs[1] / "summary.json", {"metric": 1})
+    array[1].run.mkdir()
+    write_json(array[1].run / "status.json", {"state": "done"})
+    write_json(array[1].run / "summary.json", {"metric": 1})
     assert waiter.look() == {}
     clock.sleep(11)
     ended = waiter.look()
@@ -131,9 +130,8 @@ def test_a_signal_ends_the_waiting_and_not_the_jobs(array, caplog):
 
 def test_how_jobs_are_is_said_in_words(array):
     waiter, _ = waiter_of(array, {})
-    queue = parse_queue(
-        f"17_0|{array.name}|PENDING|Resources\n17_1|{array.name}|RUNNING|None\n18_[2-9]|other|PENDING|Priority\n"
-    )
+    name = array[0].array.name
+    queue = parse_queue(f"17_0|{name}|PENDING|Resources\n17_1|{name}|RUNNING|None\n18_[2-9]|other|PENDING|Priority\n")
     assert describe(waiter.waiting, queue) == "1 pending (Resources), 1 running, 1 leaving"
 
 
@@ -141,12 +139,24 @@ def test_how_jobs_are_is_said_in_words(array):
 
 
 def test_jobs_are_found_again_by_their_run(tmp_path, array):
-    assert list(read_arrays(tmp_path)) == [array]
+    runs = [job.run for job in array]
+    assert open_jobs(tmp_path, runs) == array
     leave(array, 0, 0)
     leave(array, 1, None)
-    jobs = open_jobs(tmp_path, array.runs)
-    assert set(jobs) == set(array.runs[1:])
-    assert jobs_in_queue(jobs, queue_of(array, None, "PENDING", "FAILED")) == {array.runs[1]: JobOfArray(array, 1)}
+    jobs = open_jobs(tmp_path, runs)
+    assert jobs == array[1:]
+    assert jobs_in_queue(jobs, queue_of(array, None, "PENDING", "FAILED")) == {array[1].run: array[1]}
+
+
+def test_the_log_of_a_job_is_its_own(tmp_path, array):
+    assert array[1].log == array[1].array
+    (array[1].array / "17_0_0_log.out").touch()
+    assert array[1].log == array[1].array
+    (array[1].array / "17_1_0_log.out").touch()
+    assert array[1].log.name == "17_1_0_log.out"
+    with new_array(tmp_path, [tmp_path / "alone"], "test") as [job]:
+        (job.array / "18_0_log.out").touch()
+    assert job.log.name == "18_0_log.out"
 
 
 def test_runs_in_the_queue_say_so(tmp_path):
@@ -245,7 +255,7 @@ def test_what_is_wrong_is_said(slurm, tmp_path):
     fake(slurm, "sbatch", 'echo "Invalid partition name specified" >&2; exit 1')
     with pytest.raises(RunError, match="Invalid partition name"):
         launcher(tmp_path).launch_into([["seed=0"]], [tmp_path / "seed=0"])
-    assert list(read_arrays(tmp_path)) == []
+    assert open_jobs(tmp_path, [tmp_path / "seed=0"]) == []
 
 
 def test_a_machine_without_slurm(tmp_path, monkeypatch):

@@ -34,6 +34,7 @@ class Composer:
     def __init__(self, compose: Callable[[list[str]], DictConfig]) -> None:
         self._compose = compose
         self._composed: dict[str, bytes] = {}
+        self._checked: dict[str, RunConfig | str] = {}
         self._parser = OverridesParser.create()
 
     def __call__(self, run: Overrides) -> DictConfig:
@@ -47,6 +48,20 @@ class Composer:
             return self._with_values(self._chosen(choices), {k: v for k, v in run.items() if k not in choices})
         except (HydraException, OmegaConfBaseException):
             return self._compose(command_line(run))  # which says what is wrong in Hydra's words
+
+    def checked(self, run: Overrides) -> RunConfig | str:
+        """The validated configuration of a run, or what is wrong with it; each once, seeds apart."""
+        from bitcycle.command import explain_hydra
+
+        key = str(sorted((name, value) for name, value in run.items() if name != "seed"))
+        if key not in self._checked:
+            try:
+                self._checked[key] = read_config(self(run))
+            except SettingError as error:
+                self._checked[key] = str(error)
+            except (HydraException, OmegaConfBaseException) as error:
+                self._checked[key] = explain_hydra(error)
+        return self._checked[key]
 
     def _chosen(self, choices: Overrides) -> DictConfig:
         """A new configuration with these options: those that stand alone, put into what the others give."""
@@ -79,19 +94,7 @@ def _is_plain(key: str) -> bool:
 
 @contextmanager
 def composing(conf: Path) -> Iterator[Callable[[Overrides], RunConfig | str]]:
-    """Makes validated configurations with the files of a folder `conf`, or what is wrong with them; each once, seeds apart."""
+    """`Composer.checked` with the files of a folder `conf`."""
     register_schemas()
-    known: dict[str, RunConfig | str] = {}
     with initialize_config_dir(str(conf.absolute()), version_base="1.3"):
-        composer = Composer(lambda arguments: compose("config", overrides=arguments))
-
-        def composed(run: Overrides) -> RunConfig | str:
-            key = str(sorted((name, value) for name, value in run.items() if name != "seed"))
-            if key not in known:
-                try:
-                    known[key] = read_config(composer(run))
-                except (SettingError, HydraException, OmegaConfBaseException) as error:
-                    known[key] = str(error)
-            return known[key]
-
-        yield composed
+        yield Composer(lambda arguments: compose("config", overrides=arguments)).checked

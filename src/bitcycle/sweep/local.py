@@ -12,30 +12,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED
-from bitcycle.signals import STOP_SIGNALS
+from bitcycle.errors import EXIT_INTERRUPTED
+from bitcycle.signals import handled_by
 from bitcycle.sweep.forkserver import Forked
 from bitcycle.sweep.priority import restore
+from bitcycle.sweep.progress import SweepProgress, tell
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
 MEMORY_OF_A_RUN = 3 * 2**30
 """Bytes of main memory that a run is expected to need (CIFAR-10 in memory and PyTorch: 1 to 2 GiB)."""
-
-
-TELL_SECONDS = 60.0
-"""Where the output is no terminal, how far the sweep is is said so often."""
 
 
 class Process(Protocol):
@@ -132,7 +127,7 @@ class LocalPool:
             codes[number] = code
             progress.advance(code)
 
-        with _Progress(len(commands)) as progress:
+        with SweepProgress(len(commands)) as progress:
             self.serve(lambda: next(waiting, None), ended)
         return codes
 
@@ -145,7 +140,7 @@ class LocalPool:
         """
         children: list[_Child[K]] = []
         is_empty = False
-        with tempfile.TemporaryDirectory() as scratch, self._signals():
+        with tempfile.TemporaryDirectory() as scratch, handled_by(self._note):
             while children or not is_empty:
                 self._pass_on_signal(children)
                 while not is_empty and len(children) < self.workers:
@@ -158,7 +153,9 @@ class LocalPool:
                         children.remove(child)
                         is_empty = False
                         code = self._meant(code)
-                        _tell(child.output, code, child.command)
+                        settings = " ".join(argument for argument in child.command if "=" in argument)
+                        tell(settings, code, child.output.read_text(errors="replace").strip().splitlines())
+                        child.output.unlink()
                         ended(child.key, code)
                 time.sleep(POLL_SECONDS)
 
@@ -177,19 +174,9 @@ class LocalPool:
         process = self.start(command, output, environment)
         return _Child(key, command, process, output, slot)
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Note signals; the loop passes them on, as a run that starts right now is to get them too."""
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            self.stopped_by, self._is_passed_on = number, False
-
-        previous = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        """Note a signal; the loop passes it on, as a run that starts right now is to get it too."""
+        self.stopped_by, self._is_passed_on = number, False
 
     def _pass_on_signal(self, children: Sequence[_Child[Any]]) -> None:
         """Have all runs save a checkpoint and stop, once for each signal."""
@@ -202,50 +189,6 @@ class LocalPool:
         for child in children:
             restore(child.process.pid)  # a checkpoint is soon written, by a process that gets its turn
             child.process.send_signal(signal.SIGTERM)
-
-
-def _tell(output: Path, code: int, command: Sequence[str]) -> None:
-    """Say how a run ended: its last lines where it failed, its result in one line otherwise."""
-    lines = output.read_text(errors="replace").strip().splitlines()
-    output.unlink()
-    settings = " ".join(argument for argument in command if "=" in argument)
-    if code == EXIT_DONE:
-        result = next((line for line in lines if ": final " in line), lines[-1] if lines else "")
-        logger.info("done    %s  %s", settings, result)
-    elif code == EXIT_INTERRUPTED:
-        logger.warning("stopped %s", settings)
-    else:
-        why = "\n        ".join(lines[-3:]) or f"killed by signal {-code}"
-        logger.error("failed  %s (exit code %d)\n        %s", settings, code, why)
-
-
-class _Progress:
-    """How far a sweep is, and how long the rest takes at the speed so far: a bar on a terminal, now and then a line elsewhere."""
-
-    def __init__(self, total: int) -> None:
-        columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        self.bar = Progress(*columns, transient=True, disable=not sys.stderr.isatty(), speed_estimate_period=600)
-        self.task = self.bar.add_task("runs", total=total)
-        self.total, self.ended, self.failed = total, 0, 0
-        self.began = self.told = time.monotonic()
-
-    def __enter__(self) -> _Progress:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()
-
-    def advance(self, code: int) -> None:
-        """One run has ended."""
-        self.bar.advance(self.task)
-        self.ended += 1
-        self.failed += code not in (EXIT_DONE, EXIT_INTERRUPTED)
-        now = time.monotonic()
-        if self.bar.disable and now - self.told >= TELL_SECONDS:
-            self.told, left = now, (now - self.began) / self.ended * (self.total - self.ended)
-            failed = f", {self.failed} failed" if self.failed else ""
-            logger.info("%d of %d runs ended%s; about %.0f min left", self.ended, self.total, failed, left / 60)
 
 
 def train_command(root: Path, arguments: Sequence[str]) -> list[str]:

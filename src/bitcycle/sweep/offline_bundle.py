@@ -44,25 +44,24 @@ def pack(root: Path, target: Path, data: Sequence[str], data_root: Path) -> None
     if missing := [name for name in data if not (data_root / name).exists()]:
         remedy = "point --data-root at the folder that holds it"
         raise SettingError("data", missing[0], f"is not below {data_root}", remedy)
-
-    def needed(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        return None if member.name.endswith(LEFT_OUT) else member
-
     with tarfile.open(target, "w") as tar:
         for name in CODE:
-            tar.add(root / name, name, filter=needed)
+            tar.add(root / name, name, filter=_needed)
         for name in data:
             tar.add(data_root / name, f"data/{name}")
         for name, folder in runs_below(root / RUNS).items():
             for path in (folder.status, folder.summary) if folder.state() == "done" else (folder.path,):
-                tar.add(path, RUNS / name / path.relative_to(folder.path), filter=needed)
+                tar.add(path, RUNS / name / path.relative_to(folder.path), filter=_needed)
+
+
+def _needed(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return None if member.name.endswith(LEFT_OUT) else member
 
 
 def runs_below(root: Path) -> dict[str, RunFolder]:
     """The runs below a folder SCALE/NAME/seed=N."""
-    return {
-        str(file.parent.relative_to(root)): RunFolder(file.parent) for file in sorted(root.glob("*/*/*/status.json"))
-    }
+    files = sorted(root.glob("*/*/*/status.json"))
+    return {str(file.parent.relative_to(root)): RunFolder(file.parent) for file in files}
 
 
 def unpack(file: Path, root: Path) -> dict[str, str]:
@@ -110,8 +109,7 @@ def main(words: Sequence[str] | None = None) -> int:
             pack(Path.cwd(), given.file, given.data, given.data_root.expanduser())
             print(THERE.format(file=given.file.name, variable=COMMIT_VARIABLE, commit=commit() or ""))
         else:
-            for name, done in unpack(given.file, RUNS).items():
-                print(f"{name}: {done}")
+            print("\n".join(f"{name}: {done}" for name, done in unpack(given.file, RUNS).items()))
     except (SettingError, RunError) as error:
         print(error, file=sys.stderr)
         return EXIT_WRONG_CONFIGURATION if isinstance(error, SettingError) else EXIT_FAILED

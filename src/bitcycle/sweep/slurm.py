@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,20 +10,17 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NamedTuple
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, RunError
-from bitcycle.signals import STOP_SIGNALS
+from bitcycle.signals import handled_by
+from bitcycle.sweep.progress import SweepProgress, tell
 from bitcycle.sweep.slurm_queue import HOPELESS, Queue, QueueEntry
-from bitcycle.sweep.slurm_record import JobOfArray
+from bitcycle.sweep.slurm_record import SubmittedJob
 from bitcycle.training.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
 LOST_AFTER_SECONDS = 60.0
 """A job that SLURM no longer has may have left an exit code that a network file system does not show yet."""
-TELL_SECONDS = 300.0
-"""Where the output is no terminal, how many jobs wait and run is said so often at most."""
 
 
 class Outcome(NamedTuple):
@@ -44,12 +39,8 @@ class StopWaiting:
     @contextmanager
     def active(self) -> Iterator[StopWaiting]:
         """Catch signals."""
-        previous = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
-        try:
+        with handled_by(self._handle):
             yield self
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.received = True
@@ -68,7 +59,7 @@ class Waiter:
 
     def __init__(
         self,
-        jobs: Mapping[int, JobOfArray],
+        jobs: Mapping[int, SubmittedJob],
         read_queue: Callable[[], Queue],
         poll_seconds: float,
         lost_after: float = LOST_AFTER_SECONDS,
@@ -122,7 +113,7 @@ class Waiter:
             self.queue = None
             logger.warning("%s; asking again in %.0f s", error, self.poll_seconds)
 
-    def _given_up(self, number: int, job: JobOfArray) -> Outcome | None:
+    def _given_up(self, number: int, job: SubmittedJob) -> Outcome | None:
         if self.queue is None:
             return None
         entry = job.entry(self.queue)
@@ -142,14 +133,14 @@ class Waiter:
             )
 
 
-def left_by(job: JobOfArray) -> Outcome | None:
+def left_by(job: SubmittedJob) -> Outcome | None:
     """The outcome that a job has written."""
-    record = job.array.outcome(job.index)
+    record = job.outcome()
     code = record.get("code")
     return Outcome(code, str(record.get("reason") or "")) if isinstance(code, int) else None
 
 
-def outcome_of_lost(job: JobOfArray, entry: QueueEntry | None) -> Outcome:
+def outcome_of_lost(job: SubmittedJob, entry: QueueEntry | None) -> Outcome:
     """What became of a run whose job has ended without a word."""
     if RunFolder(job.run).state() == "done":
         return Outcome(EXIT_DONE, "")
@@ -158,7 +149,7 @@ def outcome_of_lost(job: JobOfArray, entry: QueueEntry | None) -> Outcome:
     return Outcome(EXIT_FAILED, f"job {entry.job} ended without an exit code; SLURM calls it {entry.state}")
 
 
-def describe(jobs: Mapping[int, JobOfArray], queue: Queue | None) -> str:
+def describe(jobs: Mapping[int, SubmittedJob], queue: Queue | None) -> str:
     """How many jobs are in which state, in words."""
     if queue is None:
         return f"{len(jobs)} unknown"
@@ -185,14 +176,17 @@ def wait_for_jobs(waiter: Waiter, stop: StopWaiting, arguments: Sequence[Sequenc
     codes = [EXIT_INTERRUPTED if number in waiter.waiting else EXIT_FAILED for number in range(len(arguments))]
     jobs = dict(waiter.waiting)
 
-    with _progress(len(jobs)) as (advance, show):
+    with SweepProgress(len(jobs)) as progress:
 
-        def tell(number: int, outcome: Outcome) -> None:
+        def ended(number: int, outcome: Outcome) -> None:
             codes[number] = outcome.code
-            advance()
-            _tell(jobs[number], outcome, " ".join(arguments[number]))
+            progress.advance(outcome.code)
+            log = jobs[number].log
+            lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+            why = [*([outcome.reason] if outcome.reason else lines[-3:]), f"log: {log}"] if outcome.code else []
+            tell(" ".join(arguments[number]), outcome.code, lines, why)
 
-        waiter.wait(stop, tell, show)
+        waiter.wait(stop, ended, lambda state: progress.show(f"in SLURM: {state}"))
     if waiter.waiting:
         _say_goodbye(waiter)
     return codes
@@ -204,42 +198,3 @@ def _say_goodbye(waiter: Waiter) -> None:
         "%d runs stay in SLURM; the same command again waits for them and submits none twice. To end them: scancel --name=%s",
         *(len(waiter.waiting), ",".join(arrays)),
     )
-
-
-def _tell(job: JobOfArray, outcome: Outcome, settings: str) -> None:
-    """Say how a run ended: its result in one line, or why it failed and where it says more."""
-    log = job.array.log(job.index)
-    lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
-    if outcome.code == EXIT_DONE:
-        logger.info("done    %s  %s", settings, next((line for line in lines if ": final " in line), ""))
-        return
-    why = [outcome.reason] if outcome.reason else lines[-3:]
-    logger.error(
-        "failed  %s (exit code %d)\n        %s", settings, outcome.code, "\n        ".join([*why, f"log: {log}"])
-    )
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[tuple[Callable[[], None], Callable[[str], None]]]:
-    """(one run has ended, show the state of the others): a bar on a terminal, now and then a line elsewhere."""
-    columns = (
-        TextColumn("runs"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[state]}"),
-    )
-    is_terminal = sys.stderr.isatty()
-    said, said_at = "", float("-inf")
-    with Progress(*columns, transient=True, disable=not is_terminal) as progress:
-        task = progress.add_task("runs", total=total, state="")
-
-        def show(state: str) -> None:
-            nonlocal said, said_at
-            progress.update(task, state=state)
-            now = time.monotonic()
-            if not is_terminal and state != said and now - said_at >= TELL_SECONDS:
-                logger.info("in SLURM: %s", state)
-                said, said_at = state, now
-
-        yield lambda: progress.advance(task), show

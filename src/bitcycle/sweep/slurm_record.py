@@ -1,17 +1,21 @@
-"""What is kept of submitted jobs, so that another process, days later, knows which run is where: results_root/.slurm."""
+"""What is kept of submitted jobs, so that another process, days later, knows which run is where: results_root/.slurm.
+
+An array of jobs is a folder, whose name is the name of the jobs in SLURM, with `array.json`, the outcome of each job, the logs,
+and submitit's files.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bitcycle.sweep.slurm_queue import Queue, QueueEntry
 from bitcycle.training.run_folder import read_object, write_json
@@ -19,68 +23,41 @@ from bitcycle.training.run_folder import read_object, write_json
 FOLDER = ".slurm"
 
 
-@dataclass(frozen=True)
-class JobArray:
-    """An array of jobs: a folder with `array.json`, the outcome of each job, the logs, and submitit's files.
+class SubmittedJob(NamedTuple):
+    """A run in SLURM: the folder of its array, its index in it, and its run folder, absolute."""
 
-    Attributes:
-        folder: its name is the name of the jobs in SLURM.
-        runs: the run folder of each job, absolute.
-        submitted: when, as text that sorts by time.
-    """
-
-    folder: Path
-    runs: tuple[Path, ...]
-    submitted: str
+    array: Path
+    index: int
+    run: Path
 
     @property
-    def name(self) -> str:
-        """The name of its jobs."""
-        return self.folder.name
+    def outcome_file(self) -> Path:
+        """Where the job leaves its outcome, see `SlurmJob`."""
+        return self.array / f"{self.index}.json"
 
-    def outcome_file(self, index: int) -> Path:
-        """Where a job leaves its outcome."""
-        return self.folder / f"{index}.json"
-
-    def outcome(self, index: int) -> dict[str, Any]:
-        """What a job has left so far, see `SlurmJob`; empty if nothing."""
-        return read_object(self.outcome_file(index))
-
-    def exit_code(self, index: int) -> int | None:
+    @property
+    def exit_code(self) -> int | None:
         """The exit code of the run; None while it goes on, is to go on, or if the job was lost."""
-        code = self.outcome(index).get("code")
+        code = self.outcome().get("code")
         return code if isinstance(code, int) else None
 
-    def log(self, index: int) -> Path:
-        """What a job printed; the array's folder as long as there is nothing."""
-        pattern = f"*_{index}_0_log.out" if len(self.runs) > 1 else "*_0_log.out"
-        return next(iter(sorted(self.folder.glob(pattern))), self.folder)
-
-
-@dataclass(frozen=True)
-class JobOfArray:
-    """One run in SLURM."""
-
-    array: JobArray
-    index: int
-
     @property
-    def run(self) -> Path:
-        """Its run folder."""
-        return self.array.runs[self.index]
+    def log(self) -> Path:
+        """What the job printed: NUMBER_INDEX_0_log.out, without index of a single job; else the array's folder."""
+        name = re.compile(rf"\d+(_{self.index})?_0_log\.out")
+        return next((path for path in sorted(self.array.glob("*.out")) if name.fullmatch(path.name)), self.array)
 
-    @property
-    def key(self) -> tuple[str, int]:
-        """How the queue calls it."""
-        return self.array.name, self.index
+    def outcome(self) -> dict[str, Any]:
+        """What the job has left so far; empty if nothing."""
+        return read_object(self.outcome_file)
 
     def entry(self, queue: Queue) -> QueueEntry | None:
         """What SLURM knows of it."""
-        return queue.get(self.key)
+        return queue.get((self.array.name, self.index))
 
 
 @contextmanager
-def new_array(root: Path, runs: Sequence[Path], prefix: str) -> Iterator[JobArray]:
+def new_array(root: Path, runs: Sequence[Path], prefix: str) -> Iterator[list[SubmittedJob]]:
     """Write down an array that is submitted inside; known from then on, whatever happens to this process, and forgotten
     after an error.
 
@@ -90,45 +67,35 @@ def new_array(root: Path, runs: Sequence[Path], prefix: str) -> Iterator[JobArra
         prefix: the beginning of the jobs' name.
     """
     folder = root.absolute() / FOLDER / f"{prefix}-{uuid.uuid4().hex[:8]}"
-    array = JobArray(folder, tuple(run.absolute() for run in runs), datetime.now(UTC).isoformat())
+    jobs = [SubmittedJob(folder, index, run.absolute()) for index, run in enumerate(runs)]
     folder.mkdir(parents=True)
-    write_json(folder / "array.json", {"submitted": array.submitted, "runs": [os.fspath(run) for run in array.runs]})
+    record = {"submitted": datetime.now(UTC).isoformat(), "runs": [os.fspath(job.run) for job in jobs]}
+    write_json(folder / "array.json", record)
     try:
-        yield array
+        yield jobs
     except Exception:
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-def read_arrays(root: Path) -> Iterator[JobArray]:
-    """All arrays that were ever submitted for a results folder, the newest first."""
-    found = []
-    for path in (root.absolute() / FOLDER).glob("*/array.json"):
-        record = read_object(path)
-        if "runs" in record:
-            found.append(JobArray(path.parent, tuple(map(Path, record["runs"])), str(record["submitted"])))
-    yield from sorted(found, key=lambda array: array.submitted, reverse=True)
-
-
-def open_jobs(root: Path, runs: Iterable[Path]) -> dict[Path, list[JobOfArray]]:
-    """The jobs of some runs that have left no exit code: they wait, run, or were lost."""
+def open_jobs(root: Path, runs: Sequence[Path]) -> list[SubmittedJob]:
+    """The jobs of some runs that have left no exit code, the newest first: they wait, run, or were lost."""
     wanted = {run.absolute() for run in runs}
-    found: dict[Path, list[JobOfArray]] = {}
-    for array in read_arrays(root):
-        for index, run in enumerate(array.runs):
-            if run in wanted and array.exit_code(index) is None:
-                found.setdefault(run, []).append(JobOfArray(array, index))
-    return found
+    records = [(path.parent, read_object(path)) for path in (root.absolute() / FOLDER).glob("*/array.json")]
+    records.sort(key=lambda record: str(record[1].get("submitted")), reverse=True)
+    jobs = [
+        SubmittedJob(array, i, Path(run)) for array, record in records for i, run in enumerate(record.get("runs", []))
+    ]
+    return [job for job in jobs if job.run in wanted and job.exit_code is None]
 
 
-def jobs_in_queue(jobs: dict[Path, list[JobOfArray]], queue: Queue) -> dict[Path, JobOfArray]:
-    """The job of each run that SLURM runs or will run."""
-    found: dict[Path, JobOfArray] = {}
-    for run, candidates in jobs.items():
-        for job in candidates:
-            entry = job.entry(queue)
-            if entry is not None and entry.is_active:
-                found.setdefault(run, job)
+def jobs_in_queue(jobs: Sequence[SubmittedJob], queue: Queue) -> dict[Path, SubmittedJob]:
+    """The job of each run that SLURM runs or will run, the first of several."""
+    found: dict[Path, SubmittedJob] = {}
+    for job in jobs:
+        entry = job.entry(queue)
+        if entry is not None and entry.is_active:
+            found.setdefault(job.run, job)
     return found
 
 

@@ -96,20 +96,15 @@ SweepIndex = dict[str, list[SweepRun]]
 def index_runs(runs: Iterable[Overrides], compose: Compose) -> list[SweepRun]:
     """Every run of a sweep once.
 
-    Runs that compute the same (static precision whatever q_min, say) are one; the first stands for all. Runs that differ
-    by their seed alone are composed once.
+    Runs that compute the same (static precision whatever q_min, say) are one; the first stands for all.
 
     Args:
         runs: as expanded from grids.
-        compose: makes configurations.
+        compose: makes configurations, whatever the seed.
     """
     found: dict[str, SweepRun] = {}
-    composed: dict[str, RunConfig | str] = {}
     for run in runs:
-        key = str(sorted((name, value) for name, value in run.items() if name != "seed"))
-        if key not in composed:
-            composed[key] = compose(run)
-        config = composed[key]
+        config = compose(run)
         try:
             if isinstance(config, RunConfig):
                 if run.get("seed", "").isdigit():

@@ -11,15 +11,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
-from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 if TYPE_CHECKING:
-    from bitcycle.configuration import RunConfig
     from bitcycle.sweep import Sweep
     from bitcycle.sweep.sweep_index import SweepRun
 
@@ -57,7 +54,8 @@ class GridSweeper(Sweeper):
         from bitcycle.sweep.composition import Composer
 
         self.loader = hydra_context.config_loader
-        self.compose = Composer(lambda arguments: _without_hydra(self.loader.load_sweep_config(config, arguments)))
+        composer = Composer(lambda arguments: _without_hydra(self.loader.load_sweep_config(config, arguments)))
+        self.compose = composer.checked
         self.runner: Launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
@@ -78,7 +76,7 @@ class GridSweeper(Sweeper):
         sweep = Sweep(**self.fields)
         overrides = OverridesParser.create(config_loader=self.loader).parse_overrides(arguments)
         fixed, swept = _settings(overrides)
-        runs = index_runs(_expand(sweep, fixed, swept), self._compose)
+        runs = index_runs(_expand(sweep, fixed, swept), self.compose)
         if isinstance(self.runner, QueueLauncher):
             runs = mark_queued(runs, self.runner.queued)
         dry_run = fixed.get("dry_run", "false").lower()  # Hydra says True
@@ -89,7 +87,7 @@ class GridSweeper(Sweeper):
             names if not swept and set(fixed) <= NEUTRAL else ()
         ):  # settings of one's own fill no cell of an item
             hashes = [run.hash for run in runs if run.path]
-            record_launch(name, fixed.get("scale", "paper"), hashes, self._compose, Path.cwd())
+            record_launch(name, fixed.get("scale", "paper"), hashes, self.compose, Path.cwd())
         if missing:
             codes += [_exit_code(job) for job in self._launch(missing, _group(overrides, fixed))]
         if dry_run == "false":
@@ -103,19 +101,6 @@ class GridSweeper(Sweeper):
         if isinstance(self.runner, QueueLauncher):
             return self.runner.launch_into(arguments, [run.folder.path for run in runs])
         return self.runner.launch(arguments, initial_job_idx=0)
-
-    def _compose(self, run: dict[str, str]) -> RunConfig | str:
-        """The validated configuration of one run, or what is wrong with it."""
-        from bitcycle.command import explain_hydra
-        from bitcycle.configuration import read_config
-        from bitcycle.settings import SettingError
-
-        try:
-            return read_config(self.compose(run))
-        except SettingError as error:
-            return str(error)
-        except (HydraException, OmegaConfBaseException) as error:
-            return explain_hydra(error)
 
 
 def _refuse_processes() -> None:

@@ -37,13 +37,11 @@ class LocalLauncher(Launcher):
         assert self.config is not None
         if not self.config.hydra.sweeper._target_.startswith("hydra_plugins.bitcycle_plugins."):
             return self._launch_here(self.config, job_overrides, initial_job_idx)
-        conf = next(source.path for source in self.config.hydra.runtime.config_sources if source.provider == "main")
-        root = Path(conf).parent
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         workers = min(self.workers or useful_workers(self.runs_per_gpu), len(job_overrides))
-        commands = [train_command(root, overrides) for overrides in job_overrides]
+        commands = [train_command(root_of(self.config), overrides) for overrides in job_overrides]
         codes = LocalPool(workers, gpus, starter(gpus)).run(commands)
-        return [_returned(overrides, code) for overrides, code in zip(job_overrides, codes, strict=True)]
+        return [returned(overrides, code) for overrides, code in zip(job_overrides, codes, strict=True)]
 
     def _launch_here(
         self, config: DictConfig, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
@@ -54,7 +52,13 @@ class LocalLauncher(Launcher):
         return basic.launch(job_overrides, initial_job_idx)
 
 
-def _returned(overrides: Sequence[str], code: int) -> JobReturn:
+def root_of(config: DictConfig) -> Path:
+    """The folder of `conf/`."""
+    return Path(next(s.path for s in config.hydra.runtime.config_sources if s.provider == "main")).parent
+
+
+def returned(overrides: Sequence[str], code: int) -> JobReturn:
+    """What Hydra wants of a run that has ended with an exit code."""
     done: Any = JobReturn(overrides=overrides, status=JobStatus.COMPLETED)
     done.return_value = code
     return done

@@ -19,10 +19,11 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from hydra_plugins.bitcycle_plugins.local_launcher import returned, root_of
 from hydra_plugins.bitcycle_plugins.slurm_job import WARNING, SlurmJob
 
 if TYPE_CHECKING:
-    from bitcycle.sweep.slurm_record import JobArray, JobOfArray
+    from bitcycle.sweep.slurm_record import SubmittedJob
 
 logger = logging.getLogger("bitcycle.sweep.slurm")
 
@@ -78,7 +79,7 @@ class SlurmLauncher(Launcher):
         """
         return {folder for folder in folders if folder.absolute() in self._in_queue(folders)}
 
-    def _in_queue(self, folders: Sequence[Path]) -> dict[Path, JobOfArray]:
+    def _in_queue(self, folders: Sequence[Path]) -> dict[Path, SubmittedJob]:
         from bitcycle.sweep.slurm_queue import read_queue
         from bitcycle.sweep.slurm_record import jobs_in_queue, open_jobs
 
@@ -137,19 +138,19 @@ class SlurmLauncher(Launcher):
                 jobs |= self._submit(absent, job_overrides, folders, stop)
             waiter = Waiter(jobs, read_queue, self.poll_seconds)
             codes = wait_for_jobs(waiter, stop, job_overrides)
-        return [_returned(overrides, code) for overrides, code in zip(job_overrides, codes, strict=True)]
+        return [returned(overrides, code) for overrides, code in zip(job_overrides, codes, strict=True)]
 
     def _submit(
         self, numbers: Sequence[int], job_overrides: Sequence[Sequence[str]], folders: Sequence[Path], stop: Any
-    ) -> dict[int, JobOfArray]:
+    ) -> dict[int, SubmittedJob]:
         """Submit runs as arrays, as long as SLURM takes them; those that it did not take are not in the result."""
         from bitcycle.errors import RunError
         from bitcycle.sweep.slurm_queue import largest_array
-        from bitcycle.sweep.slurm_record import JobOfArray, new_array, split
+        from bitcycle.sweep.slurm_record import new_array, split
 
         largest = min(self.array_size or sys.maxsize, largest_array())
         parts = split(len(numbers), largest)
-        jobs: dict[int, JobOfArray] = {}
+        jobs: dict[int, SubmittedJob] = {}
         for part in parts:
             chosen = [numbers[position] for position in part]
             if stop.received:
@@ -164,35 +165,34 @@ class SlurmLauncher(Launcher):
                     "%d runs are not submitted: %s. Run the same command again later", len(numbers) - part.start, error
                 )
                 break
-            jobs |= {number: JobOfArray(array, index) for index, number in enumerate(chosen)}
-            logger.info("submitted %d runs: job %s, name %s", len(chosen), ids, array.name)
+            jobs |= dict(zip(chosen, array, strict=True))
+            logger.info("submitted %d runs: job %s, name %s", len(chosen), ids, array[0].array.name)
         return jobs
 
-    def _submit_array(self, array: JobArray, job_overrides: Sequence[Sequence[str]], arrays: int) -> str:
+    def _submit_array(self, array: Sequence[SubmittedJob], job_overrides: Sequence[Sequence[str]], arrays: int) -> str:
         """Submit one array; returns its number."""
         from bitcycle.errors import RunError
         from bitcycle.sweep.local import train_command
 
         assert self.config is not None
-        conf = next(source.path for source in self.config.hydra.runtime.config_sources if source.provider == "main")
         tasks = [
             SlurmJob(
-                [sys.executable, *train_command(Path(conf).parent, overrides)],
+                [sys.executable, *train_command(root_of(self.config), overrides)],
                 folder=os.getcwd(),
-                outcome=os.fspath(array.outcome_file(index)),
+                outcome=os.fspath(job.outcome_file),
                 max_timeouts=self.max_num_timeout if self.requeue else 0,
                 warning_seconds=float(self.parameters.get("signal_delay_s", 120)),
             )
-            for index, overrides in enumerate(job_overrides)
+            for job, overrides in zip(array, job_overrides, strict=True)
         ]
         with _outside_of_jobs():
-            executor = self.executor(array, arrays)
+            executor = self.executor(array[0].array, arrays)
             try:
                 return str(executor.submit_array(tasks)[0].job_id).partition("_")[0]
             except (RuntimeError, ValueError) as error:  # submitit's own kinds of error derive from these
                 raise RunError(f"SLURM takes no jobs: {str(error).strip()}") from error
 
-    def executor(self, array: JobArray, arrays: int) -> Any:
+    def executor(self, folder: Path, arrays: int) -> Any:
         """What submits an array: submitit with the parameters of this launcher.
 
         Raises:
@@ -209,14 +209,14 @@ class SlurmLauncher(Launcher):
                 raise SettingError(
                     f"hydra.launcher.{key}", self.parameters[key], "nobody reads this", nearest(key, [*known, *OWN])
                 )
-        executor = submitit.AutoExecutor(folder=array.folder, cluster="slurm")
+        executor = submitit.AutoExecutor(folder=folder, cluster="slurm")
         parameters = {key if key in common else f"slurm_{key}": value for key, value in self.parameters.items()}
         cpus, tasks = self.parameters.get("cpus_per_task"), self.tasks_per_node
         several = tasks * int(self.parameters.get("nodes") or 1) > 1
         executor.update_parameters(
             **{key: value for key, value in parameters.items() if value is not None and value != []}
             | {
-                "name": array.name,
+                "name": folder.name,
                 "stderr_to_stdout": True,
                 "tasks_per_node": tasks,
                 "slurm_array_parallelism": max(1, self.array_parallelism // arrays),
@@ -256,9 +256,3 @@ def _outside_of_jobs() -> Iterator[None]:
         yield
     finally:
         os.environ.update(hidden)
-
-
-def _returned(overrides: Sequence[str], code: int) -> JobReturn:
-    done: Any = JobReturn(overrides=overrides, status=JobStatus.COMPLETED)
-    done.return_value = code
-    return done

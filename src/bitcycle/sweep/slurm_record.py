@@ -24,16 +24,16 @@ FOLDER = ".slurm"
 
 
 class SubmittedJob(NamedTuple):
-    """A run in SLURM: the folder of its array, its index in it, and its run folder, absolute."""
+    """A run in SLURM: the folder of its array, its number in it, and its run folder, absolute."""
 
     array: Path
-    index: int
+    number: int
     run: Path
 
     @property
     def outcome_file(self) -> Path:
         """Where the job leaves its outcome, see `SlurmJob`."""
-        return self.array / f"{self.index}.json"
+        return self.array / f"{self.number}.json"
 
     @property
     def exit_code(self) -> int | None:
@@ -44,7 +44,7 @@ class SubmittedJob(NamedTuple):
     @property
     def log(self) -> Path:
         """What the job printed: NUMBER_INDEX_0_log.out, without index of a single job; else the array's folder."""
-        name = re.compile(rf"\d+(_{self.index})?_0_log\.out")
+        name = re.compile(rf"\d+(_{self.number})?_0_log\.out")
         return next((path for path in sorted(self.array.glob("*.out")) if name.fullmatch(path.name)), self.array)
 
     def outcome(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class SubmittedJob(NamedTuple):
 
     def entry(self, queue: Queue) -> QueueEntry | None:
         """What SLURM knows of it."""
-        return queue.get((self.array.name, self.index))
+        return queue.get((self.array.name, self.number))
 
 
 @contextmanager

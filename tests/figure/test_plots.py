@@ -12,8 +12,9 @@ import scipy.stats
 
 from bitcycle.analysis.aggregation import Cell, Results
 from bitcycle.analysis.items import PAPERS, Item, read_published
+from bitcycle.analysis.statistics import over_seeds
 from bitcycle.figure import board, make
-from bitcycle.figure.data import ItemData, differences, estimates, panels_of, status_line
+from bitcycle.figure.data import ItemData, differences, panels_of, status_line
 from bitcycle.figure.drawn import Drawn
 from bitcycle.figure.make import make_item, module_of, titled
 from bitcycle.figure.plots import forest, side_by_side
@@ -61,14 +62,14 @@ def test_the_same_trainings_are_one_panel():
 def test_intervals_are_those_of_a_paired_t_test():
     ours, base = made_up(71.0, 75.0, 74.0, 99.0, **CYCLIC, **SMALL), made_up(70.0, 72.0, 72.0, **STATIC, **SMALL)
     (panel,) = panels_of(data_of("cpt/table2", ours, base))
-    (found,) = differences(panel, panel.first(lambda cell: cell.setting("schedule") == "static"), "best").values()
+    (found,) = differences(panel, panel.first({"schedule": "static"}), "best").values()
     test = scipy.stats.ttest_rel([71, 75, 74], [70, 72, 72]).confidence_interval(0.95)
-    assert found == (2.0, pytest.approx(test.low), pytest.approx(test.high), 3)
+    assert (found.mean, found.interval(), found.n) == (2.0, pytest.approx((test.low, test.high)), 3)
 
 
 def test_few_seeds_take_the_pooled_deviation_or_none():
-    assert estimates({0: [1.0]}, (0.5, 10))[0].high == pytest.approx(1 + 0.5 * scipy.stats.t.ppf(0.975, 10))
-    assert estimates({0: [1.0, 2.0]})[0].low is None
+    assert over_seeds([1.0], (0.5, 10)).interval()[1] == pytest.approx(1 + 0.5 * scipy.stats.t.ppf(0.975, 10))
+    assert over_seeds([1.0, 2.0]).interval() is None
 
 
 def cyclic_and_static(missing: int, final: float = 70.0) -> ItemData:

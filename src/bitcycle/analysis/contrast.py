@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -63,13 +62,15 @@ def fact(cell: Cell, name: str) -> Any:
     return FACTS[name](cell) if name in FACTS else cell.setting(name)
 
 
+def has(cell: Cell, selector: Selector) -> bool:
+    """Whether a cell has all facts of a selector."""
+    wanted = {name: value if isinstance(value, list) else [value] for name, value in selector.items()}
+    return all(str(fact(cell, name)) in map(str, values) for name, values in wanted.items())
+
+
 def select(cells: Iterable[Cell], *selectors: Selector) -> list[Cell]:
     """The cells, with runs or without, that have all facts of some selectors."""
-    found = list(cells)
-    for name, wanted in itertools.chain.from_iterable(selector.items() for selector in selectors):
-        words = {str(one) for one in (wanted if isinstance(wanted, list) else [wanted])}
-        found = [cell for cell in found if str(fact(cell, name)) in words]
-    return found
+    return [cell for cell in cells if all(has(cell, selector) for selector in selectors)]
 
 
 def described(selector: Selector) -> str:

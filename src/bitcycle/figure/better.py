@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from matplotlib.lines import Line2D
 
@@ -16,18 +18,13 @@ from bitcycle.figure.style import FORMS, PROFILES, Drawing, Look, look_of
 from bitcycle.figure.table import Spec
 from bitcycle.schedule import SUITE
 
-HIGH = 8
-"""The q_max that has an outline, and whose static cost is 1."""
-
-
-def is_static(cell: Cell) -> bool:
-    """Static precision at 8 bits, the baseline of all pictures."""
-    return schedule_of(cell) == "static" and cell.setting("schedule.q_max") == HIGH
+STATIC = {"schedule": "static", "schedule.q_max": 8}
+"""The baseline of all pictures, whose cost is 1."""
 
 
 def look(cell: Cell) -> Look:
     """The paper's look of a schedule, without a label."""
-    edge = "black" if cell.setting("schedule.q_max") == HIGH else None
+    edge = "black" if cell.setting("schedule.q_max") == 8 else None
     name = schedule_of(cell)
     if name not in SUITE:
         return Look("", "0.35", "s", edge)
@@ -35,57 +32,43 @@ def look(cell: Cell) -> Look:
     return Look("", PROFILES[profile], FORMS[form], edge)
 
 
-def schedules_against_cost(data: ItemData) -> Drawing | None:
-    """Figures 3, 4, 6 and 7: difference of the metric to static 8 bits against training cost."""
-    drawn = tradeoff(data, look, is_static, "final", aggregation_of)
+def with_legend(drawn: Drawing | None) -> Drawing | None:
+    """The picture with the legend of the paper's encoding in place of its own."""
+    for old in drawn.figure.legends if drawn else ():
+        old.remove()
     if drawn:
-        for old in drawn.figure.legends:
-            old.remove()
-        words = {
-            "repeated": "repeated",
-            "vertical": "triangular, mirrored values",
-            "horizontal": "triangular, mirrored time",
-        }
-        entries = [Line2D([], [], marker="s", linestyle="none", color=c, label=p) for p, c in PROFILES.items()]
-        entries += [Line2D([], [], marker=m, linestyle="none", color="0.6", label=words[f]) for f, m in FORMS.items()]
-        entries += [Line2D([], [], marker="s", linestyle="none", color="0.35", label="static")]
-        entries += [
-            Line2D([], [], marker="o", linestyle="none", color="0.8", mec=e, label=f"q_max = {q}")
-            for e, q in (("black", 8), ("0.8", 6))
+        words = {"repeated": "repeated", "vertical": "triangular, mirrored values"}
+        words["horizontal"] = "triangular, mirrored time"
+        looks: list[dict[str, Any]] = [
+            {"marker": "s", "color": colour, "label": profile} for profile, colour in PROFILES.items()
+        ]
+        looks += [{"marker": mark, "color": "0.6", "label": words[form]} for form, mark in FORMS.items()]
+        looks += [{"marker": "s", "color": "0.35", "label": "static"}]
+        looks += [
+            {"marker": "o", "color": "0.8", "mec": edge, "label": f"q_max = {q}"}
+            for edge, q in (("black", 8), ("0.8", 6))
         ]
         columns = 5 if drawn.figure.get_figwidth() > 8 else 3
-        drawn.figure.legend(handles=entries, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
+        handles = [Line2D([], [], linestyle="none", **look) for look in looks]
+        drawn.figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
     return drawn
 
 
-def aggregation(data: ItemData) -> Drawing | None:
-    """Figure 5: curves with full-precision and quantized aggregation at static 8 bits."""
-    return curves(data, lambda cell: look_of(mode_of(cell)), keep=is_static)
+def schedules_against_cost(data: ItemData) -> Drawing | None:
+    """Figures 3, 4, 6 and 7: difference of the metric to static 8 bits against training cost."""
+    return with_legend(tradeoff(data, look, STATIC, "final", aggregation_of))
 
 
-def mode_of(cell: Cell) -> str:
-    """FP-Agg or Q-Agg of a graph network."""
-    return "Q-Agg" if cell.setting("model.aggregation") == "quantized" else "FP-Agg"
+def look_of_mode(cell: Cell) -> Look:
+    """Figure 5: full-precision or quantized aggregation."""
+    return look_of("Q-Agg" if cell.setting("model.aggregation") == "quantized" else "FP-Agg")
 
 
-def deficits(data: ItemData) -> Drawing | None:
-    """Figure 8: windows of low precision, by their end if they begin at 0, else by their beginning."""
-
-    def looked(cell: Cell) -> Look:
-        if window_of(cell)[0] == 0:
-            return Look("initial window, by its end", "#0072b2")
-        return Look("later window, by its beginning", "#d55e00", "D")
-
-    def place(cell: Cell) -> float:
-        start, end = window_of(cell)
-        return start or end
-
-    drawn = points_by_setting(
-        data, place, looked, "final", "optimizer step (epoch for a graph in one batch)", is_static
-    )
-    return drawn and drawn._replace(
-        caption=f"{drawn.caption} 3-bit windows in 8-bit training; runs with longer windows are longer."
-    )
+def look_of_window(cell: Cell) -> Look:
+    """Figure 8: whether a window of low precision begins at 0."""
+    if window_of(cell)[0] == 0:
+        return Look("initial window, by its end", "#0072b2")
+    return Look("later window, by its beginning", "#d55e00", "D")
 
 
 # Which cell a printed number is about
@@ -118,8 +101,16 @@ FIGURES: dict[str, Callable[[ItemData], Drawing | None]] = {
     "fig1": layer_schematic,
     "fig2": suite_picture,
     **dict.fromkeys(("fig3", "fig4", "fig6", "fig7"), schedules_against_cost),
-    "fig5": aggregation,
-    "fig8": deficits,
+    "fig5": partial(curves, look=look_of_mode, keep=STATIC),
+    "fig8": partial(
+        points_by_setting,
+        place=lambda cell: window_of(cell)[0] or window_of(cell)[1],
+        look=look_of_window,
+        column="final",
+        x="optimizer step (epoch for a graph in one batch)",
+        base=STATIC,
+        note=" 3-bit windows in 8-bit training; runs with longer windows are longer.",
+    ),
 }
-SPEC = Spec("final", same_schedule, base=is_static)
-SPECS = {"table1": Spec("final", same_window, base=is_static)}
+SPEC = Spec("final", same_schedule, base=STATIC)
+SPECS = {"table1": Spec("final", same_window, base=STATIC)}

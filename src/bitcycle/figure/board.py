@@ -13,20 +13,11 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from bitcycle.analysis.aggregation import Cell
+from bitcycle.analysis.contrast import has, readings, select
 from bitcycle.analysis.labels import backward_bits, forward_bits, schedule_of
-from bitcycle.figure.data import (
-    Estimate,
-    ItemData,
-    Panel,
-    by_seed,
-    estimates,
-    metric_name,
-    noise_of,
-    our_network,
-    panels_of,
-    relative_cost,
-)
-from bitcycle.figure.plots import draw_points, log_axis, side_by_side, title
+from bitcycle.analysis.statistics import Estimate, over_seeds
+from bitcycle.figure.data import ItemData, Panel, cost_against, metric_name, noise_of, our_network, panels_of
+from bitcycle.figure.plots import draw_points, log_axis, point, side_by_side, title
 from bitcycle.figure.style import Drawing, Look, legend, panels
 from bitcycle.figure.table import Table, interval, number, signed
 
@@ -43,6 +34,10 @@ FAMILIES = {
 }
 
 
+STATIC = {"schedule": "static", "fw": 8}
+"""Static 8 bits, of any length."""
+
+
 class Row(NamedTuple):
     """A method on the board: network, cell, cost relative to static 8 bits, result, difference at equal cost, on the front."""
 
@@ -52,11 +47,6 @@ class Row(NamedTuple):
     value: Estimate
     gap: Optional[Estimate]
     best: bool
-
-
-def is_static(cell: Cell) -> bool:
-    """Static 8 bits, of any length."""
-    return schedule_of(cell) == "static" and forward_bits(cell) == "8"
 
 
 def steps_of(cell: Cell) -> int:
@@ -81,7 +71,7 @@ def name_of(cell: Cell, longest: int) -> str:
 
 def statics(panel: Panel) -> list[Cell]:
     """Static 8 bits of every length, the longest and most repeated first; one quantizer alone."""
-    found = sorted(filter(is_static, panel.cells), key=lambda cell: (-steps_of(cell), -len(cell.runs)))
+    found = sorted(select(panel.cells, STATIC), key=lambda cell: (-steps_of(cell), -len(cell.runs)))
     return [cell for cell in found if quantizer_of(cell) == quantizer_of(found[0])]
 
 
@@ -89,23 +79,24 @@ def gaps_of(panel: Panel, costs: Mapping[int, float]) -> dict[int, Estimate]:
     """Index of a cell -> its difference to static 8 bits of equal cost, or where no shorter ones were trained, of full length."""
     base = statics(panel)
     curve = sorted(
-        (costs[panel.cells.index(cell)], by_seed(cell, COLUMN)) for cell in base if panel.cells.index(cell) in costs
+        (costs[panel.cells.index(cell)], readings(cell, COLUMN)) for cell in base if panel.cells.index(cell) in costs
     )
     found: dict[int, list[float]] = {}
     for index, cost in costs.items():
         inside = curve and (len(curve) == 1 or curve[0][0] <= cost <= curve[-1][0] * (1 + 1e-9))
         for seed, value in (
-            by_seed(panel.cells[index], COLUMN).items() if inside and panel.cells[index] not in base else ()
+            readings(panel.cells[index], COLUMN).items() if inside and panel.cells[index] not in base else ()
         ):
             if all(seed in values for _, values in curve):
                 equal = np.interp(cost, [place for place, _ in curve], [values[seed] for _, values in curve])
                 found.setdefault(index, []).append(value - float(equal))
-    return estimates(found, noise_of(panel, base[0] if base else None, COLUMN))
+    noise = noise_of(panel, base[0] if base else None, COLUMN)
+    return {index: over_seeds(values, noise) for index, values in found.items()}
 
 
 def reference(rows: Sequence[Row]) -> str:
     """What the differences are to, in words."""
-    lengths = {steps_of(row.cell) for row in rows if is_static(row.cell)}
+    lengths = {steps_of(row.cell) for row in rows if has(row.cell, STATIC)}
     return "static 8 bits of equal cost" if len(lengths) > 1 else "static 8 bits of full length"
 
 
@@ -117,8 +108,8 @@ def rows_of(data: ItemData) -> list[Row]:
         return []
     found = []
     for panel in every:
-        costs = {i: cost for i, cell in enumerate(panel.cells) if (cost := relative_cost(cell, first)) is not None}
-        values = estimates({i: list(v.values()) for i in costs if (v := by_seed(panel.cells[i], COLUMN))})
+        costs = {i: cost for i, cell in enumerate(panel.cells) if (cost := cost_against(cell, first)) is not None}
+        values = {i: over_seeds(list(v.values())) for i in costs if (v := readings(panel.cells[i], COLUMN))}
         gaps = gaps_of(panel, costs)
         found += [Row(panel.name, panel.cells[i], costs[i], value, gaps.get(i), False) for i, value in values.items()]
     found.sort(key=lambda row: (row.cost, -row.value.mean))
@@ -136,18 +127,18 @@ def draw(data: ItemData) -> Drawing | None:
         return None
     figure, (left, right) = panels(2, width=5.4, height=4.0)
     for row in rows:
-        draw_points(left, look_of_row(row), [(row.cost, row.value)])
+        draw_points(left, look_of_row(row), [point(row.cost, row.value)])
     compared = [row for row in rows if row.gap]
     places = side_by_side({index: math.log(row.cost) for index, row in enumerate(compared)}, 0.012) if compared else {}
     for index, row in enumerate(compared):
-        draw_points(right, look_of_row(row), [(math.exp(places[index]), row.gap)] if row.gap else [])
+        draw_points(right, look_of_row(row), [point(math.exp(places[index]), row.gap)] if row.gap else [])
     front = [row for row in rows if row.best]
     left.step([row.cost for row in front], [row.value.mean for row in front], where="post", color="0.5", linewidth=1)
     right.axhline(0, color="0.35", linewidth=1)
     for axes, shown in ((left, rows), (right, compared)):
         log_axis(axes, [row.cost for row in shown] or [1.0])
         axes.set_xlabel("bit operations of training relative to static 8 bits")
-    main = next(row for row in rows if is_static(row.cell))
+    main = next(row for row in rows if has(row.cell, STATIC))
     title(
         left, f"{main.network}: {data.results.scale} scale, a proxy" if data.results.scale != "paper" else main.network
     )
@@ -168,7 +159,7 @@ def draw(data: ItemData) -> Drawing | None:
 def look_of_row(row: Row) -> Look:
     """The look of a method; static 8 bits of a part of the steps has a mark of its own."""
     label, colour, marker = FAMILIES.get(schedule_of(row.cell), (schedule_of(row.cell), "0.5", "o"))
-    if is_static(row.cell):
+    if has(row.cell, STATIC):
         label, marker = "static 8 bits, by its steps", "<"
     return Look(label, colour, marker, "black" if row.best else None)
 

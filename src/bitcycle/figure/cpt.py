@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
-from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 
@@ -23,9 +24,9 @@ from bitcycle.analysis.labels import (
     schedule_of,
 )
 from bitcycle.analysis.landscape import results_of
-from bitcycle.figure.data import Estimate, ItemData, panels_of
+from bitcycle.figure.data import ItemData, panels_of
 from bitcycle.figure.landscape import CONTOURS, LEVELS, described_surface, draw_contours, radial_rise
-from bitcycle.figure.plots import curves, draw_published, draw_series, points_by_setting, title, tradeoff
+from bitcycle.figure.plots import Point, curves, draw_series, points_by_setting, title, tradeoff
 from bitcycle.figure.range_test import draw_levels
 from bitcycle.figure.schematic import cosine_picture, static_and_cyclic
 from bitcycle.figure.style import Drawing, Look, legend, look_of, panels
@@ -43,9 +44,8 @@ def cpt_method(cell: Cell) -> str:
     return "CPT on gradients only" if schedule_of(cell) == "gradient_cycle" else method_of(cell)
 
 
-def is_sbm(cell: Cell) -> bool:
-    """SBM at 8 bits, the baseline of all pictures."""
-    return method_of(cell) == "SBM" and forward_bits(cell) == "8"
+STATIC = {"method": "SBM", "fw": 8}
+"""The baseline of all pictures."""
 
 
 def look(cell: Cell) -> Look:
@@ -61,7 +61,7 @@ def named(cell: Cell) -> Look:
 
 def training(data: ItemData) -> Drawing | None:
     """Figure 1: test accuracy during static, progressive and cyclic precision; the ends alone of runs too short for curves."""
-    return curves(data, named) or tradeoff(data, named, is_sbm, "best")
+    return curves(data, named) or tradeoff(data, named, STATIC, "best")
 
 
 def contours(data: ItemData) -> Drawing | None:
@@ -70,14 +70,14 @@ def contours(data: ItemData) -> Drawing | None:
     if not data.complete_enough or 2 * len(cells) < len(data.results.done):
         return None
     figure, axes = panels(len(cells) + 1, width=3.0, height=3.0, columns=len(cells) + 1)
-    series = {}
+    series: dict[Look, list[Point]] = {}
     for (cell, found), part in zip(cells, axes):
         draw_contours(part, min(found, key=lambda result: result.options.get("seed", 0)))
         title(part, named(cell).label)
         rises = [radial_rise(surface) for surface in found]
-        values = [(radius, [rise[radius] for rise in rises]) for radius in rises[0]]
         shade = named(cell)._replace(marker="^" if highest(forward_bits(cell)) < 8 else named(cell).marker)
-        series[shade] = [(radius, Estimate(statistics.fmean(v), min(v), max(v), len(v))) for radius, v in values]
+        values = {radius: [rise[radius] for rise in rises] for radius in rises[0]}
+        series[shade] = [(radius, statistics.fmean(v), (min(v), max(v))) for radius, v in values.items()]
     draw_series(axes[-1], series, line=True)
     axes[-1].set_xlabel("distance in lengths of the filters")
     axes[-1].set_ylabel("rise of the loss")
@@ -106,35 +106,10 @@ def range_tests(data: ItemData) -> Drawing | None:
         test, seen = run.curve["range_test"], run.curve["observations"]
         part.plot(seen["step"], seen["accuracy"], color="#0072b2", linewidth=0.8, alpha=0.6)
         draw_levels(part, test)
-        title(part, f"{panel.name}: found {', '.join(sorted({str(run.row['q_min']) for run in cell.runs}))} bits")
+        title(part, f"{panel.name}: found {found_bounds(cell)} bits")
         part.set_xlabel("optimizer step")
     axes[0].set_ylabel("training accuracy (%)")
     return Drawing(figure, "Numbers above: bits; thick: mean at the end of a precision; the first seed is shown.")
-
-
-def against_operations(data: ItemData) -> Drawing | None:
-    """Figure 5: accuracy against bit operations, both relative to static 8 bits."""
-
-    def published(axes: Axes) -> None:
-        draw_published(axes, data.digitized, "gbitops", lambda row: row["method"] == "SBM" and row["fw_bits"] == "8")
-
-    return tradeoff(data, look, is_sbm, "best", published=published if data.digitized else None)
-
-
-def repeats(data: ItemData) -> Drawing | None:
-    """Figure 7: the precision ranges, CPT beside static."""
-    return points_by_setting(
-        data, lambda cell: f"up to {highest(forward_bits(cell))} bits", look, "best", "", line=False
-    )
-
-
-def number_of_cycles(data: ItemData) -> Drawing | None:
-    """Figure 8: difference to static precision against the number of cycles."""
-
-    def place(cell: Cell) -> float:
-        return float(cell.setting("schedule.cycles") or 1)
-
-    return points_by_setting(data, place, look, "best", "cycles", is_sbm, log=True)
 
 
 # Which cell a printed number is about
@@ -150,14 +125,9 @@ def same_cell(row: Published, cell: Cell) -> bool:
 
 def same_stage(row: Published, cell: Cell) -> bool:
     """Table 1: bits and learning rate of the first stage."""
-    rate = float(row["setting"].rpartition(" ")[2])
-    same = model_of(cell) == row["model"] and cpt_method(cell) == row["method"]
-    bits = str((cell.setting("schedule.stages") or [0])[0])
-    return (
-        same
-        and bits == row["fw_bits"]
-        and abs(float(cell.setting("training.learning_rate.initial", 0.1)) - rate) < 1e-9
-    )
+    rate = float(row["setting"].rpartition(" ")[2]) - float(cell.setting("training.learning_rate.initial", 0.1))
+    words = str((cell.setting("schedule.stages") or [0])[0]), model_of(cell), cpt_method(cell)
+    return words == (row["fw_bits"], row["model"], row["method"]) and abs(rate) < 1e-9
 
 
 PATTERNS = {"cosine": "CR", "triangular": "triangular", "cosine annealing": "cosine_anneal"}
@@ -168,21 +138,16 @@ def same_pattern(row: Published, cell: Cell) -> bool:
     return PATTERNS[row["schedule"]] == schedule_of(cell) and matches(row, cell)
 
 
-def start_of(cell: Cell) -> float:
-    """The epoch of 160 at which the cycles begin."""
-    return 160 * float(cell.setting("schedule.start", 0.5)) if schedule_of(cell) == "delayed" else 0.0
-
-
 def same_start(row: Published, cell: Cell) -> bool:
-    """Table 7: the epoch at which CPT begins."""
+    """Table 7: the epoch of 160 at which the cycles begin."""
+    start = 160 * float(cell.setting("schedule.start", 0.5)) if schedule_of(cell) == "delayed" else 0.0
     found = re.search(r"epoch (\d+)", row["setting"])
-    return found is not None and abs(start_of(cell) - int(found[1])) < 1 and matches({**row, "method": ""}, cell)
+    return found is not None and abs(start - int(found[1])) < 1 and matches({**row, "method": ""}, cell)
 
 
 def same_gradient(row: Published, cell: Cell) -> bool:
     """Table 8: bits of the gradient."""
-    words = (row["fw_bits"], row["bw_bits"], row["model"])
-    return (forward_bits(cell), backward_bits(cell), model_of(cell)) == words
+    return (forward_bits(cell), backward_bits(cell), model_of(cell)) == (row["fw_bits"], row["bw_bits"], row["model"])
 
 
 def same_network(row: Published, cell: Cell) -> bool:
@@ -195,27 +160,43 @@ def found_bounds(cell: Cell) -> str:
     return ", ".join(sorted({str(run.row["q_min"]) for run in cell.runs}))
 
 
-def spec(match: Callable[[Published, Cell], bool]) -> Spec:
-    """The numbers of CPT are best accuracies."""
-    return Spec("best", match, named=cpt_method, base=is_sbm)
-
-
 FIGURES: dict[str, Callable[[ItemData], Drawing | None]] = {
     "fig1": training,
     "fig2": contours,
     "fig3": static_and_cyclic,
     "fig4": range_tests,
-    "fig5": against_operations,
+    "fig5": partial(
+        tradeoff,
+        look=look,
+        base=STATIC,
+        column="best",
+        cost="gbitops",
+        published_base={"method": "SBM", "fw_bits": "8"},
+    ),
     "fig6": contours,
-    "fig7": repeats,
-    "fig8": number_of_cycles,
+    "fig7": partial(
+        points_by_setting,
+        place=lambda cell: f"up to {highest(forward_bits(cell))} bits",
+        look=look,
+        column="best",
+        line=False,
+    ),
+    "fig8": partial(
+        points_by_setting,
+        place=lambda cell: float(cell.setting("schedule.cycles") or 1),
+        look=look,
+        column="best",
+        x="cycles",
+        base=STATIC,
+        log=True,
+    ),
     "fig9": cosine_picture,
 }
-SPEC = spec(same_cell)
+SPEC = Spec("best", same_cell, named=cpt_method, base=STATIC)
 SPECS = {
     "fig4": Spec("best", same_network, named=cpt_method, measures={"q_min found": found_bounds}),
-    "table1": spec(same_stage),
-    "table6": spec(same_pattern),
-    "table7": spec(same_start),
-    "table8": spec(same_gradient),
+    "table1": replace(SPEC, match=same_stage),
+    "table6": replace(SPEC, match=same_pattern),
+    "table7": replace(SPEC, match=same_start),
+    "table8": replace(SPEC, match=same_gradient),
 }

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, Optional
-
-from scipy.stats import t as student
 
 from bitcycle.analysis.aggregation import Cell, Results
-from bitcycle.analysis.contrast import Pool
+from bitcycle.analysis.contrast import Pool, Selector, readings, select
 from bitcycle.analysis.items import Item, Published
 from bitcycle.analysis.labels import dataset_label, model_label, panel_of
+from bitcycle.analysis.statistics import Estimate, over_seeds
 
 CEILING = 99.0
 """An accuracy (%) above which settings cannot be told apart: differences there are no test."""
-Test = Callable[[Cell], bool]
-
-
-class Estimate(NamedTuple):
-    """A mean over seeds with the ends of its 95 % interval (None where it has none)."""
-
-    mean: float
-    low: Optional[float]
-    high: Optional[float]
-    n: int
 
 
 @dataclass(frozen=True)
@@ -91,9 +78,10 @@ class Panel:
         steps = {int(run.row["total_steps"]) for cell in self.cells for run in cell.runs}
         return f"{self.name}, {steps.pop():,} steps" if len(steps) == 1 else self.name
 
-    def first(self, test: Test) -> Cell | None:
-        """The first cell that passes a test, those with most seeds before others."""
-        return max(filter(test, self.cells), key=lambda cell: len(cell.runs), default=None)
+    def first(self, base: Selector | None) -> Cell | None:
+        """The first cell with some facts, those with most seeds before others; None without any."""
+        found = [] if base is None else select(self.cells, base)
+        return max(found, key=lambda cell: len(cell.runs), default=None)
 
 
 def our_network(cell: Cell) -> str:
@@ -105,15 +93,15 @@ def our_network(cell: Cell) -> str:
     return f"{model_label(model)}{skips}, {data}{f' ({samples:,} samples)' if samples else ''}"
 
 
-def panels_of(data: ItemData, split: Callable[[Cell], str] = lambda cell: "") -> list[Panel]:
+def panels_of(data: ItemData, split: Callable[[Cell], str] | None = None) -> list[Panel]:
     """The cells with runs by our network and data, and by `split`; cells filled by the same trainings are one."""
     groups: dict[str, tuple[dict[str, None], dict[frozenset[tuple[str, str]], Cell]]] = {}
     for cell in data.results.done:
-        extra = split(cell)
+        extra = split(cell) if split else ""
         papers, cells = groups.setdefault(our_network(cell) + (extra and f", {extra}"), ({}, {}))
         if cell.stand_ins:
             papers[panel_of(cell)] = None
-        trainings = frozenset((run.row["hash"], run.row["seed"]) for run in cell.runs)
+        trainings = frozenset(run.training for run in cell.runs)
         cells.setdefault(trainings, Cell({}, cell.ours, cell.runs))
     return [Panel(name, tuple(papers), tuple(cells.values()), data.pool) for name, (papers, cells) in groups.items()]
 
@@ -125,49 +113,27 @@ def by_length(panel: Panel) -> list[Panel]:
     return [replace(panel, cells=cells) for cells in alike]
 
 
-def estimates(groups: Mapping[int, Sequence[float]], noise: tuple[float, int] | None = None) -> dict[int, Estimate]:
-    """Means with 95 % t intervals, from their own deviation for n >= 3, else from a pooled one, else without.
-
-    >>> estimates({0: [1.0, 2.0, 3.0]})[0].mean, estimates({0: [1.0]})[0]
-    (2.0, Estimate(mean=1.0, low=None, high=None, n=1))
-    """
-    found = {}
-    for key, values in groups.items():
-        n, mean = len(values), statistics.fmean(values)
-        deviation, freedom = (statistics.stdev(values), n - 1) if n >= 3 else noise or (0.0, 0)
-        half = float(student.ppf(0.975, freedom)) * deviation / n**0.5 if freedom else None
-        found[key] = Estimate(mean, None if half is None else mean - half, None if half is None else mean + half, n)
-    return found
-
-
 def differences(panel: Panel, base: Cell | None, column: str) -> dict[int, Estimate]:
     """Index of a cell -> its difference to a baseline of equal seeds; without a baseline its own value.
 
     Runs of equal seeds share initial weights and batches.
     """
-    theirs = by_seed(base, column) if base else {}
-    groups = {}
+    theirs, noise, found = readings(base, column) if base else {}, noise_of(panel, base, column), {}
     for index, cell in enumerate(panel.cells):
-        ours = by_seed(cell, column)
-        if cell is not base:
-            groups[index] = [
-                ours[seed] - theirs.get(seed, 0.0) for seed in sorted(ours) if base is None or seed in theirs
-            ]
-    return estimates({index: values for index, values in groups.items() if values}, noise_of(panel, base, column))
+        ours = readings(cell, column)
+        gaps = [ours[seed] - theirs.get(seed, 0.0) for seed in sorted(ours) if base is None or seed in theirs]
+        if gaps and cell is not base:
+            found[index] = over_seeds(gaps, noise)
+    return found
 
 
-def noise_of(panel: Panel, base: Cell | None, column: str) -> tuple[float, int] | None:
-    """The pooled deviation of a difference of two runs of equal seeds, and its degrees of freedom; None if it is not known."""
+def noise_of(panel: Panel, base: Cell | None, column: str) -> tuple[float | None, float]:
+    """The pooled deviation of a difference of two runs of equal seeds, if it is known, and its degrees of freedom."""
     deviation, freedom = panel.pool.deviation(base.runs[0], column) if base else (None, 0)
-    return None if deviation is None else (2**0.5 * deviation, freedom)
+    return None if deviation is None else 2**0.5 * deviation, freedom
 
 
-def by_seed(cell: Cell, column: str) -> dict[str, float]:
-    """Seed -> a column of runs.csv."""
-    return {run.row["seed"]: number for run in cell.runs if (number := run.number(column)) is not None}
-
-
-def relative_cost(cell: Cell, base: Cell | None, column: str = "gbitops") -> float | None:
+def cost_against(cell: Cell, base: Cell | None, column: str = "gbitops") -> float | None:
     """Cost relative to a baseline; where that has none, to the run's own static q_max."""
     own, other = cell.value(column), base.value(column) if base else None
     if own and other and other.mean:
@@ -194,7 +160,7 @@ def status_line(data: ItemData) -> str:
     results = data.results
     if not results.done:
         return f"no runs yet: {'; '.join(data.commands)}" if data.commands else ""
-    trainings = len({(run.row["hash"], run.row["seed"]) for run in results.runs})
+    trainings = len({run.training for run in results.runs})
     cells = f"{len(results.done)} of {len(results.cells)} cells"
     parts = [f"{results.scale} scale, {results.trials}, {trainings} distinct trainings in {cells}"]
     for panel in panels_of(data):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import matplotlib
-from matplotlib.axes import Axes
 
 from bitcycle.analysis.aggregation import Cell
 from bitcycle.analysis.items import Published
-from bitcycle.analysis.labels import backward_bits, forward_bits, matches, method_of, model_of, schedule_of
+from bitcycle.analysis.labels import backward_bits, forward_bits, matches, method_of, schedule_of
 from bitcycle.figure.data import ItemData, panels_of
-from bitcycle.figure.plots import curves, draw_published, points_by_setting, title, tradeoff
+from bitcycle.figure.plots import curves, points_by_setting, title, tradeoff
 from bitcycle.figure.schematic import gated_layer
 from bitcycle.figure.style import ORDERED, Drawing, Look, legend, look_of, panels
 from bitcycle.figure.table import Spec
@@ -29,31 +30,13 @@ def variant_of(cell: Cell) -> str:
     return f"{'Auto' if method == 'PFQ' else 'Manual'}-PFQ {number}"
 
 
-def is_static(cell: Cell) -> bool:
-    """SBM at 8 bits, the baseline of all pictures."""
-    return method_of(cell) == "SBM" and (forward_bits(cell), backward_bits(cell)) == ("8", "8")
+STATIC = {"method": "SBM", "fw": 8, "bw": 8}
+"""The baseline of all pictures."""
 
 
 def look(cell: Cell) -> Look:
     """The look of a method."""
     return look_of(method_of(cell))
-
-
-def against_cost(base: Callable[[Published], bool]) -> Callable[[ItemData], Drawing | None]:
-    """Figures 3 and 5: accuracy against effective MACs of PFQ or DFQ and static precision, beside the paper's own points."""
-
-    def draw(data: ItemData) -> Drawing | None:
-        def published(axes: Axes) -> None:
-            draw_published(axes, data.digitized, "effective_macs", base)
-
-        return tradeoff(data, look, is_static, "best", published=published if data.digitized else None)
-
-    return draw
-
-
-def variants_against_cost(data: ItemData) -> Drawing | None:
-    """Figure 7: the same for manual and automatic stages."""
-    return tradeoff(data, lambda cell: look_of(variant_of(cell)), is_static, "best")
 
 
 def indicator_settings(data: ItemData) -> Drawing | None:
@@ -69,7 +52,7 @@ def indicator_settings(data: ItemData) -> Drawing | None:
     def place(cell: Cell) -> float | None:
         return float(cell.setting("schedule.epsilon", 0.05)) if schedule_of(cell) == "pfq" else None
 
-    return points_by_setting(data, place, looked, "best", "threshold epsilon", is_static, True)
+    return points_by_setting(data, place, looked, "best", "threshold epsilon", STATIC, True)
 
 
 def stages_and_loss(data: ItemData) -> Drawing | None:
@@ -96,7 +79,7 @@ def stages_and_loss(data: ItemData) -> Drawing | None:
 
 def accumulated_cost(data: ItemData) -> Drawing | None:
     """Figure 6: test accuracy against the bit operations spent so far; the ends alone where runs are too short for curves."""
-    return curves(data, look, "gbitops") or tradeoff(data, look, is_static, "best")
+    return curves(data, look, "gbitops") or tradeoff(data, look, STATIC, "best")
 
 
 def bits_of_blocks(data: ItemData) -> Drawing | None:
@@ -149,25 +132,21 @@ def same_part(row: Published, cell: Cell) -> bool:
     return cell.setting("dataset.part") == part and same_cell(row, cell)
 
 
-def first_pfq(row: Published, cell: Cell) -> bool:
-    """Figure 1 names neither network nor data."""
-    return bool(row["method"] == "PFQ" and schedule_of(cell) == "pfq" and model_of(cell))
-
-
+against_cost = partial(tradeoff, look=look, base=STATIC, column="best", cost="effective_macs")
 FIGURES: dict[str, Callable[[ItemData], Drawing | None]] = {
     "fig1": stages_and_loss,
     "fig2": gated_layer,
-    "fig3": against_cost(lambda row: (row["fw_bits"], row["bw_bits"]) == ("8", "8")),
+    "fig3": partial(against_cost, published_base={"fw_bits": "8", "bw_bits": "8"}),
     "fig4": indicator_settings,
-    "fig5": against_cost(lambda row: row["method"] == "SBM"),
+    "fig5": partial(against_cost, published_base={"method": "SBM"}),
     "fig6": accumulated_cost,
-    "fig7": variants_against_cost,
+    "fig7": partial(tradeoff, look=lambda cell: look_of(variant_of(cell)), base=STATIC, column="best"),
     "fig8": bits_of_blocks,
 }
-SPEC = Spec("best", same_cell, named=variant_of, base=is_static)
+SPEC = Spec("best", same_cell, named=variant_of, base=STATIC)
 SPECS = {
-    "fig1": Spec("best", first_pfq, named=variant_of, base=is_static),
-    "table5": Spec("best", same_part, cost="gbitops_to_best", named=variant_of, base=is_static),
-    "sec4.6-fpga": Spec("best", lambda row, cell: False, named=variant_of, base=is_static),
+    "fig1": replace(SPEC, match=lambda row, cell: row["method"] == "PFQ" and schedule_of(cell) == "pfq"),
+    "table5": replace(SPEC, match=same_part, cost="gbitops_to_best"),
+    "sec4.6-fpga": replace(SPEC, match=lambda row, cell: False),
 }
-"""The design of the FPGA of section 4.6 is not known, so that nothing of ours is comparable."""
+"""Figure 1 names neither network nor data. The design of the FPGA of section 4.6 is not known: nothing of ours is comparable."""

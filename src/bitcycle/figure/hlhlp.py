@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import matplotlib.pyplot as plt
 
@@ -12,9 +14,10 @@ from bitcycle.analysis.aggregation import Cell, Results
 from bitcycle.analysis.items import Published
 from bitcycle.analysis.labels import LEVELS, dataset_of, levels_of, model_of, phase_bits, phase_method, same
 from bitcycle.analysis.landscape import results_of
-from bitcycle.figure.data import Estimate, ItemData, estimates
+from bitcycle.analysis.statistics import over_seeds
+from bitcycle.figure.data import ItemData
 from bitcycle.figure.landscape import described_surface, draw_plane
-from bitcycle.figure.plots import draw_series, points_by_setting
+from bitcycle.figure.plots import Point, draw_series, point, points_by_setting
 from bitcycle.figure.style import Drawing, Look, legend, look_of, panels
 from bitcycle.figure.table import Spec
 from bitcycle.measurement.artifacts import Result
@@ -68,7 +71,7 @@ def measured(kind: str, category: str, column: str, label: str) -> Callable[[Ite
     """
 
     def draw(data: ItemData) -> Drawing | None:
-        series: dict[Look, list[tuple[str, Estimate]]] = {}
+        series: dict[Look, list[Point]] = {}
         for cell, phase in itertools.product(data.results.done if data.complete_enough else (), (None, 1, 2)):
             groups: dict[str, list[float]] = {}
             for row in (row for result in results_of(cell.runs, kind, phase) for row in result.rows):
@@ -76,7 +79,7 @@ def measured(kind: str, category: str, column: str, label: str) -> Callable[[Ite
             if groups:
                 number = len(series)
                 look = Look(network_name(cell, phase), f"C{number}", "os^Dv"[number % 5])
-                series[look] = list(zip(groups, estimates(dict(enumerate(groups.values()))).values()))
+                series[look] = [point(name, over_seeds(values)) for name, values in groups.items()]
         if not series:
             return None
         figure, axes = panels(1, width=8, height=3.0)
@@ -86,18 +89,6 @@ def measured(kind: str, category: str, column: str, label: str) -> Callable[[Ite
         return Drawing(figure, "Means over severities, ratios and seeds, with 95 % intervals.")
 
     return draw
-
-
-def quantizers(data: ItemData) -> Drawing | None:
-    """Appendix E: the metric of fine-tuning and HLHLp with each quantizer."""
-    return points_by_setting(
-        data,
-        lambda cell: str(cell.setting("quantizer")),
-        lambda cell: look_of(phase_method(cell)),
-        "final",
-        "",
-        line=False,
-    )
 
 
 # Which cell a printed number is about
@@ -140,27 +131,21 @@ def phase_ends(cell: Cell) -> str:
     return ", ".join(f"{value.mean:.4g}" for value in values if value)
 
 
-def is_tuned(cell: Cell) -> bool:
-    """Fine-tuning, the baseline of HLHLp."""
-    return phase_method(cell) == "fine-tuning"
-
-
 FIGURES: dict[str, Callable[[ItemData], Drawing | None]] = {
     "fig1": plane_pictures,
     "appD": measured("corruption", "corruption", "error_percent", "error (%)"),
-    "appE": quantizers,
+    "appE": partial(
+        points_by_setting,
+        place=lambda cell: str(cell.setting("quantizer")),
+        look=lambda cell: look_of(phase_method(cell)),
+        column="final",
+        line=False,
+    ),
     "appF": measured("noise", "noise", "cer_percent", "character error rate (%)"),
     "appH": plane_pictures,
 }
-SPEC = Spec("final", same_cell, named=phase_method, base=is_tuned)
+SPEC = Spec("final", same_cell, named=phase_method, base={"phases": "fine-tuning"})
 SPECS = {
-    "table5": Spec("final", same_speech, named=phase_method, base=is_tuned),
-    "table6": Spec(
-        "final",
-        same_ablation,
-        named=phase_method,
-        phase=ablation_phase,
-        measures={"at the ends of phases": phase_ends},
-        base=is_tuned,
-    ),
+    "table5": replace(SPEC, match=same_speech),
+    "table6": replace(SPEC, match=same_ablation, phase=ablation_phase, measures={"at the ends of phases": phase_ends}),
 }

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 from bitcycle.analysis.aggregation import Cell
 from bitcycle.analysis.items import Published
 from bitcycle.analysis.labels import dataset_of, model_of, precision_of, same, split_of
 from bitcycle.figure.data import ItemData, metric_name, panels_of
 from bitcycle.figure.plots import heat, points_by_setting, title
-from bitcycle.figure.style import Drawing, Look, look_of, panels
+from bitcycle.figure.style import Drawing, look_of, panels
 from bitcycle.figure.table import Spec
 
 NAMES = {"full": "full precision", "partial": "partial pre-training", "low": "low precision"}
@@ -21,11 +23,6 @@ def partial_method(cell: Cell) -> str:
     return NAMES[precision_of(cell)]
 
 
-def look(cell: Cell) -> Look:
-    """The look of a method."""
-    return look_of(partial_method(cell))
-
-
 def steps_of(cell: Cell) -> int:
     """Steps of our runs."""
     return int(cell.runs[0].row["total_steps"])
@@ -34,21 +31,6 @@ def steps_of(cell: Cell) -> int:
 def seconds_of(cell: Cell) -> float:
     """Median training time of the runs."""
     return statistics.median([run.number("seconds") or 0.0 for run in cell.runs])
-
-
-def against_iterations(data: ItemData) -> Drawing | None:
-    """Figure 1: the final metric against the number of iterations; each point is a training of its own."""
-    return points_by_setting(
-        data, steps_of, look, "final", "iterations (each point is a training of its own)", log=True
-    )
-
-
-def against_time(data: ItemData) -> Drawing | None:
-    """Figure 2: the same against the time of the simulation."""
-    drawn = points_by_setting(data, seconds_of, look, "final", "seconds of training (median)", log=True)
-    return drawn and drawn._replace(
-        caption=f"{drawn.caption} Seconds of simulated precision on a machine that other runs shared."
-    )
 
 
 def splits(data: ItemData) -> Drawing | None:
@@ -104,10 +86,16 @@ def speed(cell: Cell) -> str:
     return f"{value.mean:.1f}" if value else ""
 
 
+against = partial(points_by_setting, look=lambda cell: look_of(partial_method(cell)), column="final", log=True)
 FIGURES: dict[str, Callable[[ItemData], Drawing | None]] = {
-    "fig1": against_iterations,
-    "fig2": against_time,
+    "fig1": partial(against, place=steps_of, x="iterations (each point is a training of its own)"),
+    "fig2": partial(
+        against,
+        place=seconds_of,
+        x="seconds of training (median)",
+        note=" Seconds of simulated precision on a machine that other runs shared.",
+    ),
     "fig3": splits,
 }
 SPEC = Spec("final", same_cell, named=partial_method)
-SPECS = {"table2": Spec("final", same_cell, named=partial_method, measures={"steps per second": speed})}
+SPECS = {"table2": replace(SPEC, measures={"steps per second": speed})}

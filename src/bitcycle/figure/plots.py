@@ -5,30 +5,32 @@ from __future__ import annotations
 import statistics
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bitcycle.analysis.aggregation import Cell
+from bitcycle.analysis.contrast import Selector, select
 from bitcycle.analysis.items import Published
+from bitcycle.analysis.statistics import Estimate
 from bitcycle.figure.data import (
-    Estimate,
     ItemData,
     Panel,
-    Test,
     at_ceiling,
     by_length,
+    cost_against,
     differences,
     metric_name,
     panels_of,
-    relative_cost,
 )
 from bitcycle.figure.style import ORDERED, Drawing, Look, legend, look_of, panels
 
 Looks = Callable[[Cell], Look]
 Place = Callable[[Cell], "float | str | None"]
+Point = tuple[Any, float, Optional[tuple[float, float]]]
+"""Place, value, and the ends of its interval."""
 INTERVALS = "bars: 95 % intervals over seeds, below three seeds with the deviation pooled over all settings"
 LEAST_EVALUATIONS = 5
 """A curve of fewer points is none."""
@@ -39,20 +41,20 @@ def title(axes: Axes, text: str) -> None:
     axes.set_title("\n".join(textwrap.wrap(text, 44)), fontsize=8.5)
 
 
-def draw_points(axes: Axes, look: Look, points: Sequence[tuple[float, Estimate]]) -> None:
+def point(x: Any, value: Estimate) -> Point:
+    """An estimate with its 95 % interval at a place."""
+    return x, value.mean, value.interval()
+
+
+def draw_points(axes: Axes, look: Look, points: Iterable[Point]) -> None:
     """Points with their intervals; those without an interval are hollow."""
-    for x, value in points:
-        bars = (
-            None
-            if value.low is None or value.high is None
-            else [[max(0.0, value.mean - value.low)], [max(0.0, value.high - value.mean)]]
-        )
+    for x, value, ends in points:
         axes.errorbar(
-            *([x], [value.mean], bars),
+            *([x], [value], None if ends is None else [[max(0.0, value - ends[0])], [max(0.0, ends[1] - value)]]),
             fmt=look.marker,
             markersize=7 if look.marker == "*" else 5.5,
             color=look.colour,
-            markerfacecolor="white" if bars is None else look.colour,
+            markerfacecolor="white" if ends is None else look.colour,
             markeredgecolor=look.edge or look.colour,
             elinewidth=1,
             capsize=2,
@@ -64,7 +66,7 @@ def draw_points(axes: Axes, look: Look, points: Sequence[tuple[float, Estimate]]
 
 
 def drawable(
-    data: ItemData, base: Test, column: str, split: Callable[[Cell], str] = lambda cell: "", same_length: bool = False
+    data: ItemData, base: Selector, column: str, split: Callable[[Cell], str] | None = None, same_length: bool = False
 ) -> list[Panel]:
     """The panels with a baseline that leaves room for a difference; none below half of the cells of the item."""
     found = panels_of(data, split) if data.complete_enough else []
@@ -76,46 +78,48 @@ def drawable(
 def tradeoff(
     data: ItemData,
     look: Looks,
-    base: Test,
+    base: Selector,
     column: str,
-    split: Callable[[Cell], str] = lambda cell: "",
-    published: Callable[[Axes], None] | None = None,
+    split: Callable[[Cell], str] | None = None,
+    cost: str = "",
+    published_base: Mapping[str, str] | None = None,
 ) -> Drawing | None:
     """Differences to static 8 bits, seed by seed, against cost relative to it; one panel for each network and data of ours.
 
     Args:
         data: of the item.
         look: of a setting.
-        base: whether a cell is the baseline.
+        base: facts of the baseline.
         column: of runs.csv with the metric.
         split: further division into panels.
-        published: draws what was read from the paper's picture into a panel of its own.
+        cost: published metric against which accuracies that were read from the paper's picture have a panel of their own.
+        published_base: what rows of the paper's baseline say.
     """
-    shown = drawable(data, base, column, split, same_length=True)
-    if not shown and not published:
+    shown, read = drawable(data, base, column, split, same_length=True), bool(cost and data.digitized)
+    if not shown and not read:
         return None
-    figure, axes = panels(len(shown) + bool(published))
+    figure, axes = panels(len(shown) + read)
     for panel, part in zip(shown, axes):
         draw_tradeoff(part, panel, look, base, column)
-    if published:
-        published(axes[-1])
+    if read:
+        draw_published(axes[-1], data.digitized, cost, published_base or {})
     legend(figure, axes)
-    words = f"Ours: differences to static 8 bits of equal seeds; {INTERVALS}. Points of nearly equal cost stand side by side."
-    read = "Published: read from the paper's picture, one run each, against the paper's own baseline."
-    return Drawing(figure, " ".join([words] * bool(shown) + [read] * bool(published)))
+    ours = f"Ours: differences to static 8 bits of equal seeds; {INTERVALS}. Points of nearly equal cost stand side by side."
+    theirs = "Published: read from the paper's picture, one run each, against the paper's own baseline."
+    return Drawing(figure, " ".join([ours] * bool(shown) + [theirs] * read))
 
 
-def draw_tradeoff(axes: Axes, panel: Panel, look: Looks, base: Test, column: str) -> None:
+def draw_tradeoff(axes: Axes, panel: Panel, look: Looks, base: Selector, column: str) -> None:
     """One panel of `tradeoff`."""
     first = panel.first(base)
     found = differences(panel, first, column)
-    costs = {index: cost for index in found if (cost := relative_cost(panel.cells[index], first)) is not None}
+    costs = {index: cost for index in found if (cost := cost_against(panel.cells[index], first)) is not None}
     axes.axhline(0, color="0.5", linewidth=0.8)
     for index, place in side_by_side({**costs, -1: 1.0}).items():
         if index < 0:
             axes.plot([place], [0], "s", color="0.35", markersize=5.5, label="static 8 bits")
         else:
-            draw_points(axes, look(panel.cells[index]), [(place, found[index])])
+            draw_points(axes, look(panel.cells[index]), [point(place, found[index])])
     title(axes, panel.title)
     axes.set_xlabel("bit operations relative to static 8 bits")
     axes.set_ylabel(f"{metric_name(panel.cells)}, difference")
@@ -131,12 +135,11 @@ def side_by_side(places: Mapping[int, float], share: float = 0.018) -> dict[int,
     groups: list[list[tuple[float, int]]] = []
     for place, key in sorted((place, key) for key, place in places.items()):
         groups.append([(place, key)])
-        while (
-            len(groups) > 1
-            and _middle(groups[-1]) - _middle(groups[-2]) < least * (len(groups[-1]) + len(groups[-2])) / 2
-        ):
-            last = groups.pop()
-            groups[-1].extend(last)
+        while len(groups) > 1:
+            before, last = groups[-2:]
+            if _middle(last) - _middle(before) >= least * (len(last) + len(before)) / 2:
+                break
+            before.extend(groups.pop())
     return {
         key: _middle(group) + least * (number - (len(group) - 1) / 2)
         for group in groups
@@ -148,7 +151,7 @@ def _middle(group: Sequence[tuple[float, int]]) -> float:
     return statistics.fmean(place for place, _ in group)
 
 
-def draw_published(axes: Axes, rows: Sequence[Published], cost: str, base: Callable[[Published], bool]) -> None:
+def draw_published(axes: Axes, rows: Sequence[Published], cost: str, base: Mapping[str, str]) -> None:
     """What was read from the paper's picture, as differences to its own dearest baseline on each network and data."""
     pairs: dict[tuple[str, ...], tuple[Published, dict[str, float]]] = {}
     for row in rows:
@@ -158,14 +161,16 @@ def draw_published(axes: Axes, rows: Sequence[Published], cost: str, base: Calla
     bases: dict[tuple[str, str], dict[str, float]] = {}
     for row, values in whole:
         where = (row["model"], row["dataset"])
-        if base(row) and values[cost] > bases.get(where, {}).get(cost, 0):
+        if base.items() <= row.items() and values[cost] > bases.get(where, {}).get(cost, 0):
             bases[where] = values
     axes.axhline(0, color="0.5", linewidth=0.8)
     for row, values in whole:
         if (first := bases.get((row["model"], row["dataset"]))) and first is not values:
-            gain = Estimate(values["test_accuracy"] - first["test_accuracy"], None, None, 1)
             look = look_of(row["method"])
-            draw_points(axes, look._replace(label=f"{look.label}, published"), [(values[cost] / first[cost], gain)])
+            gain = values["test_accuracy"] - first["test_accuracy"]
+            draw_points(
+                axes, look._replace(label=f"{look.label}, published"), [(values[cost] / first[cost], gain, None)]
+            )
     title(axes, f"published: {len(bases)} networks and data sets, each against its own baseline")
     axes.set_xlabel("cost relative to the paper's baseline")
     axes.set_ylabel("test accuracy (%), difference")
@@ -179,10 +184,11 @@ def points_by_setting(
     place: Place,
     look: Looks,
     column: str,
-    x: str,
-    base: Test | None = None,
+    x: str = "",
+    base: Selector | None = None,
     log: bool = False,
     line: bool = True,
+    note: str = "",
 ) -> Drawing | None:
     """Our results at places on an axis: differences to a baseline, seed by seed, or without one the results themselves.
 
@@ -192,21 +198,22 @@ def points_by_setting(
         look: of a cell.
         column: of runs.csv.
         x: label of that axis.
-        base: whether a cell is the baseline.
+        base: facts of the baseline.
         log: whether the axis is logarithmic.
         line: whether points of equal looks are joined.
+        note: end of the caption.
     """
     shown = drawable(data, base, column) if base else panels_of(data) if data.complete_enough else []
     if not shown:
         return None
     figure, axes = panels(len(shown))
     for panel, part in zip(shown, axes):
-        series: dict[Look, list[tuple[Any, Estimate]]] = {}
+        series: dict[Look, list[Point]] = {}
         for alike in by_length(panel) if base else [panel]:
-            first = alike.first(base) if base else None
+            first = alike.first(base)
             for index, value in differences(alike, first, column).items() if first or not base else ():
                 if (where := place(alike.cells[index])) is not None:
-                    series.setdefault(look(alike.cells[index]), []).append((where, value))
+                    series.setdefault(look(alike.cells[index]), []).append(point(where, value))
         draw_series(part, series, line, log)
         if base is not None:
             part.axhline(0, color="0.5", linewidth=0.8)
@@ -215,21 +222,19 @@ def points_by_setting(
         part.set_ylabel(metric_name(panel.cells) + (", difference to static" if base is not None else ""))
     legend(figure, axes)
     words = "Differences to static precision of equal seeds" if base else "Means over seeds"
-    return Drawing(figure, f"{words}; {INTERVALS}; n = {data.results.trials.removeprefix('n = ')}.")
+    return Drawing(figure, f"{words}; {INTERVALS}; n = {data.results.trials.removeprefix('n = ')}.{note}")
 
 
-def draw_series(
-    axes: Axes, series: Mapping[Look, Sequence[tuple[Any, Estimate]]], line: bool = False, log: bool = False
-) -> None:
-    """Series of (place, estimate); categories stand side by side."""
-    every = list(dict.fromkeys(x for points in series.values() for x, _ in points))
+def draw_series(axes: Axes, series: Mapping[Look, Sequence[Point]], line: bool = False, log: bool = False) -> None:
+    """Series of points; categories stand side by side."""
+    every = list(dict.fromkeys(x for points in series.values() for x, *_ in points))
     words = [x for x in every if isinstance(x, str)]
     for number, (look, points) in enumerate(series.items()):
         shift = 0.5 * ((number + 0.5) / len(series) - 0.5) if words else 0.0
-        placed = sorted((words.index(x) + shift if words else x, value) for x, value in points)
+        placed = sorted((words.index(x) + shift if words else x, y, ends) for x, y, ends in points)
         draw_points(axes, look, placed)
         if line:
-            axes.plot([x for x, _ in placed], [v.mean for _, v in placed], color=look.colour, linewidth=1, alpha=0.6)
+            axes.plot([x for x, *_ in placed], [y for _, y, _ in placed], color=look.colour, linewidth=1, alpha=0.6)
     if words:
         axes.set_xticks(range(len(words)), [textwrap.fill(word.replace("_", " "), 12) for word in words], fontsize=7.5)
         axes.set_xlim(-0.5, len(words) - 0.5)
@@ -262,17 +267,17 @@ def apart(places: Sequence[float], share: float = 0.1) -> list[float]:
 # Curves
 
 
-def curves(data: ItemData, look: Looks, x: str = "step", keep: Test = lambda cell: True) -> Drawing | None:
+def curves(data: ItemData, look: Looks, x: str = "step", keep: Selector | None = None) -> Drawing | None:
     """Evaluations over the run, mean and standard deviation over seeds; None where runs have too few for a curve.
 
     Args:
         data: of the item.
         look: of a cell.
         x: step or gbitops.
-        keep: which cells to draw.
+        keep: facts of the cells to draw.
     """
-    shown = [(p, [c for c in p.cells if keep(c) and evaluations(c)]) for p in panels_of(data)]
-    shown = [(panel, cells) for panel, cells in shown if cells] if data.complete_enough else []
+    every = [(panel, select(panel.cells, keep or {})) for panel in panels_of(data) if data.complete_enough]
+    shown = [(panel, drawn) for panel, cells in every if (drawn := [cell for cell in cells if evaluations(cell)])]
     if not shown:
         return None
     figure, axes = panels(len(shown))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Optional
 
 from bitcycle.analysis.aggregation import Cell, Results, Value
+from bitcycle.analysis.contrast import Selector
 from bitcycle.analysis.items import Published
 from bitcycle.analysis.labels import (
     Match,
@@ -25,7 +26,8 @@ from bitcycle.analysis.labels import (
     only,
     schedule_of,
 )
-from bitcycle.figure.data import Estimate, ItemData, Panel, Test, by_length, differences, our_network, panels_of
+from bitcycle.analysis.statistics import Estimate
+from bitcycle.figure.data import ItemData, Panel, by_length, differences, our_network, panels_of
 from bitcycle.schedule import SUITE
 
 MACS_PER_GBITOP = 1e9 / 32**2
@@ -74,7 +76,7 @@ class Spec:
     cost: str = "gbitops"
     named: Callable[[Cell], str] = method_of
     phase: Callable[[Published], Optional[int]] = lambda row: None
-    base: Test = lambda cell: False
+    base: Optional[Selector] = None
     measures: Mapping[str, Callable[[Cell], str]] = field(default_factory=dict)
 
 
@@ -315,7 +317,8 @@ def signed(value: float | None) -> str:
 
 def interval(value: Estimate | None, written: Callable[[float | None], str] = number) -> str:
     """The interval of an estimate in words; empty if it has none."""
-    return "" if value is None or value.low is None else f"{written(value.low)} to {written(value.high)}"
+    ends = None if value is None else value.interval()
+    return "" if ends is None else f"{written(ends[0])} to {written(ends[1])}"
 
 
 def as_markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

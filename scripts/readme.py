@@ -11,13 +11,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from bitcycle.analysis.claim_functions import relative_cost
 from bitcycle.analysis.collect import SUMMARY, read_summary
 from bitcycle.analysis.curves import CURVES, read_curve
 from bitcycle.analysis.deviation import data_of, spread_table
+from bitcycle.analysis.labels import group_of
 from bitcycle.analysis.verdict import NO_TEST, read_claim_results
 from bitcycle.benchmark.table import recorded
 from bitcycle.figure.formats import draw_formats, values_of
-from bitcycle.figure.schedules import draw_suite, group_of, relative_cost
+from bitcycle.figure.schematic import draw_suite
 from bitcycle.hardware import MatrixProduct, Operation, TensorCore, Workload
 from bitcycle.hardware.tensorcore import RATES
 from bitcycle.quantizer import QUANTIZERS, ROLES, NoQuantizer

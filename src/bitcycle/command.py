@@ -164,7 +164,7 @@ def pictures(plan: Plan, summary: dict[str, Any]) -> Iterator[Path]:
     """Draw what is asked for, and always a range test: its picture is half of its result."""
     first, tested = plan.preliminary(), "range_test" in summary.get("found", {})
     if tested:
-        from bitcycle.figure.range_test import draw_range_test
+        from bitcycle.figure.run import draw_range_test
 
         yield draw_range_test((first or plan).folder)
     if plan.config.logging.picture and (first is not None or not tested):

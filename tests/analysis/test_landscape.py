@@ -19,7 +19,7 @@ from bitcycle.analysis.verdict import NOT_RUN, UNDECIDED
 from bitcycle.figure import cpt
 from bitcycle.figure.data import ItemData
 from bitcycle.figure.landscape import radial_rise
-from bitcycle.figure.schedules import UNDATED
+from bitcycle.figure.style import UNDATED
 from bitcycle.measurement.artifacts import Result
 from tests.conftest import ROOT
 from tests.figures_cases import ITEMS, made_up

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Optional
 from bitcycle.analysis import labels
 from bitcycle.analysis.aggregation import Cell, Run
 from bitcycle.analysis.landscape import results_of, rise_around
-from bitcycle.schedule import SUITE, schedule
+from bitcycle.schedule import SUITE, Schedule, schedule
 from bitcycle.schedule.gated import Dfq
 
 STEPS = 64_000
@@ -31,17 +31,26 @@ class Computed(NamedTuple):
 # Formulas
 
 
+def relative_cost(bound: Schedule) -> float:
+    """Bit operations of a schedule relative to static q_max, of a network that is quantized throughout.
+
+    mean of (w a + w g + a g) over the steps, divided by its value at static q_max.
+    """
+    bits = [((p.weight, p.activation, p.gradient), steps) for p, steps in bound.run_lengths]
+    total = sum((w * a + w * g + a * g) * steps for (w, a, g), steps in bits)
+    w, a, g = bound.reference
+    return total / (bound.length.total_steps * (w * a + w * g + a * g))
+
+
 @lru_cache
-def relative_cost(name: str, q_min: int = 3, q_max: int = 8, cycles: int = 8, steps: int = COARSE) -> float:
-    """Bit operations of a schedule relative to static q_max, forward and both backward products."""
-    bound = schedule(name, q_min=q_min, q_max=q_max, cycles=cycles, total_steps=steps)
-    costs = [(p.weight * p.activation + 2 * p.weight * p.gradient, n) for p, n in bound.run_lengths]
-    return sum(cost * n for cost, n in costs) / (steps * 3 * q_max**2)
+def cost_of(name: str, q_min: int = 3, q_max: int = 8, cycles: int = 8, steps: int = COARSE) -> float:
+    """The relative cost of a schedule by its name."""
+    return relative_cost(schedule(name, q_min=q_min, q_max=q_max, cycles=cycles, total_steps=steps))
 
 
 def schedule_groups(options: Mapping[str, float]) -> Computed:
     """Large < Medium < Small < static in cost."""
-    groups = [[relative_cost(name) for name in members] for members in labels.GROUPS.values()]
+    groups = [[cost_of(name) for name in members] for members in labels.GROUPS.values()]
     ordered = all(max(low) < min(high) for low, high in pairwise([*groups, [1.0]]))
     words = ", ".join(f"{name} {min(cost):.3f} to {max(cost):.3f}" for name, cost in zip(labels.GROUPS, groups))
     return Computed(ordered, f"relative costs at 3 to 8 bits, 8 cycles: {words}")
@@ -70,7 +79,7 @@ def cosine_shape(options: Mapping[str, float]) -> Computed:
 def cosine_savings(options: Mapping[str, float]) -> Computed:
     """Savings of the cosine schedule with 32 cycles against those that the formula of the paper gives."""
     bounds = {word: [int(bits) for bits in word.split("-")] for word in options}
-    ours = {word: 100 * (1 - relative_cost("CR", low, high, 32, STEPS)) for word, (low, high) in bounds.items()}
+    ours = {word: 100 * (1 - cost_of("CR", low, high, 32, STEPS)) for word, (low, high) in bounds.items()}
     holds = all(abs(ours[word] - percent) <= 0.1 for word, percent in options.items())
     return Computed(holds, "savings " + ", ".join(f"{word}: {saved:.2f} %" for word, saved in ours.items()))
 

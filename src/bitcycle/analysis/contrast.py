@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 from bitcycle.analysis import labels, landscape
 from bitcycle.analysis.aggregation import Cell, Run
-from bitcycle.analysis.claim_functions import relative_cost
+from bitcycle.analysis.claim_functions import cost_of
 from bitcycle.analysis.deviation import pooled
 from bitcycle.analysis.statistics import OWN_SEEDS, Estimate, over_seeds
 
@@ -51,7 +51,7 @@ FACTS: dict[str, Callable[[Cell], Any]] = {
     "window_end": lambda cell: labels.window_of(cell)[1],
     "after_window": lambda cell: f"{float(cell.setting('training.epochs') or 0) - labels.window_of(cell)[1]:g}",
     "first_stage": lambda cell: (cell.setting("schedule.stages") or [0])[0],
-    "formula_cost": lambda cell: round(relative_cost(labels.schedule_of(cell)), 2),
+    "formula_cost": lambda cell: round(cost_of(labels.schedule_of(cell)), 2),
     "rate": lambda cell: cell.setting("training.learning_rate.initial", 0.1),
 }
 """What claims ask of a cell; any other word is a setting."""

@@ -13,7 +13,7 @@ from bitcycle.analysis.items import Published
 from bitcycle.analysis.labels import aggregation_of, dataset_of, matches, model_of, schedule_of, window_of
 from bitcycle.figure.data import ItemData
 from bitcycle.figure.plots import curves, points_by_setting, tradeoff
-from bitcycle.figure.schematic import layer_schematic, suite_picture
+from bitcycle.figure.schematic import diagram, suite_picture
 from bitcycle.figure.style import FORMS, PROFILES, Drawing, Look, look_of
 from bitcycle.figure.table import Spec
 from bitcycle.schedule import SUITE
@@ -98,7 +98,7 @@ def same_schedule(row: Published, cell: Cell) -> bool:
 
 
 FIGURES: dict[str, Callable[[ItemData], Drawing | None]] = {
-    "fig1": layer_schematic,
+    "fig1": partial(diagram, name="layer"),
     "fig2": suite_picture,
     **dict.fromkeys(("fig3", "fig4", "fig6", "fig7"), schedules_against_cost),
     "fig5": partial(curves, look=look_of_mode, keep=STATIC),

@@ -27,7 +27,7 @@ from bitcycle.analysis.landscape import results_of
 from bitcycle.figure.data import ItemData, panels_of
 from bitcycle.figure.landscape import CONTOURS, LEVELS, described_surface, draw_contours, radial_rise
 from bitcycle.figure.plots import Point, curves, draw_series, points_by_setting, title, tradeoff
-from bitcycle.figure.range_test import draw_levels
+from bitcycle.figure.run import draw_levels
 from bitcycle.figure.schematic import cosine_picture, static_and_cyclic
 from bitcycle.figure.style import Drawing, Look, legend, look_of, panels
 from bitcycle.figure.table import Spec

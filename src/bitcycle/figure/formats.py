@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
@@ -55,12 +54,3 @@ def draw_formats(path: Path) -> Path:
     picture, vectors = save(figure, path.with_suffix(""))
     vectors.unlink()  # thousands of marks
     return picture
-
-
-def main() -> None:
-    """Draw the formats into the file given on the command line."""
-    print(draw_formats(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/pictures/formats.png")))
-
-
-if __name__ == "__main__":
-    main()

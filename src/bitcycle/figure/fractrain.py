@@ -15,7 +15,7 @@ from bitcycle.analysis.items import Published
 from bitcycle.analysis.labels import backward_bits, forward_bits, matches, method_of, schedule_of
 from bitcycle.figure.data import ItemData, panels_of
 from bitcycle.figure.plots import curves, points_by_setting, title, tradeoff
-from bitcycle.figure.schematic import gated_layer
+from bitcycle.figure.schematic import diagram
 from bitcycle.figure.style import ORDERED, Drawing, Look, legend, look_of, panels
 from bitcycle.figure.table import Spec
 
@@ -135,7 +135,7 @@ def same_part(row: Published, cell: Cell) -> bool:
 against_cost = partial(tradeoff, look=look, base=STATIC, column="best", cost="effective_macs")
 FIGURES: dict[str, Callable[[ItemData], Drawing | None]] = {
     "fig1": stages_and_loss,
-    "fig2": gated_layer,
+    "fig2": partial(diagram, name="gate"),
     "fig3": partial(against_cost, published_base={"fw_bits": "8", "bw_bits": "8"}),
     "fig4": indicator_settings,
     "fig5": partial(against_cost, published_base={"method": "SBM"}),

@@ -1,4 +1,4 @@
-"""The picture of one run: precision above, accuracy and loss below, over the steps."""
+"""The picture of one run: precision above, accuracy and loss below; of a range test, accuracy precision by precision."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from bitcycle.figure.style import save
+from bitcycle.figure.style import legend, panels, save
 from bitcycle.schedule import Precision
 from bitcycle.training.plan import Plan
-from bitcycle.training.run_folder import read_json, read_records
+from bitcycle.training.run_folder import RunFolder, read_json, read_records
 
 AT_Q_MAX = "_at_q_max"
-FORWARD, BACKWARD, ACCURACY, LOSS = "#0072b2", "0.5", "#009e73", "#e69f00"
+FORWARD, BACKWARD, ACCURACY, LOSS, FOUND = "#0072b2", "0.5", "#009e73", "#e69f00", "#d55e00"
+ABOVE: dict[str, Any] = {
+    "loc": "lower right",
+    "bbox_to_anchor": (1.0, 1.0),
+    "ncols": 2,
+    "frameon": False,
+    "fontsize": 8,
+}
+"""Where the legend of the upper half is."""
 Records = list[dict[str, Any]]
 
 
@@ -52,7 +60,7 @@ def draw_precision(axes: Axes, lengths: list[tuple[Precision, int]]) -> None:
     low, high = min(forward), max(*forward, *backward)
     axes.set_yticks(range(low, high + 1) if high - low <= 12 else range(0, high + 1, 4))
     axes.margins(x=0, y=0.15)
-    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False, fontsize=8)
+    axes.legend(**ABOVE)
 
 
 def draw_compute(axes: Axes, train: Records) -> None:
@@ -63,7 +71,7 @@ def draw_compute(axes: Axes, train: Records) -> None:
     axes.set_ylabel("cp (% of float32)")
     axes.set_ylim(bottom=0)
     axes.margins(x=0)
-    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False, fontsize=8)
+    axes.legend(**ABOVE)
 
 
 def draw_training(axes: Axes, train: Records, tests: Records, unit: str) -> None:
@@ -92,3 +100,43 @@ def _title(plan: Plan, summary: dict[str, Any]) -> str:
     relative = summary["cost"]["total"]["relative_to_static"]
     result = f"final {summary['final']:.1f} {summary['unit']}, cost {relative:.2f} of static q_max"
     return f"{name}, seed {config.seed}): {result}"
+
+
+# Range tests (CPT, figure 4)
+
+
+def draw_range_test(folder: RunFolder) -> Path:
+    """Draw the finished range test of a run folder; returns the PNG file, beside which an SVG file lies."""
+    summary: dict[str, Any] = read_json(folder.summary)
+    test, q_min = summary["found"]["range_test"], summary["found"]["q_min"]
+    records = [record for record in read_records(folder.metrics) if record["kind"] == "observation"]
+    steps, values = [record["step"] for record in records], [record["accuracy"] for record in records]
+    figure, (axes,) = panels(1, width=8, height=3.3)
+    draw_levels(axes, test, q_min)
+    axes.plot(steps, values, color=FORWARD, linewidth=1, alpha=0.5, label=f"mean of {steps[0]} steps")
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel("training accuracy (%)")
+    axes.set_xlim(0, len(test["levels"]) * test["level_steps"])
+    axes.set_ylim(bottom=0)
+    legend(figure, [axes])
+    name = f"precision range test of {summary['model']} on {summary['dataset']}, quantizer {summary['quantizer']}"
+    figure.suptitle(f"{name}: q_min = {q_min} ({summary['scale']} scale, seed {summary['seed']})", fontsize=9.5)
+    return save(figure, folder.picture.with_suffix(""))[0]
+
+
+def draw_levels(axes: Axes, test: dict[str, Any], q_min: int | None = None) -> None:
+    """A band for each precision, its mean accuracy at the end, what it had to rise above, and a circle at the bound found."""
+    steps, window = test["level_steps"], test["window"]
+    labels = iter((f"mean of the last {window} steps", f"needed: best before + {100 * test['threshold']:g} points"))
+    for index, level in enumerate(test["levels"]):
+        start, end, accuracy = index * steps, (index + 1) * steps, 100 * level["accuracy"]
+        needed = accuracy - 100 * (level["rise"] - test["threshold"])
+        if index % 2 == 0:
+            axes.axvspan(start, end, color="black", alpha=0.04, linewidth=0)
+        words: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "ha": "center", "fontsize": 9}
+        axes.text((start + end) / 2, 1.02, f"{level['bits']} bits", **words)
+        axes.hlines(accuracy, end - window, end, color=FORWARD, linewidth=3, label=next(labels, ""))
+        axes.hlines(needed, start, end, color="0.5", linestyle="--", linewidth=1, label=next(labels, ""))
+        if level["bits"] == q_min:
+            circle: dict[str, Any] = {"markersize": 14, "mfc": "none", "mec": FOUND, "mew": 2}
+            axes.plot(end - window / 2, accuracy, "o", label=f"q_min = {q_min}", **circle)

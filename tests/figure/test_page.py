@@ -115,6 +115,7 @@ def test_page_links_lead_somewhere(page):
     assert set(links) <= set(names) and {*ITEMS, *CLAIMS} <= set(links)
     for link in re.findall(r'href="(?!#|https?:|data:)([^"]+)"', text):
         assert (page / link).exists() or (ROOT / "results" / link).exists(), link
+        assert (page / link).exists() or not link.endswith(".yaml"), "a page that lies elsewhere links sweep files, too"
 
 
 def test_page_is_built_for_screen_readers(page):

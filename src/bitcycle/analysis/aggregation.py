@@ -101,14 +101,12 @@ class Cell:
         ours: its settings at the scale of the runs.
         runs: finished ones; empty if there is none yet.
         proxy: NETWORK, DATA[, N samples] where ours are not the paper's.
-        seeds: that the sweep trains.
     """
 
     paper: Overrides
     ours: Overrides
     runs: tuple[Run, ...] = ()
     proxy: str = ""
-    seeds: tuple[int, ...] = ()
 
     def setting(self, key: str, default: Any = None) -> Any:
         """A setting as in the paper, or as our runs have it; groups by the name of the option."""
@@ -230,7 +228,7 @@ def find_results(places: Iterable[Place], runs: Sequence[Run]) -> Results:
     for place in places:
         if not place.superseded:
             found = tuple(by_name.get((place.scale, place.hash), ()))
-            cells[place.scale].append(Cell(dict(place.paper), dict(place.ours), found, place.proxy, place.seeds))
+            cells[place.scale].append(Cell(dict(place.paper), dict(place.ours), found, place.proxy))
     at_scales = [Results(scale, tuple(found)) for scale, found in cells.items()]
     some = sorted((r for r in at_scales if r.done), key=lambda r: (r.scale == "smoke", -len(r.done) / len(r.cells)))
     if not some:

@@ -120,14 +120,11 @@ def reach(points: Curve, target: float) -> float | None:
     >>> reach([(1, 10.0), (2, 20.0)], 15.0), reach([(1, 10.0)], 11.0), reach([(4, 10.0)], 5.0)
     (1.5, None, 4)
     """
-    before: tuple[float, float] | None = None
-    for x, y in points:
-        if y >= target:
-            if before is None or y == before[1]:
-                return x
-            return before[0] + (x - before[0]) * (target - before[1]) / (y - before[1])
-        before = (x, y)
-    return None
+    index = next((index for index, (_, y) in enumerate(points) if y >= target), None)
+    if not index:
+        return None if index is None else points[0][0]
+    (x, y), (after, above) = points[index - 1 : index + 1]
+    return x + (after - x) * (target - y) / (above - y)
 
 
 def speedup(fast: Curve, slow: Curve) -> float | None:

@@ -261,18 +261,25 @@ def same(published: str, ours: str) -> bool:
 
 Match = Callable[[Published, Cell], bool]
 """Whether a published number is about a cell."""
+Column = Callable[[str, Cell], bool]
+"""Whether a column of published numbers agrees with a cell."""
+COLUMNS: dict[str, Column] = {
+    "model": lambda text, cell: same(text, model_of(cell)),
+    "dataset": lambda text, cell: same(text, dataset_of(cell)),
+    "method": lambda text, cell: text.removesuffix(" improvement") in ("", method_of(cell)),
+    "fw_bits": lambda text, cell: text == forward_bits(cell),
+    "bw_bits": lambda text, cell: text == backward_bits(cell),
+}
 
 
-def matches(row: Published, cell: Cell) -> bool:
-    """Network, data, method and bits agree, where the row names them."""
-    method = row["method"].removesuffix(" improvement")
-    return (
-        same(row["model"], model_of(cell))
-        and same(row["dataset"], dataset_of(cell))
-        and method in ("", method_of(cell))
-        and row["fw_bits"] in ("", forward_bits(cell))
-        and row["bw_bits"] in ("", backward_bits(cell))
-    )
+def anything(text: str, cell: Cell) -> bool:
+    """A column that is not compared."""
+    return True
+
+
+def matches(row: Published, cell: Cell, **columns: Column) -> bool:
+    """Network, data, method and bits agree, where the row names them; `columns` are compared in another way, or besides."""
+    return all(column(row[name], cell) for name, column in {**COLUMNS, **columns}.items() if row[name])
 
 
 def only(cells: Sequence[Cell]) -> Cell | None:

@@ -8,7 +8,9 @@ import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional, get_type_hints
+from typing import Any, Optional, cast
+
+from omegaconf import OmegaConf
 
 from bitcycle.training.checkpoint import write_atomically
 
@@ -103,10 +105,10 @@ def write_claims(results: Iterable[ClaimResult], path: Path) -> None:
 
 def read_claim_results(path: Path = CLAIMS) -> list[ClaimResult]:
     """The rows of a file that `write_claims` wrote."""
-    hints = get_type_hints(ClaimResult)
+    schema = OmegaConf.structured(ClaimResult)
     with open(path, newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    return [ClaimResult(**{name: _as_value(row[name], str(hints[name])) for name in FIELDS}) for row in rows]
+        rows = [{name: text for name, text in row.items() if text} for row in csv.DictReader(stream)]
+    return [cast(ClaimResult, OmegaConf.to_object(OmegaConf.merge(schema, row))) for row in rows]
 
 
 def _as_text(value: Any) -> str:
@@ -115,13 +117,3 @@ def _as_text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _as_value(text: str, declared: str) -> Any:
-    if "bool" in declared:
-        return None if not text else text == "true"
-    if "float" in declared:
-        return float(text) if text else None
-    if "int" in declared:
-        return int(text) if text else None
-    return text

@@ -9,8 +9,7 @@ from typing import Any
 from matplotlib.lines import Line2D
 
 from bitcycle.analysis.aggregation import Cell, plain
-from bitcycle.analysis.items import Published
-from bitcycle.analysis.labels import aggregation_of, dataset_of, matches, model_of, schedule_of, window_of
+from bitcycle.analysis.labels import aggregation_of, anything, matches, schedule_of, window_of
 from bitcycle.figure.data import ItemData
 from bitcycle.figure.plots import curves, points_by_setting, tradeoff
 from bitcycle.figure.schematic import diagram, suite_picture
@@ -74,11 +73,9 @@ def look_of_window(cell: Cell) -> Look:
 # Which cell a printed number is about
 
 
-def same_window(row: Published, cell: Cell) -> bool:
-    """Whether a row of table 1 is about a cell: [16K, 144K] of iterations, or epochs."""
-    words = row["setting"].rpartition(": ")[2].strip("[]").replace("K", "000")
-    if row["dataset"] != dataset_of(cell) or row["model"] != model_of(cell):
-        return False
+def in_window(text: str, cell: Cell) -> bool:
+    """Table 1: a window as [16K, 144K] of iterations, or epochs."""
+    words = text.rpartition(": ")[2].strip("[]").replace("K", "000")
     start, end = window_of(cell)
     if words == "None":
         return start == end
@@ -89,14 +86,13 @@ def same_window(row: Published, cell: Cell) -> bool:
     return all(abs(one - other) <= 0.01 * max(1, other) for one, other in zip((start, end), wanted))
 
 
-def same_schedule(row: Published, cell: Cell) -> bool:
-    """Network, data, aggregation, bounds and schedule agree."""
-    mode = row["method"].split()[-1] if "Agg" in row["method"] else ""
-    bare = {**row, "method": "", "fw_bits": "", "bw_bits": ""}
-    bounds = str(cell.setting("schedule.q_max")) == row["q_max"] and row["schedule"] == schedule_of(cell)
-    return matches(bare, cell) and mode in ("", aggregation_of(cell)) and bounds
-
-
+without_bits = partial(matches, fw_bits=anything, bw_bits=anything)
+same_schedule = partial(
+    without_bits,
+    method=lambda text, cell: "Agg" not in text or text.split()[-1] == aggregation_of(cell),
+    schedule=lambda text, cell: text == schedule_of(cell),
+    q_max=lambda text, cell: text == str(cell.setting("schedule.q_max")),
+)
 FIGURES: dict[str, Callable[[ItemData], Drawing | None]] = {
     "fig1": partial(diagram, name="layer"),
     "fig2": suite_picture,
@@ -113,4 +109,4 @@ FIGURES: dict[str, Callable[[ItemData], Drawing | None]] = {
     ),
 }
 SPEC = Spec("final", same_schedule, base=STATIC)
-SPECS = {"table1": Spec("final", same_window, base=STATIC)}
+SPECS = {"table1": Spec("final", partial(without_bits, method=anything, setting=in_window), base=STATIC)}

@@ -174,27 +174,25 @@ def tables(data: ItemData) -> list[Table]:
     """The board as a table; none without runs."""
     if not data.results.done:
         return []
-    headings = [
-        "method",
-        "network and data",
-        "scale",
-        "steps",
-        "result",
-        "95 % interval",
-        "n",
-        "cost relative to static 8 bits",
-    ]
     rows = rows_of(data)
-    headings += [f"difference to {reference(rows)}", "95 % interval of the difference", "on the Pareto front"]
     longest = max((steps_of(row.cell) for row in rows), default=1)
-    body = []
-    for row in rows:
-        name, value, gap = name_of(row.cell, longest), row.value, row.gap
-        numbers = [number(value.mean), interval(value), str(value.n), number(row.cost)]
-        compared = [signed(gap.mean), interval(gap, signed)] if gap else ["", ""]
-        where = [name, row.network, data.results.scale or "", f"{steps_of(row.cell):,}"]
-        body.append([*where, *numbers, *compared, "yes" if row.best else ""])
-    return [Table("Our runs of all methods, cheapest first", headings, body)]
+    records = [
+        {
+            "method": name_of(row.cell, longest),
+            "network and data": row.network,
+            "scale": data.results.scale or "",
+            "steps": f"{steps_of(row.cell):,}",
+            "result": number(row.value.mean),
+            "95 % interval": interval(row.value),
+            "n": str(row.value.n),
+            "cost relative to static 8 bits": number(row.cost),
+            f"difference to {reference(rows)}": signed(row.gap.mean if row.gap else None),
+            "95 % interval of the difference": interval(row.gap, signed),
+            "on the Pareto front": "yes" if row.best else "",
+        }
+        for row in rows
+    ]
+    return [Table("Our runs of all methods, cheapest first", records)]
 
 
 FIGURES = {"": draw}

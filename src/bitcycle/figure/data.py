@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Optional
 
 from bitcycle.analysis.aggregation import Cell, Results
 from bitcycle.analysis.contrast import Pool, Selector, readings, select
-from bitcycle.analysis.items import Item, Published
+from bitcycle.analysis.items import SWEEPS, Item, Published
 from bitcycle.analysis.labels import dataset_label, model_label, panel_of
 from bitcycle.analysis.statistics import Estimate, over_seeds
+from bitcycle.sweep.item import Sweep
 
+ANALYSE = "python -m bitcycle.measurement.after_sweep"
 CEILING = 99.0
 """An accuracy (%) above which settings cannot be told apart: differences there are no test."""
 
@@ -25,11 +28,9 @@ class ItemData:
         results: our runs.
         published: its published numbers.
         digitized: those that were read from its picture.
-        command: what trains its runs; empty if it needs none.
-        conf: folder of the configuration files.
-        note: of its sweep: proxies, and own choices where the paper is silent.
-        analysis: the command that analyses its finished runs; empty if they need none.
-        sweep: its sweep file, relative to the repository; empty if it has none.
+        root: of the repository, with its configuration and sweeps.
+        file: its sweep file; None if it has none.
+        sweep: what that says.
         pool: all recorded runs, whose deviation serves where a setting has few seeds.
     """
 
@@ -37,12 +38,15 @@ class ItemData:
     results: Results
     published: Sequence[Published] = ()
     digitized: Sequence[Published] = ()
-    command: str = ""
-    conf: Path = Path("conf")
-    note: str = ""
-    analysis: str = ""
-    sweep: str = ""
+    root: Path = Path()
+    file: Optional[Path] = None
+    sweep: Sweep = Sweep()
     pool: Pool = field(default_factory=lambda: Pool(()))
+
+    @property
+    def command(self) -> str:
+        """What trains its runs; empty if it needs none."""
+        return self.item.command(self.root / SWEEPS)
 
     @property
     def complete_enough(self) -> bool:
@@ -53,7 +57,8 @@ class ItemData:
     def commands(self) -> list[str]:
         """What trains and analyses its runs, at the scale of those that are there."""
         scale = f" scale={self.results.scale}" if self.results.scale not in (None, "paper") else ""
-        return [command + scale for command in (self.command, self.analysis) if command]
+        analyse = f"{ANALYSE} {self.file.parent.name}/{self.file.stem}" if self.file and self.sweep.analyses else ""
+        return [command + scale for command in (self.command, analyse) if command]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import matplotlib
 
 from bitcycle.analysis.aggregation import Cell
 from bitcycle.analysis.items import Published
-from bitcycle.analysis.labels import backward_bits, forward_bits, matches, method_of, schedule_of
+from bitcycle.analysis.labels import anything, backward_bits, forward_bits, matches, method_of, schedule_of
 from bitcycle.figure.data import ItemData, panels_of
 from bitcycle.figure.plots import curves, points_by_setting, title, tradeoff
 from bitcycle.figure.schematic import diagram
@@ -117,13 +117,14 @@ def bits_of_blocks(data: ItemData) -> Drawing | None:
 def same_cell(row: Published, cell: Cell) -> bool:
     """As `matches`; bits of a gated network are not compared, and static ones where only the baseline says them."""
     method = row["method"].removesuffix(" improvement")
-    if method in ("DFQ", "FracTrain"):
-        target = re.fullmatch(r"cp=([\d.]+)", row["schedule"])
-        if target and abs(float(cell.setting("schedule.target", 3.0)) - float(target[1])) > 1e-9:
-            return False
-        alike = method == method_of(cell) and bool(row["model"]) and not row["setting"].startswith("point")
-        return alike and matches({**row, "fw_bits": "", "bw_bits": ""}, cell)
-    return method in ("SBM", "PFQ", "DoReFa", "WAGEUBN") and bool(row["model"]) and matches(row, cell)
+    if not row["model"] or method not in ("SBM", "PFQ", "DoReFa", "WAGEUBN", "DFQ", "FracTrain"):
+        return False
+    if method not in ("DFQ", "FracTrain"):
+        return matches(row, cell)
+    target = re.fullmatch(r"cp=([\d.]+)", row["schedule"])
+    if target and abs(float(cell.setting("schedule.target", 3.0)) - float(target[1])) > 1e-9:
+        return False
+    return not row["setting"].startswith("point") and matches(row, cell, fw_bits=anything, bw_bits=anything)
 
 
 def same_part(row: Published, cell: Cell) -> bool:

@@ -41,7 +41,6 @@ RESULTS = Path("results")
 FIGURES = Path("figures")
 DRAWN = ".drawn.json"
 """What was drawn from which inputs, beside the pictures; not committed."""
-ANALYSE = "python -m bitcycle.measurement.after_sweep"
 
 
 @dataclass(frozen=True)
@@ -90,26 +89,18 @@ def make_all(places: Places) -> list[Entry]:
 
 def gather(item: Item, pool: Pool, places: Places) -> ItemData:
     """Everything that is known of an item."""
-    file = item.sweep_file(places.root / SWEEPS)
-    sweep = read_sweep(file) if file else Sweep()
-    published = places.root / PUBLISHED
+    file, published = item.sweep_file(places.root / SWEEPS), places.root / PUBLISHED
+    manifest = places.root / MANIFEST / file.parent.name / f"{file.stem}.csv" if file else Path()
     return ItemData(
         item,
-        find_results(read_manifest(manifest_of(file, places.root)), pool.runs) if file else Results(),
+        find_results(read_manifest(manifest), pool.runs) if file else Results(),
         read_published(item, published),
         read_published(item, published, "_digitized"),
-        item.command(places.root / SWEEPS),
-        places.root / "conf",
-        sweep.note,
-        f"{ANALYSE} {file.parent.name}/{file.stem}" if file and sweep.analyses else "",
-        file.relative_to(places.root).as_posix() if file else "",
+        places.root,
+        file,
+        read_sweep(file) if file else Sweep(),
         pool,
     )
-
-
-def manifest_of(sweep: Path, root: Path) -> Path:
-    """The manifest of a sweep file."""
-    return root / MANIFEST / sweep.parent.name / f"{sweep.stem}.csv"
 
 
 def spec_of(item: Item) -> Spec:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table as Shown
 
-from bitcycle.analysis.aggregation import Run, read_runs, value_of
+from bitcycle.analysis.aggregation import Cell, Run, read_runs
 from bitcycle.analysis.collect import SUMMARY, summary_row
 from bitcycle.analysis.contrast import Pool
 from bitcycle.analysis.items import PUBLISHED, read_items
@@ -50,19 +50,12 @@ def measured(runs: Sequence[Run]) -> Table:
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(tuple(run.row[column] for column in GROUPED), []).append(run)
-    body = []
+    records = []
     for key, group in groups.items():
-        value = value_of([float(run.row["final"]) for run in group])
-        assert value is not None
-        cost = group[0].number("relative_to_static")
-        numbers = [number(value.mean), number(value.std), str(value.n), "" if cost is None else f"{cost:.3f}"]
-        body.append([*key[:-1], group[0].row["metric"], *numbers])
-    headings = [
-        *(column.replace("_", " ") for column in GROUPED[:-1]),
-        "metric",
-        "final",
-        "deviation",
-        "n",
-        "of static",
-    ]
-    return Table("Measured", headings, body)
+        value, cost = Cell({}, {}, tuple(group)).value("final"), group[0].number("relative_to_static")
+        assert value is not None, "a finished run has a last evaluation"
+        named = {name.replace("_", " "): text for name, text in zip(GROUPED[:-1], key)}
+        numbers = {"final": number(value.mean), "deviation": number(value.std), "n": str(value.n)}
+        share = {"of static": "" if cost is None else f"{cost:.3f}"}
+        records.append({**named, "metric": group[0].row["metric"], **numbers, **share})
+    return Table("Measured", records)

@@ -7,25 +7,15 @@ names network, data, scale and steps in each row and each training once.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Optional
 
+from bitcycle.analysis import labels
 from bitcycle.analysis.aggregation import Cell, Results, Value
-from bitcycle.analysis.contrast import Selector
+from bitcycle.analysis.contrast import Selector, agreeing, fact, select
 from bitcycle.analysis.items import Published
-from bitcycle.analysis.labels import (
-    Match,
-    backward_bits,
-    dataset_of,
-    forward_bits,
-    highest,
-    matches,
-    method_of,
-    model_of,
-    only,
-    schedule_of,
-)
 from bitcycle.analysis.statistics import Estimate
 from bitcycle.figure.data import ItemData, Panel, by_length, differences, our_network, panels_of
 from bitcycle.schedule import SUITE
@@ -35,17 +25,22 @@ MACS_PER_GBITOP = 1e9 / 32**2
 LABELS = ("group", "model", "dataset", "method", "schedule", "fw_bits", "bw_bits", "setting")
 METRICS = {"top5_accuracy": "test_accuracy_top5", "wer": "test_wer"}
 """Published metrics that are not the main one of a run: their names in our evaluations."""
+COLUMNS = {
+    "training_speed": ("steps_per_second", 1.0),
+    "identified_lower_bound": ("q_min", 1.0),
+    "parameters": ("parameters", 1e-6),
+    "energy": ("energy_j", 1e-3),
+}
+"""Published metrics: columns of runs.csv, and their factor."""
 MAIN = (
-    *(
-        "test_accuracy",
-        "validation_accuracy",
-        "top1_accuracy",
-        "perplexity",
-        "test_perplexity",
-        "cer",
-        "hr_at_10",
-        "map",
-    ),
+    "test_accuracy",
+    "validation_accuracy",
+    "top1_accuracy",
+    "perplexity",
+    "test_perplexity",
+    "cer",
+    "hr_at_10",
+    "map",
 )
 RELATIONS = {
     "range_min": "from ",
@@ -72,26 +67,41 @@ class Spec:
     """
 
     column: str = "final"
-    match: Match = matches
+    match: labels.Match = labels.matches
     cost: str = "gbitops"
-    named: Callable[[Cell], str] = method_of
+    named: Callable[[Cell], str] = labels.method_of
     phase: Callable[[Published], Optional[int]] = lambda row: None
     base: Optional[Selector] = None
     measures: Mapping[str, Callable[[Cell], str]] = field(default_factory=dict)
 
 
 class Table(NamedTuple):
-    """Headings and rows of text below a caption."""
+    """Rows of text, heading -> cell, below a caption."""
 
     caption: str
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    records: Sequence[Mapping[str, str]]
+
+    @property
+    def headings(self) -> list[str]:
+        """Of the columns."""
+        return list(self.records[0]) if self.records else []
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The cells."""
+        return [list(record.values()) for record in self.records]
+
+    @classmethod
+    def without_empty(cls, caption: str, records: Sequence[Mapping[str, str]], always: Collection[str]) -> Table:
+        """A table of those columns that say something, and of some that always stand."""
+        kept = [name for name in records[0] if name in always or any(one[name] for one in records)] if records else []
+        return cls(caption, [{name: record[name] for name in kept} for record in records])
 
 
 def tables_of(data: ItemData, spec: Spec) -> list[Table]:
     """The tables of an item that have rows: the published numbers, and our runs."""
     found = [published_table([*data.published, *data.digitized], data.results, spec), our_table(data, spec)]
-    return [table for table in found if table.rows]
+    return [table for table in found if table.records]
 
 
 # What the paper prints
@@ -101,15 +111,19 @@ def published_table(rows: Sequence[Published], results: Results, spec: Spec) -> 
     """Every published number with its deviation; ours beside it where network, data and scale are the paper's."""
     rows = [row for row in rows if row["metric"] != "none_stated"]
     ours = [ours_of(row, results, spec) for row in rows]
-    labels = [name for name in LABELS if any(row[name] for row in rows)]
-    spread, matched = any(row["std"] for row in rows), any(value is not None for value in ours)
-    headings = [*(name.replace("_", " ") for name in labels), "metric", "unit", "published"]
-    headings += ["published deviation"] * spread + ["ours", "deviation", "n", "difference"] * matched
-    body = []
+    matched = any(value is not None for value in ours)
+    records = []
     for row, value in zip(rows, ours):
-        cells = [*(row[name] for name in labels), row["metric"], row["unit"], printed(row), *[row["std"]] * spread]
-        body.append([*cells, *(beside(row, value) if matched else ())])
-    return Table("Published numbers" + (" and ours at the paper's setting" if matched else ""), headings, body)
+        named = {name.replace("_", " "): row[name] for name in LABELS}
+        numbers = {
+            "metric": row["metric"],
+            "unit": row["unit"],
+            "published": printed(row),
+            "published deviation": row["std"],
+        }
+        records.append({**named, **numbers, **beside(row, value)})
+    caption = "Published numbers" + (" and ours at the paper's setting" if matched else "")
+    return Table.without_empty(caption, records, {"metric", "unit", "published", *(BESIDE if matched else ())})
 
 
 def ours_of(row: Published, results: Results, spec: Spec) -> Value | None:
@@ -117,7 +131,7 @@ def ours_of(row: Published, results: Results, spec: Spec) -> Value | None:
     if results.scale != "paper" or row["relation"].startswith("range_"):
         return None
     alike = [cell for cell in results.done if not cell.stand_ins]
-    cell = only([cell for cell in alike if spec.match(row, cell)])
+    cell = labels.only([cell for cell in alike if spec.match(row, cell)])
     return None if cell is None else measure(row, cell, Results("paper", tuple(alike)), spec)
 
 
@@ -128,64 +142,55 @@ def printed(row: Published) -> str:
     return RELATIONS.get(row["relation"], "") + text + (f" (meant: {meant})" if meant else "")
 
 
-def beside(row: Published, value: Value | None) -> list[str]:
+BESIDE = ("ours", "deviation", "n", "difference")
+
+
+def beside(row: Published, value: Value | None) -> dict[str, str]:
     """Ours, its deviation, number of seeds, and the difference to the published number."""
     if value is None:
-        return [""] * 4
+        return dict.fromkeys(BESIDE, "")
     text = row["corrected_value"] or row["value"]
     gap = value.mean - float(text) if text and row["relation"] in ("=", "~") else None
-    return [number(value.mean), number(value.std), str(value.n), signed(gap)]
+    return dict(zip(BESIDE, (number(value.mean), number(value.std), str(value.n), signed(gap))))
 
 
 def measure(row: Published, cell: Cell, results: Results, spec: Spec) -> Value | None:
     """Our value of a published metric in a cell."""
-    metric, cost = row["metric"], cell.value(spec.cost)
+    metric = row["metric"]
     if metric in MAIN:
         phase = spec.phase(row)
         value = cell.value(spec.column) if phase is None else cell.at_end_of_phase(phase)
         return value.scaled(0.01) if value and not row["unit"] and phase is None else value
     if metric in METRICS:
         return cell.final(METRICS[metric])
-    columns = {"training_speed": "steps_per_second", "identified_lower_bound": "q_min", "gbitops": spec.cost}
+    columns = {**COLUMNS, "gbitops": (spec.cost, 1.0), "effective_macs": (spec.cost, MACS_PER_GBITOP)}
+    if metric in ("energy", "latency") and cell.runs[0].row.get("hardware") not in ("bitfusion", "zc706", "all"):
+        return None
+    if metric == "latency":
+        columns["latency"] = ("latency_s", 1 / {"min": 60, "hour": 3600}.get(row["unit"], 1))
     if metric in columns:
-        return cell.value(columns[metric])
-    if metric == "effective_macs":
-        return cost.scaled(MACS_PER_GBITOP) if cost else None
-    if metric == "parameters":
-        parameters = cell.value("parameters")
-        return parameters.scaled(1e-6) if parameters else None
-    if metric in ("energy", "latency"):
-        return on_hardware(row, cell)
+        column, factor = columns[metric]
+        value = cell.value(column)
+        return value.scaled(factor) if value else None
     base = baseline(row, cell, results)
     return None if base is None else against(row, cell, base, spec)
 
 
-def on_hardware(row: Published, cell: Cell) -> Value | None:
-    """Energy (kJ) or latency of a run that was costed on the paper's hardware."""
-    if cell.runs[0].row.get("hardware") not in ("bitfusion", "zc706", "all"):
-        return None
-    factor = 1e-3 if row["metric"] == "energy" else 1 / {"min": 60, "hour": 3600}.get(row["unit"], 1)
-    value = cell.value("energy_j" if row["metric"] == "energy" else "latency_s")
-    return value.scaled(factor) if value else None
-
-
 def baseline(row: Published, cell: Cell, results: Results) -> Cell | None:
     """The cell that a difference or saving refers to, as the row says: float, a static precision, or the best static one."""
-    text, where = row["baseline"], (model_of(cell), dataset_of(cell))
-    keys = ("model.aggregation", "dataset.part")
-    alike = [other for other in results.done if (model_of(other), dataset_of(other)) == where]
-    alike = [other for other in alike if all(other.setting(key) == cell.setting(key) for key in keys)]
+    text = row["baseline"]
+    alike = agreeing(cell, results.done, ("model", "data", "model.aggregation", "dataset.part"))
     method = "Full Precision" if re.match(r"float|full.precision", text, re.IGNORECASE) else text
     if method in ("Full Precision", "fine-tuning"):
-        return only([other for other in alike if method_of(other) == method])
+        return labels.only(select(alike, {"method": method}))
     found = re.search(r"FW-?(\d+)/BW-?(\d+)", text)
-    bits = found.groups() if found else (str(highest(forward_bits(cell))), str(highest(backward_bits(cell))))
-    static = [other for other in alike if (forward_bits(other), backward_bits(other)) == bits]
+    forward, backward = found.groups() if found else fact(cell, "bounds").split("/")
+    static = select(alike, {"fw": forward, "bw": backward})
     if text.startswith("strongest"):
-        static = [other for other in static if method_of(other) in ("SBM", "DoReFa", "WAGEUBN")]
-        values = [(value.mean, other) for other in static if (value := other.value("best"))]
+        strong = select(static, {"method": ["SBM", "DoReFa", "WAGEUBN"]})
+        values = [(value.mean, other) for other in strong if (value := other.value("best"))]
         return max(values, key=lambda pair: pair[0], default=(0, None))[1]
-    return only([other for other in static if method_of(other) == "SBM"])
+    return labels.only(select(static, {"method": "SBM"}))
 
 
 def against(row: Published, cell: Cell, base: Cell, spec: Spec) -> Value | None:
@@ -216,26 +221,12 @@ def ratio(one: Value | None, other: Value | None) -> Value | None:
 
 def our_table(data: ItemData, spec: Spec) -> Table:
     """Each setting of ours once: network, data, scale and steps, the metric over seeds, and the difference to our baseline."""
-    shown, more = panels_of(data), list(spec.measures)
-    rows = [
-        row for panel in shown for part in by_length(panel) for row in our_rows(part, data.results.scale or "", spec)
-    ]
-    headings = ["network", "data", "scale", "steps", "method", "schedule", "forward bits", "gradient bits", "setting"]
-    headings += [
-        "metric",
-        "ours",
-        "deviation",
-        "n",
-        "difference to baseline",
-        "95 % interval",
-        "cost relative to static",
-    ]
-    headings += more
-    kept = [index for index, name in enumerate(headings) if name in more or any(row[index] for row in rows)]
-    body = [[row[index] for index in kept] for row in rows]
+    shown = panels_of(data)
+    parts = [part for panel in shown for part in by_length(panel)]
+    records = [record for part in parts for record in our_records(part, data.results.scale or "", spec)]
     proxies = sorted({name for panel in shown for name in panel.proxy_for})
     words = f", proxies for {'; '.join(proxies)}" if proxies else ""
-    return Table(f"Our runs{words}; each training once", [headings[index] for index in kept], body)
+    return Table.without_empty(f"Our runs{words}; each training once", records, spec.measures)
 
 
 SETTINGS = {
@@ -250,43 +241,43 @@ SETTINGS = {
 """What tells cells of a schedule apart, besides their bits."""
 
 
-class Known(dict[str, object]):
-    """Settings; those that are not there are dashes."""
-
-    def __missing__(self, key: str) -> str:
-        return "-"
-
-
 def setting_words(cell: Cell) -> str:
-    """What tells a cell of ours apart from others of its schedule."""
-    settings = cell.runs[0].settings
-    words = [SETTINGS.get(schedule_of(cell), "").format_map(Known(settings.get("schedule", {})))]
+    """What tells a cell of ours apart from others of its schedule; settings that it does not have are dashes."""
+    known = defaultdict(lambda: "-", cell.runs[0].settings.get("schedule", {}))
+    words = [SETTINGS.get(labels.schedule_of(cell), "").format_map(known)]
     special = {"quantizer": "sbm", "dataset.part": "all", "model.aggregation": None}
-    words += [
-        str(found).replace("_", " ") for key, usual in special.items() if (found := cell.setting(key, usual)) != usual
-    ]
+    found = {key: cell.setting(key, usual) for key, usual in special.items()}
+    words += [str(value).replace("_", " ") for key, value in found.items() if value != special[key]]
     return ", ".join(filter(None, words))
 
 
-def our_rows(panel: Panel, scale: str, spec: Spec) -> Iterator[list[str]]:
+def our_records(panel: Panel, scale: str, spec: Spec) -> Iterator[dict[str, str]]:
     """The rows of one panel."""
-    base, proxy = panel.first(spec.base), f"{scale}, proxy" if panel.proxy_for else scale
-    gaps = differences(panel, base, spec.column) if base else {}
+    base, gaps = panel.first(spec.base), {}
+    if base:
+        gaps = differences(panel, base, spec.column)
     for index, cell in enumerate(panel.cells):
         row, (network, _, rest) = cell.runs[0].row, our_network(cell).partition(", ")
         value, gap, cost = cell.value(spec.column), gaps.get(index), cell.value("relative_to_static")
-        where = [network, rest, proxy, row["total_steps"], spec.named(cell), schedule_of(cell)]
-        what = [forward_bits(cell), backward_bits(cell), setting_words(cell), row["metric"]]
-        found = [number(value.mean), number(value.std), str(value.n)] if value else ["", "", ""]
-        compared = ["baseline" if cell is base else signed(gap.mean) if gap else "", interval(gap, signed)]
-        yield [
-            *where,
-            *what,
-            *found,
-            *compared,
-            number(cost.mean if cost else None),
-            *(m(cell) for m in spec.measures.values()),
-        ]
+        yield {
+            "network": network,
+            "data": rest,
+            "scale": f"{scale}, proxy" if panel.proxy_for else scale,
+            "steps": row["total_steps"],
+            "method": spec.named(cell),
+            "schedule": labels.schedule_of(cell),
+            "forward bits": labels.forward_bits(cell),
+            "gradient bits": labels.backward_bits(cell),
+            "setting": setting_words(cell),
+            "metric": row["metric"],
+            "ours": number(value.mean if value else None),
+            "deviation": number(value.std if value else None),
+            "n": str(value.n) if value else "",
+            "difference to baseline": "baseline" if cell is base else signed(gap.mean if gap else None),
+            "95 % interval": interval(gap, signed),
+            "cost relative to static": number(cost.mean if cost else None),
+            **{name: measure(cell) for name, measure in spec.measures.items()},
+        }
 
 
 # How they are written
@@ -321,13 +312,13 @@ def interval(value: Estimate | None, written: Callable[[float | None], str] = nu
     return "" if ends is None else f"{written(ends[0])} to {written(ends[1])}"
 
 
-def as_markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def as_markdown(table: Table) -> str:
     """A table in Markdown."""
-    lines = [headings, ["---"] * len(headings), *rows]
+    lines = [table.headings, ["---"] * len(table.headings), *table.rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
 
 
 def as_records(tables: Sequence[Table]) -> list[dict[str, str]]:
     """All rows of some tables, each named by its table: what the downloaded file holds."""
     names = ["published" if table.caption.startswith("Published") else "ours" for table in tables]
-    return [{"source": name, **dict(zip(t.headings, row))} for name, t in zip(names, tables) for row in t.rows]
+    return [{"source": name, **record} for name, table in zip(names, tables) for record in table.records]

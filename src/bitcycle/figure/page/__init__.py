@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import jinja2
 import yaml
 from PIL import Image
 
-from bitcycle.analysis.items import PAPERS
+from bitcycle.analysis.items import PAPERS, PUBLISHED
 from bitcycle.analysis.verdict import ClaimResult
 from bitcycle.configuration import first_comment
 from bitcycle.figure.data import ItemData, status_line
@@ -61,7 +62,7 @@ def environment() -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     made.filters["cell"] = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
-    made.filters["markdown"] = lambda table: as_markdown(table.headings, table.rows)
+    made.filters["markdown"] = as_markdown
     made.filters["is_number"] = lambda text: bool(re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?", text))
     return made
 
@@ -75,7 +76,7 @@ def listings() -> dict[str, str]:
 def listing_of(data: ItemData) -> str:
     """The listing of an item, if it has one: an algorithm, or the data sets of this repository (hlhlp, appendix C)."""
     if data.item.id == "hlhlp/appC":
-        files = sorted((data.conf / "dataset").glob("*.yaml"))
+        files = sorted((data.root / "conf" / "dataset").glob("*.yaml"))
         return "\n".join(f"dataset={file.stem:20} {first_comment(file)}" for file in files)
     return listings().get(data.item.id, "")
 
@@ -203,8 +204,9 @@ def item_context(entry: Entry, rows: Sequence[dict[str, Any]], folder: Path) -> 
         seen.add(row["claim_id"])
     done, cells = len(data.results.done), len(data.results.cells)
     links = [(file.suffix[1:].upper(), relative(file, folder)) for file in entry.files]
-    links += [("sweep file", f"../{data.sweep}")] if data.sweep else []
-    links += [("published numbers", f"published/{item.paper}_{item.name}.csv")] if data.published else []
+    links += [("sweep file", relative(data.file, folder))] if data.file else []
+    published = data.root / PUBLISHED / f"{item.paper}_{item.name}.csv"
+    links += [("published numbers", relative(published, folder))] if data.published else []
     return {
         **asdict(item),
         "id": item.id,
@@ -218,7 +220,7 @@ def item_context(entry: Entry, rows: Sequence[dict[str, Any]], folder: Path) -> 
         "claims": claims,
         "tables": entry.tables,
         "commands": data.commands,
-        "note": data.note.strip(),
+        "note": data.sweep.note.strip(),
         "links": links,
         "page": f"figures/{item.paper}/{item.name}.md",
     }
@@ -228,18 +230,11 @@ def picture_context(picture: Picture, folder: Path) -> dict[str, Any]:
     """What the templates show of a picture."""
     with Image.open(picture.files[0]) as image:
         width, height = image.size
-    source = relative(picture.files[0], folder)
-    full = relative(picture.files[-1], folder)
-    return {
-        "full": full,
-        "src": source,
-        "width": width,
-        "height": height,
-        "alt": picture.alt,
-        "caption": picture.caption,
-    }
+    source, full = (relative(picture.files[place], folder) for place in (0, -1))
+    words = {"alt": picture.alt, "caption": picture.caption}
+    return {"full": full, "src": source, "width": width, "height": height, **words}
 
 
 def relative(file: Path, folder: Path) -> str:
-    """The path of a file from a folder."""
-    return file.relative_to(folder).as_posix() if file.is_relative_to(folder) else file.as_posix()
+    """The path of a file from a folder, below it or elsewhere."""
+    return Path(os.path.relpath(file, folder)).as_posix()

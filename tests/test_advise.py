@@ -9,8 +9,8 @@ import pytest
 
 from bitcycle import advise
 from bitcycle.analysis.collect import COLUMNS as SUMMARY_COLUMNS
-from bitcycle.analysis.collect import _as_csv
 from bitcycle.configuration import to_plain
+from bitcycle.csv_files import as_csv
 from bitcycle.schedule import SUITE
 from tests.conftest import configure
 
@@ -101,7 +101,7 @@ def summary(tmp_path_factory):
     rows += [row("ER", 0, 10.0, "f", schedule__exp_k=2.0)]  # no candidate: another constant
     path = tmp_path_factory.mktemp("results") / "summary" / "runs.csv"
     path.parent.mkdir()
-    path.write_text(_as_csv(rows))
+    path.write_text(as_csv(SUMMARY_COLUMNS, rows))
     return path
 
 

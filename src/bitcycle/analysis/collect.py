@@ -7,8 +7,6 @@ gathered again replaces the older one of the same run.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import sys
 from collections.abc import Iterable
@@ -18,8 +16,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from bitcycle.analysis.curves import CURVES, write_curve
+from bitcycle.csv_files import read_csv, write_csv
 from bitcycle.measurement.artifacts import ANALYSES, copy_results
-from bitcycle.training.checkpoint import write_atomically
 from bitcycle.training.run_folder import RunFolder, read_object
 
 SUMMARY = Path("results/summary/runs.csv")
@@ -53,17 +51,13 @@ def collect_folders(folders: Iterable[RunFolder], summary: Path) -> list[dict[st
             write_curve(folder, summary.parent / CURVES)
             copy_results(folder, row, summary.parent / ANALYSES)
     ordered = sorted(rows.values(), key=lambda row: [str(row[name]) for name in COLUMNS[:9]])
-    summary.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(summary, lambda stream: stream.write(_as_csv(ordered).encode()))
+    write_csv(summary, COLUMNS, ordered)
     return ordered
 
 
 def read_summary(summary: Path) -> list[dict[str, Any]]:
     """The rows of a summary file, as text; none if there is no file."""
-    if not summary.exists():
-        return []
-    with open(summary, newline="") as stream:
-        return list(csv.DictReader(stream))
+    return list(read_csv(summary, missing_ok=True))
 
 
 def summary_row(folder: RunFolder) -> dict[str, Any]:
@@ -90,14 +84,6 @@ def summary_row(folder: RunFolder) -> dict[str, Any]:
         "settings": json.dumps({k: v for k, v in config.items() if k not in PLACES}, sort_keys=True),
     }
     return {name: values.get(name) for name in COLUMNS}
-
-
-def _as_csv(rows: list[dict[str, Any]]) -> str:
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return stream.getvalue()
 
 
 def main() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from bitcycle.csv_files import read_csv
 
 PUBLISHED = Path("results/published")
 SWEEPS = Path("sweeps")
@@ -67,16 +67,10 @@ def read_items(published: Path = PUBLISHED) -> list[Item]:
     """All items, in the order of the papers."""
     return [
         Item(row["paper"], row["item"], row["kind"], row["title"], row["sweep"], int(row["runs"]))
-        for row in _rows(published / "items.csv")
+        for row in read_csv(published / "items.csv")
     ]
 
 
 def read_published(item: Item, published: Path = PUBLISHED, suffix: str = "") -> list[Published]:
     """The published numbers of an item, those read from a picture (suffix "_digitized") apart."""
-    path = published / f"{item.paper}_{item.name}{suffix}.csv"
-    return list(_rows(path)) if path.exists() else []
-
-
-def _rows(path: Path) -> Iterator[dict[str, str]]:
-    with open(path, newline="") as stream:
-        yield from csv.DictReader(stream)
+    return read_csv(published / f"{item.paper}_{item.name}{suffix}.csv", missing_ok=True)

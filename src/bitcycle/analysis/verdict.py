@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any, Optional, cast
 
 from omegaconf import OmegaConf
 
-from bitcycle.training.checkpoint import write_atomically
+from bitcycle.csv_files import read_csv, write_csv
 
 SUPPORTED, CONTRADICTED, UNDECIDED, COMPUTED, NO_TEST, NOT_RUN = VERDICTS = (
     "supported",
@@ -95,19 +93,13 @@ FIELDS = tuple(field.name for field in dataclasses.fields(ClaimResult))
 
 def write_claims(results: Iterable[ClaimResult], path: Path) -> None:
     """Write one row a claim and scope; numbers with six digits."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(FIELDS)
-    writer.writerows([_as_text(getattr(result, name)) for name in FIELDS] for result in results)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda file: file.write(stream.getvalue().encode()))
+    write_csv(path, FIELDS, ({name: _as_text(getattr(result, name)) for name in FIELDS} for result in results))
 
 
 def read_claim_results(path: Path = CLAIMS) -> list[ClaimResult]:
     """The rows of a file that `write_claims` wrote."""
     schema = OmegaConf.structured(ClaimResult)
-    with open(path, newline="") as stream:
-        rows = [{name: text for name, text in row.items() if text} for row in csv.DictReader(stream)]
+    rows = ({name: text for name, text in row.items() if text} for row in read_csv(path))
     return [cast(ClaimResult, OmegaConf.to_object(OmegaConf.merge(schema, row))) for row in rows]
 
 

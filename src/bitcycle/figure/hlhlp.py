@@ -50,7 +50,7 @@ def plane_pictures(data: ItemData) -> Drawing | None:
     test = data.item.name == "fig1"
     found = planes(data.results, "test" if test else "train")
     if not found:
-        return None if test else measured("sharpness", "epsilon", "sharpness_percent", "epsilon-sharpness (%)")(data)
+        return None if test else measured(data, "sharpness", "epsilon", "sharpness_percent", "epsilon-sharpness (%)")
     figure = plt.figure(figsize=(5.2 * len(found), 5.0), layout="constrained")
     for index, (plane, names) in enumerate(found):
         axes = figure.add_subplot(1, len(found), index + 1, projection="3d")
@@ -60,35 +60,32 @@ def plane_pictures(data: ItemData) -> Drawing | None:
     return Drawing(figure, f"{described_surface(found[0][0])}; quantized weights as plain numbers.")
 
 
-def measured(kind: str, category: str, column: str, label: str) -> Callable[[ItemData], Drawing | None]:
+def measured(data: ItemData, kind: str, category: str, column: str, label: str) -> Drawing | None:
     """Appendices D, F and H: a measurement of each network by corruption, noise or size of the box.
 
     Args:
+        data: of the item.
         kind: of the measurement.
         category: its column of categories.
         column: its column of numbers.
         label: of the axis.
     """
-
-    def draw(data: ItemData) -> Drawing | None:
-        series: dict[Look, list[Point]] = {}
-        for cell, phase in itertools.product(data.results.done if data.complete_enough else (), (None, 1, 2)):
-            groups: dict[str, list[float]] = {}
-            for row in (row for result in results_of(cell.runs, kind, phase) for row in result.rows):
-                groups.setdefault(row[category], []).append(float(row[column]))
-            if groups:
-                number = len(series)
-                look = Look(network_name(cell, phase), f"C{number}", "os^Dv"[number % 5])
-                series[look] = [point(name, over_seeds(values)) for name, values in groups.items()]
-        if not series:
-            return None
-        figure, axes = panels(1, width=8, height=3.0)
-        draw_series(axes[0], series)
-        axes[0].set_ylabel(label)
-        legend(figure, axes)
-        return Drawing(figure, "Means over severities, ratios and seeds, with 95 % intervals.")
-
-    return draw
+    series: dict[Look, list[Point]] = {}
+    for cell, phase in itertools.product(data.results.done if data.complete_enough else (), (None, 1, 2)):
+        groups: dict[str, list[float]] = {}
+        for row in (row for result in results_of(cell.runs, kind, phase) for row in result.rows):
+            groups.setdefault(row[category], []).append(float(row[column]))
+        if groups:
+            number = len(series)
+            look = Look(network_name(cell, phase), f"C{number}", "os^Dv"[number % 5])
+            series[look] = [point(name, over_seeds(values)) for name, values in groups.items()]
+    if not series:
+        return None
+    figure, axes = panels(1, width=8, height=3.0)
+    draw_series(axes[0], series)
+    axes[0].set_ylabel(label)
+    legend(figure, axes)
+    return Drawing(figure, "Means over severities, ratios and seeds, with 95 % intervals.")
 
 
 # Which cell a printed number is about
@@ -133,7 +130,7 @@ def phase_ends(cell: Cell) -> str:
 
 FIGURES: dict[str, Callable[[ItemData], Drawing | None]] = {
     "fig1": plane_pictures,
-    "appD": measured("corruption", "corruption", "error_percent", "error (%)"),
+    "appD": partial(measured, kind="corruption", category="corruption", column="error_percent", label="error (%)"),
     "appE": partial(
         points_by_setting,
         place=lambda cell: str(cell.setting("quantizer")),
@@ -141,7 +138,7 @@ FIGURES: dict[str, Callable[[ItemData], Drawing | None]] = {
         column="final",
         line=False,
     ),
-    "appF": measured("noise", "noise", "cer_percent", "character error rate (%)"),
+    "appF": partial(measured, kind="noise", category="noise", column="cer_percent", label="character error rate (%)"),
     "appH": plane_pictures,
 }
 SPEC = Spec("final", same_cell, named=phase_method, base={"phases": "fine-tuning"})

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
+from bitcycle.analysis.landscape import rise
 from bitcycle.measurement.artifacts import Result
 
 LEVELS = np.arange(0.1, 10, 0.5)
@@ -81,12 +82,8 @@ def draw_plane(
 
 def radial_rise(surface: Result, rings: int = 5) -> dict[float, float]:
     """Distance from the network -> mean rise of the loss over a ring at that distance."""
-    x, y, loss = grid_of(surface, "loss")
-    distances = np.hypot(*np.meshgrid(x, y))
-    extent, half = float(x[-1]), float(x[1] - x[0]) / 2
-    middle = float(loss[len(y) // 2, len(x) // 2])
-    radii = [round(extent * (ring + 1) / rings, 6) for ring in range(rings)]
-    return {radius: float(loss[abs(distances - radius) <= half].mean()) - middle for radius in radii}
+    radii = [round(surface.options["extent"] * (ring + 1) / rings, 6) for ring in range(rings)]
+    return {radius: rise(surface, radius) for radius in radii}
 
 
 def described_surface(result: Result) -> str:

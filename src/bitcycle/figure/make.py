@@ -6,7 +6,6 @@ changed. Items without runs show what the paper prints, and the command that tra
 
 from __future__ import annotations
 
-import csv
 import importlib
 import importlib.util
 import sys
@@ -26,13 +25,14 @@ from bitcycle.analysis.contrast import Pool
 from bitcycle.analysis.items import PAPERS, PUBLISHED, SWEEPS, Item, read_items, read_published
 from bitcycle.analysis.judge import judge
 from bitcycle.analysis.verdict import ClaimResult, write_claims
+from bitcycle.csv_files import write_csv
 from bitcycle.figure import board
 from bitcycle.figure.data import ItemData
 from bitcycle.figure.drawn import Drawn, inputs_of
 from bitcycle.figure.page import Entry, Picture, write_pages
 from bitcycle.figure.plots import forest
 from bitcycle.figure.style import Drawing
-from bitcycle.figure.table import Spec, Table, as_records, tables_of
+from bitcycle.figure.table import Spec, as_records, tables_of
 from bitcycle.resources import resource_root
 from bitcycle.sweep.item import Sweep, read_sweep
 from bitcycle.sweep.manifest import MANIFEST, read_manifest
@@ -125,8 +125,11 @@ def make_item(data: ItemData, folder: Path, drawn: Drawn) -> Entry:
     draw = module.FIGURES.get(item.name, module.FIGURES.get("")) if module else None
     picture = drawn.picture(item.id, inputs_of(data), path, lambda: titled(draw(data), data)) if draw else None
     tables = board.tables(data) if item.paper == "board" else tables_of(data, spec_of(item))
-    files = [*(picture.files if picture else ()), *write_csv(tables, path.with_name(f"{path.name}.csv"))]
-    return Entry(data, tables, picture, (*files, path.with_name(f"{path.name}.md")))  # `write_pages` writes that one
+    records, table, page = as_records(tables), *(path.with_name(f"{path.name}.{ending}") for ending in ("csv", "md"))
+    if records:
+        write_csv(table, list(dict.fromkeys(name for record in records for name in record)), records)
+    files = (*(picture.files if picture else ()), *([table] if records else ()), page)  # `write_pages` writes that one
+    return Entry(data, tables, picture, files)
 
 
 def titled(drawing: Drawing | None, data: ItemData) -> Drawing | None:
@@ -139,20 +142,6 @@ def titled(drawing: Drawing | None, data: ItemData) -> Drawing | None:
         fitting = drawing.figure.get_figwidth() * 118 / len(text)
         drawing.figure.suptitle(text, fontsize=min(10.0, fitting))
     return drawing
-
-
-def write_csv(tables: Sequence[Table], path: Path) -> list[Path]:
-    """The rows of all tables of an item in one file, each with its source; none where there are no rows."""
-    records = as_records(tables)
-    if not records:
-        return []
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", newline="") as stream:
-        columns = list(dict.fromkeys(name for record in records for name in record))
-        writer = csv.DictWriter(stream, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(records)
-    return [path]
 
 
 # Claims

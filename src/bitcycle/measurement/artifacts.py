@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bitcycle.csv_files import write_csv
 from bitcycle.training.checkpoint import write_atomically
 from bitcycle.training.run_folder import RunFolder
 
@@ -62,13 +63,7 @@ def read_result(path: Path) -> Result:
 
 def write_result(path: Path, result: Result) -> None:
     """Write a file of results whole or not at all."""
-    stream = io.StringIO()
-    stream.write(HEADER + json.dumps(result.header, sort_keys=True) + "\n")
-    writer = csv.DictWriter(stream, result.header["columns"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(result.rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda file: file.write(stream.getvalue().encode()))
+    write_csv(path, result.header["columns"], result.rows, f"{HEADER}{json.dumps(result.header, sort_keys=True)}\n")
 
 
 def copy_results(folder: RunFolder, row: Mapping[str, Any], target: Path) -> list[Path]:

@@ -7,8 +7,6 @@ A run that its sweep no longer names leaves tables and verdicts: its row, marked
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -17,10 +15,10 @@ from datetime import date
 from pathlib import Path
 
 from bitcycle.configuration import RunConfig
+from bitcycle.csv_files import read_csv, write_csv
 from bitcycle.settings import SettingError
 from bitcycle.sweep.grid import Overrides, as_text, expand, substitute
 from bitcycle.sweep.item import SCALES, Sweep, read_sweep, with_regime
-from bitcycle.training.checkpoint import write_atomically
 from bitcycle.training.plan import hash_of
 
 MANIFEST = Path("results/manifest")
@@ -139,31 +137,24 @@ def _key(place: Place) -> str:
 
 def read_manifest(path: Path) -> list[Place]:
     """The rows of the manifest of an item; none if there is no file."""
-    if not path.exists():
-        return []
-    with open(path, newline="") as stream:
-        return [
-            Place(
-                **{name: row[name] for name in ("scale", "hash", "proxy", "superseded")},
-                cell=int(row["cell"]),
-                seeds=tuple(map(int, row["seeds"].split())),
-                paper=json.loads(row["paper"]),
-                ours=json.loads(row["ours"]),
-            )
-            for row in csv.DictReader(stream)
-        ]
+    return [
+        Place(
+            **{name: row[name] for name in ("scale", "hash", "proxy", "superseded")},
+            cell=int(row["cell"]),
+            seeds=tuple(map(int, row["seeds"].split())),
+            paper=json.loads(row["paper"]),
+            ours=json.loads(row["ours"]),
+        )
+        for row in read_csv(path, missing_ok=True)
+    ]
 
 
 def _write(path: Path, rows: Iterable[Place]) -> None:
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    written = []
     for row in rows:
-        settings = (json.dumps(one, separators=(",", ":")) for one in (row.paper, row.ours))
-        seeds = " ".join(map(str, row.seeds))
-        writer.writerow((row.scale, row.cell, row.hash, seeds, row.proxy, row.superseded, *settings))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda file: file.write(stream.getvalue().encode()))
+        settings = {name: json.dumps(getattr(row, name), separators=(",", ":")) for name in ("paper", "ours")}
+        written.append({**vars(row), "seeds": " ".join(map(str, row.seeds)), **settings})
+    write_csv(path, COLUMNS, written)
 
 
 def record_launch(name: str, scale: str, launched: Iterable[str], compose: Compose, root: Path) -> None:
@@ -184,11 +175,8 @@ def record_launch(name: str, scale: str, launched: Iterable[str], compose: Compo
 
 def recorded_hashes(root: Path, scale: str) -> set[str]:
     """Hashes of the finished runs at a scale, from results/summary/runs.csv."""
-    summary = root / "results" / "summary" / "runs.csv"
-    if not summary.exists():
-        return set()
-    with open(summary, newline="") as stream:
-        return {row["hash"] for row in csv.DictReader(stream) if row["scale"] == scale}
+    rows = read_csv(root / "results" / "summary" / "runs.csv", missing_ok=True)
+    return {row["hash"] for row in rows if row["scale"] == scale}
 
 
 def record_all(root: Path, scales: Sequence[str] = SCALES, folder: Path | None = None) -> int:

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from bitcycle.analysis.aggregation import Cell, Run
+from bitcycle.analysis.aggregation import Cell, Results, Run
+from bitcycle.analysis.claims import Claim, read_claims
+from bitcycle.analysis.contrast import Pool
+from bitcycle.analysis.judge import judge
+from bitcycle.analysis.verdict import ClaimResult
+from tests.conftest import ROOT
+
+PUBLISHED = ROOT / "results" / "published"
+
+
+CLAIMS = {claim.id: claim for claim in read_claims(PUBLISHED)}
 
 
 def cell(*values: float, scale: str = "mini", steps: int = 1000, curve: dict | None = None, **settings: object) -> Cell:
@@ -23,3 +33,18 @@ def cell(*values: float, scale: str = "mini", steps: int = 1000, curve: dict | N
         vars(run)["analyses"] = []
         runs.append(run)
     return Cell(paper, ours, tuple(runs), "resnet8, cifar10" if scale == "mini" else "")
+
+
+def verdict(claim: Claim | str, *cells: Cell, scale: str = "mini", pool: Pool | None = None) -> ClaimResult:
+    claim = CLAIMS[claim] if isinstance(claim, str) else claim
+    (found,) = judge([claim], {claim.item: Results(scale, cells)}, pool)
+    return found
+
+
+HIGHER = Claim("x/y-c1", "one is better", predicate="higher", a={"schedule": "CR"}, b={"schedule": "static"})
+
+
+ONE, OTHER = (71.0, 75.5, 74.0, 72.0), (70.0, 73.0, 73.0, 70.0)
+
+
+PAIR = cell(*ONE, schedule="CR"), cell(*OTHER, schedule="static")

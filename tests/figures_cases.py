@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from bitcycle.analysis.aggregation import Cell, Run, plain
-from bitcycle.analysis.items import read_items
+from bitcycle.analysis.aggregation import Cell, Results, Run, plain
+from bitcycle.analysis.items import read_items, read_published
 from bitcycle.analysis.verdict import ClaimResult
+from bitcycle.figure.data import ItemData
 from tests.conftest import ROOT
 
 PUBLISHED = ROOT / "results" / "published"
@@ -46,3 +47,22 @@ def claim_result(name: str, verdict: str = "supported", **numbers: object) -> Cl
     return ClaimResult(
         name, name.rpartition("-")[0], name.partition("/")[0], "CPT beats static", verdict=verdict, **given
     )
+
+
+SMALL = {"dataset": "cifar100", "model": "resnet74"}
+
+
+STATIC = {"schedule": "static", "schedule__q_max": 8}
+
+
+CYCLIC = {"schedule": "CR", "schedule__q_min": 3, "schedule__q_max": 8, "schedule__cycles": 32}
+
+
+def proxied(cell: Cell, model: str, dataset: str) -> Cell:
+    """The same runs standing for another network and other data of the paper."""
+    return Cell({**cell.paper, "model": model, "dataset": dataset}, cell.ours, cell.runs)
+
+
+def data_of(name: str, *cells: Cell, scale: str = "paper", **more: object) -> ItemData:
+    """What is known of an item with some cells."""
+    return ItemData(ITEMS[name], Results(scale, cells), read_published(ITEMS[name], PUBLISHED), **more)

@@ -12,7 +12,7 @@ from scipy import stats
 from statsmodels.stats.weightstats import ttost_paired
 
 from bitcycle.analysis import statistics as rule
-from bitcycle.analysis.aggregation import Cell, Results
+from bitcycle.analysis.aggregation import Results
 from bitcycle.analysis.claims import PREDICATES, Claim, read_claims, rule_of
 from bitcycle.analysis.contrast import FACTS, METRICS, Pool
 from bitcycle.analysis.items import PAPERS, read_items
@@ -29,29 +29,7 @@ from bitcycle.analysis.verdict import (
     write_claims,
 )
 from bitcycle.settings import SettingError
-from tests.claims_cases import cell
-from tests.conftest import ROOT
-
-PUBLISHED = ROOT / "results" / "published"
-
-
-CLAIMS = {claim.id: claim for claim in read_claims(PUBLISHED)}
-
-
-def verdict(claim: Claim | str, *cells: Cell, scale: str = "mini", pool: Pool | None = None) -> ClaimResult:
-    claim = CLAIMS[claim] if isinstance(claim, str) else claim
-    (found,) = judge([claim], {claim.item: Results(scale, cells)}, pool)
-    return found
-
-
-HIGHER = Claim("x/y-c1", "one is better", predicate="higher", a={"schedule": "CR"}, b={"schedule": "static"})
-
-
-ONE, OTHER = (71.0, 75.5, 74.0, 72.0), (70.0, 73.0, 73.0, 70.0)
-
-
-PAIR = cell(*ONE, schedule="CR"), cell(*OTHER, schedule="static")
-
+from tests.claims_cases import CLAIMS, HIGHER, ONE, OTHER, PAIR, PUBLISHED, cell, verdict
 
 # The rule
 

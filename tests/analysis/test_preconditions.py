@@ -7,11 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bitcycle.analysis.aggregation import Cell, Results
+from bitcycle.analysis.aggregation import Cell
 from bitcycle.analysis.claim_functions import allocation_at, speedup
-from bitcycle.analysis.claims import Claim, read_claims
+from bitcycle.analysis.claims import Claim
 from bitcycle.analysis.contrast import Pool
-from bitcycle.analysis.judge import judge
 from bitcycle.analysis.preconditions import reached_last_stage
 from bitcycle.analysis.verdict import (
     CONTRADICTED,
@@ -19,31 +18,8 @@ from bitcycle.analysis.verdict import (
     NOT_RUN,
     SUPPORTED,
     UNDECIDED,
-    ClaimResult,
 )
-from tests.claims_cases import cell
-from tests.conftest import ROOT
-
-PUBLISHED = ROOT / "results" / "published"
-
-
-CLAIMS = {claim.id: claim for claim in read_claims(PUBLISHED)}
-
-
-def verdict(claim: Claim | str, *cells: Cell, scale: str = "mini", pool: Pool | None = None) -> ClaimResult:
-    claim = CLAIMS[claim] if isinstance(claim, str) else claim
-    (found,) = judge([claim], {claim.item: Results(scale, cells)}, pool)
-    return found
-
-
-HIGHER = Claim("x/y-c1", "one is better", predicate="higher", a={"schedule": "CR"}, b={"schedule": "static"})
-
-
-ONE, OTHER = (71.0, 75.5, 74.0, 72.0), (70.0, 73.0, 73.0, 70.0)
-
-
-PAIR = cell(*ONE, schedule="CR"), cell(*OTHER, schedule="static")
-
+from tests.claims_cases import CLAIMS, HIGHER, ONE, OTHER, PAIR, cell, verdict
 
 # Preconditions
 

@@ -11,7 +11,7 @@ import pytest
 import scipy.stats
 
 from bitcycle.analysis.aggregation import Cell, Results
-from bitcycle.analysis.items import PAPERS, Item, read_published
+from bitcycle.analysis.items import PAPERS, Item
 from bitcycle.analysis.statistics import over_seeds
 from bitcycle.figure import board, make
 from bitcycle.figure.data import ItemData, differences, panels_of, status_line
@@ -19,26 +19,7 @@ from bitcycle.figure.drawn import Drawn
 from bitcycle.figure.make import make_item, module_of, titled
 from bitcycle.figure.plots import forest, side_by_side
 from bitcycle.figure.style import Drawing
-from tests.figures_cases import ITEMS, PUBLISHED, claim_result, made_up
-
-SMALL = {"dataset": "cifar100", "model": "resnet74"}
-
-
-STATIC = {"schedule": "static", "schedule__q_max": 8}
-
-
-CYCLIC = {"schedule": "CR", "schedule__q_min": 3, "schedule__q_max": 8, "schedule__cycles": 32}
-
-
-def proxied(cell: Cell, model: str, dataset: str) -> Cell:
-    """The same runs standing for another network and other data of the paper."""
-    return Cell({**cell.paper, "model": model, "dataset": dataset}, cell.ours, cell.runs)
-
-
-def data_of(name: str, *cells: Cell, scale: str = "paper", **more: object) -> ItemData:
-    """What is known of an item with some cells."""
-    return ItemData(ITEMS[name], Results(scale, cells), read_published(ITEMS[name], PUBLISHED), **more)
-
+from tests.figures_cases import CYCLIC, SMALL, STATIC, claim_result, data_of, made_up, proxied
 
 # Panels, differences and what is drawn
 

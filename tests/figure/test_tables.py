@@ -4,30 +4,12 @@ from __future__ import annotations
 
 import matplotlib.pyplot as plt
 
-from bitcycle.analysis.aggregation import Cell, Results
+from bitcycle.analysis.aggregation import Results
 from bitcycle.analysis.items import read_published
 from bitcycle.figure.data import ItemData
 from bitcycle.figure.make import module_of, spec_of
 from bitcycle.figure.table import as_records, tables_of
-from tests.figures_cases import ITEMS, PUBLISHED, made_up
-
-SMALL = {"dataset": "cifar100", "model": "resnet74"}
-
-
-STATIC = {"schedule": "static", "schedule__q_max": 8}
-
-
-CYCLIC = {"schedule": "CR", "schedule__q_min": 3, "schedule__q_max": 8, "schedule__cycles": 32}
-
-
-def proxied(cell: Cell, model: str, dataset: str) -> Cell:
-    """The same runs standing for another network and other data of the paper."""
-    return Cell({**cell.paper, "model": model, "dataset": dataset}, cell.ours, cell.runs)
-
-
-def data_of(name: str, *cells: Cell, scale: str = "paper", **more: object) -> ItemData:
-    """What is known of an item with some cells."""
-    return ItemData(ITEMS[name], Results(scale, cells), read_published(ITEMS[name], PUBLISHED), **more)
+from tests.figures_cases import CYCLIC, ITEMS, PUBLISHED, SMALL, STATIC, data_of, made_up, proxied
 
 
 def records(data: ItemData) -> list[dict[str, str]]:

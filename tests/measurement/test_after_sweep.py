@@ -14,20 +14,8 @@ from bitcycle.measurement.artifacts import read_result
 from bitcycle.settings import SettingError
 from bitcycle.sweep import Sweep
 from bitcycle.sweep.grid import as_text
-from bitcycle.training.run import execute
-from tests.conftest import ROOT, plan
-
-SMALL = ("dataset=digits", "model=resnet8", "scale=smoke", "training.batch_size=16", "training.evaluation_steps=4")
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A finished run with few bits, and its settings."""
-    root = tmp_path_factory.mktemp("trained")
-    made = plan(*SMALL, "schedule=CR", "schedule.cycles=2", "training.steps=8", f"results_root={root}/runs")
-    execute(made)
-    return made
-
+from tests.conftest import ROOT
+from tests.measurement.conftest import SMALL
 
 # After a sweep
 

@@ -20,14 +20,6 @@ Selector = Mapping[str, Any]
 """Fact or setting -> its value, or a list of them."""
 
 
-def _bounds(cell: Cell) -> str:
-    return f"{labels.highest(labels.forward_bits(cell))}/{labels.highest(labels.backward_bits(cell))}"
-
-
-def _start(cell: Cell) -> float:
-    return float(cell.setting("schedule.start", 0.5)) if labels.schedule_of(cell) == "delayed" else 0.0
-
-
 FACTS: dict[str, Callable[[Cell], Any]] = {
     "model": labels.model_of,
     "data": labels.dataset_of,
@@ -38,14 +30,16 @@ FACTS: dict[str, Callable[[Cell], Any]] = {
     "fw": labels.forward_bits,
     "bw": labels.backward_bits,
     "high": lambda cell: labels.highest(labels.forward_bits(cell)),
-    "bounds": _bounds,
+    "bounds": lambda cell: "/".join(
+        str(labels.highest(bits(cell))) for bits in (labels.forward_bits, labels.backward_bits)
+    ),
     "phases": labels.phase_method,
     "phase_bits": lambda cell: ",".join(map(str, labels.phase_bits(cell))),
     "levels": labels.levels_of,
     "precision": labels.precision_of,
     "split": lambda cell: f"{labels.split_of(cell):.3g}",
     "steps": lambda cell: int(cell.runs[0].row["total_steps"]) if cell.runs else cell.setting("training.steps"),
-    "start": _start,
+    "start": labels.start_of,
     "window": lambda cell: "{:g}-{:g}".format(*labels.window_of(cell)),
     "window_start": lambda cell: f"{labels.window_of(cell)[0]:g}",
     "window_end": lambda cell: labels.window_of(cell)[1],

@@ -209,6 +209,11 @@ def window_of(cell: Cell) -> tuple[float, float]:
     return float(cell.setting("schedule.start", 0) or 0), float(cell.setting("schedule.end", 0.25))
 
 
+def start_of(cell: Cell) -> float:
+    """The share of the run at which the cycles begin."""
+    return float(cell.setting("schedule.start", 0.5)) if schedule_of(cell) == "delayed" else 0.0
+
+
 def highest(bits: str) -> int:
     """The most bits in a printed precision.
 

@@ -13,7 +13,7 @@ from matplotlib.colors import Normalize
 
 from bitcycle.analysis.aggregation import Cell
 from bitcycle.analysis.items import Published
-from bitcycle.analysis.labels import anything, forward_bits, highest, matches, method_of, schedule_of
+from bitcycle.analysis.labels import anything, forward_bits, highest, matches, method_of, schedule_of, start_of
 from bitcycle.analysis.landscape import results_of
 from bitcycle.figure.data import ItemData, panels_of
 from bitcycle.figure.landscape import CONTOURS, LEVELS, described_surface, draw_contours, radial_rise
@@ -111,9 +111,8 @@ def same_cell(row: Published, cell: Cell) -> bool:
 
 def same_start(text: str, cell: Cell) -> bool:
     """Table 7: the epoch of 160 at which the cycles begin."""
-    start = 160 * float(cell.setting("schedule.start", 0.5)) if schedule_of(cell) == "delayed" else 0.0
     found = re.search(r"epoch (\d+)", text)
-    return found is not None and abs(start - int(found[1])) < 1
+    return found is not None and abs(160 * start_of(cell) - int(found[1])) < 1
 
 
 def same_rate(text: str, cell: Cell) -> bool:

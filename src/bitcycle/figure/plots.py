@@ -301,13 +301,12 @@ def draw_curve(axes: Axes, cell: Cell, look: Look, x: str = "step") -> None:
     """The mean curve of a cell with its band."""
     found = evaluations(cell)
     length = min(len(curve["step"]) for curve in found)
-    values = [[curve["value"][index] for curve in found] for index in range(length)]
-    means, places = [statistics.fmean(group) for group in values], found[0][x][:length]
+    values, places = np.array([curve["value"][:length] for curve in found]), found[0][x][:length]
+    means = values.mean(0)
     axes.plot(places, means, color=look.colour, linewidth=1.4, label=f"{look.label} (n = {len(found)})")
     if len(found) > 1:
-        spread = [statistics.stdev(group) for group in values]
-        low, high = ([m + s * d for m, d in zip(means, spread)] for s in (-1, 1))
-        axes.fill_between(places, low, high, color=look.colour, alpha=0.18, linewidth=0)
+        spread = values.std(0, ddof=1)
+        axes.fill_between(places, means - spread, means + spread, color=look.colour, alpha=0.18, linewidth=0)
 
 
 # Heat maps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,7 @@ def recorded_precision(train: Records) -> list[tuple[Precision, int]]:
 
 def draw_precision(axes: Axes, lengths: list[tuple[Precision, int]]) -> None:
     """Forward and backward bits as step lines."""
-    edges = [0]
-    for _, steps in lengths:
-        edges.append(edges[-1] + steps)
+    edges = [0, *accumulate(steps for _, steps in lengths)]
     forward, backward = ([getattr(p, role) for p, _ in lengths] for role in ("weight", "gradient"))
     axes.stairs(backward, edges, baseline=None, color=BACKWARD, linestyle="--", label="gradients")
     axes.stairs(forward, edges, baseline=None, color=FORWARD, linewidth=1.5, label="weights and activations")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,7 @@ def draw_bits(axes: Axes, bound: Schedule, colour: str, smooth: bool = True) -> 
         low, high = float(options.q_min), options.q_max
         curve = [low + (high - low) * options.level(step, bound.length) for step in places]
         axes.plot([step / steps for step in places], curve, color=colour, alpha=0.4, linewidth=1)
-    edges = [0.0]
-    for _, count in bound.run_lengths:
-        edges.append(edges[-1] + count / steps)
+    edges = list(accumulate((count / steps for _, count in bound.run_lengths), initial=0.0))
     bits = [precision.weight for precision, _ in bound.run_lengths]
     axes.stairs(bits, edges, baseline=None, color=colour, linewidth=1.3)
     axes.set_yticks(range(3, 9))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -131,28 +131,17 @@ class Job:
         device = set_up_torch(runs[-1].plan)
         analysis = self.options.prepare(runs, device)
         made_with = _made_with(device)
-        header = {
-            **description,
-            "columns": list(analysis.columns),
-            "units": analysis.units,
-            "done": 0,
-            "facts": analysis.facts,
-            "made_with": [],
-            **{key: found.header[key] for key in ("done", "made_with") if found.header},
-        }
+        computed = {"columns": list(analysis.columns), "units": analysis.units, "facts": analysis.facts}
+        header: Row = {"done": 0, "made_with": [], **found.header, **description, **computed}
         if made_with not in header["made_with"]:
             header["made_with"] = [*header["made_with"], made_with]
-        rows: list[Row] = list(found.rows)
-        for unit in _shown(range(header["done"], analysis.units), analysis.units, self.options.kind):
+        rows, console, units = list(found.rows), Console(stderr=True), range(header["done"], analysis.units)
+        bar: dict[str, Any] = {"total": analysis.units, "completed": units.start, "console": console}
+        for unit in track(units, self.options.kind, disable=not console.is_terminal, **bar):
             rows += analysis.rows(unit)
             header = {**header, "done": unit + 1}
             write_result(path, Result(header, rows))
         return read_result(path)
-
-
-def _shown(units: range, total: int, name: str) -> Iterator[int]:
-    console = Console(stderr=True)
-    yield from track(units, name, total=total, completed=units.start, console=console, disable=not console.is_terminal)
 
 
 def _made_with(device: torch.device) -> Row:

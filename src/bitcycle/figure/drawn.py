@@ -26,7 +26,7 @@ def inputs_of(data: ItemData) -> list[Any]:
         files = [run.curves / curve_name(run.row)]
         files += sorted((run.curves.parent / ANALYSES).glob(f"{run_name(run.row)}-*.csv"))
         runs.append([dict(run.row), *(digest_of(file.read_bytes()) for file in files if file.exists())])
-    cells = [[cell.paper, [[run.row["hash"], run.row["seed"]] for run in cell.runs]] for cell in data.results.cells]
+    cells = [[cell.paper, [run.training for run in cell.runs]] for cell in data.results.cells]
     noise = sorted({data.pool.deviation(run, "final") for run in data.results.runs}, key=str)
     return [data.item.title, data.results.scale, cells, runs, list(data.published), list(data.digitized), noise]
 
@@ -39,7 +39,8 @@ def digest_of(content: bytes) -> str:
 def digest_of_code() -> str:
     """A digest of the code that draws."""
     package = Path(__file__).parent.parent
-    files = sorted(file for room in ROOMS for file in (package / room).rglob("*.py"))
+    every = sorted(file for room in ROOMS for file in (package / room).rglob("*"))
+    files = [file for file in every if file.suffix in (".py", ".yaml")]
     return digest_of(b"".join([matplotlib.__version__.encode(), *(file.read_bytes() for file in files)]))
 
 

@@ -56,21 +56,21 @@ def schedule_groups(options: Mapping[str, float]) -> Computed:
     return Computed(ordered, f"relative costs at 3 to 8 bits, 8 cycles: {words}")
 
 
+def _bits(name: str, cycles: int) -> list[int]:
+    bound = schedule(name, q_min=3, q_max=8, cycles=cycles, total_steps=COARSE)
+    return [precision.weight for precision, _ in bound.run_lengths]
+
+
 def schedule_bounds(options: Mapping[str, float]) -> Computed:
     """Every schedule ends at q_max and stays within its bounds."""
-    held = []
-    for name in SUITE:
-        for cycles in (2, 8):
-            bound = schedule(name, q_min=3, q_max=8, cycles=cycles, total_steps=6400)
-            bits = [precision.weight for precision, _ in bound.run_lengths]
-            held.append(bits[-1] == 8 and min(bits) >= 3 and max(bits) <= 8)
+    every = [_bits(name, cycles) for name in SUITE for cycles in (2, 8)]
+    held = [bits[-1] == 8 and min(bits) >= 3 and max(bits) <= 8 for bits in every]
     return Computed(all(held), f"{sum(held)} of {len(held)} schedules with 2 and 8 cycles")
 
 
 def cosine_shape(options: Mapping[str, float]) -> Computed:
     """FW(3,8) takes all values and restarts with each of eight cycles."""
-    bound = schedule("CR", q_min=3, q_max=8, cycles=8, total_steps=COARSE)
-    bits = [precision.weight for precision, _ in bound.run_lengths]
+    bits = _bits("CR", 8)
     restarts = 1 + sum(later < earlier for earlier, later in pairwise(bits))
     holds = set(bits) == set(range(3, 9)) and restarts == 8
     return Computed(holds, f"values {min(bits)} to {max(bits)}, {restarts} cycles")

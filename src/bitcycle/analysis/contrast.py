@@ -25,7 +25,6 @@ FACTS: dict[str, Callable[[Cell], Any]] = {
     "data": labels.dataset_of,
     "aggregation": labels.aggregation_of,
     "schedule": labels.schedule_of,
-    "group": lambda cell: labels.group_of(labels.schedule_of(cell)),
     "method": labels.method_of,
     "fw": labels.forward_bits,
     "bw": labels.backward_bits,

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bitcycle.measurement.artifacts import run_name
 from bitcycle.training.checkpoint import write_atomically
 from bitcycle.training.run_folder import RunFolder, read_records
 
@@ -25,12 +26,8 @@ AT_Q_MAX = "_at_q_max"
 
 
 def curve_name(row: Mapping[str, Any]) -> str:
-    """The file of a run, from its row in runs.csv or its summary.
-
-    >>> curve_name({"scale": "mini", "hash": "0123456789", "seed": 2})
-    'mini-0123456789-2.json.gz'
-    """
-    return f"{row['scale']}-{row['hash']}-{row['seed']}.json.gz"
+    """The file of a run, from its row in runs.csv or its summary."""
+    return f"{run_name(row)}.json.gz"
 
 
 def write_curve(folder: RunFolder, target: Path) -> Path:

@@ -69,19 +69,21 @@ def near_enough(claim: Claim, cells: Sequence[Cell]) -> tuple[list[Cell], str]:
     """The cells without the runs of networks and data that are too far from the paper's, and why these do not count."""
     found, reasons = [], []
     for cell in cells:
-        reason = _too_far(cell) if cell.runs else ""
-        if cell.runs and not reason and "network family" in claim.requires:
-            reason = _other_family(cell)
+        reason = _too_far(cell, "network family" in claim.requires) if cell.runs else ""
         reasons += [reason] if reason else []
         found.append(replace(cell, runs=()) if reason else cell)
     return found, next(iter(reasons), "")
 
 
-def _too_far(cell: Cell) -> str:
-    ours, paper = str(cell.actual("dataset")), str(cell.setting("dataset"))
-    if (paper, ours) not in TOO_FAR:
+def _too_far(cell: Cell, same_family: bool) -> str:
+    data, model = ((str(cell.setting(key)), str(cell.actual(key))) for key in ("dataset", "model"))
+    if data in TOO_FAR:
+        what, (paper, ours) = "data are", map(labels.dataset_label, data)
+    elif same_family and family(model[0]) != family(model[1]):
+        what, (paper, ours) = "network is", map(labels.model_label, model)
+    else:
         return ""
-    return f"The data are too far from the claim's: {labels.dataset_label(ours)} for {labels.dataset_label(paper)}."
+    return f"The {what} too far from the claim's: {ours} for {paper}."
 
 
 def family(model: str) -> str:
@@ -91,13 +93,6 @@ def family(model: str) -> str:
     ('resnet', 'mobilenet_v', 'vgg')
     """
     return re.split(r"\d", model)[0]
-
-
-def _other_family(cell: Cell) -> str:
-    ours, paper = str(cell.actual("model")), str(cell.setting("model"))
-    if family(ours) == family(paper):
-        return ""
-    return f"The network is too far from the claim's: {labels.model_label(ours)} for {labels.model_label(paper)}."
 
 
 def reached_last_stage(run: Run) -> bool:

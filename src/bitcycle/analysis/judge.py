@@ -6,11 +6,12 @@ One rule at every scale: a claim is decided where the p-value that Holm's method
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bitcycle.analysis import preconditions
+from bitcycle.analysis import preconditions, verdict
 from bitcycle.analysis import statistics as rule
 from bitcycle.analysis.aggregation import Cell, Results, read_results
 from bitcycle.analysis.claim_functions import COMPUTED as FORMULAS
@@ -18,17 +19,7 @@ from bitcycle.analysis.claims import Claim, read_claims, rule_of, tested_referen
 from bitcycle.analysis.contrast import Pool, select
 from bitcycle.analysis.items import PUBLISHED, read_items
 from bitcycle.analysis.predicates import Found, evaluate
-from bitcycle.analysis.verdict import (
-    CLAIMS,
-    COMPUTED,
-    CONTRADICTED,
-    NO_TEST,
-    NOT_RUN,
-    SUPPORTED,
-    UNDECIDED,
-    ClaimResult,
-    write_claims,
-)
+from bitcycle.analysis.verdict import CLAIMS, ClaimResult, write_claims
 
 SCALES = ("paper", "mini")
 """Scales that count; smoke runs say nothing."""
@@ -75,11 +66,11 @@ def _without_runs(claim: Claim, results: Mapping[str, Results]) -> tuple[ClaimRe
     row = _empty(claim)
     if claim.predicate == "computed":
         found = FORMULAS[claim.function](claim.options)
-        return replace(row, verdict=COMPUTED, holds=found.holds, reason=found.measured), None
+        return replace(row, verdict=verdict.COMPUTED, holds=found.holds, reason=found.measured), None
     if claim.predicate == "none":
-        return replace(row, verdict=NO_TEST, reason=claim.reason), None
+        return replace(row, verdict=verdict.NO_TEST, reason=claim.reason), None
     some = any(results[item].done for item in (claim.item, *claim.items) if item in results)
-    return replace(row, verdict=NOT_RUN, reason="The runs that it needs are missing." if some else ""), None
+    return replace(row, verdict=verdict.NOT_RUN, reason="The runs that it needs are missing." if some else ""), None
 
 
 def _judge_at(
@@ -101,7 +92,7 @@ def _judge_at(
         reason = excluded if evaluate(claim, every, pool) is not None else _moments_missing(claim, cells)
         if not reason:
             return None
-        return replace(row, verdict=NO_TEST, scope=_scope(scale, every), reason=reason), None
+        return replace(row, verdict=verdict.NO_TEST, scope=_scope(scale, every), reason=reason), None
     used = [cell for one in first.contrasts for unit in one.units for cell in unit.cells]
     runs = {run.training: run for one in first.contrasts for run in one.runs}
     row = replace(
@@ -116,12 +107,12 @@ def _judge_at(
         margin=first.margin,
         low=first.interval[0] if first.interval else None,
         high=first.interval[1] if first.interval else None,
-        verdict=UNDECIDED,
+        verdict=verdict.UNDECIDED,
     )
     if failed := preconditions.failed(
         claim, first.contrasts, list(runs.values()), pool, bool(row.scope) and scale != "paper"
     ):
-        return replace(row, verdict=NO_TEST, reason=failed), first
+        return replace(row, verdict=verdict.NO_TEST, reason=failed), first
     return _with_parts(row, parts, found), first
 
 
@@ -146,7 +137,7 @@ def _with_parts(row: ClaimResult, parts: Sequence[Claim], found: Sequence[Found 
         return replace(row, reason="; ".join(filter(None, (missing, reason))))
     leaning = ""
     if joint.p < rule.SIGNIFICANCE:
-        leaning = SUPPORTED if joint.supports == joint.p else CONTRADICTED
+        leaning = verdict.SUPPORTED if joint.supports == joint.p else verdict.CONTRADICTED
     return replace(row, p_raw=joint.p, leaning=leaning, reason=reason)
 
 
@@ -190,10 +181,8 @@ def main() -> None:
     """Write the verdicts of this repository."""
     found = judge_all(Path.cwd())
     write_claims(found, CLAIMS)
-    counts = {
-        verdict: sum(row.verdict == verdict for row in found) for verdict in dict.fromkeys(r.verdict for r in found)
-    }
-    print(f"{CLAIMS}: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}")
+    counts = Counter(row.verdict for row in found)
+    print(f"{CLAIMS}: {', '.join(f'{count} {name}' for name, count in counts.items())}")
 
 
 if __name__ == "__main__":

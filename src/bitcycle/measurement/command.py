@@ -9,15 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bitcycle.errors import (
-    EXIT_DATA_MISSING,
-    EXIT_DONE,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_WRONG_CONFIGURATION,
-    DataError,
-    RunError,
-)
+from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION, DataError, RunError
 from bitcycle.measurement.job import AnalysisOptions, Job, Network
 from bitcycle.settings import SettingError, default_of, nearest
 
@@ -96,6 +88,4 @@ def guarded(command: Callable[[], int]) -> int:
 
 def exit_code(error: Exception) -> int:
     """The exit code of an error that a user can act on."""
-    if isinstance(error, DataError):
-        return EXIT_DATA_MISSING
-    return EXIT_FAILED if isinstance(error, RunError) else EXIT_WRONG_CONFIGURATION
+    return error.exit_code if isinstance(error, (DataError, RunError)) else EXIT_WRONG_CONFIGURATION

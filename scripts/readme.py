@@ -357,7 +357,28 @@ def board() -> str:
     return f"![{what}]({file})\n\n{what}, on one network: {status}. {picture[2]}"
 
 
+def board_list() -> str:
+    """The board's methods with three seeds or more, by what their 95 % interval says beside static 8 bits of equal cost."""
+    file = ROOT / "results" / "figures" / "board" / "methods.csv"
+    rows = list(csv.DictReader(file.open())) if file.exists() else []
+    found: dict[str, list[str]] = {"better": [], "worse": [], "not told apart": []}
+    for row in rows:
+        gap, between = (
+            (row[f"{name}difference to static 8 bits of equal cost"] for name in ("", "95 % interval of the "))
+            if False
+            else (row["difference to static 8 bits of equal cost"], row["95 % interval of the difference"])
+        )
+        if not between or int(row["n"].partition(" ")[0]) < 3:
+            continue
+        low, high = (float(end) for end in between.split(" to "))
+        verdict = "better" if low > 0 else "worse" if high < 0 else "not told apart"
+        cost = row["cost relative to static 8 bits"]
+        found[verdict].append(f"{row['method']} ({gap}, {between}; cost {cost}, n = {row['n']})")
+    return "\n".join(f"- **{name}**: {'; '.join(methods) or 'none'}." for name, methods in found.items())
+
+
 GENERATED: dict[str, Callable[[], str]] = {
+    "board list": board_list,
     "board": board,
     "schedules": schedules_table,
     "quantizers": quantizers_table,
@@ -384,6 +405,7 @@ DOCUMENTS = {
     ROOT / "docs" / "cost-models.md": ("costs",),
     ROOT / "docs" / "results.md": ("verdicts", "results"),
     ROOT / "docs" / "speed.md": ("benchmark",),
+    ROOT / "results" / "notes" / "board.md": ("board list",),
     ROOT / "results" / "notes" / "mini-scale.md": ("deviations",),
     ROOT / "results" / "notes" / "fidelity.md": ("fidelity",),
     ROOT / "results" / "notes" / "fuzz.md": ("fuzz",),

@@ -108,6 +108,8 @@ def test_proxies_that_are_too_far():
     arms = [cell(*v, schedule=s, model="mobilenet_v2") for v, s in ((ONE, "CR"), (OTHER, "static"))]
     assert verdict(HIGHER, *arms).verdict == SUPPORTED
     assert "ResNet-8 for MobileNetV2" in reason(replace(HIGHER, requires=["network family"]), *arms)
+    costly = replace(HIGHER, too_far={"resnet8": "whose first layer is float"})
+    assert reason(costly, *arms).endswith("ResNet-8 for MobileNetV2, whose first layer is float.")
     published = Claim("x/y-c1", "69 %", predicate="at_least", a={"schedule": "CR"}, reference=69.0, margin=1.0)
     assert "published number" in reason(published, PAIR[0])
     found = verdict(published, cell(*ONE, scale="paper", schedule="CR"), scale="paper")

@@ -65,6 +65,7 @@ class Claim:
         display: saving or ratio, see `contrast.DISPLAYS`.
         also: fields of further tests which have to hold, too.
         requires: preconditions beyond those of every claim, see `preconditions`.
+        too_far: networks that cannot show what it says, and why.
         moments: evaluations that it needs of each run.
         lengths: equal; converged: may differ where trainings pass over their data often enough; free.
         reason: why it is not tested.
@@ -95,6 +96,7 @@ class Claim:
     display: str = ""
     also: Sequence[Mapping[str, Any]] = ()
     requires: Sequence[str] = ()
+    too_far: Mapping[str, str] = field(default_factory=dict)
     moments: int = 0
     lengths: str = "equal"
     reason: str = ""

@@ -69,21 +69,22 @@ def near_enough(claim: Claim, cells: Sequence[Cell]) -> tuple[list[Cell], str]:
     """The cells without the runs of networks and data that are too far from the paper's, and why these do not count."""
     found, reasons = [], []
     for cell in cells:
-        reason = _too_far(cell, "network family" in claim.requires) if cell.runs else ""
+        reason = _too_far(cell, claim) if cell.runs else ""
         reasons += [reason] if reason else []
         found.append(replace(cell, runs=()) if reason else cell)
     return found, next(iter(reasons), "")
 
 
-def _too_far(cell: Cell, same_family: bool) -> str:
+def _too_far(cell: Cell, claim: Claim) -> str:
     data, model = ((str(cell.setting(key)), str(cell.actual(key))) for key in ("dataset", "model"))
     if data in TOO_FAR:
         what, (paper, ours) = "data are", map(labels.dataset_label, data)
-    elif same_family and family(model[0]) != family(model[1]):
+    elif model[1] in claim.too_far or ("network family" in claim.requires and family(model[0]) != family(model[1])):
         what, (paper, ours) = "network is", map(labels.model_label, model)
     else:
         return ""
-    return f"The {what} too far from the claim's: {ours} for {paper}."
+    why = claim.too_far.get(model[1], "")
+    return f"The {what} too far from the claim's: {ours} for {paper}{why and ', '}{why}."
 
 
 def family(model: str) -> str:

@@ -68,11 +68,12 @@ def draw_points(axes: Axes, look: Look, points: Iterable[Point]) -> None:
 def drawable(
     data: ItemData, base: Selector, column: str, split: Callable[[Cell], str] | None = None, same_length: bool = False
 ) -> list[Panel]:
-    """The panels with a baseline that leaves room for a difference; none below half of the cells of the item."""
+    """The panels with a baseline, room for a difference, and something beside it; none below half of the cells of the item."""
     found = panels_of(data, split) if data.complete_enough else []
     if same_length:
         found = [part for panel in found for part in by_length(panel)]
-    return [panel for panel in found if (first := panel.first(base)) and not at_ceiling(first, column)]
+    several = [panel for panel in found if len(panel.cells) > 1]
+    return [panel for panel in several if (first := panel.first(base)) and not at_ceiling(first, column)]
 
 
 def tradeoff(

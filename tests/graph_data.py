@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from bitcycle.dataset import graph_sources as citation
-from bitcycle.dataset.graph import GraphSize
+from bitcycle.dataset.graph import SIZES, GraphSize
 
 TINY = GraphSize(nodes=90, edges=300, symmetrised=300, features=16, classes=4, train=40, validation=20, test=30)
 """A graph so small that a step takes milliseconds."""
@@ -16,7 +16,7 @@ TINY = GraphSize(nodes=90, edges=300, symmetrised=300, features=16, classes=4, t
 
 def write_citation(data_root: Path, name: str = "cora") -> None:
     """A graph of the size in SIZES at data_root/NAME/NAME.npz; classes are among the features, edges mostly within them."""
-    size, generator = citation.SIZES[name], np.random.default_rng(0)
+    size, generator = SIZES[name], np.random.default_rng(0)
     labels = generator.integers(size.classes, size=size.nodes)
     words = np.sort(generator.permuted(np.tile(np.arange(size.classes, size.features), (size.nodes, 1)), axis=1)[:, :3])
     indices = np.concatenate([labels[:, None], words], axis=1).astype(np.int32)

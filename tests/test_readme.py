@@ -159,9 +159,9 @@ ROOMS = (
     *(
         {"task"},
         {"recipe"},
-        {"configuration"},
+        {"configuration", "hydra_errors"},
         {"training"},
-        {"sweep"},
+        {"sweep", "csv_files"},
         {"measurement"},
         {"analysis"},
         {"integrations"},

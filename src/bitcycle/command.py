@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,13 +13,13 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from bitcycle import distributed
-from bitcycle.configuration import GROUPS, RunConfig, fields_below, nearest_key, read_config, register_schemas
+from bitcycle.configuration import GROUPS, RunConfig, read_config, register_schemas
 from bitcycle.errors import (
     EXIT_DATA_MISSING,
     EXIT_DONE,
@@ -31,7 +30,8 @@ from bitcycle.errors import (
     RunError,
 )
 from bitcycle.help import help_text
-from bitcycle.settings import SettingError, nearest
+from bitcycle.hydra_errors import SWEEPS, explain_hydra
+from bitcycle.settings import SettingError
 from bitcycle.sweep.execution import SweepEnded, worst
 from bitcycle.sweep.grid import quoted
 from bitcycle.training.display import set_up_console
@@ -42,9 +42,6 @@ from bitcycle.training.report import plan_report, print_report, summary_report
 from bitcycle.training.run import execute
 
 logger = logging.getLogger("bitcycle")
-
-SWEEPS = "sweeps"
-"""The group of the sweep files, which only -m can run."""
 
 
 def main(conf: Path) -> int:
@@ -217,24 +214,6 @@ def _complain(kind: str, message: object, code: int) -> int:
     return code
 
 
-_REFUSALS = (
-    (r"is not Optional", "cannot be null", "give a value, or leave {key} out"),
-    (r"could not be converted to (\w+)", "has the wrong type", "give a value of type {0}"),
-    (r"is not a ListConfig", "is not a list", "write {key}=[{value}]"),
-    (r"is not a subclass of (\w+)", "stands for several settings", "set one of them, as in {key}.name={value}"),
-)
-"""What OmegaConf says about a value of the wrong type, and what we say instead."""
-
-
-def unknown_setting(key: str) -> SettingError:
-    """What is wrong with a setting that the chosen options do not have, and where it would be known."""
-    group = key.split(".")[0]
-    owners = [name for name, kind in GROUPS.get(group, {}).items() if key in set(fields_below(kind, f"{group}."))]
-    if owners:
-        return SettingError(key, "...", f"the chosen {group} has no such setting", f"these have: {', '.join(owners)}")
-    return SettingError(key, "...", "unknown setting", nearest_key(key))
-
-
 def refuse_renamed_options(overrides: Iterable[str]) -> None:
     """Raise SettingError where the command line changes the name of a group's option instead of choosing another one."""
     for override in overrides:
@@ -249,45 +228,3 @@ def refuse_sweep(name: str | None) -> None:
     if name is not None:
         problem = "is a sweep of many runs, and without -m there is only one"
         raise SettingError(f"+{SWEEPS}", name, problem, f"write python train.py -m +{SWEEPS}={name}")
-
-
-def _explain_sweep(text: str) -> str | None:
-    """What is wrong with the choice of a sweep file; None if it is something else."""
-    if missing := re.search(rf"Could not find '{SWEEPS}/([^']*)'", text):
-        folder = re.search(r"provider=bitcycle, path=file://(.*)", text)
-        files = Path(folder[1], SWEEPS).glob("*/*.yaml") if folder else ()
-        known = sorted(f"{file.parent.name}/{file.stem}" for file in files)
-        return str(SettingError(f"+{SWEEPS}", missing[1], "there is no such file", nearest(missing[1], known)))
-    if plain := re.search(rf"'{SWEEPS}'. No match in the defaults list.*?\+{SWEEPS}=(\S+)", text, re.DOTALL):
-        name = plain[1].rstrip(".")
-        return str(SettingError(SWEEPS, name, "is chosen by no other file", f"write a + before it: +{SWEEPS}={name}"))
-    return None
-
-
-def explain_hydra(error: BaseException) -> str:
-    """What Hydra or OmegaConf complains about, with a remedy instead of its advice to add unknown keys."""
-    causes: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in causes:
-        causes.append(cause)
-        cause = cause.__cause__
-    text = "\n".join(str(cause) for cause in causes)
-    if sweep := _explain_sweep(text):
-        return sweep
-    for cause in causes:
-        if isinstance(cause, MissingConfigException) and cause.options:
-            group, _, name = str(cause.missing_cfg_file).rpartition("/")
-            return str(SettingError(group, name, "is not one of its options", nearest(name, cause.options)))
-    unknown = re.search(r"Could not override '([^']+)'", text)
-    if unknown and "not in" in text:
-        return str(unknown_setting(unknown[1]))
-    refused = re.search(r"Error merging override \+*([^=]+)=([^\n]*)", text)
-    if refused:
-        key, value = refused.groups()
-        for words, problem, remedy in _REFUSALS:
-            if found := re.search(words, text):
-                return str(SettingError(key, value, problem, remedy.format(*found.groups(), key=key, value=value)))
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("  ")]
-    return (
-        "; ".join(dict.fromkeys(lines)) + ". Remedy: `python train.py --help` lists all groups, options and settings."
-    )

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bitcycle.configuration import TYPES, RunConfig, read_config, register_schemas
+from bitcycle.hydra_errors import explain_hydra
 from bitcycle.settings import SettingError
 from bitcycle.sweep.grid import Overrides, command_line
 
@@ -51,8 +52,6 @@ class Composer:
 
     def checked(self, run: Overrides) -> RunConfig | str:
         """The validated configuration of a run, or what is wrong with it; each once, seeds apart."""
-        from bitcycle.command import explain_hydra
-
         key = str(sorted((name, value) for name, value in run.items() if name != "seed"))
         if key not in self._checked:
             try:

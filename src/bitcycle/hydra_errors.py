@@ -1,0 +1,72 @@
+"""What Hydra and OmegaConf complain about, in words that name setting, value and remedy."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from hydra.errors import MissingConfigException
+
+from bitcycle.configuration import GROUPS, fields_below, nearest_key
+from bitcycle.settings import SettingError, nearest
+
+SWEEPS = "sweeps"
+"""The group of the sweep files, which only -m can run."""
+_REFUSALS = (
+    (r"is not Optional", "cannot be null", "give a value, or leave {key} out"),
+    (r"could not be converted to (\w+)", "has the wrong type", "give a value of type {0}"),
+    (r"is not a ListConfig", "is not a list", "write {key}=[{value}]"),
+    (r"is not a subclass of (\w+)", "stands for several settings", "set one of them, as in {key}.name={value}"),
+)
+"""What OmegaConf says about a value of the wrong type, and what we say instead."""
+
+
+def unknown_setting(key: str) -> SettingError:
+    """What is wrong with a setting that the chosen options do not have, and where it would be known."""
+    group = key.split(".")[0]
+    owners = [name for name, kind in GROUPS.get(group, {}).items() if key in set(fields_below(kind, f"{group}."))]
+    if owners:
+        return SettingError(key, "...", f"the chosen {group} has no such setting", f"these have: {', '.join(owners)}")
+    return SettingError(key, "...", "unknown setting", nearest_key(key))
+
+
+def explain_hydra(error: BaseException) -> str:
+    """What Hydra or OmegaConf complains about, with a remedy instead of its advice to add unknown keys."""
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.__cause__
+    text = "\n".join(str(cause) for cause in causes)
+    if sweep := _explain_sweep(text):
+        return sweep
+    for cause in causes:
+        if isinstance(cause, MissingConfigException) and cause.options:
+            group, _, name = str(cause.missing_cfg_file).rpartition("/")
+            return str(SettingError(group, name, "is not one of its options", nearest(name, cause.options)))
+    unknown = re.search(r"Could not override '([^']+)'", text)
+    if unknown and "not in" in text:
+        return str(unknown_setting(unknown[1]))
+    refused = re.search(r"Error merging override \+*([^=]+)=([^\n]*)", text)
+    if refused:
+        key, value = refused.groups()
+        for words, problem, remedy in _REFUSALS:
+            if found := re.search(words, text):
+                return str(SettingError(key, value, problem, remedy.format(*found.groups(), key=key, value=value)))
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("  ")]
+    return (
+        "; ".join(dict.fromkeys(lines)) + ". Remedy: `python train.py --help` lists all groups, options and settings."
+    )
+
+
+def _explain_sweep(text: str) -> str | None:
+    """What is wrong with the choice of a sweep file; None if it is something else."""
+    if missing := re.search(rf"Could not find '{SWEEPS}/([^']*)'", text):
+        folder = re.search(r"provider=bitcycle, path=file://(.*)", text)
+        files = Path(folder[1], SWEEPS).glob("*/*.yaml") if folder else ()
+        known = sorted(f"{file.parent.name}/{file.stem}" for file in files)
+        return str(SettingError(f"+{SWEEPS}", missing[1], "there is no such file", nearest(missing[1], known)))
+    if plain := re.search(rf"'{SWEEPS}'. No match in the defaults list.*?\+{SWEEPS}=(\S+)", text, re.DOTALL):
+        name = plain[1].rstrip(".")
+        return str(SettingError(SWEEPS, name, "is chosen by no other file", f"write a + before it: +{SWEEPS}={name}"))
+    return None

@@ -11,8 +11,8 @@ import time
 import pytest
 import torch
 
-import bitcycle.training.run as run_module
 from bitcycle.errors import RunError
+from bitcycle.quantizer import compiler_works
 from bitcycle.training.checkpoint import CheckpointFolder
 from bitcycle.training.loop import Trainer
 from bitcycle.training.run import execute
@@ -83,7 +83,7 @@ def test_another_seed_gives_another_result(digits):
 
 def test_resume_in_another_mode_of_compilation(digits, monkeypatch, tmp_path):
     """Compiled and eager quantizers compute the same numbers: a run may change from one to the other."""
-    if not run_module.compiler_works("cpu"):
+    if not compiler_works("cpu"):
         pytest.skip("no C++ compiler on this machine")
     plans = {
         mode: digits("schedule=RTH", f"training.compile={mode}", f"results_root={tmp_path}/{mode}")

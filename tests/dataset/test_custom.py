@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bitcycle.dataset.custom import CustomImages
+from bitcycle.dataset.custom import CustomImages, ImageNet
 from bitcycle.dataset.image_batches import EvaluationBatches, TrainingBatches
 from bitcycle.dataset.images import EncodedImage, Framing, decode
 from bitcycle.errors import DataError
@@ -157,3 +157,15 @@ def test_only_what_is_used_is_decoded(tmp_path):
     again = whole.load(tmp_path, seed=0)
     assert torch.equal(again.train.pixels, kept.train.pixels)
     assert len(list(EvaluationBatches(again.test, whole, 4, CPU))) == 1
+
+
+def test_imagenet_is_never_replaced(tmp_path):
+    assert ImageNet().info(tmp_path) == ((3, 224, 1000), 1_281_167, 50_000)
+    with pytest.raises(DataError, match=r"image-net\.org"):
+        ImageNet().load(tmp_path, seed=0)
+    write_folders(tmp_path / "imagenet" / "train", {"n01": 2})
+    write_folders(tmp_path / "imagenet" / "val", {"n01": 1})
+    with pytest.raises(
+        DataError, match="holds 2, 1 training and validation images; the whole imagenet has 1281167, 50000"
+    ):
+        ImageNet().load(tmp_path, seed=0)

@@ -18,7 +18,7 @@ from PIL import Image
 
 from bitcycle.dataset import images
 from bitcycle.dataset import small_images as cifar
-from bitcycle.dataset.custom import CustomImages, ImageNet
+from bitcycle.dataset.custom import CustomImages
 from bitcycle.dataset.epoch import Epoch
 from bitcycle.dataset.image_batches import EvaluationBatches, TrainingBatches
 from bitcycle.dataset.images import Images, random_box
@@ -395,15 +395,3 @@ def test_random_boxes_lie_within_the_image_and_fill_the_range():
     assert max(areas) > 0.8
     assert 0.65 < min(ratios) < 0.8
     assert 1.25 < max(ratios) < 1.5
-
-
-def test_imagenet_is_never_replaced(tmp_path):
-    assert ImageNet().info(tmp_path) == ((3, 224, 1000), 1_281_167, 50_000)
-    with pytest.raises(DataError, match=r"image-net\.org"):
-        ImageNet().load(tmp_path, seed=0)
-    write_folders(tmp_path / "imagenet" / "train", {"n01": 2})
-    write_folders(tmp_path / "imagenet" / "val", {"n01": 1})
-    with pytest.raises(
-        DataError, match="holds 2, 1 training and validation images; the whole imagenet has 1281167, 50000"
-    ):
-        ImageNet().load(tmp_path, seed=0)

@@ -23,9 +23,10 @@ from bitcycle.figure.schematic import draw_suite
 from bitcycle.hardware import MatrixProduct, Operation, TensorCore, Workload
 from bitcycle.hardware.tensorcore import RATES
 from bitcycle.quantizer import QUANTIZERS, ROLES, NoQuantizer
-from bitcycle.quantizer.base import bits_in_words as in_words
+from bitcycle.quantizer.base import bits_in_words
 from bitcycle.quantizer.mx import BLOCK, FORMATS, SCALE_BITS, Mx
 from bitcycle.schedule import SCHEDULES, SUITE, Precision, ScheduleOptions, Static, schedule
+from board import board, board_list
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -58,15 +59,10 @@ def quantizers_table() -> str:
         if preset.kind is NoQuantizer:
             continue
         options, what = preset(), preset.summary
-        bits = " | ".join(bits_in_words(options.bits(role)) for role in ROLES)
+        bits = " | ".join(bits_in_words(offered) if (offered := options.bits(role)) else "float" for role in ROLES)
         floats = ", ".join(options.float_rule(["the model's rule"])) or "none"
         lines.append(f"| `{name}` | {what} | {bits} | {floats} |")
     return "\n".join(lines)
-
-
-def bits_in_words(bits: Sequence[int]) -> str:
-    """Bits that a quantizer has: 2, 2 to 8, or float."""
-    return in_words(bits) if bits else "float"
 
 
 def formats_table() -> str:
@@ -343,38 +339,6 @@ def untested_table() -> str:
     lines = ["| claim | why there is no test | scope |", "|---|---|---|"]
     lines += [f"| {row.claim_id}: {row.sentence} | {row.reason} | {row.scope} |" for row in rows]
     return "\n".join(lines) if rows else "None."
-
-
-def board() -> str:
-    """The board's picture with its scale, number of runs and caption, as its page has them."""
-    page = ROOT / "results" / "figures" / "board" / "methods.md"
-    picture = re.search(r"^!\[.*\]\((.*)\)\n\n(.*)$", page.read_text(), re.MULTILINE)
-    if picture is None:
-        return "Less than half of the board is trained: no picture yet."
-    status = page.read_text().splitlines()[2].partition(" ")[2]
-    what = "Accuracy against training cost of all methods of the five papers"
-    file = (page.parent / picture[1]).relative_to(ROOT)
-    return f"![{what}]({file})\n\n{what}, on one network: {status}. {picture[2]}"
-
-
-def board_list() -> str:
-    """The board's methods with three seeds or more, by what their 95 % interval says beside static 8 bits of equal cost."""
-    file = ROOT / "results" / "figures" / "board" / "methods.csv"
-    rows = list(csv.DictReader(file.open())) if file.exists() else []
-    found: dict[str, list[str]] = {"better": [], "worse": [], "not told apart": []}
-    for row in rows:
-        gap, between = (
-            (row[f"{name}difference to static 8 bits of equal cost"] for name in ("", "95 % interval of the "))
-            if False
-            else (row["difference to static 8 bits of equal cost"], row["95 % interval of the difference"])
-        )
-        if not between or int(row["n"].partition(" ")[0]) < 3:
-            continue
-        low, high = (float(end) for end in between.split(" to "))
-        verdict = "better" if low > 0 else "worse" if high < 0 else "not told apart"
-        cost = row["cost relative to static 8 bits"]
-        found[verdict].append(f"{row['method']} ({gap}, {between}; cost {cost}, n = {row['n']})")
-    return "\n".join(f"- **{name}**: {'; '.join(methods) or 'none'}." for name, methods in found.items())
 
 
 GENERATED: dict[str, Callable[[], str]] = {

@@ -27,7 +27,8 @@ BLOCKS = [
 """(document, language, text) of every code block."""
 
 
-def test_generated_parts_are_current():
+def test_generated_parts_are_current(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
     script = runpy.run_path(str(ROOT / "scripts" / "readme.py"))
     for document in script["DOCUMENTS"]:
         assert script["fill"](document) == document.read_text(), f"{document.name}: run `make readme`"

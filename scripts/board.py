@@ -1,0 +1,36 @@
+"""What the board's page says, for README.md and results/notes/board.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from bitcycle.csv_files import read_csv
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "results" / "figures" / "board" / "methods.md"
+
+
+def board() -> str:
+    """The board's picture with its scale, number of runs and caption, as its page has them."""
+    picture = re.search(r"^!\[.*\]\((.*)\)\n\n(.*)$", PAGE.read_text(), re.MULTILINE)
+    if picture is None:
+        return "Less than half of the board is trained: no picture yet."
+    status = PAGE.read_text().splitlines()[2].partition(" ")[2]
+    what = "Accuracy against training cost of all methods of the five papers"
+    file = (PAGE.parent / picture[1]).relative_to(ROOT)
+    return f"![{what}]({file})\n\n{what}, on one network: {status}. {picture[2]}"
+
+
+def board_list() -> str:
+    """The board's methods with three seeds or more, by what their 95 % interval says beside static 8 bits of equal cost."""
+    found: dict[str, list[str]] = {"better": [], "worse": [], "not told apart": []}
+    for row in read_csv(PAGE.with_suffix(".csv"), missing_ok=True):
+        gap, between = row["difference to static 8 bits of equal cost"], row["95 % interval of the difference"]
+        if not between or int(row["n"].partition(" ")[0]) < 3:
+            continue
+        low, high = (float(end) for end in between.split(" to "))
+        verdict = "better" if low > 0 else "worse" if high < 0 else "not told apart"
+        cost = row["cost relative to static 8 bits"]
+        found[verdict].append(f"{row['method']} ({gap}, {between}; cost {cost}, n = {row['n']})")
+    return "\n".join(f"- **{name}**: {'; '.join(methods) or 'none'}." for name, methods in found.items())

@@ -275,7 +275,7 @@ def test_a_small_network_learns_at_8_bits(pairs):
 
 
 def test_a_missing_library_is_named_with_its_extra():
-    with pytest.raises(RunError, match=r"pip install 'transformers.*' 'datasets"):
+    with pytest.raises(RunError, match=r"pip install 'transformers.*' 'tokenizers"):
         require("no_such_library", "entailment")
 
 

@@ -12,7 +12,7 @@ from bitcycle.dataset import DatasetOptions
 from bitcycle.errors import RunError
 from bitcycle.model import check_kind
 from bitcycle.quantizer import compiler_works
-from bitcycle.quantizer.affine_operators import are_compiled
+from bitcycle.quantizer.cpp_operators import AFFINE, are_compiled
 from bitcycle.recipe.optimizer import OptimizerOptions
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
@@ -138,7 +138,7 @@ def test_epochs_and_steps_are_two_ways_to_say_the_same(digits):
 
 
 def test_automatic_compilation_weighs_the_length_of_the_run(digits, monkeypatch):
-    assert wants_compilation(digits(), CPU) == are_compiled()
+    assert wants_compilation(digits(), CPU) == are_compiled(AFFINE)
     assert not wants_compilation(digits("quantizer=dorefa"), CPU)
     assert not wants_compilation(digits("training.compute=codes"), CPU)
     monkeypatch.setattr("bitcycle.distributed.world_size", lambda: 2)

@@ -10,12 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bitcycle.quantizer.autograd import straight_through
 from bitcycle.quantizer.base import GradientQuantizer, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
+from bitcycle.quantizer.cpp_operators import BLOCK as OPERATORS
+from bitcycle.quantizer.cpp_operators import cpp_operators
 from bitcycle.quantizer.element import Element, elements_by_bits
 from bitcycle.quantizer.noise import uniform
 
@@ -61,39 +64,16 @@ def _features(x: Tensor) -> int:
     return 1 if x.dim() >= 4 else -1
 
 
-class BlockQuantizer(TensorQuantizer):
-    """Weights or activations with a scale for each block, rounded to nearest, straight-through.
+class Blocks(torch.nn.Module):
+    """Quantizes in blocks along any dimension.
 
     Args:
         function: quantizes blocks.
         formats: elements by their bits.
         block: elements of a block.
-        compile: fuse the function into one kernel.
+        compile: fuse the function into one kernel, or call the operator in C++ that has its numbers.
+        tensor_scale: whether blocks have a scale in E4M3 and the tensor one of its own (NVFP4), in place of powers of two (MX).
     """
-
-    has_blocks = True
-    samples_are_independent = True
-    steps_are_independent = True
-    elements: Tensor
-
-    def __init__(self, function: Function, formats: Mapping[int, Element], block: int, compile: bool = False) -> None:
-        super().__init__()
-        self.function, self.block, self.compile_kernel = function, block, compile
-        self.register_buffer("elements", elements_by_bits(formats), persistent=False)
-
-    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        return straight_through(self.along, x, bits, _features(x))
-
-    def along(self, x: Tensor, bits: Tensor, dim: int, groups: int = 1) -> Tensor:
-        if not x.numel():
-            return x
-        element = self.elements.index_select(0, bits.view(1)).view(-1)
-        function = kernel(self.function, self.compile_kernel)
-        return join(function(split(x, dim, self.block, groups), element, bits, None), x, dim, groups)
-
-
-class BlockGradient(GradientQuantizer):
-    """Gradients with a scale for each block, rounded stochastically unless told otherwise; arguments as of `BlockQuantizer`."""
 
     has_blocks = True
     elements: Tensor
@@ -103,26 +83,58 @@ class BlockGradient(GradientQuantizer):
         function: Function,
         formats: Mapping[int, Element],
         block: int,
-        stochastic: bool = True,
         compile: bool = False,
+        tensor_scale: bool = False,
     ) -> None:
         super().__init__()
-        self.function, self.block, self.stochastic, self.compile_kernel = function, block, stochastic, compile
+        self.function, self.block, self.compile_kernel, self.tensor_scale = function, block, compile, tensor_scale
         self.register_buffer("elements", elements_by_bits(formats), persistent=False)
+
+    def quantized(self, x: Tensor, bits: Tensor, dim: int, groups: int, key: Tensor | None = None) -> Tensor:
+        """x in blocks along `dim`, none of them across the border of a group; stochastically rounded with a key."""
+        if not x.numel():
+            return x
+        element = self.elements.index_select(0, bits.view(1)).view(-1)
+        if (native := cpp_operators(x, self.compile_kernel, OPERATORS)) is not None:
+            return native.quantize_blocks(x, dim, self.block, groups, element, bits, key, self.tensor_scale)
+        function = kernel(self.function if key is None else _with_noise, self.compile_kernel)
+        noise = (None,) if key is None else (key, self.function)
+        return join(function(split(x, dim, self.block, groups), element, bits, *noise), x, dim, groups)
+
+
+class BlockQuantizer(Blocks, TensorQuantizer):
+    """Weights or activations with a scale for each block, rounded to nearest, straight-through; arguments as of `Blocks`."""
+
+    samples_are_independent = True
+    steps_are_independent = True
+
+    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        return straight_through(self.along, x, bits, _features(x))
+
+    def along(self, x: Tensor, bits: Tensor, dim: int, groups: int = 1) -> Tensor:
+        return self.quantized(x, bits, dim, groups)
+
+
+class BlockGradient(Blocks, GradientQuantizer):
+    """Gradients with a scale for each block; arguments as of `Blocks`, and whether they are rounded stochastically."""
+
+    def __init__(
+        self,
+        function: Function,
+        formats: Mapping[int, Element],
+        block: int,
+        stochastic: bool = True,
+        compile: bool = False,
+        tensor_scale: bool = False,
+    ) -> None:
+        super().__init__(function, formats, block, compile, tensor_scale)
+        self.stochastic = stochastic
 
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         return self.along(gradient, bits, _features(gradient), step_key ^ layer_key)
 
     def along(self, gradient: Tensor, bits: Tensor, dim: int, key: Tensor, groups: int = 1) -> Tensor:
-        if not gradient.numel():
-            return gradient
-        element = self.elements.index_select(0, bits.view(1)).view(-1)
-        blocks = split(gradient, dim, self.block, groups)
-        if self.stochastic:
-            quantized = kernel(_with_noise, self.compile_kernel)(blocks, element, bits, key, self.function)
-        else:
-            quantized = kernel(self.function, self.compile_kernel)(blocks, element, bits, None)
-        return join(quantized, gradient, dim, groups)
+        return self.quantized(gradient, bits, dim, groups, key if self.stochastic else None)
 
 
 def _with_noise(blocks: Tensor, element: Tensor, bits: Tensor, key: Tensor, function: Function) -> Tensor:

@@ -66,15 +66,17 @@ class Nvfp4(FormatOptions):
         return Fraction(SCALE_BITS, BLOCK)
 
     def weight(self, compile: bool) -> BlockQuantizer:
-        return BlockQuantizer(quantize_blocks, self.formats("weight"), BLOCK, compile)
+        return BlockQuantizer(quantize_blocks, self.formats("weight"), BLOCK, compile, tensor_scale=True)
 
     def activation(self, compile: bool, signed: bool = False) -> BlockQuantizer:
-        quantizer = BlockQuantizer(quantize_blocks, self.formats("activation"), BLOCK, compile)
+        quantizer = BlockQuantizer(quantize_blocks, self.formats("activation"), BLOCK, compile, tensor_scale=True)
         quantizer.samples_are_independent = quantizer.steps_are_independent = False  # they share the tensor's scale
         return quantizer
 
     def gradient(self, compile: bool) -> BlockGradient:
-        return BlockGradient(quantize_blocks, self.formats("gradient"), BLOCK, self.stochastic, compile)
+        return BlockGradient(
+            quantize_blocks, self.formats("gradient"), BLOCK, self.stochastic, compile, tensor_scale=True
+        )
 
     def check_sharing(self) -> None:
         refuse_sharing(self.name)

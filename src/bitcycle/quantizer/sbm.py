@@ -31,11 +31,11 @@ from torch import Tensor, nn
 
 from bitcycle import distributed
 from bitcycle.quantizer import affine, codes
-from bitcycle.quantizer.affine_operators import affine_operators
 from bitcycle.quantizer.autograd import straight_through
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.codes import Codes, WeightCodes
 from bitcycle.quantizer.compile_utils import kernel
+from bitcycle.quantizer.cpp_operators import cpp_operators
 from bitcycle.quantizer.layout import HALF, flat, rows, shaped, unflat
 from bitcycle.quantizer.sbm_gradient import RelativeGradient, SbmGradient, SbmPositionGradient
 from bitcycle.schedule import FLOAT, Precision
@@ -57,7 +57,7 @@ class SbmWeight(TensorQuantizer):
         self.compile_kernel = compile
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        if (native := affine_operators(x, self.compile_kernel)) is not None:
+        if (native := cpp_operators(x, self.compile_kernel)) is not None:
             return native.quantize_rows(x, bits, True)
         return straight_through(self._quantize, x, bits)
 
@@ -88,7 +88,7 @@ class SbmRows(TensorQuantizer):
         self.compile_kernel = compile
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        if (native := affine_operators(x, self.compile_kernel)) is not None:
+        if (native := cpp_operators(x, self.compile_kernel)) is not None:
             return native.quantize_rows(x, bits, False)
         return straight_through(self._quantize, x, bits)
 
@@ -198,7 +198,7 @@ class SbmActivation(TensorQuantizer):
         return y
 
     def _native(self, x: Tensor) -> Any | None:
-        return affine_operators(x, self.compile_kernel) if distributed.current_shard() is None else None
+        return cpp_operators(x, self.compile_kernel) if distributed.current_shard() is None else None
 
     def _quantize_steps(self, x: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         matrix = rows(x)

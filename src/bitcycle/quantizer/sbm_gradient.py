@@ -10,10 +10,10 @@ from torch import Tensor
 
 from bitcycle import distributed
 from bitcycle.quantizer import affine, codes
-from bitcycle.quantizer.affine_operators import GradientRange, affine_operators
 from bitcycle.quantizer.base import GradientQuantizer
 from bitcycle.quantizer.codes import GradientCodes
 from bitcycle.quantizer.compile_utils import kernel
+from bitcycle.quantizer.cpp_operators import GradientRange, cpp_operators
 from bitcycle.quantizer.layout import HALF, flat, rows, shaped, unflat
 
 
@@ -45,7 +45,7 @@ class SbmGradient(GradientQuantizer):
         return bool((high > low) & ((high - low) / ((1 << bits) - 1) < affine.MINIMUM_SCALE))
 
     def _native(self, x: Tensor) -> Any | None:
-        return affine_operators(x, self.compile_kernel) if distributed.current_shard() is None else None
+        return cpp_operators(x, self.compile_kernel) if distributed.current_shard() is None else None
 
     def _range(self, x: Tensor) -> GradientRange:
         return GradientRange.TENSOR

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from bitcycle import distributed
-from bitcycle.quantizer import NoQuantizer, Sbm, compiler_works
-from bitcycle.quantizer.affine_operators import are_available, are_compiled
+from bitcycle.quantizer import Mx, NoQuantizer, Nvfp4, Sbm, compiler_works
+from bitcycle.quantizer.cpp_operators import AFFINE, BLOCK, are_available, are_compiled
 from bitcycle.training.plan import Plan
 
 COMPILATION_PAYS_ABOVE = 1e9
@@ -21,15 +23,18 @@ def wants_compilation(plan: Plan, device: torch.device) -> bool:
         return False
     elements = sum(operation.input_elements for operation in plan.workload.operations) / plan.workload.samples
     pays = choice == "true" or elements * plan.samples(0, plan.total_steps) > COMPILATION_PAYS_ABOVE
-    if _are_operators_enough(plan, device) and (pays or are_compiled()) and are_available():
+    operators = _operators(plan, device)
+    if operators and (pays or are_compiled(operators)) and are_available(operators):
         return True
     return pays and compiler_works(device.type)
 
 
-def _are_operators_enough(plan: Plan, device: torch.device) -> bool:
-    """Whether the quantizers are operators in C++ alone, which cost a short run nothing once this machine has compiled them.
+def _operators(plan: Plan, device: torch.device) -> Path | None:
+    """The file of the operators in C++ that are all the quantizers need; they cost a short run nothing once they are compiled.
 
     Several processes, which quantize shares of a batch, and integer products compile functions with PyTorch beside them.
     """
-    is_alone = distributed.world_size() == 1 and plan.config.training.compute == "simulate"
-    return device.type == "cpu" and isinstance(plan.config.quantizer, Sbm) and is_alone
+    if device.type != "cpu" or distributed.world_size() > 1 or plan.config.training.compute != "simulate":
+        return None
+    options = plan.config.quantizer
+    return AFFINE if isinstance(options, Sbm) else BLOCK if isinstance(options, (Mx, Nvfp4)) else None

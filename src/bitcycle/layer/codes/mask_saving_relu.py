@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from bitcycle.layer.codes.weight_gradient import library
-from bitcycle.quantizer.affine_operators import affine_operators
 from bitcycle.quantizer.compile_utils import kernel
+from bitcycle.quantizer.cpp_operators import cpp_operators
 from bitcycle.quantizer.layout import flat, unflat
 
 
@@ -50,7 +50,7 @@ class MaskSavingReLU(nn.ReLU):
     def forward(self, x: Tensor) -> Tensor:
         if not (torch.is_grad_enabled() and x.requires_grad):
             return super().forward(x)
-        functions = library() if affine_operators(x, self.compile_kernel) is not None else None
+        functions = library() if cpp_operators(x, self.compile_kernel) is not None else None
         if functions is not None and (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):
             return functions.mask_saving_relu(x, self.inplace)
         return _MaskSavingRelu.apply(x, self.inplace, self.compile_kernel)

@@ -33,9 +33,9 @@ from bitcycle.layer.codes.recomputation import remember
 from bitcycle.layer.codes.weight_gradient import library, sums_integers, weight_gradient
 from bitcycle.layer.convolution import QuantizedConv2d
 from bitcycle.layer.quantized import QuantizedLayer, QuantizedLinear
-from bitcycle.quantizer.affine_operators import affine_operators
 from bitcycle.quantizer.codes import MOST_BITS, Codes, WeightCodes, decode
 from bitcycle.quantizer.compile_utils import kernel
+from bitcycle.quantizer.cpp_operators import cpp_operators
 from bitcycle.quantizer.layout import flat, shaped
 from bitcycle.quantizer.sbm import SbmActivation, SbmWeight
 from bitcycle.quantizer.sbm_gradient import SbmGradient
@@ -127,7 +127,7 @@ class CodeConvolution(CodeProduct):
             and (type(layer.activation_quantizer), type(layer.weight_quantizer), type(layer.gradient_quantizer))
             == kinds
             and sums_integers(layer, x)
-            and affine_operators(x, self.compile) is not None
+            and cpp_operators(x, self.compile) is not None
             and distributed.current_shard() is None
         )
 

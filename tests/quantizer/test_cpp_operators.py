@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bitcycle.quantizer import affine_operators
+from bitcycle.quantizer import Mx, Nvfp4
+from bitcycle.quantizer.cpp_operators import AFFINE, BLOCK, are_available
 from bitcycle.quantizer.sbm import SbmActivation, SbmRows, SbmWeight
 from bitcycle.quantizer.sbm_gradient import SbmGradient, SbmPositionGradient
 
-pytestmark = pytest.mark.skipif(affine_operators._operators() is None, reason="no compiler")
+pytestmark = pytest.mark.skipif(not are_available(AFFINE), reason="no compiler")
 
 BITS = [0, 1, 3, 8, 16]
 STEP_KEY, LAYER_KEY = torch.tensor(-123, dtype=torch.int32), torch.tensor(98765, dtype=torch.int32)
@@ -95,3 +96,27 @@ def test_a_layer_may_be_followed_by_an_operation_in_place():
     y = SbmGradient(compile=True)(x * 2, torch.tensor(8), STEP_KEY, LAYER_KEY)
     y.relu_().sum().backward()
     assert x.grad is not None
+
+
+# ---- blocks ----
+
+
+def block_tensors() -> list[Tensor]:
+    found = [x for x in tensors() if x.dim() > 1]
+    extreme = torch.randn(5, 100) * 10.0 ** torch.randint(-44, 38, (5, 100))
+    return [*found, extreme, -torch.zeros(3, 40), torch.randn(4, 32, 1), torch.randn(48, 8, 3, 3)]
+
+
+@pytest.mark.skipif(not are_available(BLOCK), reason="no compiler")
+@pytest.mark.parametrize("key", [None, STEP_KEY ^ LAYER_KEY], ids=["nearest", "stochastic"])
+@pytest.mark.parametrize("threads", [1, 2], indirect=True)
+@pytest.mark.parametrize(("options", "bits"), [(Mx(), 0), (Mx(), 4), (Mx(), 6), (Mx(), 8), (Nvfp4(), 0), (Nvfp4(), 4)])
+def test_blocks_along_any_dimension(options, bits, threads, key):
+    eager, native = (options.gradient(compile) for compile in (False, True))
+    for x in block_tensors():
+        for dim, groups in [(0, 1), (1, 1), (-1, 1), (1, 2)]:
+            if x.shape[dim] % groups == 0:
+                arguments = (torch.tensor(bits), dim, groups, key)
+                found, expected = native.quantized(x, *arguments), eager.quantized(x, *arguments)
+                torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+                assert torch.equal(found.signbit()[~found.isnan()], expected.signbit()[~found.isnan()])

@@ -1,0 +1,177 @@
+// Quantizers with a scale for each block (block.py, mx.py, nvfp4.py) on a CPU: the same numbers bit for bit, in PyTorch's own
+// threads, without copies into and out of blocks.
+//
+// A tensor is seen as [rows, length, inner]; a block is `size` neighbours along `length`, and the last one of a row may be shorter.
+// Noise is counted as if it were padded. Compile without contraction of a * b + c, as affine.cpp.
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "affine.h"
+
+namespace bitcycle {
+namespace {
+
+using at::Tensor;
+
+inline uint32_t magnitude(float x) { return std::bit_cast<uint32_t>(x) & 0x7FFFFFFFu; }  // in the order of |x|, nan last
+inline int32_t exponent_of(uint32_t bits) { return static_cast<int32_t>(bits >> 23 & 0xFF) - 127; }
+inline float power_of_two(int32_t exponent) { return std::bit_cast<float>(static_cast<uint32_t>(exponent + 127) << 23); }
+constexpr uint32_t INFINITE = 0x7F800000u;
+
+inline float clamped(float x, float largest) {  // nan stays nan
+    x = x < -largest ? -largest : x;
+    return x > largest ? largest : x;
+}
+
+struct Element {
+    int32_t mantissa, lowest, highest;
+    float largest;
+
+    template <class... Added>
+    float round(float x, Added... noise) const {
+        x = clamped(x, largest);
+        const int32_t unit = std::max(exponent_of(magnitude(x)), lowest) - mantissa;
+        const float code = x * power_of_two(-unit);
+        return clamped(__builtin_rintf((code + ... + noise)) * power_of_two(unit), largest);
+    }
+};
+
+constexpr Element E4M3{3, -6, 8, 448.0f};
+
+// How a block is scaled: by a power of two (MX), or by a number in E4M3 times one of the tensor (NVFP4)
+struct PowerOfTwo {
+    float down1, down2, up1, up2;
+
+    PowerOfTwo() = default;
+    PowerOfTwo(uint32_t top, const Element& element, float) {
+        const int32_t exponent = exponent_of(top), shared = std::max(exponent - element.highest, -127), half = shared >> 1;
+        down1 = power_of_two(-half), down2 = power_of_two(half - shared);
+        up1 = exponent > 127 ? std::numeric_limits<float>::quiet_NaN() : power_of_two(half), up2 = power_of_two(shared - half);
+    }
+    template <class... Added>
+    float apply(float x, const Element& element, Added... noise) const { return element.round(x * down1 * down2, noise...) * up1 * up2; }
+};
+
+struct OfTensor {
+    float step;
+    bool is_zero;
+
+    OfTensor() = default;
+    OfTensor(uint32_t top, const Element& element, float of_tensor) {
+        step = E4M3.round(std::bit_cast<float>(top) / element.largest / of_tensor) * of_tensor;
+        is_zero = !(step > 0);
+        if (top >= INFINITE) step = std::numeric_limits<float>::quiet_NaN();
+    }
+    template <class... Added>
+    float apply(float x, const Element& element, Added... noise) const { return step * element.round(is_zero ? 0.0f : x / step, noise...); }
+};
+
+struct Shape {
+    int64_t rows, length, inner, size;
+    int64_t blocks() const { return (length + size - 1) / size; }  // of a row
+};
+
+// Blocks whose elements lie side by side
+template <class Scale, bool STOCHASTIC>
+void quantize_contiguous(const float* from, float* to, int64_t count, const Element& element, float of_tensor, Noise noise) {
+    uint32_t top = 0;
+    for (int64_t i = 0; i < count; i++) top = std::max(top, magnitude(from[i]));
+    const Scale scale(top, element, of_tensor);
+    for (int64_t i = 0; i < count; i++)
+        if constexpr (STOCHASTIC)
+            to[i] = scale.apply(from[i], element, noise.at(noise.first + static_cast<uint32_t>(i)));
+        else
+            to[i] = scale.apply(from[i], element);
+}
+
+// Blocks that lie across, `LANES` at a time
+template <class Scale, bool STOCHASTIC>
+void quantize_across(const float* from, float* to, int64_t count, int64_t inner, const Element& element, float of_tensor, Noise noise) {
+    constexpr int64_t LANES = 64;
+    for (int64_t start = 0; start < inner; start += LANES) {
+        const int64_t lanes = std::min(LANES, inner - start);
+        uint32_t top[LANES] = {};
+        Scale scale[LANES];
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t lane = 0; lane < lanes; lane++) top[lane] = std::max(top[lane], magnitude(from[i * inner + start + lane]));
+        for (int64_t lane = 0; lane < lanes; lane++) scale[lane] = Scale(top[lane], element, of_tensor);
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t at = i * inner + start;
+            for (int64_t lane = 0; lane < lanes; lane++)
+                if constexpr (STOCHASTIC)
+                    to[at + lane] = scale[lane].apply(from[at + lane], element, noise.at(noise.first + static_cast<uint32_t>(at + lane)));
+                else
+                    to[at + lane] = scale[lane].apply(from[at + lane], element);
+        }
+    }
+}
+
+template <class Scale, bool STOCHASTIC>
+void quantize(const float* from, float* to, Shape shape, const Element& element, float of_tensor, int32_t key) {
+    const int64_t blocks = shape.blocks(), area = shape.size * shape.inner;
+    at::parallel_for(0, shape.rows * blocks, std::max<int64_t>(1, GRAIN / area), [&](int64_t first, int64_t last) {
+        for (int64_t block = first; block < last; block++) {
+            const int64_t start = block % blocks * shape.size, at = (block / blocks * shape.length + start) * shape.inner;
+            const int64_t count = std::min(shape.size, shape.length - start);
+            const Noise noise{STOCHASTIC, static_cast<uint32_t>(key), static_cast<uint32_t>(block * area)};
+            if (shape.inner == 1)
+                quantize_contiguous<Scale, STOCHASTIC>(from + at, to + at, count, element, of_tensor, noise);
+            else
+                quantize_across<Scale, STOCHASTIC>(from + at, to + at, count, shape.inner, element, of_tensor, noise);
+        }
+    });
+}
+
+// The scale of the tensor: its largest finite magnitude stands at the end of the range
+float scale_of_tensor(const float* x, int64_t count, const Element& element) {
+    uint32_t top = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t found = magnitude(x[i]);
+        top = std::max(top, found < INFINITE ? found : 0);
+    }
+    const float scale = std::bit_cast<float>(top) / (element.largest * E4M3.largest);
+    return scale > 0 ? scale : 1.0f;
+}
+
+// x with blocks of `size` along `dim`, `groups` equal parts of it apart; element: mantissa, lowest, highest, largest
+Tensor quantize_blocks(const Tensor& x, int64_t dim, int64_t size, int64_t groups, const Tensor& element, const Tensor& bits,
+                       const std::optional<Tensor>& key, bool tensor_scale) {
+    at::NoGradGuard no_grad;
+    const bool is_image = x.dim() >= 4;
+    const Tensor ordered = is_image ? x.movedim(1, -1).contiguous() : x.contiguous();
+    dim = dim < 0 ? dim + x.dim() : dim;
+    const int64_t position = !is_image ? dim : dim == 1 ? x.dim() - 1 : std::max<int64_t>(dim - 1, 0);
+    int64_t inner = 1;
+    for (int64_t i = position + 1; i < x.dim(); i++) inner *= ordered.size(i);
+    const int64_t length = ordered.size(position) / groups;
+    const Shape shape{x.numel() / (length * inner), length, inner, std::min(size, length)};
+
+    Tensor y = *bits.const_data_ptr<int64_t>() > 0 ? at::empty(ordered.sizes(), ordered.options()) : ordered.clone();
+    if (*bits.const_data_ptr<int64_t>() > 0) {
+        const float* row = element.const_data_ptr<float>();
+        const Element form{static_cast<int32_t>(row[0]), static_cast<int32_t>(row[1]), static_cast<int32_t>(row[2]), row[3]};
+        const float* from = ordered.const_data_ptr<float>();
+        float* to = y.mutable_data_ptr<float>();
+        const float of_tensor = tensor_scale ? scale_of_tensor(from, x.numel(), form) : 1.0f;
+        const int32_t number = key ? *key->const_data_ptr<int32_t>() : 0;
+        const auto function = tensor_scale ? (key ? quantize<OfTensor, true> : quantize<OfTensor, false>)
+                                            : (key ? quantize<PowerOfTwo, true> : quantize<PowerOfTwo, false>);
+        function(from, to, shape, form, of_tensor, number);
+    }
+    return is_image ? y.movedim(-1, 1) : y;
+}
+
+}  // namespace
+}  // namespace bitcycle
+
+TORCH_LIBRARY_FRAGMENT(bitcycle, library) { library.def("quantize_blocks", &bitcycle::quantize_blocks); }

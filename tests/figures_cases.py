@@ -19,7 +19,7 @@ ITEMS = {item.id: item for item in read_items(PUBLISHED)}
 
 def made_up(*values: float, scale: str = "paper", gbitops: float | None = None, **paper: object) -> Cell:
     """A cell with runs of these metrics; settings by words such as schedule__q_max."""
-    settings = {name.replace("__", "."): str(value) for name, value in paper.items()}
+    settings = {"quantizer": "sbm", **{name.replace("__", "."): str(value) for name, value in paper.items()}}
     nested: dict[str, dict[str, object]] = {}
     for key in ("model", "dataset", "schedule", "quantizer"):
         nested[key] = {"name": settings.get(key, {"quantizer": "sbm"}.get(key, ""))}

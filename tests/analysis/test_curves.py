@@ -1,4 +1,4 @@
-"""Curves of runs, and cells compared seed by seed."""
+"""Curves of runs."""
 
 from __future__ import annotations
 
@@ -7,22 +7,8 @@ import json
 
 import pytest
 
-from bitcycle.analysis.aggregation import Cell, Run, Value
 from bitcycle.analysis.curves import curve_of, read_curve, write_curve
 from bitcycle.training.run_folder import RunFolder, write_json
-from tests.figures_cases import made_up
-
-# Verdicts
-
-
-def test_cells_are_compared_seed_by_seed():
-    """By hand: 71 - 70 and 75 - 72 for the seeds that both have; without one in common, means."""
-    ours, base = made_up(71, 75, 90), made_up(70, 72)
-    assert ours.less(base, "final") == Value(2.0, pytest.approx(2**0.5), 2)
-    strangers = Cell({}, {}, tuple(Run({**run.row, "seed": "7"}, run.settings) for run in base.runs[:1]))
-    assert ours.less(strangers, "final").mean == pytest.approx((71 + 75 + 90) / 3 - 70)
-    assert ours.less(Cell({}, {}), "final") is None
-
 
 # Curves of runs
 

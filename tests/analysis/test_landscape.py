@@ -16,9 +16,8 @@ from bitcycle.analysis.claims import read_claims
 from bitcycle.analysis.judge import judge
 from bitcycle.analysis.landscape import rise, rise_around
 from bitcycle.analysis.verdict import NOT_RUN, UNDECIDED
-from bitcycle.figure import cpt
 from bitcycle.figure.data import ItemData
-from bitcycle.figure.landscape import radial_rise
+from bitcycle.figure.landscape import contours, radial_rise
 from bitcycle.figure.style import UNDATED
 from bitcycle.measurement.artifacts import Result
 from tests.conftest import ROOT
@@ -96,9 +95,9 @@ def test_contours_show_what_there_is():
     data = ItemData(ITEMS["cpt/fig2"], Results("paper", (*cells, Cell({}, {}))))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        figure, caption = cpt.contours(data)
+        figure, caption = contours(data, "cpt_method_bits")
         flat = (cell_with([made_surface(lambda r: 20.0)], schedule="CR"),)
-        cpt.contours(replace(data, results=Results("paper", flat)))
+        contours(replace(data, results=Results("paper", flat)), "cpt_method_bits")
     panels = [axes for axes in figure.axes if axes.get_title()]
     assert [bool(axes.collections) for axes in panels[:2]] == [True, True]
     assert "3 pairs of random directions" in panels[2].get_title()
@@ -114,7 +113,7 @@ def test_the_loss_rises_with_the_distance():
 
 def test_without_measurements_there_is_no_picture():
     data = ItemData(ITEMS["cpt/fig2"], Results("mini", (cell_with([], schedule="CR"),)))
-    assert cpt.contours(data) is None
+    assert contours(data, "cpt_method_bits") is None
 
 
 def test_pictures_have_neither_dates_nor_random_names(tmp_path):

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
-from pathlib import Path
-
 import matplotlib.pyplot as plt
 import pytest
 import scipy.stats
+import yaml
 
 from bitcycle.analysis.aggregation import Cell, Results
 from bitcycle.analysis.items import PAPERS, Item
 from bitcycle.analysis.statistics import over_seeds
-from bitcycle.figure import board, make
+from bitcycle.figure import board, spec
 from bitcycle.figure.data import ItemData, differences, panels_of, status_line
 from bitcycle.figure.drawn import Drawn
-from bitcycle.figure.make import make_item, module_of, titled
+from bitcycle.figure.make import draw_item, make_item, titled
 from bitcycle.figure.plots import forest, side_by_side
 from bitcycle.figure.style import Drawing
-from tests.figures_cases import CYCLIC, SMALL, STATIC, claim_result, data_of, made_up, proxied
+from tests.conftest import ROOT
+from tests.figures_cases import CYCLIC, ITEMS, SMALL, STATIC, claim_result, data_of, made_up, proxied
 
 # Panels, differences and what is drawn
 
@@ -58,19 +56,19 @@ def cyclic_and_static(missing: int, final: float = 70.0) -> ItemData:
     return data_of("cpt/fig1", *pair, *(Cell({"seed": str(n)}, {}) for n in range(missing)))
 
 
-def drawn(paper: str, item: str, data: ItemData) -> Drawing | None:
-    found = module_of(paper).FIGURES[item](data)
+def drawn(data: ItemData) -> Drawing | None:
+    found = draw_item(data)
     plt.close("all")
     return found
 
 
 @pytest.mark.parametrize(("missing", "expected"), [(2, True), (3, False)])
 def test_nothing_is_drawn_below_half_of_the_cells(missing, expected):
-    assert bool(drawn("cpt", "fig1", cyclic_and_static(missing))) == expected
+    assert bool(drawn(cyclic_and_static(missing))) == expected
 
 
 def test_settings_at_the_ceiling_are_not_compared():
-    assert drawn("cpt", "fig1", cyclic_and_static(0)) and not drawn("cpt", "fig1", cyclic_and_static(0, final=99.7))
+    assert drawn(cyclic_and_static(0)) and not drawn(cyclic_and_static(0, final=99.7))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +76,7 @@ def test_settings_at_the_ceiling_are_not_compared():
 )
 def test_published_or_computed_numbers_alone_are_no_picture(paper, item):
     """Bars of published differences stood on an axis of accuracies, costs that are computed as if they were measured."""
-    assert drawn(paper, item, data_of(f"{paper}/{item}")) is None
+    assert drawn(data_of(f"{paper}/{item}")) is None
 
 
 def test_two_evaluations_are_no_curve():
@@ -87,11 +85,11 @@ def test_two_evaluations_are_no_curve():
         object.__setattr__(
             cell.runs[0], "curve", {"evaluations": {"step": [500, 1000], "value": [40.0, 45.0], "gbitops": [1, 2]}}
         )
-    assert "Differences to static" in drawn("cpt", "fig1", data).caption.replace("Ours: d", "D")
+    assert "Differences to static" in drawn(data).caption.replace("Ours: d", "D")
     for cell in data.results.cells:
         steps = list(range(100, 1100, 100))
         object.__setattr__(cell.runs[0], "curve", {"evaluations": {"step": steps, "value": steps, "gbitops": steps}})
-    assert "band" in drawn("cpt", "fig1", data).caption
+    assert "band" in drawn(data).caption
 
 
 def test_points_of_equal_cost_stand_side_by_side():
@@ -103,7 +101,7 @@ def test_points_of_equal_cost_stand_side_by_side():
 def test_titles_are_one_line_and_fit():
     for name, paper in (("fig3", "cpt"), ("fig2", "better")):
         data = data_of(f"{paper}/{name}")
-        figure = titled(module_of(paper).FIGURES[name](data), data).figure
+        figure = titled(draw_item(data), data).figure
         assert "\n" not in figure.get_suptitle()
         box = figure._suptitle.get_window_extent()
         assert box.width <= figure.bbox.width
@@ -173,34 +171,35 @@ def test_board_has_a_picture_and_a_table_that_name_the_proxy():
         on_board(50, 51, 52, steps=1000, cost=50.0, **STATIC),
         on_board(54, 57, 55, cost=60.0, **CYCLIC),
     ]
-    figure, caption = board.draw(board_of(*cells))
+    figure, caption = board.draw_board(board_of(*cells))
     assert "mini scale, a proxy" in figure.axes[0].get_title().replace("\n", " ") and "n = 3" in caption
     (table,) = board.tables(board_of(*cells))
     rows = [dict(zip(table.headings, row)) for row in table.rows]
     assert [row["method"] for row in rows] == ["static 8 bits, 50 % of the steps", "CR 3-8 bits", "static 8 bits"]
     assert rows[1]["difference to static 8 bits of equal cost"].startswith("+") and rows[1]["scale"] == "mini"
-    assert board.draw(board_of(cells[0], *(Cell({"seed": str(n)}, {}) for n in range(2)))) is None
+    assert board.draw_board(board_of(cells[0], *(Cell({"seed": str(n)}, {}) for n in range(2)))) is None
     plt.close(figure)
 
 
 # Papers do not know each other
 
 
-@pytest.mark.parametrize("paper", PAPERS)
-def test_no_paper_imports_another(paper):
-    source = Path(importlib.util.find_spec(f"bitcycle.figure.{paper}").origin).read_text()
-    imported = {node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)}
-    imported |= {
-        alias.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import) for alias in node.names
-    }
-    for other in set(PAPERS) - {paper}:
-        assert not any(name and name.split(".")[-1] in (other, f"claims_{other}") for name in imported), other
+def test_no_code_is_of_one_paper_alone():
+    for room in ("analysis", "figure"):
+        names = {path.stem for path in (ROOT / "src" / "bitcycle" / room).rglob("*.py")}
+        assert not names & set(PAPERS)
+    files = {path.stem: yaml.safe_load(path.read_text()) for path in spec.PAPERS.glob("*.yaml")}
+    assert set(files) == {*PAPERS, "board"}
+    for paper, content in files.items():
+        assert {f"{paper}/{name}" for name in content.get("items", {})} <= set(ITEMS)
 
 
-def test_a_paper_without_a_module_still_has_its_numbers(monkeypatch, tmp_path):
-    monkeypatch.setattr(make, "module_of", lambda paper: None)
+def test_a_paper_without_a_description_still_has_its_numbers(monkeypatch, tmp_path):
+    monkeypatch.setattr(spec, "PAPERS", tmp_path)
+    spec._content.cache_clear()
     with Drawn(tmp_path / "drawn.json") as known:
         entry = make_item(data_of("cpt/table2"), tmp_path, known)
+    spec._content.cache_clear()
     assert entry.picture is None and len(entry.tables[0].rows) == 120
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import matplotlib.pyplot as plt
+import pytest
 
 from bitcycle.analysis.aggregation import Results
 from bitcycle.analysis.items import read_published
 from bitcycle.figure.data import ItemData
-from bitcycle.figure.make import module_of, spec_of
+from bitcycle.figure.make import draw_item
 from bitcycle.figure.table import as_records, tables_of
+from bitcycle.sweep.manifest import read_manifest
+from tests.conftest import ROOT
 from tests.figures_cases import CYCLIC, ITEMS, PUBLISHED, SMALL, STATIC, data_of, made_up, proxied
 
 
 def records(data: ItemData) -> list[dict[str, str]]:
-    return as_records(tables_of(data, spec_of(data.item)))
+    return as_records(tables_of(data))
 
 
 # Tables
@@ -76,7 +79,7 @@ def test_runs_of_unequal_lengths_are_not_compared():
     found = {(row["schedule"], row["steps"]): row["difference to baseline"] for row in rows}
     assert found["deficit", "400"] == "0.00" and found["deficit", "300"] == ""
     assert found["static", "200"] == found["static", "400"] == "baseline"
-    axes = module_of("better").FIGURES["fig8"](data_of("better/fig8", *cells, scale="mini")).figure.axes[0]
+    axes = draw_item(data_of("better/fig8", *cells, scale="mini")).figure.axes[0]
     assert [line.get_ydata()[0] for line in axes.get_lines() if line.get_marker() == "o"] == [0.0]
     plt.close("all")
 
@@ -86,16 +89,34 @@ def test_published_deviations_are_shown():
     assert {row["published deviation"] for row in rows if row["published"] == "92.23"} == {"0.09"}
 
 
+GRU = {"schedule": "hlhlp", "model": "gru_hlhlp", "dataset": "ptb"}
+
+
+@pytest.mark.parametrize("item", ITEMS.values(), ids=ITEMS)
+def test_the_settings_of_a_published_number_name_one_cell_of_its_sweep(item):
+    file = item.sweep_file(ROOT / "sweeps")
+    rows = [row for suffix in ("", "_digitized") for row in read_published(item, PUBLISHED, suffix)]
+    wanted = {row.get("settings", "") for row in rows} - {""}
+    places = read_manifest(ROOT / "results" / "manifest" / file.parent.name / f"{file.stem}.csv") if wanted else []
+    for settings in wanted:
+        words = dict(word.split("=", 1) for word in settings.split() if not word.startswith("phase="))
+        at_paper = [place for place in places if place.scale == "paper" and not place.superseded]
+        found = {p.hash or p.cell for p in at_paper if all(p.paper.get(key, "") == text for key, text in words.items())}
+        assert len(found) == 1, settings
+
+
 def test_numbers_of_steps_are_those_at_the_ends_of_phases():
     """HLHLp, table 6: what variants A and D had after each of their phases stands beside the published steps."""
-    item = ITEMS["hlhlp/table6"]
-    cells = []
-    for bits, perplexities in (("[32,2,8,2]", (95.0, 99.0, 92.0, 97.0)), ("[32,2]", (96.0, 112.0))):
-        cell = made_up(perplexities[-1], schedule="hlhlp", schedule__bits=bits, model="gru_hlhlp", dataset="ptb")
+    item, cells = ITEMS["hlhlp/table6"], []
+    for bits, lengths, perplexities in (
+        ("[32,2,8,2]", "[50,30,30,30]", (95.0, 99.0, 92.0, 97.0)),
+        ("[32,2]", "[110,30]", (96.0, 112.0)),
+    ):
+        cell = made_up(perplexities[-1], **GRU, schedule__bits=bits, schedule__lengths=lengths)
         object.__setattr__(cell.runs[0], "curve", {"phases": [{"final": number} for number in perplexities]})
         cells.append(cell)
     data = ItemData(item, Results("paper", tuple(cells)), read_published(item, PUBLISHED))
-    published, ours = tables_of(data, spec_of(item))
+    published, ours = tables_of(data)
     rows = [dict(zip(published.headings, row)) for row in published.rows]
     found = {row["group"]: row["ours"] for row in rows if row["ours"] and " step " in row["group"]}
     expected = {f"(A) step {step}": value for step, value in enumerate(("95.00", "99.00", "92.00", "97.00"), 1)}

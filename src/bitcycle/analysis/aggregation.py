@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,12 +27,6 @@ class Value(NamedTuple):
     mean: float
     std: Optional[float]
     n: int
-
-    def __sub__(self, other: object) -> Value:
-        """Difference of means; its spread is that of the difference of two single runs."""
-        assert isinstance(other, Value)
-        std = None if self.std is None or other.std is None else math.hypot(self.std, other.std)
-        return Value(self.mean - other.mean, std, min(self.n, other.n))
 
     def scaled(self, factor: float) -> Value:
         """The value in another unit."""
@@ -128,17 +121,6 @@ class Cell:
         """The main metric at the end of a phase, from 1 on, over the seeds."""
         phases = [run.curve.get("phases", []) for run in self.runs]
         return value_of([float(found[phase - 1]["final"]) for found in phases if len(found) >= phase])
-
-    def less(self, other: Cell, column: str) -> Value | None:
-        """A column minus that of another cell: of equal seeds, which share weights and batches; of means without."""
-        ours, theirs = self._by_seed(column), other._by_seed(column)
-        if common := sorted(ours.keys() & theirs.keys()):
-            return value_of([ours[seed] - theirs[seed] for seed in common])
-        value, reference = self.value(column), other.value(column)
-        return value - reference if value and reference else None
-
-    def _by_seed(self, column: str) -> dict[str, float]:
-        return {run.row["seed"]: number for run in self.runs if (number := run.number(column)) is not None}
 
     def final(self, metric: str) -> Value | None:
         """A number of the last evaluation over the seeds, from the curves."""

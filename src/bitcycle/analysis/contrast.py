@@ -20,6 +20,16 @@ Selector = Mapping[str, Any]
 """Fact or setting -> its value, or a list of them."""
 
 
+def _cpt_method_with_bits(cell: Cell) -> str:
+    method = labels.cpt_method(cell)
+    return f"{method} {'3 to 8' if method == 'progressive precision' else labels.forward_bits(cell)} bits"
+
+
+def _phase_ends(cell: Cell) -> str:
+    values = [cell.at_end_of_phase(phase) for phase in range(1, len(labels.phase_bits(cell)) + 1)]
+    return ", ".join(f"{value.mean:.4g}" for value in values if value)
+
+
 FACTS: dict[str, Callable[[Cell], Any]] = {
     "model": labels.model_of,
     "data": labels.dataset_of,
@@ -46,8 +56,25 @@ FACTS: dict[str, Callable[[Cell], Any]] = {
     "first_stage": lambda cell: (cell.setting("schedule.stages") or [0])[0],
     "formula_cost": lambda cell: round(cost_of(labels.schedule_of(cell)), 2),
     "rate": lambda cell: cell.setting("training.learning_rate.initial", 0.1),
+    "cpt_method": labels.cpt_method,
+    "stages_method": labels.stages_method,
+    "partial_method": labels.partial_method,
+    "cpt_method_bits": _cpt_method_with_bits,
+    "mode": lambda cell: "Q-Agg" if cell.setting("model.aggregation") == "quantized" else "FP-Agg",
+    "window_kind": lambda cell: labels.window_edge(cell)[0],
+    "window_edge": lambda cell: labels.window_edge(cell)[1],
+    "up_to": lambda cell: f"up to {labels.highest(labels.forward_bits(cell))} bits",
+    "cycles": lambda cell: float(cell.setting("schedule.cycles") or 1),
+    "epsilon": lambda cell: (
+        float(cell.setting("schedule.epsilon", 0.05)) if labels.schedule_of(cell) == "pfq" else None
+    ),
+    "alpha": lambda cell: float(cell.setting("schedule.alpha", 0.3)),
+    "seconds": lambda cell: statistics.median([run.number("seconds") or 0.0 for run in cell.runs]),
+    "steps per second": lambda cell: f"{value.mean:.1f}" if (value := cell.value("steps_per_second")) else "",
+    "q_min found": lambda cell: ", ".join(sorted({str(run.row["q_min"]) for run in cell.runs})),
+    "at the ends of phases": _phase_ends,
 }
-"""What claims ask of a cell; any other word is a setting."""
+"""What claims and pictures ask of a cell; any other word is a setting."""
 
 
 def fact(cell: Cell, name: str) -> Any:

@@ -1,12 +1,10 @@
-"""What the papers call the cells of our experiments (network, data, method, bits), and which cell a published number is about."""
+"""What the papers call the cells of our experiments (network, data, method, bits)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
 
 from bitcycle.analysis.aggregation import Cell
-from bitcycle.analysis.items import Published
 from bitcycle.schedule import SUITE
 
 MODELS = {
@@ -49,12 +47,6 @@ DATASETS = {
     "fsdd": "spoken digits",
     "voc_small": "PascalVOC, a small part",
 }
-SPELLINGS = {
-    "PTB": "Penn Treebank",
-    "Transformer-base": "Transformer",
-    "CIFAR-100 halves": "CIFAR-100",
-}
-"""Names that the papers have for the same thing."""
 NETWORKS = {
     "ptb": "lstm",
     "wikitext2": "lstm_hlhlp",
@@ -248,46 +240,30 @@ def method_of(cell: Cell) -> str:
     return names.get(schedule, schedule)
 
 
-def same(published: str, ours: str) -> bool:
-    """Whether a printed name covers ours; an empty one covers all, "CIFAR-10/100" both.
-
-    >>> same("", "x"), same("CIFAR-10/100", "CIFAR-100"), same("ResNet-18/ResNet-34", "ResNet-18"), same("PTB", "Penn Treebank")
-    (True, True, True, True)
-    >>> same("ResNet-38/74", "ResNet-74"), same("CIFAR-10", "CIFAR-100")
-    (True, False)
-    """
-    published, ours = SPELLINGS.get(published, published), SPELLINGS.get(ours, ours)
-    if not published or published == ours:
-        return True
-    first, *rest = published.split("/")
-    stem = re.sub(r"\d+$", "", first)
-    return bool(rest) and ours in {first, *rest, *(stem + word for word in rest)}
+def cpt_method(cell: Cell) -> str:
+    """The method in the words of CPT."""
+    if schedule_of(cell) == "pfq_manual":
+        changing = len(cell.setting("schedule.boundaries") or []) > 2
+        return "progressive precision" if changing else "static first-stage precision"
+    return "CPT on gradients only" if schedule_of(cell) == "gradient_cycle" else method_of(cell)
 
 
-Match = Callable[[Published, Cell], bool]
-"""Whether a published number is about a cell."""
-Column = Callable[[str, Cell], bool]
-"""Whether a column of published numbers agrees with a cell."""
-COLUMNS: dict[str, Column] = {
-    "model": lambda text, cell: same(text, model_of(cell)),
-    "dataset": lambda text, cell: same(text, dataset_of(cell)),
-    "method": lambda text, cell: text.removesuffix(" improvement") in ("", method_of(cell)),
-    "fw_bits": lambda text, cell: text == forward_bits(cell),
-    "bw_bits": lambda text, cell: text == backward_bits(cell),
-}
+def stages_method(cell: Cell) -> str:
+    """The method in the words of FracTrain, figure 7: Manual-PFQ four-stage, Auto-PFQ two-stage, ..."""
+    method = method_of(cell)
+    if method not in ("PFQ", "Manual-PFQ"):
+        return method
+    stages = len(cell.setting("schedule.stages") or [3, 4, 6, 8])
+    number = {2: "two-stage", 4: "four-stage"}.get(stages, f"{stages} stages")
+    return f"{'Auto' if method == 'PFQ' else 'Manual'}-PFQ {number}"
 
 
-def anything(text: str, cell: Cell) -> bool:
-    """A column that is not compared."""
-    return True
+def partial_method(cell: Cell) -> str:
+    """The method in the words of partial pre-training."""
+    return {"full": "full precision", "partial": "partial pre-training"}.get(precision_of(cell), "low precision")
 
 
-def matches(row: Published, cell: Cell, **columns: Column) -> bool:
-    """Network, data, method and bits agree, where the row names them; `columns` are compared in another way, or besides."""
-    return all(column(row[name], cell) for name, column in {**COLUMNS, **columns}.items() if row[name])
-
-
-def only(cells: Sequence[Cell]) -> Cell | None:
-    """The only cell, where all of several have the same runs; else None: a number about several has no single counterpart."""
-    distinct = {tuple(id(run) for run in cell.runs) for cell in cells}
-    return cells[0] if len(distinct) == 1 else None
+def window_edge(cell: Cell) -> tuple[str, float]:
+    """Better Schedules, figure 8: which edge of a window of low precision says where it lies, and its place."""
+    start, end = window_of(cell)
+    return ("later window, by its beginning", start) if start else ("initial window, by its end", end)

@@ -120,7 +120,7 @@ def rows_of(data: ItemData) -> list[Row]:
     return found
 
 
-def draw(data: ItemData) -> Drawing | None:
+def draw_board(data: ItemData) -> Drawing | None:
     """Accuracy against cost with the Pareto front, and differences to static 8 bits of equal cost."""
     rows = rows_of(data) if data.complete_enough else []
     if not rows:
@@ -193,7 +193,3 @@ def tables(data: ItemData) -> list[Table]:
         for row in rows
     ]
     return [Table("Our runs of all methods, cheapest first", records)]
-
-
-FIGURES = {"": draw}
-"""All boards have the same picture."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Optional
 
 from bitcycle.analysis.aggregation import Cell, Results
-from bitcycle.analysis.contrast import Pool, Selector, readings, select
+from bitcycle.analysis.contrast import Pool, Selector, fact, readings, select
 from bitcycle.analysis.items import SWEEPS, Item, Published
 from bitcycle.analysis.labels import dataset_label, model_label, panel_of
 from bitcycle.analysis.statistics import Estimate, over_seeds
+from bitcycle.figure.spec import Spec, spec_of
 from bitcycle.sweep.item import Sweep
 
 ANALYSE = "python -m bitcycle.measurement.after_sweep"
@@ -42,6 +43,11 @@ class ItemData:
     file: Optional[Path] = None
     sweep: Sweep = Sweep()
     pool: Pool = field(default_factory=lambda: Pool(()))
+
+    @property
+    def spec(self) -> Spec:
+        """How it is drawn, and how its numbers are found."""
+        return spec_of(self.item)
 
     @property
     def command(self) -> str:
@@ -98,11 +104,11 @@ def our_network(cell: Cell) -> str:
     return f"{model_label(model)}{skips}, {data}{f' ({samples:,} samples)' if samples else ''}"
 
 
-def panels_of(data: ItemData, split: Callable[[Cell], str] | None = None) -> list[Panel]:
-    """The cells with runs by our network and data, and by `split`; cells filled by the same trainings are one."""
+def panels_of(data: ItemData, split: str = "") -> list[Panel]:
+    """The cells with runs by our network and data, and by the fact `split`; cells filled by the same trainings are one."""
     groups: dict[str, tuple[dict[str, None], dict[frozenset[tuple[str, str]], Cell]]] = {}
     for cell in data.results.done:
-        extra = split(cell) if split else ""
+        extra = fact(cell, split) if split else ""
         papers, cells = groups.setdefault(our_network(cell) + (extra and f", {extra}"), ({}, {}))
         if cell.stand_ins:
             papers[panel_of(cell)] = None

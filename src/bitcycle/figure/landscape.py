@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure, SubFigure
 
-from bitcycle.analysis.landscape import rise
+from bitcycle.analysis.aggregation import Cell, Results
+from bitcycle.analysis.labels import forward_bits, highest, phase_method
+from bitcycle.analysis.landscape import results_of, rise
+from bitcycle.analysis.statistics import over_seeds
+from bitcycle.figure.data import ItemData, panels_of
+from bitcycle.figure.plots import Point, draw_series, looks, point, title
+from bitcycle.figure.style import ORDERED, Drawing, Look, legend, panels
 from bitcycle.measurement.artifacts import Result
 
 LEVELS = np.arange(0.1, 10, 0.5)
 """Contour levels of CPT, figure 6, and the default of Li et al.'s code."""
-CONTOURS = HEIGHTS = "viridis"
 MARKS = ("s", "^", "o")
 
 
@@ -31,7 +41,7 @@ def draw_contours(axes: Axes, surface: Result) -> None:
     finite = np.nan_to_num(loss, nan=1e9, posinf=1e9)
     levels = LEVELS[(finite.min() < LEVELS) & (finite.max() > LEVELS)]
     if len(levels):
-        look = {"cmap": CONTOURS, "vmin": LEVELS[0], "vmax": LEVELS[-1], "linewidths": 1.1}
+        look = {"cmap": ORDERED, "vmin": LEVELS[0], "vmax": LEVELS[-1], "linewidths": 1.1}
         lines = axes.contour(x, y, finite, levels=levels, **look)
         axes.clabel(lines, levels[::2], fontsize=6.5, fmt="%.1f")
     middle = float(loss[len(y) // 2, len(x) // 2])
@@ -60,12 +70,12 @@ def draw_plane(
     heights = np.nan_to_num(heights, nan=np.nanmax(heights))
     mesh = np.meshgrid(x, y)
     shown = axes.plot_surface(
-        *mesh, heights, cmap=HEIGHTS, alpha=0.75, linewidth=0.2, edgecolor="0.4", antialiased=True
+        *mesh, heights, cmap=ORDERED, alpha=0.75, linewidth=0.2, edgecolor="0.4", antialiased=True
     )
     low, high = float(heights.min()), float(heights.max())
     base = low - 0.35 * (high - low or 1.0)
     if high > low:
-        axes.contour(*mesh, heights, levels=12, cmap=HEIGHTS, offset=base, linewidths=0.8)
+        axes.contour(*mesh, heights, levels=12, cmap=ORDERED, offset=base, linewidths=0.8)
     corners = [row for row in plane.rows if row["network"]]
     for row, name, mark in zip(corners, names, MARKS, strict=True):
         place, height = (float(row["x"]), float(row["y"])), float(row[column])
@@ -93,3 +103,99 @@ def described_surface(result: Result) -> str:
     words = f"{options['points']} x {options['points']} points on {facts['samples']} {split} images"
     bits = {"run": "bits of the last evaluation", "float": "quantized weights as plain numbers"}
     return f"{words}, {bits[options['precision']]}" if "seed" in options else words
+
+
+# Pictures of papers
+
+
+def contours(data: ItemData, look: str) -> Drawing | None:
+    """Contours of the loss around each network, and how far it rises over all pairs of directions."""
+    cells = [(cell, found) for p in panels_of(data) for cell in p.cells if (found := results_of(cell.runs, "surface"))]
+    if not data.complete_enough or 2 * len(cells) < len(data.results.done):
+        return None
+    figure, axes = panels(len(cells) + 1, width=3.0, height=3.0, columns=len(cells) + 1)
+    series: dict[Look, list[Point]] = {}
+    for (cell, found), part in zip(cells, axes):
+        shade = looks(data, look)(cell)
+        draw_contours(part, min(found, key=lambda result: result.options.get("seed", 0)))
+        title(part, shade.label)
+        rises = [radial_rise(surface) for surface in found]
+        shade = shade._replace(marker="^" if highest(forward_bits(cell)) < 8 else shade.marker)
+        values = {radius: [rise[radius] for rise in rises] for radius in rises[0]}
+        series[shade] = [(radius, statistics.fmean(v), (min(v), max(v))) for radius, v in values.items()]
+    draw_series(axes[-1], series, line=True)
+    axes[-1].set_xlabel("distance in lengths of the filters")
+    axes[-1].set_ylabel("rise of the loss")
+    title(axes[-1], f"mean over {max(len(found) for _, found in cells)} pairs of random directions")
+    shown = ScalarMappable(Normalize(LEVELS[0], LEVELS[-1]), ORDERED)
+    figure.colorbar(shown, ax=axes[-2], label="loss (cross-entropy)", shrink=0.7)
+    legend(figure, axes[-1:])
+    words = " / ".join(dict.fromkeys(described_surface(found[0]) for _, found in cells))
+    pairs = "contours: the first pair of directions; bars: smallest and largest of all pairs"
+    return Drawing(figure, f"{panels_of(data)[0].title}. {words}; {pairs}. One training each.")
+
+
+def network_name(cell: Cell, phase: int | None) -> str:
+    """HLHLp's name of a network: FLOAT, Hlp, HLp or HLHLp; the phase is that at whose end it stood, None the last."""
+    method = phase_method(cell)
+    if method == "float" or phase == 1:
+        return "FLOAT"
+    return "Hlp" if method == "fine-tuning" else "HLHLp" if phase is None else "HLp"
+
+
+def planes_of(results: Results, split: str) -> list[tuple[Result, list[str]]]:
+    """Every plane of the train or test split with the names of its networks; of several seeds the first."""
+    cells = {run.training: cell for cell in results.done for run in cell.runs}
+    found: dict[tuple[str, ...], Result] = {}
+    for plane in (plane for cell in results.done for plane in results_of(cell.runs, "plane")):
+        parts = [(cells.get((part["hash"], str(part["seed"]))), part["phase"]) for part in plane.header["runs"]]
+        if plane.options["split"] == split and all(cell is not None for cell, _ in parts):
+            found.setdefault(tuple(network_name(cell, phase) for cell, phase in parts if cell), plane)
+    return [(plane, list(names)) for names, plane in sorted(found.items(), reverse=True)]
+
+
+def planes(data: ItemData, split: str, height: str, label: str) -> Drawing | None:
+    """The planes through three networks.
+
+    Args:
+        data: of the item.
+        split: on which they were measured.
+        height: column that is drawn upwards.
+        label: of that axis.
+    """
+    found = planes_of(data.results, split)
+    if not found:
+        return None
+    figure = plt.figure(figsize=(5.2 * len(found), 5.0), layout="constrained")
+    for index, (plane, names) in enumerate(found):
+        axes = figure.add_subplot(1, len(found), index + 1, projection="3d")
+        draw_plane(figure, axes, plane, names, height, label)
+        axes.set_title(", ".join(names))
+    return Drawing(figure, f"{described_surface(found[0][0])}; quantized weights as plain numbers.")
+
+
+def measured(data: ItemData, measurement: str, by: str, column: str, label: str) -> Drawing | None:
+    """A measurement of each network by corruption, noise or size of the box.
+
+    Args:
+        data: of the item.
+        measurement: its kind.
+        by: its column of categories.
+        column: its column of numbers.
+        label: of the axis.
+    """
+    series: dict[Look, list[Point]] = {}
+    for cell, phase in itertools.product(data.results.done if data.complete_enough else (), (None, 1, 2)):
+        groups: dict[str, list[float]] = {}
+        for row in (row for result in results_of(cell.runs, measurement, phase) for row in result.rows):
+            groups.setdefault(row[by], []).append(float(row[column]))
+        if groups:
+            look = Look(network_name(cell, phase), f"C{len(series)}", "os^Dv"[len(series) % 5])
+            series[look] = [point(name, over_seeds(values)) for name, values in groups.items()]
+    if not series:
+        return None
+    figure, axes = panels(1, width=8, height=3.0)
+    draw_series(axes[0], series)
+    axes[0].set_ylabel(label)
+    legend(figure, axes)
+    return Drawing(figure, "Means over severities, ratios and seeds, with 95 % intervals.")

@@ -6,13 +6,10 @@ changed. Items without runs show what the paper prints, and the command that tra
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Optional
 
 from rich.console import Console
@@ -26,13 +23,12 @@ from bitcycle.analysis.items import PAPERS, PUBLISHED, SWEEPS, Item, read_items,
 from bitcycle.analysis.judge import judge
 from bitcycle.analysis.verdict import ClaimResult, write_claims
 from bitcycle.csv_files import write_csv
-from bitcycle.figure import board
+from bitcycle.figure import board, landscape, plots, recorded, schematic
 from bitcycle.figure.data import ItemData
 from bitcycle.figure.drawn import Drawn, inputs_of
 from bitcycle.figure.page import Entry, Picture, write_pages
-from bitcycle.figure.plots import forest
 from bitcycle.figure.style import Drawing
-from bitcycle.figure.table import Spec, as_records, tables_of
+from bitcycle.figure.table import as_records, tables_of
 from bitcycle.resources import resource_root
 from bitcycle.sweep.item import Sweep, read_sweep
 from bitcycle.sweep.manifest import MANIFEST, read_manifest
@@ -65,10 +61,23 @@ class Places:
         return self.summary or self.root / SUMMARY
 
 
-def module_of(paper: str) -> ModuleType | None:
-    """The module with the figures of a paper; None where there is none."""
-    name = f"bitcycle.figure.{paper}"
-    return importlib.import_module(name) if importlib.util.find_spec(name) else None
+KINDS: dict[str, Callable[..., Optional[Drawing]]] = {
+    function.__name__: function
+    for function in (
+        *(plots.tradeoff, plots.points_by_setting, plots.curves, plots.splits, board.draw_board),
+        *(landscape.contours, landscape.planes, landscape.measured),
+        *(recorded.range_tests, recorded.bits_and_loss, recorded.bits_of_blocks),
+        *(schematic.diagram, schematic.suite_picture, schematic.cosine_picture, schematic.static_and_cyclic),
+    )
+}
+"""Kind of picture -> what draws it, from the item and the options that papers/PAPER.yaml gives it."""
+
+
+def draw_item(data: ItemData) -> Drawing | None:
+    """The picture of an item: the first of those that its paper's file names which has its runs; None without any."""
+    several = ({**picture} for picture in data.spec.pictures)
+    drawings = (KINDS[picture.pop("kind")](data, **picture) for picture in several)
+    return next((drawing for drawing in drawings if drawing is not None), None)
 
 
 def make_all(places: Places) -> list[Entry]:
@@ -103,14 +112,6 @@ def gather(item: Item, pool: Pool, places: Places) -> ItemData:
     )
 
 
-def spec_of(item: Item) -> Spec:
-    """How the numbers of an item are found in our runs."""
-    module = module_of(item.paper)
-    found = module.SPECS.get(item.name, module.SPEC) if module else Spec()
-    assert isinstance(found, Spec)
-    return found
-
-
 def board_items(sweeps: Path) -> list[Item]:
     """The boards: accuracy against cost of all methods, which no paper has."""
     named = ((file.stem, read_sweep(file)) for file in sorted((sweeps / "board").glob("*.yaml")))
@@ -121,10 +122,10 @@ def board_items(sweeps: Path) -> list[Item]:
 def make_item(data: ItemData, folder: Path, drawn: Drawn) -> Entry:
     """Write the picture of an item, if it has one, and its tables as CSV; returns its entry in the page."""
     item, path = data.item, folder / data.item.paper / data.item.name
-    module = module_of(item.paper)
-    draw = module.FIGURES.get(item.name, module.FIGURES.get("")) if module else None
-    picture = drawn.picture(item.id, inputs_of(data), path, lambda: titled(draw(data), data)) if draw else None
-    tables = board.tables(data) if item.paper == "board" else tables_of(data, spec_of(item))
+    picture = None
+    if data.spec.pictures:
+        picture = drawn.picture(item.id, inputs_of(data), path, lambda: titled(draw_item(data), data))
+    tables = board.tables(data) if item.paper == "board" else tables_of(data)
     records, table, page = as_records(tables), *(path.with_name(f"{path.name}.{ending}") for ending in ("csv", "md"))
     if records:
         write_csv(table, list(dict.fromkeys(name for record in records for name in record)), records)
@@ -153,7 +154,7 @@ def draw_forest(claims: Sequence[ClaimResult], path: Path, drawn: Drawn) -> Pict
     caption = "Filled: decided, hollow: leaning; lines: confidence intervals; diamonds: the published effect, in another setting."
 
     def draw() -> Drawing | None:
-        return Drawing(forest([vars(row) for row in rows]), caption) if rows else None
+        return Drawing(plots.forest([vars(row) for row in rows]), caption) if rows else None
 
     return drawn.picture("claims", [vars(row) for row in rows], path, draw)
 

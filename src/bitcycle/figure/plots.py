@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from bitcycle.analysis.aggregation import Cell
-from bitcycle.analysis.contrast import Selector, select
+from bitcycle.analysis.contrast import Selector, fact, select
 from bitcycle.analysis.items import Published
+from bitcycle.analysis.labels import split_of
 from bitcycle.analysis.statistics import Estimate
 from bitcycle.figure.data import (
     ItemData,
@@ -25,10 +28,11 @@ from bitcycle.figure.data import (
     metric_name,
     panels_of,
 )
+from bitcycle.figure.schematic import suite_legend, suite_look
+from bitcycle.figure.spec import Spec
 from bitcycle.figure.style import ORDERED, Drawing, Look, legend, look_of, panels
 
 Looks = Callable[[Cell], Look]
-Place = Callable[[Cell], "float | str | None"]
 Point = tuple[Any, float, Optional[tuple[float, float]]]
 """Place, value, and the ends of its interval."""
 INTERVALS = "bars: 95 % intervals over seeds, below three seeds with the deviation pooled over all settings"
@@ -65,55 +69,65 @@ def draw_points(axes: Axes, look: Look, points: Iterable[Point]) -> None:
 # Cost against accuracy
 
 
-def drawable(
-    data: ItemData, base: Selector, column: str, split: Callable[[Cell], str] | None = None, same_length: bool = False
-) -> list[Panel]:
+def drawable(data: ItemData, split: str = "", same_length: bool = False) -> list[Panel]:
     """The panels with a baseline, room for a difference, and something beside it; none below half of the cells of the item."""
     found = panels_of(data, split) if data.complete_enough else []
     if same_length:
         found = [part for panel in found for part in by_length(panel)]
     several = [panel for panel in found if len(panel.cells) > 1]
-    return [panel for panel in several if (first := panel.first(base)) and not at_ceiling(first, column)]
+    return [p for p in several if (first := p.first(data.spec.base)) and not at_ceiling(first, data.spec.column)]
+
+
+def looks(data: ItemData, name: str) -> Looks:
+    """The look of a cell by a fact: that of a method, or for numbers a shade and a mark; `suite` is that of Better Schedules."""
+    if name == "suite":
+        return suite_look
+    numbers = sorted({value for cell in data.results.done if isinstance(value := fact(cell, name), float)})
+
+    def look(cell: Cell) -> Look:
+        value = fact(cell, name)
+        if not isinstance(value, float):
+            return look_of(str(value))
+        place = numbers.index(value)
+        colour = to_hex(colormaps[ORDERED](place / max(1, len(numbers) - 1)))
+        return Look(f"{name} = {value:g}", colour, "os^Dv"[place % 5])
+
+    return look
 
 
 def tradeoff(
-    data: ItemData,
-    look: Looks,
-    base: Selector,
-    column: str,
-    split: Callable[[Cell], str] | None = None,
-    cost: str = "",
-    published_base: Mapping[str, str] | None = None,
+    data: ItemData, look: str, split: str = "", cost: str = "", published_base: Mapping[str, str] | None = None
 ) -> Drawing | None:
     """Differences to static 8 bits, seed by seed, against cost relative to it; one panel for each network and data of ours.
 
     Args:
         data: of the item.
-        look: of a setting.
-        base: facts of the baseline.
-        column: of runs.csv with the metric.
-        split: further division into panels.
+        look: fact that says how a setting looks, see `looks`.
+        split: fact of a further division into panels.
         cost: published metric against which accuracies that were read from the paper's picture have a panel of their own.
         published_base: what rows of the paper's baseline say.
     """
-    shown, read = drawable(data, base, column, split, same_length=True), bool(cost and data.digitized)
+    shown, read = drawable(data, split, same_length=True), bool(cost and data.digitized)
     if not shown and not read:
         return None
     figure, axes = panels(len(shown) + read)
     for panel, part in zip(shown, axes):
-        draw_tradeoff(part, panel, look, base, column)
+        draw_tradeoff(part, panel, looks(data, look), data.spec)
     if read:
         draw_published(axes[-1], data.digitized, cost, published_base or {})
-    legend(figure, axes)
+    if look == "suite":
+        suite_legend(figure)
+    else:
+        legend(figure, axes)
     ours = f"Ours: differences to static 8 bits of equal seeds; {INTERVALS}. Points of nearly equal cost stand side by side."
     theirs = "Published: read from the paper's picture, one run each, against the paper's own baseline."
     return Drawing(figure, " ".join([ours] * bool(shown) + [theirs] * read))
 
 
-def draw_tradeoff(axes: Axes, panel: Panel, look: Looks, base: Selector, column: str) -> None:
+def draw_tradeoff(axes: Axes, panel: Panel, look: Looks, spec: Spec) -> None:
     """One panel of `tradeoff`."""
-    first = panel.first(base)
-    found = differences(panel, first, column)
+    first = panel.first(spec.base)
+    found = differences(panel, first, spec.column)
     costs = {index: cost for index in found if (cost := cost_against(panel.cells[index], first)) is not None}
     axes.axhline(0, color="0.5", linewidth=0.8)
     for index, place in side_by_side({**costs, -1: 1.0}).items():
@@ -182,11 +196,10 @@ def draw_published(axes: Axes, rows: Sequence[Published], cost: str, base: Mappi
 
 def points_by_setting(
     data: ItemData,
-    place: Place,
-    look: Looks,
-    column: str,
+    place: str,
+    look: str,
     x: str = "",
-    base: Selector | None = None,
+    differences_to_base: bool = True,
     log: bool = False,
     line: bool = True,
     note: str = "",
@@ -195,16 +208,16 @@ def points_by_setting(
 
     Args:
         data: of the item.
-        place: where a cell stands: a number, a category, or None for nowhere.
-        look: of a cell.
-        column: of runs.csv.
+        place: fact that says where a cell stands: a number, a category, or None for nowhere.
+        look: fact that says how it looks, see `looks`.
         x: label of that axis.
-        base: facts of the baseline.
+        differences_to_base: False for the results themselves where the item has a baseline.
         log: whether the axis is logarithmic.
         line: whether points of equal looks are joined.
         note: end of the caption.
     """
-    shown = drawable(data, base, column) if base else panels_of(data) if data.complete_enough else []
+    base, column = data.spec.base if differences_to_base else None, data.spec.column
+    shown = drawable(data) if base else panels_of(data) if data.complete_enough else []
     if not shown:
         return None
     figure, axes = panels(len(shown))
@@ -213,8 +226,8 @@ def points_by_setting(
         for alike in by_length(panel) if base else [panel]:
             first = alike.first(base)
             for index, value in differences(alike, first, column).items() if first or not base else ():
-                if (where := place(alike.cells[index])) is not None:
-                    series.setdefault(look(alike.cells[index]), []).append(point(where, value))
+                if (where := fact(alike.cells[index], place)) is not None:
+                    series.setdefault(looks(data, look)(alike.cells[index]), []).append(point(where, value))
         draw_series(part, series, line, log)
         if base is not None:
             part.axhline(0, color="0.5", linewidth=0.8)
@@ -268,12 +281,12 @@ def apart(places: Sequence[float], share: float = 0.1) -> list[float]:
 # Curves
 
 
-def curves(data: ItemData, look: Looks, x: str = "step", keep: Selector | None = None) -> Drawing | None:
+def curves(data: ItemData, look: str, x: str = "step", keep: Selector | None = None) -> Drawing | None:
     """Evaluations over the run, mean and standard deviation over seeds; None where runs have too few for a curve.
 
     Args:
         data: of the item.
-        look: of a cell.
+        look: fact that says how a cell looks, see `looks`.
         x: step or gbitops.
         keep: facts of the cells to draw.
     """
@@ -284,7 +297,7 @@ def curves(data: ItemData, look: Looks, x: str = "step", keep: Selector | None =
     figure, axes = panels(len(shown))
     for (panel, cells), part in zip(shown, axes):
         for cell in cells:
-            draw_curve(part, cell, look(cell), x)
+            draw_curve(part, cell, looks(data, look)(cell), x)
         title(part, panel.title)
         part.set_xlabel("optimizer step" if x == "step" else "accumulated GBitOps")
         part.set_ylabel(metric_name(cells))
@@ -331,6 +344,29 @@ def heat(
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.figure.colorbar(shown, ax=axes, label=label)
+
+
+def splits(data: ItemData) -> Drawing | None:
+    """The final metric by budget and its split between two phases, as it is and relative to the even split of the same budget."""
+    shown = panels_of(data)[:1] if data.complete_enough else []
+    if not shown:
+        return None
+    values: dict[tuple[float, float], float] = {}
+    for cell in shown[0].cells:
+        if (value := cell.value("final")) is not None:
+            total = int(fact(cell, "steps"))
+            values[round(split_of(cell) * total), total] = value.mean
+    figure, axes = panels(2, columns=2, width=5.2, height=3.8)
+    words = "iterations in full precision", "iterations in all"
+    heat(axes[0], values, *words, metric_name(shown[0].cells))
+    even = {total: value for (full, total), value in values.items() if 2 * full == total}
+    gains = {(full, total): value - even[total] for (full, total), value in values.items() if total in even}
+    heat(axes[1], gains, *words, "difference to the even split", difference=True)
+    title(axes[0], shown[0].name)
+    title(axes[1], f"{shown[0].name}: budgets with an even split")
+    return Drawing(
+        figure, f"Each square is one training ({data.results.trials}); the leftmost column is 1 bit throughout."
+    )
 
 
 # Claims

@@ -10,12 +10,15 @@ import matplotlib
 import matplotlib.pyplot as plt
 import yaml
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
+from bitcycle.analysis.aggregation import Cell
 from bitcycle.analysis.claim_functions import relative_cost
-from bitcycle.analysis.labels import group_of
+from bitcycle.analysis.labels import group_of, schedule_of
 from bitcycle.figure.data import ItemData
-from bitcycle.figure.style import FORMS, ORDERED, PROFILES, Drawing, panels, save
+from bitcycle.figure.style import FORMS, ORDERED, PROFILES, Drawing, Look, panels, save
 from bitcycle.schedule import SUITE, Cyclic, Schedule, schedule
 from bitcycle.schedule.profile import growth_profile
 
@@ -41,6 +44,33 @@ def draw_bits(axes: Axes, bound: Schedule, colour: str, smooth: bool = True) -> 
     axes.stairs(bits, edges, baseline=None, color=colour, linewidth=1.3)
     axes.set_yticks(range(3, 9))
     axes.margins(x=0.02, y=0.1)
+
+
+def suite_look(cell: Cell) -> Look:
+    """The look of a schedule in the encoding of Better Schedules: its profile and form, and an outline for q_max; no label."""
+    edge = "black" if cell.setting("schedule.q_max") == 8 else None
+    name = schedule_of(cell)
+    if name not in SUITE:
+        return Look("", "0.35", "s", edge)
+    profile, form, _ = SUITE[name]
+    return Look("", PROFILES[profile], FORMS[form], edge)
+
+
+def suite_legend(figure: Figure) -> None:
+    """The legend of that encoding."""
+    words = {"repeated": "repeated", "vertical": "triangular, mirrored values"}
+    words["horizontal"] = "triangular, mirrored time"
+    looks: list[dict[str, Any]] = [
+        {"marker": "s", "color": colour, "label": profile} for profile, colour in PROFILES.items()
+    ]
+    looks += [{"marker": mark, "color": "0.6", "label": words[form]} for form, mark in FORMS.items()]
+    looks += [{"marker": "s", "color": "0.35", "label": "static"}]
+    looks += [
+        {"marker": "o", "color": "0.8", "mec": edge, "label": f"q_max = {q}"} for edge, q in (("black", 8), ("0.8", 6))
+    ]
+    columns = 5 if figure.get_figwidth() > 8 else 3
+    handles = [Line2D([], [], linestyle="none", **look) for look in looks]
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
 
 
 def draw_suite(path: Path, cycles: int = 8) -> Path:

@@ -44,11 +44,13 @@ COLOURS = {
     "FracTrain": "#d55e00",
     "DoReFa": "#8a5a00",
     "WAGEUBN": "#b8a000",
+    "initial window, by its end": "#0072b2",
+    "later window, by its beginning": "#d55e00",
 }
 """Colour of each method, the same in all papers; told apart by colour-blind readers, and marks differ as well."""
 MARKS = {
     **dict.fromkeys(("SBM", "static", "Full Precision", "full precision", "float"), "s"),
-    **dict.fromkeys(("SBM+CLR", "fine-tuning", "Q-Agg", "low precision"), "D"),
+    **dict.fromkeys(("SBM+CLR", "fine-tuning", "Q-Agg", "low precision", "later window, by its beginning"), "D"),
     **dict.fromkeys(("PFQ", "Auto-PFQ four-stage", "progressive precision"), "P"),
     **dict.fromkeys(("DFQ", "Manual-PFQ four-stage"), "X"),
     **dict.fromkeys(("DoReFa", "Manual-PFQ two-stage"), "^"),

@@ -12,7 +12,7 @@ from bitcycle.analysis.aggregation import Cell, Run, read_runs
 from bitcycle.analysis.collect import SUMMARY, summary_row
 from bitcycle.analysis.contrast import Pool
 from bitcycle.analysis.items import PUBLISHED, read_items
-from bitcycle.figure.make import RESULTS, Places, gather, spec_of
+from bitcycle.figure.make import RESULTS, Places, gather
 from bitcycle.figure.table import Table, number, tables_of
 from bitcycle.resources import resource_root
 from bitcycle.training.run_folder import RunFolder
@@ -41,7 +41,7 @@ def sweep_tables(name: str, folders: Iterable[RunFolder]) -> list[Table]:
     for item in read_items(root / PUBLISHED) if runs and name else ():
         if item.sweep == name:
             data = gather(item, Pool(runs), Places(root, RESULTS))
-            found += tables_of(data, spec_of(item)) if data.results.done else []
+            found += tables_of(data) if data.results.done else []
     return found or ([measured(runs)] if runs else [])
 
 

@@ -6,18 +6,17 @@ names network, data, scale and steps in each row and each training once.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from bitcycle.analysis import labels
-from bitcycle.analysis.aggregation import Cell, Results, Value
-from bitcycle.analysis.contrast import Selector, agreeing, fact, select
+from bitcycle.analysis.aggregation import Cell, Value
+from bitcycle.analysis.contrast import fact
 from bitcycle.analysis.items import Published
 from bitcycle.analysis.statistics import Estimate
 from bitcycle.figure.data import ItemData, Panel, by_length, differences, our_network, panels_of
+from bitcycle.figure.spec import Spec
 from bitcycle.schedule import SUITE
 
 MACS_PER_GBITOP = 1e9 / 32**2
@@ -52,29 +51,6 @@ RELATIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Spec:
-    """How the numbers of one item are found in our runs.
-
-    Attributes:
-        column: of runs.csv that holds the metric as the paper reports it: final or best.
-        match: whether a published number is about a cell.
-        cost: of runs.csv: gbitops, or gbitops_to_best.
-        named: the method of a cell of ours in the words of the paper.
-        phase: at the end of which phase, from 1 on, a published number was measured; None: at the end of the run.
-        base: which of our cells the others are compared with.
-        measures: further numbers of our cells: heading -> text.
-    """
-
-    column: str = "final"
-    match: labels.Match = labels.matches
-    cost: str = "gbitops"
-    named: Callable[[Cell], str] = labels.method_of
-    phase: Callable[[Published], Optional[int]] = lambda row: None
-    base: Optional[Selector] = None
-    measures: Mapping[str, Callable[[Cell], str]] = field(default_factory=dict)
-
-
 class Table(NamedTuple):
     """Rows of text, heading -> cell, below a caption."""
 
@@ -98,19 +74,19 @@ class Table(NamedTuple):
         return cls(caption, [{name: record[name] for name in kept} for record in records])
 
 
-def tables_of(data: ItemData, spec: Spec) -> list[Table]:
+def tables_of(data: ItemData) -> list[Table]:
     """The tables of an item that have rows: the published numbers, and our runs."""
-    found = [published_table([*data.published, *data.digitized], data.results, spec), our_table(data, spec)]
+    found = [published_table(data), our_table(data)]
     return [table for table in found if table.records]
 
 
 # What the paper prints
 
 
-def published_table(rows: Sequence[Published], results: Results, spec: Spec) -> Table:
+def published_table(data: ItemData) -> Table:
     """Every published number with its deviation; ours beside it where network, data and scale are the paper's."""
-    rows = [row for row in rows if row["metric"] != "none_stated"]
-    ours = [ours_of(row, results, spec) for row in rows]
+    rows = [row for row in [*data.published, *data.digitized] if row["metric"] != "none_stated"]
+    ours = [ours_of(row, data) for row in rows]
     matched = any(value is not None for value in ours)
     records = []
     for row, value in zip(rows, ours):
@@ -126,13 +102,20 @@ def published_table(rows: Sequence[Published], results: Results, spec: Spec) -> 
     return Table.without_empty(caption, records, {"metric", "unit", "published", *(BESIDE if matched else ())})
 
 
-def ours_of(row: Published, results: Results, spec: Spec) -> Value | None:
-    """Our value of a published number; None unless network, data and scale are the paper's and a single cell is meant."""
-    if results.scale != "paper" or row["relation"].startswith("range_"):
+def ours_of(row: Published, data: ItemData) -> Value | None:
+    """Our value of a published number; None unless network, data and scale are the paper's and a single setting is meant.
+
+    The column `settings` of the number says which: settings of the sweep (empty: not set by it), and `phase`, from 1 on, where it
+    is about the end of one.
+    """
+    wanted = dict(word.split("=", 1) for word in row.get("settings", "").split())
+    phase = wanted.pop("phase", None)
+    if data.results.scale != "paper" or not wanted:
         return None
-    alike = [cell for cell in results.done if not cell.stand_ins]
-    cell = labels.only([cell for cell in alike if spec.match(row, cell)])
-    return None if cell is None else measure(row, cell, Results("paper", tuple(alike)), spec)
+    alike = [cell for cell in data.results.done if all(cell.paper.get(key, "") == text for key, text in wanted.items())]
+    if len({tuple(run.training for run in cell.runs) for cell in alike}) != 1 or alike[0].stand_ins:
+        return None
+    return measure(row, alike[0], data.spec, None if phase is None else int(phase))
 
 
 def printed(row: Published) -> str:
@@ -154,11 +137,10 @@ def beside(row: Published, value: Value | None) -> dict[str, str]:
     return dict(zip(BESIDE, (number(value.mean), number(value.std), str(value.n), signed(gap))))
 
 
-def measure(row: Published, cell: Cell, results: Results, spec: Spec) -> Value | None:
-    """Our value of a published metric in a cell."""
+def measure(row: Published, cell: Cell, spec: Spec, phase: int | None) -> Value | None:
+    """Our value of a published metric in a cell, at the end of a phase or of the run."""
     metric = row["metric"]
     if metric in MAIN:
-        phase = spec.phase(row)
         value = cell.value(spec.column) if phase is None else cell.at_end_of_phase(phase)
         return value.scaled(0.01) if value and not row["unit"] and phase is None else value
     if metric in METRICS:
@@ -168,65 +150,22 @@ def measure(row: Published, cell: Cell, results: Results, spec: Spec) -> Value |
         return None
     if metric == "latency":
         columns["latency"] = ("latency_s", 1 / {"min": 60, "hour": 3600}.get(row["unit"], 1))
-    if metric in columns:
-        column, factor = columns[metric]
-        value = cell.value(column)
-        return value.scaled(factor) if value else None
-    base = baseline(row, cell, results)
-    return None if base is None else against(row, cell, base, spec)
-
-
-def baseline(row: Published, cell: Cell, results: Results) -> Cell | None:
-    """The cell that a difference or saving refers to, as the row says: float, a static precision, or the best static one."""
-    text = row["baseline"]
-    alike = agreeing(cell, results.done, ("model", "data", "model.aggregation", "dataset.part"))
-    method = "Full Precision" if re.match(r"float|full.precision", text, re.IGNORECASE) else text
-    if method in ("Full Precision", "fine-tuning"):
-        return labels.only(select(alike, {"method": method}))
-    found = re.search(r"FW-?(\d+)/BW-?(\d+)", text)
-    forward, backward = found.groups() if found else fact(cell, "bounds").split("/")
-    static = select(alike, {"fw": forward, "bw": backward})
-    if text.startswith("strongest"):
-        strong = select(static, {"method": ["SBM", "DoReFa", "WAGEUBN"]})
-        values = [(value.mean, other) for other in strong if (value := other.value("best"))]
-        return max(values, key=lambda pair: pair[0], default=(0, None))[1]
-    return labels.only(select(static, {"method": "SBM"}))
-
-
-def against(row: Published, cell: Cell, base: Cell, spec: Spec) -> Value | None:
-    """A difference, seed by seed, or a saving of a cell against its baseline."""
-    metric = row["metric"]
-    if metric == "accuracy_drop_vs_static":
-        return base.less(cell, spec.column)
-    if metric.startswith("delta_") and metric.removeprefix("delta_") in (*MAIN, "map"):
-        return cell.less(base, spec.column)
-    if metric == "slowdown":
-        return ratio(base.value("steps_per_second"), cell.value("steps_per_second"))
-    saved = ratio(cell.value(spec.cost), base.value(spec.cost))
-    if saved is None or metric not in ("delta_gbitops", "computation_saving", "training_cost_reduction"):
-        return None
-    percent = 100 * (saved.mean - 1)
-    return Value(percent if metric == "delta_gbitops" else -percent, saved.scaled(100).std, saved.n)
-
-
-def ratio(one: Value | None, other: Value | None) -> Value | None:
-    """A quotient of means; its spread is that of the dividend over the mean of the divisor."""
-    if one is None or other is None or other.mean == 0:
-        return None
-    return Value(one.mean / other.mean, None if one.std is None else one.std / other.mean, min(one.n, other.n))
+    column, factor = columns.get(metric, ("", 1.0))
+    value = cell.value(column)
+    return value.scaled(factor) if value else None
 
 
 # Our runs
 
 
-def our_table(data: ItemData, spec: Spec) -> Table:
+def our_table(data: ItemData) -> Table:
     """Each setting of ours once: network, data, scale and steps, the metric over seeds, and the difference to our baseline."""
     shown = panels_of(data)
     parts = [part for panel in shown for part in by_length(panel)]
-    records = [record for part in parts for record in our_records(part, data.results.scale or "", spec)]
+    records = [record for part in parts for record in our_records(part, data.results.scale or "", data.spec)]
     proxies = sorted({name for panel in shown for name in panel.proxy_for})
     words = f", proxies for {'; '.join(proxies)}" if proxies else ""
-    return Table.without_empty(f"Our runs{words}; each training once", records, spec.measures)
+    return Table.without_empty(f"Our runs{words}; each training once", records, data.spec.measures)
 
 
 SETTINGS = {
@@ -264,7 +203,7 @@ def our_records(panel: Panel, scale: str, spec: Spec) -> Iterator[dict[str, str]
             "data": rest,
             "scale": f"{scale}, proxy" if panel.proxy_for else scale,
             "steps": row["total_steps"],
-            "method": spec.named(cell),
+            "method": fact(cell, spec.named),
             "schedule": labels.schedule_of(cell),
             "forward bits": labels.forward_bits(cell),
             "gradient bits": labels.backward_bits(cell),
@@ -276,7 +215,7 @@ def our_records(panel: Panel, scale: str, spec: Spec) -> Iterator[dict[str, str]
             "difference to baseline": "baseline" if cell is base else signed(gap.mean if gap else None),
             "95 % interval": interval(gap, signed),
             "cost relative to static": number(cost.mean if cost else None),
-            **{name: measure(cell) for name, measure in spec.measures.items()},
+            **{name: fact(cell, name) for name in spec.measures},
         }
 
 

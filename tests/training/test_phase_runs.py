@@ -240,6 +240,10 @@ def test_the_split_for_choosing_is_held_out_unasked_and_named(digits):
         (["schedule=partial_pretrain", "quantizer=uniform_l2"], r"uniform_l2: quantizes weights to 2 to 8 bits"),
         (["dataset.validation=0.9", "dataset.train_samples=1"], r"leaves none of 1 training samples"),
         (["dataset.validation=-0.1"], r"use 0 or more"),
+        (
+            ["schedule=dfq", "model=resnet8", "schedule.backward=chosen", "training.compute=codes"],
+            r"schedule.backward=chosen: replays float32 products.*use training.compute=simulate",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_before_data_are_read(digits, monkeypatch, overrides, words):

@@ -19,7 +19,7 @@ from bitcycle.layer import Choices, LayerRule, quantize_model
 from bitcycle.model import build_seeded, check_kind
 from bitcycle.quantizer import NoQuantizer
 from bitcycle.randomness import derive
-from bitcycle.schedule import FLOAT, Phase, Precision, Schedule, Static, UndecidedSchedule
+from bitcycle.schedule import FLOAT, Dfq, Phase, Precision, Schedule, Static, UndecidedSchedule
 from bitcycle.settings import SettingError
 from bitcycle.training.identity import run_hash, run_path
 from bitcycle.training.initial_weights import fitting_weights, load_initial_weights
@@ -196,6 +196,7 @@ def make_plan(config: RunConfig) -> Plan:
     model = outline(config.model, info.shape)
     schedule = _bind_schedule(config, model, total_steps, epoch.steps)
     _check_moments(config, schedule)
+    _check_backward(config)
     for phase in schedule.phases:
         _within("training.learning_rate", config.training.learning_rate.check_length, phase.steps)
     total_steps = schedule.steps
@@ -270,6 +271,14 @@ def _check_moments(config: RunConfig, schedule: Schedule) -> None:
         problem = "has no second moments, by whose Tr(sqrt v) starting weights are to be chosen"
         remedy = "set training.optimizer.name=adam, or schedule.second_moment=tracked, which goes with any optimizer"
         raise SettingError("training.optimizer.name", optimizer, problem, remedy)
+
+
+def _check_backward(config: RunConfig) -> None:
+    """Refuse backward passes of chosen candidates alone through layers that compute codes, before anything is built."""
+    if config.training.compute == "codes" and isinstance(config.schedule, Dfq) and config.schedule.backward == "chosen":
+        problem = "replays float32 products, and training.compute=codes has none"
+        remedy = "use training.compute=simulate, or schedule.backward=all"
+        raise SettingError("schedule.backward", "chosen", problem, remedy)
 
 
 def _with_run_samples(config: RunConfig, samples: int) -> RunConfig:

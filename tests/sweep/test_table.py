@@ -6,7 +6,7 @@ import pytest
 
 from bitcycle.analysis.aggregation import read_runs
 from bitcycle.analysis.items import PUBLISHED, read_items
-from bitcycle.figure.sweep_table import measured, show_sweep, sweep_tables
+from bitcycle.figure.sweep_table import settings_of, show_sweep, sweep_tables
 from bitcycle.resources import resource_root
 from bitcycle.sweep.manifest import read_manifest
 from tests.conftest import ROOT
@@ -23,19 +23,19 @@ def test_runs_without_an_item_have_a_plain_table(finished, capsys):
     [table] = sweep_tables("", [finished])
     row = dict(zip(table.headings, table.rows[0]))
     summary = finished.read_summary()
-    assert (row["model"], row["schedule"], row["metric"], row["n"]) == ("resnet8", "RTH", "test_accuracy", "1")
-    assert float(row["final"]) == pytest.approx(summary["final"], abs=0.01)
-    assert float(row["of static"]) == pytest.approx(summary["cost"]["total"]["relative_to_static"], abs=1e-3)
+    assert (row["network"], row["schedule"], row["metric"], row["n"]) == ("ResNet-8", "RTH", "test_accuracy", "1")
+    assert float(row["ours"]) == pytest.approx(summary["final"], abs=0.01)
+    cost = summary["cost"]["total"]["relative_to_static"]
+    assert float(row["cost relative to static"]) == pytest.approx(cost, abs=1e-3)
     show_sweep("", [finished])
     assert "RTH" in capsys.readouterr().out
 
 
-def test_mean_and_deviation_over_seeds():
-    row = {"final": "90", "metric": "test_accuracy", "relative_to_static": "0.4", "settings": "{}"}
-    row |= dict.fromkeys(("scale", "model", "dataset", "quantizer", "schedule", "q_min", "q_max", "cycles"), "x")
-    row |= {"total_steps": "8", "hash": "h"}
-    [line] = measured(read_runs([row, {**row, "final": "92"}], ROOT)).rows
-    assert line[-4:] == ["91.00", "1.41", "2", "0.400"]
+def test_one_row_for_the_seeds_of_a_setting():
+    row = {"final": "90", "scale": "mini", "hash": "h", "settings": "{}"}
+    several = read_runs([row, {**row, "final": "92"}, {**row, "hash": "other"}, {**row, "scale": "smoke"}], ROOT)
+    cells = settings_of(several, "mini")
+    assert [len(cell.runs) for cell in cells] == [2, 1]
 
 
 def test_unfinished_runs_are_left_out(digits):

@@ -28,10 +28,6 @@ class Value(NamedTuple):
     std: Optional[float]
     n: int
 
-    def scaled(self, factor: float) -> Value:
-        """The value in another unit."""
-        return Value(self.mean * factor, None if self.std is None else self.std * abs(factor), self.n)
-
 
 def value_of(numbers: Sequence[float]) -> Value | None:
     """Mean and sample standard deviation; None of no numbers.
@@ -112,20 +108,6 @@ class Cell:
         if not self.runs:
             return plain(self.ours[key]) if key in self.ours else default
         return setting_of(self.runs[0].settings, key, default)
-
-    def value(self, column: str) -> Value | None:
-        """A column of runs.csv over the seeds."""
-        return value_of([number for run in self.runs if (number := run.number(column)) is not None])
-
-    def at_end_of_phase(self, phase: int) -> Value | None:
-        """The main metric at the end of a phase, from 1 on, over the seeds."""
-        phases = [run.curve.get("phases", []) for run in self.runs]
-        return value_of([float(found[phase - 1]["final"]) for found in phases if len(found) >= phase])
-
-    def final(self, metric: str) -> Value | None:
-        """A number of the last evaluation over the seeds, from the curves."""
-        numbers = [run.curve["final"].get(metric) for run in self.runs if run.curve]
-        return value_of([float(number) for number in numbers if number is not None])
 
     @property
     def stand_ins(self) -> set[tuple[str, str]]:

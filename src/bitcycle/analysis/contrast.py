@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, Optional
 
 from bitcycle.analysis import labels, landscape
-from bitcycle.analysis.aggregation import Cell, Run
+from bitcycle.analysis.aggregation import Cell, Run, Value, value_of
 from bitcycle.analysis.claim_functions import cost_of
 from bitcycle.analysis.deviation import pooled
 from bitcycle.analysis.statistics import OWN_SEEDS, Estimate, over_seeds
@@ -26,7 +26,7 @@ def _cpt_method_with_bits(cell: Cell) -> str:
 
 
 def _phase_ends(cell: Cell) -> str:
-    values = [cell.at_end_of_phase(phase) for phase in range(1, len(labels.phase_bits(cell)) + 1)]
+    values = [value(cell, f"{PHASE}{phase}") for phase, _ in enumerate(labels.phase_bits(cell), 1)]
     return ", ".join(f"{value.mean:.4g}" for value in values if value)
 
 
@@ -70,7 +70,7 @@ FACTS: dict[str, Callable[[Cell], Any]] = {
     ),
     "alpha": lambda cell: float(cell.setting("schedule.alpha", 0.3)),
     "seconds": lambda cell: statistics.median([run.number("seconds") or 0.0 for run in cell.runs]),
-    "steps per second": lambda cell: f"{value.mean:.1f}" if (value := cell.value("steps_per_second")) else "",
+    "steps per second": lambda cell: f"{value_.mean:.1f}" if (value_ := value(cell, "steps_per_second")) else "",
     "q_min found": lambda cell: ", ".join(sorted({str(run.row["q_min"]) for run in cell.runs})),
     "at the ends of phases": _phase_ends,
 }
@@ -135,23 +135,31 @@ DISPLAYS: dict[str, Callable[[float], float]] = {
 COSTS = ("cost", "cost to the best", "energy", "latency", "gbitops")
 REACTIVE = ("pfq", "dfq", "fractrain")
 """Schedules whose bits depend on the training."""
-EVALUATED = "evaluation: "
-"""What precedes the name of a number of the last evaluation."""
+EVALUATED, PHASE = "evaluation: ", "phase: "
+"""What precedes the name of a number of the last evaluation, and the number of a phase, from 1 on, whose last metric is meant."""
 
 
 def reading(run: Run, metric: str) -> float | None:
-    """A number of a run: of METRICS, of its last evaluation, or a column of runs.csv."""
+    """A number of a run: of METRICS, of its last evaluation, of the end of a phase, or a column of runs.csv."""
     if metric in METRICS:
         return METRICS[metric](run)
     if metric.startswith(EVALUATED):
         number = run.curve.get("final", {}).get(metric.removeprefix(EVALUATED))
         return None if number is None else float(number)
+    if metric.startswith(PHASE):
+        phases, number = run.curve.get("phases", []), int(metric.removeprefix(PHASE))
+        return float(phases[number - 1]["final"]) if len(phases) >= number else None
     return run.number(metric)
 
 
 def readings(cell: Cell, metric: str) -> dict[str, float]:
     """Seed -> number."""
     return {run.row["seed"]: value for run in cell.runs if (value := reading(run, metric)) is not None}
+
+
+def value(cell: Cell, metric: str, factor: float = 1.0) -> Value | None:
+    """A number over the seeds of a cell, in another unit; None without any."""
+    return value_of([factor * number for number in readings(cell, metric).values()])
 
 
 # All recorded runs, for what a single contrast cannot tell

@@ -4,71 +4,29 @@ The deviation of a group of runs is pooled over its settings: the root of the me
 freedom. Runs of equal seeds have initial weights and batches in common, and settings are compared seed by seed. What such a
 comparison sees is the deviation s that remains in the model
 
-    result of a setting with a seed = effect of the setting + effect of the seed + noise of variance s^2.
+    result of a setting with a seed = effect of the setting + effect of the seed + noise of variance s^2,
 
-A difference between two settings with the same n seeds is detectable when a two-sided t-test at 5 % finds it in 80 of 100
-repetitions, in the usual approximation
-
-    delta = (t_0.975 + t_0.8) s sqrt(2 / n),    both quantiles with the degrees of freedom of s.
+so that a difference between two settings with the same n seeds has the deviation s sqrt(2), see `statistics.detectable`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import statistics
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
+import pandas as pd
 
-from bitcycle.analysis.statistics import POWER, SIGNIFICANCE
+from bitcycle.analysis.statistics import detectable
 
 Row = Mapping[str, str]
-Group = tuple[str, str, str, str, str, str]
+GROUP = ("scale", "model", "data", "metric", "steps", "batch")
 
 
-class Spread(NamedTuple):
-    """The runs of one network on one data set at one length.
-
-    Attributes:
-        scale, model, dataset, metric, steps, batch_size: of all of them, see `group_of`.
-        runs: number of runs.
-        settings: number of different settings, of which each has one or more seeds.
-        freedom: degrees of freedom of `remaining`.
-        deviation: standard deviation between seeds, pooled; None where no setting has two.
-        remaining: what remains of it beside the effect that a seed has on all settings; None where that cannot be told.
-        seconds: time of all runs together.
-    """
-
-    scale: str
-    model: str
-    dataset: str
-    metric: str
-    steps: str
-    batch_size: str
-    runs: int
-    settings: int
-    freedom: int
-    deviation: Optional[float]
-    remaining: Optional[float]
-    seconds: float
-
-    def detectable(self, seeds: int) -> float | None:
-        """The smallest difference of two settings that this many seeds of each are likely to show.
-
-        Raises:
-            ValueError: if `seeds` is not positive.
-        """
-        if seeds < 1:
-            raise ValueError(f"seeds={seeds} is not positive: say how many runs each setting has")
-        quantiles = student.ppf([1 - SIGNIFICANCE / 2, POWER], self.freedom).sum()
-        return None if self.remaining is None else self.remaining * float(quantiles) * math.sqrt(2 / seeds)
-
-
-def group_of(row: Row, settings: Mapping[str, Any]) -> Group:
+def group_of(row: Row, settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Scale, network, data, metric, steps and batch size: runs with the same ones are taken to have the same deviation."""
     batch_size = str(settings.get("training", {}).get("batch_size", ""))
     return row["scale"], row.get("model", ""), data_of(row, settings), row["metric"], row["total_steps"], batch_size
@@ -81,25 +39,24 @@ def data_of(row: Row, settings: Mapping[str, Any] | None = None) -> str:
     return row.get("dataset", "") if samples is None else f"{row['dataset']} ({samples:,} samples)"
 
 
-def spreads(rows: Iterable[Row]) -> list[Spread]:
-    """The deviation of every group of rows of runs.csv, in the order of the file."""
-    groups: dict[Group, list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[group_of(row, json.loads(row["settings"]))].append(row)
-    return [_spread(key, found) for key, found in groups.items()]
+def spreads(rows: Iterable[Row]) -> pd.DataFrame:
+    """One row for every group of rows of runs.csv, in the order of the file.
 
-
-def _spread(key: Group, rows: Sequence[Row]) -> Spread:
-    settings: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        settings[row["hash"]].append(float(row["final"]))
-    repeated = [finals for finals in settings.values() if len(finals) > 1]
-    between = sum(len(finals) - 1 for finals in repeated)
-    squares = sum(statistics.variance(finals) * (len(finals) - 1) for finals in repeated)
-    deviation = math.sqrt(squares / between) if between else None
-    remaining, freedom = pooled({(row["hash"], row["seed"]): float(row["final"]) for row in rows})
-    seconds = sum(float(row["seconds"]) for row in rows)
-    return Spread(*key, len(rows), len(settings), freedom, deviation, remaining, seconds)
+    Returns:
+        the columns of GROUP; settings, runs and hours; deviation between seeds, NaN where no setting has two; what remains of it
+        beside the effect that a seed has on all settings, and the degrees of freedom of that.
+    """
+    numbers = [(row["hash"], row["seed"], float(row["final"]), float(row["seconds"]) / 3600) for row in rows]
+    runs = pd.DataFrame(numbers, columns=["hash", "seed", "final", "hours"])
+    runs[list(GROUP)] = [group_of(row, json.loads(row["settings"])) for row in rows]
+    found = []
+    for key, group in runs.groupby(list(GROUP), sort=False):
+        finals = group.groupby("hash")["final"]
+        between = finals.count() - 1
+        deviation = math.sqrt((finals.var() * between).sum() / between.sum()) if between.sum() else math.nan
+        remaining, freedom = pooled(dict(zip(zip(group["hash"], group["seed"]), group["final"])))
+        found.append((*key, len(between), len(group), group["hours"].sum(), deviation, remaining, freedom))
+    return pd.DataFrame(found, columns=[*GROUP, "settings", "runs", "hours", "deviation", "remaining", "freedom"])
 
 
 def pooled(values: Mapping[tuple[str, str], float]) -> tuple[float | None, int]:
@@ -121,23 +78,23 @@ def pooled(values: Mapping[tuple[str, str], float]) -> tuple[float | None, int]:
     return (math.sqrt(squares / freedom), freedom) if freedom else (None, 0)
 
 
-TABLE = """\
+HEAD = """\
 | data, network | scale | steps, batch | settings | runs | deviation | beside the seed's | detectable, n = 3 | n = 10 | hours |
-|---|---|---|---|---|---|---|---|---|---|
-{rows}
-
-{single} further runs have one seed each. All {runs} recorded runs took {hours:.1f} hours of training."""
+|---|---|---|---|---|---|---|---|---|---|"""
 
 
 def spread_table(rows: Iterable[Row]) -> str:
     """All groups in which a setting has two seeds, as Markdown; the others are summed up below."""
-    found = spreads(rows)
+    found = spreads(list(rows))
     lines = []
-    for one in (spread for spread in found if spread.deviation is not None):
-        numbers = ("" if x is None else f"{x:.2f}" for x in (one.remaining, one.detectable(3), one.detectable(10)))
-        where = (f"{one.dataset}, {one.model}", one.scale, f"{one.steps} of {one.batch_size}", one.settings, one.runs)
-        cells = (*where, f"{one.deviation:.2f} ({one.metric})", *numbers, f"{one.seconds / 3600:.2f}")
+    for one in found[found.deviation.notna()].itertuples():
+        numbers = [""] * 3
+        if one.freedom:
+            shown = [detectable(math.sqrt(2) * one.remaining, seeds, one.freedom) for seeds in (3, 10)]
+            numbers = [f"{x:.2f}" for x in (one.remaining, *shown)]
+        where = (f"{one.data}, {one.model}", one.scale, f"{one.steps} of {one.batch}", one.settings, one.runs)
+        cells = (*where, f"{one.deviation:.2f} ({one.metric})", *numbers, f"{one.hours:.2f}")
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-    single = sum(spread.runs for spread in found if spread.deviation is None)
-    hours = sum(spread.seconds for spread in found) / 3600
-    return TABLE.format(rows="\n".join(lines), single=single, runs=sum(spread.runs for spread in found), hours=hours)
+    single, runs, hours = found.runs[found.deviation.isna()].sum(), found.runs.sum(), found.hours.sum()
+    below = f"{single} further runs have one seed each. All {runs} recorded runs took {hours:.1f} hours of training."
+    return "\n".join([HEAD, *lines, "", below])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Optional
 
 from bitcycle.analysis.aggregation import Cell, Results
-from bitcycle.analysis.contrast import Pool, Selector, fact, readings, select
+from bitcycle.analysis.contrast import Pool, Selector, fact, readings, select, value
 from bitcycle.analysis.items import SWEEPS, Item, Published
 from bitcycle.analysis.labels import dataset_label, model_label, panel_of
 from bitcycle.analysis.statistics import Estimate, over_seeds
@@ -146,18 +146,17 @@ def noise_of(panel: Panel, base: Cell | None, column: str) -> tuple[float | None
 
 def cost_against(cell: Cell, base: Cell | None, column: str = "gbitops") -> float | None:
     """Cost relative to a baseline; where that has none, to the run's own static q_max."""
-    own, other = cell.value(column), base.value(column) if base else None
+    own, other = value(cell, column), value(base, column) if base else None
     if own and other and other.mean:
         return own.mean / other.mean
-    relative = cell.value("relative_to_static")
+    relative = value(cell, "relative_to_static")
     return relative.mean if relative else None
 
 
 def at_ceiling(base: Cell | None, column: str) -> bool:
     """Whether the baseline leaves no room for a difference."""
-    value = base.value(column) if base else None
-    accuracy = base is not None and "accuracy" in base.runs[0].row["metric"]
-    return accuracy and value is not None and value.mean > CEILING
+    found = value(base, column) if base and "accuracy" in base.runs[0].row["metric"] else None
+    return found is not None and found.mean > CEILING
 
 
 def metric_name(cells: Sequence[Cell]) -> str:

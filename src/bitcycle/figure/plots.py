@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
+from bitcycle.analysis import contrast
 from bitcycle.analysis.aggregation import Cell
 from bitcycle.analysis.contrast import Selector, fact, select
 from bitcycle.analysis.items import Published
@@ -353,9 +354,9 @@ def splits(data: ItemData) -> Drawing | None:
         return None
     values: dict[tuple[float, float], float] = {}
     for cell in shown[0].cells:
-        if (value := cell.value("final")) is not None:
+        if (found := contrast.value(cell, "final")) is not None:
             total = int(fact(cell, "steps"))
-            values[round(split_of(cell) * total), total] = value.mean
+            values[round(split_of(cell) * total), total] = found.mean
     figure, axes = panels(2, columns=2, width=5.2, height=3.8)
     words = "iterations in full precision", "iterations in all"
     heat(axes[0], values, *words, metric_name(shown[0].cells))

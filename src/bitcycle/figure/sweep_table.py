@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table as Shown
 
-from bitcycle.analysis.aggregation import Cell, Run, read_runs
+from bitcycle.analysis.aggregation import Cell, Results, Run, read_runs
 from bitcycle.analysis.collect import SUMMARY, summary_row
 from bitcycle.analysis.contrast import Pool
-from bitcycle.analysis.items import PUBLISHED, read_items
+from bitcycle.analysis.items import PUBLISHED, Item, read_items
+from bitcycle.figure.data import ItemData
 from bitcycle.figure.make import RESULTS, Places, gather
-from bitcycle.figure.table import Table, number, tables_of
+from bitcycle.figure.table import Table, tables_of
 from bitcycle.resources import resource_root
 from bitcycle.training.run_folder import RunFolder
-
-GROUPED = ("scale", "model", "dataset", "quantizer", "schedule", "q_min", "q_max", "cycles", "total_steps", "hash")
-"""Columns of runs.csv that tell runs apart which differ in more than their seed."""
 
 
 def show_sweep(name: str, folders: Iterable[RunFolder]) -> None:
@@ -32,30 +30,23 @@ def show_sweep(name: str, folders: Iterable[RunFolder]) -> None:
 
 
 def sweep_tables(name: str, folders: Iterable[RunFolder]) -> list[Table]:
-    """The tables of an item with these runs alone; a plain one where no item knows them, none without finished runs."""
+    """The tables of an item with these runs alone; of runs that no item knows, one row a setting; none without finished runs."""
     rows = [summary_row(folder) for folder in folders if folder.state() == "done" and folder.config.exists()]
     texts = [{key: "" if value is None else str(value) for key, value in row.items()} for row in rows]
-    runs = read_runs(texts, Path(SUMMARY))
-    root = resource_root()
-    found: list[Table] = []
-    for item in read_items(root / PUBLISHED) if runs and name else ():
-        if item.sweep == name:
-            data = gather(item, Pool(runs), Places(root, RESULTS))
-            found += tables_of(data) if data.results.done else []
-    return found or ([measured(runs)] if runs else [])
+    runs, root = read_runs(texts, Path(SUMMARY)), resource_root()
+    items = [item for item in read_items(root / PUBLISHED) if runs and name and item.sweep == name]
+    known = [gather(item, Pool(runs), Places(root, RESULTS)) for item in items]
+    found = [table for data in known if data.results.done for table in tables_of(data)]
+    return found or [
+        table
+        for scale in dict.fromkeys(run.row["scale"] for run in runs)
+        for table in tables_of(ItemData(Item("", "", "", "", "", 0), Results(scale, settings_of(runs, scale))))
+    ]
 
 
-def measured(runs: Sequence[Run]) -> Table:
-    """One row for each setting: mean and sample standard deviation of the last evaluation over its seeds, and its cost."""
-    groups: dict[tuple[str, ...], list[Run]] = {}
-    for run in runs:
-        groups.setdefault(tuple(run.row[column] for column in GROUPED), []).append(run)
-    records = []
-    for key, group in groups.items():
-        value, cost = Cell({}, {}, tuple(group)).value("final"), group[0].number("relative_to_static")
-        assert value is not None, "a finished run has a last evaluation"
-        named = {name.replace("_", " "): text for name, text in zip(GROUPED[:-1], key)}
-        numbers = {"final": number(value.mean), "deviation": number(value.std), "n": str(value.n)}
-        share = {"of static": "" if cost is None else f"{cost:.3f}"}
-        records.append({**named, "metric": group[0].row["metric"], **numbers, **share})
-    return Table("Measured", records)
+def settings_of(runs: Iterable[Run], scale: str) -> tuple[Cell, ...]:
+    """A cell for each setting of the runs of a scale."""
+    groups: dict[str, list[Run]] = {}
+    for run in (run for run in runs if run.row["scale"] == scale):
+        groups.setdefault(run.row["hash"], []).append(run)
+    return tuple(Cell({}, {}, tuple(group)) for group in groups.values())

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from bitcycle.analysis import labels
 from bitcycle.analysis.aggregation import Cell, Value
-from bitcycle.analysis.contrast import fact
+from bitcycle.analysis.contrast import EVALUATED, PHASE, fact, value
 from bitcycle.analysis.items import Published
 from bitcycle.analysis.statistics import Estimate
 from bitcycle.figure.data import ItemData, Panel, by_length, differences, our_network, panels_of
@@ -22,15 +22,15 @@ from bitcycle.schedule import SUITE
 MACS_PER_GBITOP = 1e9 / 32**2
 """Effective MACs of FracTrain: bit operations of a float MAC count 32 x 32."""
 LABELS = ("group", "model", "dataset", "method", "schedule", "fw_bits", "bw_bits", "setting")
-METRICS = {"top5_accuracy": "test_accuracy_top5", "wer": "test_wer"}
-"""Published metrics that are not the main one of a run: their names in our evaluations."""
 COLUMNS = {
+    "top5_accuracy": (f"{EVALUATED}test_accuracy_top5", 1.0),
+    "wer": (f"{EVALUATED}test_wer", 1.0),
     "training_speed": ("steps_per_second", 1.0),
     "identified_lower_bound": ("q_min", 1.0),
     "parameters": ("parameters", 1e-6),
     "energy": ("energy_j", 1e-3),
 }
-"""Published metrics: columns of runs.csv, and their factor."""
+"""Published metrics that are not the main one of a run: the number of ours, see `contrast.reading`, and its factor."""
 MAIN = (
     "test_accuracy",
     "validation_accuracy",
@@ -87,9 +87,9 @@ def published_table(data: ItemData) -> Table:
     """Every published number with its deviation; ours beside it where network, data and scale are the paper's."""
     rows = [row for row in [*data.published, *data.digitized] if row["metric"] != "none_stated"]
     ours = [ours_of(row, data) for row in rows]
-    matched = any(value is not None for value in ours)
+    matched = any(one is not None for one in ours)
     records = []
-    for row, value in zip(rows, ours):
+    for row, one in zip(rows, ours):
         named = {name.replace("_", " "): row[name] for name in LABELS}
         numbers = {
             "metric": row["metric"],
@@ -97,7 +97,7 @@ def published_table(data: ItemData) -> Table:
             "published": printed(row),
             "published deviation": row["std"],
         }
-        records.append({**named, **numbers, **beside(row, value)})
+        records.append({**named, **numbers, **beside(row, one)})
     caption = "Published numbers" + (" and ours at the paper's setting" if matched else "")
     return Table.without_empty(caption, records, {"metric", "unit", "published", *(BESIDE if matched else ())})
 
@@ -115,7 +115,7 @@ def ours_of(row: Published, data: ItemData) -> Value | None:
     alike = [cell for cell in data.results.done if all(cell.paper.get(key, "") == text for key, text in wanted.items())]
     if len({tuple(run.training for run in cell.runs) for cell in alike}) != 1 or alike[0].stand_ins:
         return None
-    return measure(row, alike[0], data.spec, None if phase is None else int(phase))
+    return measure(row, alike[0], data.spec, phase)
 
 
 def printed(row: Published) -> str:
@@ -128,31 +128,26 @@ def printed(row: Published) -> str:
 BESIDE = ("ours", "deviation", "n", "difference")
 
 
-def beside(row: Published, value: Value | None) -> dict[str, str]:
+def beside(row: Published, ours: Value | None) -> dict[str, str]:
     """Ours, its deviation, number of seeds, and the difference to the published number."""
-    if value is None:
+    if ours is None:
         return dict.fromkeys(BESIDE, "")
     text = row["corrected_value"] or row["value"]
-    gap = value.mean - float(text) if text and row["relation"] in ("=", "~") else None
-    return dict(zip(BESIDE, (number(value.mean), number(value.std), str(value.n), signed(gap))))
+    gap = ours.mean - float(text) if text and row["relation"] in ("=", "~") else None
+    return dict(zip(BESIDE, (number(ours.mean), number(ours.std), str(ours.n), signed(gap))))
 
 
-def measure(row: Published, cell: Cell, spec: Spec, phase: int | None) -> Value | None:
+def measure(row: Published, cell: Cell, spec: Spec, phase: str | None) -> Value | None:
     """Our value of a published metric in a cell, at the end of a phase or of the run."""
-    metric = row["metric"]
+    metric, cost = row["metric"], spec.cost
     if metric in MAIN:
-        value = cell.value(spec.column) if phase is None else cell.at_end_of_phase(phase)
-        return value.scaled(0.01) if value and not row["unit"] and phase is None else value
-    if metric in METRICS:
-        return cell.final(METRICS[metric])
-    columns = {**COLUMNS, "gbitops": (spec.cost, 1.0), "effective_macs": (spec.cost, MACS_PER_GBITOP)}
+        share = not row["unit"] and phase is None
+        return value(cell, spec.column if phase is None else f"{PHASE}{phase}", 0.01 if share else 1.0)
     if metric in ("energy", "latency") and cell.runs[0].row.get("hardware") not in ("bitfusion", "zc706", "all"):
         return None
-    if metric == "latency":
-        columns["latency"] = ("latency_s", 1 / {"min": 60, "hour": 3600}.get(row["unit"], 1))
-    column, factor = columns.get(metric, ("", 1.0))
-    value = cell.value(column)
-    return value.scaled(factor) if value else None
+    seconds = {"min": 60, "hour": 3600}.get(row["unit"], 1)
+    costs = {"gbitops": (cost, 1.0), "effective_macs": (cost, MACS_PER_GBITOP), "latency": ("latency_s", 1 / seconds)}
+    return value(cell, *{**COLUMNS, **costs}.get(metric, ("", 1.0)))
 
 
 # Our runs
@@ -197,7 +192,7 @@ def our_records(panel: Panel, scale: str, spec: Spec) -> Iterator[dict[str, str]
         gaps = differences(panel, base, spec.column)
     for index, cell in enumerate(panel.cells):
         row, (network, _, rest) = cell.runs[0].row, our_network(cell).partition(", ")
-        value, gap, cost = cell.value(spec.column), gaps.get(index), cell.value("relative_to_static")
+        ours, gap, cost = value(cell, spec.column), gaps.get(index), value(cell, "relative_to_static")
         yield {
             "network": network,
             "data": rest,
@@ -209,9 +204,9 @@ def our_records(panel: Panel, scale: str, spec: Spec) -> Iterator[dict[str, str]
             "gradient bits": labels.backward_bits(cell),
             "setting": setting_words(cell),
             "metric": row["metric"],
-            "ours": number(value.mean if value else None),
-            "deviation": number(value.std if value else None),
-            "n": str(value.n) if value else "",
+            "ours": number(ours.mean if ours else None),
+            "deviation": number(ours.std if ours else None),
+            "n": str(ours.n) if ours else "",
             "difference to baseline": "baseline" if cell is base else signed(gap.mean if gap else None),
             "95 % interval": interval(gap, signed),
             "cost relative to static": number(cost.mean if cost else None),

@@ -22,11 +22,12 @@ def board() -> str:
     return f"![{what}]({file})\n\n{what}, on one network: {status}. {picture[2]}"
 
 
-def board_list() -> str:
-    """The board's methods with three seeds or more, by what their 95 % interval says beside static 8 bits of equal cost."""
+def board_list(name: str) -> str:
+    """A board's settings with three seeds or more, by what the 95 % interval of their difference to static 8 bits says."""
     found: dict[str, list[str]] = {"better": [], "worse": [], "not told apart": []}
-    for row in read_csv(PAGE.with_suffix(".csv"), missing_ok=True):
-        gap, between = row["difference to static 8 bits of equal cost"], row["95 % interval of the difference"]
+    for row in read_csv(PAGE.with_name(f"{name}.csv"), missing_ok=True):
+        gap = next((value for column, value in row.items() if column.startswith("difference to static 8 bits")), "")
+        between = row["95 % interval of the difference"]
         if not between or int(row["n"].partition(" ")[0]) < 3:
             continue
         low, high = (float(end) for end in between.split(" to "))

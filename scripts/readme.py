@@ -9,6 +9,7 @@ import statistics
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from bitcycle.analysis.claim_functions import relative_cost
@@ -342,7 +343,7 @@ def untested_table() -> str:
 
 
 GENERATED: dict[str, Callable[[], str]] = {
-    "board list": board_list,
+    **{f"{name} list": partial(board_list, name) for name in ("methods", "underfitting", "formats")},
     "board": board,
     "schedules": schedules_table,
     "quantizers": quantizers_table,
@@ -369,7 +370,7 @@ DOCUMENTS = {
     ROOT / "docs" / "cost-models.md": ("costs",),
     ROOT / "docs" / "results.md": ("verdicts", "results"),
     ROOT / "docs" / "speed.md": ("benchmark",),
-    ROOT / "results" / "notes" / "board.md": ("board list",),
+    ROOT / "results" / "notes" / "board.md": ("methods list", "underfitting list", "formats list"),
     ROOT / "results" / "notes" / "mini-scale.md": ("deviations",),
     ROOT / "results" / "notes" / "fidelity.md": ("fidelity",),
     ROOT / "results" / "notes" / "fuzz.md": ("fuzz",),

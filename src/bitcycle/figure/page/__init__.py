@@ -7,9 +7,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import jinja2
 import yaml
@@ -29,8 +28,6 @@ LINKS = {
     "fractrain": "https://arxiv.org/abs/2012.13113",
 }
 """Where the papers are; HLHLp has no free copy that we know of."""
-
-
 BOARD = "Board: accuracy against training cost of all methods, which no paper compares"
 
 
@@ -42,19 +39,48 @@ class Picture:
     caption: str
     alt: str
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels."""
+        with Image.open(self.files[0]) as image:
+            return image.size
 
-class Entry(NamedTuple):
-    """One item of the page: what is known, its tables, its picture, all its files."""
+
+@dataclass(frozen=True)
+class Entry:
+    """One item of the page: what is known, its tables, its picture, all its files, the last of which is its own page."""
 
     data: ItemData
     tables: Sequence[Table]
     picture: Optional[Picture]
     files: tuple[Path, ...]
 
+    @property
+    def status(self) -> str:
+        """What kind of item it is, and what runs there are."""
+        kind = self.data.item.kind.replace("-", " ").capitalize()
+        return f"{kind}. {status_line(self.data) or 'Computed from the code, no training'}"
 
-@cache
-def environment() -> jinja2.Environment:
-    """The templates."""
+    @property
+    def listing(self) -> str:
+        """Its listing, if it has one: an algorithm, or the data sets of this repository (hlhlp, appendix C)."""
+        if self.data.item.id == "hlhlp/appC":
+            files = sorted((self.data.root / "conf" / "dataset").glob("*.yaml"))
+            return "\n".join(f"dataset={file.stem:20} {first_comment(file)}" for file in files)
+        return str(yaml.safe_load((HERE / "listings.yaml").read_text()).get(self.data.item.id, ""))
+
+    @property
+    def links(self) -> list[tuple[str, Path]]:
+        """Names and files of what there is of it."""
+        data, item = self.data, self.data.item
+        found = [(file.suffix[1:].upper(), file) for file in self.files]
+        found += [("sweep file", data.file)] if data.file else []
+        published = data.root / PUBLISHED / f"{item.paper}_{item.name}.csv"
+        return found + ([("published numbers", published)] if data.published else [])
+
+
+def environment(folder: Path) -> jinja2.Environment:
+    """The templates; files are named from a folder."""
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=lambda name: bool(name) and ".html" in str(name),
@@ -64,21 +90,8 @@ def environment() -> jinja2.Environment:
     made.filters["cell"] = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
     made.filters["markdown"] = as_markdown
     made.filters["is_number"] = lambda text: bool(re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?", text))
+    made.filters["relative"] = lambda file: Path(os.path.relpath(file, folder)).as_posix()
     return made
-
-
-@cache
-def listings() -> dict[str, str]:
-    """Item -> its algorithm as this code has it."""
-    return dict(yaml.safe_load((HERE / "listings.yaml").read_text()))
-
-
-def listing_of(data: ItemData) -> str:
-    """The listing of an item, if it has one: an algorithm, or the data sets of this repository (hlhlp, appendix C)."""
-    if data.item.id == "hlhlp/appC":
-        files = sorted((data.root / "conf" / "dataset").glob("*.yaml"))
-        return "\n".join(f"dataset={file.stem:20} {first_comment(file)}" for file in files)
-    return listings().get(data.item.id, "")
 
 
 # Claims
@@ -130,20 +143,11 @@ def details(row: ClaimResult) -> str:
     return ". ".join(part.rstrip(". ") for part in parts if part) + "."
 
 
-def counts_of(claims: Sequence[dict[str, Any]]) -> list[tuple[str, str, int]]:
-    """(words, kind, number of rows) of each verdict."""
-    found = Counter((row["verdict_words"], row["kind"]) for row in claims)
-    return [(words, kind, count) for (words, kind), count in sorted(found.items())]
-
-
 # Context of the templates
 
 
 def write_pages(
-    folder: Path,
-    entries: Sequence[Entry],
-    claims: Sequence[ClaimResult],
-    forest: Picture | None = None,
+    folder: Path, entries: Sequence[Entry], claims: Sequence[ClaimResult], forest: Picture | None = None
 ) -> None:
     """Write index.html, README.md and the page of each item below a folder.
 
@@ -153,88 +157,39 @@ def write_pages(
         claims: rows of claims.csv.
         forest: the picture of the intervals of claims.
     """
-    rows = [claim_words(row) for row in claims]
-    sections: list[dict[str, Any]] = []
-    for key in dict.fromkeys(entry.data.item.paper for entry in entries):
-        items = [item_context(entry, rows, folder) for entry in entries if entry.data.item.paper == key]
-        sections.append({"key": key, "title": PAPERS.get(key, BOARD), "link": LINKS.get(key, ""), "items": items})
-    order = list(dict.fromkeys(row["claim_id"] for row in rows))
+    order = {name: place for place, name in enumerate(dict.fromkeys(row.claim_id for row in claims))}
+    rows = [claim_words(row) for row in sorted(claims, key=lambda row: order[row.claim_id])]
+    papers: dict[str, list[Entry]] = {}
+    for entry in sorted(entries, key=lambda entry: entry.data.item.paper != "board"):
+        papers.setdefault(entry.data.item.paper, []).append(entry)
     context = {
-        "summary": summary_of(entries, rows),
+        "summary": summary_of(entries, len(order)),
         "notes": sorted(path.name for path in (folder / "notes").glob("*.md")),
-        "claims": sorted(rows, key=lambda row: order.index(row["claim_id"])),
-        "counts": counts_of(rows),
+        "claims": rows,
+        "counts": sorted(Counter((row["verdict_words"], row["kind"]) for row in rows).items()),
         "filters": [(name, sorted({row[name] for row in rows} - {""})) for name in ("paper", "verdict", "scope")],
-        "forest": picture_context(forest, folder) if forest else None,
-        "sections": sorted(sections, key=lambda section: section["key"] != "board"),
+        "forest": forest,
+        "papers": papers,
+        "titles": {**PAPERS, "board": BOARD},
+        "links": LINKS,
         "style": (HERE / "page.css").read_text(),
         "script": (HERE / "page.js").read_text(),
     }
     folder.mkdir(parents=True, exist_ok=True)
+    templates = environment(folder)
     for name in ("index.html", "README.md"):
-        (folder / name).write_text(environment().get_template(f"{name}.j2").render(context))
-    for section in sections:
-        for item in section["items"]:
-            path = folder / item["page"]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(environment().get_template("item.md.j2").render(item=item))
+        (folder / name).write_text(templates.get_template(f"{name}.j2").render(context))
+    for entry in entries:
+        entry.files[-1].parent.mkdir(parents=True, exist_ok=True)
+        entry.files[-1].write_text(templates.get_template("item.md.j2").render(entry=entry, claims=rows))
 
 
-def summary_of(entries: Sequence[Entry], rows: Sequence[dict[str, Any]]) -> str:
+def summary_of(entries: Sequence[Entry], claims: int) -> str:
     """What there is of the papers, in one sentence."""
     entries = [entry for entry in entries if entry.data.item.paper in PAPERS]
-    trainings = {(run.row["scale"], run.row["hash"], run.row["seed"]) for e in entries for run in e.data.results.runs}
-    ran = sum(bool(entry.data.results.done) for entry in entries)
-    scales = sorted({str(entry.data.results.scale) for entry in entries if entry.data.results.done})
+    done = [entry.data.results for entry in entries if entry.data.results.done]
+    trainings = {(run.row["scale"], *run.training) for results in done for run in results.runs}
+    scales = sorted({str(results.scale) for results in done})
     words = f" ({', '.join(scales)} scale)" if scales else ""
-    claims = len({row["claim_id"] for row in rows})
-    return (
-        f"{len(entries)} figures, tables and listings, {ran} with runs of ours{words}: {len(trainings)} distinct trainings. "
-        f"{claims} claims."
-    )
-
-
-def item_context(entry: Entry, rows: Sequence[dict[str, Any]], folder: Path) -> dict[str, Any]:
-    """What the templates show of an item."""
-    data, item = entry.data, entry.data.item
-    claims = [{**row} for row in rows if row["item"] == item.id]
-    seen: set[str] = set()
-    for row in claims:
-        row["first"] = row["claim_id"] not in seen
-        seen.add(row["claim_id"])
-    done, cells = len(data.results.done), len(data.results.cells)
-    links = [(file.suffix[1:].upper(), relative(file, folder)) for file in entry.files]
-    links += [("sweep file", relative(data.file, folder))] if data.file else []
-    published = data.root / PUBLISHED / f"{item.paper}_{item.name}.csv"
-    links += [("published numbers", relative(published, folder))] if data.published else []
-    return {
-        **asdict(item),
-        "id": item.id,
-        "kind": item.kind.replace("-", " ").capitalize(),
-        "status": status_line(data) or "Computed from the code, no training",
-        "short": f"{done} of {cells} cells" if cells else "",
-        "picture": {**picture_context(entry.picture, folder), "file": entry.picture.files[0].name}
-        if entry.picture
-        else None,
-        "listing": listing_of(data),
-        "claims": claims,
-        "tables": entry.tables,
-        "commands": data.commands,
-        "note": data.sweep.note.strip(),
-        "links": links,
-        "page": f"figures/{item.paper}/{item.name}.md",
-    }
-
-
-def picture_context(picture: Picture, folder: Path) -> dict[str, Any]:
-    """What the templates show of a picture."""
-    with Image.open(picture.files[0]) as image:
-        width, height = image.size
-    source, full = (relative(picture.files[place], folder) for place in (0, -1))
-    words = {"alt": picture.alt, "caption": picture.caption}
-    return {"full": full, "src": source, "width": width, "height": height, **words}
-
-
-def relative(file: Path, folder: Path) -> str:
-    """The path of a file from a folder, below it or elsewhere."""
-    return Path(os.path.relpath(file, folder)).as_posix()
+    counts = f"{len(done)} with runs of ours{words}: {len(trainings)} distinct trainings. {claims} claims."
+    return f"{len(entries)} figures, tables and listings, {counts}"

@@ -83,5 +83,11 @@ def test_a_detectable_difference_is_found_in_four_of_five_repetitions():
 
 def test_the_table_has_repeated_settings_and_counts_the_others():
     table = spread_table(ROWS)
-    assert "| cifar10, resnet8 | mini | 1000 of 64 | 3 | 6 | 1.68 (test_accuracy) | 0.50 |" in table
+    assert (
+        "| cifar10, resnet8 | mini | 1000 of 64 | 3 | 6 | 1.68 (test_accuracy) |  |  |  |" in table
+    )  # one degree of freedom
+    more = [row("b", seed, final) for seed, final in ((2, 63.0), (3, 65.0))] + [row("a", 3, 56.0), row("c", 1, 71.0)]
+    (spread, *_) = spreads([*ROWS, *more]).itertuples()
+    assert spread.freedom == 4
+    assert f"| {spread.remaining:.2f} |" in spread_table([*ROWS, *more])
     assert "3 further runs have one seed each. All 9 recorded runs took 0.1 hours" in table

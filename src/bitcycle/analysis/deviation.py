@@ -83,13 +83,18 @@ HEAD = """\
 |---|---|---|---|---|---|---|---|---|---|"""
 
 
+LEAST_FREEDOM = 4
+"""Degrees of freedom below which the table leaves out what an estimate would pretend to know: two settings with two seeds each
+have one, and may agree to the digit by chance."""
+
+
 def spread_table(rows: Iterable[Row]) -> str:
     """All groups in which a setting has two seeds, as Markdown; the others are summed up below."""
     found = spreads(list(rows))
     lines = []
     for one in found[found.deviation.notna()].itertuples():
         numbers = [""] * 3
-        if one.freedom:
+        if one.freedom >= LEAST_FREEDOM:
             shown = [detectable(math.sqrt(2) * one.remaining, seeds, one.freedom) for seeds in (3, 10)]
             numbers = [f"{x:.2f}" for x in (one.remaining, *shown)]
         where = (f"{one.data}, {one.model}", one.scale, f"{one.steps} of {one.batch}", one.settings, one.runs)

@@ -1,4 +1,4 @@
-"""What the board's page says, for README.md and results/notes/board.md."""
+"""Excerpts of the board's page for README.md and results/notes/board.md."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ PAGE = ROOT / "results" / "figures" / "board" / "methods.md"
 
 
 def board() -> str:
-    """The board's picture with its scale, number of runs and caption, as its page has them."""
+    """The board's plot with scale, number of runs and caption, taken from its page."""
     picture = re.search(r"^!\[.*\]\((.*)\)\n\n(.*)$", PAGE.read_text(), re.MULTILINE)
     if picture is None:
-        return "Less than half of the board is trained: no picture yet."
+        return "There is no plot yet: less than half of the board is trained."
     status = PAGE.read_text().splitlines()[2].partition(" ")[2]
     what = "Accuracy against training cost of all methods of the five papers"
     file = (PAGE.parent / picture[1]).relative_to(ROOT)
@@ -23,15 +23,15 @@ def board() -> str:
 
 
 def board_list(name: str) -> str:
-    """A board's settings with three seeds or more, by what the 95 % interval of their difference to static 8 bits says."""
-    found: dict[str, list[str]] = {"better": [], "worse": [], "not told apart": []}
+    """A board's settings with at least three seeds, grouped by the 95 % interval of their difference to static 8 bits."""
+    found: dict[str, list[str]] = {"better": [], "worse": [], "indistinguishable": []}
     for row in read_csv(PAGE.with_name(f"{name}.csv"), missing_ok=True):
         gap = next((value for column, value in row.items() if column.startswith("difference to static 8 bits")), "")
         between = row["95 % interval of the difference"]
         if not between or int(row["n"].partition(" ")[0]) < 3:
             continue
         low, high = (float(end) for end in between.split(" to "))
-        verdict = "better" if low > 0 else "worse" if high < 0 else "not told apart"
+        verdict = "better" if low > 0 else "worse" if high < 0 else "indistinguishable"
         cost = row["cost relative to static 8 bits"]
         found[verdict].append(f"{row['method']} ({gap}, {between}; cost {cost}, n = {row['n']})")
     return "\n".join(f"- **{name}**: {'; '.join(methods) or 'none'}." for name, methods in found.items())

@@ -40,9 +40,9 @@ PICTURE = ROOT / "results" / "pictures" / "schedules.png"
 
 
 def schedules_table() -> str:
-    """The suite of Better Schedules, cheapest first."""
+    """The ten schedules of Better Schedules, cheapest first."""
     bound = {name: schedule(name, q_min=3, q_max=8, cycles=8, total_steps=64_000) for name in SUITE}
-    lines = ["| schedule | what it does | group | cost | saving |", "|---|---|---|---|---|"]
+    lines = ["| schedule | description | group | cost | saving |", "|---|---|---|---|---|"]
     for name in sorted(SUITE, key=lambda name: (relative_cost(bound[name]), name)):
         what = SCHEDULES[name].summary.split(" (group")[0]
         cost = relative_cost(bound[name])
@@ -51,9 +51,9 @@ def schedules_table() -> str:
 
 
 def quantizers_table() -> str:
-    """Every quantizer with the bits that it offers and the layers that it leaves float."""
+    """Every quantizer with its supported bits and float layers."""
     lines = [
-        "| quantizer | what it does | weights | activations | gradients | float layers |",
+        "| quantizer | description | weights | activations | gradients | float layers |",
         "|---|---|---|---|---|---|",
     ]
     for name, preset in QUANTIZERS.items():
@@ -67,9 +67,9 @@ def quantizers_table() -> str:
 
 
 def formats_table() -> str:
-    """Every MX element: its bits with the share of the scale, smallest and largest values, and how many values it has."""
+    """Every MX element: bits including its share of the scale, smallest and largest values, and number of values."""
     lines = [
-        "| format | bits, with its share of the scale | smallest | largest | values |",
+        "| format | bits, including its share of the scale | smallest | largest | values |",
         "|---|---|---|---|---|",
     ]
     for name, element in FORMATS.items():
@@ -81,7 +81,7 @@ def formats_table() -> str:
 
 
 def format_costs_table() -> str:
-    """Costs between mxfp4 and mxfp8 in percent of static mxfp8, for a network that is quantized throughout."""
+    """Costs between mxfp4 and mxfp8 in percent of static mxfp8, for a fully quantized network."""
     devices = {device: TensorCore(device=device) for device in RATES}
     rows = {"static mxfp4": Static(q_max=4), "static mxfp4, gradients mxfp8": Static(q_max=4, gradient=8)}
     rows["static mxfp6, gradients mxfp8"] = Static(q_max=6, gradient=8)
@@ -105,11 +105,11 @@ ONE_PRODUCT = Workload(
         ),
     )
 )
-"""A network of one product, all of whose three passes are computed."""
+"""A network with a single product that computes all three passes."""
 
 
 def merged(options: ScheduleOptions) -> Counter[Precision]:
-    """Steps at each precision, of 64,000."""
+    """Number of steps at each precision, out of 64,000."""
     histogram: Counter[Precision] = Counter()
     for precision, steps in options.bind(64_000).run_lengths:
         histogram[precision] += steps
@@ -117,7 +117,7 @@ def merged(options: ScheduleOptions) -> Counter[Precision]:
 
 
 def results_table() -> str:
-    """The recorded runs by data, network and length: mean and deviation over seeds of four settings, and how many there are."""
+    """Recorded runs by data, network and length: mean and standard deviation over seeds of four settings, and run counts."""
     rows = read_summary(ROOT / SUMMARY)
     if not rows:
         return "No runs are recorded yet."
@@ -128,7 +128,7 @@ def results_table() -> str:
         name = f"{data_of(row)}, {row['model']}", row["scale"], length, row["metric"]
         groups[name].append(row)
     lines = [
-        f"| data, network | scale | steps, batch, rate | metric | {' | '.join(SHOWN)} | settings | runs |",
+        f"| data, network | scale | steps, batch, learning rate | metric | {' | '.join(SHOWN)} | settings | runs |",
         "|---" * (6 + len(SHOWN)) + "|",
     ]
     others = 0
@@ -139,13 +139,13 @@ def results_table() -> str:
         else:
             others += len(group)
     machines = sorted({f"{row['processor']}, threads: {row['threads']}, torch {row['torch']}" for row in rows})
-    more = f" {others} further runs are of lengths at which none of the four has been run." if others else ""
-    note = f"Measured on {'; '.join(machines)}; a range stands for several settings of that name.{more}"
+    more = f" {others} further runs have lengths at which none of the four settings was run." if others else ""
+    note = f"Measured on {'; '.join(machines)}. A range covers several settings of that name.{more}"
     return "\n".join([*lines, "", note])
 
 
 def finals_of(rows: Sequence[Mapping[str, str]]) -> str:
-    """Mean, deviation and n of the last evaluations of one setting, the range of the means of several, or nothing."""
+    """Mean, standard deviation and n of the last evaluations of one setting; for several settings, the range of means."""
     seeds: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         seeds[row["hash"]].append(float(row["final"]))
@@ -172,12 +172,12 @@ def bits_of(row: dict[str, str]) -> str:
 
 
 def costs_line() -> str:
-    """The summary of the comparison with published costs, as its report says it."""
+    """The summary line of the report on published costs."""
     return next(line for line in COSTS.read_text().splitlines() if "printed cost numbers" in line)
 
 
 def deviations() -> str:
-    """Deviation between seeds and detectable differences of all recorded runs."""
+    """Standard deviation between seeds and detectable differences for all recorded runs."""
     return spread_table(read_summary(ROOT / SUMMARY))
 
 
@@ -196,9 +196,9 @@ def lengths_table() -> str:
     titles = [
         "steps",
         "images",
-        "passes",
-        "rate",
-        "training loss at the end, static",
+        "epochs",
+        "learning rate",
+        "final training loss, static",
         "static",
         *(f"`{name}`" for name in shown),
     ]
@@ -224,13 +224,13 @@ def lengths_table() -> str:
 
 
 def mean_in_words(finals: Sequence[float]) -> str:
-    """Mean, standard deviation where there is one, and n."""
+    """Mean, standard deviation (if n > 1) and n."""
     deviation = f" ± {statistics.stdev(finals):.2f}" if len(finals) > 1 else ""
     return f"{statistics.fmean(finals):.2f}{deviation} (n = {len(finals)})"
 
 
 def difference_in_words(finals: Mapping[str, float], reference: Mapping[str, float]) -> str:
-    """Mean difference of equal seeds, its standard error where there are two, and n; nothing without seeds in common."""
+    """Mean paired difference over common seeds, its standard error (if n > 1) and n; empty without common seeds."""
     differences = [finals[seed] - reference[seed] for seed in sorted(finals.keys() & reference.keys())]
     if not differences:
         return ""
@@ -239,7 +239,7 @@ def difference_in_words(finals: Mapping[str, float], reference: Mapping[str, flo
 
 
 def pilot_table() -> str:
-    """The runs with which the regime was chosen."""
+    """The pilot runs used to choose the regime."""
     with open((ROOT / SUMMARY).parent / "pilot.csv", newline="") as stream:
         rows = list(csv.DictReader(stream))
     lines = [
@@ -247,7 +247,7 @@ def pilot_table() -> str:
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
-        steps = row["steps"] if row["done"] == row["steps"] else f"{row['done']} of {row['steps']}, given up"
+        steps = row["steps"] if row["done"] == row["steps"] else f"stopped at {row['done']} of {row['steps']}"
         network = f"{row['network']}, width {row['width']}"
         run = f"{row['schedule']}, {row['seed']}" + (f": finds {row['found_q_min']} bits" if row["found_q_min"] else "")
         lines.append(
@@ -257,10 +257,17 @@ def pilot_table() -> str:
 
 
 def fidelity_table() -> str:
-    """How far training parts from that of the released code."""
+    """How far training diverges from the released code."""
     with open((ROOT / SUMMARY).parent / "fidelity.csv", newline="") as stream:
         rows = list(csv.DictReader(stream))
-    titles = ("network and method", "released code", "steps", "largest difference: loss", "weights", "losses equal for")
+    titles = (
+        "network and method",
+        "released code",
+        "steps",
+        "largest difference in loss",
+        "in weights",
+        "losses equal for",
+    )
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for row in rows:
         code = f"{row['repository']} at {row['commit']}"
@@ -275,7 +282,7 @@ def fuzz_table() -> str:
         rows = list(csv.DictReader(stream))
     lines = []
     for group in ("task", "schedule", "quantizer"):
-        lines += [f"| {group} | runs | kills | of them with a checkpoint | unequal |", "|---" * 5 + "|"]
+        lines += [f"| {group} | runs | kills | with a checkpoint | unequal |", "|---" * 5 + "|"]
         for name in [*sorted({row[group] for row in rows}), "all"]:
             found = [row for row in rows if name in (row[group], "all")]
             kills, resumed = (sum(int(row[key]) for row in found) for key in ("kills", "resumed"))
@@ -304,7 +311,7 @@ def claims_table() -> str:
 
 
 def verdicts_table() -> str:
-    """How many claims of each paper have which verdict; a claim that was tested in several scopes counts in each."""
+    """Number of claims by paper and verdict; a claim tested in several scopes counts in each."""
     with open(CLAIMS, newline="") as stream:
         rows = list(csv.DictReader(stream))
     verdicts = list(dict.fromkeys(row["verdict"] for row in sorted(rows, key=lambda row: row["verdict"])))
@@ -318,7 +325,7 @@ def verdicts_table() -> str:
 
 
 def decided_list() -> str:
-    """What is decided or leaning, one sentence a claim; how many are open; computed claims, no measurements, are only counted."""
+    """One sentence per decided or leaning claim, then the numbers of computed and of undecided claims."""
     rows = [row for row in read_claim_results(CLAIMS) if row.verdict != NO_TEST]
     tested = [row for row in rows if row.estimate is not None]
     sentences = []
@@ -326,18 +333,18 @@ def decided_list() -> str:
         if row.decided or row.leaning:
             state = row.verdict if row.decided else f"leaning {row.leaning}"
             interval = "" if row.low is None else f", {row.low:+.2f} to {row.high:+.2f}"
-            found = f"Here {row.estimate:+.2f} {row.unit}{interval}, n = {row.n}; {row.scope}."
+            found = f"Measured: {row.estimate:+.2f} {row.unit}{interval}, n = {row.n}; {row.scope}."
             sentences.append(f"- **{state}**: {row.sentence} ({row.claim_id}). {found}")
     computed = sum(row.verdict == "computed" for row in rows)
     undecided = sum(not row.decided for row in tested)
-    counts = f"{computed} claims are computed from schedules and cost models alone; {undecided} were tested and stay undecided."
+    counts = f"{computed} claims are computed from schedules and cost models alone; {undecided} were tested and remain undecided."
     return "\n".join([*sorted(sentences), "", counts])
 
 
 def untested_table() -> str:
-    """Why claims that have runs are not tested."""
+    """Claims that have runs but no test, with the reason."""
     rows = [row for row in read_claim_results(CLAIMS) if row.verdict == NO_TEST]
-    lines = ["| claim | why there is no test | scope |", "|---|---|---|"]
+    lines = ["| claim | reason for no test | scope |", "|---|---|---|"]
     lines += [f"| {row.claim_id}: {row.sentence} | {row.reason} | {row.scope} |" for row in rows]
     return "\n".join(lines) if rows else "None."
 
@@ -377,7 +384,7 @@ DOCUMENTS = {
     ROOT / "results" / "notes" / "plan.md": ("pilot",),
     ROOT / "results" / "notes" / "verdicts.md": ("decided", "tested", "untested", "lengths"),
 }
-"""Document -> the parts of it that are generated."""
+"""Document -> its generated parts."""
 
 
 def fill(document: Path) -> str:

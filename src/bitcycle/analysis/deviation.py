@@ -79,7 +79,7 @@ def pooled(values: Mapping[tuple[str, str], float]) -> tuple[float | None, int]:
 
 
 HEAD = """\
-| data, network | scale | steps, batch | settings | runs | deviation | beside the seed's | detectable, n = 3 | n = 10 | hours |
+| data, network | scale | steps, batch | settings | runs | standard deviation | residual | detectable, n = 3 | n = 10 | hours |
 |---|---|---|---|---|---|---|---|---|---|"""
 
 

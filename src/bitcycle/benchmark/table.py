@@ -84,13 +84,15 @@ def rates(record: dict[str, Any]) -> list[str]:
     """Images and runs in a time."""
     found = []
     if "images_per_second" in record:
-        found.append(f"Data alone: {record['images_per_second']:,} images/s.")
+        found.append(f"Data pipeline alone: {record['images_per_second']:,} images/s.")
     if "runs_per_hour" in record:
-        each = (f"{number} at a time {rate:.0f}" for number, rate in record["runs_per_hour"]["at_a_time"].items())
-        found.append(f"Runs of 200 small steps an hour: {', '.join(each)}.")
+        each = (
+            f"{rate:.0f} with {number} in parallel" for number, rate in record["runs_per_hour"]["at_a_time"].items()
+        )
+        found.append(f"Runs of 200 small steps per hour: {', '.join(each)}.")
     if "sweep" in record:
         each_hour, number = record["sweep"]["an_hour"], record["sweep"]["at_a_time"]
-        found.append(f"A whole sweep of such runs, {number} at a time: {each_hour:.0f} an hour.")
+        found.append(f"A whole sweep of such runs, {number} in parallel: {each_hour:.0f} per hour.")
     return found
 
 

@@ -147,12 +147,13 @@ def draw_board(data: ItemData) -> Drawing | None:
     right.set_ylabel(f"{metric_name([main.cell])}, difference")
     legend(figure, (left, right), 5)
     words = "means over seeds with 95 % intervals; black outline and line: the Pareto front of the means"
-    equal = f"right: differences of equal seeds to {reference(rows)}"
+    equal = f"right: differences to {reference(rows)}, paired by seed"
     if "equal" in reference(rows):
-        equal += ", trained so much shorter that it costs the same (interpolated)"
+        equal += ", with its steps reduced to match the cost (interpolated)"
     return Drawing(
         figure,
-        f"Left: {words}; {equal}, points of nearly equal cost side by side. {data.results.trials}; {others(rows, main.network)}",
+        f"Left: {words}; {equal}; points of nearly equal cost are drawn side by side."
+        f" {data.results.trials}; {others(rows, main.network)}",
     )
 
 

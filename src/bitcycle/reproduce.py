@@ -129,13 +129,13 @@ class ItemState(NamedTuple):
 def draw(what: Reproduction) -> list[ItemState]:
     """Gather the runs, draw every item, and say what there is of each."""
     from bitcycle.analysis.collect import collect
-    from bitcycle.figure.make import Places, make_all
+    from bitcycle.figure.make import make_all
     from bitcycle.sweep.manifest import record_all
 
     record_all(what.root, (what.scale,))
     summary = what.target / "summary" / "runs.csv"
     collect(Path(what.results_root) / what.scale, summary)
-    entries = make_all(Places(what.root, what.target, summary))
+    entries = make_all(what.root, what.target, summary)
     found = []
     for entry in entries:
         results = entry.data.results

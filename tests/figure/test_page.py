@@ -13,7 +13,7 @@ import pytest
 from bitcycle.analysis.claims import read_claims
 from bitcycle.analysis.items import KINDS, PAPERS, read_published
 from bitcycle.analysis.verdict import ClaimResult
-from bitcycle.figure.make import Places, make_all
+from bitcycle.figure.make import make_all
 from bitcycle.figure.page import write_pages
 from bitcycle.figure.table import number
 from tests.conftest import ROOT
@@ -35,7 +35,7 @@ CHROMEDRIVER = shutil.which("chromedriver")
 def empty(tmp_path_factory):
     """Everything, made without any run: the folder, and the entries of the page."""
     target = tmp_path_factory.mktemp("figures")
-    return target, make_all(Places(ROOT, target / "results", target / "none.csv"))
+    return target, make_all(ROOT, target / "results", target / "none.csv")
 
 
 def test_all_items_are_listed(empty):

@@ -13,7 +13,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from bitcycle.analysis.aggregation import Cell
-from bitcycle.analysis.contrast import has, readings, select
+from bitcycle.analysis.contrast import fact, has, readings, select
 from bitcycle.analysis.labels import backward_bits, forward_bits, schedule_of
 from bitcycle.analysis.statistics import Estimate, over_seeds
 from bitcycle.figure.data import ItemData, Panel, cost_against, metric_name, noise_of, our_network, panels_of
@@ -49,46 +49,34 @@ class Row(NamedTuple):
     best: bool
 
 
-def steps_of(cell: Cell) -> int:
-    """Steps of its runs."""
-    return int(cell.runs[0].row["total_steps"])
-
-
-def quantizer_of(cell: Cell) -> str:
-    """Its quantizer."""
-    return str(cell.setting("quantizer", "sbm"))
-
-
 def name_of(cell: Cell, longest: int) -> str:
     """A method with its bits and special quantizer, and its share of the steps if it is not trained to the end."""
     schedule, bits = schedule_of(cell), forward_bits(cell)
     words = {"32": "float", "dynamic": schedule}.get(bits, f"{schedule} {bits} bits")
-    if quantizer_of(cell) not in ("sbm", "none"):
-        words += f", {quantizer_of(cell)}, gradients {backward_bits(cell)}"
-    share = steps_of(cell) / longest
+    if cell.setting("quantizer", "sbm") not in ("sbm", "none"):
+        words += f", {cell.setting('quantizer', 'sbm')}, gradients {backward_bits(cell)}"
+    share = fact(cell, "steps") / longest
     return words if share > 0.99 or schedule != "static" else f"{words}, {100 * share:.0f} % of the steps"
 
 
 def statics(panel: Panel) -> list[Cell]:
     """Static 8 bits of every length, the longest and most repeated first; one quantizer alone."""
-    found = sorted(select(panel.cells, STATIC), key=lambda cell: (-steps_of(cell), -len(cell.runs)))
-    return [cell for cell in found if quantizer_of(cell) == quantizer_of(found[0])]
+    found = sorted(select(panel.cells, STATIC), key=lambda cell: (-fact(cell, "steps"), -len(cell.runs)))
+    return [cell for cell in found if cell.setting("quantizer", "sbm") == found[0].setting("quantizer", "sbm")]
 
 
 def gaps_of(panel: Panel, costs: Mapping[int, float]) -> dict[int, Estimate]:
     """Index of a cell -> its difference to static 8 bits of equal cost, or where no shorter ones were trained, of full length."""
     base = statics(panel)
-    curve = sorted(
-        (costs[panel.cells.index(cell)], readings(cell, COLUMN)) for cell in base if panel.cells.index(cell) in costs
-    )
-    found: dict[int, list[float]] = {}
+    curve = sorted((cost, readings(panel.cells[i], COLUMN)) for i, cost in costs.items() if panel.cells[i] in base)
+    places, found = [place for place, _ in curve], dict[int, list[float]]()
     for index, cost in costs.items():
-        inside = curve and (len(curve) == 1 or curve[0][0] <= cost <= curve[-1][0] * (1 + 1e-9))
-        for seed, value in (
-            readings(panel.cells[index], COLUMN).items() if inside and panel.cells[index] not in base else ()
-        ):
+        inside = len(curve) == 1 or (curve and places[0] <= cost <= places[-1] * (1 + 1e-9))
+        if panel.cells[index] in base or not inside:
+            continue
+        for seed, value in readings(panel.cells[index], COLUMN).items():
             if all(seed in values for _, values in curve):
-                equal = np.interp(cost, [place for place, _ in curve], [values[seed] for _, values in curve])
+                equal = np.interp(cost, places, [values[seed] for _, values in curve])
                 found.setdefault(index, []).append(value - float(equal))
     noise = noise_of(panel, base[0] if base else None, COLUMN)
     return {index: over_seeds(values, noise) for index, values in found.items()}
@@ -96,7 +84,7 @@ def gaps_of(panel: Panel, costs: Mapping[int, float]) -> dict[int, Estimate]:
 
 def reference(rows: Sequence[Row]) -> str:
     """What the differences are to, in words."""
-    lengths = {steps_of(row.cell) for row in rows if has(row.cell, STATIC)}
+    lengths = {fact(row.cell, "steps") for row in rows if has(row.cell, STATIC)}
     return "static 8 bits of equal cost" if len(lengths) > 1 else "static 8 bits of full length"
 
 
@@ -176,13 +164,13 @@ def tables(data: ItemData) -> list[Table]:
     if not data.results.done:
         return []
     rows = rows_of(data)
-    longest = max((steps_of(row.cell) for row in rows), default=1)
+    longest = max((fact(row.cell, "steps") for row in rows), default=1)
     records = [
         {
             "method": name_of(row.cell, longest),
             "network and data": row.network,
             "scale": data.results.scale or "",
-            "steps": f"{steps_of(row.cell):,}",
+            "steps": f"{fact(row.cell, 'steps'):,}",
             "result": number(row.value.mean),
             "95 % interval": interval(row.value),
             "n": str(row.value.n),

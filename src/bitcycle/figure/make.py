@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional
 
@@ -39,28 +38,6 @@ DRAWN = ".drawn.json"
 """What was drawn from which inputs, beside the pictures; not committed."""
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where everything is read and written.
-
-    Attributes:
-        root: the repository.
-        target: folder of what is written, as results of the repository.
-        summary: the file of finished runs; None: results/summary/runs.csv of the repository.
-        papers: keys of those to make.
-    """
-
-    root: Path
-    target: Path
-    summary: Optional[Path] = None
-    papers: Sequence[str] = field(default=tuple(PAPERS))
-
-    @property
-    def runs(self) -> Path:
-        """The file of finished runs."""
-        return self.summary or self.root / SUMMARY
-
-
 KINDS: dict[str, Callable[..., Optional[Drawing]]] = {
     function.__name__: function
     for function in (
@@ -80,32 +57,41 @@ def draw_item(data: ItemData) -> Drawing | None:
     return next((drawing for drawing in drawings if drawing is not None), None)
 
 
-def make_all(places: Places) -> list[Entry]:
-    """Write every item and the pages; returns the entries of the page."""
-    runs = read_runs(read_summary(places.runs), places.runs)
-    pool = Pool(runs)
-    items = [item for item in read_items(places.root / PUBLISHED) if item.paper in places.papers]
-    items += board_items(places.root / SWEEPS)
-    entries = []
-    with Drawn(places.target / FIGURES / DRAWN) as drawn:
-        for item in track(items, "items", console=Console(stderr=True)):
-            entries.append(make_item(gather(item, pool, places), places.target / FIGURES, drawn))
-        claims = claim_results(places, entries, pool)
-        intervals = draw_forest(claims, places.target / "pictures" / "claims", drawn)
-    write_pages(places.target, entries, claims, intervals)
+def make_all(
+    root: Path, target: Path, summary: Path | None = None, papers: Sequence[str] = tuple(PAPERS)
+) -> list[Entry]:
+    """Write every item and the pages; returns the entries of the page.
+
+    Args:
+        root: the repository.
+        target: folder of what is written, as results of the repository.
+        summary: the file of finished runs; None: results/summary/runs.csv of the repository.
+        papers: keys of those to make.
+    """
+    path = summary or root / SUMMARY
+    pool = Pool(read_runs(read_summary(path), path))
+    items = [item for item in read_items(root / PUBLISHED) if item.paper in papers] + board_items(root / SWEEPS)
+    with Drawn(target / FIGURES / DRAWN) as drawn:
+        several = track(items, "items", console=Console(stderr=True))
+        entries = [make_item(gather(item, pool, root), target / FIGURES, drawn) for item in several]
+        found = {entry.data.item.id: entry.data.results for entry in entries}
+        claims = judge(read_claims(root / PUBLISHED, papers), found, pool)
+        write_claims(claims, target / "summary" / "claims.csv")
+        intervals = draw_forest(claims, target / "pictures" / "claims", drawn)
+    write_pages(target, entries, claims, intervals)
     return entries
 
 
-def gather(item: Item, pool: Pool, places: Places) -> ItemData:
-    """Everything that is known of an item."""
-    file, published = item.sweep_file(places.root / SWEEPS), places.root / PUBLISHED
-    manifest = places.root / MANIFEST / file.parent.name / f"{file.stem}.csv" if file else Path()
+def gather(item: Item, pool: Pool, root: Path) -> ItemData:
+    """Everything that is known of an item of a repository."""
+    file, published = item.sweep_file(root / SWEEPS), root / PUBLISHED
+    manifest = root / MANIFEST / file.parent.name / f"{file.stem}.csv" if file else Path()
     return ItemData(
         item,
         find_results(read_manifest(manifest), pool.runs) if file else Results(),
         read_published(item, published),
         read_published(item, published, "_digitized"),
-        places.root,
+        root,
         file,
         read_sweep(file) if file else Sweep(),
         pool,
@@ -145,9 +131,6 @@ def titled(drawing: Drawing | None, data: ItemData) -> Drawing | None:
     return drawing
 
 
-# Claims
-
-
 def draw_forest(claims: Sequence[ClaimResult], path: Path, drawn: Drawn) -> Picture | None:
     """The intervals of decided and leaning claims."""
     rows = [row for row in claims if row.estimate is not None and (row.decided or row.leaning)]
@@ -159,18 +142,10 @@ def draw_forest(claims: Sequence[ClaimResult], path: Path, drawn: Drawn) -> Pict
     return drawn.picture("claims", [vars(row) for row in rows], path, draw)
 
 
-def claim_results(places: Places, entries: Sequence[Entry], pool: Pool) -> list[ClaimResult]:
-    """The verdict on each claim of the items."""
-    found = {entry.data.item.id: entry.data.results for entry in entries}
-    results = judge(read_claims(places.root / PUBLISHED, places.papers), found, pool)
-    write_claims(results, places.target / "summary" / "claims.csv")
-    return results
-
-
 def main() -> None:
     """Make everything in this repository; papers named on the command line alone, without the page of the others."""
     papers = tuple(sys.argv[1:]) or tuple(PAPERS)
-    entries = make_all(Places(resource_root(), RESULTS, SUMMARY, papers=papers))
+    entries = make_all(resource_root(), RESULTS, SUMMARY, papers)
     drawn = sum(entry.picture is not None for entry in entries)
     with_runs = sum(bool(entry.data.results.done) for entry in entries)
     print(f"{RESULTS / 'index.html'}: {len(entries)} items, {drawn} pictures, {with_runs} with runs of ours")

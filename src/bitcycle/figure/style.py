@@ -31,33 +31,21 @@ matplotlib.rcParams.update(
 )
 UNDATED: dict[str, dict[str, str | None]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
 """Neither dates nor versions: equal pictures are equal files."""
-COLOURS = {
-    **dict.fromkeys(("static", "SBM"), "0.35"),
-    **dict.fromkeys(("Full Precision", "full precision", "float"), "black"),
-    **dict.fromkeys(("CPT", "partial pre-training", "HLHLp", "FP-Agg"), "#0072b2"),
-    **dict.fromkeys(("SBM+CLR", "low precision", "fine-tuning", "Q-Agg"), "#e69f00"),
-    **dict.fromkeys(("progressive precision", "PFQ", "Auto-PFQ four-stage"), "#009e73"),
-    "Auto-PFQ two-stage": "#56b4e9",
-    "Manual-PFQ four-stage": "#b8a000",
-    "Manual-PFQ two-stage": "#8a5a00",
-    "DFQ": "#cc79a7",
-    "FracTrain": "#d55e00",
-    "DoReFa": "#8a5a00",
-    "WAGEUBN": "#b8a000",
-    "initial window, by its end": "#0072b2",
-    "later window, by its beginning": "#d55e00",
+LOOKS = {
+    **dict.fromkeys(("static", "SBM"), ("0.35", "s")),
+    **dict.fromkeys(("Full Precision", "full precision", "float"), ("black", "s")),
+    **dict.fromkeys(("CPT", "partial pre-training", "HLHLp", "FP-Agg", "initial window, by its end"), ("#0072b2", "o")),
+    **dict.fromkeys(("SBM+CLR", "low precision", "fine-tuning", "Q-Agg"), ("#e69f00", "D")),
+    **dict.fromkeys(("progressive precision", "PFQ", "Auto-PFQ four-stage"), ("#009e73", "P")),
+    "Auto-PFQ two-stage": ("#56b4e9", "v"),
+    "Manual-PFQ four-stage": ("#b8a000", "X"),
+    **dict.fromkeys(("DoReFa", "Manual-PFQ two-stage"), ("#8a5a00", "^")),
+    "WAGEUBN": ("#b8a000", "v"),
+    "DFQ": ("#cc79a7", "X"),
+    "FracTrain": ("#d55e00", "*"),
+    "later window, by its beginning": ("#d55e00", "D"),
 }
-"""Colour of each method, the same in all papers; told apart by colour-blind readers, and marks differ as well."""
-MARKS = {
-    **dict.fromkeys(("SBM", "static", "Full Precision", "full precision", "float"), "s"),
-    **dict.fromkeys(("SBM+CLR", "fine-tuning", "Q-Agg", "low precision", "later window, by its beginning"), "D"),
-    **dict.fromkeys(("PFQ", "Auto-PFQ four-stage", "progressive precision"), "P"),
-    **dict.fromkeys(("DFQ", "Manual-PFQ four-stage"), "X"),
-    **dict.fromkeys(("DoReFa", "Manual-PFQ two-stage"), "^"),
-    **dict.fromkeys(("WAGEUBN", "Auto-PFQ two-stage"), "v"),
-    "FracTrain": "*",
-}
-"""Mark of each method; a circle for all others."""
+"""Colour and mark of each method, the same in all papers; told apart by colour-blind readers. All others are grey circles."""
 PROFILES = {"linear": "#009e73", "cosine": "#0072b2", "exponential": "#d55e00", "rex": "#aa4499"}
 """Colours of the profiles of Better Schedules."""
 FORMS = {"repeated": "o", "vertical": "^", "horizontal": "v"}
@@ -88,7 +76,7 @@ def look_of(method: str, label: str = "") -> Look:
     >>> look_of("CPT"), look_of("unknown", "other")
     (Look(label='CPT', colour='#0072b2', marker='o', edge=None), Look(label='other', colour='0.5', marker='o', edge=None))
     """
-    return Look(label or method, COLOURS.get(method, "0.5"), MARKS.get(method, "o"))
+    return Look(label or method, *LOOKS.get(method, ("0.5", "o")))
 
 
 def panels(count: int, columns: int = 3, width: float = 0.0, height: float = 2.9) -> tuple[Figure, list[Axes]]:

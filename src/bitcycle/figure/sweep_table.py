@@ -13,7 +13,7 @@ from bitcycle.analysis.collect import SUMMARY, summary_row
 from bitcycle.analysis.contrast import Pool
 from bitcycle.analysis.items import PUBLISHED, Item, read_items
 from bitcycle.figure.data import ItemData
-from bitcycle.figure.make import RESULTS, Places, gather
+from bitcycle.figure.make import gather
 from bitcycle.figure.table import Table, tables_of
 from bitcycle.resources import resource_root
 from bitcycle.training.run_folder import RunFolder
@@ -35,7 +35,7 @@ def sweep_tables(name: str, folders: Iterable[RunFolder]) -> list[Table]:
     texts = [{key: "" if value is None else str(value) for key, value in row.items()} for row in rows]
     runs, root = read_runs(texts, Path(SUMMARY)), resource_root()
     items = [item for item in read_items(root / PUBLISHED) if runs and name and item.sweep == name]
-    known = [gather(item, Pool(runs), Places(root, RESULTS)) for item in items]
+    known = [gather(item, Pool(runs), root) for item in items]
     found = [table for data in known if data.results.done for table in tables_of(data)]
     return found or [
         table

@@ -38,16 +38,6 @@ class FinishedRun:
     precision: Precision
 
     @property
-    def config(self) -> RunConfig:
-        """Every setting of the run."""
-        return read_run_config(self.folder)
-
-    @property
-    def metrics(self) -> list[dict[str, Any]]:
-        """The records of its training and of its evaluations, in order."""
-        return read_records(self.folder.metrics)
-
-    @property
     def subject(self) -> dict[str, Any]:
         """Its data and network."""
         return {"dataset": self.plan.config.dataset.name, "model": self.plan.config.model.name}

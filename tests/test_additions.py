@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bitcycle.analysis.judge import judge_all
+from bitcycle.analysis.claims import read_claims
+from bitcycle.analysis.judge import judge
 from tests.conftest import ROOT
 
 COPIED = (
@@ -94,6 +95,6 @@ def test_what_is_added_trains(copy):
 
 
 def test_what_is_added_is_judged(copy):
-    rows = [row for row in judge_all(copy) if row.claim_id == "cpt/table9-c1"]
+    rows = [row for row in judge(read_claims(copy / "results" / "published"), {}) if row.claim_id == "cpt/table9-c1"]
     assert [row.verdict for row in rows] == ["not run"]
     assert "higher" in rows[0].predicate

@@ -10,12 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from bitcycle.analysis.collect import SUMMARY, read_summary
 from bitcycle.analysis.curves import CURVES, read_curve
 from bitcycle.analysis.deviation import group_of
 from bitcycle.measurement.artifacts import ANALYSES, Result, collected
 from bitcycle.sweep.grid import Overrides
-from bitcycle.sweep.manifest import MANIFEST, Place, read_manifest
+from bitcycle.sweep.manifest import Place
 
 SCALES = ("paper", "mini", "smoke")
 """From the one that shows most to the one that shows only that it runs."""
@@ -198,16 +197,3 @@ def find_results(places: Iterable[Place], runs: Sequence[Run]) -> Results:
     if not some:
         return Results(None, at_scales[0].cells)
     return Results(some[0].scale, some[0].cells, tuple(some[1:]))
-
-
-def read_results(root: Path, summary: Path | None = None) -> dict[str, Results]:
-    """PAPER/ITEM of a sweep -> its runs.
-
-    Args:
-        root: folder of the repository, with the manifests.
-        summary: the file of finished runs; None: that of the repository.
-    """
-    path = summary or root / SUMMARY
-    runs = read_runs(read_summary(path), path)
-    manifests = sorted((root / MANIFEST).glob("*/*.csv"))
-    return {f"{file.parent.name}/{file.stem}": find_results(read_manifest(file), runs) for file in manifests}

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Optional
 
 from bitcycle.analysis import labels
 from bitcycle.analysis.aggregation import Cell, Run
-from bitcycle.analysis.landscape import results_of, rise_around
 from bitcycle.schedule import SUITE, Schedule, schedule
 from bitcycle.schedule.gated import Dfq
 
@@ -193,27 +192,14 @@ def allocation_at(run: Run, share: float, tolerance: float = 0.1) -> dict[str, A
     return dict(moments[nearest]) if abs(nearest - wanted) <= tolerance * wanted else None
 
 
-def _depth(share: float) -> Callable[[Sequence[Cell], Sequence[Cell], str], Optional[float]]:
-    def compute(ours: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> float | None:
-        for _, run in runs_of(ours, seed):
-            if blocks := allocation_at(run, share):
-                bits = [sum(part * int(name.split("/")[0]) for name, part in one.items()) for one in blocks.values()]
-                third = max(1, len(bits) // 3)
-                return statistics.fmean(bits[:third]) - statistics.fmean(bits[-third:])
+def depth(run: Run, share: float) -> float | None:
+    """Mean forward bits of the first third of the blocks minus that of the last third, at a share of the run."""
+    blocks = allocation_at(run, share)
+    if blocks is None:
         return None
-
-    return compute
-
-
-def plane_rise(ours: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> float | None:
-    """How much less the test error rises around HLHLp than around the second network of its planes, in points."""
-    gaps = []
-    for _, run in runs_of(ours, seed):
-        for plane in results_of([run], "plane"):
-            around = [rise_around(plane, network) for network in (3, 2)]
-            if plane.options["split"] == "test" and around[0] is not None and around[1] is not None:
-                gaps.append(around[0] - around[1])
-    return statistics.fmean(gaps) if gaps else None
+    bits = [sum(part * int(name.split("/")[0]) for name, part in one.items()) for one in blocks.values()]
+    third = max(1, len(bits) // 3)
+    return statistics.fmean(bits[:third]) - statistics.fmean(bits[-third:])
 
 
 def best_split(ours: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> float | None:
@@ -227,9 +213,6 @@ PER_SEED: dict[str, Callable[[Sequence[Cell], Sequence[Cell], str], Optional[flo
     "speedup_seconds": speedup_seconds,
     "speedup_excess": speedup_excess,
     "cost_to_reach": cost_to_reach,
-    "depth_early": _depth(5 / 160),
-    "depth_late": _depth(85 / 160),
-    "plane_rise": plane_rise,
     "best_split": best_split,
 }
 """Name -> number of a seed, from the cells of both arms."""

@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 from bitcycle.analysis import labels, landscape
 from bitcycle.analysis.aggregation import Cell, Run, Value, value_of
-from bitcycle.analysis.claim_functions import cost_of
+from bitcycle.analysis.claim_functions import cost_of, depth
 from bitcycle.analysis.deviation import pooled
 from bitcycle.analysis.statistics import OWN_SEEDS, Estimate, over_seeds
 
@@ -120,7 +120,10 @@ METRICS: dict[str, Callable[[Run], Optional[float]]] = {
     "energy": _log("energy_j", -1),
     "latency": _log("latency_s", -1),
     "speed": _log("steps_per_second", 1),
+    "depth early": lambda run: depth(run, 5 / 160),
+    "depth late": lambda run: depth(run, 85 / 160),
     "rise": landscape.mean_rise,
+    "rise around it less that around fine-tuning": landscape.plane_rise,
     "sharpness": landscape.sharpness,
     "corruption error": lambda run: landscape.changed_error(run, "corruption", "error_percent"),
     "corruption error after two steps": lambda run: landscape.changed_error(run, "corruption", "error_percent", 1),
@@ -285,7 +288,7 @@ class Contrast:
 
     def estimate(self, pool: Pool) -> Estimate | None:
         """The mean over cells of the mean over seeds, with its error: from three own seeds on, else from the pool."""
-        values = [unit.by_seed for unit in self.units]
+        values = [unit.by_seed for unit in self.units if unit.by_seed]
         if not values:
             return None
         complete = sorted(set.intersection(*map(set, values)))

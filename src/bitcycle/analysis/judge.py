@@ -1,4 +1,4 @@
-"""The verdicts on all claims: `python -m bitcycle.analysis.judge` writes results/summary/claims.csv.
+"""The verdicts on all claims, which `make figures` writes to results/summary/claims.csv.
 
 One rule at every scale: a claim is decided where the p-value that Holm's method corrects over all claims of the scale is below
 0.05, and leaning where the uncorrected one is; what could not be tested says why. The scope says which trainings it is about.
@@ -6,20 +6,17 @@ One rule at every scale: a claim is decided where the p-value that Holm's method
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from bitcycle.analysis import preconditions, verdict
 from bitcycle.analysis import statistics as rule
-from bitcycle.analysis.aggregation import Cell, Results, read_results
+from bitcycle.analysis.aggregation import Cell, Results
 from bitcycle.analysis.claim_functions import COMPUTED as FORMULAS
-from bitcycle.analysis.claims import Claim, read_claims, rule_of, tested_reference
+from bitcycle.analysis.claims import Claim, rule_of, tested_reference
 from bitcycle.analysis.contrast import Pool, select
-from bitcycle.analysis.items import PUBLISHED, read_items
 from bitcycle.analysis.predicates import Found, evaluate
-from bitcycle.analysis.verdict import CLAIMS, ClaimResult, write_claims
+from bitcycle.analysis.verdict import ClaimResult
 
 SCALES = ("paper", "mini")
 """Scales that count; smoke runs say nothing."""
@@ -117,7 +114,7 @@ def _judge_at(
 
 
 def _moments_missing(claim: Claim, cells: Sequence[Cell]) -> str:
-    if claim.function.startswith("depth") and select(cells, claim.where, claim.a):
+    if claim.metrics[0].startswith("depth") and select(cells, claim.where, claim.a):
         return "No evaluation lies within 10 % of the epochs that the claim names."
     return ""
 
@@ -167,23 +164,3 @@ def _scope(scale: str, cells: Iterable[Cell]) -> str:
     if not named:
         return "paper scale" if scale == "paper" else ""
     return f"proxy: {' / '.join(named)}"
-
-
-def judge_all(root: Path, summary: Path | None = None, papers: Iterable[str] | None = None) -> list[ClaimResult]:
-    """The verdicts on all claims of a repository, or on those of some papers."""
-    by_sweep = read_results(root, summary)
-    items = read_items(root / PUBLISHED)
-    results = {item.id: by_sweep.get(item.id) or by_sweep.get(item.sweep, Results()) for item in items}
-    return judge(read_claims(root / PUBLISHED, papers), results)
-
-
-def main() -> None:
-    """Write the verdicts of this repository."""
-    found = judge_all(Path.cwd())
-    write_claims(found, CLAIMS)
-    counts = Counter(row.verdict for row in found)
-    print(f"{CLAIMS}: {', '.join(f'{count} {name}' for name, count in counts.items())}")
-
-
-if __name__ == "__main__":
-    main()

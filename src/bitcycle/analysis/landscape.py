@@ -47,6 +47,13 @@ def rise_around(plane: Result, network: int) -> float | None:
     return statistics.fmean(near) - own if near else None
 
 
+def plane_rise(run: Run) -> float | None:
+    """How much less the test error rises around the third network of a plane than around its second, in points."""
+    planes = [plane for plane in results_of([run], "plane") if plane.options["split"] == "test"]
+    around = [(rise_around(plane, 3), rise_around(plane, 2)) for plane in planes]
+    return _mean([third - second for third, second in around if third is not None and second is not None])
+
+
 def mean_rise(run: Run) -> float | None:
     """The rise of the loss around a network, over all pairs of directions."""
     return _mean([rise(surface) for surface in results_of([run], "surface")])

@@ -1,9 +1,9 @@
-# `make` lists the targets. Each sets up .venv first, if it is not there or not up to date.
+# `make` lists the targets. Each one first creates or updates .venv if necessary.
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 export HYDRA_FULL_ERROR := 1
-# another checkout on it would be tested in place of this one
+# PYTHONPATH could point to another checkout, which would be tested instead of this one
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
@@ -12,7 +12,7 @@ unexport PYTHONPATH
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
-setup: $(VENV)/.ready ## create .venv with the pinned packages (about 6 GB, most of it CUDA); CPU=1: without CUDA, for a CPU
+setup: $(VENV)/.ready ## create .venv with the pinned packages (about 6 GB, most of it CUDA); CPU=1: CPU only, without CUDA
 
 TORCH := torch|torchvision|torchaudio
 
@@ -34,19 +34,19 @@ endif
 	$(VENV)/bin/uv pip install --python $(RUN) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-demo: $(VENV)/.ready ## train a small ResNet with RTH on real digits: accuracy, cost, saving and a picture, in about two minutes
+demo: $(VENV)/.ready ## train a small ResNet with RTH on real digits: accuracy, cost, saving and a plot, in about two minutes
 	$(RUN) train.py schedule=RTH model=resnet8 dataset=digits scale=mini logging.picture=true
 
-test: $(VENV)/.ready lint ## style, types, then the tests (about 12 minutes on two cores)
+test: $(VENV)/.ready lint ## style and type checks, then the tests (about 12 minutes on two cores)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal --durations 20
 
-test-all: $(VENV)/.ready lint ## the same with the tests that take minutes: whole tables of tasks, schedules and quantizers
+test-all: $(VENV)/.ready lint ## the same including slow tests: all combinations of tasks, schedules and quantizers
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal --durations 20 -m "slow or not slow"
 
-test-slurm: $(VENV)/.ready ## a sweep on a SLURM cluster that is started on this machine for it; root installs SLURM if need be
+test-slurm: $(VENV)/.ready ## run a sweep on a temporary SLURM cluster on this machine; as root, installs SLURM if necessary
 	scripts/test_slurm.sh "$(abspath $(RUN))"
 
-fuzz: $(VENV)/.ready ## kill runs at random moments and compare them with unbroken ones, bit by bit: KILLS=1000 JOBS=2 SEED=0
+fuzz: $(VENV)/.ready ## kill runs at random moments and compare them bit by bit with uninterrupted ones: KILLS=1000 JOBS=2 SEED=0
 	OMP_NUM_THREADS=1 $(RUN) -m tests.fuzz --kills $(or $(KILLS),1000) --jobs $(or $(JOBS),1) --seed $(or $(SEED),0)
 
 lint: $(VENV)/.ready ## ruff and mypy
@@ -54,40 +54,40 @@ lint: $(VENV)/.ready ## ruff and mypy
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-bench: $(VENV)/.ready ## time and memory of steps, quantizers, data and runs: results/benchmark; options in BENCH=--quick
+bench: $(VENV)/.ready ## measure time and memory of steps, quantizers, data and runs: results/benchmark; options: BENCH=--quick
 	KINETO_LOG_LEVEL=4 $(RUN) -m bitcycle bench $(BENCH)
 
-bench-check: $(VENV)/.ready ## a quick benchmark against the recorded one: fails if a ratio to float32 is more than 15 % worse
+bench-check: $(VENV)/.ready ## compare a quick benchmark with the recorded one; fails if a ratio to float32 is more than 15 % worse
 	KINETO_LOG_LEVEL=4 $(RUN) -m bitcycle bench --check $(BENCH)
 
-status: $(VENV)/.ready ## tables of all runs and sweeps, how far each is and the time left; SCALE=mini: at one scale
+status: $(VENV)/.ready ## show progress and time left of all runs and sweeps; SCALE=mini: at one scale
 	@$(RUN) -m bitcycle status $(SCALE)
 
-reproduce: $(VENV)/.ready ## train, analyse and draw all 62 items again into results/reproduce/SCALE; SCALE=smoke unless said otherwise
+reproduce: $(VENV)/.ready ## train, analyse and plot all 62 items from scratch into results/reproduce/SCALE; default SCALE=smoke
 	$(RUN) -m bitcycle reproduce $(or $(SCALE),smoke)
 
-manifest: $(VENV)/.ready ## write which run fills which cell of every figure and table, trains nothing: results/manifest
+manifest: $(VENV)/.ready ## record which run fills which cell of every figure and table, without training: results/manifest
 	$(RUN) -m bitcycle.sweep.manifest $(SCALE)
 
-campaign: $(VENV)/.ready ## train the plan sweeps/campaign.yaml in the background: JOBS=2, PRIORITY=idle|low|normal, RUNS=folder; again: go on
+campaign: $(VENV)/.ready ## train the plan sweeps/campaign.yaml in the background, or continue it: JOBS=2, PRIORITY=idle|low|normal, RUNS=folder
 	$(RUN) -m bitcycle.campaign --jobs $(or $(JOBS),1) --priority $(or $(PRIORITY),idle) $(if $(RUNS),--results-root "$(RUNS)") $(CAMPAIGN)
 
-collect: $(VENV)/.ready ## gather finished runs and their curves into results/summary
+collect: $(VENV)/.ready ## collect finished runs and their curves in results/summary
 	$(RUN) -m bitcycle collect
 
-figures: $(VENV)/.ready ## every figure and table of the papers and the page results/index.html, from results/summary
+figures: $(VENV)/.ready ## draw every figure and table of the papers and results/index.html from results/summary
 	$(RUN) -m bitcycle.figure.make
 
-browser: ## headless Chromium with its driver for the tests of the results page (Debian and Ubuntu, as root)
+browser: ## install headless Chromium and its driver for the tests of the results page (Debian and Ubuntu, as root)
 	apt-get install --yes --no-install-recommends chromium chromium-driver || apt-get install --yes chromium-browser chromium-chromedriver
 
 costs: $(VENV)/.ready ## compare every published cost number with ours: results/published_costs.md
 	$(RUN) scripts/published_costs.py
 
-readme: $(VENV)/.ready ## write the generated parts of README.md, docs and results/notes
+readme: $(VENV)/.ready ## update the generated parts of README.md, docs and results/notes
 	$(RUN) scripts/readme.py
 
-lock: $(VENV)/.ready ## resolve the packages again and write requirements.lock
+lock: $(VENV)/.ready ## resolve the packages and write requirements.lock
 	$(VENV)/bin/uv pip compile --quiet pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-header --upgrade-package torch==2.13.0 --upgrade-package torchvision==0.28.0 \
 		--output-file requirements.lock
@@ -95,5 +95,5 @@ lock: $(VENV)/.ready ## resolve the packages again and write requirements.lock
 docs: $(VENV)/.ready ## build the documentation: site/index.html
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 
-clean: ## remove .venv and caches; results stay
+clean: ## remove .venv and caches, keep results
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from bitcycle.dataset.custom import CustomImages, ImageNet
-from bitcycle.dataset.image_batches import EvaluationBatches, TrainingBatches
+from bitcycle.dataset.image_batches import ImageBatches
 from bitcycle.dataset.images import EncodedImage, Framing, decode
 from bitcycle.errors import DataError
 from bitcycle.settings import SettingError
@@ -138,7 +138,7 @@ def test_an_unreadable_image_of_a_stream_is_one_line(tmp_path, workers):
         path.write_bytes(b"not an image")
     train = folder_options(tmp_path, memory_gib=0, workers=workers).load(tmp_path, seed=0).train
     with pytest.raises(DataError) as caught:
-        next(TrainingBatches(train, folder_options(tmp_path), 6, 0, CPU).starting_at(0))
+        next(ImageBatches(train, folder_options(tmp_path), 6, 0, CPU).starting_at(0))
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith(f"cannot read the image {tmp_path}/dog/")
 
@@ -156,7 +156,7 @@ def test_only_what_is_used_is_decoded(tmp_path):
                 (tmp_path / name / f"{index}.png").write_bytes(b"not an image")
     again = whole.load(tmp_path, seed=0)
     assert torch.equal(again.train.pixels, kept.train.pixels)
-    assert len(list(EvaluationBatches(again.test, whole, 4, CPU))) == 1
+    assert len(list(ImageBatches(again.test, whole, 4, 0, CPU))) == 1
 
 
 def test_imagenet_is_never_replaced(tmp_path):

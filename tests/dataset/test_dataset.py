@@ -20,7 +20,7 @@ from bitcycle.dataset import images
 from bitcycle.dataset import small_images as cifar
 from bitcycle.dataset.custom import CustomImages
 from bitcycle.dataset.epoch import Epoch
-from bitcycle.dataset.image_batches import EvaluationBatches, TrainingBatches
+from bitcycle.dataset.image_batches import ImageBatches
 from bitcycle.dataset.images import Images, random_box
 from bitcycle.dataset.small_images import Cifar, CifarSmall, Digits
 from bitcycle.errors import DataError
@@ -236,8 +236,8 @@ def test_class_folders_of_any_size(tmp_path, memory_gib, workers):
     assert (info.shape, info.train_samples, info.test_samples) == ((3, 24, 2), 9, 3)
     train, test, _ = options.load(tmp_path, seed=0)
     reference = CustomImages(name="image_folder", path=str(tmp_path), image_size=24).load(tmp_path, seed=0).train
-    (batch,) = itertools.islice(EvaluationBatches(train, options, 100, CPU), 1)
-    (expected,) = itertools.islice(EvaluationBatches(reference, options, 100, CPU), 1)
+    (batch,) = itertools.islice(ImageBatches(train, options, 100, 0, CPU), 1)
+    (expected,) = itertools.islice(ImageBatches(reference, options, 100, 0, CPU), 1)
     assert torch.equal(batch.inputs, expected.inputs)
     assert batch.targets.tolist() == [0] * 5 + [1] * 4
     assert len(test) == 3
@@ -293,7 +293,7 @@ def test_subsets_are_fixed_and_checked(tmp_path):
 def batches(seed: int, start: int, count: int, options=None, workers_images: Images | None = None):
     pixels = torch.arange(50 * 6 * 6, dtype=torch.int64).remainder(251).to(torch.uint8).view(50, 6, 6, 1)
     images = workers_images or Images(pixels, torch.arange(50))
-    source = TrainingBatches(images, options or Digits(crop_padding=2, flip=True), 16, seed, CPU)
+    source = ImageBatches(images, options or Digits(crop_padding=2, flip=True), 16, seed, CPU)
     return list(itertools.islice(source.starting_at(start), count))
 
 
@@ -317,7 +317,7 @@ def test_an_epoch_holds_every_sample_once_and_epochs_and_seeds_differ():
 def test_augmentation_is_a_crop_of_the_padded_image_or_its_mirror():
     options = Digits(crop_padding=2, flip=True, mean=[0.0], std=[1 / 255])
     pixels = torch.randint(1, 255, (50, 6, 6, 1), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    source = TrainingBatches(Images(pixels, torch.arange(50)), options, 50, 0, CPU)
+    source = ImageBatches(Images(pixels, torch.arange(50)), options, 50, 0, CPU)
     seen = set()
     for batch in itertools.islice(source.starting_at(0), 40):
         for image, label in zip(batch.inputs, batch.targets.tolist(), strict=True):
@@ -339,7 +339,7 @@ def test_augmentation_does_not_depend_on_the_batch():
     pixels = torch.randint(0, 255, (40, 6, 6, 1), dtype=torch.uint8)
     found = []
     for size in (8, 20):
-        source = TrainingBatches(Images(pixels, torch.arange(40)), Digits(crop_padding=2), size, 3, CPU)
+        source = ImageBatches(Images(pixels, torch.arange(40)), Digits(crop_padding=2), size, 3, CPU)
         epoch = list(itertools.islice(source.starting_at(0), 40 // size))
         order = torch.cat([batch.targets for batch in epoch]).argsort()
         found.append(torch.cat([batch.inputs for batch in epoch])[order])
@@ -348,13 +348,11 @@ def test_augmentation_does_not_depend_on_the_batch():
 
 def test_inputs_are_normalised_and_channels_last(tmp_path):
     splits = Digits().load(tmp_path, seed=0)
-    batch = next(iter(EvaluationBatches(splits.train, Digits(), len(splits.train), CPU)))
+    batch = next(iter(ImageBatches(splits.train, Digits(), len(splits.train), 0, CPU)))
     assert batch.inputs.mean().abs() < 0.01
     assert batch.inputs.std().item() == pytest.approx(1, abs=0.01)
     three = torch.zeros(4, 5, 5, 3, dtype=torch.uint8)
-    batch = next(
-        iter(EvaluationBatches(Images(three, torch.zeros(4, dtype=torch.long)), Cifar(name="cifar10"), 4, CPU))
-    )
+    batch = next(iter(ImageBatches(Images(three, torch.zeros(4, dtype=torch.long)), Cifar(name="cifar10"), 4, 0, CPU)))
     assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -373,7 +371,7 @@ def crops(tmp_path, start: int, count: int, workers: int = 0, seed: int = 0):
     options = CustomImages(
         name="image_folder", path=str(tmp_path), image_size=16, random_crop=True, flip=True, workers=workers
     )
-    source = TrainingBatches(options.load(tmp_path, seed=0).train, options, 4, seed, CPU)
+    source = ImageBatches(options.load(tmp_path, seed=0).train, options, 4, seed, CPU)
     return torch.cat([batch.inputs for batch in itertools.islice(source.starting_at(start), count)])
 
 

@@ -18,7 +18,7 @@ from bitcycle.dataset.detection import (
     grouped_order,
 )
 from bitcycle.dataset.fetch import unpack_to_cache
-from bitcycle.dataset.image_batches import TrainingBatches
+from bitcycle.dataset.image_batches import ImageBatches
 from bitcycle.dataset.voc import Voc2012, VocSmall
 from bitcycle.errors import DataError
 from bitcycle.settings import SettingError
@@ -238,7 +238,7 @@ def test_the_stand_in_for_imagenet_is_read_from_folder_and_archive(tmp_path):
     for kind in ("unpacked", "packed"):
         splits = options.load(tmp_path / kind, seed=0)
         assert (len(splits.train), len(splits.test)) == (100, 7)
-        found.append(next(TrainingBatches(splits.train, options, 8, 0, CPU).starting_at(3)))
+        found.append(next(ImageBatches(splits.train, options, 8, 0, CPU).starting_at(3)))
     torch.testing.assert_close(*found, rtol=0, atol=0)
     with pytest.raises(DataError, match=r"imagenet_mini is not in .*imagenet-mini\.tar"):
         options.load(tmp_path, seed=0)

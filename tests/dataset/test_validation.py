@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bitcycle.dataset.base import validation_size
 from bitcycle.dataset.custom import CustomImages
-from bitcycle.dataset.image_batches import EvaluationBatches
+from bitcycle.dataset.image_batches import ImageBatches
 from bitcycle.dataset.image_dataset import validation_mask
 from bitcycle.dataset.small_images import Digits
 from bitcycle.settings import SettingError
@@ -65,7 +65,7 @@ def test_held_out_images_are_not_cropped_at_random(tmp_path):
     assert not validation.framing.random_crop
     plain = CustomImages(name="image_folder", path=str(tmp_path), image_size=16, validation=0.25)
     expected = plain.load(tmp_path, seed=0).validation
-    batches = [next(iter(EvaluationBatches(images, options, 9, CPU))).inputs for images in (validation, expected)]
+    batches = [next(iter(ImageBatches(images, options, 9, 0, CPU))).inputs for images in (validation, expected)]
     assert torch.equal(*batches)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from bitcycle.dataset.sentence_pairs import SentencePairFolder, Sick, Xnli
-from bitcycle.dataset.tokens import SPECIAL, TokenizerSetup, find_tokenizer, train_word_piece
+from bitcycle.dataset.tokens import SPECIAL, find_tokenizer, train_word_piece
 from bitcycle.errors import DataError, RunError
 from bitcycle.hardware import trace
 from bitcycle.layer import MatrixProduct, QuantizedLinear, QuantizedMatrixProduct, quantize_model
@@ -170,13 +170,12 @@ def test_pairs_become_padded_tokens(pairs):
 def test_a_trained_tokenizer_is_the_same_every_time_and_kept(pairs):
     tokenizers = require("tokenizers", "entailment")
     sentences = [f"{a} {b}{c} {n}" for a in ANIMALS for b in ACTS for c in ("", "ing") for n in range(40)]
-    setup = TokenizerSetup(None, 200, True)
-    texts = {train_word_piece(tokenizers, setup, order).to_str() for order in (sentences, sentences[::-1], sentences)}
+    texts = {train_word_piece(tokenizers, 200, True, order).to_str() for order in (sentences, sentences[::-1], sentences)}
     assert len(texts) == 1
-    first = find_tokenizer(setup, sentences)
+    first = find_tokenizer(None, 200, True, sentences)
     kept = list((pairs / "cache" / "bitcycle").iterdir())
     assert len(kept) == 1
-    assert find_tokenizer(setup, sentences).to_str() == first.to_str() == kept[0].read_text()
+    assert find_tokenizer(None, 200, True, sentences).to_str() == first.to_str() == kept[0].read_text()
 
 
 def test_a_published_tokenizer_is_read_from_its_folder(pairs):
@@ -187,9 +186,13 @@ def test_a_published_tokenizer_is_read_from_its_folder(pairs):
     splits = SentencePairFolder(**options, vocabulary=100, lowercase=True).load(pairs, seed=0)
     assert set(splits["train"].ids.unique().tolist()) <= {0, 1, 2, 3, 5, 6, 7, 8}
     with pytest.raises(DataError, match=r"has 100 tokens, .*dataset\.vocabulary=100"):
-        find_tokenizer(TokenizerSetup(pairs / "published", 99, True), [])
-    (pairs / "published" / "vocab.txt").write_text("[UNK]\ndog")
-    with pytest.raises(DataError, match=r"it has no \[CLS\], \[SEP\]"):
+        find_tokenizer(pairs / "published", 99, True, [])
+    for words, problem in (("[UNK]\ndog", "sep_token not found"), ("[CLS]\n[SEP]\n[PAD]", "unk_token not found")):
+        (pairs / "published" / "vocab.txt").write_text(words)
+        with pytest.raises(DataError, match=f"cannot read the tokenizer .*{problem}"):
+            SentencePairFolder(**options).load(pairs, seed=0)
+    (pairs / "published" / "tokenizer.json").write_text("torn")
+    with pytest.raises(DataError, match="cannot read the tokenizer .*Fetch its files again"):
         SentencePairFolder(**options).load(pairs, seed=0)
     with pytest.raises(DataError, match="there is no tokenizer in"):
         SentencePairFolder(**{**options, "tokenizer": "elsewhere"}).load(pairs, seed=0)

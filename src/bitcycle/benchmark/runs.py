@@ -14,7 +14,7 @@ import torch
 
 from bitcycle.benchmark.measure import timed
 from bitcycle.dataset import DATASETS
-from bitcycle.dataset.image_batches import TrainingBatches
+from bitcycle.dataset.image_batches import ImageBatches
 from bitcycle.dataset.images import Images
 from bitcycle.training.run_folder import write_json
 
@@ -26,7 +26,7 @@ def images_per_second(device: torch.device, batches: int = 40, batch_size: int =
     """Images a second of CIFAR-10's size and augmentation, read, augmented and normalised, without any training."""
     pixels = torch.randint(0, 256, (10_000, 32, 32, 3), dtype=torch.uint8)
     images = Images(pixels, torch.zeros(len(pixels), dtype=torch.int64))
-    sequence = TrainingBatches(images, DATASETS["cifar10"](), batch_size, 0, device).starting_at(0)  # type: ignore[arg-type]
+    sequence = ImageBatches(images, DATASETS["cifar10"](), batch_size, 0, device).starting_at(0)  # type: ignore[arg-type]
     for _ in range(3):
         next(sequence)
     return batches * batch_size / timed(lambda: [next(sequence) for _ in range(batches)], device)

@@ -11,8 +11,10 @@ batch of an epoch is not filled up.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -22,7 +24,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset
 
 from bitcycle import distributed
 from bitcycle.dataset.base import DatasetInfo, Splits, first_samples, validation_size
@@ -170,7 +171,8 @@ class DetectionBatches:
             torch.tensor(values, device=device).view(-1, 1, 1) * 255 for values in (options.mean, options.std)
         )
         in_memory = sum(3 * height * width for height, width in self.sizes) <= options.memory_gib * 2**30
-        self.scaled = _Scaled(images, self.sizes, in_memory)
+        self.scaled: Callable[[int], Tensor] = functools.partial(_scaled, images, self.sizes)
+        self.scaled, self.workers = (functools.cache(self.scaled), 0) if in_memory else (self.scaled, options.workers)
 
     def __len__(self) -> int:
         return self.epoch.steps
@@ -187,32 +189,28 @@ class DetectionBatches:
 
     def _batches(self, groups: Iterable[tuple[int | None, list[int]]]) -> Iterator[DetectionBatch]:
         """The share of the batch of each (epoch, samples), unless it is empty; without epoch nothing is flipped."""
+        shares = ((epoch, group, distributed.local_shard(torch.tensor(group)).tolist()) for epoch, group in groups)
+        known, asked = itertools.tee(share for share in shares if share[2])
+        pictures = load_batches(self.scaled, (mine for _, _, mine in asked), self.workers, list)
+        return map(self._batch, known, pictures)
 
-        def keys() -> Iterator[list[_Key]]:
-            for epoch, group in groups:
-                height, width = (max(self.sizes[index][side] for index in group) for side in (0, 1))
-                if mine := distributed.local_shard(torch.tensor(group)).tolist():
-                    yield [_Key(epoch, index, height, width, len(group)) for index in mine]
-
-        workers = 0 if self.scaled.cache is not None else self.options.workers
-        return map(self._batch, load_batches(self.scaled, keys(), workers, list))
-
-    def _batch(self, batch: list[tuple[_Key, Tensor]]) -> DetectionBatch:
-        height, width, samples = batch[0][0][2:]
-        images = torch.zeros(len(batch), 3, self.options.padded(height), self.options.padded(width), device=self.device)
+    def _batch(self, share: tuple[int | None, list[int], list[int]], pictures: list[Tensor]) -> DetectionBatch:
+        epoch, group, mine = share
+        height, width = (self.options.padded(max(self.sizes[index][side] for index in group)) for side in (0, 1))
+        images = torch.zeros(len(mine), 3, height, width, device=self.device)
         images = images.contiguous(memory_format=torch.channels_last)
         boxes = []
-        for row, ((epoch, index, *_), picture) in enumerate(batch):
+        for row, (index, picture) in enumerate(zip(mine, pictures, strict=True)):
             flipped = epoch is not None and self.options.flip and bool(derive(self.seed, "flip", epoch, index) & 1)
             values = picture.to(self.device).permute(2, 0, 1)
             values = values.flip(2) if flipped else values
             images[row, :, : values.shape[1], : values.shape[2]] = (values - self.mean) / self.std
             boxes.append(self._boxes(index, flipped))
-        known = [self.images[key.number] for key, _ in batch]
+        known = [self.images[index] for index in mine]
         labels = pad_sequence([image.labels for image in known], batch_first=True, padding_value=-1)
         difficult = pad_sequence([image.difficult for image in known], batch_first=True)
         padded = (part.to(self.device) for part in (pad_sequence(boxes, batch_first=True), labels, difficult))
-        return DetectionBatch(images, *padded, tuple(self.sizes[key.number] for key, _ in batch), samples)  # type: ignore[call-arg, arg-type]
+        return DetectionBatch(images, *padded, tuple(self.sizes[index] for index in mine), len(group))  # type: ignore[call-arg, arg-type]
 
     def _boxes(self, index: int, flipped: bool) -> Tensor:
         """Boxes in pixels of the scaled image."""
@@ -222,39 +220,17 @@ class DetectionBatches:
         return torch.stack([width - x2, y1, width - x1, y2] if flipped else [x1, y1, x2, y2], dim=-1)
 
 
-class _Key(NamedTuple):
-    """What is known of an image of a batch: the epoch, its number, the largest sides of the batch, and how many are in it."""
-
-    epoch: int | None
-    number: int
-    height: int
-    width: int
-    samples: int
-
-
-class _Scaled(Dataset[tuple[_Key, Tensor]]):
-    """Scaled images as bytes [H, W, 3], decoded when they are first asked for, and kept if there is room."""
-
-    def __init__(self, images: Sequence[AnnotatedImage], sizes: Sequence[tuple[int, int]], keep: bool) -> None:
-        self.images, self.sizes = images, sizes
-        self.cache: dict[int, Tensor] | None = {} if keep else None
-
-    def __getitem__(self, key: _Key) -> tuple[_Key, Tensor]:
-        kept = {} if self.cache is None else self.cache
-        if key.number not in kept:
-            kept[key.number] = self._decode(key.number)
-        return key, kept[key.number]
-
-    def _decode(self, index: int) -> Tensor:
-        record, (height, width) = self.images[index], self.sizes[index]
-        picture = open_image(record.image).convert("RGB")
-        if picture.size != (record.width, record.height):
-            raise DataError(
-                f"{record.image.origin} is {picture.width}x{picture.height} pixels, its annotation says "
-                f"{record.width}x{record.height}. Fetch the data set again."
-            )
-        scaled = picture.resize((width, height), Image.Resampling.BILINEAR)
-        return torch.from_numpy(np.array(scaled, dtype=np.uint8))
+def _scaled(images: Sequence[AnnotatedImage], sizes: Sequence[tuple[int, int]], index: int) -> Tensor:
+    """An image as bytes [H, W, 3], of the size that it is scaled to."""
+    record, (height, width) = images[index], sizes[index]
+    picture = open_image(record.image).convert("RGB")
+    if picture.size != (record.width, record.height):
+        raise DataError(
+            f"{record.image.origin} is {picture.width}x{picture.height} pixels, its annotation says "
+            f"{record.width}x{record.height}. Fetch the data set again."
+        )
+    scaled = picture.resize((width, height), Image.Resampling.BILINEAR)
+    return torch.from_numpy(np.array(scaled, dtype=np.uint8))
 
 
 def grouped_order(ratios: Tensor, batch_size: int, seed: int, epoch: int) -> list[list[int]]:

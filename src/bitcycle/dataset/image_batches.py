@@ -1,4 +1,4 @@
-"""Training batches whose order and augmentation follow from (seed, epoch, sample), so that any step can be the first.
+"""Batches of images, whose order and augmentation follow from (seed, epoch, sample), so that any step can be the first.
 
 Augmentation happens on the device, a batch at a time, on unsigned bytes; batches come out normalised and channels-last.
 """
@@ -25,11 +25,13 @@ class Batch(NamedTuple):
     targets: Tensor
 
 
-class TrainingBatches:
-    """The endless sequence of training batches, startable at any step; of several processes each makes its share only.
+class ImageBatches:
+    """Batches of a split's images: training ones, startable at any step, and in iteration all images once, not augmented.
+
+    Of several processes each makes its share only; one that gets nothing of a small last batch of all passes it over.
 
     Args:
-        images: the training images.
+        images: of the split.
         options: normalisation and augmentation.
         batch_size: samples a step, of all processes together.
         seed: of order and augmentation.
@@ -41,18 +43,30 @@ class TrainingBatches:
     ) -> None:
         self.images, self.options = images.to(device), options
         self.epoch, self.seed, self.device = Epoch(len(images), batch_size), seed, device
-        self.normalise = Normalise(options, device)
+        self.mean, self.std = (torch.tensor(values, device=device) * 255 for values in (options.mean, options.std))
+
+    def __len__(self) -> int:
+        return self.epoch.steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        shares = list(distributed.local_batches(len(self.images), self.epoch.samples_per_step))
+        made = self.images.batches(IndexBatch(mine) for _, mine in shares)
+        for (batch, _), (_, pixels, labels) in zip(shares, made, strict=True):
+            with distributed.sharded(len(batch)):
+                yield self._batch(pixels.to(self.device), labels)
 
     def starting_at(self, step: int) -> Iterator[Batch]:
         """Batches of steps `step`, `step` + 1, and so on without end."""
-        for indices, pixels, labels in self.images.batches(self._index_batches(step)):
-            pixels = self._augment(pixels.to(self.device), indices.to(self.device), step // self.epoch.steps)
-            yield Batch(self.normalise(pixels), labels.to(self.device))
-            step += 1
+        shares = (
+            IndexBatch(distributed.local_shard(indices), derive(self.seed, "crop", epoch))
+            for epoch, indices in self.epoch.shuffled(self.seed, step)
+        )
+        for number, (indices, pixels, labels) in enumerate(self.images.batches(shares), step):
+            pixels = self._augment(pixels.to(self.device), indices.to(self.device), number // self.epoch.steps)
+            yield self._batch(pixels, labels)
 
-    def _index_batches(self, step: int) -> Iterator[IndexBatch]:
-        for epoch, indices in self.epoch.shuffled(self.seed, step):
-            yield IndexBatch(distributed.local_shard(indices), derive(self.seed, "crop", epoch))
+    def _batch(self, pixels: Tensor, labels: Tensor) -> Batch:
+        return Batch(((pixels - self.mean) / self.std).permute(0, 3, 1, 2), labels.to(self.device))
 
     def _augment(self, pixels: Tensor, indices: Tensor, epoch: int) -> Tensor:
         """Random crop with zero padding and random horizontal flip, from (seed, epoch, sample)."""
@@ -76,35 +90,3 @@ class TrainingBatches:
 def _choice(bits: Tensor, count: int) -> Tensor:
     """A number in 0 .. count-1 from the lowest 11 bits."""
     return (bits & 0x7FF) * count >> 11
-
-
-class EvaluationBatches:
-    """The images of a split in order, normalised, without augmentation; can be gone through many times.
-
-    Of several processes each sees its share of every batch; one that gets nothing of a small last batch passes it over.
-    """
-
-    def __init__(self, images: Images, options: ImageDatasetOptions, batch_size: int, device: torch.device) -> None:
-        self.images, self.batch_size, self.device = images.to(device), batch_size, device
-        self.normalise = Normalise(options, device)
-
-    def __iter__(self) -> Iterator[Batch]:
-        shares = list(distributed.local_batches(len(self.images), self.batch_size))
-        made = self.images.batches(IndexBatch(mine) for _, mine in shares)
-        for (batch, _), (_, pixels, labels) in zip(shares, made, strict=True):
-            with distributed.sharded(len(batch)):
-                yield Batch(self.normalise(pixels.to(self.device)), labels.to(self.device))
-
-    def __len__(self) -> int:
-        return -(-len(self.images) // self.batch_size)
-
-
-class Normalise:
-    """Bytes [N, H, W, C] to normalised float32 [N, C, H, W] in channels-last layout."""
-
-    def __init__(self, options: ImageDatasetOptions, device: torch.device) -> None:
-        self.mean = torch.tensor(options.mean, device=device) * 255
-        self.std = torch.tensor(options.std, device=device) * 255
-
-    def __call__(self, pixels: Tensor) -> Tensor:
-        return ((pixels - self.mean) / self.std).permute(0, 3, 1, 2)

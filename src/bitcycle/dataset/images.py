@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import io
 import itertools
@@ -12,16 +11,16 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import PIL
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -125,6 +124,7 @@ class Images:
             yield here, self.pixels[here], self.labels[here]
 
 
+@dataclass(eq=False)
 class EncodedImages(Images):
     """Labelled images that are decoded once, after a part of them may have been chosen, or when a batch asks for them.
 
@@ -136,21 +136,15 @@ class EncodedImages(Images):
             images are decoded at once, and held in memory.
     """
 
-    def __init__(
-        self,
-        encoded: Sequence[EncodedImage],
-        labels: Tensor,
-        channels: int,
-        framing: Framing,
-        workers: int | None = None,
-    ) -> None:
-        self.encoded, self.labels = encoded, labels
-        self.channels, self.framing, self.workers = channels, framing, workers
+    encoded: Sequence[EncodedImage]
+    labels: Tensor
+    channels: int
+    framing: Framing
+    workers: int | None = None
 
     def subset(self, chosen: Tensor) -> EncodedImages:
-        part, indices = copy.copy(self), torch.arange(len(self))[chosen].tolist()
-        part.encoded, part.labels = [self.encoded[index] for index in indices], self.labels[chosen]
-        return part
+        indices = torch.arange(len(self))[chosen].tolist()
+        return replace(self, encoded=[self.encoded[index] for index in indices], labels=self.labels[chosen])
 
     def decoded(self) -> Images:
         """The images, which are decoded once on a machine if that takes seconds, not once in each of hundreds of runs."""
@@ -161,10 +155,9 @@ class EncodedImages(Images):
         if shape[0] < WORTH_KEEPING or math.prod(shape) > MOST_BYTES:
             return Images(decode(), self.labels)
         digest = hashlib.sha256(PIL.__version__.encode())  # of all that decoding depends on
+        options = repr((self.channels, self.framing)).encode()
         try:
-            for part in itertools.chain(
-                [repr((self.channels, self.framing)).encode()], (i.read() for i in self.encoded)
-            ):
+            for part in itertools.chain([options], (image.read() for image in self.encoded)):
                 digest.update(len(part).to_bytes(8, "little") + part)
         except OSError:
             return Images(decode(), self.labels)  # which names the image that cannot be read
@@ -179,9 +172,7 @@ class EncodedImages(Images):
         return Images(kept(name, decode, read, lambda file, pixels: np.save(file, pixels.numpy())), self.labels)
 
     def for_evaluation(self) -> EncodedImages:
-        whole = copy.copy(self)
-        whole.framing = self.framing._replace(random_crop=False)
-        return whole
+        return replace(self, framing=self.framing._replace(random_crop=False))
 
     def to(self, device: torch.device) -> EncodedImages:
         return self  # batches are moved one by one
@@ -189,27 +180,36 @@ class EncodedImages(Images):
     def batches(self, index_batches: Iterable[IndexBatch]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         sampler = ([(crop_seed, index) for index in indices.tolist()] for indices, crop_seed in index_batches)
         workers = -(-(self.workers or 0) // distributed.local_world_size())
-        for pixels, indices in load_batches(_Decode(self.encoded, self.channels, self.framing), sampler, workers):
+        for pixels, indices in load_batches(self._decoded, sampler, workers):
             yield indices, pixels, self.labels[indices]
+
+    def _decoded(self, key: tuple[int, int]) -> tuple[Tensor, int]:
+        generator = random.Random(derive(*key)) if self.framing.random_crop else None
+        return torch.from_numpy(decode(self.encoded[key[1]], self.channels, self.framing, generator)), key[1]
+
+
+class _Items(Dataset[Any]):
+    def __init__(self, item: Callable[[Any], Any]) -> None:
+        self.item = item
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.item(key)
 
 
 def load_batches(
-    items: Dataset[Any], keys: Iterable[list[Any]], workers: int, collate: Callable[[list[Any]], Any] | None = None
+    item: Callable[[Any], Any],
+    keys: Iterable[list[Any]],
+    workers: int,
+    collate: Callable[[list[Any]], Any] | None = None,
 ) -> Iterator[Any]:
-    """A batch of `items` for each list of keys, made by so many processes that read ahead.
+    """A batch of `item(key)` for each list of keys, made by so many processes that read ahead.
 
     Raises:
         DataError: of an item, whichever process finds it.
     """
-    loader: DataLoader[Any] = DataLoader(
-        items,
-        batch_sampler=keys,
-        num_workers=workers,
-        collate_fn=collate,
-        worker_init_fn=_leave_process_group,
-    )
+    options: dict[str, Any] = {"num_workers": workers, "collate_fn": collate, "worker_init_fn": _leave_process_group}
     try:
-        yield from loader
+        yield from DataLoader(_Items(item), batch_sampler=keys, **options)
     except DataError as error:  # of a worker, with the worker's traceback in its text
         raise DataError(str(error).strip().rsplit("DataError: ", 1)[-1]) from error
 
@@ -219,15 +219,6 @@ def _leave_process_group(worker: int) -> None:
     if hasattr(os, "setpgrp"):
         os.setpgrp()
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # SLURM's warning, which may go to every process of a job
-
-
-class _Decode(Dataset[tuple[Tensor, int]]):
-    def __init__(self, encoded: Sequence[EncodedImage], channels: int, framing: Framing) -> None:
-        self.encoded, self.channels, self.framing = encoded, channels, framing
-
-    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int]:
-        generator = random.Random(derive(*key)) if self.framing.random_crop else None
-        return torch.from_numpy(decode(self.encoded[key[1]], self.channels, self.framing, generator)), key[1]
 
 
 def open_image(image: EncodedImage) -> Image.Image:
@@ -251,13 +242,11 @@ def decode(
     """An image as uint8 [size, size, channels], framed at random with a generator, at the centre without one."""
     picture = _as_bytes(open_image(image), channels, image.origin)
     size = (framing.size, framing.size)
-    if generator is not None:
-        box = random_box(picture.width, picture.height, generator)
+    if generator and (box := random_box(*picture.size, generator)):
         picture = picture.resize(size, Image.Resampling.BILINEAR, box=box)
-    elif picture.size != size or framing.resize != framing.size:
-        side = min(picture.size) * framing.size / framing.resize
-        box = central_box(picture.width, picture.height, side)
-        picture = picture.resize(size, Image.Resampling.BILINEAR, box=box)
+    else:
+        bleed = 0 if generator else (1 - framing.size / framing.resize) / 2
+        picture = ImageOps.fit(picture, size, Image.Resampling.BILINEAR, bleed)
     return np.array(picture, dtype=np.uint8).reshape(*size, channels)
 
 
@@ -274,10 +263,10 @@ def _as_bytes(picture: Image.Image, channels: int, origin: str) -> Image.Image:
     return picture.convert("L" if channels == 1 else "RGB")
 
 
-def random_box(width: int, height: int, generator: random.Random) -> tuple[float, float, float, float]:
+def random_box(width: int, height: int, generator: random.Random) -> tuple[int, int, int, int] | None:
     """A box of 8 % to 100 % of the area and an aspect ratio of 3/4 to 4/3: left, top, right, bottom in pixels.
 
-    The distribution of torchvision's RandomResizedCrop, with the whole shorter side where ten tries find no box that fits.
+    The distribution of torchvision's RandomResizedCrop; None where ten tries find no box that fits.
     """
     for _ in range(10):
         area = width * height * generator.uniform(0.08, 1)
@@ -286,30 +275,18 @@ def random_box(width: int, height: int, generator: random.Random) -> tuple[float
         if 0 < box_width <= width and 0 < box_height <= height:
             left, top = generator.randint(0, width - box_width), generator.randint(0, height - box_height)
             return left, top, left + box_width, top + box_height
-    return central_box(width, height, min(width, height))
-
-
-def central_box(width: int, height: int, side: float) -> tuple[float, float, float, float]:
-    """The square of `side` pixels in the middle: left, top, right, bottom in pixels."""
-    left, top = (width - side) / 2, (height - side) / 2
-    return left, top, left + side, top + side
+    return None
 
 
 def decode_all(encoded: Sequence[EncodedImage], channels: int, framing: Framing) -> Tensor:
     """All images as uint8 [N, size, size, channels], decoded by several threads; says in the log how far it is."""
-    size = framing.size
+    size, reported = framing.size, time.monotonic()
     pixels = np.empty((len(encoded), size, size, channels), dtype=np.uint8)
-    chunks = [range(start, min(start + CHUNK, len(encoded))) for start in range(0, len(encoded), CHUNK)]
-
-    def decode_chunk(chunk: range) -> None:
-        for index in chunk:
-            pixels[index] = decode(encoded[index], channels, framing)
-
-    reported = time.monotonic()
     workers = 1 if size <= SMALL else None  # threads get in each other's way where an image takes microseconds
-    with ThreadPoolExecutor(workers) as pool:
-        for chunk, _ in zip(chunks, pool.map(decode_chunk, chunks), strict=True):
+    with ThreadPool(workers) as pool:
+        for index, image in enumerate(pool.imap(lambda image: decode(image, channels, framing), encoded, CHUNK)):
+            pixels[index] = image
             if time.monotonic() - reported > 10:
                 reported = time.monotonic()
-                logger.info("decoded %d of %d images", chunk.stop, len(encoded))
+                logger.info("decoded %d of %d images", index + 1, len(encoded))
     return torch.from_numpy(pixels)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions, check_whole, first_samples, missing
 from bitcycle.dataset.hub import columns, has_parquet, load_hub
-from bitcycle.dataset.tokens import TokenizerSetup, encode, find_tokenizer
+from bitcycle.dataset.tokens import encode, find_tokenizer
 from bitcycle.errors import DataError
 from bitcycle.settings import MISSING, setting
 from bitcycle.shapes import SentencePairShape
@@ -114,8 +114,7 @@ class SentencePairOptions(DatasetOptions):
                 )
         folder = None if self.tokenizer is None else data_root / self.tokenizer
         premises, hypotheses, _ = zip(*pairs["train"])
-        setup = TokenizerSetup(folder, self.vocabulary, self.lowercase)
-        tokenizer = find_tokenizer(setup, [*premises, *hypotheses])
+        tokenizer = find_tokenizer(folder, self.vocabulary, self.lowercase, [*premises, *hypotheses])
         tokens = {}
         for split, whole in pairs.items():
             chosen = first_samples(whole, self.train_samples if split == "train" else self.test_samples)

@@ -51,19 +51,22 @@ class TokenStreams:
         self.tokens, self.length = tokens[: each * streams].view(streams, each).T.contiguous(), length
         self.epoch = stream_epoch(len(tokens), streams, length)
 
-    def of_epoch(self, first: int = 0) -> Iterator[TokenBatch]:
-        """Batches of an epoch from batch `first` on."""
-        last = len(self.tokens) - 1
-        for start in range(first * self.length, last, self.length):
-            end = min(start + self.length, last)
-            yield TokenBatch(self.tokens[start:end], self.tokens[start + 1 : end + 1], continues=start > 0)
+    def length_of(self, step: int) -> int:
+        """Time steps of the batch of a training step, were the streams without end."""
+        return self.length
+
+    def of_epoch(self) -> Iterator[TokenBatch]:
+        """The batches of an epoch."""
+        return itertools.islice(self.starting_at(0), self.epoch.steps)
 
     def starting_at(self, step: int) -> Iterator[TokenBatch]:
         """Batches of steps `step`, `step` + 1, and so on without end."""
-        first = step % self.epoch.steps
-        while True:
-            yield from self.of_epoch(first)
-            first = 0
+        last, start = len(self.tokens) - 1, 0
+        for number in itertools.count():
+            end = min(start + self.length_of(number), last)
+            if number >= step:
+                yield TokenBatch(self.tokens[start:end], self.tokens[start + 1 : end + 1], continues=start > 0)
+            start = end if end < last else 0
 
 
 class DrawnTokenStreams(TokenStreams):
@@ -89,18 +92,9 @@ class DrawnTokenStreams(TokenStreams):
         self.epoch = stream_epoch(len(tokens), streams, mean_length(length))
 
     def length_of(self, step: int) -> int:
-        """Time steps of a batch, were the streams without end."""
         draw = random.Random(derive(self.seed, "length", step))
         middle = self.length if draw.random() >= SHORT_SHARE else self.length / 2
         return max(MINIMUM_LENGTH, int(draw.gauss(middle, LENGTH_DEVIATION)))
-
-    def starting_at(self, step: int) -> Iterator[TokenBatch]:
-        last, start = len(self.tokens) - 1, 0
-        for number in itertools.count():
-            end = min(start + self.length_of(number), last)
-            if number >= step:
-                yield TokenBatch(self.tokens[start:end], self.tokens[start + 1 : end + 1], continues=start > 0)
-            start = end if end < last else 0
 
 
 def mean_length(length: int) -> int:

@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,32 +32,29 @@ LEAST = 2
 """Pairs that are rarer than this are not merged."""
 
 
-class TokenizerSetup(NamedTuple):
-    """Where a tokenizer comes from: a folder, or training with so many tokens, with or without regard to case."""
+def find_tokenizer(folder: Path | None, vocabulary: int, lowercase: bool, sentences: list[str]) -> Any:
+    """The tokenizer: read from its folder, or, for None, trained on `sentences` and kept for the next time.
 
-    folder: Path | None
-    vocabulary: int
-    lowercase: bool
-
-
-def find_tokenizer(setup: TokenizerSetup, sentences: list[str]) -> Any:
-    """The tokenizer: read from its folder, or trained on `sentences` and kept for the next time.
-
-    Training depends on sentences and setup alone. The result is kept in the user's cache, if that can be written to.
+    Training depends on the arguments alone. The result is kept in the user's cache, if that can be written to.
 
     Raises:
         DataError: if the folder holds none, or one with more tokens than the network has embeddings for.
     """
     tokenizers = require("tokenizers", "entailment")
-    tokenizer = (
-        _trained(tokenizers, setup, sentences)
-        if setup.folder is None
-        else _read(tokenizers, setup.folder, setup.lowercase)
-    )
+    if folder is not None:
+        tokenizer = _read(tokenizers, folder, lowercase)
+    else:
+        known = json.dumps([tokenizers.__version__, vocabulary, lowercase, sorted(sentences)])
+        tokenizer = kept(
+            f"tokenizer-{vocabulary}-{hashlib.sha256(known.encode()).hexdigest()[:16]}.json",
+            lambda: train_word_piece(tokenizers, vocabulary, lowercase, sentences),
+            lambda file: tokenizers.Tokenizer.from_file(str(file)),
+            lambda file, tokenizer: tokenizer.save(str(file)),
+        )
     size = tokenizer.get_vocab_size()
-    if size > setup.vocabulary:
+    if size > vocabulary:
         raise DataError(
-            f"the tokenizer in {setup.folder} has {size} tokens, and dataset.vocabulary is {setup.vocabulary}. Set "
+            f"the tokenizer in {folder} has {size} tokens, and dataset.vocabulary is {vocabulary}. Set "
             f"dataset.vocabulary={size}, or give the tokenizer that belongs to the network."
         )
     return tokenizer
@@ -69,8 +66,11 @@ def _read(tokenizers: Any, folder: Path, lowercase: bool) -> Any:
         if whole.is_file():
             return tokenizers.Tokenizer.from_file(str(whole))
         if words.is_file():
-            return _bert_tokenizer(tokenizers, words.read_text(encoding="utf-8").split("\n"), lowercase)
-    except (OSError, ValueError) as error:
+            pieces = tokenizers.models.WordPiece.read_file(str(words))
+            if "[UNK]" not in pieces:
+                raise ValueError("unk_token not found in the vocabulary")
+            return tokenizers.BertWordPieceTokenizer(pieces, lowercase=lowercase)
+    except Exception as error:  # tokenizers raises no other
         raise DataError(f"cannot read the tokenizer in {folder}: {error}. Fetch its files again.") from error
     raise DataError(
         f"there is no tokenizer in {folder} (neither tokenizer.json nor vocab.txt). Put the files of the published network there,"
@@ -78,46 +78,16 @@ def _read(tokenizers: Any, folder: Path, lowercase: bool) -> Any:
     )
 
 
-def _trained(tokenizers: Any, setup: TokenizerSetup, sentences: list[str]) -> Any:
-    known = json.dumps([tokenizers.__version__, setup.vocabulary, setup.lowercase, sorted(sentences)])
-    return kept(
-        f"tokenizer-{setup.vocabulary}-{hashlib.sha256(known.encode()).hexdigest()[:16]}.json",
-        lambda: train_word_piece(tokenizers, setup, sentences),
-        lambda file: tokenizers.Tokenizer.from_file(str(file)),
-        lambda file, tokenizer: file.write_text(tokenizer.to_str()),
-    )
-
-
-def train_word_piece(tokenizers: Any, setup: TokenizerSetup, sentences: list[str]) -> Any:
+def train_word_piece(tokenizers: Any, vocabulary: int, lowercase: bool, sentences: list[str]) -> Any:
     """BERT's WordPiece (Devlin et al. 2019) with at most `vocabulary` tokens, special ones included."""
-    logger.info("training a tokenizer of at most %d tokens on %d sentences", setup.vocabulary, len(sentences))
-    normalizer, splitter = _normalizer(tokenizers, setup.lowercase), tokenizers.pre_tokenizers.BertPreTokenizer()
+    logger.info("training a tokenizer of at most %d tokens on %d sentences", vocabulary, len(sentences))
+    empty = tokenizers.BertWordPieceTokenizer(lowercase=lowercase)
     words: Counter[str] = Counter()
     for sentence in sentences:
-        words.update(word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(sentence)))
-    pieces = [*SPECIAL, *word_pieces(words, setup.vocabulary - len(SPECIAL))]
-    return _bert_tokenizer(tokenizers, pieces, setup.lowercase)
-
-
-def _normalizer(tokenizers: Any, lowercase: bool) -> Any:
-    return tokenizers.normalizers.BertNormalizer(lowercase=lowercase)
-
-
-def _bert_tokenizer(tokenizers: Any, pieces: list[str], lowercase: bool) -> Any:
-    """BERT's tokenizer with these pieces, numbered in their order.
-
-    Raises:
-        ValueError: if [CLS], [SEP] or [UNK] is not one of them.
-    """
-    numbers = {piece.strip(): number for number, piece in enumerate(pieces) if piece.strip()}
-    if missing := {"[CLS]", "[SEP]", "[UNK]"} - set(numbers):
-        raise ValueError(f"it has no {', '.join(sorted(missing))}")
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(numbers, unk_token="[UNK]"))
-    tokenizer.normalizer = _normalizer(tokenizers, lowercase)
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    markers = [(word, numbers[word]) for word in ("[SEP]", "[CLS]")]
-    tokenizer.post_processor = tokenizers.processors.BertProcessing(*markers)
-    return tokenizer
+        words.update(word for word, _ in empty.pre_tokenizer.pre_tokenize_str(empty.normalize(sentence)))
+    pieces = [*SPECIAL, *word_pieces(words, vocabulary - len(SPECIAL))]
+    numbers = {piece: number for number, piece in enumerate(pieces)}
+    return tokenizers.BertWordPieceTokenizer(numbers, lowercase=lowercase)
 
 
 def encode(tokenizer: Any, pairs: Sequence[tuple[str, str]], length: int) -> tuple[Tensor, Tensor, Tensor]:

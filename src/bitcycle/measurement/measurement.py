@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bitcycle.dataset.image_batches import Batch, EvaluationBatches
+from bitcycle.dataset.image_batches import Batch, ImageBatches
 from bitcycle.dataset.image_dataset import ImageDatasetOptions, first_images
 from bitcycle.dataset.images import Images
 from bitcycle.errors import RunError
@@ -45,7 +45,7 @@ class Measurement:
     def use(self, images: Images) -> None:
         """Measure on other images from now on."""
         self.images = images
-        self.batches = EvaluationBatches(images, self.options, self.batch_size, self.device)
+        self.batches = ImageBatches(images, self.options, self.batch_size, 0, self.device)
 
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> tuple[float, float]:

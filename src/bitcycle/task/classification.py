@@ -11,7 +11,7 @@ from torch import nn
 
 from bitcycle.dataset import DatasetInfo
 from bitcycle.dataset.base import Splits
-from bitcycle.dataset.image_batches import Batch, EvaluationBatches, TrainingBatches
+from bitcycle.dataset.image_batches import Batch, ImageBatches
 from bitcycle.dataset.image_dataset import ImageDatasetOptions
 from bitcycle.dataset.images import Images
 from bitcycle.settings import setting
@@ -76,11 +76,11 @@ class Classification(Task):
     ) -> None:
         self.options, self.batch_size, self.classes = options, batch_size, classes
         check_shares(options.evaluation_batch_size, test_samples=splits.test, validation=splits.validation)
-        self.training_batches = TrainingBatches(splits.train, dataset, batch_size, seed, device)
+        self.training_batches = ImageBatches(splits.train, dataset, batch_size, seed, device)
         self.majority_baseline = float(splits.train.labels.bincount().max()) / len(splits.train)
-        self.test_batches = EvaluationBatches(splits.test, dataset, options.evaluation_batch_size, device)
+        self.test_batches = ImageBatches(splits.test, dataset, options.evaluation_batch_size, seed, device)
         self.validation_batches = (
-            EvaluationBatches(splits.validation, dataset, options.evaluation_batch_size, device)
+            ImageBatches(splits.validation, dataset, options.evaluation_batch_size, seed, device)
             if splits.validation is not None
             else None
         )
@@ -105,7 +105,7 @@ class Classification(Task):
         return {} if self.validation_batches is None else self._measure(model, self.validation_batches, "validation")
 
     @torch.no_grad()
-    def _measure(self, model: nn.Module, batches: EvaluationBatches, split: str) -> dict[str, float]:
+    def _measure(self, model: nn.Module, batches: ImageBatches, split: str) -> dict[str, float]:
         from torchmetrics import MeanMetric, Metric
         from torchmetrics.classification import MulticlassAccuracy
 

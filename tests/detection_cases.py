@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bitcycle.dataset.voc import VocSmall
+from bitcycle.dataset.detection import VocSmall
 
 # ---------------------------------------------------------------------------------------------------- made-up data
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bitcycle.dataset import graph_sources as citation
-from bitcycle.dataset.graph import SIZES, GraphSize
+from bitcycle.dataset.graph import SIZES, SPLITS, GraphSize
 
 TINY = GraphSize(nodes=90, edges=300, symmetrised=300, features=16, classes=4, train=40, validation=20, test=30)
 """A graph so small that a step takes milliseconds."""
@@ -38,7 +37,7 @@ def write_citation(data_root: Path, name: str = "cora") -> None:
         feat_shape=np.array([size.nodes, size.features]),
         labels=labels,
         edge_index=np.concatenate([edges, edges[::-1]], axis=1),
-        **dict(zip(citation.SPLITS, masks)),
+        **dict(zip(SPLITS, masks)),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import bitcycle
-from bitcycle.dataset.small_images import Digits
+from bitcycle.dataset.image_sets import Digits
 from bitcycle.recipe.optimizer import OptimizerOptions
 from bitcycle.recipe.options import TrainingOptions
 from bitcycle.schedule import SCHEDULES

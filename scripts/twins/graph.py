@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import nll_loss, relu
 
 import bitcycle
-from bitcycle.dataset.graph_sources import Citation
+from bitcycle.dataset.graph import Citation
 from bitcycle.layer.sparse import make_edges
 from bitcycle.model.graph_network import Gcn
 from bitcycle.quantizer.registry import quantizer_options

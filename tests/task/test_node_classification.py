@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from bitcycle.dataset import fetch
-from bitcycle.dataset import graph_sources as citation
-from bitcycle.dataset import graph_sources as ogbn
-from bitcycle.dataset.graph import SIZES, scaled
+from bitcycle.dataset import graph as graphs
+from bitcycle.dataset.graph import SIZES, Citation, Ogbn, scaled
 from bitcycle.dataset.neighbours import DglSampler, edges_of
 from bitcycle.errors import DataError
 from bitcycle.layer import QuantizedGraphConvolution, QuantizedSageConvolution
@@ -159,7 +158,7 @@ def test_scaling_of_features():
     ],
 )
 def test_treatment_of_edges(edges, loops, expected):
-    options = citation.Citation(name="cora", edges=edges, self_loops=loops)
+    options = Citation(name="cora", edges=edges, self_loops=loops)
     treated = options.treated(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 2]]), 3)
     assert sorted(map(tuple, treated.T.tolist())) == expected
 
@@ -178,13 +177,13 @@ def test_official_layout_of_ogb(tmp_path, monkeypatch, name):
     edges = np.concatenate([edges, edges[::-1]], axis=1) if twice else edges
     for saved in (False, True):
         assert (tmp_path / name / "processed" / "data_processed").is_file() == saved
-        raw = ogbn.Ogbn(name=name).read(tmp_path)
+        raw = Ogbn(name=name).read(tmp_path)
         assert torch.equal(raw.features, torch.from_numpy(content["node-feat"]))
         assert raw.labels.tolist() == content["node-label"].flatten().tolist()
         assert raw.edges.tolist() == edges.tolist()
         assert raw.train.tolist() == content["train"].tolist()
         assert raw.validation.tolist() == content["valid"].tolist()
-    graph = ogbn.Ogbn(name=name, edges="symmetrised", train_samples=7, test_samples=100).load(tmp_path, seed=0)
+    graph = Ogbn(name=name, edges="symmetrised", train_samples=7, test_samples=100).load(tmp_path, seed=0)
     assert (len(graph.train), len(graph.validation), len(graph.test)) == (7, TINY.validation, TINY.test)
     assert torch.equal(graph.edges.offsets, graph.edges.back_offsets)
 
@@ -199,8 +198,8 @@ def test_ogb_scores_what_it_has_read(tmp_path, monkeypatch):
 
     monkeypatch.setattr("ogb.nodeproppred.Evaluator.eval", recorded)
     predicted, labels = torch.tensor([1, 2, 3]), torch.tensor([1, 2, 0])
-    assert ogbn.Ogbn(name="ogbn_products").accuracy(predicted, labels) == 2 / 3
-    assert citation.Citation(name="cora").accuracy(predicted, labels) == 2 / 3
+    assert Ogbn(name="ogbn_products").accuracy(predicted, labels) == 2 / 3
+    assert Citation(name="cora").accuracy(predicted, labels) == 2 / 3
     monkeypatch.setitem(SIZES, "ogbn_arxiv", TINY)
     write_ogbn(tmp_path / "ogbn_arxiv", "time", TINY)
     run = plan(
@@ -215,7 +214,7 @@ def test_another_graph_is_refused(tmp_path):
     pytest.importorskip("ogb")
     write_ogbn(tmp_path / "ogbn_arxiv", "time", TINY)
     with pytest.raises(DataError, match=r"169343, 1166243, 128, 90941, 29799, 48603"):
-        ogbn.Ogbn(name="ogbn_arxiv").load(tmp_path, seed=0)
+        Ogbn(name="ogbn_arxiv").load(tmp_path, seed=0)
 
 
 def test_missing_and_damaged_data_say_what_to_do(tmp_path, monkeypatch):
@@ -225,20 +224,20 @@ def test_missing_and_damaged_data_say_what_to_do(tmp_path, monkeypatch):
     pytest.importorskip("ogb")
     monkeypatch.setattr(fetch, "urlopen", offline)
     with pytest.raises(DataError, match=r"no network.*ogbn_arxiv is not in .*arxiv\.zip.*cora is a small graph"):
-        ogbn.Ogbn(name="ogbn_arxiv").load(tmp_path, seed=0)
-    with pytest.raises(DataError, match=r"cora\.npz is missing.*kimiyoung/planetoid"):
-        citation.Citation(name="cora").load(tmp_path, seed=0)
+        Ogbn(name="ogbn_arxiv").load(tmp_path, seed=0)
+    with pytest.raises(DataError, match=r"cora is not in .*cora\.npz.*kimiyoung/planetoid"):
+        Citation(name="cora").load(tmp_path, seed=0)
     (tmp_path / "cora").mkdir()
     (tmp_path / "cora" / "cora.npz").write_bytes(b"torn")
     with pytest.raises(DataError, match="cannot read"):
-        citation.Citation(name="cora").load(tmp_path, seed=0)
+        Citation(name="cora").load(tmp_path, seed=0)
     write_ogbn(tmp_path / "ogbn_arxiv", "time", TINY)
     (tmp_path / "ogbn_arxiv" / "raw" / "node-label.csv.gz").write_bytes(b"torn")
     with pytest.raises(DataError, match="cannot read"):
-        ogbn.Ogbn(name="ogbn_arxiv").load(tmp_path, seed=0)
+        Ogbn(name="ogbn_arxiv").load(tmp_path, seed=0)
     (tmp_path / "ogbn_arxiv" / "RELEASE_v1.txt").unlink()
     with pytest.raises(DataError, match=r"lacks RELEASE_v1\.txt"):
-        ogbn.Ogbn(name="ogbn_arxiv").load(tmp_path, seed=0)
+        Ogbn(name="ogbn_arxiv").load(tmp_path, seed=0)
 
 
 def test_a_saved_file_runs_no_code(tmp_path):
@@ -247,7 +246,7 @@ def test_a_saved_file_runs_no_code(tmp_path):
     (tmp_path / "ogbn_arxiv" / "processed").mkdir()
     torch.save({"graph": pytest.raises}, tmp_path / "ogbn_arxiv" / "processed" / "data_processed")
     with pytest.raises(DataError, match="cannot read"):
-        ogbn.Ogbn(name="ogbn_arxiv").load(tmp_path, seed=0)
+        Ogbn(name="ogbn_arxiv").load(tmp_path, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -274,8 +273,8 @@ def test_a_missing_graph_is_downloaded(tmp_path, monkeypatch):
     monkeypatch.setitem(SIZES, "ogbn_arxiv", TINY)
     write_ogbn(tmp_path / "server" / "arxiv", "time", TINY)
     shutil.make_archive(str(tmp_path / "arxiv"), "zip", tmp_path / "server")
-    monkeypatch.setattr(ogbn, "ARCHIVES", f"{tmp_path.as_uri()}/")
-    options, root = ogbn.Ogbn(name="ogbn_arxiv"), tmp_path / "data"
+    monkeypatch.setattr(graphs, "ARCHIVES", f"{tmp_path.as_uri()}/")
+    options, root = Ogbn(name="ogbn_arxiv"), tmp_path / "data"
     first = options.load(root, seed=0)
     (tmp_path / "arxiv.zip").unlink()
     assert torch.equal(first.features, options.load(root, seed=0).features)

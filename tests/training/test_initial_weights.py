@@ -11,8 +11,8 @@ import torch
 from bitcycle.dataset import DatasetInfo
 from bitcycle.dataset.base import Splits
 from bitcycle.dataset.image_dataset import PARTS, classes_of
+from bitcycle.dataset.image_sets import Cifar, Digits
 from bitcycle.dataset.images import Images
-from bitcycle.dataset.small_images import Cifar, Digits
 from bitcycle.model import ImageShape
 from bitcycle.settings import SettingError
 from bitcycle.training.identity import run_hash

@@ -247,7 +247,7 @@ def test_the_split_for_choosing_is_held_out_unasked_and_named(digits):
     ],
 )
 def test_what_does_not_fit_is_refused_before_data_are_read(digits, monkeypatch, overrides, words):
-    monkeypatch.setattr("bitcycle.dataset.small_images.Digits.read", lambda *_: pytest.fail("data were read"))
+    monkeypatch.setattr("bitcycle.dataset.image_sets.Digits.read", lambda *_: pytest.fail("data were read"))
     with pytest.raises(SettingError, match=words):
         digits(*overrides)
 

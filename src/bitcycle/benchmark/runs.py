@@ -14,7 +14,7 @@ import torch
 
 from bitcycle.benchmark.measure import timed
 from bitcycle.dataset import DATASETS
-from bitcycle.dataset.image_batches import ImageBatches
+from bitcycle.dataset.image_dataset import ImageBatches
 from bitcycle.dataset.images import Images
 from bitcycle.training.run_folder import write_json
 

@@ -1,14 +1,13 @@
 """What it is trained on: data from disk, in batches that follow from (seed, epoch, sample)."""
 
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits
-from bitcycle.dataset.custom import CustomImages, HubImages, ImageNet, ImageNetMini
-from bitcycle.dataset.graph_sources import Citation, Ogbn
+from bitcycle.dataset.detection import Voc2012, VocSmall
+from bitcycle.dataset.graph import Citation, Ogbn
+from bitcycle.dataset.image_sets import Cifar, CifarSmall, CustomImages, Digits, HubImages, ImageNet, ImageNetMini
 from bitcycle.dataset.interactions import MovieLens, Ratings
 from bitcycle.dataset.sentence_pairs import SentencePairFolder, Sick, Xnli
-from bitcycle.dataset.small_images import Cifar, CifarSmall, Digits
 from bitcycle.dataset.speech import Fsdd, SpeechManifest
 from bitcycle.dataset.text import OwnText, PennTreebank, WikiText, WikiTextSmall
-from bitcycle.dataset.voc import Voc2012, VocSmall
 
 __all__ = ["DATASETS", "DatasetInfo", "DatasetOptions", "Splits"]
 

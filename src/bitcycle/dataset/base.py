@@ -44,14 +44,14 @@ class Splits(NamedTuple, Generic[S]):
     validation: S | None = None
 
 
-def fixed_order(samples: int, count: int | None = None) -> Tensor:
-    """The first `count` of the numbers 0 .. samples-1 in an order that is random but the same for every run.
+def permutation(samples: int, seed: int = 0) -> Tensor:
+    """The numbers 0 .. samples-1 in an order that follows from the seed."""
+    return torch.randperm(samples, generator=torch.Generator().manual_seed(seed))
 
-    All of them in ascending order for None, or if there are no more.
-    """
-    if count is None or count >= samples:
-        return torch.arange(samples)
-    return torch.randperm(samples, generator=torch.Generator().manual_seed(0))[:count]
+
+def fixed_order(samples: int, count: int | None = None) -> Tensor:
+    """The first `count` of 0 .. samples-1 in an order that is the same for every run; all, ascending, if there are no more."""
+    return torch.arange(samples) if count is None or count >= samples else permutation(samples)[:count]
 
 
 def first_samples(samples: Sequence[S], count: int | None) -> list[S]:
@@ -98,14 +98,13 @@ class DatasetOptions(Settings):
     name: str = setting(MISSING, "the data set's name, as in dataset=NAME")
     train_samples: Optional[int] = setting(
         None,
-        "number of training samples (images, nodes, pairs, ratings, utterances) to use, the same ones in every run; null: all",
+        "training samples to use (images, nodes, pairs, ratings, utterances, pieces of 35 tokens), always the same; null: all",
         minimum=1,
     )
     test_samples: Optional[int] = setting(None, "number of samples to evaluate on; null: all", minimum=1)
     validation: Optional[float] = setting(
         None,
-        "share of the training samples held out for choosing weights, by the run's seed, and evaluated too; null: 0.1 where the"
-        " run chooses and the data set has no such split, else 0",
+        "share of training samples held out for choosing, by the run's seed; null: 0.1 if a run chooses and has no such split",
         minimum=0,
         maximum=0.9,
     )
@@ -154,15 +153,13 @@ class DatasetOptions(Settings):
         Raises:
             SettingError: if there are not so many.
         """
-        sizes = {}
+        sizes, unit = {}, self.samples_of_one
         for option in ("train_samples", "test_samples"):
-            wanted, most = getattr(self, option), getattr(full, option) // self.samples_of_one
+            wanted, most = getattr(self, option), getattr(full, option) // unit
             if wanted is not None and wanted > most and not self.takes_all_if_fewer:
-                problem = f"{self.name} has only {most}" + f" pieces of {self.samples_of_one} tokens" * (
-                    self.samples_of_one > 1
-                )
+                problem = f"{self.name} has only {most}" + (f" pieces of {unit} tokens" if unit > 1 else "")
                 raise SettingError(option, wanted, problem, f"use at most {most}, or null for all")
-            sizes[option] = getattr(full, option) if wanted is None else min(wanted, most) * self.samples_of_one
+            sizes[option] = getattr(full, option) if wanted is None else min(wanted, most) * unit
         return full._replace(**sizes)
 
     def without_validation(self, info: DatasetInfo) -> DatasetInfo:

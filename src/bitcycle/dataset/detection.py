@@ -1,4 +1,4 @@
-"""Images with objects in boxes: scaled, normalised, padded, and grouped into batches of similar shape.
+"""Images with objects in boxes, scaled, normalised, padded, and grouped into batches of similar shape; Pascal VOC.
 
 The shorter side becomes `shorter_side` pixels, unless the longer one would exceed `longer_side`. Normalised images are padded
 with zeros on the right and below to a multiple of 32, by a whole 32 where they have one already, and to the largest of the batch.
@@ -7,6 +7,16 @@ Boxes are x1, y1, x2, y2 in pixels, and grow with the image.
 Source: released code of Better Schedules, cpt_voc. Differs from it in the interpolation (Pillow's bilinear one, which smooths
 when it shrinks), and in the groups, drawn in each epoch among images of the same aspect ratio; the smaller last
 batch of an epoch is not filled up.
+
+Pascal VOC 2012 (Everingham et al. 2015), and a small proxy in the same layout; torchvision lists and downloads them:
+
+    VOCdevkit/VOC2012/ImageSets/Main/{train,val}.txt    names of images
+    VOCdevkit/VOC2012/Annotations/NAME.xml              size, and for each object name, difficult and bndbox
+    VOCdevkit/VOC2012/JPEGImages/NAME.jpg
+
+Boxes there count pixels from 1 and include both ends; here they begin at 0 and end after the last pixel: x1 - 1, y1 - 1, x2, y2.
+Training uses `train`, 5,717 images, and tests are made with `val`, 5,823, which is what the released code of Better Schedules
+comes to (1,430 batches of 4); annotations of the official test set are not public.
 """
 
 from __future__ import annotations
@@ -18,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple
+from xml.etree import ElementTree
 
 import numpy as np
 import torch
@@ -26,8 +37,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from bitcycle import distributed
-from bitcycle.dataset.base import DatasetInfo, Splits, first_samples, validation_size
-from bitcycle.dataset.epoch import Epoch, epoch_order
+from bitcycle.dataset.base import DatasetInfo, Splits, check_whole, first_samples, missing, permutation, validation_size
+from bitcycle.dataset.epoch import Epoch, grouped_order
+from bitcycle.dataset.fetch import download, unpack_to_cache
 from bitcycle.dataset.images import DecodingOptions, EncodedImage, load_batches, open_image
 from bitcycle.errors import DataError
 from bitcycle.randomness import derive
@@ -39,13 +51,7 @@ MULTIPLE = 32
 
 
 class AnnotatedImage(NamedTuple):
-    """An image as it lies on disk, its size in pixels, and the objects in it.
-
-    Attributes:
-        boxes: [M, 4] float32, in pixels.
-        labels: [M] int64.
-        difficult: bool [M].
-    """
+    """An image as it lies on disk, its size in pixels, and its objects: boxes [M, 4] float32 in pixels, labels int64 [M]."""
 
     image: EncodedImage
     width: int
@@ -68,13 +74,9 @@ class DetectionDatasetOptions(DecodingOptions):
     typical_size: ClassVar[tuple[int, int]]
     """Width and height in pixels of its typical image, whose cost is counted."""
 
-    shorter_side: int = setting(
-        608, "pixels that the shorter side is scaled to (cpt_voc: 608); fewer are faster", minimum=16
-    )
+    shorter_side: int = setting(608, "pixels of scaled shorter sides (cpt_voc: 608); fewer are faster", minimum=16)
     longer_side: int = setting(1024, "upper limit on the longer side, in pixels (cpt_voc: 1024)", minimum=16)
-    extra_padding: bool = setting(
-        True, "sides that are a multiple of 32 already are padded by another 32 (cpt_voc); false: left as they are"
-    )
+    extra_padding: bool = setting(True, "sides that are multiples of 32 get another 32 (cpt_voc); false: they do not")
     flip: bool = setting(False, "training images are flipped horizontally at random (paper: no; cpt_voc: yes)")
     mean: list[float] = setting([0.485, 0.456, 0.406], "mean of each channel, pixels in [0, 1]")
     std: list[float] = setting([0.229, 0.224, 0.225], "standard deviation of each channel", minimum=1e-6)
@@ -100,7 +102,7 @@ class DetectionDatasetOptions(DecodingOptions):
         held_out = validation_size(len(train), self.validation)
         if not held_out:
             return Splits(train, test, whole.validation)
-        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(derive(seed, "validation"))).tolist()
+        order = permutation(len(train), derive(seed, "validation")).tolist()
         validation, kept = ([train[i] for i in sorted(part)] for part in (order[:held_out], order[held_out:]))
         return Splits(kept, test, validation)
 
@@ -125,13 +127,8 @@ class DetectionDatasetOptions(DecodingOptions):
 class DetectionBatch(NamedTuple):
     """A batch of images and their objects, in pixels of the scaled images; of several processes this one's share.
 
-    Attributes:
-        images: [N, 3, H, W], float32, normalised, channels-last; H and W multiples of 32.
-        boxes: [N, M, 4]; rows without an object are 0.
-        labels: [N, M]; -1 for no object.
-        difficult: bool [N, M].
-        sizes: (height, width) of each image before it was padded.
-        samples: images of the whole batch.
+    Images are [N, 3, H, W], float32, normalised, channels-last, H and W multiples of 32; boxes [N, M, 4], 0 for no object; labels
+    [N, M], -1 for none; difficult bool [N, M]; sizes (height, width) before padding; samples those of the whole batch.
     """
 
     images: Tensor
@@ -183,9 +180,12 @@ class DetectionBatches:
 
     def starting_at(self, step: int) -> Iterator[DetectionBatch]:
         """Batches of steps `step`, `step` + 1, and so on without end."""
-        return self._batches(
-            self.epoch.from_step(step, lambda epoch: grouped_order(self.ratios, self.batch_size, self.seed, epoch))
-        )
+        return self._batches((epoch, batch.tolist()) for epoch, batch in self.epoch.from_step(step, self.order))
+
+    def order(self, epoch: int) -> list[Tensor]:
+        """The images of each batch of an epoch, in groups of similar aspect ratio."""
+        mixing = derive(derive(self.seed, "groups"), "order", epoch)
+        return grouped_order(self.ratios, self.batch_size, len(self.ratios), self.seed, epoch, mixing)
 
     def _batches(self, groups: Iterable[tuple[int | None, list[int]]]) -> Iterator[DetectionBatch]:
         """The share of the batch of each (epoch, samples), unless it is empty; without epoch nothing is flipped."""
@@ -233,16 +233,103 @@ def _scaled(images: Sequence[AnnotatedImage], sizes: Sequence[tuple[int, int]], 
     return torch.from_numpy(np.array(scaled, dtype=np.uint8))
 
 
-def grouped_order(ratios: Tensor, batch_size: int, seed: int, epoch: int) -> list[list[int]]:
-    """The batches of an epoch: images of similar aspect ratio together, batches in random order, the smaller one last.
+VOC_CLASSES = (
+    *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog"),
+    *("horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
+)
 
-    Args:
-        ratios: of the images.
-        batch_size: images in a full batch.
-        seed, epoch: what the order depends on.
+
+@dataclass
+class Voc2012(DetectionDatasetOptions):
+    """Options of Pascal VOC 2012."""
+
+    class_names: ClassVar[tuple[str, ...]] = VOC_CLASSES
+    sizes = (5717, 5823)
+    typical_size = (500, 375)
+    year: ClassVar[str] = "2012"
+    splits: ClassVar[tuple[str, ...]] = ("train", "val")
+    """Its lists of images that train, test, and validate if there are such."""
+    folders: ClassVar[tuple[str, ...]] = ("voc2012", ".")
+    """Where VOCdevkit may lie below data_root."""
+
+    name: str = "voc2012"
+
+    def read(self, data_root: Path) -> Splits[list[AnnotatedImage]]:
+        folders = (data_root / folder for folder in self.folders)
+        root = next((root for root in folders if (root / f"VOCdevkit/VOC{self.year}").is_dir()), None)
+        root = root or self.unpacked(data_root / self.folders[0])
+        found = [read_split(root, self.year, split, self.class_names) for split in self.splits]
+        check_whole(self.name, root, "training and test images", [*map(len, found[:2])], self.sizes)
+        return Splits(*found)
+
+    def unpacked(self, folder: Path) -> Path:
+        """Where VOCdevkit lies once the archive is unpacked.
+
+        Raises:
+            DataError: if there is no archive.
+        """
+        from torchvision.datasets.voc import DATASET_YEAR_DICT
+
+        source = DATASET_YEAR_DICT[self.year]
+        put = f"the official folder VOCdevkit/VOC2012, or the official archive {source['filename']},"
+        absent = missing(self.name, folder, put, " dataset=voc_small is a small proxy.")
+        return download(source["url"], folder / "VOCdevkit", "VOCdevkit", absent, source["md5"]).parent
+
+
+@dataclass
+class VocSmall(Voc2012):
+    """Options of the proxy: 70 + 25 + 25 photographs of blood cells (BCCD) in the layout of Pascal VOC 2007."""
+
+    class_names = ("Platelets", "RBC", "WBC")
+    sizes = (70, 25)
+    typical_size = (640, 480)
+    has_validation = True
+    year = "2007"
+    splits = ("train", "test", "val")
+    folders = ("voc-small", "voc_small")
+
+    name: str = "voc_small"
+    shorter_side: int = 320
+    longer_side: int = 512
+
+    def unpacked(self, folder: Path) -> Path:
+        archives = (folder.with_name(name) / "VOCdevkit-small.tar" for name in self.folders)
+        if archive := next(filter(Path.is_file, archives), None):
+            return unpack_to_cache(archive)
+        raise missing(self.name, folder, "VOCdevkit-small.tar, or the folder VOCdevkit that it unpacks to,")
+
+
+def read_split(root: Path, year: str, split: str, class_names: tuple[str, ...]) -> list[AnnotatedImage]:
+    """The images of a split in Pascal VOC's layout, with their objects; no image is decoded.
+
+    Raises:
+        DataError: if a file is missing or says something that cannot be.
     """
-    order = epoch_order(len(ratios), seed, epoch)
-    full = len(order) // batch_size * batch_size
-    groups = order[:full][ratios[order[:full]].argsort(stable=True)].view(-1, batch_size)
-    shuffled = groups[epoch_order(len(groups), derive(seed, "groups"), epoch)].tolist()
-    return shuffled + ([order[full:].tolist()] if full < len(order) else [])
+    from torchvision.datasets import VOCDetection
+
+    try:
+        listed = VOCDetection(str(root), year=year, image_set=split)
+    except (OSError, RuntimeError) as error:
+        raise DataError(f"cannot read {root}/VOCdevkit/VOC{year}: {error}. Complete the data set.") from error
+    return [_read_annotation(*files, class_names) for files in zip(listed.images, listed.annotations, strict=True)]
+
+
+def _read_annotation(picture: str, annotation: str, class_names: tuple[str, ...]) -> AnnotatedImage:
+    try:
+        root = ElementTree.parse(annotation).getroot()
+        width, height = (int(root.findtext(f"size/{side}", "")) for side in ("width", "height"))
+        boxes, labels, difficult = [], [], []
+        for element in root.iterfind("object"):
+            x1, y1, x2, y2 = (
+                float(element.findtext(f"bndbox/{side}", "")) for side in ("xmin", "ymin", "xmax", "ymax")
+            )
+            if x2 < x1 or y2 < y1:
+                raise ValueError(f"box {x1:g}, {y1:g}, {x2:g}, {y2:g} ends before it begins")
+            boxes.append([x1 - 1, y1 - 1, x2, y2])
+            labels.append(class_names.index(element.findtext("name", "")))
+            difficult.append(element.findtext("difficult", "0").strip() == "1")
+    except (OSError, ElementTree.ParseError, ValueError) as error:
+        raise DataError(f"cannot use {annotation}: {error}. Fetch the data set again.") from error
+    objects = torch.tensor(boxes, dtype=torch.float32).view(-1, 4), torch.tensor(labels, dtype=torch.int64)
+    image = EncodedImage(picture, Path(picture).read_bytes)
+    return AnnotatedImage(image, width, height, *objects, torch.tensor(difficult, dtype=torch.bool))

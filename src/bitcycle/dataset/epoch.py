@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-import torch
 from torch import Tensor
 
+from bitcycle.dataset.base import permutation
 from bitcycle.randomness import derive
 
 B = TypeVar("B")
@@ -53,4 +53,22 @@ class Epoch(NamedTuple):
 
 def epoch_order(samples: int, seed: int, epoch: int) -> Tensor:
     """The order of the samples in an epoch, a permutation of 0 .. samples-1."""
-    return torch.randperm(samples, generator=torch.Generator().manual_seed(derive(seed, "order", epoch)))
+    return permutation(samples, derive(seed, "order", epoch))
+
+
+def grouped_order(values: Tensor, batch_size: int, pool: int, seed: int, epoch: int, mixing: int) -> list[Tensor]:
+    """The batches of an epoch with samples of similar value together, full ones in random order, the smaller one last.
+
+    Args:
+        values: of the samples.
+        batch_size: samples of a full batch.
+        pool: batches after each other in `epoch_order` whose samples are sorted by value.
+        seed, epoch: what that order depends on.
+        mixing: seed of the order of the batches.
+    """
+    order = epoch_order(len(values), seed, epoch)
+    full = len(order) // batch_size * batch_size
+    pools = [part[values[part].argsort(stable=True)] for part in order[:full].split(batch_size * pool)]
+    batches = [batch for part in pools for batch in part.split(batch_size)]
+    mixed = [batches[place] for place in permutation(len(batches), mixing).tolist()]
+    return mixed if full == len(order) else [*mixed, order[full:]]

@@ -32,6 +32,8 @@ def fetch(url: str, path: Path, remedy: str, md5: str | None = None) -> Path:
     Raises:
         DataError: if it fails or what arrives has not the checksum `md5`; says `remedy`.
     """
+    from torchvision.datasets.utils import calculate_md5
+
     part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +41,9 @@ def fetch(url: str, path: Path, remedy: str, md5: str | None = None) -> Path:
             if not path.is_file():
                 logger.info("%s is missing; downloading it from %s", path, url)
                 _download(url, part)
-                _check(part, md5)
+                if md5 is not None and (found := calculate_md5(part)) != md5:
+                    part.unlink()
+                    raise OSError(f"its MD5 checksum is {found} instead of {md5}")
                 part.replace(path)
     except (HTTPException, OSError) as error:
         raise DataError(f"{path} is missing and cannot be downloaded from {url} ({error}). {remedy}") from error
@@ -51,9 +55,8 @@ def _download(url: str, part: Path) -> None:
 
     begun = part.stat().st_size if part.is_file() else 0
     try:
-        source: Any = urlopen(
-            Request(url, headers={"Range": f"bytes={begun}-"} if begun else {}), timeout=TIMEOUT_SECONDS
-        )
+        asked = Request(url, headers={"Range": f"bytes={begun}-"} if begun else {})
+        source: Any = urlopen(asked, timeout=TIMEOUT_SECONDS)
     except HTTPError as error:
         if error.code != 416:  # there is nothing after what has arrived, so that it is another file's
             raise
@@ -68,18 +71,19 @@ def _download(url: str, part: Path) -> None:
         ):
             shutil.copyfileobj(reader, target, 2**20)
     if length is not None and part.stat().st_size != begun + int(length):
-        raise OSError(
-            f"{part.stat().st_size} of {begun + int(length)} bytes arrived; run the same command again to go on"
-        )
+        arrived = f"{part.stat().st_size} of {begun + int(length)} bytes arrived"
+        raise OSError(f"{arrived}; run the same command again to go on")
     return None
 
 
-def _check(part: Path, md5: str | None) -> None:
-    with open(part, "rb") as stream:
-        found = hashlib.file_digest(stream, "md5").hexdigest()
-    if md5 not in (None, found):
-        part.unlink()
-        raise OSError(f"its MD5 checksum is {found} instead of {md5}")
+def download(url: str, folder: Path, inside: str, absent: DataError, md5: str | None = None) -> Path:
+    """`folder` with what lies below `inside` in the archive at `url`, which is kept beside it.
+
+    Raises:
+        DataError: as `fetch`, with `absent` as the remedy, and `unpack`.
+    """
+    archive = fetch(url, folder.with_name(url.rpartition("/")[2]), str(absent), md5)
+    return unpack(archive, folder, inside)
 
 
 def unpack(archive: Path, folder: Path, inside: str = ".") -> Path:
@@ -91,11 +95,7 @@ def unpack(archive: Path, folder: Path, inside: str = ".") -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-            if zipfile.is_zipfile(archive):
-                shutil.unpack_archive(archive, temporary, "zip")
-            else:
-                with tarfile.open(archive) as tar:
-                    tar.extractall(temporary, filter="data")
+            shutil.unpack_archive(archive, temporary, filter=None if archive.suffix == ".zip" else "data")
             (Path(temporary) / inside).rename(folder)
     except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
         if folder.is_dir():  # another process was faster

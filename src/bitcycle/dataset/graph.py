@@ -1,22 +1,41 @@
-"""What every data set of one graph has: nodes with features and a class, edges, an official split of the nodes.
+"""Graphs: nodes with features and a class, edges, an official split of the nodes; Cora, Citeseer and two of OGB.
 
 A sample is a node. Without `neighbours` a training step sees the whole graph and its loss is that of all training nodes; with
 them, a step has `training.batch_size` training nodes and so many sampled neighbours in each layer.
+
+Cora and Citeseer, citation graphs of a few thousand papers, are read from `data_root/NAME/NAME.npz` with the arrays feat_data,
+feat_indices, feat_indptr, feat_shape (the bag-of-words matrix in compressed rows), labels, edge_index [2, E] in both
+directions, train_mask, val_mask, test_mask. Far smaller than the graphs of the papers: for tests and first results only.
+Source: Sen et al. 2008; split of Yang, Cohen, Salakhutdinov 2016 (github.com/kimiyoung/planetoid).
+
+ogbn-arxiv (169,343 papers, split by year) and ogbn-products (2,449,029 products, split by sales rank): the package `ogb` reads
+`data_root/ogbn_arxiv` and `data_root/ogbn_products` in its own layout and keeps what it has read in `processed/` there; its
+`Evaluator` scores predictions. If a folder is not there, the official archive is downloaded. Source: Hu et al. 2020; Better
+Schedules, section 4.3. The number of symmetrised edges of ogbn-arxiv is OGB's own.
 """
 
 from __future__ import annotations
 
+import contextlib
+import pickle
+import sys
+import types
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Generic, NamedTuple, Optional, TypeVar
+from typing import Any, Generic, NamedTuple, Optional, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from bitcycle.dataset.base import DatasetInfo, DatasetOptions, check_whole, fixed_order, logger
+from bitcycle.dataset.base import UNREADABLE, DatasetInfo, DatasetOptions, check_whole, fixed_order, logger, missing
+from bitcycle.dataset.fetch import download
 from bitcycle.dataset.neighbours import SAMPLERS
 from bitcycle.errors import DataError
 from bitcycle.layer.sparse import Edges, make_edges
+from bitcycle.optional_imports import require
 from bitcycle.settings import setting
 from bitcycle.shapes import GraphShape
 
@@ -57,6 +76,17 @@ SIZES = {
     "ogbn_products": GraphSize(2_449_029, 123_718_280, 123_718_280, 100, 47, 196_615, 39_323, 2_213_091),
 }
 
+SPLITS = ("train_mask", "val_mask", "test_mask")
+ARCHIVES = "http://snap.stanford.edu/ogb/data/nodeproppred/"
+ARRAYS = ("feat_data", "feat_indices", "feat_indptr", "feat_shape", "labels", "edge_index", *SPLITS)
+"""What the file of a citation graph holds."""
+PICKLED = {"numpy.ndarray", "numpy.dtype", "_codecs.encode"}
+PICKLED |= {f"numpy._core.multiarray.{name}" for name in ("_reconstruct", "scalar")}
+"""What arrays are pickled with."""
+NEW_NODES = {"ogbn_products": (28_371 - 1024) / 1024 / 32}
+"""New nodes for each sampled neighbour, where known: the released code counts 3,670,697,915 operations for 1024 seeds, which
+are those of 28,371 nodes before the last layer (inferred; semantics of its get_flops.py)."""
+
 
 @dataclass
 class GraphDatasetOptions(DatasetOptions):
@@ -77,37 +107,26 @@ class GraphDatasetOptions(DatasetOptions):
         choices=("raw", "standardised", "row_normalised"),
     )
     neighbours: Optional[list[int]] = setting(
-        None,
-        "neighbours that each layer samples, that of the input first; null: each step sees the whole graph",
-        minimum=1,
+        None, "neighbours that each layer samples, that of the input first; null: steps see the whole graph", minimum=1
     )
     sampler: str = setting(
         "hashed",
-        "who samples neighbours: hashed (the same on every machine), or dgl (its NeighborSampler, as the released code; the same"
-        " again with as many threads)",
+        "hashed: the same neighbours on every machine; dgl: its NeighborSampler, as the released code, on as many threads",
         choices=tuple(SAMPLERS),
     )
 
-    @property
-    def size(self) -> GraphSize:
-        """The numbers of the official data set."""
-        return SIZES[self.name]
-
-    def sampled_degree(self, neighbours: int, degree: float) -> float:
-        """New nodes that sampling so many neighbours brings for each node, in a graph of this mean degree."""
-        return min(neighbours, degree)
-
     def full_info(self, data_root: Path) -> DatasetInfo:
-        size = self.size
+        size = SIZES[self.name]
         edges = {"given": size.edges, "symmetrised": size.symmetrised, "doubled": 2 * size.edges}[self.edges]
         edges += size.nodes if self.self_loops else 0
         sampled = None if self.neighbours is None else tuple(self.neighbours)
-        degrees = tuple(self.sampled_degree(count, edges / size.nodes) for count in sampled or ())
+        new = NEW_NODES.get(self.name, 1.0)  # for each sampled neighbour
+        degrees = tuple(new * min(count, edges / size.nodes) for count in sampled or ())
         shape = GraphShape(size.features, size.classes, size.nodes, edges, sampled, degrees)
         return DatasetInfo(shape, size.train, size.test)
 
     def load(self, data_root: Path, seed: int) -> Graph[Edges]:
-        raw, size = self.read(data_root), self.size
+        raw, size = self.read(data_root), SIZES[self.name]
         nodes, features = raw.features.shape
         found = *(nodes, raw.edges.shape[1], features), *map(len, raw[3:]), len(raw.labels)
         expected = size.nodes, size.edges, size.features, size.train, size.validation, size.test, size.nodes
@@ -152,3 +171,91 @@ def scaled(features: Tensor, how: str) -> Tensor:
         sums = features.sum(1, keepdim=True)
         return features / torch.where(sums != 0, sums, 1)
     return features
+
+
+@dataclass
+class Citation(GraphDatasetOptions):
+    """Options of the citation graphs. Features: each paper's sum is 1, as Kipf and Welling 2017."""
+
+    features: str = "row_normalised"
+
+    def read(self, data_root: Path) -> Graph[Tensor]:
+        from scipy.sparse import csr_matrix
+
+        file = data_root / self.name / f"{self.name}.npz"
+        try:
+            with np.load(file, allow_pickle=False) as arrays:
+                *parts, shape, labels, edges = (arrays[name] for name in ARRAYS[:6])
+                features = torch.from_numpy(csr_matrix(tuple(parts), shape, dtype=np.float32).toarray())
+                splits = (torch.from_numpy(arrays[name]).nonzero().flatten() for name in SPLITS)
+                return Graph(features, torch.from_numpy(labels).long(), torch.from_numpy(edges).long(), *splits)
+        except FileNotFoundError as error:
+            put = f"{file.name} (arrays {', '.join(ARRAYS)}, saved by numpy.savez)"
+            more = f" It is made from ind.{self.name}.* of github.com/kimiyoung/planetoid."
+            raise missing(self.name, file.parent, put, more) from error
+        except UNREADABLE as error:
+            raise DataError(f"cannot read {file}: {type(error).__name__}: {error}") from error
+
+
+@dataclass
+class Ogbn(GraphDatasetOptions):
+    """Options of ogbn-arxiv; those of ogbn-products differ in `conf/dataset/ogbn_products.yaml`."""
+
+    def read(self, data_root: Path) -> Graph[Tensor]:
+        folder, library = data_root / self.name, _ogb()
+        if not folder.is_dir():
+            archive = self.name.removeprefix("ogbn_")
+            put = f"the folder {archive}/ of {ARCHIVES}{archive}.zip, as {self.name}/,"
+            absent = missing(self.name, data_root, put, " dataset=cora is a small graph.")
+            download(f"{ARCHIVES}{archive}.zip", folder, archive, absent)
+        if not list(folder.glob("RELEASE_v*.txt")):  # without which ogb asks the user whether to delete the folder
+            raise DataError(f"{folder} lacks RELEASE_v1.txt of the official archive. Unpack the whole archive there.")
+        logger.info("reading %s", folder)
+        try:
+            (folder / "processed").mkdir(exist_ok=True)
+            with contextlib.redirect_stdout(sys.stderr), _loading_arrays_only():
+                official = library.NodePropPredDataset(self.name.replace("_", "-"), str(data_root))
+                splits = official.get_idx_split()
+            graph, labels = official[0]
+            nodes = (torch.tensor(splits[split], dtype=torch.int64) for split in ("train", "valid", "test"))
+            # copies, as pandas lends its arrays for reading only
+            edges, classes = (torch.tensor(part, dtype=torch.int64) for part in (graph["edge_index"], labels))
+            if self.name == "ogbn_products":  # ogb puts the reverse behind each edge; here they come after all edges
+                edges = torch.cat([edges[:, 0::2], edges[:, 1::2]], dim=1)
+            return Graph(torch.tensor(graph["node_feat"], dtype=torch.float32), classes.flatten(), edges, *nodes)
+        except UNREADABLE as error:
+            problem = f"cannot read {folder}: {type(error).__name__}: {str(error).splitlines()[0]}"
+            remedy = "Delete it to fetch the archive again; ogb has to be able to write into its processed/ once."
+            raise DataError(f"{problem}. {remedy}") from error
+
+    def accuracy(self, predicted: Tensor, labels: Tensor) -> float:
+        evaluator = _ogb().Evaluator(self.name.replace("_", "-"))
+        return float(evaluator.eval({"y_pred": predicted[:, None], "y_true": labels[:, None]})["acc"])
+
+
+def _ogb() -> Any:
+    """The package, kept from asking the network for its newest version when it is imported."""
+    sys.modules.setdefault("outdated", None)  # type: ignore[arg-type]
+    return require("ogb.nodeproppred", "graph")
+
+
+@contextlib.contextmanager
+def _loading_arrays_only() -> Iterator[None]:
+    """`torch.load` reads arrays of numpy, which ogb saves in a way that weights_only=True cannot read, and runs no code."""
+    whole = torch.load
+    reader = types.SimpleNamespace(__name__=__name__, Unpickler=_ArrayUnpickler, load=pickle.load)
+    torch.load = partial(whole, weights_only=False, pickle_module=reader)
+    try:
+        yield
+    finally:
+        torch.load = whole
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Reads plain values and arrays of numpy, by the names of its versions 1 and 2, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        module = module.replace("numpy.core", "numpy._core")
+        if f"{module}.{name}" in PICKLED:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it holds a {module}.{name}, which is no array")

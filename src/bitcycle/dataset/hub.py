@@ -19,11 +19,13 @@ import pyarrow.parquet as parquet
 from bitcycle.errors import DataError
 
 
-def load_hub(where: Path | str, remedy: str, subset: str | None = None, revision: str | None = None) -> dict[str, Any]:
+def load_hub(
+    where: Path | str, remedy: str, needed: Sequence[str], subset: str | None = None, revision: str | None = None
+) -> dict[str, Any]:
     """The splits (`train`, `validation`, `test`) of a folder, or of the data set OWNER/NAME.
 
     Raises:
-        DataError: if it cannot be loaded; says `remedy`.
+        DataError: if it cannot be loaded, or lacks one of the splits that are needed; says `remedy`.
     """
     import datasets  # takes a second
 
@@ -37,6 +39,8 @@ def load_hub(where: Path | str, remedy: str, subset: str | None = None, revision
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         lines = str(error.__cause__ or error).splitlines() or [type(error).__name__]
         raise DataError(f"{where} cannot be loaded ({lines[0].rstrip('.')}). {remedy}") from error
+    if absent := [split for split in needed if split not in found]:
+        raise DataError(f"{where} has the splits {', '.join(found)}, not {', '.join(absent)}. {remedy}")
     return found
 
 
@@ -45,20 +49,16 @@ def _offline_without_network(datasets: Any) -> Iterator[None]:
     """Look into the library's cache alone where the hub's name is unknown: it would try again for half a minute first."""
     from huggingface_hub import constants
 
-    places: tuple[Any, Any] = (datasets.config, constants)
-    name = urlsplit(constants.ENDPOINT).hostname
-    known = [place.HF_HUB_OFFLINE for place in places]
+    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
     try:
         if not getproxies():
-            socket.getaddrinfo(name, 443)
+            socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
     except OSError:
-        for place in places:
-            place.HF_HUB_OFFLINE = True
+        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
     try:
         yield
     finally:
-        for place, value in zip(places, known, strict=True):
-            place.HF_HUB_OFFLINE = value
+        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
 
 
 def _check_class_names(folder: Path, datasets: Any) -> None:

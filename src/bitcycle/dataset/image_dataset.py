@@ -1,4 +1,7 @@
-"""What every data set of images has: normalisation, augmentation, its two splits, and parts of them.
+"""What every data set of images has: normalisation, its splits, parts of them, and batches.
+
+The order of batches and augmentation follow from (seed, epoch, sample), so that any step can be the first. Augmentation happens
+on the device, a batch at a time, on unsigned bytes; batches come out normalised and channels-last.
 
 Halves of a data set are for training on one and going on with the other:
 
@@ -13,17 +16,19 @@ Source: FracTrain, section 4.5 and appendix E (adaptation and fine-tuning on CIF
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, fixed_order, validation_size
-from bitcycle.dataset.images import Images
-from bitcycle.randomness import derive
+from bitcycle import distributed
+from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, fixed_order, permutation, validation_size
+from bitcycle.dataset.epoch import Epoch
+from bitcycle.dataset.images import Images, IndexBatch
+from bitcycle.randomness import derive, hash_bits, int32_key
 from bitcycle.settings import SettingError, setting
 from bitcycle.shapes import ImageShape
 
@@ -39,12 +44,8 @@ class ImageDatasetOptions(DatasetOptions):
     """Whether all classes are known to have equally many samples."""
 
     mean: list[float] = setting([0.5], "mean of each channel that images are normalised with, pixels in [0, 1]")
-    std: list[float] = setting(
-        [0.5], "standard deviation of each channel that images are normalised with", minimum=1e-6
-    )
-    crop_padding: int = setting(
-        0, "training images are padded with this many zeros and cropped at random; 0: no crop", minimum=0
-    )
+    std: list[float] = setting([0.5], "standard deviation of each channel, normalised with too", minimum=1e-6)
+    crop_padding: int = setting(0, "zeros around training images before a random crop; 0: no crop", minimum=0)
     flip: bool = setting(False, "training images are flipped horizontally at random")
     part: str = setting(
         "all",
@@ -64,10 +65,8 @@ class ImageDatasetOptions(DatasetOptions):
         if self.part in CLASSES and not self.equal_classes:
             remedy = "use first_samples or second_samples, or cifar10 or cifar100"
             raise SettingError("part", self.part, f"classes of {self.name} need not be of one size", remedy)
-        sizes = (
-            size_of(self.part, full.train_samples, classes, True),
-            size_of(self.part, full.test_samples, classes, False),
-        )
+        counts = zip(full[1:], (True, False), strict=True)
+        sizes = (size_of(self.part, samples, classes, training) for samples, training in counts)
         shape = full.shape._replace(classes=len(classes_of(self.part, classes)))
         return self.without_validation(self.limited(DatasetInfo(shape, *sizes)))
 
@@ -75,15 +74,13 @@ class ImageDatasetOptions(DatasetOptions):
         shape = self.full_info(data_root).shape
         assert isinstance(shape, ImageShape)
         whole = self.read(data_root)
-        train = take_part(whole.train, self.part, shape.classes, training=True)
-        test = take_part(whole.test, self.part, shape.classes, training=False)
-        train = first_images(train, self.train_samples).decoded()
-        test = first_images(test, self.test_samples).decoded()
+        train = first_images(take_part(whole.train, self.part, shape.classes, True), self.train_samples).decoded()
+        test = first_images(take_part(whole.test, self.part, shape.classes, False), self.test_samples).decoded()
         count = validation_size(len(train), self.validation)
         if count == 0:
             return Splits(train, test)
         held_out = validation_mask(train.labels, count, derive(seed, "validation"))
-        return Splits(train.subset(~held_out), test, train.subset(held_out).for_evaluation())
+        return Splits(train.subset(~held_out), test, train.subset(held_out))
 
 
 def first_images(images: Images, count: int | None) -> Images:
@@ -122,7 +119,7 @@ def classes_of(part: str, classes: int) -> Tensor:
     """The classes, ascending, that belong to a part of so many."""
     if part not in CLASSES:
         return torch.arange(classes)
-    return _order(classes).tensor_split([classes // 2])[CLASSES.index(part)].sort().values
+    return permutation(classes).tensor_split([classes // 2])[CLASSES.index(part)].sort().values
 
 
 def size_of(part: str, samples: int, classes: int, training: bool) -> int:
@@ -142,11 +139,81 @@ def take_part(images: Images, part: str, classes: int, training: bool) -> Images
         chosen.labels = torch.searchsorted(kept, chosen.labels)
         return chosen
     if part in SAMPLES and training:
-        order = _order(len(images))
+        order = permutation(len(images))
         by_class = order[images.labels[order].argsort(stable=True)]
         return images.subset(by_class[SAMPLES.index(part) :: 2].sort().values)
     return images
 
 
-def _order(count: int) -> Tensor:
-    return torch.randperm(count, generator=torch.Generator().manual_seed(0))
+class Batch(NamedTuple):
+    """Inputs [N, C, H, W], float32 and channels-last, and targets [N]."""
+
+    inputs: Tensor
+    targets: Tensor
+
+
+class ImageBatches:
+    """Batches of a split's images: training ones, startable at any step, and in iteration all images once, not augmented.
+
+    Of several processes each makes its share only; one that gets nothing of a small last batch of all passes it over.
+
+    Args:
+        images: of the split.
+        options: normalisation and augmentation.
+        batch_size: samples a step, of all processes together.
+        seed: of order and augmentation.
+        device: where batches are made.
+    """
+
+    def __init__(
+        self, images: Images, options: ImageDatasetOptions, batch_size: int, seed: int, device: torch.device
+    ) -> None:
+        self.images, self.options = images.to(device), options
+        self.epoch, self.seed, self.device = Epoch(len(images), batch_size), seed, device
+        self.mean, self.std = (torch.tensor(values, device=device) * 255 for values in (options.mean, options.std))
+
+    def __len__(self) -> int:
+        return self.epoch.steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        shares = list(distributed.local_batches(len(self.images), self.epoch.samples_per_step))
+        made = self.images.batches(IndexBatch(mine) for _, mine in shares)
+        for (batch, _), (_, pixels, labels) in zip(shares, made, strict=True):
+            with distributed.sharded(len(batch)):
+                yield self._batch(pixels.to(self.device), labels)
+
+    def starting_at(self, step: int) -> Iterator[Batch]:
+        """Batches of steps `step`, `step` + 1, and so on without end."""
+        shares = (
+            IndexBatch(distributed.local_shard(indices), derive(self.seed, "crop", epoch))
+            for epoch, indices in self.epoch.shuffled(self.seed, step)
+        )
+        for number, (indices, pixels, labels) in enumerate(self.images.batches(shares), step):
+            pixels = self._augment(pixels.to(self.device), indices.to(self.device), number // self.epoch.steps)
+            yield self._batch(pixels, labels)
+
+    def _batch(self, pixels: Tensor, labels: Tensor) -> Batch:
+        return Batch(((pixels - self.mean) / self.std).permute(0, 3, 1, 2), labels.to(self.device))
+
+    def _augment(self, pixels: Tensor, indices: Tensor, epoch: int) -> Tensor:
+        """Random crop with zero padding and random horizontal flip, from (seed, epoch, sample)."""
+        padding, size = self.options.crop_padding, pixels.shape[1]
+        if not padding and not self.options.flip:
+            return pixels
+        key = torch.tensor(int32_key(self.seed, "augmentation", epoch), dtype=torch.int32, device=pixels.device)
+        bits = hash_bits(indices.to(torch.int32), key).long() & 0x7FFFFFFF  # 31 of each sample, in whatever batch it is
+        rows = torch.arange(size, device=pixels.device).repeat(len(indices), 1)
+        columns = rows
+        if self.options.flip:
+            columns = torch.where((bits >> 30)[:, None] == 1, size - 1 - columns, columns)
+        if padding:
+            pixels = torch.nn.functional.pad(pixels, (0, 0, padding, padding, padding, padding))
+            rows = rows + _choice(bits, 2 * padding + 1)[:, None]
+            columns = columns + _choice(bits >> 11, 2 * padding + 1)[:, None]
+        images = torch.arange(len(indices), device=pixels.device)
+        return pixels[images[:, None, None], rows[:, :, None], columns[:, None, :]]
+
+
+def _choice(bits: Tensor, count: int) -> Tensor:
+    """A number in 0 .. count-1 from the lowest 11 bits."""
+    return (bits & 0x7FF) * count >> 11

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,20 +14,12 @@ from torch import Tensor
 
 from bitcycle.dataset.hub import file_bytes, load_hub
 from bitcycle.dataset.image_dataset import draw_of_classes
-from bitcycle.dataset.images import EncodedImage
+from bitcycle.dataset.images import EncodedImage, EncodedImages
 from bitcycle.errors import DataError
 
 
-class Encoded(NamedTuple):
-    """A split as it is stored: encoded images, their labels and the names of the classes."""
-
-    images: Sequence[EncodedImage]
-    labels: Tensor
-    class_names: tuple[str, ...]
-
-
 @lru_cache(maxsize=4)
-def read_folders(folder: Path, test_fraction: float) -> tuple[Encoded, Encoded]:
+def read_folders(folder: Path, test_fraction: float) -> tuple[EncodedImages, EncodedImages]:
     """Training and test images of class folders, below train/ and test/ (or val/) or without these.
 
     Raises:
@@ -38,11 +30,11 @@ def read_folders(folder: Path, test_fraction: float) -> tuple[Encoded, Encoded]:
     return both_splits(train or read_class_folders(folder), test, test_fraction, folder)
 
 
-def _first_split(folder: Path, names: Sequence[str], class_names: tuple[str, ...] | None) -> Encoded | None:
+def _first_split(folder: Path, names: Sequence[str], class_names: tuple[str, ...] | None) -> EncodedImages | None:
     return next((found for name in names if (found := _class_folders(folder / name, class_names))), None)
 
 
-def read_class_folders(folder: Path) -> Encoded:
+def read_class_folders(folder: Path) -> EncodedImages:
     """Images of a folder that has one sub-folder for each class, numbered in the order of names; torchvision lists them.
 
     Raises:
@@ -55,7 +47,7 @@ def read_class_folders(folder: Path) -> Encoded:
     return found
 
 
-def _class_folders(folder: Path, class_names: tuple[str, ...] | None) -> Encoded | None:
+def _class_folders(folder: Path, class_names: tuple[str, ...] | None) -> EncodedImages | None:
     """The same with classes numbered as those of the training split; None if there is no image."""
     from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
@@ -73,10 +65,14 @@ def _class_folders(folder: Path, class_names: tuple[str, ...] | None) -> Encoded
             "splits alike, or remove these."
         )
     images = [EncodedImage(path, Path(path).read_bytes) for path, _ in samples]
-    return Encoded(images, torch.tensor([classes.index(names[n]) for _, n in samples]), classes) if images else None
+    labels = torch.tensor([classes.index(names[number]) for _, number in samples])
+    return EncodedImages(images, labels, classes) if images else None
 
 
-REMEDY = "Check dataset.path, dataset.subset and network, log in for gated data, or give a folder in the hub's layout."
+REMEDY = (
+    "Check dataset.path, dataset.subset, the names of splits and network, log in for gated data, or give a folder in the hub's"
+    " layout."
+)
 
 
 @lru_cache(maxsize=4)
@@ -89,17 +85,13 @@ def read_hub_images(
     test_split: str | None = None,
     label_column: str | None = None,
     test_fraction: float = 0.2,
-) -> tuple[Encoded, Encoded]:
+) -> tuple[EncodedImages, EncodedImages]:
     """Training and test images of a folder in the hub's layout, or of a data set there; arguments as the options of `HubImages`.
 
     Raises:
         DataError: if they cannot be loaded, or lack a split, images or labels.
     """
-    splits = load_hub(where, remedy, subset, revision)
-    for name in (train_split, *([test_split] if test_split else [])):
-        if name not in splits:
-            problem = f"{where} has the splits {', '.join(splits)}, not {name}"
-            raise DataError(f"{problem}; set dataset.train_split and test_split, or name the files so. {remedy}")
+    splits = load_hub(where, remedy, [train_split, *([test_split] if test_split else [])], subset, revision)
     usual = (name for name in ("test", "validation") if name in splits and name != train_split)
     found = test_split or next(usual, None)
     train = read_table(splits[train_split], f"{where}, {train_split}", label_column)
@@ -107,7 +99,7 @@ def read_hub_images(
     return both_splits(train, test, test_fraction, where)
 
 
-def read_table(split: Any, origin: str, label_column: str | None = None) -> Encoded:
+def read_table(split: Any, origin: str, label_column: str | None = None) -> EncodedImages:
     """The images of a split that `datasets` has loaded: a column of images (`bytes`, or the `path` of a file) and one of labels.
 
     Args:
@@ -128,7 +120,7 @@ def read_table(split: Any, origin: str, label_column: str | None = None) -> Enco
     names = tuple(getattr(split.features[column], "names", ())) or tuple(map(str, range(int(labels.max()) + 1)))
     cells = table[image_column]
     images = [EncodedImage(f"row {row} of {origin}", partial(file_bytes, cells, row)) for row in range(len(labels))]
-    return Encoded(images, labels, names)
+    return EncodedImages(images, labels, names)
 
 
 def _label_column(schema: Any, wanted: str | None, origin: str) -> str:
@@ -152,7 +144,9 @@ def _labels(column: Any, name: str, origin: str) -> Tensor:
     return labels
 
 
-def both_splits(train: Encoded, test: Encoded | None, test_fraction: float, origin: object) -> tuple[Encoded, Encoded]:
+def both_splits(
+    train: EncodedImages, test: EncodedImages | None, test_fraction: float, origin: object
+) -> tuple[EncodedImages, EncodedImages]:
     """Training and test images, the latter held out where there is no test split.
 
     Raises:
@@ -160,16 +154,11 @@ def both_splits(train: Encoded, test: Encoded | None, test_fraction: float, orig
     """
     if test is None:
         held_out = hold_out(train.labels, test_fraction)
-        return _part(train, ~held_out), _part(train, held_out)
+        return train.subset(~held_out), train.subset(held_out)
     if int(test.labels.max()) >= len(train.class_names):
         problem = f"the test split has label {int(test.labels.max())}; training has {len(train.class_names)} classes"
         raise DataError(f"{origin}: {problem}. Export both splits alike.")
     return train, test
-
-
-def _part(whole: Encoded, mask: Tensor) -> Encoded:
-    chosen = mask.nonzero().flatten().tolist()
-    return Encoded([whole.images[index] for index in chosen], whole.labels[mask], whole.class_names)
 
 
 def hold_out(labels: Tensor, fraction: float) -> Tensor:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.pool import ThreadPool
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,10 +52,8 @@ class EncodedImage(NamedTuple):
 class Framing(NamedTuple):
     """How an image of any size becomes `size` x `size` pixels.
 
-    Attributes:
-        size: pixels of the result.
-        resize: the shorter side is scaled to this before the centre is cut out (ImageNet: 256 for 224).
-        random_crop: training images are cut out at random places, sizes and aspect ratios instead.
+    The shorter side is scaled to `resize` before the centre is cut out (ImageNet: 256 for 224). With `random_crop`, training
+    images are cut out at random places, sizes and aspect ratios instead.
     """
 
     size: int
@@ -65,24 +62,19 @@ class Framing(NamedTuple):
 
 
 class IndexBatch(NamedTuple):
-    """Which samples are in a batch, and what their random crops depend on beside their index: (seed, epoch)."""
+    """Which samples are in a batch, and what their random crops depend on beside their index; None: none is random."""
 
     indices: Tensor
-    crop_seed: int = 0
+    crop_seed: int | None = None
 
 
 @dataclass
 class DecodingOptions(DatasetOptions):
     """Options of data sets whose decoded images may be more than memory holds."""
 
-    memory_gib: float = setting(
-        4.0, "images are held in memory up to this size, else decoded batch by batch", minimum=0, affects_result=False
-    )
+    memory_gib: float = setting(4.0, "images up to this size are held in memory", minimum=0, affects_result=False)
     workers: int = setting(
-        min(16, os.cpu_count() or 1),
-        "processes that decode where images are not held in memory",
-        minimum=0,
-        affects_result=False,
+        min(16, os.cpu_count() or 1), "processes that decode what is not in memory", minimum=0, affects_result=False
     )
 
 
@@ -109,10 +101,6 @@ class Images:
         """The same images, ready for batches."""
         return self
 
-    def for_evaluation(self) -> Images:
-        """The same images, none of them framed at random."""
-        return self
-
     def to(self, device: torch.device) -> Images:
         """The same images on a device, where batches are then made."""
         return Images(self.pixels.to(device), self.labels.to(device))
@@ -129,7 +117,7 @@ class EncodedImages(Images):
     """Labelled images that are decoded once, after a part of them may have been chosen, or when a batch asks for them.
 
     Args:
-        encoded, labels: the images.
+        encoded, labels, class_names: the images, and what labels 0, 1, ... stand for.
         channels: 1 or 3.
         framing: how an image becomes `size` x `size` pixels.
         workers: processes that decode batches ahead, for all that train on this machine together; 0: this one does; None: all
@@ -138,8 +126,9 @@ class EncodedImages(Images):
 
     encoded: Sequence[EncodedImage]
     labels: Tensor
-    channels: int
-    framing: Framing
+    class_names: tuple[str, ...]
+    channels: int = 3
+    framing: Framing = Framing(32, 32)
     workers: int | None = None
 
     def subset(self, chosen: Tensor) -> EncodedImages:
@@ -150,9 +139,8 @@ class EncodedImages(Images):
         """The images, which are decoded once on a machine if that takes seconds, not once in each of hundreds of runs."""
         if self.workers is not None:
             return self
-        shape = (len(self.encoded), self.framing.size, self.framing.size, self.channels)
         decode = partial(decode_all, self.encoded, self.channels, self.framing)
-        if shape[0] < WORTH_KEEPING or math.prod(shape) > MOST_BYTES:
+        if len(self) < WORTH_KEEPING or len(self) * self.framing.size**2 * self.channels > MOST_BYTES:
             return Images(decode(), self.labels)
         digest = hashlib.sha256(PIL.__version__.encode())  # of all that decoding depends on
         options = repr((self.channels, self.framing)).encode()
@@ -161,18 +149,9 @@ class EncodedImages(Images):
                 digest.update(len(part).to_bytes(8, "little") + part)
         except OSError:
             return Images(decode(), self.labels)  # which names the image that cannot be read
-
-        def read(file: Path) -> Tensor:
-            pixels = np.load(file)
-            if pixels.shape != shape or pixels.dtype != np.uint8:
-                raise ValueError(f"it holds {pixels.dtype} {pixels.shape} instead of {shape}")
-            return torch.from_numpy(pixels)
-
         name = f"pixels-{digest.hexdigest()[:32]}.npy"
-        return Images(kept(name, decode, read, lambda file, pixels: np.save(file, pixels.numpy())), self.labels)
-
-    def for_evaluation(self) -> EncodedImages:
-        return replace(self, framing=self.framing._replace(random_crop=False))
+        pixels = kept(name, decode, lambda file: torch.from_numpy(np.load(file)), lambda file, x: np.save(file, x))
+        return Images(pixels, self.labels)
 
     def to(self, device: torch.device) -> EncodedImages:
         return self  # batches are moved one by one
@@ -183,9 +162,11 @@ class EncodedImages(Images):
         for pixels, indices in load_batches(self._decoded, sampler, workers):
             yield indices, pixels, self.labels[indices]
 
-    def _decoded(self, key: tuple[int, int]) -> tuple[Tensor, int]:
-        generator = random.Random(derive(*key)) if self.framing.random_crop else None
-        return torch.from_numpy(decode(self.encoded[key[1]], self.channels, self.framing, generator)), key[1]
+    def _decoded(self, key: tuple[int | None, int]) -> tuple[Tensor, int]:
+        crop_seed, index = key
+        is_random = self.framing.random_crop and crop_seed is not None
+        generator = random.Random(derive(crop_seed or 0, index)) if is_random else None
+        return torch.from_numpy(decode(self.encoded[index], self.channels, self.framing, generator)), index
 
 
 class _Items(Dataset[Any]):

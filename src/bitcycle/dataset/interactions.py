@@ -11,16 +11,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as arrow
 import torch
-from pyarrow import csv
 from torch import Tensor
 
-from bitcycle.dataset.base import DatasetInfo, DatasetOptions, check_whole, fixed_order, missing, validation_size
-from bitcycle.dataset.fetch import fetch, unpack
+from bitcycle.dataset.base import (
+    UNREADABLE,
+    DatasetInfo,
+    DatasetOptions,
+    Splits,
+    check_whole,
+    fixed_order,
+    missing,
+    permutation,
+    validation_size,
+)
+from bitcycle.dataset.fetch import download
 from bitcycle.errors import DataError
 from bitcycle.randomness import derive
 from bitcycle.settings import MISSING, setting
@@ -48,12 +56,7 @@ SOURCE = "https://files.grouplens.org/datasets/movielens"
 
 
 class Interactions(NamedTuple):
-    """Pairs of user and item.
-
-    Attributes:
-        users, items: [P], sorted by user and within a user by time, each pair once.
-        shape: how many users and items there are, numbered from 0.
-    """
+    """Pairs [P] of user and item, sorted by user and within a user by time, each pair once, numbered from 0."""
 
     users: Tensor
     items: Tensor
@@ -61,24 +64,11 @@ class Interactions(NamedTuple):
 
 
 class HeldOut(NamedTuple):
-    """For each of U users one item to be found among the candidates.
-
-    Attributes:
-        users, items: [U].
-        negatives: [U, K] int32, items that the user never chose; -1 where there are fewer than K.
-    """
+    """For each of U users one item to be found among negatives [U, K] int32: items that the user never chose; -1: no more."""
 
     users: Tensor
     items: Tensor
     negatives: Tensor
-
-
-class InteractionSplits(NamedTuple):
-    """What is trained on, what tests, and what validates if anything does."""
-
-    train: Interactions
-    test: HeldOut
-    validation: HeldOut | None
 
 
 @dataclass
@@ -94,8 +84,8 @@ class InteractionOptions(DatasetOptions):
         held_out = validation_size(full.test_samples, self.validation)
         return self.limited(full._replace(train_samples=full.train_samples - held_out))
 
-    def load(self, data_root: Path, seed: int) -> InteractionSplits:
-        """The splits; negatives are the same for every run.
+    def load(self, data_root: Path, seed: int) -> Splits[Any]:
+        """`Interactions` to train on, and `HeldOut` items; negatives are the same for every run.
 
         Of each user the last interaction tests; with `validation` the one before validates for that share of the users, whom
         `seed` chooses.
@@ -104,8 +94,7 @@ class InteractionOptions(DatasetOptions):
         users = everything.shape.users
         last = everything.users.diff(append=torch.tensor([-1])) != 0  # of each user: they are sorted
         tested, count = last.nonzero().flatten(), validation_size(users, self.validation)
-        generator = torch.Generator().manual_seed(derive(seed, "validation"))
-        validating = (tested[torch.randperm(users, generator=generator)[:count]] - 1).sort().values
+        validating = (tested[permutation(users, derive(seed, "validation"))[:count]] - 1).sort().values
         kept = ~last
         kept[validating] = False
         train = kept.nonzero().flatten()
@@ -113,7 +102,7 @@ class InteractionOptions(DatasetOptions):
         test = self._held_out(everything, tested[fixed_order(len(tested), self.test_samples)], "test")
         validation = self._held_out(everything, validating, "validation") if count else None
         trained = everything._replace(users=everything.users[train], items=everything.items[train])
-        return InteractionSplits(trained, test, validation)
+        return Splits(trained, test, validation)
 
     def _held_out(self, everything: Interactions, positions: Tensor, split: str) -> HeldOut:
         users = everything.users[positions]
@@ -160,9 +149,8 @@ class MovieLens(InteractionOptions):
     def _download(self, data_root: Path) -> Path:
         archive, _, file = self.release.places[0].partition("/")
         more = " dataset=movielens_100k is a small proxy of movielens_20m."
-        remedy = str(missing(self.name, data_root, self.release.places[0], more))
-        packed = fetch(f"{SOURCE}/{archive}.zip", data_root / f"{archive}.zip", remedy, self.release.md5)
-        return unpack(packed, data_root / archive, archive) / file
+        absent = missing(self.name, data_root, self.release.places[0], more)
+        return download(f"{SOURCE}/{archive}.zip", data_root / archive, archive, absent, self.release.md5) / file
 
 
 @dataclass
@@ -180,7 +168,7 @@ class Ratings(InteractionOptions):
         return DatasetInfo(found.shape, len(found.users) - users, users)
 
     def read(self, data_root: Path) -> Interactions:
-        return read_ratings(data_root / self.path)
+        return read_ratings(data_root / Path(self.path).expanduser())
 
 
 def read_ratings(file: Path) -> Interactions:
@@ -189,20 +177,15 @@ def read_ratings(file: Path) -> Interactions:
     Raises:
         DataError: if it cannot be read.
     """
-    tabs = file.name == "u.data"
+    import pandas
+
+    layout: dict[str, Any] = {"sep": "\t", "names": COLUMNS} if file.name == "u.data" else {}
     try:
-        table = csv.read_csv(
-            file,
-            csv.ReadOptions(column_names=COLUMNS if tabs else None),
-            csv.ParseOptions(delimiter="\t" if tabs else ","),
-            csv.ConvertOptions(include_columns=[COLUMNS[0], COLUMNS[1], COLUMNS[3]]),
-        )
-        columns = [table[name].to_numpy() for name in (COLUMNS[0], COLUMNS[1], COLUMNS[3])]
-    except (OSError, ValueError, KeyError, arrow.ArrowException) as error:
-        raise DataError(
-            f"cannot read {file}: {error}. Fetch it again; its columns are {', '.join(COLUMNS)}."
-        ) from error
-    (user_ids, users), (item_ids, items) = (np.unique(column, return_inverse=True) for column in columns[:2])
-    order = np.lexsort((columns[2], users))  # stable: what happened in one second stays in the order of the file
+        table = pandas.read_csv(file, engine="pyarrow", **layout)[[COLUMNS[0], COLUMNS[1], COLUMNS[3]]]
+    except UNREADABLE as error:
+        remedy = f"Fetch it again; its columns are {', '.join(COLUMNS)}."
+        raise DataError(f"cannot read {file}: {error}. {remedy}") from error
+    (user_ids, users), (item_ids, items) = (np.unique(table[name], return_inverse=True) for name in COLUMNS[:2])
+    order = np.lexsort((table[COLUMNS[3]], users))  # stable: what happened in one second stays in the order of the file
     shape = InteractionShape(len(user_ids), len(item_ids))
     return Interactions(torch.from_numpy(users[order]), torch.from_numpy(items[order]), shape)

@@ -30,11 +30,8 @@ HUB = "facebook/xnli"
 class TokenPairs(NamedTuple):
     """Sentence pairs as `[CLS] premise [SEP] hypothesis [SEP]` and padding, of the same length each.
 
-    Attributes:
-        ids: [N, T] int32, token numbers; 0 is padding.
-        segments: [N, T] uint8, 1 for the hypothesis and the [SEP] after it.
-        lengths: [N], tokens that are no padding.
-        labels: [N].
+    Token numbers [N, T] int32, 0 for padding; segments [N, T] uint8, 1 for the hypothesis and the [SEP] after it; how many
+    tokens are no padding [N]; labels [N].
     """
 
     ids: Tensor
@@ -55,29 +52,23 @@ class SentencePairOptions(DatasetOptions):
     sizes: ClassVar[Optional[tuple[int, int]]] = None
     """Pairs of the official training and test split; None: as many as are there."""
 
-    length: int = setting(
-        128, "tokens of a pair; longer ones are cut, shorter ones padded (Better Schedules' code: 128)", minimum=8
-    )
+    length: int = setting(128, "tokens of a pair, cut or padded (Better Schedules' code: 128)", minimum=8)
     tokenizer: Optional[str] = setting(
-        None,
-        "folder of a published tokenizer (tokenizer.json, or vocab.txt), absolute or below data_root; null: WordPiece trained on"
-        " the training sentences",
+        None, "folder of a tokenizer.json or vocab.txt, absolute or below data_root; null: trained on the sentences"
     )
     vocabulary: int = setting(8000, "numbers of tokens that the network has embeddings for, at most", minimum=100)
     lowercase: bool = setting(False, "a tokenizer that is trained, or read from vocab.txt, ignores case and accents")
 
     def full_sizes(self, data_root: Path) -> tuple[int, int]:
         """Pairs of the whole training and test split."""
-        if self.sizes is not None:
-            return self.sizes
-        splits, _ = self.splits(data_root, "train")
-        return splits["train"].num_rows, splits["test"].num_rows
+        train, test = self.sizes or (self.table(data_root, split)[0].num_rows for split in ("train", "test"))
+        return train, test
 
-    def splits(self, data_root: Path, split: str) -> tuple[dict[str, Any], object]:
-        """What `datasets` loads, in which `split` should be, with the columns premise, hypothesis and label; and where it lies.
+    def table(self, data_root: Path, split: str) -> tuple[Any, object]:
+        """A split as `datasets` loads it, with the columns premise, hypothesis and label; and where it lies.
 
         Raises:
-            DataError: if the data are missing or cannot be read.
+            DataError: if the data are missing, cannot be read, or lack the split.
         """
         raise NotImplementedError
 
@@ -87,10 +78,8 @@ class SentencePairOptions(DatasetOptions):
         Raises:
             DataError: if there is no such split, or it lacks a column or a value.
         """
-        splits, origin = self.splits(data_root, split)
-        if split not in splits:
-            raise DataError(f"{origin} has the splits {', '.join(splits)}, not {split}. Complete it.")
-        pairs = [*zip(*columns(splits[split], ("premise", "hypothesis", "label"), origin))]
+        table, origin = self.table(data_root, split)
+        pairs = [*zip(*columns(table, ("premise", "hypothesis", "label"), origin))]
         if any(None in pair for pair in pairs):
             raise DataError(f"the {split} split of {origin} has pairs that lack a sentence or a label. Remove them.")
         return pairs
@@ -135,33 +124,32 @@ class Xnli(SentencePairOptions):
     tokenizer: Optional[str] = "bert-base-multilingual-cased"
     vocabulary: int = 119_547
 
-    def splits(self, data_root: Path, split: str) -> tuple[dict[str, Any], object]:
+    def table(self, data_root: Path, split: str) -> tuple[Any, object]:
         language = self.train_language if split == "train" else self.language
         folders = [data_root / name / language for name in ("xnli", HUB, "nli/xnli")]
         folder = next((folder for folder in folders if has_parquet(folder)), None)
         put = "the parquet files of this language of the hub's facebook/xnli"
         remedy = str(missing(f"xnli in {language}", folders[0], put, " dataset=sick is a small proxy."))
-        return load_hub(folder or HUB, remedy, None if folder else language), folder or HUB
+        return load_hub(folder or HUB, remedy, [split], None if folder else language)[split], folder or HUB
 
 
 @dataclass
 class SentencePairFolder(SentencePairOptions):
     """Options of sentence pairs of your own: a folder with train-*.parquet, validation-*.parquet and test-*.parquet."""
 
-    remedy: ClassVar[str] = (
-        "give a folder of train-*, validation-* and test-*.parquet files (premise, hypothesis, label)"
-    )
-    """What to do where there are no files."""
+    more: ClassVar[str] = ""
+    """How to get them, for the error that says that they are missing."""
 
     name: str = "sentence_pairs"
     path: str = setting(MISSING, "the folder with the parquet files, absolute or below data_root")
 
-    def splits(self, data_root: Path, split: str) -> tuple[dict[str, Any], object]:
-        folder = data_root / self.path
-        splits = load_hub(folder, f"Remedy: {self.remedy}.") if has_parquet(folder) else {}
-        if absent := [split for split in SPLITS if split not in splits]:
-            raise DataError(f"there is no {absent[0]} split in {folder}: {self.remedy}.")
-        return splits, self.path
+    def table(self, data_root: Path, split: str) -> tuple[Any, object]:
+        folder = data_root / Path(self.path).expanduser()
+        put = "train-*.parquet, validation-*.parquet and test-*.parquet (columns premise, hypothesis, label)"
+        error = missing(self.name, folder, put, f" Or set dataset.path.{self.more}")
+        if not has_parquet(folder):
+            raise error
+        return load_hub(folder, str(error), SPLITS)[split], folder
 
 
 @dataclass
@@ -169,10 +157,9 @@ class Sick(SentencePairFolder):
     """Options of SICK. With its own vocabulary the longest pair has 61 tokens."""
 
     sizes = (4_439, 4_906)
-    remedy = (
-        "get SICK (Marelli et al. 2014, zenodo.org/records/2787612) and put its own train, trial and test sets there as "
-        "train-*.parquet, validation-*.parquet and test-*.parquet with the columns premise, hypothesis and label (0 "
-        "entailment, 1 neutral, 2 contradiction), or set dataset.path or data_root"
+    more = (
+        " SICK (Marelli et al. 2014) is zenodo.org/records/2787612: its own train, trial and test sets are these splits, its"
+        " labels 0 entailment, 1 neutral, 2 contradiction."
     )
 
     name: str = "sick"

@@ -15,23 +15,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, check_whole, first_samples, logger, missing
-from bitcycle.dataset.fetch import fetch, unpack
+from bitcycle.dataset.fetch import download
 from bitcycle.dataset.hub import columns, file_bytes, has_parquet, load_hub
-from bitcycle.dataset.speech_features import LogMel
-from bitcycle.dataset.utterances import Utterances
+from bitcycle.dataset.utterances import LogMel, Utterances
 from bitcycle.errors import DataError
 from bitcycle.optional_imports import require
 from bitcycle.settings import setting
 from bitcycle.shapes import SpeechShape
 
-KINDS_OF_FEATURE = 3
-"""Log-mel bands, their first and their second differences."""
 MANIFEST = "a CSV file with the header audio,transcript, or lines of JSON with these keys"
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 SPEAKERS = 6
@@ -49,44 +46,32 @@ class Recording(NamedTuple):
     transcript: str
 
     def waveform(self, sampling_rate: int) -> Tensor:
-        """The samples [S], float32 in [-1, 1].
+        """The samples [S], float32 in [-1, 1], of WAV, FLAC, SPHERE and whatever soundfile decodes.
 
         Raises:
             DataError: if the recording cannot be read, is empty, has another sampling rate or more than one channel.
+            RunError: if soundfile is not installed.
         """
+        soundfile = require("soundfile", "speech")
         try:
-            data = self.read()
+            samples, rate = soundfile.read(io.BytesIO(self.read()), dtype="float32", always_2d=True)
         except OSError as error:
             raise DataError(f"cannot read {self.name}: {error}. Correct its path, or put it there.") from error
-        samples, rate = decode(data, self.name)
+        except (RuntimeError, TypeError, ValueError) as error:
+            problem = f"cannot decode {self.name}: {error}"
+            raise DataError(f"{problem}. Fetch it again, or convert it to WAV with 16-bit PCM.") from error
+        if samples.shape[1] != 1:
+            raise DataError(f"{self.name} has {samples.shape[1]} channels; convert it to one")
         if rate != sampling_rate:
             raise DataError(f"{self.name} has {rate} samples a second; set dataset.sampling_rate={rate}, or convert it")
         if not len(samples):
             raise DataError(f"{self.name} holds no samples; remove it, or fetch it again")
-        return samples
+        return torch.from_numpy(samples[:, 0].copy())
 
 
 def file_recording(path: Path, transcript: str) -> Recording:
     """A recording in a file of its own."""
     return Recording(str(path), path.read_bytes, transcript)
-
-
-def decode(data: bytes, name: str) -> tuple[Tensor, int]:
-    """(samples [S], sampling rate) of an encoded recording with one channel: WAV, FLAC, SPHERE and whatever soundfile decodes.
-
-    Raises:
-        DataError: if it cannot be decoded or has several channels.
-        RunError: if soundfile is not installed.
-    """
-    soundfile = require("soundfile", "speech")
-    try:
-        samples, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
-    except (RuntimeError, TypeError, ValueError) as error:
-        problem = f"cannot decode {name}: {error}"
-        raise DataError(f"{problem}. Fetch it again, or convert it to WAV with 16-bit PCM.") from error
-    if samples.shape[1] != 1:
-        raise DataError(f"{name} has {samples.shape[1]} channels; convert it to one")
-    return torch.from_numpy(samples[:, 0].copy()), int(rate)
 
 
 @dataclass
@@ -96,15 +81,11 @@ class SpeechDatasetOptions(DatasetOptions):
     has_validation = True
 
     sampling_rate: int = setting(16_000, "samples a second of all recordings", minimum=1000)
-    mel_bands: int = setting(
-        40, "mel bands of a frame; with two differences there are three times as many features", minimum=1
-    )
+    mel_bands: int = setting(40, "mel bands of a frame; differences make three features of each", minimum=1)
     window_ms: float = setting(25.0, "length of the window of a frame in milliseconds", minimum=1)
     hop_ms: float = setting(10.0, "from one frame to the next in milliseconds", minimum=1)
     nominal_seconds: float = setting(
-        7.8,
-        "length of the utterance whose products stand for all in the cost (mean of WSJ's SI-284: 7.8)",
-        minimum=0.01,
+        7.8, "length of the utterance whose products stand for all in the cost (WSJ's SI-284: 7.8)", minimum=0.01
     )
 
     def alphabet(self, data_root: Path) -> tuple[str, ...]:
@@ -113,7 +94,7 @@ class SpeechDatasetOptions(DatasetOptions):
         Raises:
             DataError: if transcripts have to be read and are missing.
         """
-        raise NotImplementedError
+        return tuple(sorted(set("".join(recording.transcript for recording in self.read(data_root).train))))
 
     def load(self, data_root: Path, seed: int) -> Splits[list[Recording]]:
         """The recordings that are used: `train_samples` limits training, `test_samples` both other splits."""
@@ -121,10 +102,11 @@ class SpeechDatasetOptions(DatasetOptions):
         splits = zip(self.read(data_root), limits, strict=True)
         return Splits(*(first_samples(split or [], limit) for split, limit in splits))
 
-    def shape(self, alphabet: Iterable[str]) -> SpeechShape:
-        """What such data ask of a network that tells the characters apart, and the blank."""
+    def shape(self, transcripts: Iterable[str]) -> SpeechShape:
+        """What such data ask of a network that tells the characters of transcripts apart, and the blank."""
         frames = self.log_mel.frames(round(self.nominal_seconds * self.sampling_rate))
-        return SpeechShape(KINDS_OF_FEATURE * self.mel_bands, 1 + len(set(alphabet)), frames)
+        # log-mel bands, their first and their second differences
+        return SpeechShape(3 * self.mel_bands, 1 + len(set("".join(transcripts))), frames)
 
     @property
     def log_mel(self) -> LogMel:
@@ -146,15 +128,6 @@ class SpeechDatasetOptions(DatasetOptions):
         return Utterances(features, [recording.transcript for recording in recordings], alphabet)
 
 
-def characters(transcripts: Iterable[str]) -> tuple[str, ...]:
-    """The characters that occur in transcripts, in order.
-
-    >>> characters(["one two", "ten"])
-    (' ', 'e', 'n', 'o', 't', 'w')
-    """
-    return tuple(sorted(set("".join(transcripts))))
-
-
 @dataclass
 class SpeechManifest(SpeechDatasetOptions):
     """Options of your own recordings (WSJ, Aurora-4, ...) by lists of paths and transcripts, one list a split.
@@ -169,14 +142,10 @@ class SpeechManifest(SpeechDatasetOptions):
     validation_manifest: str = setting("speech/validation.csv", "list of the recordings to choose by")
     test_manifest: str = setting("speech/test.csv", "list of the recordings to test on")
 
-    def alphabet(self, data_root: Path) -> tuple[str, ...]:
-        train = read_manifest(data_root / Path(self.train_manifest).expanduser())
-        return characters(recording.transcript for recording in train)
-
     def full_info(self, data_root: Path) -> DatasetInfo:
         """What the lists hold; reads them, and no recording."""
         train, test, _ = self.read(data_root)
-        return DatasetInfo(self.shape(self.alphabet(data_root)), len(train), len(test))
+        return DatasetInfo(self.shape(each.transcript for each in train), len(train), len(test))
 
     def read(self, data_root: Path) -> Splits[list[Recording]]:
         manifests = (self.train_manifest, self.test_manifest, self.validation_manifest)
@@ -194,21 +163,17 @@ def read_manifest(file: Path) -> list[Recording]:
     """
     import pandas
 
+    is_json = file.suffix == ".jsonl"
+    read = partial(pandas.read_json, lines=True) if is_json else partial(pandas.read_csv, keep_default_na=False)
     try:
-        options: dict[str, Any] = {"dtype": str, "encoding": "utf-8-sig"}
-        if file.suffix == ".jsonl":
-            table = pandas.read_json(file, lines=True, **options)
-        else:
-            table = pandas.read_csv(file, keep_default_na=False, **options)
-    except FileNotFoundError as error:
-        hint = "point dataset.train_manifest, validation_manifest and test_manifest at your lists"
-        raise DataError(f"{file} is missing: {hint} ({MANIFEST})") from error
+        table = read(file, dtype=str, encoding="utf-8-sig")
     except (OSError, ValueError) as error:
-        raise DataError(f"cannot read {file}: {error}. It should be {MANIFEST}.") from error
+        hint = "point dataset.train_manifest, validation_manifest and test_manifest at your lists"
+        raise DataError(f"cannot read {file}: {error}. It should be {MANIFEST}; {hint}.") from error
     if table.empty:
         raise DataError(f"{file} lists no recording; it should be {MANIFEST}")
     recordings = []
-    for number, row in enumerate(table.to_dict("records"), 1 if file.suffix == ".jsonl" else 2):
+    for number, row in enumerate(table.to_dict("records"), 1 if is_json else 2):
         audio, transcript = (row.get(column) for column in ("audio", "transcript"))
         if not isinstance(audio, str) or not audio or not isinstance(transcript, str) or not transcript.strip():
             raise DataError(f"line {number} of {file} lacks a path or a transcript; it should be {MANIFEST}")
@@ -225,47 +190,41 @@ class Fsdd(SpeechDatasetOptions):
     nominal_seconds: float = 0.44
 
     def alphabet(self, data_root: Path) -> tuple[str, ...]:
-        return characters(WORDS)
+        return tuple(sorted(set("".join(WORDS))))
 
     def full_info(self, data_root: Path) -> DatasetInfo:
         sizes = (len(split) * SPEAKERS * len(WORDS) for split in (TRAIN, TEST))
-        return DatasetInfo(self.shape(characters(WORDS)), *sizes)
+        return DatasetInfo(self.shape(WORDS), *sizes)
 
     def read(self, data_root: Path) -> Splits[list[Recording]]:
         folder = data_root / "fsdd"
-        if has_parquet(folder):
-            found = _parquet_digits(folder)
-        else:
-            found = _file_digits(folder / "recordings" if (folder / "recordings").is_dir() else self._download(folder))
-        ordered = [(key[0], recording) for key, recording in sorted(found, key=lambda digit: digit[0])]
-        splits = Splits(*([each for number, each in ordered if number in part] for part in (TRAIN, TEST, VALIDATION)))
-        expected = [len(part) * SPEAKERS * len(WORDS) for part in (TRAIN, TEST, VALIDATION)]
-        what = "recordings to train, test and choose with"
-        check_whole(self.name, folder, what, [len(split or []) for split in splits], expected)
-        return splits
-
-    def _download(self, folder: Path) -> Path:
-        put = "the folder recordings/ of github.com/Jakobovski/free-spoken-digit-dataset, or fsdd.parquet,"
-        archive = fetch(URL, folder / f"{ARCHIVE}.tar.gz", str(missing(self.name, folder, put)))
-        return unpack(archive, folder / "recordings", f"{ARCHIVE}/recordings")
+        found = _parquet_digits(folder) if has_parquet(folder) else _file_digits(folder)
+        ordered = sorted(found.items(), key=lambda digit: digit[0])
+        parts = (TRAIN, TEST, VALIDATION)
+        splits = [[recording for (number, *_), recording in ordered if number in part] for part in parts]
+        expected = [len(part) * SPEAKERS * len(WORDS) for part in parts]
+        check_whole(self.name, folder, "recordings to train, test and choose with", [*map(len, splits)], expected)
+        return Splits(*splits)
 
 
-def _parquet_digits(folder: Path) -> list[tuple[tuple[int, int, str], Recording]]:
-    """Recordings of the parquet file in a folder, after what each is sorted by: number, digit and speaker."""
-    split = load_hub(folder, "Fetch it again, or delete it to download the data.")["train"]
+def _parquet_digits(folder: Path) -> dict[tuple[int, int, str], Recording]:
+    """Number, digit and speaker -> the recording, of the parquet file in a folder."""
+    split = load_hub(folder, "Fetch it again, or delete it to download the data.", ["train"])["train"]
     rows = zip(*columns(split, ("index", "digit", "speaker", "transcript"), folder), strict=True)
     cells = split.data.table["audio"]
-    return [
-        ((number, digit, speaker), Recording(f"row {row} of {folder}", partial(file_bytes, cells, row), transcript))
+    return {
+        (number, digit, speaker): Recording(f"row {row} of {folder}", partial(file_bytes, cells, row), transcript)
         for row, (number, digit, speaker, transcript) in enumerate(rows)
-    ]
+    }
 
 
-def _file_digits(folder: Path) -> list[tuple[tuple[int, int, str], Recording]]:
-    """The same of the project's own folder."""
-    names = ((path, re.fullmatch(r"(\d)_([a-z]+)_(\d+)\.wav", path.name)) for path in sorted(folder.glob("*.wav")))
-    return [
-        ((int(name[3]), int(name[1]), name[2]), file_recording(path, WORDS[int(name[1])]))
-        for path, name in names
-        if name
-    ]
+def _file_digits(folder: Path) -> dict[tuple[int, int, str], Recording]:
+    """The same of the project's own folder, which is downloaded if it is missing."""
+    recordings, put = folder / "recordings", "the folder recordings/ of github.com/Jakobovski/free-spoken-digit-dataset"
+    if not recordings.is_dir():
+        absent = missing("fsdd", folder, f"{put}, or fsdd.parquet,")
+        download(URL, recordings, f"{ARCHIVE}/recordings", absent)
+    names = ((path, re.fullmatch(r"(\d)_([a-z]+)_(\d+)\.wav", path.name)) for path in recordings.iterdir())
+    return {
+        (int(name[3]), int(name[1]), name[2]): file_recording(path, WORDS[int(name[1])]) for path, name in names if name
+    }

@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Optional, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -93,10 +93,8 @@ def number_tokens(lines: Lines, by_frequency: bool = False) -> Text:
     vocabulary = list(numbers)
     if by_frequency:
         order = train.bincount(minlength=len(numbers)).argsort(descending=True, stable=True)
-        splits, vocabulary = (
-            [order.argsort()[part] for part in splits],
-            [vocabulary[number] for number in order.tolist()],
-        )
+        splits = [order.argsort()[part] for part in splits]
+        vocabulary = [vocabulary[number] for number in order.tolist()]
     return Text(splits[0], splits[1], splits[2], tuple(vocabulary))
 
 
@@ -112,12 +110,6 @@ class TextDatasetOptions(DatasetOptions):
     has_validation = True
     samples_of_one = PIECE
 
-    train_samples: Optional[int] = setting(
-        None, f"train on the first so many pieces of {PIECE} tokens only; null: all", minimum=1
-    )
-    test_samples: Optional[int] = setting(
-        None, f"evaluate on the first so many pieces of {PIECE} tokens only; null: all", minimum=1
-    )
     order: str = setting(
         "occurrence",
         "numbers of the tokens: by their first occurrence in the training file, or by frequency, which adaptive softmax needs",
@@ -158,8 +150,8 @@ def lines_of(path: Path) -> Iterator[str]:
 def find_text(folders: Sequence[Path], splits: Sequence[str] = ("train", "valid", "test")) -> list[Path]:
     """The files of plain text of all `splits` in the first folder that has them; empty if none has."""
     for folder in folders:
-        names = ([folder / pattern.format(split) for pattern in PATTERNS] for split in splits)
-        found = [file for paths in names for file in [*filter(Path.is_file, paths)][:1]]
+        files = ([folder / pattern.format(split) for pattern in PATTERNS] for split in splits)
+        found = [file for named in files for file in [*filter(Path.is_file, named)][:1]]
         if len(found) == len(splits):
             return found
     return []
@@ -193,10 +185,9 @@ class WikiText(TextDatasetOptions):
         folder = next((folder for folder in (*folders, data_root / HUB / subset) if has_parquet(folder)), None)
         put = f"wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens, or the parquet files of the hub's {HUB} {subset},"
         remedy = str(missing(self.name, folders[0], put))
-        splits = load_hub(folder or HUB, remedy, None if folder else subset)
-        if absent := {"train", "validation", "test"} - set(splits):
-            raise DataError(f"{folder or HUB} lacks the splits {', '.join(sorted(absent))}. {remedy}")
-        return [columns(splits[split], ["text"], folder or HUB)[0] for split in ("train", "validation", "test")]
+        names = ("train", "validation", "test")
+        splits = load_hub(folder or HUB, remedy, names, None if folder else subset)
+        return [columns(splits[name], ["text"], folder or HUB)[0] for name in names]
 
 
 @dataclass

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
@@ -49,10 +50,9 @@ def find_tokenizer(folder: Path | None, vocabulary: int, lowercase: bool, senten
             f"tokenizer-{vocabulary}-{hashlib.sha256(known.encode()).hexdigest()[:16]}.json",
             lambda: train_word_piece(tokenizers, vocabulary, lowercase, sentences),
             lambda file: tokenizers.Tokenizer.from_file(str(file)),
-            lambda file, tokenizer: tokenizer.save(str(file)),
+            lambda file, tokenizer: file.write_text(tokenizer.to_str()),
         )
-    size = tokenizer.get_vocab_size()
-    if size > vocabulary:
+    if (size := tokenizer.get_vocab_size()) > vocabulary:
         raise DataError(
             f"the tokenizer in {folder} has {size} tokens, and dataset.vocabulary is {vocabulary}. Set "
             f"dataset.vocabulary={size}, or give the tokenizer that belongs to the network."
@@ -96,15 +96,13 @@ def encode(tokenizer: Any, pairs: Sequence[tuple[str, str]], length: int) -> tup
         raise DataError("the tokenizer has no token [PAD], as those of BERT have. Give a tokenizer of BERT's kind.")
     tokenizer.enable_truncation(length, strategy="longest_first")
     tokenizer.enable_padding(length=length, pad_id=padding, pad_token="[PAD]")
-    ids = torch.empty(len(pairs), length, dtype=torch.int32)
-    segments = torch.empty(len(pairs), length, dtype=torch.uint8)
-    lengths = torch.empty(len(pairs), dtype=torch.int64)
+    parts = []
     for start in range(0, len(pairs), 4096):
-        rows = slice(start, start + 4096)
-        found = tokenizer.encode_batch(pairs[rows])
-        ids[rows] = torch.tensor([pair.ids for pair in found], dtype=torch.int32)
-        segments[rows] = torch.tensor([pair.type_ids for pair in found], dtype=torch.uint8)
-        lengths[rows] = torch.tensor([sum(pair.attention_mask) for pair in found])
+        found = tokenizer.encode_batch(pairs[start : start + 4096])
+        ids = torch.tensor([pair.ids for pair in found], dtype=torch.int32)
+        segments = torch.tensor([pair.type_ids for pair in found], dtype=torch.uint8)
+        parts.append((ids, segments, torch.tensor([sum(pair.attention_mask) for pair in found])))
+    ids, segments, lengths = map(torch.cat, zip(*parts, strict=True))
     return ids, segments, lengths
 
 
@@ -114,51 +112,40 @@ def word_pieces(words: Counter[str], size: int) -> list[str]:
     >>> word_pieces(Counter({"low": 5, "lower": 2}), 7)
     ['##o', '##w', 'l', '##e', '##r', '##ow', 'low']
     """
-    spelled = [[word[0], *(INSIDE + letter for letter in word[1:])] for word in sorted(words)]
-    weights = [words[word] for word in sorted(words)]
+    known = sorted(words)
+    spelled = [" ".join([word[0], *(INSIDE + letter for letter in word[1:])]) for word in known]
     letters: Counter[str] = Counter()
     counts: Counter[tuple[str, str]] = Counter()  # of each pair of neighbours
     places: defaultdict[tuple[str, str], set[int]] = defaultdict(set)  # the words that it is in
 
-    def count(word: int, sign: int) -> None:
-        for pair in pairwise(spelled[word]):
-            counts[pair] += sign * weights[word]
+    def count(place: int, sign: int) -> None:
+        for pair in pairwise(spelled[place].split(" ")):
+            counts[pair] += sign * words[known[place]]
             if sign > 0:
-                places[pair].add(word)
+                places[pair].add(place)
 
-    for word, weight in enumerate(weights):
-        count(word, 1)
-        for piece in spelled[word]:
-            letters[piece] += weight
+    for place, word in enumerate(known):
+        count(place, 1)
+        for piece in spelled[place].split(" "):
+            letters[piece] += words[word]
     found = dict.fromkeys(sorted(letters, key=lambda letter: (-letters[letter], letter))[:size])
     queue = [(-number, pair) for pair, number in counts.items()]
     heapq.heapify(queue)
-    while queue and len(found) < size:
+    while len(found) < size and queue and queue[0][0] <= -LEAST:
         number, pair = heapq.heappop(queue)
         if -number != counts[pair]:  # it has changed since it was queued
-            if counts[pair] > 0:
-                heapq.heappush(queue, (-counts[pair], pair))
+            heapq.heappush(queue, (-counts[pair], pair))
             continue
-        if -number < LEAST:
-            break
-        new, touched = pair[0] + pair[1].removeprefix(INSIDE), set[tuple[str, str]]()
-        for word in places.pop(pair):
-            count(word, -1)
-            spelled[word] = _merged(spelled[word], pair, new)
-            count(word, 1)
-            touched.update(both for both in pairwise(spelled[word]) if new in both)
+        new = pair[0] + pair[1].removeprefix(INSIDE)
+        together = re.compile(rf"(?<![^ ]){re.escape(' '.join(pair))}(?![^ ])")
+        touched = set[tuple[str, str]]()
+        for place in places.pop(pair):
+            count(place, -1)
+            spelled[place] = together.sub(new.replace("\\", r"\\"), spelled[place])
+            count(place, 1)
+            touched.update(both for both in pairwise(spelled[place].split(" ")) if new in both)
         for both in touched:
             heapq.heappush(queue, (-counts[both], both))
         del counts[pair]
         found[new] = None
     return list(found)
-
-
-def _merged(pieces: list[str], pair: tuple[str, str], new: str) -> list[str]:
-    result: list[str] = []
-    for piece in pieces:
-        if result and (result[-1], piece) == pair:
-            result[-1] = new
-        else:
-            result.append(piece)
-    return result

@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Optional
 
@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bitcycle.dataset.image_sources import read_class_folders
-from bitcycle.dataset.images import EncodedImages, Framing, Images
+from bitcycle.dataset.images import Framing, Images
 from bitcycle.errors import DataError, RunError
 from bitcycle.layer.compilation import channels_last
 from bitcycle.measurement.artifacts import CLEAN, Row
@@ -168,7 +168,7 @@ class Corruption(Analysis):
         if len(encoded.class_names) != classes:
             raise DataError(f"{folder} does not have the {classes} class folders that the network knows; complete it")
         framing, workers = Framing(size, size), min(8, os.cpu_count() or 1)
-        return EncodedImages(encoded.images, encoded.labels, channels, framing, workers)
+        return replace(encoded, channels=channels, framing=framing, workers=workers)
 
 
 def _names(folder: Path) -> list[str]:

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bitcycle.dataset.image_batches import Batch, ImageBatches
-from bitcycle.dataset.image_dataset import ImageDatasetOptions, first_images
+from bitcycle.dataset.image_dataset import Batch, ImageBatches, ImageDatasetOptions, first_images
 from bitcycle.dataset.images import Images
 from bitcycle.errors import RunError
 from bitcycle.measurement.finished_run import FinishedRun
@@ -40,7 +39,7 @@ class Measurement:
             )
         train, test, _ = config.dataset.load(config.data_folder, config.seed)
         self.options, self.device, self.batch_size = config.dataset, device, config.task.evaluation_batch_size
-        self.use(first_images(train.for_evaluation() if split == "train" else test, samples))
+        self.use(first_images(train if split == "train" else test, samples))
 
     def use(self, images: Images) -> None:
         """Measure on other images from now on."""

@@ -11,8 +11,7 @@ from torch import nn
 
 from bitcycle.dataset import DatasetInfo
 from bitcycle.dataset.base import Splits
-from bitcycle.dataset.image_batches import Batch, ImageBatches
-from bitcycle.dataset.image_dataset import ImageDatasetOptions
+from bitcycle.dataset.image_dataset import Batch, ImageBatches, ImageDatasetOptions
 from bitcycle.dataset.images import Images
 from bitcycle.settings import setting
 from bitcycle.shapes import ImageShape

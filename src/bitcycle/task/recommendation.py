@@ -16,15 +16,15 @@ import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitcycle.dataset import DatasetInfo
+from bitcycle.dataset import DatasetInfo, Splits
 from bitcycle.dataset.epoch import Epoch
-from bitcycle.dataset.interactions import HeldOut, InteractionOptions, Interactions, InteractionSplits
+from bitcycle.dataset.interactions import HeldOut, InteractionOptions, Interactions
 from bitcycle.settings import setting
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
 from bitcycle.task.negatives import NegativeSampler
@@ -87,7 +87,7 @@ class Recommendation(Task):
     def __init__(
         self,
         options: RecommendationOptions,
-        splits: InteractionSplits,
+        splits: Splits[Any],
         epoch: Epoch,
         seed: int,
         device: torch.device,

@@ -1,0 +1,298 @@
+"""Image data sets: your own in class folders, in parquet files of the hub's layout or at the hub, ImageNet, CIFAR and digits.
+
+ImageNet (ILSVRC 2012): 1,281,167 training and 50,000 validation images of 1000 classes, in class folders `train/` and `val/`,
+or as the hub's `ILSVRC/imagenet-1k`. Registration is needed to get it, so it is never downloaded unasked.
+
+CIFAR: 50,000 training and 10,000 test images of 32x32 pixels. Looked for under `data_root` as the official python files, which
+torchvision reads, as Hugging Face parquet files, or as class folders; else `datasets` gets `uoft-cs/cifar10` or
+`uoft-cs/cifar100` from its cache or the hub.
+
+Digits: 1,797 grey images of 8x8 pixels, part of scikit-learn, the test half of the UCI "Optical Recognition of Handwritten
+Digits" data. Four fifths of each class train, one fifth tests; the split is the same for every run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import ClassVar, Optional
+
+import torch
+from torch import Tensor
+
+from bitcycle.dataset.base import UNREADABLE, DatasetInfo, Splits, check_whole, logger, missing
+from bitcycle.dataset.fetch import unpack_to_cache
+from bitcycle.dataset.hub import has_parquet
+from bitcycle.dataset.image_dataset import ImageDatasetOptions
+from bitcycle.dataset.image_sources import REMEDY, hold_out, read_folders, read_hub_images
+from bitcycle.dataset.images import GREY_MODES, DecodingOptions, EncodedImages, Framing, Images, open_image
+from bitcycle.errors import DataError
+from bitcycle.settings import MISSING, SettingError, setting
+from bitcycle.shapes import ImageShape
+
+HUB = "ILSVRC/imagenet-1k"
+
+
+@dataclass
+class CustomImages(ImageDatasetOptions, DecodingOptions):
+    """Options of a data set of your own."""
+
+    path: str = setting(MISSING, "folder, absolute or below data_root: train/ and test/ (val/), or class folders alone")
+    image_size: Optional[int] = setting(
+        None, "pixels; other images are scaled and cropped; null: that of the first image", minimum=4, maximum=4096
+    )
+    channels: Optional[int] = setting(None, "1 (grey) or 3 (colour); null: those of the first image", minimum=1)
+    label_column: Optional[str] = setting(None, "labels; null: label, labels, fine_label or the only integer column")
+    random_crop: bool = setting(False, "training images: random place, size (8 to 100 %) and aspect ratio (ImageNet)")
+    resize: Optional[int] = setting(None, "shorter side before the crop (ImageNet: 256); null: image_size", minimum=4)
+    test_fraction: float = setting(0.2, "of each class, to test where no split does", minimum=0.001, maximum=0.9)
+
+    def validate(self) -> None:
+        if self.channels not in (None, 1, 3):
+            raise SettingError("channels", self.channels, "images are grey or coloured", "use 1, 3 or null")
+        if self.resize is not None and self.image_size is not None and self.resize < self.image_size:
+            problem = f"is smaller than the image_size={self.image_size} that is cut out of it"
+            raise SettingError("resize", self.resize, problem, "use image_size or more, or null")
+
+    def full_info(self, data_root: Path) -> DatasetInfo:
+        train, test = self._encoded(data_root)
+        first = open_image(train.encoded[0])
+        size = self.image_size or first.size[0]
+        if self.image_size is None and first.size[0] != first.size[1]:
+            origin = train.encoded[0].origin
+            raise DataError(f"{origin} is {first.size[0]}x{first.size[1]} pixels; set dataset.image_size")
+        if len(train.class_names) < 2:
+            raise DataError(f"dataset.path={self.path} holds a single class ({train.class_names[0]}); add another")
+        channels = self.channels or (1 if first.mode in GREY_MODES else 3)
+        shape = ImageShape(channels, size, len(train.class_names))
+        return DatasetInfo(shape, len(train), len(test))
+
+    def read(self, data_root: Path) -> Splits[Images]:
+        """Training and test images, held in memory or decoded batch by batch."""
+        splits, shape = self._encoded(data_root), self.full_info(data_root).shape
+        assert isinstance(shape, ImageShape)
+        framing = Framing(shape.size, self.resize or shape.size, self.random_crop)
+        size_gib = sum(map(len, splits)) * shape.size**2 * shape.channels / 2**30
+        workers = None
+        if self.random_crop or size_gib > self.memory_gib:
+            logger.info("images of %s are decoded batch by batch, by %d processes", self.name, self.workers)
+            workers = self.workers
+        return Splits(*(replace(split, channels=shape.channels, framing=framing, workers=workers) for split in splits))
+
+    def _encoded(self, data_root: Path) -> tuple[EncodedImages, EncodedImages]:
+        """Training and test images as they are stored."""
+        folder = data_root / Path(self.path).expanduser()  # an absolute path stands for itself
+        if not folder.is_dir():
+            problem = f"dataset.path={self.path}: {folder} is not a folder"
+            raise DataError(f"{problem}. Give an absolute path or one below data_root.")
+        if self.name == "image_parquet":
+            return read_hub_images(folder, label_column=self.label_column, test_fraction=self.test_fraction)
+        return read_folders(folder, self.test_fraction)
+
+
+@dataclass
+class HubImages(CustomImages):
+    """A data set of the hub with a column of images and one of labels: dataset=hub dataset.path=owner/name.
+
+    A folder in the hub's layout, absolute or below data_root, is read without network. Runs are named by path, subset and
+    revision, not by what these hold.
+    """
+
+    path: str = setting(MISSING, "owner/name at the hub, or a folder in its layout")
+    subset: Optional[str] = setting(None, "configuration of a data set that has several; null: its default")
+    revision: Optional[str] = setting(None, "commit, branch or tag at the hub; null: the newest")
+    train_split: str = setting("train", "name of the split to train on")
+    test_split: Optional[str] = setting(None, "split to test on; null: test, validation, or test_fraction of train")
+
+    def _encoded(self, data_root: Path) -> tuple[EncodedImages, EncodedImages]:
+        folder = data_root / Path(self.path).expanduser()
+        where = folder if folder.is_dir() else self.path
+        splits = self.train_split, self.test_split
+        return read_hub_images(
+            where, REMEDY, self.subset, self.revision, *splits, self.label_column, self.test_fraction
+        )
+
+
+@dataclass
+class ImageNet(CustomImages):
+    """Options of ImageNet. Augmentation and normalisation: He et al. 2016 as in the released code of CPT, cpt_imagenet."""
+
+    sizes: ClassVar[tuple[int, int, int]] = (1000, 1_281_167, 50_000)
+    """Classes, training and validation images."""
+
+    name: str = "imagenet"
+    path: str = setting(
+        "imagenet",
+        f"folder of train/ and val/ or of the hub's parquet files; or {HUB}, 150 GB that datasets gets when logged in",
+    )
+    image_size: Optional[int] = 224
+    resize: Optional[int] = 256
+    random_crop: bool = True
+    flip: bool = True
+    mean: list[float] = setting([0.485, 0.456, 0.406], "mean of each channel, pixels in [0, 1]")
+    std: list[float] = setting([0.229, 0.224, 0.225], "standard deviation of each channel", minimum=1e-6)
+
+    def full_info(self, data_root: Path) -> DatasetInfo:
+        assert self.image_size is not None
+        classes, *samples = self.sizes
+        return DatasetInfo(ImageShape(3, self.image_size, classes), *samples)
+
+    def read(self, data_root: Path) -> Splits[Images]:
+        splits = super().read(data_root)
+        found = len(splits.train), len(splits.test)
+        check_whole(self.name, data_root / self.path, "training and validation images", found, self.sizes[1:])
+        return splits
+
+    def _encoded(self, data_root: Path) -> tuple[EncodedImages, EncodedImages]:
+        folder = data_root / self.path
+        if self.path == HUB or has_parquet(folder):
+            where = folder if folder.is_dir() else HUB
+            return read_hub_images(where, test_split="validation", label_column=self.label_column)
+        if not folder.is_dir():
+            put = "the class folders train/ and val/ of ILSVRC 2012 (image-net.org, registration needed)"
+            more = f" Or set dataset.path={HUB} to get it from the hub. dataset=image_folder takes any folder."
+            raise missing("ImageNet", folder, put, more)
+        return super()._encoded(data_root)
+
+
+@dataclass
+class ImageNetMini(ImageNet):
+    """Options of a proxy for ImageNet: 100 photographs of 100 classes in its layout, to try reading and training.
+
+    Its validation images are its training images again: accuracies mean nothing.
+    """
+
+    sizes = (100, 100, 100)
+    takes_all_if_fewer = True
+
+    name: str = "imagenet_mini"
+    path: str = setting("imagenet-mini", "folder of imagenet-mini.tar, or train/ and val/, absolute or below data_root")
+    image_size: Optional[int] = 112
+    resize: Optional[int] = 128
+
+    def _encoded(self, data_root: Path) -> tuple[EncodedImages, EncodedImages]:
+        folder = data_root / self.path
+        archive = folder / "imagenet-mini.tar"
+        root = unpack_to_cache(archive) if archive.is_file() and not (folder / "train").is_dir() else folder
+        found = next((path for path in (root, root / "imagenet-mini") if (path / "train").is_dir()), None)
+        if found is None:
+            raise missing(self.name, folder, "imagenet-mini.tar, or the folders train/ and val/ that it holds,")
+        return read_folders(found, self.test_fraction)
+
+
+TRAIN_SAMPLES, TEST_SAMPLES = 50_000, 10_000
+OFFICIAL = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
+
+
+@dataclass
+class Cifar(ImageDatasetOptions):
+    """Options of CIFAR-10 and CIFAR-100. Normalisation and augmentation: released code of CPT, modules/data.py."""
+
+    mean: list[float] = setting([0.4914, 0.4822, 0.4465], "mean of each channel, pixels in [0, 1]")
+    std: list[float] = setting(
+        [0.2023, 0.1994, 0.2010], "standard deviation of each channel (the released code's)", minimum=1e-6
+    )
+    crop_padding: int = 4
+    flip: bool = True
+
+    equal_classes = True
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return 100 if self.name == "cifar100" else 10
+
+    def full_info(self, data_root: Path) -> DatasetInfo:
+        return DatasetInfo(ImageShape(3, 32, self.classes), TRAIN_SAMPLES, TEST_SAMPLES)
+
+    def read(self, data_root: Path) -> Splits[Images]:
+        name, hub = f"cifar{self.classes}", f"uoft-cs/cifar{self.classes}"
+        folder, places = data_root / name, (data_root / name, data_root / hub)
+        for place in (*places, data_root):
+            if (place / OFFICIAL[name]).is_dir():
+                return self._checked(self._read_official(place), place)
+        where: Path | str = next(filter(has_parquet, places), hub)
+        if where == hub and (folder / "train").is_dir():
+            where, found = folder, read_folders(folder, 0.2)
+        else:
+            put = f"{name}/train-*.parquet and test-*.parquet, {name}/train/CLASS/*.png and test/, or {name}/{OFFICIAL[name]},"
+            remedy = missing(name, data_root, put, " dataset=digits needs no download.")
+            logger.info("reading the images of %s, of the cache of datasets or of the hub", where)
+            found = read_hub_images(where, str(remedy), test_split="test")
+        return self._checked(Splits(*found), where)
+
+    def _read_official(self, folder: Path) -> Splits[Images]:
+        from torchvision.datasets import CIFAR10, CIFAR100
+
+        official = CIFAR10 if self.classes == 10 else CIFAR100
+        try:
+            found = [official(str(folder), train) for train in (True, False)]
+        except UNREADABLE as error:
+            problem = f"cannot read the official files in {folder}: {type(error).__name__}: {str(error).split('. ')[0]}"
+            raise DataError(f"{problem}. Delete it and unpack the official archive again.") from error
+        return Splits(*(Images(torch.from_numpy(split.data), torch.tensor(split.targets)) for split in found))
+
+    def _checked(self, splits: Splits[Images], origin: Path | str) -> Splits[Images]:
+        """Refuse anything but the whole data set."""
+        labels = torch.cat([splits.train.labels, splits.test.labels])
+        found = len(splits.train), len(splits.test), len(labels.unique()), int(labels.max())
+        expected = TRAIN_SAMPLES, TEST_SAMPLES, self.classes, self.classes - 1
+        what = "training and test images, different labels and as highest label"
+        check_whole(self.name, origin, what, found, expected)
+        return splits
+
+
+@dataclass
+class CifarSmall(Cifar):
+    """Options of CIFAR-10 at 16x16 pixels, the real images averaged over 2x2 pixels: a proxy with a quarter of the cost.
+
+    Two CPU cores can train on it to convergence; no paper uses it.
+    """
+
+    crop_padding: int = 2
+
+    def full_info(self, data_root: Path) -> DatasetInfo:
+        return super().full_info(data_root)._replace(shape=ImageShape(3, 16, self.classes))
+
+    def load(self, data_root: Path, seed: int) -> Splits[Images]:
+        splits = super().load(data_root, seed)
+        return Splits(*(split and Images(halve(split.pixels), split.labels) for split in splits))  # type: ignore[arg-type]
+
+
+def halve(pixels: Tensor) -> Tensor:
+    """Means over 2x2 pixels, rounded half up: uint8 [N, H, W, C] -> uint8 [N, H/2, W/2, C].
+
+    >>> import torch
+    >>> halve(torch.tensor([[0, 1], [2, 255]], dtype=torch.uint8).reshape(1, 2, 2, 1)).item()  # 64.5
+    65
+    """
+    total = pixels[:, ::2].short() + pixels[:, 1::2]
+    return ((total[:, :, ::2] + total[:, :, 1::2] + 2) // 4).byte()
+
+
+@dataclass
+class Digits(ImageDatasetOptions):
+    """Options of the digits. Differs from CIFAR's recipe: no flips, since a mirrored digit is no digit."""
+
+    name: str = "digits"
+    mean: list[float] = setting([0.3060], "mean of each channel, pixels in [0, 1]")
+    std: list[float] = setting([0.3763], "standard deviation of each channel", minimum=1e-6)
+    crop_padding: int = 1
+
+    def full_info(self, data_root: Path) -> DatasetInfo:
+        return DatasetInfo(ImageShape(1, 8, 10), 1438, 359)
+
+    def read(self, data_root: Path) -> Splits[Images]:
+        whole = _read_digits()
+        held_out = hold_out(whole.labels, 0.2)
+        return Splits(whole.subset(~held_out), whole.subset(held_out))
+
+
+@cache  # a text file, which takes half a second
+def _read_digits() -> Images:
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    pixels = torch.from_numpy(images.reshape(-1, 8, 8, 1) * (255 / 16)).round().to(torch.uint8)
+    return Images(pixels, torch.from_numpy(labels).long())

@@ -166,7 +166,7 @@ def test_a_run_that_begins_from_another_follows_it(root):
 
 
 def test_two_campaigns_in_one_folder_are_refused(tmp_path):
-    with alone(tmp_path), pytest.raises(RunError, match="goes on in"), alone(tmp_path):
+    with alone(tmp_path), pytest.raises(RunError, match="already running in"), alone(tmp_path):
         pass
 
 

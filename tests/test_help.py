@@ -138,8 +138,8 @@ def test_tab_completion_completes_groups(tmp_path):
     ("arguments", "problem", "remedy"),
     [
         (["-m", "+sweeps=cpt/table99"], "there is no such file", "did you mean 'cpt/table"),
-        (["+sweeps=cpt/table2"], "is a sweep of many runs", "write python train.py -m +sweeps=cpt/table2"),
-        (["-m", "sweeps=cpt/table2"], "is chosen by no other file", "write a + before it: +sweeps=cpt/table2"),
+        (["+sweeps=cpt/table2"], "is a sweep of several runs", "write python train.py -m +sweeps=cpt/table2"),
+        (["-m", "sweeps=cpt/table2"], "is not in the defaults list", "write a + before it: +sweeps=cpt/table2"),
         (["-m", "+sweeps=cpt/table2", "scale=huge"], "is not one of its options", "mini, paper, smoke"),
     ],
 )

@@ -5,7 +5,7 @@
 >>> schedule(0)
 Precision(weight=8, activation=8, gradient=8)
 
-Schedules are pure numbers and imported at once; what needs PyTorch is imported when it is first used.
+Schedules are pure numbers and imported eagerly; everything that needs PyTorch is imported on first use.
 """
 
 from importlib import import_module
@@ -47,7 +47,7 @@ _HOMES = {
     "quantize": "bitcycle.quantizer",
     "quantize_model": "bitcycle.layer",
 }
-"""Public name -> the package that it is imported from on first use."""
+"""Public name -> the package it is imported from on first use."""
 
 
 def __getattr__(name: str) -> Any:

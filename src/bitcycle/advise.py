@@ -1,14 +1,14 @@
-"""`bitcycle advise`: the schedules that keep within a budget, cheapest first, and what recorded trainings say of each.
+"""`bitcycle advise`: the schedules within a cost budget, cheapest first, with the accuracy of recorded runs.
 
     bitcycle advise budget=60 model=resnet74                                    # at most 60 % of the cost of static 8 bits
     bitcycle advise budget=70 model=resnet74 quantizer=mx hardware=tensorcore   # of its time at the peak rates of a B200
     bitcycle advise budget=60 json=true ...                                     # the same as JSON
 
-All other settings are those of a run. Costs are those of the network that is named; nothing is trained. Beside each schedule
-stands its difference in accuracy to the static baseline in recorded runs of the same quantizer, paired by seed, with a 95 %
-interval (Student's t), from the one group of runs (network, data, length) that says most: the board's runs first, then whatever
-covers most of the list. Runs that their sweeps have superseded do not count. It is evidence about that group, whose name is
-printed, and no promise for another network.
+All other settings are those of a run. Costs are computed for the given network; nothing is trained. Each schedule is listed with
+its accuracy difference to the static baseline in recorded runs of the same quantizer, paired by seed, with a 95 % interval
+(Student's t). These runs come from a single group (network, data, length): that of the board if it has any, otherwise the one
+that covers most of the list. Superseded runs are ignored. The evidence holds for that group, whose name is printed; it need not
+transfer to other networks.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from bitcycle.sweep.manifest import MANIFEST, read_manifest
 from bitcycle.training.plan import Plan, make_plan
 
 COST_STEPS = 2000
-"""Steps over which a candidate's cost is added up: schedules are relative to the run's length, which hence does not matter."""
+"""Steps over which a candidate's cost is summed; the number is arbitrary, as schedules are relative to the run's length."""
 LOWEST = 3
-"""Fewest bits of a candidate, as in the papers."""
+"""Lowest precision of a candidate in bits, as in the papers."""
 SHORTER = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-"""Lengths of the baseline's shorter runs, as a fraction: what a budget buys without any schedule."""
+"""Lengths of shortened baseline runs as a fraction of the full run: what the budget buys without a schedule."""
 ENOUGH_SEEDS = 5
 COLUMNS = ("cost, %", "points", "95 % interval", "seeds", "how sure", "settings (schedule.*)")
 WIDTH = 118
-"""Characters of the table, where the terminal says less."""
+"""Width of the table in characters if the output is not a terminal."""
 MEASURES = ("latency", "energy", "bitops")
 IGNORED = ("schedule", "seed", "hardware", "logging", "dry_run", "scale")
-"""Groups of settings in which runs of one group may differ."""
+"""Groups of settings that may differ between runs of one group."""
 IGNORED_TRAINING = (
     "steps",
     "evaluation_steps",
@@ -58,7 +58,7 @@ IGNORED_TRAINING = (
 )
 
 Group = tuple[str, ...]
-"""What runs have in common that may be compared: settings as JSON."""
+"""The settings that comparable runs share, as JSON."""
 Key = tuple[str, int, int, int, float]
 """Schedule, q_min (0: static), q_max, (lowest) bits of gradients, and length as a fraction."""
 
@@ -74,7 +74,7 @@ class Evidence:
 
     @property
     def sureness(self) -> str:
-        """How sure the difference is, in words."""
+        """The confidence in the difference, in words."""
         if self.low is None or self.high is None:
             return "one seed: no interval"
         if self.low <= 0 <= self.high:
@@ -86,12 +86,12 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A setting and its cost as a fraction of the static baseline's.
+    """A candidate setting with its cost as a fraction of the static baseline's.
 
     Attributes:
         settings: as on the command line.
         cost: relative to static bits of the baseline.
-        evidence: what recorded runs say; None: nothing.
+        evidence: accuracy difference in recorded runs; None: no such runs.
     """
 
     settings: str
@@ -101,15 +101,15 @@ class Candidate:
 
 
 def baseline_of(config: RunConfig) -> Precision:
-    """8 bits everywhere, or the most that the quantizer has below."""
+    """8 bits everywhere, or the quantizer's highest precision below that."""
     precision: Precision = config.quantizer.initial_precision
     return precision
 
 
 def candidates(plan: Plan, measure: str) -> Iterator[Candidate]:
-    """Static precision, the ten cyclic schedules from each lowest precision, and the baseline for a part of the steps.
+    """Static precisions, the ten cyclic schedules for each q_min, and the baseline trained for fewer steps.
 
-    Gradients keep the baseline's bits, as in the papers, or have the forward bits.
+    Gradients have the baseline's bits, as in the papers, or the forward bits.
     """
     top = baseline_of(plan.config).weight
     for bits in range(LOWEST, top + 1):
@@ -132,7 +132,7 @@ def candidates(plan: Plan, measure: str) -> Iterator[Candidate]:
 
 
 def _candidate(plan: Plan, measure: str, options: ScheduleOptions, settings: str, key: Key) -> Iterator[Candidate]:
-    """A candidate with its cost, unless the quantizer does not have its bits."""
+    """A candidate with its cost, or nothing if the quantizer does not support its bits."""
     schedule, quantizer = options.bind(COST_STEPS), plan.config.quantizer
     try:
         quantizer.check(schedule.precisions)
@@ -147,10 +147,10 @@ def _candidate(plan: Plan, measure: str, options: ScheduleOptions, settings: str
 
 
 def relative(cost: Cost, measure: str) -> float:
-    """A cost as a fraction of the reference's.
+    """A cost as a fraction of the reference cost.
 
     Raises:
-        SettingError: if the cost model does not have it.
+        SettingError: if the cost model does not compute this measure.
     """
     found = {
         "latency": cost.latency_relative_to_static,
@@ -159,12 +159,12 @@ def relative(cost: Cost, measure: str) -> float:
     }[measure]
     if found is None:
         remedy = "use measure=bitops, or hardware=tensorcore, zc706 or bitfusion, which has both"
-        raise SettingError("measure", measure, "is nothing that this cost model says", remedy)
+        raise SettingError("measure", measure, "is not computed by this cost model", remedy)
     return found
 
 
 def group_of(row: Mapping[str, Any]) -> Group:
-    """What a recorded run has in common with those that it may be compared with."""
+    """The group of comparable runs that a recorded run belongs to."""
     settings = json.loads(row["settings"])
     shared = {key: value for key, value in settings.items() if key not in IGNORED}
     for group, options in GROUPS.items():
@@ -176,7 +176,7 @@ def group_of(row: Mapping[str, Any]) -> Group:
 
 
 def _changed(values: Mapping[str, Any], kind: type[Settings]) -> dict[str, Any]:
-    """Values that are not the default, as a setting that is newer than a run is not among the run's."""
+    """The non-default values; settings added after a run are missing from its record and count as default."""
     defaults = {field.name: default_of(field) for field in fields(kind)}
     found: dict[str, Any] = {}
     for name, value in values.items():
@@ -189,7 +189,7 @@ def _changed(values: Mapping[str, Any], kind: type[Settings]) -> dict[str, Any]:
 
 
 def evidence_of(rows: Iterable[Mapping[str, Any]], baseline: int) -> dict[Key, Evidence]:
-    """What the runs of one group say of each setting against static `baseline` bits at full length."""
+    """The evidence of one group of runs on each setting, against static `baseline` bits at full length."""
     finals: dict[Key, dict[str, float]] = defaultdict(dict)
     rows = list(rows)
     longest = max(int(row["total_steps"]) for row in rows)
@@ -206,7 +206,7 @@ def evidence_of(rows: Iterable[Mapping[str, Any]], baseline: int) -> dict[Key, E
 
 
 def _key(row: Mapping[str, Any], longest: int) -> Key | None:
-    """The setting of a recorded run; None for one that is no candidate here."""
+    """The setting of a recorded run; None if it is not a candidate."""
     schedule = json.loads(row["settings"])["schedule"]
     part = round(int(row["total_steps"]) / longest, 2)
     if row["schedule"] == "static":
@@ -221,7 +221,7 @@ def _key(row: Mapping[str, Any], longest: int) -> Key | None:
 
 
 def _interval(differences: Sequence[float]) -> Evidence:
-    """Mean and 95 % interval by Student's t; seeds are independent."""
+    """Mean and 95 % interval by Student's t over independent seeds."""
     mean, n = fmean(differences), len(differences)
     if n < 2:
         return Evidence(mean, None, None, n)
@@ -234,13 +234,13 @@ def _interval(differences: Sequence[float]) -> Evidence:
 def choose_group(
     rows: Iterable[Mapping[str, Any]], wanted: set[Key], baseline: int, board: Collection[str] = ()
 ) -> tuple[str, dict[Key, Evidence]]:
-    """The group of recorded runs that says most of the wanted settings: its name, and what it says.
+    """The group of recorded runs that covers most of the wanted settings: its name and its evidence.
 
     Args:
         rows: of results/summary/runs.csv.
         wanted: settings of candidates.
-        baseline: static bits that the others are compared with.
-        board: hashes of runs that go first.
+        baseline: bits of the static baseline.
+        board: hashes of runs that take precedence.
     """
     groups: dict[Group, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -258,7 +258,7 @@ def choose_group(
 
 
 def recorded_runs(summary: Path, quantizer: str) -> tuple[list[dict[str, Any]], set[str]]:
-    """Recorded runs of a quantizer that no sweep has superseded, and the hashes of the board's."""
+    """Recorded runs of a quantizer, without superseded ones, and the hashes of the board's runs."""
     rows = [row for row in read_summary(summary) if row["quantizer"] == quantizer]
     files = sorted((summary.parents[1] / MANIFEST.name).glob("*/*.csv")) if len(summary.parents) > 1 else []
     places = [(file.parent.name, place) for file in files for place in read_manifest(file)]
@@ -269,10 +269,10 @@ def recorded_runs(summary: Path, quantizer: str) -> tuple[list[dict[str, Any]], 
 
 
 def advise(config: RunConfig, budget: float, measure: str | None, summary: Path) -> dict[str, Any]:
-    """What keeps within `budget` (a fraction), cheapest first.
+    """The candidates within `budget` (a fraction of the baseline's cost), cheapest first.
 
     Raises:
-        SettingError (a ValueError): for settings that do not fit each other, or a cost that the cost model does not have.
+        SettingError (a ValueError): for incompatible settings, or a measure that the cost model does not compute.
     """
     plan = make_plan(config)
     baseline = baseline_of(plan.config)
@@ -304,14 +304,14 @@ def _described(candidate: Candidate, evidence: Evidence | None) -> dict[str, Any
 
 
 def main() -> int:
-    """Advise as the command line says; returns the exit code."""
+    """Run the command; returns the exit code."""
     from bitcycle.command import guarded
 
     return guarded(lambda: _advise(sys.argv[1:]))
 
 
 OWN = {"budget": "60", "measure": "", "json": "false", "top": "20", "summary": ""}
-"""Words of this command and their defaults; all others are settings of a run."""
+"""Arguments of this command and their defaults; all others are settings of a run."""
 
 
 def _advise(arguments: Sequence[str]) -> int:
@@ -322,7 +322,7 @@ def _advise(arguments: Sequence[str]) -> int:
     words = {**OWN, **given}
     overrides = [argument for argument in arguments if argument.partition("=")[0] not in OWN]
     if any(override.startswith("schedule") for override in overrides):
-        raise SettingError("schedule", "...", "is what this command is to find", "leave it out")
+        raise SettingError("schedule", "...", "is what this command searches for", "leave it out")
     if words["measure"] not in ("", *MEASURES):
         raise SettingError("measure", words["measure"], "is not a cost", f"use {', '.join(MEASURES)}, or leave it out")
     summary = Path(words["summary"]) if words["summary"] else resource_root() / SUMMARY
@@ -338,7 +338,7 @@ def _percent(text: str) -> float:
     """A budget in percent as a fraction.
 
     Raises:
-        SettingError: if it is none.
+        SettingError: if it is not a percentage.
     """
     try:
         number = float(text.rstrip("%"))
@@ -350,7 +350,7 @@ def _percent(text: str) -> float:
 
 
 def _configured(overrides: Sequence[str]) -> RunConfig:
-    """The configuration of a run at the baseline's bits with these settings."""
+    """The configuration of a baseline run with these settings."""
     from hydra import compose, initialize_config_dir
 
     from bitcycle.configuration import read_config, register_schemas
@@ -372,7 +372,7 @@ def _print(found: Mapping[str, Any], top: int) -> None:
     title = f"{found['model']}, quantizer={found['quantizer']}: at most {100 * found['budget']:.3g} % of the {what} of"
     console.print(f"{title} {found['baseline']} ({where})")
     if not rows:
-        console.print(f"nothing is as cheap; the cheapest: {found['cheapest']}, {100 * found['cheapest_cost']:.1f} %")
+        console.print(f"nothing within the budget; cheapest: {found['cheapest']}, {100 * found['cheapest_cost']:.1f} %")
         return
     table = Table(*(Column(title, no_wrap=True) for title in COLUMNS))
     for row in rows[:top]:
@@ -383,7 +383,7 @@ def _print(found: Mapping[str, Any], top: int) -> None:
         console.print(f"{len(rows) - top} more: top={len(rows)} shows them")
     source = found["evidence_from"]
     console.print(
-        f"points: difference of the last accuracy to {found['baseline']}, measured with {source}"
+        f"points: difference in final accuracy to {found['baseline']}, measured with {source}"
         if source
         else "no recorded runs of these settings with this quantizer"
     )

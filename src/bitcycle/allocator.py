@@ -1,4 +1,4 @@
-"""What a training step frees stays with the process for the next step, instead of going back to the system page by page."""
+"""Keeps memory freed by a training step in the process for the next step, instead of returning it to the system."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ _NEVER, _GROWTH = 2**31 - 1, 2**26
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Tell the C library's allocator to keep what is freed; returns whether it could be told.
+    """Make the C library's allocator keep freed memory; returns whether this is supported.
 
-    By default the GNU C library hands large blocks back to the system and asks for them again, several times in each step: each
-    page is then cleared and mapped again, which took a tenth of the time of a quantized step on a CPU (ResNet-20, 128 images,
-    30,000 page faults a step). The process keeps the largest amount of memory that it has ever used until it ends. Other C
-    libraries and systems are left alone.
+    By default the GNU C library returns large blocks to the system and requests them again several times per step. Clearing and
+    mapping these pages took a tenth of the time of a quantized step on a CPU (ResNet-20, 128 images, 30,000 page faults per
+    step). The process holds its peak amount of memory until it ends. Other C libraries and systems are unaffected.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

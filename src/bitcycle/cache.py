@@ -1,4 +1,4 @@
-"""The user's cache: what is costly to make and the same for every run on this machine."""
+"""The user's cache of results that are costly to compute and shared by all runs on this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/bitcycle`, or `~/.cache/bitcycle`; created if it is missing, and safe to delete at any time.
+    """`$XDG_CACHE_HOME/bitcycle`, or `~/.cache/bitcycle`; created if missing, safe to delete at any time.
 
     Raises:
         OSError: if it cannot be created.
@@ -31,7 +31,7 @@ def cache_folder() -> Path:
 
 @functools.cache
 def code_digest() -> str:
-    """Identifies the Python code of this package."""
+    """A digest of the Python code of this package."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
@@ -42,12 +42,12 @@ _remembered: dict[str, Any] = {}
 
 
 def remembered(kind: str, identity: str, make: Callable[[], T]) -> T:
-    """What `make` returns: made once for each identity and version of the code, then read from memory or `cache_folder`.
+    """The result of `make`, computed once per identity and version of the code, then read from memory or `cache_folder`.
 
     Args:
         kind: names the files.
-        identity: everything that the result depends on, as text, but for the code of this package.
-        make: its result can be pickled and is not changed by anybody.
+        identity: everything that the result depends on except the code of this package, as text.
+        make: computes the result, which must be picklable and must not be modified.
     """
     name = f"{kind}-{hashlib.sha256(f'{code_digest()} {identity}'.encode()).hexdigest()[:32]}.pickle"
     if name not in _remembered:
@@ -66,14 +66,14 @@ def _from_disk(name: str, make: Callable[[], T]) -> T:
 
 
 def kept(name: str, make: Callable[[], T], read: Callable[[Path], T], write: Callable[[Path, T], Any]) -> T:
-    """What `make` returns, kept in the file `name` of `cache_folder` and read from there if it is whole.
+    """The result of `make`, stored in the file `name` of `cache_folder` and read from there if the file is intact.
 
-    A cache that cannot be written costs time, nothing else.
+    A cache that cannot be written only costs time.
 
     Args:
-        name: of the file; says everything that the result depends on.
-        make: makes it.
-        read, write: read it from a file, raising any exception where that is damaged, and write it to one.
+        name: file name; must identify everything that the result depends on.
+        make: computes the result.
+        read, write: read it from a file, raising any exception if the file is damaged, and write it to one.
     """
     try:
         file = cache_folder() / name
@@ -83,13 +83,13 @@ def kept(name: str, make: Callable[[], T], read: Callable[[Path], T], write: Cal
     try:
         if file.is_file():
             return read(file)
-    except Exception as error:  # pickle raises whatever it likes
-        logger.info("%s cannot be read and is made again: %s", file, error)
+    except Exception as error:  # pickle can raise anything
+        logger.info("%s cannot be read and is recomputed: %s", file, error)
     made = make()
     try:
         with tempfile.TemporaryDirectory(dir=file.parent) as unfinished:
             write(Path(unfinished) / name, made)
-            os.replace(Path(unfinished) / name, file)  # at once: other processes may look for it
+            os.replace(Path(unfinished) / name, file)  # atomic, as other processes may read it
     except OSError as error:
         logger.info("%s is not kept: %s", name, error)
     return made

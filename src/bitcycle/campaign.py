@@ -1,15 +1,15 @@
-"""`make campaign`: every missing run of a plan of sweeps, in the plan's order, in the background of all other work.
+"""`make campaign`: trains the missing runs of a plan of sweeps in the plan's order, at low priority.
 
-The plan is a YAML file, `sweeps/campaign.yaml` unless said otherwise; the entries of its list `parts` are `Part`s:
+The plan is a YAML file, by default `sweeps/campaign.yaml`; the entries of its list `parts` are `Part`s:
 
     parts:
       - sweep: cpt/table2
-        claim: what these runs are to decide
+        claim: what these runs test
         scale: mini
         only: {schedule: [static, CR]}
 
-The same command goes on where it was stopped, by a signal or otherwise, and trains nothing that the summary holds. A run that
-fails stops no other; runs that failed before come last. As runs end, their results are added to results/summary.
+After an interruption the same command resumes the campaign; runs in the summary are not trained again. A failed run does not
+stop the others; runs that failed before come last. Results are added to results/summary as runs end.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from bitcycle.sweep.sweep_index import Compose, SweepRun, index_runs
 from bitcycle.training.file_lock import try_lock
 from bitcycle.training.run_folder import RunFolder
 
-logger = logging.getLogger("bitcycle.campaign")  # as a command this module has another name
+logger = logging.getLogger("bitcycle.campaign")  # as a command this module is called __main__
 
 PLAN = "sweeps/campaign.yaml"
 REFRESH_SECONDS = 180.0
-"""Summaries are gathered at most this often while runs go on."""
+"""Minimum interval between updates of the summary while runs are in progress."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,11 @@ class Part:
 
     Attributes:
         sweep: PAPER/ITEM, a file of `sweeps/`.
-        claim: what the runs are to decide.
+        claim: what the runs test.
         scale: paper, mini or smoke.
-        overrides: settings that replace those of the sweep; a list of values multiplies the runs.
-        only: setting -> value or values; other runs of the sweep are left out.
-        seeds: number of seeds in place of the sweep's own.
+        overrides: settings that replace those of the sweep; a list of values gives one run per value.
+        only: setting -> value or values; other runs of the sweep are omitted.
+        seeds: number of seeds, replacing the sweep's.
     """
 
     sweep: str
@@ -100,7 +100,7 @@ def read_plan(path: Path) -> list[Part]:
     """The parts of a plan, in order.
 
     Raises:
-        SettingError: for a file that is missing or no plan.
+        SettingError: if the file is missing or not a plan.
     """
     remedy = "see the beginning of bitcycle/campaign.py for the form of a plan"
     try:
@@ -110,20 +110,20 @@ def read_plan(path: Path) -> list[Part]:
         raise SettingError("plan", path, str(error), remedy) from error
     for part in parts:
         if part.scale not in SCALES:
-            raise SettingError("plan.scale", part.scale, f"of {part.sweep} is no scale", nearest(part.scale, SCALES))
+            raise SettingError("plan.scale", part.scale, f"of {part.sweep} is not a scale", nearest(part.scale, SCALES))
     return parts
 
 
 class Campaign:
-    """The runs of a plan: which comes next, and how long the rest takes.
+    """The runs of a plan: selects the next one and estimates the time left.
 
     Args:
         root: folder of `train.py`, `conf` and `sweeps`.
         parts: of the plan.
         results_root: folder of the run folders.
-        compose: makes configurations.
-        recorded: scale, hash and seed of runs whose results are gathered already, on this machine or another: they are not
-            trained again, unless other runs of their part need what is in their folders.
+        compose: composes configurations.
+        recorded: scale, hash and seed of runs whose results have been collected, on any machine; they are not trained again
+            unless other runs of their part need their run folders.
     """
 
     def __init__(
@@ -151,23 +151,23 @@ class Campaign:
         return index_runs(part.expand(self.root, self.results_root), self.compose)
 
     def record_cells(self) -> None:
-        """Write down which cells of figures and tables the runs fill."""
+        """Record which cells of figures and tables the runs fill."""
         for part, runs in zip(self.parts, self.runs, strict=True):
             record_launch(part.sweep, part.scale, [run.hash for run in runs if run.path], self.compose, Path.cwd())
 
     def distinct(self) -> list[SweepRun]:
-        """Every run once, in the plan's order."""
+        """All runs without duplicates, in the plan's order."""
         return list({run.path or str(run.overrides): run for runs in self.runs for run in runs}.values())
 
     def plan_again(self) -> None:
-        """Compose the runs again that were wrong: the weights that they begin from may be there now."""
+        """Recompose invalid runs, whose initial weights may exist by now."""
         self.runs = [
             self._plan(part) if any(run.path is None for run in runs) else runs
             for part, runs in zip(self.parts, self.runs, strict=True)
         ]
 
     def next(self) -> SweepRun | None:
-        """The first run that is to be trained and was not begun by this command; None if there is none now."""
+        """The first run to be trained that this command has not started; None if there is none now."""
         left = [run for run in self.distinct() if run.path and run.path not in self.done | self.codes.keys()]
         for run in sorted(left, key=lambda run: run.path in self.failed_before):
             if run.state in ("missing", "resumable", "failed"):
@@ -175,7 +175,7 @@ class Campaign:
         return None
 
     def ended(self, run: SweepRun, code: int) -> None:
-        """Note how a run ended."""
+        """Record the exit code of a run."""
         assert run.path is not None
         self.codes[run.path] = code
         if code == EXIT_DONE:
@@ -183,7 +183,7 @@ class Campaign:
         self.plan_again()
 
     def progress(self, workers: int) -> str:
-        """How far the campaign is, and the time left, in words."""
+        """Progress and time left, in words."""
         runs = self.distinct()
         failed = sum(code not in (EXIT_DONE, EXIT_INTERRUPTED) for code in self.codes.values())
         return (
@@ -193,12 +193,12 @@ class Campaign:
         )
 
     def time_left(self, runs: Sequence[SweepRun], workers: int) -> str:
-        """Of some unfinished runs, in words: from finished ones of the same kind, so many at a time."""
+        """The time left for unfinished runs in words, from finished runs of the same kind, with `workers` at a time."""
         speeds = Speeds(run for run in self.distinct() if run.path in self.done)
         left = [speeds.of(run) for run in runs if run.path]
         known, unknown = [seconds for seconds in left if seconds is not None], left.count(None)
         time_known = str(timedelta(seconds=round(sum(known) / workers)))
-        return time_known + (f" + {unknown} runs of a kind that was never measured" if unknown else "")
+        return time_known + (f" + {unknown} runs of a kind never measured" if unknown else "")
 
     def table(self, workers: int) -> Table:
         """One row for each part of the plan."""
@@ -214,7 +214,7 @@ class Campaign:
         return table
 
     def failures(self) -> Iterator[str]:
-        """One line for each run that failed or cannot be composed."""
+        """One line for each run that failed or has an invalid configuration."""
         for run in self.distinct():
             if run.path is None:
                 yield f"wrong configuration: {run.problem} [{' '.join(run.arguments)}]"
@@ -224,11 +224,11 @@ class Campaign:
 
 
 class Summaries:
-    """Adds finished runs to a summary file, and draws figures from there.
+    """Adds finished runs to a summary file and draws figures from it.
 
     Args:
         summary: the file.
-        figures: whether figures are drawn, too.
+        figures: whether figures are drawn as well.
     """
 
     def __init__(self, summary: Path, figures: bool) -> None:
@@ -236,7 +236,7 @@ class Summaries:
         self.refreshed = float("-inf")
 
     def refresh(self, campaign: Campaign, at_once: bool = False) -> None:
-        """Add what is done and not in the file, unless that was tried a moment ago. What goes wrong here stops no run."""
+        """Add finished runs missing from the file, unless just attempted. Errors are logged and stop no run."""
         from bitcycle.analysis.collect import collect_folders
 
         if not at_once and time.monotonic() - self.refreshed < REFRESH_SECONDS:
@@ -245,7 +245,7 @@ class Summaries:
             known = recorded_in(self.summary)
             done = [run for run in campaign.distinct() if run.path in campaign.done]
             new = [run.folder.path for run in done if _key(run) not in known]
-            # each with the runs that came before it, such as range tests
+            # each with its preliminary runs, such as range tests
             folders = [RunFolder(file.parent) for path in new for file in sorted(path.rglob("summary.json"))]
             if new:
                 logger.info(
@@ -254,7 +254,7 @@ class Summaries:
             if new and self.figures:
                 subprocess.run([sys.executable, "-m", "bitcycle.figure.make"], check=False)
         except Exception:
-            logger.exception("cannot gather results into %s; the campaign goes on", self.summary)
+            logger.exception("cannot collect results in %s; the campaign continues", self.summary)
         self.refreshed = time.monotonic()
 
 
@@ -266,19 +266,19 @@ def recorded_in(summary: Path) -> set[tuple[str, ...]]:
 
 
 def _key(run: SweepRun) -> tuple[str, str, str]:
-    """Scale, hash and seed, as the path of a run folder says them."""
+    """Scale, hash and seed, from the path of the run folder."""
     scale, _, seed = run.folder.path.parts[-3:]
     return scale, run.hash, seed.partition("=")[2]
 
 
 def train(campaign: Campaign, workers: int, start: Start, summaries: Summaries) -> int:
-    """Train every run that is missing; returns the worst exit code."""
+    """Train every missing run; returns the worst exit code."""
 
     def take() -> tuple[SweepRun, list[str]] | None:
         run = campaign.next()
         if run is None:
             return None
-        campaign.codes[str(run.path)] = EXIT_INTERRUPTED  # it has begun
+        campaign.codes[str(run.path)] = EXIT_INTERRUPTED  # in progress
         return run, train_command(campaign.root, run.arguments)
 
     def ended(run: SweepRun, code: int) -> None:
@@ -300,25 +300,25 @@ def train(campaign: Campaign, workers: int, start: Start, summaries: Summaries) 
 
 @contextmanager
 def alone(results_root: Path) -> Iterator[None]:
-    """Refuse a second campaign in the same folder, which would take this one's results for its own.
+    """Reject a second campaign in the same folder, which would take over this one's results.
 
     Raises:
-        RunError: if there is one.
+        RunError: if another campaign is running.
     """
     results_root.mkdir(parents=True, exist_ok=True)
     with open(results_root / ".campaign.lock", "a") as stream:
         if not try_lock(stream):
-            raise RunError(f"a campaign goes on in {results_root} already: wait for it, or stop it")
+            raise RunError(f"a campaign is already running in {results_root}: wait for it, or stop it")
         yield
 
 
 def _interrupted() -> int:
-    print("interrupted: run the same command again to go on", file=sys.stderr)
+    print("interrupted: run the same command again to resume", file=sys.stderr)
     return EXIT_INTERRUPTED
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Between runs nothing is lost by stopping at once."""
+    """Exit at once: between runs nothing is lost."""
     sys.exit(_interrupted())
 
 
@@ -331,13 +331,13 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
         "--priority",
         choices=PRIORITIES,
         default="idle",
-        help="of runs against other processes; default: idle, which get what nobody else wants",
+        help="scheduling priority of runs; default: idle, only otherwise unused CPU time",
     )
     parser.add_argument("--results-root", default="results/runs", help="folder of the run folders")
     parser.add_argument(
         "--summary", type=Path, default=Path("results/summary/runs.csv"), help="where results are added"
     )
-    parser.add_argument("--figures", action="store_true", help="redraw every figure when results were added")
+    parser.add_argument("--figures", action="store_true", help="redraw all figures when results are added")
     parser.add_argument("--dry-run", action="store_true", help="show the parts, their states and the time left")
     return parser.parse_args(words)
 
@@ -361,7 +361,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def run(given: argparse.Namespace, root: Path) -> int:
-    """Plan, then show the plan or train it."""
+    """Read the plan, then print or train it."""
     parts = read_plan(given.plan or root / PLAN)
     results_root = str(Path(given.results_root).expanduser())
     with composing(root / "conf") as compose:

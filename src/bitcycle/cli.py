@@ -17,17 +17,17 @@ from bitcycle.signals import STOP_SIGNALS
 
 
 class SubCommand(NamedTuple):
-    """The module that it runs, as `python -m MODULE` does, and what that is for."""
+    """A sub-command: the module it runs, as `python -m MODULE` does, and its help text."""
 
     module: str
     help: str
     arguments: str | None = None
-    """What it takes, where it does not explain that itself."""
+    """Its arguments, if the module has no --help of its own."""
 
 
 SUB_COMMANDS = {
     "status": SubCommand(
-        "bitcycle.sweep.status", "all runs and sweeps, how far each is and the time left", "[SCALE ...]"
+        "bitcycle.sweep.status", "all runs and sweeps with their progress and the time left", "[SCALE ...]"
     ),
     "collect": SubCommand(
         "bitcycle.analysis.collect", "gather finished runs and their curves into results/summary", "[FOLDER]"
@@ -39,33 +39,27 @@ SUB_COMMANDS = {
         "bitcycle.sweep.manifest", "which run fills which cell of every figure and table", "[SCALE ...]"
     ),
     "reproduce": SubCommand("bitcycle.reproduce", "train, analyse and draw every item of the papers at one scale"),
-    "campaign": SubCommand(
-        "bitcycle.campaign", "train a plan of sweeps in the background, in the order of their worth"
-    ),
-    "advise": SubCommand("bitcycle.advise", "the schedules that keep within a budget, and what was measured for each"),
+    "campaign": SubCommand("bitcycle.campaign", "train a plan of sweeps in the background, in the order of the plan"),
+    "advise": SubCommand("bitcycle.advise", "the schedules within a cost budget, with their recorded accuracy"),
     "bench": SubCommand("bitcycle.benchmark", "time and memory of steps, quantizers, data and runs"),
-    "analyse": SubCommand(
-        "bitcycle.measurement.after_sweep", "the analyses that a sweep file asks for, of finished runs"
-    ),
-    "bundle": SubCommand(
-        "bitcycle.sweep.offline_bundle", "runs, code and data in a file for a machine that is offline"
-    ),
+    "analyse": SubCommand("bitcycle.measurement.after_sweep", "the analyses of finished runs that a sweep file lists"),
+    "bundle": SubCommand("bitcycle.sweep.offline_bundle", "runs, code and data in one file for an offline machine"),
     "surface": SubCommand("bitcycle.measurement.surface", "loss along random directions around a finished network"),
     "plane": SubCommand("bitcycle.measurement.plane", "loss on the plane through three finished networks"),
     "sharpness": SubCommand("bitcycle.measurement.sharpness", "curvature of the loss at a finished network"),
     "corruption": SubCommand("bitcycle.measurement.corruption", "accuracy of a finished network on corrupted images"),
     "noise": SubCommand("bitcycle.measurement.noise", "accuracy of a finished network with noise in its weights"),
 }
-"""Word on the command line -> what it starts."""
+"""Sub-command on the command line -> its module."""
 
 
 def main(conf: Path | None = None) -> int:
-    """Run the command line in `sys.argv` and return its exit code; `conf` is the folder of the configuration files.
+    """Run the command line in `sys.argv` and return the exit code; `conf` is the folder of the configuration files.
 
     Raises:
-        SystemExit: where a sub-command ends so.
+        SystemExit: if a sub-command raises it.
     """
-    for number in STOP_SIGNALS:  # importing PyTorch takes seconds, in which a cluster may already take the machine back
+    for number in STOP_SIGNALS:  # importing PyTorch takes seconds; a cluster may send a signal meanwhile
         signal.signal(number, _stop_at_once)
     word = sys.argv[1] if len(sys.argv) > 1 else ""
     if word in SUB_COMMANDS:
@@ -77,7 +71,7 @@ def main(conf: Path | None = None) -> int:
         runpy.run_module(chosen.module, run_name="__main__", alter_sys=True)
         return EXIT_DONE
     if word.isidentifier():
-        error = SettingError("sub-command", word, "there is none of this name", nearest(word, SUB_COMMANDS))
+        error = SettingError("sub-command", word, "there is no such sub-command", nearest(word, SUB_COMMANDS))
         print(f"wrong configuration: {error}", file=sys.stderr)
         return EXIT_WRONG_CONFIGURATION
     from bitcycle import command
@@ -86,9 +80,9 @@ def main(conf: Path | None = None) -> int:
 
 
 def _stop_at_once(number: int, frame: FrameType | None) -> None:
-    """Before and after the training loop, which has its own way to stop, nothing is lost by stopping at once.
+    """Exit at once: outside the training loop, which handles signals itself, nothing is lost.
 
-    Not by an exception: libraries that try to import others, as PyTorch does with numpy, swallow it and go on with half of them.
+    Not by an exception: libraries with optional imports, as PyTorch with numpy, would swallow it and continue half imported.
     """
     print("interrupted: run the same command again", file=sys.stderr, flush=True)
     sys.stdout.flush()

@@ -45,13 +45,13 @@ logger = logging.getLogger("bitcycle")
 
 
 def main(conf: Path) -> int:
-    """Run the command line in `sys.argv` and return its exit code; `conf` is the folder of the configuration files."""
+    """Run the command line in `sys.argv` and return the exit code; `conf` is the folder of the configuration files."""
     asked = next((index for index, word in enumerate(sys.argv) if word in ("--help", "-h")), None)
     if asked is not None:
         return guarded(lambda: show_help(conf, *sys.argv[asked + 1 : asked + 2]))
     set_up_console()
     register_schemas()
-    # Hydra would print errors in its own words and exit with 1; with this it raises them.
+    # Makes Hydra raise errors instead of printing them and exiting with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv[1:] = map(quoted, sys.argv[1:])
     exit_codes: list[int] = []
@@ -61,7 +61,7 @@ def main(conf: Path) -> int:
         exit_codes.append(guarded(lambda: run(config, found)))
         if exit_codes[-1] != EXIT_DONE:
             if HydraConfig.get().mode == RunMode.MULTIRUN:
-                raise JobFailed(exit_codes[-1])  # a sweeper that optimizes must not take the exit code for a metric
+                raise JobFailed(exit_codes[-1])  # an optimizing sweeper would take the exit code for a metric
             return None
         return found[0] if len(found) == 1 else found
 
@@ -78,13 +78,13 @@ def show_help(conf: Path, topic: str = "") -> int:
     text = help_text(conf, topic)
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # the reader, as `head`, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_DONE
 
 
 class JobFailed(Exception):
-    """A run has failed, and why has been said."""
+    """A run has failed; the reason has already been printed."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"exit code {code}")
@@ -97,7 +97,7 @@ def _call(launch: Callable[[], None]) -> int:
 
 
 def run(config: DictConfig, found: list[float]) -> int:
-    """Run one composed configuration: validate, plan, then show the plan or execute it, which adds objectives to `found`."""
+    """Run one composed configuration: validate, plan, then print the plan or execute it and add objectives to `found`."""
     overrides = HydraConfig.get().overrides.task
     refuse_renamed_options(overrides)
     refuse_sweep(HydraConfig.get().runtime.choices.get(SWEEPS))
@@ -119,7 +119,7 @@ def run(config: DictConfig, found: list[float]) -> int:
 
 
 def objective(summary: Mapping[str, Any], name: str) -> float:
-    """A number of a run's summary by its name in `logging.objective`.
+    """The number in a run's summary that `logging.objective` names.
 
     Raises:
         SettingError: if this run has no such number.
@@ -140,7 +140,7 @@ def objective(summary: Mapping[str, Any], name: str) -> float:
 
 
 def unused_settings(overrides: Iterable[str], config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Settings on the command line that the chosen options accept and do not use, and these options."""
+    """Settings on the command line that the chosen options accept but do not use, with these options."""
     for override in overrides:
         group, _, name = override.lstrip("+").partition("=")[0].partition(".")
         options = getattr(config, group, None) if group in GROUPS else None
@@ -150,7 +150,7 @@ def unused_settings(overrides: Iterable[str], config: RunConfig) -> Iterator[tup
 
 
 def report(plan: Plan, summary: dict[str, Any]) -> None:
-    """Print the result of a finished run, draw what is asked for and say where it lies."""
+    """Print the result of a finished run, draw the requested pictures and print their paths."""
     print_report(summary_report(summary, plan.schedule.reference))
     for picture in pictures(plan, summary):
         print(f"picture: {picture}")
@@ -158,7 +158,7 @@ def report(plan: Plan, summary: dict[str, Any]) -> None:
 
 
 def pictures(plan: Plan, summary: dict[str, Any]) -> Iterator[Path]:
-    """Draw what is asked for, and always a range test: its picture is half of its result."""
+    """Draw the requested pictures; a range test is always drawn."""
     first, tested = plan.preliminary(), "range_test" in summary.get("found", {})
     if tested:
         from bitcycle.figure.run import draw_range_test
@@ -203,7 +203,7 @@ def guarded(action: Callable[[], int]) -> int:
 
 
 def _plugin_of(error: BaseException) -> str | None:
-    """The plugin of Hydra, none of ours, in which an error has come up."""
+    """The third-party Hydra plugin in which an error was raised; None if there is none."""
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     plugins = [name.split(".")[1] for name in modules if name.startswith("hydra_plugins.")]
     return plugins[-1] if plugins and plugins[-1] != "bitcycle_plugins" else None
@@ -215,7 +215,7 @@ def _complain(kind: str, message: object, code: int) -> int:
 
 
 def refuse_renamed_options(overrides: Iterable[str]) -> None:
-    """Raise SettingError where the command line changes the name of a group's option instead of choosing another one."""
+    """Raise SettingError if the command line overrides GROUP.name instead of choosing another option."""
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
         group, _, setting = key.partition(".")
@@ -224,7 +224,7 @@ def refuse_renamed_options(overrides: Iterable[str]) -> None:
 
 
 def refuse_sweep(name: str | None) -> None:
-    """Raise SettingError where a sweep file is chosen for a single run."""
+    """Raise SettingError if a sweep file is chosen for a single run."""
     if name is not None:
-        problem = "is a sweep of many runs, and without -m there is only one"
+        problem = "is a sweep of several runs, which needs -m"
         raise SettingError(f"+{SWEEPS}", name, problem, f"write python train.py -m +{SWEEPS}={name}")

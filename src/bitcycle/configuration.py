@@ -1,7 +1,7 @@
 """The configuration of a run: one dataclass for each group, checked before anything is loaded.
 
-Hydra composes the files of `conf/` with what the command line says; this module turns the result into dataclasses. It refuses
-what Hydra would let through: keys that nobody reads (also added with +), and values that make no sense together.
+Hydra composes the files of `conf/` with the command line; this module turns the result into dataclasses. It rejects what Hydra
+accepts: unknown keys (including those added with +) and incompatible values.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from bitcycle.task import TASKS, TaskOptions
 
 @dataclasses.dataclass
 class RunConfig(Settings):
-    """Everything that one run is made of; one field for each configuration group, and what belongs to none."""
+    """The configuration of one run: one field for each configuration group, and settings of no group."""
 
-    schedule: ScheduleOptions = setting(MISSING, "when which precision is used")
+    schedule: ScheduleOptions = setting(MISSING, "the precision of each training step")
     model: ModelOptions = setting(MISSING, "the network that is trained")
-    dataset: DatasetOptions = setting(MISSING, "the data that it is trained on")
+    dataset: DatasetOptions = setting(MISSING, "the training and evaluation data")
     task: TaskOptions = setting(MISSING, "what is learned: loss and metrics")
-    quantizer: QuantizerOptions = setting(MISSING, "how tensors are mapped onto few bits, and which layers stay float")
+    quantizer: QuantizerOptions = setting(MISSING, "how tensors are quantized, and which layers stay float")
     hardware: HardwareOptions = setting(MISSING, "how cost is counted", affects_result=False)
     training: TrainingOptions = setting(
         TrainingOptions, "length, optimizer, learning rate, evaluation, devices, checkpoints"
     )
-    logging: LoggingOptions = setting(LoggingOptions, "where metrics go beside metrics.jsonl", affects_result=False)
+    logging: LoggingOptions = setting(LoggingOptions, "where metrics go besides metrics.jsonl", affects_result=False)
     scale: str = setting("paper", "size of the experiment", choices=("paper", "mini", "smoke"), affects_result=False)
-    seed: int = setting(0, "of weights, order, augmentation and noise", minimum=0, affects_result=False)
+    seed: int = setting(0, "seed of weights, data order, augmentation and noise", minimum=0, affects_result=False)
     data_root: str = setting(
         "${oc.env:BITCYCLE_DATA,data}",
         "folder of the data sets; default: BITCYCLE_DATA, else ./data",
@@ -51,7 +51,7 @@ class RunConfig(Settings):
     results_root: str = setting("results/runs", "folder of the run folders", affects_result=False)
     dry_run: str = setting(
         "false",
-        "true: print what would run and what it would cost, without data; json: the same as JSON",
+        "true: print the plan and its cost without reading data; json: the same as JSON",
         choices=("false", "true", "json"),
         affects_result=False,
     )
@@ -69,7 +69,7 @@ PRESETS: dict[str, Mapping[str, Preset[Settings]]] = {
     "quantizer": QUANTIZERS,
     "hardware": HARDWARE,
 }
-"""Groups whose options are stated in a registry; those of the others, which set several groups at once, are files in `conf/`."""
+"""Groups whose options are defined in a registry; options that set several groups at once are files in `conf/`."""
 
 GROUPS: dict[str, dict[str, type[Settings]]] = {
     **{group: {name: preset.kind for name, preset in presets.items()} for group, presets in PRESETS.items()},
@@ -90,7 +90,7 @@ TYPES: dict[str, type[Settings]] = {
 def register_schemas() -> None:
     """Make presets known to Hydra as `GROUP: NAME`, and dataclasses as `/schema/GROUP: CLASS`, for the files of `conf/`."""
     store = ConfigStore.instance()
-    # Hydra copies the store, with all schemas, for each configuration that it composes, and changes none of them
+    # Hydra copies the store with all schemas for each composed configuration, but never modifies it
     setattr(store, "__deepcopy__", lambda memo: store)  # noqa: B010, as mypy knows no such attribute
     for group, presets in PRESETS.items():
         for name, preset in presets.items():
@@ -106,7 +106,7 @@ _registered: dict[tuple[str, str], type[Settings]] = {}
 
 
 def _register(group: str, name: str, kind: type[Settings], values: Mapping[str, Any] | None = None) -> None:
-    """Once for each dataclass and preset: reading all of them takes a tenth of a second."""
+    """Register one dataclass or preset, once: converting all of them takes a tenth of a second."""
     if _registered.get((group, name)) is not kind:
         node = OmegaConf.merge(OmegaConf.structured(kind), values) if values else kind
         ConfigStore.instance().store(group=group, name=name, node=node)
@@ -135,13 +135,13 @@ def read_config(config: DictConfig) -> RunConfig:
 
 
 def refuse_unknown_keys(config: DictConfig) -> None:
-    """Raise SettingError for the first key that no dataclass declares, with the nearest one that is declared."""
+    """Raise SettingError for the first undeclared key, naming the nearest declared one."""
     for key, value in _undeclared(config, ""):
         raise SettingError(key, value, "unknown setting", nearest_key(key, _declared_keys(config, "")))
 
 
 def nearest_key(key: str, known: Iterable[str] | None = None) -> str:
-    """A remedy for an unknown key: the known one that looks most like it, by its whole name, its last part or initials.
+    """A remedy for an unknown key: the most similar known key, by its full name, last part or initials.
 
     >>> nearest_key("train.lrr")
     "did you mean 'training.learning_rate'? `python train.py --help GROUP` lists the settings of a group"
@@ -153,7 +153,7 @@ def nearest_key(key: str, known: Iterable[str] | None = None) -> str:
         its_group, _, last = name.rpartition(".")
         parts = itertools.product(group.split("."), its_group.split("."))
         alike = any(difflib.SequenceMatcher(None, *pair).ratio() > 0.6 for pair in parts) or not group
-        initials = "".join(word[0] for word in last.split("_")) if alike else ""  # too short to say much by themselves
+        initials = "".join(word[0] for word in last.split("_")) if alike else ""  # too short to match alone
         for spelling in (name, last, *([initials] if len(initials) > 1 else [])):
             spellings.setdefault(spelling, name)
     similar = [spellings[word] for word in difflib.get_close_matches(leaf, spellings, 5, 0.7)]
@@ -192,7 +192,7 @@ def _declared_keys(node: DictConfig, prefix: str) -> Iterator[str]:
 
 
 def _undeclared(node: DictConfig, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Keys that the dataclass of their node does not have, with their values."""
+    """Keys that the dataclass of their node does not declare, with their values."""
     kind = OmegaConf.get_type(node)
     declared = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
     for key in map(str, node):
@@ -208,7 +208,7 @@ def _child(node: DictConfig, key: str) -> Any:
 
 
 def _to_settings(node: DictConfig, path: str) -> Any:
-    """A configuration node as an instance of its dataclass, with errors that name fields from the top."""
+    """A configuration node as an instance of its dataclass; errors name the full key."""
     values: dict[str, Any] = {}
     for key in map(str, node):
         full_key = f"{path}.{key}".lstrip(".")
@@ -237,14 +237,14 @@ def to_plain(config: RunConfig) -> dict[str, Any]:
 
 
 def summaries(group: str, conf: Path) -> dict[str, str]:
-    """What each option of a group is, in one line: from its preset, or the first comment of its file in `conf`."""
+    """A one-line summary of each option of a group: from its preset, or the first comment of its file in `conf`."""
     found = {path.stem: first_comment(path) for path in conf.glob(f"{group}/*.yaml")}
     found |= {name: preset.summary for name, preset in PRESETS.get(group, {}).items()}
     return dict(sorted(found.items(), key=lambda option: natural_order(option[0])))
 
 
 def first_comment(path: Path) -> str:
-    """The first comment line of a configuration file: what it is, in one line."""
+    """The first comment line of a configuration file, its one-line summary."""
     for line in path.read_text().splitlines():
         if line.startswith("#") and not line.startswith("# @"):
             return line.lstrip("# ")
@@ -252,6 +252,6 @@ def first_comment(path: Path) -> str:
 
 
 def natural_order(name: str) -> tuple[str, int]:
-    """Sorts names by their letters first, then by their number: resnet8 before resnet20."""
+    """Sort key of names: first letters, then the number, so that resnet8 comes before resnet20."""
     digits = "".join(letter for letter in name if letter.isdigit())
     return ("".join(letter for letter in name if not letter.isdigit()), int(digits or 0))

@@ -1,6 +1,6 @@
-"""Operators of our own in C++, compiled once for this machine against the installed PyTorch and kept in the user's cache.
+"""C++ operators, compiled once for this machine against the installed PyTorch and kept in the user's cache.
 
-They run in PyTorch's own threads: the same OpenMP library, and as many threads as `torch.set_num_threads` says.
+They run in PyTorch's threads: the same OpenMP library, with the number of threads set by `torch.set_num_threads`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _FOLDER = Path(torch.__file__).parent
 
 @functools.cache
 def operators(source: Path, instructions: tuple[str, ...] = ()) -> Any | None:
-    """The operators of a C++ file, `torch.ops.bitcycle`; None, with a line in the log, where they cannot be had.
+    """The operators of a C++ file, `torch.ops.bitcycle`; None, with a log message, if they are unavailable.
 
     Args:
-        source: the file, which adds its functions to the library `bitcycle`; headers that it includes in quotes belong to it.
-        instructions: what the CPU must be able to do, as Linux names it, e.g. avx512_vnni.
+        source: the file, which registers its functions in the library `bitcycle`; quoted includes are part of it.
+        instructions: CPU features it requires, by their Linux names, e.g. avx512_vnni.
     """
     try:
         missing = set(instructions) - _cpu_instructions()
@@ -52,7 +52,7 @@ def operators(source: Path, instructions: tuple[str, ...] = ()) -> Any | None:
             raise OSError(f"this CPU lacks {', '.join(sorted(missing))}")
         torch.ops.load_library(str(_compiled(source)))
     except OSError as error:
-        logger.info("%s is not used (%s): the same is computed by PyTorch, more slowly", source.name, error)
+        logger.info("%s is not used (%s); PyTorch computes the same, more slowly", source.name, error)
         return None
     return torch.ops.bitcycle
 
@@ -67,7 +67,7 @@ def _cpu_instructions() -> frozenset[str]:
 
 
 def is_compiled(source: Path) -> bool:
-    """Whether the operators of a C++ file are in the user's cache, so that having them costs no time."""
+    """Whether the operators of a C++ file are already compiled in the user's cache."""
     try:
         return _target(source, _compiler()).exists()
     except OSError:
@@ -92,24 +92,24 @@ def _compiled(source: Path) -> Path:
     compiler = _compiler()
     target = _target(source, compiler)
     if not target.exists():
-        logger.info("compiling %s for this machine, once", source.name)
+        logger.info("compiling %s for this machine (once)", source.name)
         with tempfile.TemporaryDirectory(dir=target.parent) as unfinished:
             library = Path(unfinished) / target.name
             headers = [f"-I{_FOLDER / 'include' / part}" for part in (".", "torch/csrc/api/include")]
             _output(compiler, *_FLAGS, *headers, str(source), "-o", str(library), *_linked())
-            os.replace(library, target)  # at once: other processes may want it, too
+            os.replace(library, target)  # atomic, as other processes may load it
     return target
 
 
 def _texts(source: Path) -> list[str]:
-    """The text of a file and of those that it includes from this package."""
+    """The text of a file and of its includes from this package."""
     text = source.read_text()
     included = re.findall(r'^#include "(.+)"', text, flags=re.MULTILINE)
     return [text, *(part for name in included for part in _texts(source.parent / name))]
 
 
 def _linked() -> list[str]:
-    """PyTorch's libraries, with the OpenMP library that it brings along, so that there is one pool of threads."""
+    """PyTorch's libraries, including its OpenMP library so that there is only one thread pool."""
     folder = _FOLDER / "lib"
     return [f"-L{folder}", "-lc10", "-ltorch_cpu", *(str(path) for path in sorted(folder.glob("libgomp*.so*"))[:1])]
 

@@ -1,4 +1,4 @@
-"""Tables as CSV files: UTF-8, a line of headings, ends of lines as on Unix, written whole or not at all."""
+"""Tables as CSV files: UTF-8, a header line, Unix line endings, written atomically."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bitcycle.training.checkpoint import write_atomically
 
 
 def as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """A table as text; cells that a row does not have are empty."""
+    """A table as text; missing cells are empty."""
     stream = io.StringIO()
     writer = csv.DictWriter(stream, columns, lineterminator="\n")
     writer.writeheader()
@@ -21,23 +21,23 @@ def as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], first: str = "") -> None:
-    """Write a table; its folder is made.
+    """Write a table, creating its folder.
 
     Args:
         path: the file.
-        columns: headings.
-        rows: heading -> cell.
-        first: a line before the headings.
+        columns: column names.
+        rows: column name -> cell.
+        first: a line before the header.
 
     Raises:
-        OSError: if it cannot be written; an old file is then still there.
+        OSError: if it cannot be written; an existing file is then unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda stream: stream.write((first + as_csv(columns, rows)).encode()))
 
 
 def read_csv(path: Path, missing_ok: bool = False) -> list[dict[str, str]]:
-    """The rows of a table; with `missing_ok` none if there is no file.
+    """The rows of a table; with `missing_ok`, an empty list if there is no file.
 
     Raises:
         FileNotFoundError: if there is no file.

@@ -1,11 +1,10 @@
-"""Several processes that train one network together: which part of a batch each takes, and what it hears from the others.
+"""Data-parallel training: the shard of a batch that each process computes, and the collectives between processes.
 
-Every process takes a contiguous shard of each batch. While a batch is `sharded`, what quantizers and batch norm need to know of
-it (smallest and largest values, sums, the number of an element) is that of the whole batch, so that values and noise are those
-of one process. With one process nothing here does or costs anything. How processes find each other is said in
-`training.distributed`.
+Every process computes a contiguous shard of each batch. While a batch is `sharded`, quantizers and batch norm use statistics of
+the whole batch (extrema, sums, element indices), so that values and noise equal those of a single process. With one process
+everything here is a no-op. For the setup of the process group see `training.distributed`.
 
-Tensors of a shard are [samples, ...] or, of sequences whose steps come first, [steps * samples, ...].
+Tensors of a shard have shape [samples, ...] or, for time-major sequences, [steps * samples, ...].
 """
 
 from __future__ import annotations
@@ -23,35 +22,35 @@ T = TypeVar("T")
 
 
 class Shard(NamedTuple):
-    """A contiguous part of a batch: its first sample, how many it has, and the samples of the whole batch."""
+    """A contiguous part of a batch: index of its first sample, number of samples, and samples of the whole batch."""
 
     first: int
     samples: int
     total: int
 
 
-_shard: Shard | None = None  # no context variable: on a GPU, gradients are computed in another thread
+_shard: Shard | None = None  # not a context variable: on a GPU, gradients are computed in another thread
 
 
 def world_size() -> int:
-    """How many processes train together."""
+    """Number of processes that train together."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """The number of this process, from 0; process 0 writes."""
+    """Index of this process, from 0; process 0 writes files."""
     return dist.get_rank() if world_size() > 1 else 0
 
 
 def local_world_size() -> int:
-    """How many of the processes are on this machine, as torchrun says it."""
+    """Number of processes on this machine, from torchrun's environment."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if world_size() > 1 else 1
 
 
 def shard_of(samples: int, process: int, processes: int) -> Shard:
-    """The shard of a batch of `samples` that a process takes; shards differ by one sample at most.
+    """The shard of a batch of `samples` for a process; shard sizes differ by at most one.
 
-    Process 0 takes all of a batch that has not one for each (the last one of an evaluation).
+    Process 0 takes all of a batch with fewer samples than processes (the last one of an evaluation).
 
     >>> [shard_of(7, process, 2) for process in range(2)]
     [Shard(first=0, samples=3, total=7), Shard(first=3, samples=4, total=7)]
@@ -63,20 +62,20 @@ def shard_of(samples: int, process: int, processes: int) -> Shard:
 
 
 def local_shard(x: Tensor, dim: int = 0) -> Tensor:
-    """The shard of this process of the samples of a batch, which are counted along a dimension of x."""
+    """This process's shard of a batch x with samples along dimension `dim`."""
     shard = shard_of(x.shape[dim], rank(), world_size())
     return x.narrow(dim, shard.first, shard.samples)
 
 
 def whole(x: Tensor, samples: int, dim: int) -> Tensor:
-    """The inverse of `local_shard`, for a batch of `samples`; all processes have to ask for it."""
+    """The inverse of `local_shard` for a batch of `samples`; a collective that all processes must call."""
     everything = x.new_zeros([samples if place == dim % x.dim() else size for place, size in enumerate(x.shape)])
     local_shard(everything, dim).copy_(x)
     return all_sum(everything)
 
 
 def local_batches(samples: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The numbers 0 .. `samples`-1 in batches of `size`: of each batch all, and this process's, unless it has none."""
+    """Indices 0 .. `samples`-1 in batches of `size`: (whole batch, this process's shard), without empty shards."""
     for batch in torch.arange(samples).split(size):
         if len(mine := local_shard(batch)):
             yield batch, mine
@@ -84,7 +83,7 @@ def local_batches(samples: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 @contextmanager
 def sharded(samples: int) -> Iterator[None]:
-    """What is computed inside belongs to a batch of `samples`, of which this process has its shard, or all if it is too small."""
+    """Context in which this process computes its shard of a batch of `samples`, or all of it if it is too small."""
     global _shard
     number = world_size()
     before, _shard = _shard, shard_of(samples, rank(), number) if 1 < number <= samples else None
@@ -95,28 +94,28 @@ def sharded(samples: int) -> Iterator[None]:
 
 
 def current_shard() -> Shard | None:
-    """The shard that is worked on now; None: the whole batch is here."""
+    """The current shard; None: this process has the whole batch."""
     return _shard
 
 
 def weighted(mean: Tensor) -> Tensor:
-    """The part that the mean over this shard has in the mean over the batch; the parts of all processes add up to it."""
+    """This shard's contribution to the mean over the batch, which is the sum over all processes."""
     return mean if _shard is None else mean * (_shard.samples / _shard.total)
 
 
 def batch_means(*means: Tensor) -> tuple[Tensor, ...]:
-    """Scalars that are means over this shard, as means over the whole batch."""
+    """Means over the whole batch of scalars that are means over this shard."""
     return means if _shard is None else all_sum(weighted(torch.stack([mean.detach() for mean in means]))).unbind()
 
 
 def ratio(part: Tensor, of: Tensor) -> Tensor:
-    """part / of, two counts in this shard, of the whole batch; 0 of nothing."""
+    """part / of over the whole batch, for counts in this shard; 0 if the batch has none."""
     part, of = (part, of) if _shard is None else all_sum(torch.stack([part, of])).unbind()
     return part / of.clamp_min(1)
 
 
 def all_sum(x: Tensor) -> Tensor:
-    """The sum of the tensors that all processes have, the same bits in all of them."""
+    """The sum of a tensor over all processes, bitwise identical in all of them."""
     x = x.detach().clone()
     if world_size() > 1:
         dist.all_reduce(x)
@@ -124,7 +123,7 @@ def all_sum(x: Tensor) -> Tensor:
 
 
 def all_max(x: Tensor) -> Tensor:
-    """The largest of each element over the shards of the batch; x itself where the whole batch is here."""
+    """Elementwise maximum over the shards of the batch; x itself if this process has the whole batch."""
     if _shard is None:
         return x
     x = x.detach().clone()
@@ -133,13 +132,13 @@ def all_max(x: Tensor) -> Tensor:
 
 
 def all_min_max(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Smallest `low` and largest `high` of each element over the shards of the batch, in one message."""
+    """Elementwise minimum of `low` and maximum of `high` over the shards of the batch, in one message."""
     negative, high = all_max(torch.stack([-low, high])).unbind()
     return -negative, high
 
 
 def all_gather(x: Tensor) -> Tensor:
-    """The tensors of all processes, [processes, ...]; kinds of process groups differ in what else gathers."""
+    """The tensors of all processes, [processes, ...]; by a sum of padded tensors, as backends differ in what they gather."""
     everything = x.new_zeros(world_size(), *x.shape)
     everything[rank()] = x.detach()
     dist.all_reduce(everything)
@@ -147,9 +146,9 @@ def all_gather(x: Tensor) -> Tensor:
 
 
 def first_element(x: Tensor) -> Tensor | None:
-    """What the number of each element of x is less than in the whole batch, modulo 2^32 as int32; None: 0.
+    """Offset from an element's index in x to its index in the whole batch, modulo 2^32 as int32; None: 0.
 
-    A scalar, or [rows, 1, ...] of a sequence.
+    A scalar, or [rows, 1, ...] for a sequence.
     """
     if _shard is None:
         return None
@@ -160,12 +159,12 @@ def first_element(x: Tensor) -> Tensor | None:
 
 
 def elements_of_batch(x: Tensor) -> int:
-    """Elements of the whole batch, of which x has those of this shard."""
+    """Number of elements of the whole batch, of which x is this process's shard."""
     return x.numel() if _shard is None else x.numel() // _shard.samples * _shard.total
 
 
 def pick(x: Tensor, numbers: Tensor) -> Tensor:
-    """The elements `numbers` of the whole batch, of which x has those of this shard."""
+    """The elements `numbers` of the whole batch, of which x is this process's shard."""
     vector = x.reshape(-1)
     if _shard is None:
         return vector[numbers]
@@ -177,7 +176,7 @@ def pick(x: Tensor, numbers: Tensor) -> Tensor:
 
 
 def all_items(mine: list[T]) -> list[T]:
-    """The items that all processes have, in their order; anything that can be pickled."""
+    """The picklable items of all processes, in the order of the processes."""
     parts = [mine] * world_size()
     if world_size() > 1:
         dist.all_gather_object(parts, mine)
@@ -185,15 +184,15 @@ def all_items(mine: list[T]) -> list[T]:
 
 
 def broadcast(value: int) -> int:
-    """What process 0 says, in all processes."""
+    """Broadcast the value of process 0 to all processes."""
     if world_size() == 1:
         return value
-    message = torch.tensor(value)  # on the CPU, where no process waits for a GPU
+    message = torch.tensor(value)  # on the CPU, so that no process waits for a GPU
     dist.broadcast(message, 0)
     return int(message)
 
 
 def barrier() -> None:
-    """Return when all processes have come here."""
+    """Return when all processes have called it."""
     if world_size() > 1:
         dist.all_reduce(torch.zeros(()))  # the sum needs all of them

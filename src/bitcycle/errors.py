@@ -10,12 +10,12 @@ EXIT_INTERRUPTED = 75
 
 
 class DataError(RuntimeError):
-    """A data set that is missing or cannot be read; the message says what was looked for and what to do. Exit code 3."""
+    """A data set is missing or unreadable; the message names the files and the remedy. Exit code 3."""
 
     exit_code = EXIT_DATA_MISSING
 
 
 class RunError(RuntimeError):
-    """A run that cannot go on: full disk, damaged checkpoints, a loss that is not finite, a run in progress. Exit code 1."""
+    """A run cannot continue: full disk, damaged checkpoints, non-finite loss, a run in progress. Exit code 1."""
 
     exit_code = EXIT_FAILED

@@ -1,4 +1,4 @@
-"""`python train.py --help [GROUP | GROUP=NAME]`: groups, options and settings in plain words, from where they are declared."""
+"""`python train.py --help [GROUP | GROUP=NAME]`: groups, options and settings, generated from their declarations."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ COMMON = (
     *("schedule.q_min", "schedule.q_max", "schedule.cycles", "training.steps", "training.batch_size"),
     *("training.learning_rate.initial", "training.device", "seed", "data_root", "dry_run"),
 )
-"""The settings that people change most."""
+"""The most frequently changed settings."""
 TOP, LOGGING = "settings", "logging"
-"""Topics that are no group: the settings without one, and those of logging."""
+"""Topics besides the groups: the settings of no group, and those of logging."""
 
 
 def help_text(conf: Path, topic: str = "") -> str:
-    """The help on a topic: nothing (at most 70 lines), a group, GROUP=NAME, settings (of no group) or logging.
+    """The help on a topic: none (overview, at most 70 lines), a group, GROUP=NAME, settings (of no group) or logging.
 
     Args:
         conf: folder of the configuration files.
-        topic: the word behind --help.
+        topic: the argument of --help.
 
     Raises:
         SettingError: for an unknown topic.
@@ -57,7 +57,7 @@ def help_text(conf: Path, topic: str = "") -> str:
     if group == LOGGING:
         return "\n".join(_settings(LoggingOptions, "logging."))
     if group not in groups(conf):
-        raise SettingError("--help", topic, "is no topic", nearest(group, [*groups(conf), TOP, LOGGING]))
+        raise SettingError("--help", topic, "is not a help topic", nearest(group, [*groups(conf), TOP, LOGGING]))
     if not name:
         return "\n".join(_group(group, conf))
     if name not in summaries(group, conf):
@@ -66,7 +66,7 @@ def help_text(conf: Path, topic: str = "") -> str:
 
 
 def groups(conf: Path) -> list[str]:
-    """The groups in the order of the configuration, the one of scales last."""
+    """The groups in the order of the configuration, the group of scales last."""
     fields = [field.name for field in dataclasses.fields(RunConfig)]
     found = {*GROUPS, *(path.parent.name for path in conf.glob("*/*.yaml"))}
     return sorted(found, key=lambda group: fields.index(group) if group in fields else len(fields))
@@ -81,7 +81,7 @@ def _overview(conf: Path) -> Iterator[str]:
         listed = f"{group + '=':<10} {helps[group]}: {', '.join(names)}"
         yield from textwrap.wrap(listed, WIDTH, subsequent_indent=" " * 11, break_on_hyphens=False)
     yield ""
-    yield "The settings that people change most:"
+    yield "Most frequently changed settings:"
     declared = {line.split("=")[0].strip(): line for line in _common_settings()}
     yield from (declared[name] for name in COMMON)
     yield ""
@@ -118,7 +118,7 @@ def _group(group: str, conf: Path) -> Iterator[str]:
 
 
 def _option(group: str, name: str, conf: Path) -> Iterator[str]:
-    """What an option is, where it comes from, and its settings with the values that they have in it."""
+    """An option's summary, its source, and its settings with their values."""
     yield f"{group}={name}: {summaries(group, conf)[name]}"
     preset, file = PRESETS.get(group, {}).get(name), conf / group / f"{name}.yaml"
     kind: type[Settings] | None = GROUPS.get(group, {}).get(name, TrainingOptions if group == "training" else None)
@@ -133,14 +133,14 @@ def _option(group: str, name: str, conf: Path) -> Iterator[str]:
         content: Any = OmegaConf.to_container(OmegaConf.load(file))
         values = {key: value for key, value in content.items() if key != "defaults"}
     yield ""
-    if kind is None:  # it sets several groups at once
+    if kind is None:  # an option that sets several groups at once
         yield OmegaConf.to_yaml(OmegaConf.create(dict(values))).rstrip()
     else:
         yield from _settings(kind, f"{group}.", values)
 
 
 def _options(group: str, conf: Path) -> Iterator[tuple[list[str], str]]:
-    """Names and summary of a group's options, those with the same summary together."""
+    """Names and summary of a group's options; options with the same summary are grouped."""
     together: dict[str, list[str]] = {}
     for name, summary in summaries(group, conf).items():
         together.setdefault(summary, []).append(name)
@@ -158,7 +158,7 @@ def _names(group: str, kind: type[Settings]) -> str:
 
 
 def _settings(kind: type[Settings], prefix: str = "", values: Mapping[str, Any] | None = None) -> Iterator[str]:
-    """A line for each setting of a dataclass, with its default or the value that an option gives it."""
+    """A line for each setting of a dataclass, with its default or the option's value."""
     for field in dataclasses.fields(kind):
         if (field.name == "name" and prefix.count(".") == 1) or (not prefix and field.name in (*GROUPS, "training")):
             continue  # chosen by GROUP=NAME

@@ -1,4 +1,4 @@
-"""What Hydra and OmegaConf complain about, in words that name setting, value and remedy."""
+"""Errors of Hydra and OmegaConf, translated into messages with setting, value and remedy."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from bitcycle.configuration import GROUPS, fields_below, nearest_key
 from bitcycle.settings import SettingError, nearest
 
 SWEEPS = "sweeps"
-"""The group of the sweep files, which only -m can run."""
+"""The group of the sweep files, which need -m."""
 _REFUSALS = (
     (r"is not Optional", "cannot be null", "give a value, or leave {key} out"),
     (r"could not be converted to (\w+)", "has the wrong type", "give a value of type {0}"),
     (r"is not a ListConfig", "is not a list", "write {key}=[{value}]"),
-    (r"is not a subclass of (\w+)", "stands for several settings", "set one of them, as in {key}.name={value}"),
+    (r"is not a subclass of (\w+)", "is a group of several settings", "set one of them, as in {key}.name={value}"),
 )
-"""What OmegaConf says about a value of the wrong type, and what we say instead."""
+"""Pattern of OmegaConf's message about a wrong type -> our problem and remedy."""
 
 
 def unknown_setting(key: str) -> SettingError:
-    """What is wrong with a setting that the chosen options do not have, and where it would be known."""
+    """The error for a setting that the chosen options do not have, naming the options that have it."""
     group = key.split(".")[0]
     owners = [name for name, kind in GROUPS.get(group, {}).items() if key in set(fields_below(kind, f"{group}."))]
     if owners:
@@ -31,7 +31,7 @@ def unknown_setting(key: str) -> SettingError:
 
 
 def explain_hydra(error: BaseException) -> str:
-    """What Hydra or OmegaConf complains about, with a remedy instead of its advice to add unknown keys."""
+    """The message of a Hydra or OmegaConf error, with a remedy instead of the advice to append unknown keys."""
     causes: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in causes:
@@ -60,7 +60,7 @@ def explain_hydra(error: BaseException) -> str:
 
 
 def _explain_sweep(text: str) -> str | None:
-    """What is wrong with the choice of a sweep file; None if it is something else."""
+    """The message if the choice of a sweep file is wrong; None for other errors."""
     if missing := re.search(rf"Could not find '{SWEEPS}/([^']*)'", text):
         folder = re.search(r"provider=bitcycle, path=file://(.*)", text)
         files = Path(folder[1], SWEEPS).glob("*/*.yaml") if folder else ()
@@ -68,5 +68,5 @@ def _explain_sweep(text: str) -> str | None:
         return str(SettingError(f"+{SWEEPS}", missing[1], "there is no such file", nearest(missing[1], known)))
     if plain := re.search(rf"'{SWEEPS}'. No match in the defaults list.*?\+{SWEEPS}=(\S+)", text, re.DOTALL):
         name = plain[1].rstrip(".")
-        return str(SettingError(SWEEPS, name, "is chosen by no other file", f"write a + before it: +{SWEEPS}={name}"))
+        return str(SettingError(SWEEPS, name, "is not in the defaults list", f"write a + before it: +{SWEEPS}={name}"))
     return None

@@ -1,4 +1,4 @@
-"""Libraries that only some domains need: imported when they are used, and named with what to install when they are missing."""
+"""Optional dependencies, imported on first use; if one is missing, the error names the packages to install."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def require(module: str, extra: str) -> Any:
     """The module, imported now.
 
     Raises:
-        RunError: if it is not installed; names the packages of the extra that has it.
+        RunError: if it is not installed; names the packages of its extra.
     """
     try:
         return importlib.import_module(module)
@@ -26,7 +26,7 @@ def install_command(extra: str) -> str:
     """The command that installs the packages of an extra of bitcycle."""
     try:
         declared = [re.split(r"\s*;\s*", line) for line in requires("bitcycle") or []]
-    except PackageNotFoundError:  # a copy of the source that is not installed
+    except PackageNotFoundError:  # a source tree that is not installed
         declared = []
     wanted = [package for package, *marker in declared if re.search(rf"extra == ['\"]{extra}['\"]", " ".join(marker))]
     return f"pip install {' '.join(map(repr, wanted)) if wanted else f'the packages of the extra {extra} in pyproject.toml'}"

@@ -1,7 +1,7 @@
-"""Randomness that is derived and never drawn: numbers as a hash of what they belong to.
+"""Stateless randomness: every random number is a hash of what it is used for.
 
-A hash has no state, so a resumed run sees the numbers that the undisturbed run saw: the order of an epoch from (seed, epoch),
-augmentation from (seed, epoch, sample), noise from (seed, step, layer, element).
+A hash has no state, so a resumed run uses the same numbers as an uninterrupted one: the order of an epoch depends on
+(seed, epoch), augmentation on (seed, epoch, sample), noise on (seed, step, layer, element).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MULTIPLIER_2 = 0x846CA68B - (1 << 32)
 
 
 def derive(*parts: int | str) -> int:
-    """A 63-bit number that depends on all parts: the one way in which this project derives randomness.
+    """A 63-bit number that depends on all parts; all randomness in this project is derived from it.
 
     >>> derive(0, "order", 1) == derive(0, "order", 1), derive(0, "order", 1) == derive(0, "order", 2)
     (True, False)
@@ -43,10 +43,10 @@ def int32_key(*parts: int | str) -> int:
 
 
 def hash_bits(counter: Tensor, key: Tensor) -> Tensor:
-    """Hash int32 counters under an int32 key to int32 with 32 well-mixed bits; same on every device, compiled or not."""
+    """Hash int32 counters with an int32 key to 32 well-mixed bits as int32; identical on every device, compiled or not."""
     mixed = counter ^ key
-    mixed = mixed ^ ((mixed >> 16) & 0xFFFF)  # torch's >> keeps the sign, hence the mask
+    mixed = mixed ^ ((mixed >> 16) & 0xFFFF)  # torch's >> is arithmetic, hence the mask
     mixed = mixed * _MULTIPLIER_1
     mixed = mixed ^ ((mixed >> 15) & 0x1FFFF)
-    mixed = (mixed + key) * _MULTIPLIER_2  # the key again: otherwise two keys would give permutations of one set
+    mixed = (mixed + key) * _MULTIPLIER_2  # without the second key, different keys would permute the same values
     return mixed ^ ((mixed >> 16) & 0xFFFF)

@@ -1,7 +1,7 @@
-"""`make reproduce SCALE=smoke`: every run of every sweep at a scale, the analyses of them, and every figure and table with them.
+"""`make reproduce SCALE=smoke`: trains every run of every sweep at a scale, then makes all analyses, figures and tables.
 
-The same command goes on where it was stopped. What comes out lies in results/reproduce/SCALE, apart from the committed results:
-`index.html`, `figures/` and `summary/`. The run folders are those of the sweeps themselves.
+After an interruption the same command resumes. The output is in results/reproduce/SCALE, apart from the committed results:
+`index.html`, `figures/` and `summary/`. The run folders are those of the sweeps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bitcycle.sweep.item import SCALES
 from bitcycle.sweep.local import LocalPool, Start, starter, train_command, useful_workers
 from bitcycle.sweep.sweep_index import SweepIndex, SweepRun, distinct, sweep_index
 
-logger = logging.getLogger("bitcycle.reproduce")  # as a command this module has another name
+logger = logging.getLogger("bitcycle.reproduce")  # as a command this module is called __main__
 
 POLL_SECONDS = 1.0
 BEGUN = ("missing", "resumable", "failed")
@@ -40,13 +40,13 @@ BEGUN = ("missing", "resumable", "failed")
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What is reproduced, and where.
+    """Options of the command.
 
     Attributes:
         root: folder of `train.py`, `conf`, `sweeps` and `results/published`.
         scale: paper, mini or smoke.
         workers: how many runs at a time.
-        gpus: that they share.
+        gpus: number of GPUs that they share.
         results_root: folder of the run folders.
     """
 
@@ -58,7 +58,7 @@ class Reproduction:
 
     @property
     def target(self) -> Path:
-        """Folder of what comes out."""
+        """Output folder."""
         return Path("results") / "reproduce" / self.scale
 
     def index(self) -> SweepIndex:
@@ -67,17 +67,17 @@ class Reproduction:
 
 
 class Trained(NamedTuple):
-    """How the runs ended: exit code, and whether a signal has stopped them."""
+    """The worst exit code of the runs, and whether a signal stopped them."""
 
     code: int
     stopped: bool
 
 
 def train_all(what: Reproduction, start: Start) -> Trained:
-    """Train every run that is not done.
+    """Train every unfinished run.
 
-    In rounds: a run that begins from the weights of another sweep can be composed when these are there, hence in the next
-    round. A run that another process trains is waited for. Nothing is tried twice.
+    Runs are trained in rounds, as a run that starts from the weights of another sweep can only be composed once these exist.
+    Runs that another process is training are waited for. No run is tried twice.
     """
     tried: set[str] = set()
     codes: list[int] = []
@@ -94,7 +94,7 @@ def train_all(what: Reproduction, start: Start) -> Trained:
             if pool.stopped_by is not None:
                 return Trained(EXIT_INTERRUPTED, True)
         elif elsewhere:
-            logger.info("waiting for %d runs that another process trains", len(elsewhere))
+            logger.info("waiting for %d runs that another process is training", len(elsewhere))
             while any(run.folder.is_in_use() for run in elsewhere):
                 time.sleep(POLL_SECONDS)
         else:
@@ -108,7 +108,7 @@ def _complain(wrong: Sequence[SweepRun]) -> list[int]:
 
 
 def analyse(what: Reproduction) -> int:
-    """Every analysis whose runs are done and that has no result yet; returns the worst exit code."""
+    """Run every missing analysis whose runs are done; returns the worst exit code."""
     from bitcycle.measurement.after_sweep import analyse as analyse_runs
     from bitcycle.measurement.after_sweep import sweeps_with_analyses
 
@@ -117,7 +117,7 @@ def analyse(what: Reproduction) -> int:
 
 
 class ItemState(NamedTuple):
-    """What there is of an item: cells with runs, all cells, files, and what is missing (empty: nothing)."""
+    """State of an item: cells with runs, all cells, files, and what is missing (empty: nothing)."""
 
     item: str
     cells: int
@@ -127,7 +127,7 @@ class ItemState(NamedTuple):
 
 
 def draw(what: Reproduction) -> list[ItemState]:
-    """Gather the runs, draw every item, and say what there is of each."""
+    """Collect the runs, draw every item, and return the state of each."""
     from bitcycle.analysis.collect import collect
     from bitcycle.figure.make import make_all
     from bitcycle.sweep.manifest import record_all
@@ -177,21 +177,21 @@ def reproduce(what: Reproduction) -> int:
 
 
 def _interrupted() -> int:
-    print("interrupted: run the same command again to go on", file=sys.stderr)
+    print("interrupted: run the same command again to resume", file=sys.stderr)
     return EXIT_INTERRUPTED
 
 
 def _show_progress(files: Sequence[Path]) -> object:
-    return track(files, "looking at sweeps", console=Console(stderr=True), transient=True)
+    return track(files, "reading sweeps", console=Console(stderr=True), transient=True)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Outside of training nothing is lost by stopping at once: every file is written in one piece, or written again."""
+    """Exit at once: outside of training nothing is lost, as files are written atomically or rewritten."""
     sys.exit(_interrupted())
 
 
 def main() -> int:
-    """Reproduce what the command line says."""
+    """Run the command; returns the exit code."""
     import torch
 
     from bitcycle.training.display import set_up_console

@@ -1,4 +1,4 @@
-"""Configuration files, sweeps and published numbers: in a checkout at its top level, in an installed package inside it."""
+"""Location of configuration files, sweeps and published numbers: top level of a checkout, or inside the package."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 
 
 def resource_root() -> Path:
-    """The folder that holds `conf`, `sweeps`, `results/published` and `results/summary` of this copy of bitcycle.
+    """The folder with `conf`, `sweeps`, `results/published` and `results/summary` of this installation.
 
     Raises:
-        FileNotFoundError: if this copy of the package has neither.
+        FileNotFoundError: if there is no such folder.
     """
     package = Path(__file__).resolve().parent
-    for root in (package / "resources", package.parents[1]):  # of a wheel; of a checkout, whose src/bitcycle this is
+    for root in (package / "resources", package.parents[1]):  # wheel; checkout
         if (root / "conf" / "config.yaml").is_file():
             return root
     raise FileNotFoundError(

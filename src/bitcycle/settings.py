@@ -1,7 +1,7 @@
-"""Settings that are declared once: type, default, help text and bounds in one place.
+"""Declaration of settings: type, default, help text and bounds in one place.
 
-A dataclass that derives from `Settings` is at the same time the Hydra schema of its configuration group, the source of
-`python train.py --help`, the validation of a run's configuration and the list of what names a run.
+A dataclass derived from `Settings` is the Hydra schema of its configuration group and the source of `python train.py --help`; it
+validates a run's configuration and determines which settings enter the run's name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MISSING = "???"
 
 
 class SettingError(ValueError):
-    """A setting that a user can correct: says which field, which value, what is wrong with it and what to do."""
+    """An invalid setting; the message names the field, the value, the problem and the remedy."""
 
     def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
         self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
@@ -29,7 +29,7 @@ class SettingError(ValueError):
         return f"{self.field}={value}: {self.problem}. Remedy: {self.remedy}."
 
     def within(self, group: str) -> SettingError:
-        """The same error with its field named from the top of the configuration, `q_min` -> `schedule.q_min`."""
+        """The same error with the full name of its field, `q_min` -> `schedule.q_min`."""
         return SettingError(f"{group}.{self.field}" if group else self.field, self.value, self.problem, self.remedy)
 
 
@@ -47,13 +47,13 @@ def setting(
     """Declare one field of a `Settings` dataclass.
 
     Args:
-        default: its value when nothing is said; lists and other mutable values are copied for each instance.
-        help: one plain sentence for `--help`, with the paper's section where a paper fixes the value.
-        choices: the words that are allowed.
+        default: default value; lists and other mutable values are copied for each instance.
+        help: one sentence for `--help`, with the paper's section if a paper fixes the value.
+        choices: the allowed values.
         minimum, maximum: inclusive bounds of a number (or of each number of a list).
-        affects_result: False for what cannot change a run's numbers (logging, paths): it is left out of the run's name.
-        content: for the path of a file with weights: what is in it counts for the run's name, not where it lies.
-        unused: accepted so that sweeps need no exception, but without effect; a single run warns where it is set.
+        affects_result: False if it cannot change a run's numbers (logging, paths); it is then not part of the run's name.
+        content: for paths of weight files: the run's name depends on the content, not on the path.
+        unused: accepted for the convenience of sweeps, but without effect; a single run warns if it is set.
     """
     metadata = {
         "help": help,
@@ -72,14 +72,14 @@ def setting(
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """The default of a declared field; MISSING where it has none."""
+    """The default of a declared field; MISSING if it has none."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default if field.default is not dataclasses.MISSING else MISSING
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A remedy for a misspelled word: the closest known one first, in whatever case, then all of them.
+    """A remedy for a misspelled word: the closest known word, ignoring case, then all of them.
 
     >>> nearest("rth", ["CR", "RTH"])
     "did you mean 'RTH'? Known: CR, RTH"
@@ -100,7 +100,7 @@ class Settings:
     """
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """A field that is declared again with nothing but a value keeps the help text, words and bounds of the class above."""
+        """Fields redeclared with only a value inherit help text, choices and bounds from the base class."""
         super().__init_subclass__(**keywords)
         for name in inspect.get_annotations(cls).keys() & cls.__dict__.keys() & cls.__dataclass_fields__.keys():
             inherited, value = cls.__dataclass_fields__[name], cls.__dict__[name]
@@ -117,16 +117,16 @@ class Settings:
         self.validate()
 
     def _read_yaml_words(self, field: dataclasses.Field[Any]) -> None:
-        """YAML and Hydra read true and false as booleans, also where they are two of several words."""
+        """Turn booleans back into words, as YAML and Hydra parse the choices true and false as booleans."""
         value = getattr(self, field.name)
         if str(value).lower() in ("true", "false") and "true" in (field.metadata.get("choices") or ()):
             setattr(self, field.name, str(value).lower())
 
     def validate(self) -> None:
-        """Check what involves several fields; overridden where there is such a rule."""
+        """Check constraints between fields; override to add some."""
 
     def identity(self) -> dict[str, Any]:
-        """What names a run beside the values of its settings, such as a digest of the code that one of them points to."""
+        """What identifies a run besides its settings, such as a digest of code that a setting points to."""
         return {}
 
 
@@ -134,13 +134,13 @@ S_co = TypeVar("S_co", bound=Settings, covariant=True)
 
 
 class Preset(Generic[S_co]):
-    """A named option of a configuration group, such as schedule=RTH: stated here once, for Python and the command line.
+    """A named option of a configuration group, such as schedule=RTH, for Python and the command line.
 
     Args:
         kind: the class of its options.
-        summary: what it is, in one line for `--help`.
+        summary: one line for `--help`.
         source: paper and section.
-        values: settings that make it this option.
+        values: settings that define this option.
     """
 
     def __init__(self, kind: type[S_co], summary: str, source: str = "", /, **values: Any) -> None:
@@ -150,7 +150,7 @@ class Preset(Generic[S_co]):
         """The options with some values changed.
 
         Raises:
-            SettingError: for a setting that this class does not have, or a value that makes no sense.
+            SettingError: for a setting that this class does not have, or an invalid value.
         """
         for name, value in values.items():
             if name not in self.kind.__dataclass_fields__:
@@ -160,7 +160,7 @@ class Preset(Generic[S_co]):
 
 
 def registry(presets: Mapping[str, Preset[S_co]]) -> dict[str, Preset[S_co]]:
-    """The options of a group by name, each told its name."""
+    """The options of a group by name, with the name set in each."""
     return {name: Preset(p.kind, p.summary, p.source, **{"name": name, **p.values}) for name, p in presets.items()}
 
 
@@ -202,7 +202,7 @@ def _check_type(field: dataclasses.Field[Any], value: Any, declared: Any) -> Non
 
 
 def _is_of(value: Any, kind: Any) -> bool:
-    """Whether a value is of a declared type; whole numbers are numbers, but true and false are none."""
+    """Whether a value has a declared type; an int is a float, but a bool is neither."""
     if kind is Any:
         return True
     if get_origin(kind) is list:

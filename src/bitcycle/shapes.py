@@ -1,4 +1,4 @@
-"""What a data set asks of a network; each kind of data has its own description, and a network says which kind it takes."""
+"""Shapes of data sets, from which networks are built; a network declares which kind of data it takes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ImageShape(NamedTuple):
 
 
 class SentencePairShape(NamedTuple):
-    """Pairs of sentences as one sequence of token numbers below `vocabulary`, padded to `length`; number of classes."""
+    """Sentence pairs as one sequence of token indices below `vocabulary`, padded to `length`; number of classes."""
 
     vocabulary: int
     length: int
@@ -22,20 +22,20 @@ class SentencePairShape(NamedTuple):
 
 
 class InteractionShape(NamedTuple):
-    """Users and items, each by a number, and whether the user has chosen the item."""
+    """User and item indices, and whether the user has interacted with the item."""
 
     users: int
     items: int
 
 
 class TokenShape(NamedTuple):
-    """Sequences of token numbers below `vocabulary`, each to be predicted from those before it."""
+    """Sequences of token indices below `vocabulary`, each to be predicted from the preceding ones."""
 
     vocabulary: int
 
 
 class SpeechShape(NamedTuple):
-    """Utterances as frames of features, to be written in symbols, the blank of CTC included; frames of a typical utterance."""
+    """Utterances as frames of features, transcribed into symbols including the CTC blank; frames of a typical utterance."""
 
     features: int
     symbols: int
@@ -43,14 +43,14 @@ class SpeechShape(NamedTuple):
 
 
 class GraphShape(NamedTuple):
-    """A graph whose nodes are of one class each.
+    """A graph whose nodes have one class each.
 
     Attributes:
         features: features of a node.
         classes: number of classes.
-        nodes, edges: of the graph as it is used (edges in one direction each, self-loops included).
-        neighbours: neighbours that each layer samples, that of the input first; None: every step sees the whole graph.
-        sampled_degrees: how many of them a node has on average, as most have fewer neighbours than that or share them.
+        nodes, edges: of the graph as used (directed edges, including self-loops).
+        neighbours: neighbours that each layer samples, input layer first; None: full-graph training.
+        sampled_degrees: their average number per node, which is lower as nodes have fewer neighbours or share them.
     """
 
     features: int
@@ -62,7 +62,7 @@ class GraphShape(NamedTuple):
 
 
 class DetectionShape(NamedTuple):
-    """Images with objects in boxes: channels, height and width in pixels of a typical one (they differ), number of classes."""
+    """Images with bounding boxes: channels, height and width in pixels of a typical image (they vary), number of classes."""
 
     channels: int
     height: int
@@ -79,4 +79,4 @@ Shape: TypeAlias = Union[
     GraphShape,
     DetectionShape,
 ]
-"""Any of them."""
+"""Any kind of data."""

@@ -15,7 +15,7 @@ STOP_SIGNALS = tuple(
 
 @contextmanager
 def handled_by(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
-    """Have `handler` take these signals while this is active."""
+    """Context in which `handler` receives these signals."""
     previous = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
     try:
         yield

@@ -34,7 +34,7 @@ WRONG = {
     "schedule=RTH schedule.q_min=three": ("schedule.q_min=three", "type Integer"),
     "schedule=RTH schedule.rounding=up": ("schedule.rounding=up", "ceil, floor, rint"),
     "schedule=dfq schedule.options=papre": ("schedule.options=papre", "did you mean 'paper'"),
-    "schedule=dfq schedule.options=[[3,6],[0,6]]": ("schedule.options", "[0, 6] is no option"),
+    "schedule=dfq schedule.options=[[3,6],[0,6]]": ("schedule.options", "[0, 6] is not an option"),
     "schedule=dfq quantizer=uniform_l2": ("quantizer.name=uniform_l2", "has no quantizer of gradients"),
     "training.steps=0": ("training.steps=0", "use 1 or more"),
     "training.epochs=3": ("training.steps=64000", "set one of training.steps"),

@@ -161,7 +161,7 @@ def test_phases_fill_every_run_without_gaps(name, steps):
     [
         ("hlhlp", {"rates": ["initial", "fine"]}, "give one value for each phase"),
         ("hlhlp", {"lengths": [1, 2, 3]}, "give one value for each phase"),
-        ("hlhlp", {"start_from": ["best", "best", "best", "best"]}, "let the first be previous"),
+        ("hlhlp", {"start_from": ["best", "best", "best", "best"]}, "set the first to previous"),
         ("hlhlp", {"start_from": ["previous", "bets", "best", "best"]}, "best, flattest, previous|'best'"),
         ("hlhlp", {"bits": []}, "give bits"),
         ("hlhlp", {"total_steps": 3}, "less than one for some of its 4 phases"),

@@ -163,7 +163,7 @@ def test_auto_knows_its_bounds_and_becomes_the_schedule_that_follows():
     bound = schedule("RTH", total_steps=100, q_min="auto", steps_per_epoch=10)
     assert not bound.fixed
     assert (bound.lowest, bound.reference) == (Precision(2, 2, 8), Precision(8, 8, 8))
-    with pytest.raises(SettingError, match=r"q_min=auto: has not been found yet"):
+    with pytest.raises(SettingError, match=r"q_min=auto: is not known yet"):
         bound(0)
     for bits in range(2, 9):
         settled = bound.resolve({"q_min": bits})

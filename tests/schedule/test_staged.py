@@ -117,7 +117,7 @@ def test_manual_stages_are_equally_long_unless_told():
     ("name", "options", "words"),
     [
         ("pfq", {"stages": [3, 4]}, "as many gradient bits"),
-        ("pfq", {"stages": [], "gradient_stages": []}, "no stage"),
+        ("pfq", {"stages": [], "gradient_stages": []}, r"stages=\[\]: is empty"),
         ("pfq", {"stages": [3, 40, 6, 8]}, "use 32 or less"),
         ("pfq", {"epsilon": -1}, "use 0 or more"),
         ("pfq", {"steps_per_epoch": None}, "set epoch_steps"),

@@ -1,4 +1,4 @@
-"""When is which precision used: pure functions of the step that know nothing but numbers."""
+"""Precision schedules: functions of the training step, without dependence on PyTorch."""
 
 from bitcycle.schedule.base import FeedbackSchedule, RunLength, Schedule, ScheduleOptions, SearchSchedule
 from bitcycle.schedule.cyclic import Cyclic, Delayed

@@ -1,4 +1,4 @@
-"""What all precision schedules share: options that are a value, and a schedule bound to the length of a run."""
+"""Base classes of precision schedules: their options, and a schedule bound to the length of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunLength:
-    """How long a run is, in optimizer steps; the length of an epoch is needed by schedules that count epochs only."""
+    """Length of a run in optimizer steps; only schedules that count epochs need the length of an epoch."""
 
     total_steps: int
     steps_per_epoch: int | None = None
@@ -32,10 +32,10 @@ class RunLength:
 
 @dataclass
 class ScheduleOptions(Settings):
-    """Options that every schedule has. Subclasses add theirs and say which precision a step has."""
+    """Options common to all schedules. Subclasses add their own and define the precision of each step."""
 
     name: str = setting(MISSING, "the schedule's name, as in schedule=NAME")
-    # Any, as cyclic schedules also take the word auto and OmegaConf keeps the type of the first class that declares a field.
+    # Any, as cyclic schedules also accept `auto` and OmegaConf keeps the type of the first class that declares a field.
     q_min: Any = setting(3, "lowest forward precision in bits (weights and activations)", minimum=1, maximum=32)
     q_max: int = setting(8, "highest forward precision in bits, that of the static baseline", minimum=1, maximum=32)
 
@@ -48,38 +48,38 @@ class ScheduleOptions(Settings):
         raise NotImplementedError
 
     def course(self, length: RunLength) -> list[tuple[Precision, int]]:
-        """All steps of a run, neighbours of equal precision joined: [(precision, steps), ...]."""
+        """The run-length encoded precision of all steps of a run: [(precision, steps), ...]."""
         return run_lengths(self.precision(step, length) for step in range(length.total_steps))
 
     @property
     def reference(self) -> Precision:
-        """The static precision that savings are relative to: q_max everywhere."""
+        """The static precision that savings are relative to: q_max for all tensors."""
         return Precision(self.q_max, self.q_max, self.q_max)
 
     @property
     def chooses(self) -> bool:
-        """Whether weights are chosen during the run, so that a part of the training data must be held out for it."""
+        """Whether weights are chosen during the run, which requires held-out training data."""
         return False
 
     def phases(self, length: RunLength) -> tuple[Phase, ...]:
-        """Stretches of a run of `length` with learning rate and starting weights of their own; one unless overridden."""
+        """The phases of a run of `length`, each with its learning rate and starting weights; one by default."""
         return (Phase(0, length.total_steps),)
 
     @property
     def gates(self) -> GateOptions | None:
-        """What the blocks of the network choose from, where the network chooses its bits itself; None otherwise."""
+        """The options of the gates if the network chooses its own bits; otherwise None."""
         return None
 
     def configure_for(self, family: str | None, blocks: int) -> ScheduleOptions:
-        """These options with the defaults for a network of `family` that names so many blocks.
+        """These options with the defaults for a network of `family` with this number of named blocks.
 
         Raises:
-            SettingError: if the schedule needs blocks and the network names none.
+            SettingError: if the schedule needs blocks and the network has none.
         """
         return self
 
     def check_length(self, length: RunLength) -> None:
-        """Raise SettingError where these options make no sense in a run of `length`."""
+        """Raise SettingError if these options do not fit a run of `length`."""
 
     def bind(self, total_steps: int, steps_per_epoch: int | None = None) -> Schedule:
         """The schedule of a run of this length."""
@@ -107,22 +107,22 @@ class Schedule:
 
     @property
     def fixed(self) -> bool:
-        """Whether the precision of every step is known beforehand; False where it follows from the training or the input."""
+        """Whether the precision of every step is known in advance; False if it depends on training or input."""
         return True
 
     @property
     def steps(self) -> int:
-        """Steps that are trained at most: all of the run, unless a search ends it earlier."""
+        """Maximum number of training steps: the whole run, unless a search ends it earlier."""
         return self.length.total_steps
 
     @property
     def summary(self) -> str:
-        """What is known of the precision beforehand, where it is not `fixed`."""
-        return f"from {'/'.join(map(str, self(0)))} on, as the training goes"
+        """What is known about the precision in advance if it is not `fixed`."""
+        return f"from {'/'.join(map(str, self(0)))} on, depending on the training"
 
     @property
     def follows(self) -> str:
-        """What the precision depends on where it is not known beforehand, in words."""
+        """What the precision depends on if it is not `fixed`, in words."""
         return "reacts to the training"
 
     def check_step(self, step: int) -> None:
@@ -130,7 +130,7 @@ class Schedule:
         if not 0 <= step < self.length.total_steps:
             last = self.length.total_steps - 1
             remedy = f"steps run from 0 to total_steps - 1 = {last}; bind the schedule to more steps"
-            raise SettingError("step", step, "lies outside the run", remedy)
+            raise SettingError("step", step, "is outside the run", remedy)
 
     def __call__(self, step: int) -> Precision:
         self.check_step(step)
@@ -138,7 +138,7 @@ class Schedule:
 
     @cached_property
     def run_lengths(self) -> list[tuple[Precision, int]]:
-        """All steps of the run, neighbours of equal precision joined: [(precision, steps), ...]."""
+        """The run-length encoded precision of all steps: [(precision, steps), ...]."""
         return joined((effective(precision), steps) for precision, steps in self.options.course(self.length))
 
     @property
@@ -153,7 +153,7 @@ class Schedule:
 
     @property
     def precisions(self) -> set[Precision]:
-        """Every precision that a step can have."""
+        """All precisions that a step can have."""
         return {precision for precision, _ in self.run_lengths}
 
     @property
@@ -163,18 +163,18 @@ class Schedule:
 
     @property
     def min_cost(self) -> list[tuple[Precision, int]]:
-        """The course with the fewest bits that the run can take: [(precision, steps), ...]."""
+        """The possible course with the fewest bits: [(precision, steps), ...]."""
         return self.run_lengths if self.fixed else [(self.lowest, self.steps)]
 
     @property
     def max_cost(self) -> list[tuple[Precision, int]]:
-        """The course with the most bits that the run can take."""
+        """The possible course with the most bits."""
         return self.run_lengths if self.fixed else [(self.reference, self.steps)]
 
 
 @dataclass(frozen=True)
 class FeedbackSchedule(Schedule):
-    """A schedule that reacts to the training: told its loss and accuracy at regular intervals, with a state to save."""
+    """A stateful schedule that depends on the loss and accuracy that `observe` receives at regular intervals."""
 
     @property
     def fixed(self) -> bool:
@@ -182,16 +182,16 @@ class FeedbackSchedule(Schedule):
 
     @property
     def observation_steps(self) -> int:
-        """The interval, in steps, at which it is told loss and accuracy."""
+        """The interval between calls of `observe`, in steps."""
         raise NotImplementedError
 
     @property
     def observes_penalty(self) -> bool:
-        """Whether the loss that `observe` is told includes penalties, such as the cost term of DFQ."""
+        """Whether the loss passed to `observe` includes penalties, such as the cost term of DFQ."""
         return False
 
     def observe(self, loss: float, accuracy: float) -> None:
-        """Take the mean training loss and accuracy (0 to 1) of the last `observation_steps` steps."""
+        """Record the mean training loss and accuracy (0 to 1) of the last `observation_steps` steps."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
@@ -205,26 +205,26 @@ class FeedbackSchedule(Schedule):
 
 @dataclass(frozen=True)
 class SearchSchedule(FeedbackSchedule):
-    """A schedule that looks for something: it may end the run, or begin again from the initial weights, and has a result.
+    """A schedule that searches for a setting: it may end the run or reset it to the initial weights, and has a result.
 
-    A loss that is not finite does not end such a run.
+    A non-finite loss does not end such a run.
     """
 
     def begin(self, majority_baseline: float) -> None:
-        """Take the accuracy (0 to 1) of always predicting the most frequent class, once, before the first step."""
+        """Set the accuracy (0 to 1) of always predicting the most frequent class; called once, before the first step."""
         raise NotImplementedError
 
     @property
     def finished(self) -> bool:
-        """Whether it has seen enough: the run ends here."""
+        """Whether the search is complete, which ends the run."""
         raise NotImplementedError
 
     @property
     def should_reset(self) -> bool:
-        """Whether training is to begin again from the initial weights, after what was observed last."""
+        """Whether training should restart from the initial weights after the last observation."""
         raise NotImplementedError
 
     @property
     def result(self) -> dict[str, Any]:
-        """What it has found, for the run's summary; empty before it has finished."""
+        """The result for the run's summary; empty before the search is complete."""
         raise NotImplementedError

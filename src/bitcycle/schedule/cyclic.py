@@ -17,8 +17,8 @@ from bitcycle.schedule.range_test import AUTO, FirstRangeTest, RangeTest, RangeT
 from bitcycle.settings import MISSING, SettingError, setting
 
 LARGEST_PERIOD = 10**6
-"""Up to it precision as computed in float64 is as monotone within half a cycle as in exact numbers: neighbouring steps differ by
-more than the rounding of the profile."""
+"""Up to this length, precision computed in float64 is monotone within half a cycle, as in exact arithmetic: successive steps
+differ by more than the rounding error of the profile."""
 FORMS = ("repeated", "vertical", "horizontal", "within", "annealing")
 ROUNDINGS: dict[str, Callable[[float], int]] = {"rint": round, "ceil": math.ceil, "floor": math.floor}
 
@@ -36,10 +36,10 @@ class Cyclic(ScheduleOptions):
         s(t) = g(1 - z)                                       form = annealing   (high to low in each cycle)
         bits = round(q_min + (q_max - q_min) s(t))
 
-    The gradient's bits follow the same formula between gradient_min and gradient_max, which both default to q_max.
+    Gradient bits follow the same formula between gradient_min and gradient_max, which both default to q_max.
 
     Source: Better Schedules, section 3.2 (the first three forms), CPT, equation 1, table 6 (`within`, `annealing`) and
-    table 8 (cycles of the gradient). Differs from the authors' code in rounding the period up where cycles does not divide
+    table 8 (cycles of the gradient). Differs from the authors' code in rounding the period up if `cycles` does not divide
     the steps (`period_rounding=floor` is theirs and starts a spurious cycle), and in `end_at_q_max`.
     With q_min=auto a range test of CPT comes first (section 3.3): options in `range_test`, method in range_test.py.
     """
@@ -52,13 +52,13 @@ class Cyclic(ScheduleOptions):
     cycles: int = setting(8, "number of cycles in the run (Better Schedules: 8, CPT: 32)", minimum=1)
     gradient_min: Optional[int] = setting(None, "lowest gradient bits; null means q_max", minimum=1, maximum=32)
     gradient_max: Optional[int] = setting(None, "highest gradient bits; null means q_max", minimum=1, maximum=32)
-    rounding: str = setting("rint", "to whole bits; CPT prints ceil, code and costs say rint", choices=ROUNDINGS)
-    unit: str = setting(
-        "iteration", "the step t that is counted; CPT's text says epoch", choices=("iteration", "epoch")
+    rounding: str = setting(
+        "rint", "rounding to whole bits; CPT prints ceil, its code and costs use rint", choices=ROUNDINGS
     )
+    unit: str = setting("iteration", "unit of the step t; CPT's text says epoch", choices=("iteration", "epoch"))
     period_rounding: str = setting(
         "ceil",
-        "period where cycles does not divide T: ceil(T/n), floor(T/n) (CIFAR code), floor(T/n)+1 (GNN and PTB code), or"
+        "period if cycles does not divide T: ceil(T/n), floor(T/n) (CIFAR code), floor(T/n)+1 (GNN and PTB code), or"
         " exact: T/n, every cycle whole",
         choices=("ceil", "floor", "floor_plus_one", "exact"),
     )
@@ -66,9 +66,9 @@ class Cyclic(ScheduleOptions):
     exp_k: float = setting(4.0, "constant k of the exponential profile", minimum=0.01)
     renormalise: bool = setting(False, "divide the exponential profile by its value at 1")
     end_at_q_max: bool = setting(
-        True, "the last step has the highest precision even where a short or cut-off cycle would not reach it"
+        True, "give the last step the highest precision even if a short or truncated cycle does not reach it"
     )
-    range_test: FirstRangeTest = setting(FirstRangeTest, "the range test that runs first where q_min=auto")
+    range_test: FirstRangeTest = setting(FirstRangeTest, "the range test that runs first if q_min=auto")
 
     def validate(self) -> None:
         check_q_min(self.q_min)
@@ -76,7 +76,7 @@ class Cyclic(ScheduleOptions):
             super().validate()
         elif self.range_test.start >= self.q_max:
             problem = f"there is nothing to test below q_max={self.q_max}"
-            raise SettingError("range_test.start", self.range_test.start, problem, "begin below q_max")
+            raise SettingError("range_test.start", self.range_test.start, problem, "start below q_max")
         if self.lowest_gradient > self.highest_gradient:
             problem = f"is above gradient_max={self.highest_gradient}"
             raise SettingError("gradient_min", self.lowest_gradient, problem, "choose gradient_min <= gradient_max")
@@ -84,7 +84,7 @@ class Cyclic(ScheduleOptions):
             problem = "a triangular schedule with an odd number of cycles would end at q_min"
             raise SettingError("cycles", self.cycles, problem, f"use an even number such as {self.cycles + 1}")
         if self.form in ("within", "annealing"):
-            self.end_at_q_max = False  # these patterns of CPT's table 6 end low by definition
+            self.end_at_q_max = False  # these patterns of CPT's table 6 end at low precision by definition
 
     def check_length(self, length: RunLength) -> None:
         self._check_cycles(length)
@@ -96,7 +96,7 @@ class Cyclic(ScheduleOptions):
             raise SettingError("unit", self.unit, "the length of an epoch is not known", "bind with steps_per_epoch")
         steps = self._duration(length)
         if self.cycles > steps:
-            problem = f"the run has only {steps} {self.unit}s, less than one for each cycle"
+            problem = f"the run has only {steps} {self.unit}s, less than one per cycle"
             raise SettingError("cycles", self.cycles, problem, f"use at most {steps} cycles or train longer")
         end = self.lowest_forward + (self.q_max - self.lowest_forward) * self._growth(1.0)
         if self.profile == "exponential" and ROUNDINGS[self.rounding](end) < self.q_max:
@@ -125,7 +125,7 @@ class Cyclic(ScheduleOptions):
 
     @property
     def lowest_forward(self) -> int:
-        """Lowest forward bits; with q_min=auto the lowest that may be found."""
+        """Lowest forward bits; with q_min=auto the lowest that the range test may find."""
         return self.range_test.start if self.q_min == AUTO else int(self.q_min)
 
     @property
@@ -153,7 +153,7 @@ class Cyclic(ScheduleOptions):
         period, duration = self._period(length), self._duration(length)
         if type(self).precision is not Cyclic.precision or period > LARGEST_PERIOD or self.period_rounding == "exact":
             return super().course(length)
-        half = (period + 1) // 2 if self.form == "within" else period  # precision rises or falls on either side of it
+        half = (period + 1) // 2 if self.form == "within" else period  # precision is monotone on either side of it
         last = length.total_steps - 1
 
         @cache
@@ -166,15 +166,13 @@ class Cyclic(ScheduleOptions):
                 parts += _monotone_course(at, first, min(end, duration))
         steps = [(precision, count * self._time_unit(length)) for precision, count in joined(parts)]
         precision, count = steps.pop()
-        count -= (
-            sum(count for _, count in [*steps, (precision, count)]) - length.total_steps
-        )  # of an epoch that is cut off
+        count -= sum(count for _, count in [*steps, (precision, count)]) - length.total_steps  # of a truncated epoch
         if self.end_at_q_max:
             return joined([*steps, (precision, count - 1), (self.reference, 1)])
         return [*steps, (precision, count)]
 
     def _time_unit(self, length: RunLength) -> int:
-        """Steps of what `unit` counts."""
+        """Number of steps per `unit`."""
         return 1 if self.unit == "iteration" else length.steps_per_epoch or 1
 
     def level(self, step: int, length: RunLength) -> float:
@@ -214,7 +212,7 @@ class Cyclic(ScheduleOptions):
 
 
 def _monotone_course(at: Callable[[int], Precision], first: int, end: int) -> list[tuple[Precision, int]]:
-    """The course from `first` to before `end`, where precision only rises or only falls: it changes at few times."""
+    """The course from `first` to before `end`, where precision is monotone and so changes at few steps."""
     if end <= first:
         return []
     if end - first <= 2 or at(first) == at(end - 1):
@@ -225,14 +223,14 @@ def _monotone_course(at: Callable[[int], Precision], first: int, end: int) -> li
 
 @dataclass
 class Delayed(Cyclic):
-    """q_min until `start`, then the cyclic schedule: CPT enabled late.
+    """q_min until `start`, then the cyclic schedule: delayed CPT.
 
-    Source: CPT, appendix B and table 7. The paper does not say how long the cycles are after a late start: `cycle_length`
-    spreads all of them over the rest of the run (`rescaled`) or leaves their length as in a run without delay (`unchanged`).
+    Source: CPT, appendix B and table 7. The paper does not give the length of the cycles after a delayed start: `cycle_length`
+    fits all of them into the rest of the run (`rescaled`) or keeps the length they have without delay (`unchanged`).
     """
 
-    start: float = setting(0.5, "fraction of the run at which the cycles begin; 1 means never", minimum=0, maximum=1)
-    cycle_length: str = setting("rescaled", "cycles after the start", choices=("rescaled", "unchanged"))
+    start: float = setting(0.5, "fraction of the run at which the cycles start; 1: never", minimum=0, maximum=1)
+    cycle_length: str = setting("rescaled", "length of the cycles after the start", choices=("rescaled", "unchanged"))
 
     def _check_cycles(self, length: RunLength) -> None:
         if self._first(length) < length.total_steps:

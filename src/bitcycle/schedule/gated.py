@@ -1,6 +1,6 @@
-"""Precision that the network chooses, for each sample and each block: DFQ, and FracTrain's stages of its cost target.
+"""Precision chosen by the network for each sample and block: DFQ, and FracTrain, which raises DFQ's cost target in stages.
 
-This module says what there is to choose from and which cost is aimed at, in plain numbers; `bitcycle.layer.gate` chooses.
+This module defines the options and the target cost as plain numbers; the gates are in `bitcycle.layer.gate`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ OPTION_LISTS: dict[str, Pairs] = {
 
 
 class Family(NamedTuple):
-    """What the paper or its code sets differently for a family of networks.
+    """Settings that the paper or its code varies between families of networks.
 
     Attributes:
         paper, code: names of the option lists.
         weight_bits: fixed precision of the weights.
-        gate_sizes: channels of the two embedding convolutions (0: there is only the second) and state of the LSTM.
-        block_weight: `equal` or `macs`, the share of a block in the cost.
-        initial: initialisation of the gates: `fan_out` as the network's own, or PyTorch's `default`.
+        gate_sizes: channels of the two embedding convolutions (0: only the second exists) and state size of the LSTM.
+        block_weight: weight of a block in the cost, `equal` or `macs`.
+        initial: initialisation of the gates: `fan_out` as in the network, or PyTorch's `default`.
     """
 
     paper: str
@@ -55,18 +55,18 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class GateOptions:
-    """Everything that the gates of a network are made of, with all defaults filled in.
+    """Configuration of the gates of a network, with all defaults resolved.
 
     Attributes:
-        options: what a block chooses from, in the order of the gate's outputs.
+        options: options of a block, in the order of the gate's outputs.
         weight_bits: fixed precision of the weights in the blocks.
         depthwise_bits: fixed (forward, gradient) bits of depthwise convolutions; None: chosen with the block.
         gate_sizes, initial, block_weight: as in `Family`.
-        shared: one LSTM and projection for all blocks, or one for each.
-        backward: `all` candidates for all samples, or that of the `chosen` candidate of each sample.
-        remask_gradient: zero the gradient of samples that did not choose a candidate in each of its layers.
+        shared: one LSTM and projection shared by all blocks, or one for each.
+        backward: `all` candidates for all samples, or only the `chosen` candidate of each sample.
+        remask_gradient: in each layer of a candidate, zero the gradient of samples that did not choose it.
         beta, cost_reduction, adaptive_beta, target_range, relax: the cost term of the loss.
-        depthwise_reference: what depthwise convolutions count in the denominator of cp.
+        depthwise_reference: cost of depthwise convolutions in the denominator of cp.
     """
 
     options: Pairs
@@ -98,30 +98,30 @@ class GateOptions:
 
 @dataclass
 class Dfq(ScheduleOptions):
-    """DFQ: a recurrent gate chooses, for each sample and each block, the bits of activations and gradients, or to skip it.
+    """DFQ: a recurrent gate chooses the bits of activations and gradients for each sample and block, or skips the block.
 
         x' = sum_k m_k Block(x; activation bits a_k, gradient bits g_k, weight bits w),    m = onehot(argmax p), per sample
         loss = CE + s beta C / mean_l W_l,    C = sum over blocks l, samples n, options k of m W_l c_k + depthwise
         c_k = (a_k w + g_k w + a_k g_k) / 1024,    cp = 100 C / (samples * 3 sum_l W_l)        in percent of float32
-        s = -1 if cp < target;  0 if target <= cp < target + target_range;  +1 otherwise       at each step, of its batch
+        s = -1 if cp < target;  0 if target <= cp < target + target_range;  +1 otherwise       per step, with cp of its batch
 
-    First and last layer are float; other layers outside the blocks have the most bits that a block can choose, and so does
-    `schedule(step)`, as it is logged. Of a block that changes size or width, a skip is its shortcut convolution in float.
+    First and last layer are float; other layers outside the blocks have the highest bits that a block can choose, which is also
+    the value of `schedule(step)` in logs. Skipping a block that changes size or width leaves its shortcut convolution in float.
 
-    Source: FracTrain, section 3.2 and appendix F; released code, train_dfq.py and models.py. Differs from the code in that
-    0/0 skips in MobileNetV2, too (there: the block in float at no charge), and is not offered to its three blocks without a
-    shortcut; in that a skip saves the depthwise convolution; in cp of the samples that a batch has (there: of a full batch);
-    and in mixing the outputs of blocks where its ImageNet networks mix the operands of convolutions.
+    Source: FracTrain, section 3.2 and appendix F; released code, train_dfq.py and models.py. Differs from the code: 0/0 skips
+    the block in MobileNetV2 as well (there: the block in float at no cost), but is not an option for its three blocks without
+    a shortcut; a skip saves the depthwise convolution; cp is that of the actual batch (there: of a full batch); and block
+    outputs are mixed, whereas the code's ImageNet networks mix the operands of convolutions.
     """
 
     name: str = "dfq"
-    q_min: Any = setting(3, "not used: the options say the bits", affects_result=False)
+    q_min: Any = setting(3, "not used: see `options`", affects_result=False)
     q_max: int = setting(8, "bits of the static baseline that costs are compared with", minimum=1, maximum=32)
     cycles: int = setting(8, "not used", affects_result=False, unused=True)
-    target: float = setting(3.0, "cp, the cost that is aimed at, in percent of float32", minimum=0, maximum=100)
+    target: float = setting(3.0, "target of the cost cp, in percent of float32", minimum=0, maximum=100)
     options: Any = setting(
         "paper",
-        "what a block chooses from: paper, code (of the network's family), paper_resnet, paper_mobilenet_v2, code_cifar, "
+        "options of a block: paper, code (of the network's family), paper_resnet, paper_mobilenet_v2, code_cifar, "
         "code_imagenet, or [activation, gradient] bits, as [[0,0],[3,6]], where [0,0] skips",
     )
     weight_bits: Optional[int] = setting(
@@ -132,48 +132,50 @@ class Dfq(ScheduleOptions):
     )
     depthwise_bits: Optional[list[int]] = setting(
         [8, 16],
-        "fixed [forward, gradient] bits of depthwise convolutions, their weights have weight_bits; null: as the block chooses",
+        "fixed [forward, gradient] bits of depthwise convolutions, whose weights have weight_bits; null: the block's choice",
         minimum=1,
         maximum=32,
     )
     family: Optional[str] = setting(
-        None, "family of networks that gives the defaults; null: as the model says", choices=tuple(FAMILIES)
+        None, "family of networks that determines the defaults; null: that of the model", choices=tuple(FAMILIES)
     )
     shared: bool = setting(
-        True, "one LSTM and projection for all blocks, as the code has; false: one for each, as the text says"
+        True, "one LSTM and projection shared by all blocks, as in the code; false: one for each, as in the text"
     )
     gate_sizes: Optional[list[int]] = setting(
         None,
-        "channels of the two embedding convolutions of a gate (0: only the second) and state of the LSTM; null: by family, "
+        "channels of a gate's two embedding convolutions (0: only the second) and state size of the LSTM; null: by family, "
         "32, 16, 16 for CIFAR ResNets",
         minimum=0,
     )
     backward: str = setting(
         "all",
-        "backward passes: all candidates for all samples, as the code, or of each sample its chosen one only (Eq. 1: what "
-        "remask_gradient gives, in a third of the time; quantizer sbm, compute=simulate)",
+        "backward pass: all candidates for all samples, as in the code, or only the chosen candidate of each sample (Eq. 1: "
+        "equals remask_gradient, in a third of the time; quantizer sbm, compute=simulate)",
         choices=("all", "chosen"),
     )
     remask_gradient: bool = setting(
         False,
-        "no gradient inside a candidate from samples that did not choose it (Eq. 1); false: batch norm and rounding noise "
-        "couple them, as in the code",
+        "mask gradients inside a candidate for samples that did not choose it (Eq. 1); false: batch norm and rounding noise "
+        "couple the samples, as in the code",
     )
     beta: float = setting(1e-3, "weight of the cost term", minimum=0)
     cost_reduction: str = setting(
-        "sum", "cost of the batch: sum over samples and blocks, as the code, or mean", choices=("sum", "mean")
+        "sum", "cost of the batch: sum over samples and blocks, as in the code, or mean", choices=("sum", "mean")
     )
-    adaptive_beta: bool = setting(False, "the cost term is at most a tenth of the loss (code: ada_beta, off)")
-    target_range: float = setting(0.0, "percent above the target within which the cost term rests", minimum=0)
+    adaptive_beta: bool = setting(False, "limit the cost term to a tenth of the loss (code: ada_beta, off)")
+    target_range: float = setting(0.0, "range above the target, in percent, where the cost term is off", minimum=0)
     relax: float = setting(
-        0.0, "percent on both sides of the target within which the sign is +-0.1 (code, train_dfq.py: off)", minimum=0
+        0.0,
+        "range on both sides of the target, in percent, where the sign is +-0.1 (code, train_dfq.py: off)",
+        minimum=0,
     )
     block_weight: Optional[str] = setting(
-        None, "share W_l of a block in the cost; null: equal for CIFAR ResNets, else macs", choices=("equal", "macs")
+        None, "weight W_l of a block in the cost; null: equal for CIFAR ResNets, else macs", choices=("equal", "macs")
     )
     depthwise_reference: str = setting(
         "float32",
-        "what depthwise convolutions count in the denominator of cp: float32, or quantized (the code: their own bits)",
+        "cost of depthwise convolutions in the denominator of cp: float32, or quantized (the code: at their own bits)",
         choices=("float32", "quantized"),
     )
 
@@ -191,7 +193,7 @@ class Dfq(ScheduleOptions):
 
     @property
     def facts(self) -> Family:
-        """Defaults of the family; those of CIFAR ResNets where none is known."""
+        """Defaults of the family; those of CIFAR ResNets if it is unknown."""
         return FAMILIES[self.family or "resnet"]
 
     @property
@@ -200,7 +202,7 @@ class Dfq(ScheduleOptions):
         if isinstance(self.options, str):
             names = {"paper": self.facts.paper, "code": self.facts.code, **{name: name for name in OPTION_LISTS}}
             if self.options not in names:
-                raise SettingError("options", self.options, "is no list of options", nearest(self.options, names))
+                raise SettingError("options", self.options, "is not a list of options", nearest(self.options, names))
             return OPTION_LISTS[names[self.options]]
         _check_pairs(self.options)
         return tuple((pair[0], pair[1]) for pair in self.options)
@@ -239,7 +241,7 @@ class Dfq(ScheduleOptions):
         return self if self.family is not None or family is None else replace(self, family=family)
 
     def precision(self, step: int, length: RunLength) -> Precision:
-        """The bits of layers outside the blocks: the most that a block can choose."""
+        """The bits of layers outside the blocks: the highest that a block can choose."""
         activation, gradient = (max(bits) for bits in zip(*self.pairs))
         return Precision(self.gates.weight_bits, activation, gradient)
 
@@ -249,12 +251,12 @@ class Dfq(ScheduleOptions):
 
 @dataclass
 class FracTrain(LossPlateau, Dfq):
-    """FracTrain: DFQ whose cost target rises by `target_step` when the loss has become flat, as PFQ's precision does.
+    """FracTrain: DFQ whose cost target rises by `target_step` when the loss becomes flat, as the precision of PFQ does.
 
         target of stage k = target + k target_step,    k = turning points so far, at most stages - 1
 
-    Source: FracTrain, section 3.3, algorithm 2 and appendix G; released code, train_frac.py. Differs from it in what counts
-    as an epoch (`epoch_steps`: 390 there).
+    Source: FracTrain, section 3.3, algorithm 2 and appendix G; released code, train_frac.py. Differs from it in the
+    length of an epoch (`epoch_steps`: 390 there).
     """
 
     name: str = "fractrain"
@@ -264,11 +266,11 @@ class FracTrain(LossPlateau, Dfq):
         minimum=0,
         maximum=100,
     )
-    target_step: float = setting(0.5, "how much the target rises from stage to stage", minimum=0)
+    target_step: float = setting(0.5, "increase of the target from stage to stage", minimum=0)
     stages: int = setting(4, "number of stages", minimum=1)
     indicator_loss: str = setting(
         "total",
-        "loss that the indicator sees: total, with the signed cost term (as the code), or ce, the cleaner signal",
+        "loss for the indicator: total, with the signed cost term (as in the code), or ce, the less noisy signal",
         choices=("total", "ce"),
     )
 
@@ -286,7 +288,7 @@ class FracTrain(LossPlateau, Dfq):
 
 @dataclass(frozen=True)
 class GatedSchedule(Schedule):
-    """DFQ in a run: the schedule says the target, the network's gates say the bits."""
+    """DFQ bound to a run: the schedule provides the target cost, the network's gates choose the bits."""
 
     options: Dfq
 
@@ -305,7 +307,7 @@ class GatedSchedule(Schedule):
 
     @property
     def compute_target(self) -> float:
-        """Cost that the gates aim at now, in percent of float32."""
+        """Current target cost of the gates, in percent of float32."""
         return self.options.target
 
     @property
@@ -316,7 +318,7 @@ class GatedSchedule(Schedule):
 
 @dataclass(frozen=True)
 class FracTrainSchedule(GatedSchedule, LossPlateauSchedule):
-    """FracTrain in a run: tell it the mean loss of every epoch by `observe`."""
+    """FracTrain bound to a run; `observe` takes the mean loss of every epoch."""
 
     options: FracTrain
 
@@ -334,15 +336,15 @@ class FracTrainSchedule(GatedSchedule, LossPlateauSchedule):
 
 
 def _check_pairs(pairs: Any) -> None:
-    """Raise SettingError unless `pairs` is a list of different [activation, gradient] bits that computes something."""
+    """Raise SettingError unless `pairs` is a list of distinct [activation, gradient] bits, not all of them skips."""
     remedy = "give [activation, gradient] bits of 1 to 32, or [0,0] to skip a block, as [[0,0],[3,6],[6,8]]"
     if not isinstance(pairs, (list, tuple)) or not pairs:
-        raise SettingError("options", pairs, "is no list of options", remedy)
+        raise SettingError("options", pairs, "is not a list of options", remedy)
     for pair in pairs:
         is_pair = isinstance(pair, (list, tuple)) and len(pair) == 2 and all(type(bits) is int for bits in pair)
         if not is_pair or (tuple(pair) != (0, 0) and not all(1 <= bits <= FLOAT for bits in pair)):
-            raise SettingError("options", pairs, f"{pair} is no option", remedy)
+            raise SettingError("options", pairs, f"{pair} is not an option", remedy)
     if len({tuple(pair) for pair in pairs}) < len(pairs):
-        raise SettingError("options", pairs, "an option is named twice", "name each option once")
+        raise SettingError("options", pairs, "an option occurs twice", "list each option once")
     if all(tuple(pair) == (0, 0) for pair in pairs):
         raise SettingError("options", pairs, "every option skips the block", remedy)

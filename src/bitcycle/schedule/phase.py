@@ -1,4 +1,4 @@
-"""Phases: stretches of a run with a learning rate and starting weights of their own. The trainer executes them as they are."""
+"""Phases of a run, each with its own learning rate and starting weights. The trainer executes them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ STARTS = ("previous", "best", "flattest")
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of a run. A run without phases is a single one with all defaults.
+    """One phase of a run. A run without phases is a single one with all defaults.
 
     Attributes:
-        start, steps: its first step and its length.
-        rate_factor: times the learning rate of the run's recipe.
+        start, steps: first step and length.
+        rate_factor: factor of the recipe's learning rate.
         rate_ratio: (a, b): the rate is also multiplied by D_a / D_b, the geometric mean over the layers of the optimal
-            quantization step at a bits divided by that at b bits, of the weights that the phase starts from.
-        constant_rate: the rate does not follow the recipe's shape, it stays at what it is at first.
-        start_from: weights at the end of the phase before (previous), those with its best validation (best), or, of its
+            quantization step at a bits divided by that at b bits, for the starting weights of the phase.
+        constant_rate: keep the initial rate instead of following the recipe.
+        start_from: weights at the end of the previous phase (previous), those with its best validation (best), or, of its
             `candidates` best by validation, those with the smallest Tr(sqrt v) (flattest).
-        candidates: among how many weights of the phase before `flattest` chooses.
-        optimizer_moments: that Tr(sqrt v) is that of the optimizer's own second moments instead of ones that the trainer tracks.
-        keep_optimizer: momentum and moments of the phase before stay.
-        reset_batch_norm: running statistics are reset.
-        carry_quantized: starts from the quantized values of the weights instead of the float master weights.
+        candidates: number of weights of the previous phase that `flattest` chooses from.
+        optimizer_moments: compute Tr(sqrt v) from the optimizer's second moments instead of tracked ones.
+        keep_optimizer: keep momentum and moments of the previous phase.
+        reset_batch_norm: reset running statistics.
+        carry_quantized: start from the quantized values of the weights instead of the float master weights.
     """
 
     start: int
@@ -40,7 +40,7 @@ class Phase:
 
     @property
     def kept(self) -> int:
-        """How many weights of the phase before must be kept until this one begins."""
+        """Number of weights of the previous phase to keep until this one begins."""
         return {"previous": 0, "best": 1, "flattest": self.candidates}[self.start_from]
 
     @property

@@ -1,4 +1,4 @@
-"""Schedules in phases: constant bits in each, a learning rate that restarts, weights chosen between them."""
+"""Schedules in phases, each with constant bits, a restarted learning rate and its choice of starting weights."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ RATIO_BITS = (2, 8)
 
 @dataclass
 class PhasedOptions(ScheduleOptions):
-    """What schedules in phases share. Subclasses say bits, length and rate of each phase.
+    """Base class of schedules in phases. Subclasses define bits, length and learning rate of each phase.
 
-    With L_i the lengths, phase k begins at step round(T (L_1 + ... + L_(k-1)) / (L_1 + ... + L_n)). Within a phase of S steps
-    the rate of its step t is the one that the recipe has at t of a run of S steps, times the phase's factor.
+    With lengths L_i, phase k begins at step round(T (L_1 + ... + L_(k-1)) / (L_1 + ... + L_n)). At step t of a phase of S steps,
+    the rate is the recipe's rate at step t of a run of S steps, times the phase's factor.
     """
 
     cycles: int = setting(8, "not used", affects_result=False, unused=True)
-    gradient: int = setting(32, "gradient bits where weights or activations have few", minimum=1, maximum=32)
+    gradient: int = setting(32, "gradient bits in phases with quantized weights or activations", minimum=1, maximum=32)
     decay: str = setting(
         "shape",
-        "learning rate within a phase: the shape of training.learning_rate compressed into it, or constant",
+        "learning rate within a phase: training.learning_rate compressed to its length, or constant",
         choices=("shape", "constant"),
     )
     keep_optimizer: bool = setting(
-        False, "momentum and moments stay at a change of phase (HLHLp and partial pre-training do not say)"
+        False, "keep momentum and moments at a phase transition (HLHLp and partial pre-training do not say)"
     )
-    reset_bn: bool = setting(False, "batch norm's running statistics are reset at a change of phase")
+    reset_bn: bool = setting(False, "reset batch norm's running statistics at a phase transition")
 
     @property
     def shares(self) -> Sequence[float]:
-        """Relative lengths of the phases; one of length 0 does not take place."""
+        """Relative lengths of the phases; phases of length 0 are skipped."""
         raise NotImplementedError
 
     @property
     def phase_bits(self) -> Sequence[tuple[int, int]]:
-        """Bits of weights and of activations in each phase."""
+        """(weight bits, activation bits) of each phase."""
         raise NotImplementedError
 
     def recipe(self, index: int) -> Phase:
-        """Everything but the place of phase `index`."""
+        """Phase `index` without its position in the run."""
         raise NotImplementedError
 
     @property
@@ -96,21 +96,21 @@ class PhasedOptions(ScheduleOptions):
 
 @dataclass
 class PartialPretrain(PhasedOptions):
-    """Float training for a part of the run, then the same network with few bits; each part has the whole learning rate shape.
+    """Float training for a part of the run, then training at low precision; each part has a complete learning rate schedule.
 
         t < round(split T):  q_max bits, rate(t, round(split T))
         afterwards:          q_min bits, rate(t - round(split T), T - round(split T))
 
-    Source: partial pre-training, section 3 and algorithm 1 (split 1/2), section 6 (other splits). Differs from the authors'
-    code in nothing that we know of: none was released. The paper does not say what becomes of optimizer state and batch
-    norm's statistics at the switch: the former is reset (`keep_optimizer`), the latter stay (`reset_bn`).
+    Source: partial pre-training, section 3 and algorithm 1 (split 1/2), section 6 (other splits). No code was released. The
+    paper does not say what happens to optimizer state and batch norm's statistics at the switch: the former is reset
+    (`keep_optimizer`), the latter are kept (`reset_bn`).
     """
 
     name: str = "partial_pretrain"
     q_min: int = setting(1, "bits of weights and activations in the second phase", minimum=1, maximum=32)
     q_max: int = setting(32, "bits of weights and activations in the first phase; 32 is float", minimum=1, maximum=32)
     split: float = setting(
-        0.5, "share of the run in the first phase; 0 trains at q_min, 1 at q_max throughout", minimum=0, maximum=1
+        0.5, "fraction of the run in the first phase; 0: q_min throughout, 1: q_max throughout", minimum=0, maximum=1
     )
 
     @property
@@ -127,24 +127,24 @@ class PartialPretrain(PhasedOptions):
 
 @dataclass
 class Hlhlp(PhasedOptions):
-    """Training at high, low, high and low precision in turn, from weights that validation and flatness choose.
+    """Alternating high and low precision (HLHL), with starting weights chosen by validation and flatness.
 
         rates of the phases   initial  eta              eta is training.learning_rate
                               coarse   alpha eta r      r = D_2 / D_8, the geometric mean over the layers of the optimal steps
-                              fine     alpha eta            at 2 and 8 bits, of the weights that the phase starts from
-        starting weights      best     of the phase before by validation
+                              fine     alpha eta            at 2 and 8 bits, for the weights that the phase starts from
+        starting weights      best     of the previous phase by validation
                               flattest of its `candidates` best by validation those with the smallest s = Tr(sqrt v)
         s = sum over all weights of sqrt(v / (1 - beta^k)),  v = average of squared gradients with beta = 0.999, k steps
 
-    Source: HLHLp, sections 3.2 and 4; Kingma and Ba 2014 for v. Differs from the authors' code in nothing that we know of: none
-    was released. The paper does not say how long later phases are, nor the shape of their rates, nor alpha beyond "typically
-    from 0.1 to 0.01", nor what happens to the optimizer: all are settings. It trains with SGD where it takes Adam's v for
-    flatness, hence v is tracked beside the optimizer, unless `second_moment=optimizer`.
+    Source: HLHLp, sections 3.2 and 4; Kingma and Ba 2014 for v. No code was released. The paper specifies neither the length of
+    later phases, the shape of their rates, alpha beyond "typically from 0.1 to 0.01", nor what happens to the optimizer: all
+    are settings. The paper trains with SGD but measures flatness by Adam's v, so v is tracked separately from the optimizer
+    unless `second_moment=optimizer`.
     """
 
     name: str = "hlhlp"
-    q_min: int = setting(2, "not used: `bits` says the bits", affects_result=False)
-    q_max: int = setting(32, "not used: `bits` says the bits", affects_result=False)
+    q_min: int = setting(2, "not used: see `bits`", affects_result=False)
+    q_max: int = setting(32, "not used: see `bits`", affects_result=False)
     bits: list[int] = setting([32, 2, 8, 2], "bits of the weights in each phase; 32 is float", minimum=1, maximum=32)
     activation_bits: Optional[list[int]] = setting(
         None, "bits of the activations in each phase; null: float (HLHLp on images)", minimum=1, maximum=32
@@ -159,31 +159,31 @@ class Hlhlp(PhasedOptions):
     )
     start_from: list[str] = setting(
         ["previous", "best", "flattest", "best"],
-        "weights that each phase starts from: the last ones (previous), the best by validation of the phase before, or the"
+        "weights that each phase starts from: the last ones (previous), the previous phase's best by validation, or the"
         " flattest of its best",
         choices=STARTS,
     )
     alpha: float = setting(0.01, "factor of the rate after the first phase (HLHLp 3.2: 0.1 to 0.01)", minimum=0)
     ratio: Optional[float] = setting(
         None,
-        "factor r of the coarse rate; null: D_2/D_8, measured on the weights that the phase starts from",
+        "factor r of the coarse rate; null: D_2/D_8, measured on the starting weights of the phase",
         minimum=0,
     )
-    candidates: int = setting(5, "weights among which `flattest` chooses (HLHLp 3.2: three to five)", minimum=1)
+    candidates: int = setting(5, "number of weights that `flattest` chooses from (HLHLp 3.2: three to five)", minimum=1)
     second_moment: str = setting(
         "tracked",
-        "v in Tr(sqrt v): an average of squared gradients beside any optimizer (tracked), or Adam's own (optimizer)",
+        "v in Tr(sqrt v): tracked separately for any optimizer (tracked), or Adam's second moments (optimizer)",
         choices=("tracked", "optimizer"),
     )
     carry: str = setting(
         "latent",
-        "what a phase takes over from the weights that it starts from: the float master weights, or their quantized values",
+        "values that a phase takes from its starting weights: the float master weights, or their quantized values",
         choices=("latent", "quantized"),
     )
 
     def validate(self) -> None:
         if not self.bits:
-            raise SettingError("bits", self.bits, "there is no phase", "give bits, as [32,2,8,2]")
+            raise SettingError("bits", self.bits, "is empty", "give bits, as [32,2,8,2]")
         for name in ("activation_bits", "lengths", "rates", "start_from"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.bits):
@@ -191,7 +191,7 @@ class Hlhlp(PhasedOptions):
                 raise SettingError(name, values, problem, "give one value for each phase")
         if self.start_from[0] != "previous":
             problem = "there are no weights to choose from before the first phase"
-            raise SettingError("start_from", self.start_from, problem, "let the first be previous")
+            raise SettingError("start_from", self.start_from, problem, "set the first to previous")
 
     @property
     def chooses(self) -> bool:

@@ -1,4 +1,4 @@
-"""When has the loss stopped falling: the indicator of progressive fractional quantization (PFQ)."""
+"""Loss plateau indicator of progressive fractional quantization (PFQ)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SCALE_EPOCHS = 10
-"""Epochs whose losses set the scale that differences are measured in."""
+"""Number of initial epochs whose losses set the scale of loss differences."""
 
 
 @dataclass
 class PlateauIndicator:
-    """Told the loss of each epoch, says when it has become flat: a turning point.
+    """Detects turning points, where the loss per epoch has become flat.
 
     With the last `window` losses l_1 .. l_w since the last turning point and the scale S, the mean of the first ten losses
     of the run (or their largest, `peak`), a turning point is reached when the window is full and
@@ -19,10 +19,10 @@ class PlateauIndicator:
         |l_j - l_w| / S <= threshold     for every j < w             difference = window       (as in the released code)
         |l_j - l_(j+1)| / S <= threshold  for every j < w             difference = consecutive  (as FracTrain, algorithm 1, says)
 
-    A turning point empties the window and multiplies the threshold with alpha, `max_decays` times at most.
+    A turning point empties the window and multiplies the threshold by alpha, at most `max_decays` times.
 
     Source: FracTrain, section 3.1 and algorithm 1; released code, train_pfq.py. Differs from the code in that every turning
-    point multiplies the threshold unless max_decays=2 is set (which changes nothing in a schedule of four stages).
+    point decays the threshold unless max_decays=2 is set (which makes no difference for a schedule of four stages).
     """
 
     threshold: float
@@ -37,7 +37,7 @@ class PlateauIndicator:
     turning_points: int = 0
 
     def update(self, loss: float) -> bool:
-        """Take the loss of the epoch that ended; True at a turning point."""
+        """Record the loss of the last epoch; True at a turning point."""
         self.epochs += 1
         if len(self.first_losses) < SCALE_EPOCHS:
             self.first_losses.append(loss)
@@ -63,7 +63,7 @@ class PlateauIndicator:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What changes from epoch to epoch, as plain numbers."""
+        """The state of the indicator as plain numbers."""
         names = ("threshold", "epochs", "first_losses", "recent", "turning_points")
         return {name: getattr(self, name) for name in names}
 

@@ -1,4 +1,4 @@
-"""Precision: how many bits the weights, the activations and the gradients have."""
+"""Precision: the bits of weights, activations and gradients."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 FLOAT = 32
-"""The number of bits that stands for float32, that is, for no quantization."""
+"""The number of bits that denotes float32, that is, no quantization."""
 
 
 class Precision(NamedTuple):
@@ -23,7 +23,7 @@ class Precision(NamedTuple):
 
 
 def effective(precision: Precision) -> Precision:
-    """What a step computes: where weights and activations are float, gradients are too, whatever their bits.
+    """The effective precision of a step: if weights and activations are float, so are gradients.
 
     >>> effective(Precision(32, 32, 8))
     Precision(weight=32, activation=32, gradient=32)
@@ -32,7 +32,7 @@ def effective(precision: Precision) -> Precision:
 
 
 def run_lengths(precisions: Iterable[Precision]) -> list[tuple[Precision, int]]:
-    """Neighbouring equal precisions joined, with their number of steps.
+    """Run-length encoding of precisions: [(precision, steps), ...].
 
     >>> run_lengths([Precision(3, 3, 8)] * 2 + [Precision(4, 4, 8)])
     [(Precision(weight=3, activation=3, gradient=8), 2), (Precision(weight=4, activation=4, gradient=8), 1)]
@@ -41,7 +41,7 @@ def run_lengths(precisions: Iterable[Precision]) -> list[tuple[Precision, int]]:
 
 
 def joined(course: Iterable[tuple[Precision, int]]) -> list[tuple[Precision, int]]:
-    """A course whose neighbours of equal precision are one, and which has no parts without steps.
+    """A course with adjacent parts of equal precision merged and empty parts removed.
 
     >>> joined([(Precision(3, 3, 8), 2), (Precision(4, 4, 8), 0), (Precision(3, 3, 8), 1)])
     [(Precision(weight=3, activation=3, gradient=8), 3)]

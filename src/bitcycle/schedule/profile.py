@@ -1,6 +1,6 @@
 """Growth profiles: functions g from [0, 1] to [0, 1] along which precision rises within one cycle.
 
-Source: Better Schedules, section 3.2, step one. The paper prints no constants; the defaults are those of the authors' code.
+Source: Better Schedules, section 3.2, step one. The paper gives no constants; the defaults are those of the authors' code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The precision range test of CPT: the fewest bits at which training gets anywhere, found by raising them during training."""
+"""The precision range test of CPT: finds the lowest precision at which training makes progress, by raising it in training."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from bitcycle.settings import SettingError, Settings, setting
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
-"""The word that stands for a q_min that a range test has to find."""
+"""Value of q_min that a range test replaces by the one it finds."""
 
 LEVEL_STEPS, WINDOW = 390, 100
-"""Steps at each precision, and the last of them over which accuracy is averaged, in a run of the papers' length."""
+"""Steps at each precision, and averaging window at their end, in a run of the papers' length."""
 
 SHORT_RUN = 16
-"""A precision lasts at most this part of a run, so that shorter runs have a shorter test."""
+"""Maximum length of a precision as a fraction of the run, so that shorter runs have a shorter test."""
 
 
 def check_q_min(value: object) -> None:
-    """Raise SettingError for a q_min that is neither a whole number nor the word auto."""
+    """Raise SettingError for a q_min that is neither an integer nor `auto`."""
     if value != AUTO and type(value) is not int:
         shown, problem = ("null", "cannot be null") if value is None else (value, "has the wrong type")
         raise SettingError("q_min", shown, problem, f"give a whole number (type Integer), or {AUTO}")
@@ -34,16 +34,16 @@ def check_q_min(value: object) -> None:
 
 @dataclass
 class RangeTestRule(Settings):
-    """How long each precision is tried, and what counts as getting somewhere."""
+    """How long each precision is tried, and which rise in accuracy counts as progress."""
 
     level_steps: Optional[int] = setting(
-        None, "range test: steps at each precision; null: 390, in short runs a sixteenth of the run", minimum=1
+        None, "range test: steps at each precision; null: 390, or a sixteenth of the run if that is less", minimum=1
     )
     window: Optional[int] = setting(
-        None, "range test: last steps of a precision whose accuracy counts; null: 100 of 390", minimum=1
+        None, "range test: averaging window of the accuracy, at the end of a precision; null: 100 of 390", minimum=1
     )
     threshold: float = setting(
-        0.02, "range test: rise of the training accuracy (0 to 1) that shows that training works", minimum=0, maximum=1
+        0.02, "range test: rise of the training accuracy (0 to 1) that counts as progress", minimum=0, maximum=1
     )
 
     def lengths(self, total_steps: int, levels: int) -> tuple[int, int]:
@@ -52,7 +52,7 @@ class RangeTestRule(Settings):
         return steps, self.window or max(1, round(steps * WINDOW / LEVEL_STEPS))
 
     def check_fit(self, total_steps: int, levels: int) -> None:
-        """Raise SettingError where the test would be longer than the run, or the window longer than a precision."""
+        """Raise SettingError if the test is longer than the run, or the window longer than a precision."""
         steps, window = self.lengths(total_steps, levels)
         if steps * levels > total_steps:
             problem = f"{levels} precisions of {steps} steps do not fit into the run's {total_steps}"
@@ -66,28 +66,28 @@ class RangeTestRule(Settings):
 
 @dataclass
 class FirstRangeTest(RangeTestRule):
-    """Options of the range test that runs first where q_min=auto."""
+    """Options of the range test that precedes a run with q_min=auto."""
 
-    start: int = setting(2, "range test: bits that it begins with", minimum=1, maximum=32)
+    start: int = setting(2, "range test: initial bits", minimum=1, maximum=32)
 
 
 @dataclass
 class RangeTest(RangeTestRule, ScheduleOptions):
-    """Raises precision while training goes on, until training accuracy rises: the precision of that rise is q_min.
+    """Raises the precision during training until the training accuracy rises; the precision of that rise is q_min.
 
-    With chance accuracy c (the share of the most frequent class), S = level_steps and w = window:
+    With majority baseline c (the accuracy of the most frequent class), S = level_steps and w = window:
 
         r := c
         for b = q_min .. q_max - 1:  train S more steps at b bits
                                      A := mean training accuracy of the last w of them
                                      found b, if A - r > threshold;  r := max(r, A)
-        found q_max, if nothing else
+        found q_max, if no other
 
-    Weights and optimizer go on from one precision to the next; a precision at which the loss was not finite is never found, and
-    after it they start again. The gradient has q_max bits unless `gradient` says otherwise. Learning rate and its warm-up are
-    those at the beginning of the whole run.
+    Weights and optimizer state carry over from one precision to the next; after a precision with a non-finite loss, which is
+    never chosen, they are reset. The gradient has q_max bits unless `gradient` is set. The learning rate and its warm-up are
+    those of the beginning of the whole run.
 
-    Source: CPT, section 3.3 and figure 4, which give neither window, threshold, length nor gradient bits; there is no released
+    Source: CPT, section 3.3 and figure 4, which specify neither window, threshold, length nor gradient bits; there is no released
     code. The test ends when q_min is found, unless `stop` is false.
 
     Measured on CIFAR-10 with the recipe of the papers (SBM, batches of 128, rate 0.1, gradients of 8 bits), n = 1 each:
@@ -96,28 +96,28 @@ class RangeTest(RangeTestRule, ScheduleOptions):
         ResNet-20    156 steps (another seed)       A = 0.234 at 2 bits, 0.354 at 3 bits
         ResNet-38    156 steps                      A = 0.179 at 2 bits
 
-    Hence q_min = 2 for both, far above the threshold, where CPT uses 3 for its ResNets on CIFAR; its 3 and 4 bits of figure 4 are
-    of other networks on CIFAR-100. Around chance, A scatters by 0.003 (a window of 100 batches), a seventh of the threshold. Much
-    shorter levels find more bits: ResNet-38 is still at chance after 30 steps.
+    Hence q_min = 2 for both, far above the threshold. CPT uses 3 for its ResNets on CIFAR; the 3 and 4 bits in its figure 4 are
+    for other networks on CIFAR-100. At chance level, A has a standard deviation of 0.003 (window of 100 batches), a seventh of
+    the threshold. Much shorter levels give a higher q_min: ResNet-38 is still at chance level after 30 steps.
     """
 
     name: str = "range_test"
-    q_min: int = setting(2, "bits that the test begins with (CPT: the lowest possible, e.g. 2)", minimum=1, maximum=32)
+    q_min: int = setting(2, "initial bits of the test (CPT: the lowest possible, e.g. 2)", minimum=1, maximum=32)
     cycles: int = setting(8, "not used", affects_result=False, unused=True)
     gradient: Optional[int] = setting(None, "gradient precision in bits; null means q_max", minimum=1, maximum=32)
-    stop: bool = setting(True, "end when q_min is found; false goes on to q_max - 1, for the picture")
+    stop: bool = setting(True, "end when q_min is found; false: continue up to q_max - 1, for the figure")
 
     def validate(self) -> None:
         if self.q_min >= self.q_max:
             problem = f"there is nothing to test below q_max={self.q_max}"
-            raise SettingError("q_min", self.q_min, problem, "begin the test below q_max")
+            raise SettingError("q_min", self.q_min, problem, "start the test below q_max")
 
     def check_length(self, length: RunLength) -> None:
         self.check_fit(length.total_steps, len(self.levels))
 
     @property
     def levels(self) -> range:
-        """The precisions that are tried."""
+        """The precisions to try."""
         return range(self.q_min, self.q_max)
 
     def at(self, bits: int) -> Precision:
@@ -134,9 +134,9 @@ class RangeTest(RangeTestRule, ScheduleOptions):
 
 @dataclass
 class RangeIndicator:
-    """Told loss and accuracy at regular intervals, says which of the precisions `levels` is on, and where accuracy rose.
+    """State of a range test: the current one of the precisions `levels`, and the accuracy that each reached.
 
-    Each precision lasts `observations` intervals, and the mean accuracy of the last `window` of them counts.
+    Each precision lasts `observations` intervals and is judged by the mean accuracy of the last `window` of them.
     """
 
     levels: range
@@ -151,7 +151,7 @@ class RangeIndicator:
     should_reset: bool = False
 
     def begin(self, majority_baseline: float) -> None:
-        """Forget everything and begin at the first precision; a rise is first measured from `majority_baseline`."""
+        """Reset to the first precision; the first rise is measured from `majority_baseline`."""
         self.highest, self.found, self.trace = majority_baseline, None, []
         self._begin_level()
 
@@ -160,11 +160,11 @@ class RangeIndicator:
 
     @property
     def level(self) -> int:
-        """The current precision in bits; the last one at the end."""
+        """The current precision in bits; at the end the last one."""
         return self.levels[min(len(self.trace), len(self.levels) - 1)]
 
     def update(self, loss: float, accuracy: float) -> None:
-        """Take mean loss and accuracy of the interval that ended."""
+        """Record the mean loss and accuracy of the last interval."""
         self.should_reset = False
         self.accuracies.append(accuracy)
         self.diverged |= not math.isfinite(loss)
@@ -180,7 +180,7 @@ class RangeIndicator:
         self._begin_level()
 
     def state_dict(self) -> dict[str, Any]:
-        """What changes during the test, as plain numbers."""
+        """The state of the test as plain numbers."""
         names = ("highest", "found", "trace", "accuracies", "diverged", "should_reset")
         return {name: getattr(self, name) for name in names}
 
@@ -192,7 +192,7 @@ class RangeIndicator:
 
 @dataclass(frozen=True)
 class RangeTestSchedule(SearchSchedule):
-    """A range test in a run: tell it loss and training accuracy by `observe`, ask it for the current bits and the result."""
+    """A range test bound to a run: `observe` takes loss and training accuracy; it gives the current bits and the result."""
 
     options: RangeTest
 
@@ -203,7 +203,7 @@ class RangeTestSchedule(SearchSchedule):
 
     @cached_property
     def indicator(self) -> RangeIndicator:
-        """What the test has seen so far."""
+        """The state of the test."""
         steps, window = self.lengths
         each = self.observation_steps
         return RangeIndicator(self.options.levels, steps // each, window // each, self.options.threshold)
@@ -236,7 +236,7 @@ class RangeTestSchedule(SearchSchedule):
 
     @property
     def result(self) -> dict[str, Any]:
-        """q_min, the rule, and for each precision the accuracy that it reached and by how much that was a rise."""
+        """q_min, the rule, and for each precision the accuracy it reached and its rise."""
         if not self.finished:
             return {}
         found, reason = self.indicator.found, "the first precision at which training accuracy rose"
@@ -272,7 +272,7 @@ class RangeTestSchedule(SearchSchedule):
 
 @dataclass(frozen=True)
 class UndecidedSchedule(Schedule):
-    """A schedule with q_min=auto: it knows within which bits it will stay, and becomes a schedule by the test's result."""
+    """A schedule with q_min=auto: knows the bounds of its bits; `resolve` turns it into a schedule given the test's result."""
 
     options: Any
 
@@ -284,7 +284,7 @@ class UndecidedSchedule(Schedule):
     def summary(self) -> str:
         test = self.preliminary
         bound = test.bind(self.length.total_steps)
-        return f"q_min is found first, at {bound.lengths[0]} steps a precision from {test.q_min} bits on"
+        return f"q_min is found first, by {bound.lengths[0]} steps per precision from {test.q_min} bits on"
 
     @property
     def precisions(self) -> set[Precision]:
@@ -294,15 +294,15 @@ class UndecidedSchedule(Schedule):
 
     @property
     def preliminary(self) -> RangeTest:
-        """The schedule of the run that has to come first."""
+        """The range test that must run first."""
         test: RangeTest = self.options.first_test
         return test
 
     def resolve(self, result: dict[str, Any]) -> Schedule:
-        """The schedule that follows from the `result` of the preliminary run."""
+        """The schedule, given the `result` of the preliminary run."""
         decided: ScheduleOptions = dataclasses.replace(self.options, q_min=result["q_min"])
         return decided.bind(self.length.total_steps, self.length.steps_per_epoch)
 
     def __call__(self, step: int) -> Precision:
-        remedy = "run schedule=range_test first and give the number, or let `python train.py` do both"
-        raise SettingError("q_min", AUTO, "has not been found yet", remedy)
+        remedy = "run schedule=range_test first and set the result, or let `python train.py` do both"
+        raise SettingError("q_min", AUTO, "is not known yet", remedy)

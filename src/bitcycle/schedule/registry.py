@@ -1,4 +1,4 @@
-"""Every schedule by its name, and the function that makes one."""
+"""Registry of schedules by name, and the function that constructs one."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ SCHEDULES: dict[str, Preset[ScheduleOptions]] = registry(
         ),
         "delayed": Preset(
             Delayed,
-            "q_min first, the cosine cycles of CPT only after `start`",
+            "q_min until `start`, then the cosine cycles of CPT",
             "CPT, appendix B and table 7",
             profile="cosine",
             cycles=32,
@@ -78,7 +78,7 @@ SCHEDULES: dict[str, Preset[ScheduleOptions]] = registry(
         ),
         "pfq": Preset(
             Pfq,
-            "stages of rising precision, the next one when the loss has become flat",
+            "stages of rising precision, the next one when the loss becomes flat",
             "FracTrain, section 3.1 and algorithm 1",
         ),
         "dfq": Preset(
@@ -88,7 +88,7 @@ SCHEDULES: dict[str, Preset[ScheduleOptions]] = registry(
         ),
         "fractrain": Preset(
             FracTrain,
-            "DFQ whose target cost rises in stages, the next one when the loss has become flat",
+            "DFQ whose target cost rises in stages, the next one when the loss becomes flat",
             "FracTrain, section 3.3, algorithm 2 and appendix G",
         ),
         "hlhlp": Preset(
@@ -112,7 +112,7 @@ SCHEDULES: dict[str, Preset[ScheduleOptions]] = registry(
         ),
         "partial_pretrain": Preset(
             PartialPretrain,
-            "float for a part of the run, then few bits; the whole learning rate schedule in each part",
+            "float for a part of the run, then low precision; a complete learning rate schedule in each part",
             "partial pre-training, section 3 and algorithm 1; with quantizer=pact_binary and training=partial",
         ),
         "range_test": Preset(
@@ -137,11 +137,11 @@ def schedule(name: str, *, total_steps: int, steps_per_epoch: int | None = None,
     Args:
         name: one of `SCHEDULES`.
         total_steps: length of the run in optimizer steps.
-        steps_per_epoch: length of an epoch, needed with unit="epoch" only.
+        steps_per_epoch: length of an epoch, only needed with unit="epoch".
         options: fields of the schedule's class, such as q_min, q_max and cycles.
 
     Raises:
-        SettingError (a ValueError): for an unknown name or option, or for values that make no sense.
+        SettingError (a ValueError): for an unknown name or option, or invalid values.
 
     >>> rth = schedule("RTH", q_min=3, q_max=8, cycles=8, total_steps=64_000)
     >>> rth(0), rth(4_000)

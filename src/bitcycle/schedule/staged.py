@@ -1,4 +1,4 @@
-"""Precision that rises in stages: at given fractions of the run, or when the loss has become flat (PFQ)."""
+"""Precision that rises in stages: at given fractions of the run, or when the loss becomes flat (PFQ)."""
 
 from __future__ import annotations
 
@@ -63,19 +63,19 @@ class Staged(ScheduleOptions):
 
 @dataclass
 class LossPlateau(ScheduleOptions):
-    """Options of schedules whose next stage begins when the loss has become flat.
+    """Options of schedules whose next stage begins when the loss becomes flat.
 
-    Source: FracTrain, section 3.1 and algorithm 1; released code, train_pfq.py. The switches name where the two disagree.
+    Source: FracTrain, section 3.1 and algorithm 1; released code, train_pfq.py. Where the two disagree, there is a setting.
     """
 
     epsilon: float = setting(0.05, "threshold of the loss difference (paper 0.05, code's default 0.15)", minimum=0)
     alpha: float = setting(
         0.3, "factor of the threshold after a turning point (paper 0.3, code's default 0.4)", minimum=0
     )
-    window: int = setting(5, "epochs whose losses must be close to each other", minimum=2)
+    window: int = setting(5, "number of epochs whose losses must be close to each other", minimum=2)
     difference: str = setting(
         "window",
-        "differences of each earlier epoch to the latest (window, the code) or of neighbours (consecutive, algorithm 1)",
+        "differences of earlier epochs to the latest (window, the code) or of consecutive epochs (consecutive, algorithm 1)",
         choices=("window", "consecutive"),
     )
     scale: str = setting(
@@ -84,10 +84,10 @@ class LossPlateau(ScheduleOptions):
         choices=("mean10", "peak"),
     )
     max_decays: Optional[int] = setting(
-        None, "turning points that shrink the threshold; null: all (code: 2)", minimum=0
+        None, "number of turning points that decay the threshold; null: all (code: 2)", minimum=0
     )
     epoch_steps: Optional[int] = setting(
-        None, "steps of what counts as an epoch; null: a pass over the data (code: 400 or 390 steps)", minimum=1
+        None, "length of an epoch in steps; null: a pass over the data (code: 400 or 390 steps)", minimum=1
     )
 
     def check_length(self, length: RunLength) -> None:
@@ -96,17 +96,17 @@ class LossPlateau(ScheduleOptions):
             raise SettingError("epoch_steps", None, problem, "bind with steps_per_epoch, or set epoch_steps")
 
     def epoch_length(self, length: RunLength) -> int:
-        """Steps of what counts as an epoch."""
+        """Length of an epoch in steps."""
         return self.epoch_steps or length.steps_per_epoch or 1
 
     def indicator(self) -> PlateauIndicator:
-        """The indicator of flat losses, at its beginning."""
+        """A new loss plateau indicator."""
         return PlateauIndicator(self.epsilon, self.alpha, self.window, self.difference, self.scale, self.max_decays)
 
 
 @dataclass
 class Pfq(LossPlateau):
-    """Progressive fractional quantization: the next stage begins when the loss has become flat.
+    """Progressive fractional quantization: the next stage begins when the loss becomes flat.
 
     Source: FracTrain, section 3.1 and algorithm 1; released code, train_pfq.py.
     """
@@ -132,13 +132,13 @@ class Pfq(LossPlateau):
 
 @dataclass(frozen=True)
 class LossPlateauSchedule(FeedbackSchedule):
-    """In a run: tell it the mean loss of every epoch by `observe`; the next stage begins when the loss has become flat."""
+    """Bound to a run: `observe` takes the mean loss of every epoch; the next stage begins when it becomes flat."""
 
     options: LossPlateau
 
     @cached_property
     def indicator(self) -> PlateauIndicator:
-        """The turning points so far."""
+        """The indicator with the turning points so far."""
         return self.options.indicator()
 
     @property
@@ -168,7 +168,7 @@ class LossPlateauSchedule(FeedbackSchedule):
 
 @dataclass(frozen=True)
 class PfqSchedule(LossPlateauSchedule):
-    """PFQ in a run. Asked for a later step than the current one it answers with the bits of the current stage."""
+    """PFQ bound to a run. For steps after the current one it returns the bits of the current stage."""
 
     options: Pfq
 
@@ -189,7 +189,7 @@ class PfqSchedule(LossPlateauSchedule):
 
 def _check_stages(stages: list[int], gradient_stages: list[int]) -> None:
     if not stages:
-        raise SettingError("stages", stages, "there is no stage", "give forward bits, as [3,4,6,8]")
+        raise SettingError("stages", stages, "is empty", "give forward bits, as [3,4,6,8]")
     if len(stages) != len(gradient_stages):
         problem = f"there are {len(stages)} stages of forward bits"
         raise SettingError("gradient_stages", gradient_stages, problem, "give as many gradient bits")

@@ -21,7 +21,7 @@ class Static(ScheduleOptions):
     gradient: Optional[int] = setting(None, "gradient precision in bits; null means q_max", minimum=1, maximum=32)
 
     def validate(self) -> None:
-        """q_min is not used, hence not compared with q_max."""
+        """No check, as q_min is not used."""
         check_q_min(self.q_min)
 
     @property
@@ -39,7 +39,7 @@ class Static(ScheduleOptions):
 class Deficit(ScheduleOptions):
     """q_min inside a window of the run, q_max outside it, gradients at q_max throughout.
 
-    Source: Better Schedules, section 5 (critical learning periods). Differs from the authors' code in counting the window
+    Source: Better Schedules, section 5 (critical learning periods). Differs from the authors' code in measuring the window
     as a fraction of the run unless `unit` says otherwise; their CIFAR deficit runs include the last step (`inclusive`).
     """
 
@@ -48,7 +48,7 @@ class Deficit(ScheduleOptions):
     start: float = setting(0.0, "where the window of low precision begins, in `unit`", minimum=0)
     end: float = setting(0.25, "where the window of low precision ends, in `unit`", minimum=0)
     unit: str = setting("fraction", "unit of start and end", choices=("fraction", "step", "epoch"))
-    inclusive: bool = setting(False, "also the step or epoch `end` itself is low (the authors' CIFAR code: t <= R)")
+    inclusive: bool = setting(False, "include the step or epoch `end` in the window (the authors' CIFAR code: t <= R)")
 
     def validate(self) -> None:
         super().validate()

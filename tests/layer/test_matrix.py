@@ -30,7 +30,7 @@ SCHEDULE_OPTIONS = {
 
 NO_BLOCKS = "the network names no blocks"
 ALL_FLOAT = "no layer of the model would be quantized"
-NEGATIVE = "PACT would cut off the negative inputs"
+NEGATIVE = "PACT would clip the negative inputs"
 GATED = ("schedule=dfq", "schedule=fractrain")
 BINARY = ("schedule=partial_pretrain", "quantizer=pact_binary")
 REFUSED = {

@@ -227,5 +227,5 @@ def test_what_is_refused():
     for make in (lambda: QuantizedLSTM(F, H, proj_size=2), lambda: bitcycle.quantize_model(nn.LSTM(F, H, proj_size=2))):
         with pytest.raises(SettingError):
             make()
-    with pytest.raises(SettingError, match="PACT would cut off"):
+    with pytest.raises(SettingError, match="PACT would clip"):
         QuantizedGRU(F, H, quantizer="pact_binary")

@@ -86,7 +86,7 @@ def test_which_layers_stay_float():
     everything = ["quantized", "quantized", "quantized", "float"]
     assert treated(Sbm(), first="quantized") == everything
     assert treated(PactBinary(float_layers=["last"]), first="quantized") == everything
-    with pytest.raises(SettingError, match="PACT would cut off"):
+    with pytest.raises(SettingError, match="PACT would clip"):
         quantize_model(network(), PactBinary(float_layers=["last"]))
     quantize_model(network(first="quantized"), PactBinary(float_layers=["last"]))
 

@@ -1,4 +1,4 @@
-"""How a tensor is mapped onto 2^b levels, and how gradients pass through that."""
+"""Quantizers of weights, activations and gradients, and the gradients through them."""
 
 from bitcycle.quantizer.base import ROLES, GradientQuantizer, QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.compile_utils import compiler_works

@@ -1,12 +1,12 @@
-"""The affine fake quantizer that SBM, CPT, FracTrain and Better Schedules share, as pure functions on tensors.
+"""The affine fake quantizer of SBM, CPT, FracTrain and Better Schedules, as pure functions on tensors.
 
     n = 2^b - 1,   s = max(r / n, 1e-8),   Q(x) = s rint(clamp((x - z) / s + u, 0, n)) + z
 
-with zero point z, range r and noise u in [-1/2, 1/2) for stochastic rounding (0 otherwise). Bits are int64 tensors, so that
-another precision is another number and not another program; 0 bits means float32 and returns x.
+with zero point z, range r and noise u in [-1/2, 1/2) for stochastic rounding (0 otherwise). Bits are int64 tensors, so that a
+change of precision needs no recompilation; 0 bits means float32 and returns x.
 
 Source: released code of CPT and FracTrain, modules/quantize.py. All functions here are element-wise or reductions in
-float32: eager and compiled results are equal bit for bit on a CPU.
+float32: eager and compiled results are bitwise identical on a CPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from bitcycle.quantizer.noise import uniform
 
 MINIMUM_SCALE = 1e-8
-"""Floor of the step s; a (nearly) constant tensor is left (nearly) unchanged."""
+"""Minimum of the step s; a (nearly) constant tensor stays (nearly) unchanged."""
 
 
 def fake_quantize(
@@ -63,14 +63,14 @@ def quantize_per_row(rows: Tensor, bits: Tensor) -> Tensor:
 
 
 def quantize_stochastically(x: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
-    """Fake-quantize a flat tensor with one range and unbiased stochastic rounding; the noise is that of (step, layer)."""
+    """Fake-quantize a flat tensor with one range and unbiased stochastic rounding, with the noise of (step, layer)."""
     return quantize_share_stochastically(x, *torch.aminmax(x), bits, step_key, layer_key)
 
 
 def quantize_share_stochastically(
     x: Tensor, low: Tensor, high: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor, first: Tensor | None = None
 ) -> Tensor:
-    """The same of a part of a tensor, whose range and whose first element's number are those of the whole."""
+    """The same for a shard of a tensor, with the range of the whole tensor and the index of its first element in it."""
     return fake_quantize(x, low, high - low, bits, uniform(x.shape, step_key ^ layer_key, first))
 
 
@@ -86,16 +86,16 @@ def quantize_per_position(x: Tensor, bits: Tensor, noise: Tensor | None = None) 
 
 
 def quantize_positions_stochastically(x: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
-    """`quantize_per_position` with unbiased stochastic rounding; the noise is that of (step, layer)."""
+    """`quantize_per_position` with unbiased stochastic rounding, with the noise of (step, layer)."""
     return quantize_per_position(x, bits, uniform(x.shape, step_key ^ layer_key))
 
 
 def quantize_and_observe(
     x: Tensor, bits: Tensor, running_zero_point: Tensor, running_range: Tensor, momentum: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Fake-quantize with the range of this batch, and move the running range towards it.
+    """Fake-quantize with the range of this batch, and update the running range.
 
-        running <- momentum * running + (1 - momentum) * current          where bits > 0; unchanged at full precision
+        running <- momentum * running + (1 - momentum) * current          if bits > 0; unchanged at full precision
 
     Returns:
         the quantized tensor, the new running zero point and the new running range.
@@ -112,7 +112,7 @@ def quantize_share_and_observe(
     running_range: Tensor,
     momentum: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same of a part of a tensor, whose range is that of the whole."""
+    """The same for a shard of a tensor, with the range of the whole."""
     value_range = high - low
     quantized = fake_quantize(x, low, value_range, bits)
     return quantized, *observed(running_zero_point, running_range, low, value_range, bits, momentum)
@@ -128,12 +128,12 @@ def observed(
 
 
 def quantize_time_steps(gradient: Tensor, bits: Tensor, by_sequence: bool, noise_keys: Tensor | None = None) -> Tensor:
-    """Fake-quantize [T, N, F] with one range for each time step, or for each of its N sequences (`by_sequence`).
+    """Fake-quantize [T, N, F] with one range per time step, or per sequence of each time step (`by_sequence`).
 
     Args:
-        gradient: of T time steps of a recurrent layer.
+        gradient: gradient of T time steps of a recurrent layer.
         bits: int64 scalar.
-        by_sequence: as the released code of Better Schedules does (cpt_ptb).
+        by_sequence: as in the released code of Better Schedules (cpt_ptb).
         noise_keys: int32 [T]; None rounds to nearest.
     """
     return quantize_share_of_time_steps(gradient, *time_step_range(gradient, by_sequence), bits, noise_keys)
@@ -154,24 +154,24 @@ def quantize_share_of_time_steps(
     noise_keys: Tensor | None = None,
     first: Tensor | None = None,
 ) -> Tensor:
-    """The same of a part of the N sequences, with the ranges and the number of its first element in the whole."""
+    """The same for a shard of the N sequences, with the ranges of the whole and the index of its first element in it."""
     noise = None if noise_keys is None else uniform(gradient.shape[1:], noise_keys.view(-1, 1, 1), first)
     return fake_quantize(gradient, low, high - low, bits, noise)
 
 
 def quantize_each(x: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Fake-quantize each row of a matrix with its own range; returns minima and ranges, too."""
+    """Fake-quantize each row of a matrix with its own range; also returns minima and ranges."""
     return quantize_share_of_each(x, *torch.aminmax(x, dim=1), bits)
 
 
 def quantize_share_of_each(x: Tensor, low: Tensor, high: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same of a part of each row, whose range is that of the whole."""
+    """The same for a part of each row, with the range of the whole row."""
     value_range = high - low
     return fake_quantize(x, low.unsqueeze(1), value_range.unsqueeze(1), bits), low, value_range
 
 
 def observed_in_turn(running: Tensor, values: Tensor, bits: Tensor, momentum: float) -> Tensor:
-    """What `running` becomes when it sees T values one after another; unchanged at full precision.
+    """The value of `running` after T successive updates with `values`; unchanged at full precision.
 
     momentum^T running + (1 - momentum) sum_t momentum^(T - 1 - t) values_t          for t = 0 ... T - 1
     """

@@ -1,4 +1,4 @@
-"""Gradients through rounding: straight through in the forward direction, quantized in the backward direction."""
+"""Autograd helpers: straight-through and custom gradients of quantizers, and quantization of gradients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Replaced(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, function: Callable[..., Tensor], gradient: Callable[..., Tensor], *arguments: Tensor
     ) -> Tensor:
-        ctx.save_for_backward(x, *arguments)  # x costs no memory: ReLU and the optimizer hold it anyway
+        ctx.save_for_backward(x, *arguments)  # x costs no extra memory: ReLU and the optimizer hold it anyway
         ctx.gradient = gradient
         return function(x, *arguments)
 
@@ -42,7 +42,7 @@ class _BackwardOnly(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
         ctx.function, ctx.arguments = function, arguments
-        return x.detach()  # the same memory, yet no view, which an in-place ReLU behind the layer could not change
+        return x.detach()  # shares memory but is not a view, which a subsequent in-place ReLU could not modify
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -50,17 +50,17 @@ class _BackwardOnly(torch.autograd.Function):
 
 
 def straight_through(function: Callable[..., Any], x: Tensor, *arguments: Any) -> Any:
-    """function(x, *arguments), whose (first) result has the gradient of x: dL/dx = dL/dy, without a clipping mask."""
+    """function(x, *arguments) with a straight-through (first) result: dL/dx = dL/dy, without a clipping mask."""
     return _StraightThrough.apply(x, function, *arguments)
 
 
 def with_gradient(
     function: Callable[..., Tensor], gradient: Callable[..., Tensor], x: Tensor, *arguments: Tensor
 ) -> Tensor:
-    """function(x, *arguments), whose gradient is what we say: dL/dx = gradient(dL/dy, x, *arguments)."""
+    """function(x, *arguments) with a custom gradient: dL/dx = gradient(dL/dy, x, *arguments)."""
     return _Replaced.apply(x, function, gradient, *arguments)
 
 
 def backward_only(function: Callable[..., Tensor], x: Tensor, *arguments: Any) -> Tensor:
-    """x itself; its gradient is replaced by function(dL/dx, *arguments) on the way back."""
+    """x itself; in the backward pass its gradient is replaced by function(dL/dx, *arguments)."""
     return _BackwardOnly.apply(x, function, *arguments)

@@ -1,4 +1,4 @@
-"""What every quantizer provides: one module for each role, told the bits at every call."""
+"""Base classes of quantizers: one module for each role of a tensor, which receives the bits at every call."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from bitcycle.settings import MISSING, SettingError, Settings, setting
 
 ROLES = ("weight", "activation", "gradient")
 INITIAL_BITS = 8
-"""Bits of a converted model before anybody sets others, or the most that its quantizer offers below."""
+"""Initial bits of a converted model, or the quantizer's highest bits below that."""
 
 
 class TensorQuantizer(nn.Module):
-    """Maps a tensor onto few levels. `bits` is an int64 tensor; 0 means float32 and leaves the tensor as it is.
+    """Quantizes a tensor. `bits` is an int64 tensor; 0 means float32 and returns the tensor unchanged.
 
     Parameters of a quantizer are trained with those of the model, without weight decay.
     """
@@ -31,28 +31,28 @@ class TensorQuantizer(nn.Module):
     works_each_step = False
     """Whether `begin_step` does anything."""
     samples_are_independent = False
-    """Whether in evaluation mode the result of a sample does not depend on the others of its batch."""
+    """Whether in evaluation mode the result for a sample is independent of the other samples."""
     has_blocks = False
-    """Whether it has `along`, so that each of a layer's products gets a copy with blocks along the dimension it sums over."""
+    """Whether it implements `along`, so that each product gets a copy with blocks along the dimension it sums over."""
     has_codes = False
-    """Whether it has `encode` (activations) or `encode_weight` and `decode_weight`; its gradient passes straight through."""
+    """Whether it implements `encode` (activations) or `encode_weight` and `decode_weight`; its gradient is straight-through."""
     steps_are_independent = False
-    """Whether the result of a time step of a sequence depends on nothing but this step, and leaves nothing behind."""
+    """Whether the result for a time step of a sequence depends only on this step, without changing state."""
     non_negative = False
-    """Whether negative inputs are cut off. A layer that meets some calls `accept_signed`."""
+    """Whether negative inputs are clipped. A layer with negative inputs calls `accept_signed`."""
     fixed_range: tuple[float, float] | None = None
-    """Limits that inputs are cut at, where neither data nor training decides them."""
+    """Fixed clipping limits of inputs; None if they depend on data or training."""
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         """x quantized, with its straight-through gradient."""
         raise NotImplementedError
 
     def along(self, x: Tensor, bits: Tensor, dim: int, groups: int = 1) -> Tensor:
-        """x quantized in blocks along `dim`, which none crosses from one of `groups` equal parts to the next. No gradient."""
+        """x quantized in blocks along `dim` that do not cross the borders of `groups` equal parts. No gradient."""
         raise NotImplementedError
 
     def encode(self, x: Tensor, bits: Tensor) -> Codes:
-        """What `forward` does to an activation x [N, ...] at 1 to 8 bits, as uint8 codes. No gradient."""
+        """The result of `forward` for an activation x [N, ...] at 1 to 8 bits, as uint8 codes. No gradient."""
         raise NotImplementedError
 
     def encode_weight(self, x: Tensor, bits: Tensor) -> WeightCodes:
@@ -64,37 +64,37 @@ class TensorQuantizer(nn.Module):
         raise NotImplementedError
 
     def quantize_sequence(self, x: Tensor, bits: Tensor) -> Tensor:
-        """x [T, N, F] quantized as by T calls, one for each time step: each with its own range, observed in turn."""
+        """x [T, N, F] quantized as by T successive calls: each time step has its own range and updates the observer."""
         if self.steps_are_independent:
             return self(x, bits)
         return torch.stack([self(step, bits) for step in x.unbind(0)])
 
     def initialise(self, x: Tensor) -> None:
-        """See the weight once, when the layer gets its quantizers: its shape, and its initial values."""
+        """Initialise from the shape and initial values of the weight; called once, when quantizers are attached."""
 
     def prepare(self, x: Tensor, bits: int) -> None:
-        """Adapt to x, as it will be quantized to `bits` bits (0: float32) from now on.
+        """Adapt to x, which will be quantized to `bits` bits (0: float32) from now on.
 
-        A layer calls this at the first forward pass, and at the first one at other bits or in another mode (training or
-        evaluation). What evaluation computes here must leave training as it was, and a resumed run must keep what it had.
+        A layer calls this at the first forward pass and after each change of bits or mode (training or evaluation). In evaluation
+        it must not change the state used in training, and a resumed run must keep its state.
         """
 
     @property
     def adapts(self) -> bool:
-        """Whether `prepare` has work to do in the present mode; a layer asks when bits or mode change."""
+        """Whether `prepare` is needed in the current mode; queried when bits or mode change."""
         return self.non_negative or type(self).prepare is not TensorQuantizer.prepare
 
     def accept_signed(self, x: Tensor) -> None:
-        """Quantize signed inputs such as x from now on; the state dict says so.
+        """Quantize signed inputs such as x from now on; recorded in the state dict.
 
         Raises:
-            SettingError (a ValueError): if the quantizer has no form for them.
+            SettingError (a ValueError): if the quantizer does not support signed inputs.
         """
         self.non_negative = False
         self.register_buffer("signed_inputs", torch.ones((), dtype=torch.bool, device=x.device))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        """A state dict of the float network has none of a quantizer's keys, which then keeps what it has."""
+        """Keep the current state if the state dict has no keys of the quantizer, as that of a float network."""
         if f"{prefix}signed_inputs" in state_dict and "signed_inputs" not in self._buffers:
             self.accept_signed(state_dict[f"{prefix}signed_inputs"])
         own = {**self._parameters, **self._buffers}
@@ -102,10 +102,10 @@ class TensorQuantizer(nn.Module):
             super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def restart(self) -> None:
-        """Forget for which bits `prepare` was called: what follows is a new phase, even at the same bits."""
+        """Make `prepare` run again at the start of a new phase, even at the same bits."""
 
     def begin_step(self, x: Tensor, new_epoch: bool) -> None:
-        """Work on the weight x itself, or on step sizes, before a training step; called if `works_each_step`."""
+        """Update the weight x or step sizes before a training step; called if `works_each_step`."""
 
     def penalty(self, bits: Tensor) -> Tensor | None:
         """A term that training adds to the loss, or None."""
@@ -113,14 +113,14 @@ class TensorQuantizer(nn.Module):
 
 
 class GradientQuantizer(nn.Module):
-    """Identity in the forward direction; quantizes the gradient that comes back."""
+    """Identity in the forward pass; quantizes the gradient in the backward pass."""
 
     is_quantizer = True
     """Its arithmetic is no product of the network: costs leave it out."""
     has_blocks = False
-    """Whether it has `along`, as its weights and activations have."""
+    """Whether it implements `along`, as the quantizers of its weights and activations do."""
     has_codes = False
-    """Whether it has `encode`."""
+    """Whether it implements `encode`."""
 
     def forward(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         """x, whose gradient will be quantized with the noise of (step_key, layer_key)."""
@@ -131,7 +131,7 @@ class GradientQuantizer(nn.Module):
         raise NotImplementedError
 
     def loses(self, gradient: Tensor, bits: int) -> bool:
-        """Whether the gradient is too small for the levels of so many bits."""
+        """Whether the gradient is too small for the quantization levels at `bits` bits."""
         return False
 
     def along(self, gradient: Tensor, bits: Tensor, dim: int, key: Tensor, groups: int = 1) -> Tensor:
@@ -141,21 +141,21 @@ class GradientQuantizer(nn.Module):
     def encode(
         self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor
     ) -> tuple[Tensor, GradientCodes]:
-        """What `quantize` returns, and its codes at 1 to 8 bits."""
+        """The result of `quantize`, and its codes at 1 to 8 bits."""
         raise NotImplementedError
 
     def quantize_sequence(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
-        """x [T, N, F], the gradient of each of whose time steps will be quantized on its own, with layer_keys [T]."""
+        """x [T, N, F], whose gradient will be quantized separately for each time step, with layer_keys [T]."""
         return backward_only(self.quantize_steps, x, bits, step_key, layer_keys)
 
     def quantize_steps(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
-        """The gradient [T, N, F] of T time steps of a recurrent layer, each quantized on its own."""
+        """The gradient [T, N, F] of a recurrent layer, quantized separately for each of its T time steps."""
         steps = zip(gradient.unbind(0), layer_keys.unbind(0))
         return torch.stack([self.quantize(step, bits, step_key, key) for step, key in steps])
 
 
 class FloatGradient(GradientQuantizer):
-    """Leaves gradients in float32: for quantizers that have none of their own."""
+    """Leaves gradients in float32, for quantizers without gradient quantization."""
 
     def forward(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         return x
@@ -172,17 +172,17 @@ class FloatGradient(GradientQuantizer):
 
 @dataclass
 class QuantizerOptions(Settings):
-    """Options that every quantizer has, and the modules that a quantized layer is made of."""
+    """Options common to all quantizers, and factories for the modules of a quantized layer."""
 
     name: str = setting(MISSING, "the quantizer's name, as in quantizer=NAME")
     float_layers: Optional[list[str]] = setting(
         None,
-        "layers that stay float: first, last, shortcut, depthwise, or patterns of module names; null means the papers' choice for"
+        "layers that stay float: first, last, shortcut, depthwise, or patterns of module names; null: the papers' choice for"
         " this quantizer and network (README; dry_run=json lists the layers)",
     )
     depthwise_bits: Optional[list[int]] = setting(
         None,
-        "fixed bits [forward, gradient] of depthwise convolutions; null means those of the schedule (CPT, Better Schedules);"
+        "fixed bits [forward, gradient] of depthwise convolutions; null: those of the schedule (CPT, Better Schedules);"
         " FracTrain has [8, 16]",
         minimum=1,
         maximum=32,
@@ -195,11 +195,11 @@ class QuantizerOptions(Settings):
             )
 
     def bits(self, role: str) -> Sequence[int]:
-        """The bits to which tensors of `role` can be quantized; float32 (32) is possible everywhere."""
+        """The bits supported for tensors of `role`, besides 32 (float32)."""
         return range(1, FLOAT)
 
     def check_bits(self, role: str, bits: int) -> None:
-        """Refuse bits that this quantizer does not have.
+        """Check that this quantizer supports `bits` for tensors of `role`.
 
         Raises:
             SettingError (a ValueError): naming the quantizer, the bits it has and what to do.
@@ -208,7 +208,7 @@ class QuantizerOptions(Settings):
         if bits in (0, FLOAT) or bits in offered:
             return
         if not offered:
-            problem = f"has no quantizer of {role}s, but {bits}-bit {role}s are asked for"
+            problem = f"has no quantizer of {role}s, but {bits}-bit {role}s are requested"
             raise SettingError("name", self.name, problem, _float_remedy(role))
         words = bits_in_words(offered)
         problem = f"quantizes {role}s to {words} bit{'s' if offered[-1] > 1 else ''}, not to {bits}"
@@ -216,9 +216,9 @@ class QuantizerOptions(Settings):
         raise SettingError("name", self.name, problem, f"{remedy}, or another quantizer")
 
     def check(self, precisions: Iterable[Precision]) -> None:
-        """Refuse what this quantizer cannot do among the precisions of a run, and of depthwise convolutions.
+        """Check that this quantizer supports the precisions of a run and of depthwise convolutions.
 
-        Gradients of float layers are float whatever their bits, hence not checked.
+        Gradients at steps with float weights and activations are always float, hence not checked.
 
         Raises:
             SettingError (a ValueError): naming the quantizer, the bits it has and what to do.
@@ -233,18 +233,18 @@ class QuantizerOptions(Settings):
                 self.check_bits("gradient", precision.gradient)
 
     def check_ends(self, lowest: Precision, highest: Precision) -> None:
-        """Refuse a schedule that goes from `lowest` to `highest` bits, beyond what `check` says of its single steps.
+        """Check that this quantizer supports a schedule from `lowest` to `highest` bits; `check` covers its single steps.
 
         Raises:
             SettingError (a ValueError): naming the quantizer, the bits it has and what to do.
         """
 
     def storage_bits(self, role: str) -> Mapping[int, Fraction]:
-        """Scheduled bits -> bits that an element of `role` is stored in, with its share of a scale, where the two differ."""
+        """Scheduled bits -> stored bits per element of `role`, including its share of scales, where the two differ."""
         return {}
 
     def check_sharing(self) -> None:
-        """Refuse what this quantizer cannot do where several processes share a batch.
+        """Check that this quantizer supports data-parallel training.
 
         Raises:
             SettingError (a ValueError): naming the setting and what to do.
@@ -252,7 +252,7 @@ class QuantizerOptions(Settings):
 
     @property
     def initial_precision(self) -> Precision:
-        """Precision of a converted model until somebody sets another."""
+        """Initial precision of a converted model."""
         highest = (max((bits for bits in self.bits(role) if bits <= INITIAL_BITS), default=FLOAT) for role in ROLES)
         return Precision(*highest)
 
@@ -265,11 +265,11 @@ class QuantizerOptions(Settings):
         raise NotImplementedError
 
     def activation(self, compile: bool, signed: bool = False) -> TensorQuantizer:
-        """A new quantizer of a layer's input, which is `signed`, or the output of a ReLU (or a pooled one)."""
+        """A new quantizer of a layer's input, which is either `signed` or the (pooled) output of a ReLU."""
         raise NotImplementedError
 
     def row_activation(self, compile: bool) -> TensorQuantizer | None:
-        """A new quantizer of activations, and of biases, with one range for each row (the last dimension); None: it has none."""
+        """A new quantizer of activations and biases with one range per row (last dimension); None: not supported."""
         return None
 
     def gradient(self, compile: bool) -> GradientQuantizer:
@@ -281,9 +281,9 @@ class QuantizerOptions(Settings):
         return self.gradient(compile)
 
     def matmul_operand(self, compile: bool) -> TensorQuantizer:
-        """A new quantizer of one operand of a product of two activations, whose sum runs over a dimension of each.
+        """A new quantizer of an operand of a product of two activations.
 
-        Activations with sign, unless a quantizer has something of its own for them.
+        By default the quantizer of signed activations.
         """
         return self.activation(compile, signed=True)
 
@@ -292,30 +292,30 @@ class QuantizerOptions(Settings):
         return None
 
     def configure_for(self, model: nn.Module) -> QuantizerOptions:
-        """These options with what they leave to the network decided as `model` says."""
+        """These options with defaults that depend on the network resolved for `model`."""
         return self
 
     def input_gradient(self, compile: bool) -> GradientQuantizer | None:
-        """A new quantizer of the gradient that a layer hands to its input; None leaves it as it is."""
+        """A new quantizer of the gradient of a layer's input; None leaves it unquantized."""
         return None
 
     def weight_gradient(self, compile: bool) -> GradientQuantizer | None:
-        """A new quantizer of the gradient of a layer's weight; None leaves it as it is."""
+        """A new quantizer of the gradient of a layer's weight; None leaves it unquantized."""
         return None
 
     @property
     def needs_epochs(self) -> bool:
-        """Whether something happens at the beginning of each epoch, so that its length must be known."""
+        """Whether it acts at the beginning of each epoch, whose length must then be known."""
         return False
 
     @property
     def fine_gradient_bits(self) -> int | None:
-        """Bits of a finer copy of the output's gradient for the weight's gradient; None: one copy serves both products."""
+        """Bits of a finer copy of the output's gradient, used for the weight's gradient; None: one copy for both products."""
         return None
 
 
 def bits_in_words(bits: Sequence[int]) -> str:
-    """The bits that a quantizer has: `2`, `2 to 8`, or `4, 6 or 8`."""
+    """Supported bits in words: `2`, `2 to 8`, or `4, 6 or 8`."""
     if len(bits) < 2 or bits[-1] - bits[0] == len(bits) - 1:
         return " to ".join(dict.fromkeys((str(bits[0]), str(bits[-1]))))
     return f"{', '.join(map(str, bits[:-1]))} or {bits[-1]}"

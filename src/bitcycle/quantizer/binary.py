@@ -2,8 +2,8 @@
 
     w_q = s sign(w),   sign(w) = -1 if w <= 0, else +1;     dL/dw = dL/dw_q on [-1, 1], else 0
 
-Source: partial pre-training, section 4.3. The scale s (section 7 of the paper names "static weight scaling" once) is a
-constant for the gradient, which passes unscaled.
+Source: partial pre-training, section 4.3. The gradient treats the scale s (mentioned once in section 7 of the paper, as "static
+weight scaling") as constant and passes unscaled.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class BinaryWeight(TensorQuantizer):
             self.initial_std = x.detach().std(correction=0)
 
     def begin_step(self, x: Tensor, new_epoch: bool) -> None:
-        assert self.clip is not None, "there is work only with a clip"
+        assert self.clip is not None, "only needed with a clip"
         x.clamp_(-self.clip, self.clip)
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:

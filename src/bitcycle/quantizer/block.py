@@ -1,8 +1,8 @@
-"""Quantizers with one scale for each block of neighbouring elements along one dimension: what MX and NVFP4 share.
+"""Quantizers with one scale per block of consecutive elements along one dimension: base of MX and NVFP4.
 
-A block must lie along the dimension that a product sums over, or its scale could not be taken out of the sum. Training has three
-products with three such dimensions, hence two copies of weight, activation and gradient (see `layer/block_product.py`). Called
-as any quantizer, without a dimension, blocks lie along the channels of [N, C, H, W] (dimension 1), else along the last dimension.
+Blocks must run along the dimension that a product sums over, so that their scales factor out of the sum. Training has three
+products with three such dimensions, hence two copies of weight, activation and gradient (see `layer/block_product.py`). When no
+dimension is given, blocks run along the channels of [N, C, H, W] (dimension 1), otherwise along the last dimension.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from bitcycle.quantizer.element import Element, elements_by_bits
 from bitcycle.quantizer.noise import uniform
 
 Function = Callable[..., Tensor]
-"""(blocks [count, size, inner] float32, element [4], bits, noise or None) -> quantized blocks; bits 0 return them."""
+"""(blocks [count, size, inner] float32, element [4], bits, noise or None) -> quantized blocks; 0 bits returns them unchanged."""
 
 
 def split(x: Tensor, dim: int, block: int, groups: int = 1) -> Tensor:
-    """x as [count, size, inner], blocks along `dim` in the middle; a last block that is not full is padded with zeros.
+    """x as [count, size, inner], with blocks along `dim` in the middle; an incomplete last block is padded with zeros.
 
     Args:
-        x: of any shape; tensors of four and more dimensions in channels-last order, which is not copied.
-        dim: the dimension that is cut into blocks.
-        block: elements of a block; a shorter dimension is one block.
-        groups: equal parts of `dim`, across whose borders no block goes (as of a grouped convolution).
+        x: of any shape; tensors of four or more dimensions in channels-last order are not copied.
+        dim: the dimension that is divided into blocks.
+        block: elements per block; a shorter dimension is one block.
+        groups: equal parts of `dim` whose borders no block crosses (as in a grouped convolution).
     """
     x, position = _ordered(x.detach().float(), dim)
     length, inner = x.shape[position] // groups, math.prod(x.shape[position + 1 :])
@@ -53,7 +53,7 @@ def join(blocks: Tensor, like: Tensor, dim: int, groups: int = 1) -> Tensor:
 
 
 def _ordered(x: Tensor, dim: int) -> tuple[Tensor, int]:
-    """x in channels-last order if it has four or more dimensions, and where its dimension `dim` is then."""
+    """x in channels-last order if it has four or more dimensions, and the new position of dimension `dim`."""
     dim %= x.dim()
     if x.dim() < 4:
         return x, dim
@@ -68,11 +68,11 @@ class Blocks(torch.nn.Module):
     """Quantizes in blocks along any dimension.
 
     Args:
-        function: quantizes blocks.
-        formats: elements by their bits.
+        function: function that quantizes blocks.
+        formats: element formats by their bits.
         block: elements of a block.
-        compile: fuse the function into one kernel, or call the operator in C++ that has its numbers.
-        tensor_scale: whether blocks have a scale in E4M3 and the tensor one of its own (NVFP4), in place of powers of two (MX).
+        compile: fuse the function into one kernel, or call the equivalent C++ operator.
+        tensor_scale: whether there are E4M3 scales per block and one per tensor (NVFP4) instead of powers of two (MX).
     """
 
     has_blocks = True
@@ -91,7 +91,7 @@ class Blocks(torch.nn.Module):
         self.register_buffer("elements", elements_by_bits(formats), persistent=False)
 
     def quantized(self, x: Tensor, bits: Tensor, dim: int, groups: int, key: Tensor | None = None) -> Tensor:
-        """x in blocks along `dim`, none of them across the border of a group; stochastically rounded with a key."""
+        """x in blocks along `dim` that do not cross groups; stochastically rounded if a key is given."""
         if not x.numel():
             return x
         element = self.elements.index_select(0, bits.view(1)).view(-1)
@@ -103,7 +103,7 @@ class Blocks(torch.nn.Module):
 
 
 class BlockQuantizer(Blocks, TensorQuantizer):
-    """Weights or activations with a scale for each block, rounded to nearest, straight-through; arguments as of `Blocks`."""
+    """Weights or activations with one scale per block, rounded to nearest, straight-through; arguments as of `Blocks`."""
 
     samples_are_independent = True
     steps_are_independent = True
@@ -116,7 +116,7 @@ class BlockQuantizer(Blocks, TensorQuantizer):
 
 
 class BlockGradient(Blocks, GradientQuantizer):
-    """Gradients with a scale for each block; arguments as of `Blocks`, and whether they are rounded stochastically."""
+    """Gradients with one scale per block; arguments as of `Blocks`, and whether they are rounded stochastically."""
 
     def __init__(
         self,

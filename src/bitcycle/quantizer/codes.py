@@ -1,11 +1,11 @@
-"""Quantized tensors as the integers that they stand for: what compute=codes multiplies, and keeps for the backward pass.
+"""Quantized tensors as integer codes, which compute=codes multiplies and saves for the backward pass.
 
     activation  x_q = s n + z,           n = 0 ... 2^b - 1               in one byte, without sign
     weight      W_q = s n + z',          n = -2^(b-1) ... 2^(b-1) - 1,   z' = z + 2^(b-1) s      in one byte, with sign
     gradient    G_q = s n + z', the same
 
-for b = 1 ... 8. The codes of weights and gradients are centred so that they fit, and so that the offset z' is small. Codes,
-steps and zero points are those of `affine.fake_quantize`: what is decoded equals its result bit for bit.
+for b = 1 ... 8. The codes of weights and gradients are centred so that they fit and the offset z' is small. Codes, steps and
+zero points are those of `affine.fake_quantize`: decoded tensors equal its result bit for bit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_BITS = 8
 
 
 class Codes(NamedTuple):
-    """A tensor that stands for scale * integers + zero_point.
+    """Codes of the tensor scale * integers + zero_point.
 
     integers: uint8 in the shape of an activation.
     scale, zero_point: float32 scalars.
@@ -34,9 +34,9 @@ class Codes(NamedTuple):
 
 
 class WeightCodes(NamedTuple):
-    """A weight [out, ...] that stands for scale * integers + zero_point, int8; the others are float32 [out].
+    """Codes of the weight [out, ...] scale * integers + zero_point, int8; the others are float32 [out].
 
-    minimum: the lowest of its values; with it the weight is decoded to the bit.
+    minimum: the lowest value of each channel, for bitwise exact decoding.
     """
 
     integers: Tensor
@@ -46,7 +46,7 @@ class WeightCodes(NamedTuple):
 
 
 class GradientCodes(NamedTuple):
-    """A gradient that stands for scale * integers + zero_point, int8 in its shape."""
+    """Codes of the gradient scale * integers + zero_point, int8 in its shape."""
 
     integers: Tensor
     scale: float
@@ -65,7 +65,7 @@ def encode_and_observe(
 
 
 def encode(x: Tensor, zero_point: Tensor, value_range: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes of x in a range that is known: integers and scale."""
+    """Codes of x in a given range: integers and scale."""
     code, scale = affine.encode(x, zero_point, value_range, bits)
     return code.to(torch.uint8), scale
 
@@ -79,7 +79,7 @@ def encode_rows(rows: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor, Ten
 
 
 def decode_rows(integers: Tensor, scale: Tensor, minimum: Tensor, bits: Tensor) -> Tensor:
-    """The rows of which `encode_rows` made integers, quantized: what `affine.quantize_per_row` returns, bit for bit."""
+    """The quantized rows from the result of `encode_rows`, bitwise equal to `affine.quantize_per_row`."""
     return (integers.to(scale.dtype) + _middle(bits, scale)) * scale[:, None] + minimum[:, None]
 
 
@@ -90,12 +90,12 @@ def _middle(bits: Tensor, like: Tensor) -> Tensor:
 def encode_gradient(
     x: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`affine.quantize_stochastically` that returns codes, too: quantized x, int8 integers, scale and minimum."""
+    """`affine.quantize_stochastically` that also returns codes: quantized x, int8 integers, scale and minimum."""
     return _centred(x, bits, uniform(x.shape, step_key ^ layer_key))
 
 
 def encode_gradient_to_nearest(x: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`affine.quantize_per_tensor` that returns codes, too: quantized x, int8 integers, scale and minimum."""
+    """`affine.quantize_per_tensor` that also returns codes: quantized x, int8 integers, scale and minimum."""
     return _centred(x, bits, None)
 
 
@@ -106,5 +106,5 @@ def _centred(x: Tensor, bits: Tensor, noise: Tensor | None) -> tuple[Tensor, Ten
 
 
 def decode(integers: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-    """The float32 tensor that codes stand for."""
+    """The float32 tensor represented by codes."""
     return integers.to(torch.float32) * scale + zero_point

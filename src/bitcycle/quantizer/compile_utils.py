@@ -1,4 +1,4 @@
-"""Run a pure tensor function eagerly or compiled into one fused kernel, whichever is wanted and possible."""
+"""Run a pure tensor function eagerly or compiled into one fused kernel."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class Kernel:
-    """A function of tensors, compiled for tensors of every size; precision enters as tensors and never recompiles it.
+    """A function of tensors, compiled for tensors of any size; precision is a tensor, so its changes never recompile.
 
-    On a CPU the compiled code is called directly: torch.compile takes four times as long for a vector of 1,024 elements, most
-    of it to find out whether the code fits the arguments. Here that is one look into a dictionary of data types, numbers of
-    dimensions, and dimensions of no or one element. All else (GPUs, strided tensors, gradients through the function, tensors
-    without values) goes through torch.compile.
+    On a CPU the compiled code is called directly: torch.compile takes four times as long for a vector of 1,024 elements, mostly
+    for checking guards. Here the check is one dictionary lookup by data types, numbers of dimensions, and dimensions of zero or
+    one element. All other cases (GPUs, strided tensors, gradients through the function, tensors without values) use
+    torch.compile.
     """
 
     compilations = 0
-    """How often machine code has been made for direct calls, by all kernels together."""
+    """Number of compilations for direct calls, over all kernels."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -34,7 +34,7 @@ class Kernel:
         self.direct: dict[Hashable, Callable[..., Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
-        """What the function returns."""
+        """The function's result."""
         key = _signature(arguments)
         if key is None:
             return self.general(*arguments)
@@ -47,15 +47,15 @@ class Kernel:
         Kernel.compilations += 1
         try:
             return _compile_for(self.function, arguments)
-        except Exception as error:  # prototype interfaces of PyTorch, which another version may lack
+        except Exception as error:  # prototype APIs of PyTorch, which other versions may lack
             reason = str(error).split("\n")[0]
             logger.info("%s is called through torch.compile, which is slower (%s)", self.function.__name__, reason)
             return self.general
 
 
 def _signature(arguments: tuple[Any, ...]) -> Hashable | None:
-    """What compiled code depends on; None where it is not to be called directly."""
-    if torch._C._len_torch_dispatch_stack():  # somebody wants to see the operations
+    """What compiled code depends on; None if it must not be called directly."""
+    if torch._C._len_torch_dispatch_stack():  # a dispatch mode is recording operations
         return None
     parts: list[Hashable] = [torch.get_num_threads()]
     with_gradients = torch.is_grad_enabled()
@@ -75,7 +75,7 @@ def _signature(arguments: tuple[Any, ...]) -> Hashable | None:
 
 
 def _compile_for(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
-    """Machine code of the function for arguments with the signature of these."""
+    """Compiled code of the function for arguments with the same signature as these."""
     from torch._inductor import standalone_compile
     from torch.fx.experimental import _config
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -90,7 +90,7 @@ def _compile_for(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Ca
 
     examples = [arguments[place].detach() for place in places]
     config: Any = _config
-    with config.patch(use_duck_shape=False), torch.no_grad():  # sizes that are equal now need not be so for ever
+    with config.patch(use_duck_shape=False), torch.no_grad():  # sizes that are equal now may differ later
         graph = make_fx(of_tensors, tracing_mode="symbolic")(*examples)
         code = standalone_compile(graph, examples, dynamic_shapes="from_graph")
     single = isinstance(graph.graph.output_node().args[0], torch.fx.Node)
@@ -104,26 +104,26 @@ def _compile_for(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Ca
 
 @functools.cache
 def compiled(function: Callable[..., Any]) -> Kernel:
-    """`function` compiled once for tensors of every size."""
+    """`function` compiled once for tensors of any size."""
     return Kernel(function)
 
 
 def kernel(function: Callable[..., Any], compile: bool) -> Callable[..., Any]:
     """The compiled or the plain version of `function`."""
-    if compile and not torch.compiler.is_compiling():  # as a part of something larger it is compiled with that
+    if compile and not torch.compiler.is_compiling():  # inside a compiled graph it is compiled as part of it
         return compiled(function)
     return function
 
 
 @functools.cache
 def compiler_works(device_type: str) -> bool:
-    """Whether torch.compile can build kernels here, tried on a small one; says in the log why not."""
+    """Whether torch.compile works here, tested on a small kernel; logs the reason if not."""
     if device_type == "cpu" and not (shutil.which("g++") or shutil.which("clang++")):
         logger.warning("no C++ compiler (g++) found: quantizers run eagerly, with the same results but slower")
         return False
     try:
         compiled(_probe).general(torch.zeros(8, device=device_type))
-    except Exception as error:  # a broken tool chain raises anything at all, and eager mode is always right
+    except Exception as error:  # a broken toolchain can raise anything, and eager mode always works
         logger.warning(
             "torch.compile does not work here (%s): quantizers run eagerly, more slowly", str(error).split("\n")[0]
         )

@@ -1,7 +1,7 @@
-"""Quantizers as operators in C++ for float32 tensors on a CPU: the numbers of their Python functions, bit for bit.
+"""Quantizers as C++ operators for float32 tensors on a CPU, bitwise identical to their Python functions.
 
-affine.cpp    affine.py: one operator quantizes a tensor, moves the observer and is a node of autograd, where PyTorch runs a
-              dozen operators or one compiled kernel with Python around it
+affine.cpp    affine.py: one operator quantizes a tensor, updates the observer and is one autograd node, instead of a dozen
+              PyTorch operators or a compiled kernel with Python overhead
 block.cpp     block.py with mx.py and nvfp4.py: without the copies into and out of blocks
 """
 
@@ -21,29 +21,29 @@ AFFINE, BLOCK = (Path(__file__).with_name(name) for name in ("affine.cpp", "bloc
 
 
 class GradientRange(IntEnum):
-    """What has a range of its own in a gradient."""
+    """Granularity of the ranges of a gradient."""
 
     TENSOR = 0
     POSITION = 1
-    """Each place between the first and the last dimension."""
+    """One range per position between the first and the last dimension."""
     STEP = 2
-    """Each index of the first dimension."""
+    """One range per index of the first dimension."""
     SEQUENCE = 3
-    """Each pair of indices of all dimensions but the last."""
+    """One range per index of all dimensions but the last."""
 
 
 def are_available(source: Path) -> bool:
-    """Whether the operators of a file can be had on this machine; compiles them if need be."""
+    """Whether the operators of a file are available on this machine; compiles them if necessary."""
     return operators(source) is not None
 
 
 def are_compiled(source: Path) -> bool:
-    """Whether the operators of a file were compiled before, so that having them costs no time."""
+    """Whether the operators of a file are already compiled."""
     return is_compiled(source)
 
 
 def cpp_operators(x: Tensor, compile: bool, source: Path = AFFINE) -> Any | None:
-    """The operators, if they can take x and are wanted; None where operations are to be seen, as by a trace."""
+    """The operators, if enabled and applicable to x; None otherwise, and while a trace records operations."""
     if (
         not compile
         or not x.is_cpu

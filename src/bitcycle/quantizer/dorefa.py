@@ -1,4 +1,4 @@
-"""DoReFa: weights through tanh onto [-1, 1], activations clipped to [0, 1], gradients with one range per sample.
+"""DoReFa: weights mapped to [-1, 1] by tanh, activations clipped to [0, 1], gradients with one range per sample.
 
     n = 2^k - 1,   q_k(x) = rint(n x) / n,   straight-through
     weight      k > 1: t = tanh(w), M = max |t| of the layer, w_q = 2 q_k(t / (2M) + 1/2) - 1, differentiated through M as well
@@ -11,11 +11,10 @@
 [0.0, 0.3333333432674408, 1.0]
 
 Source: Zhou et al. 2016, DoReFa-Net, sections 2.3 to 2.5, and its official code (tensorpack, examples/DoReFa-Net); a baseline
-of CPT, table 2, and FracTrain, table 2, which do not describe theirs. Differs from the authors' code in a sample without
-gradient, which stays zero (theirs divides by zero), and in the sign of 0 for k = 1. Clip and rounding sit at the input of each
-layer that follows a ReLU; what a skip connection carries is not clipped, as in the official ResNet, whose activations are part
-of the branch. Inputs that are signed, by the network's word or as the layer finds at its first batch, have SBM's affine
-quantizer: [0, 1] would cut them off.
+of CPT, table 2, and FracTrain, table 2, which do not describe theirs. Differs from the authors' code in samples with zero
+gradient, which stay zero (theirs divides by zero), and in the sign of 0 for k = 1. Inputs of layers after a ReLU are clipped and
+rounded; skip connections are not clipped, as in the official ResNet, whose activations are part of the branch. Signed inputs
+(declared by the network or detected in the first batch) use SBM's affine quantizer, as [0, 1] would clip them.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def quantize_weight(weight: Tensor, bits: Tensor) -> Tensor:
 def weight_gradient(gradient: Tensor, weight: Tensor, bits: Tensor) -> Tensor:
     """dL/dw = (G/M - [|t| = M] sign(t) sum(G t) / M^2) (1 - t^2) for 2 bits and more; G at 0 bits and 1.
 
-    Several maxima share their part, as in automatic differentiation.
+    Several maxima share their contribution, as in automatic differentiation.
     """
     t = weight.tanh()
     largest = _largest(t)
@@ -100,19 +99,19 @@ def quantize_gradient(gradient: Tensor, bits: Tensor, noise: Tensor | None = Non
 def quantize_gradient_stochastically(
     gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor, first: Tensor | None = None
 ) -> Tensor:
-    """`quantize_gradient` with the noise of (step, layer), from element `first` of the batch on."""
+    """`quantize_gradient` with the noise of (step, layer), starting at element `first` of the batch."""
     return quantize_gradient(gradient, bits, uniform(gradient.shape, step_key ^ layer_key, first))
 
 
 class DorefaWeight(TensorQuantizer):
-    """Weights through tanh, one range per layer. Not compiled: tanh and sums differ in the last bit when compiled."""
+    """Weights mapped by tanh, one range per layer. Not compiled, as tanh and sums would differ in the last bit."""
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         return with_gradient(quantize_weight, weight_gradient, x, bits)
 
 
 class DorefaActivation(TensorQuantizer):
-    """Activations clipped to [0, 1] and rounded; signed ones have SBM's quantizer."""
+    """Activations clipped to [0, 1] and rounded; signed ones use SBM's quantizer."""
 
     samples_are_independent = True
     steps_are_independent = True
@@ -150,7 +149,7 @@ class DorefaActivation(TensorQuantizer):
 
 
 class DorefaGradient(GradientQuantizer):
-    """Gradients with one range per sample, stochastic unless told otherwise."""
+    """Gradients with one range per sample, by default rounded stochastically."""
 
     def __init__(self, stochastic: bool = True, compile: bool = False) -> None:
         super().__init__()
@@ -171,7 +170,7 @@ class Dorefa(QuantizerOptions):
     name: str = "dorefa"
     first: str = setting(
         "quantized",
-        "the first layer: quantized, so that costs compare with SBM's, or float as in the official code",
+        "the first layer: quantized, so that costs are comparable to SBM, or float as in the official code",
         choices=("quantized", "float"),
     )
     stochastic: bool = setting(True, "add noise to gradients before rounding (DoReFa 2.5)")

@@ -1,4 +1,4 @@
-"""Number formats of 4 to 8 bits, described by four numbers each, so that another format is data and not another program.
+"""Number formats of 4 to 8 bits, each described by four numbers so that all formats share one compiled program.
 
 A value v is rounded to m mantissa bits, with the step of the lowest binade below it (denormals), and saturates:
 
@@ -43,8 +43,8 @@ ELEMENTS = {
 
 
 def elements_by_bits(formats: Mapping[int, Element]) -> Tensor:
-    """[33, 4] float32: mantissa, lowest, highest and largest for each number of bits, those of the next wider format where
-    bits have none of their own; bits above the widest have its numbers, and are refused before they get here."""
+    """[33, 4] float32: mantissa, lowest, highest and largest for each number of bits. Bits without a format use the next wider
+    one; bits above the widest use the widest, and are rejected by the caller."""
     widths = sorted(formats)
     chosen = [formats[next((width for width in widths if width >= bits), widths[-1])] for bits in range(FLOAT + 1)]
     return torch.tensor([element[1:] for element in chosen], dtype=torch.float32)
@@ -61,13 +61,13 @@ def power_of_two(exponent: Tensor) -> Tensor:
 
 
 def round_to_element(x: Tensor, element: Tensor, noise: Tensor | None = None, rounding: str = "even") -> Tensor:
-    """x (float32) rounded to a format and saturated at its largest value; infinities saturate, too, and NaN stays NaN.
+    """x (float32) rounded to a format and saturated at its largest value; infinities also saturate, NaN stays NaN.
 
     Args:
         x: of any shape.
         element: [4], a row of `elements_by_bits`.
-        noise: in [-1/2, 1/2) steps, added before rounding: stochastic rounding, unbiased where nothing saturates.
-        rounding: halves go to the even neighbour (`even`) or away from zero (`nearest`).
+        noise: in [-1/2, 1/2) steps, added before rounding: stochastic rounding, unbiased unless saturated.
+        rounding: round halves to even (`even`) or away from zero (`nearest`).
     """
     mantissa, lowest, largest = element[0].to(torch.int32), element[1].to(torch.int32), element[3]
     x = torch.minimum(torch.maximum(x, -largest), largest)

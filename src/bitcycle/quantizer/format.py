@@ -1,4 +1,4 @@
-"""What quantizers have in common whose bits stand for number formats, of which there are a few only."""
+"""Base class of quantizers whose bits select one of a few number formats."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from bitcycle.settings import setting
 
 @dataclass
 class FormatOptions(QuantizerOptions):
-    """Options of a quantizer with formats. The lowest and the highest bits of a schedule must be those of a format."""
+    """Options of a quantizer with formats. The lowest and highest bits of a schedule must be those of a format."""
 
     between: str = setting(
         "next",
-        "bits of a schedule between two formats: next, computed and charged as the next wider format, or refuse",
+        "bits of a schedule between two formats: next: use (and count) the next wider format, or refuse",
         choices=("next", "refuse"),
     )
 
@@ -28,14 +28,14 @@ class FormatOptions(QuantizerOptions):
 
     @property
     def scale_share(self) -> Fraction:
-        """Bits of scales that are stored for each element."""
+        """Bits per element for storing scales."""
         return Fraction(0)
 
     def bits(self, role: str) -> Sequence[int]:
         return sorted(self.formats(role))
 
     def available(self, precision: Precision) -> Precision:
-        """The bits of the formats that `precision` is computed in; bits outside of the formats stay as they are."""
+        """The bits of the formats used for `precision`; bits outside the range of formats are unchanged."""
         return Precision(*(self._next(role, bits) for role, bits in zip(ROLES, precision)))
 
     def _next(self, role: str, bits: int) -> int:

@@ -1,13 +1,13 @@
 """fp8: 8-bit floating point with one scale for the tensor: E4M3 forward, E5M2 for gradients.
 
     Q(x) = round(x s) / s,    s = largest / max |x|        of this tensor (`scaling=current`), or
-                              s = largest / max_i a_i      of the largest magnitudes a_i of the last calls (`delayed`)
+                              s = largest / max_i a_i      with the largest magnitudes a_i of the last calls (`delayed`)
 
     weight, activation    rounded to nearest, halves to even, saturated, straight-through
-    gradient              the same, or stochastically where `stochastic` is true
+    gradient              the same, or stochastically if `stochastic` is true
 
-One copy of a tensor serves all products, as its scale can be taken out of any sum. Infinities saturate and do not count for s,
-NaN stays NaN, zeros have s = 1. Delayed scaling begins with the current scale; in evaluation what was remembered stays as it is.
+One copy of a tensor serves all products, as its scale factors out of any sum. Infinities saturate and do not affect s, NaN stays
+NaN, a tensor of zeros has s = 1. Delayed scaling starts with the current scale; evaluation leaves the history unchanged.
 A recurrent layer's input sequence has one scale, its hidden state one for each time step.
 
 >>> import torch
@@ -16,7 +16,7 @@ A recurrent layer's input sequence has one scale, its hidden state one for each 
 [[0.1015625, 0.40625, -1.125, 448.0]]
 
 Source: Micikevicius et al. 2022, "FP8 formats for deep learning"; delayed scaling as NVIDIA's Transformer Engine documents it.
-Differs from the authors' code in starting from the current scale and not from 1; equals PyTorch's casts to float8_e4m3fn and
+Differs from the authors' code in starting from the current scale instead of 1; equals PyTorch's casts to float8_e4m3fn and
 float8_e5m2 wherever these do not overflow.
 """
 
@@ -48,17 +48,17 @@ def magnitude(x: Tensor) -> Tensor:
 
 
 def quantize_scaled(x: Tensor, largest: Tensor, element: Tensor, bits: Tensor, noise: Tensor | None = None) -> Tensor:
-    """x (float32) in a format of which the largest value stands for `largest`; 0 bits return x."""
+    """x (float32) in a format scaled so that its largest value represents `largest`; 0 bits returns x."""
     scale = torch.where(largest > 0, (element[3] / largest).clamp_max(LARGEST_SCALE), 1)
     return torch.where(bits > 0, round_to_element(x * scale, element, noise) / scale, x)
 
 
 class Scaling(torch.nn.Module):
-    """The largest magnitude that stands at the end of the range: that of this tensor, or of the last calls.
+    """The magnitude mapped to the end of the format's range: the largest of this tensor, or of the last calls.
 
     Args:
         formats: elements by their bits.
-        history: calls that are remembered; 0: none, the tensor's own magnitude counts.
+        history: number of calls remembered; 0: use the magnitude of the current tensor.
         compile: fuse each function into one kernel.
     """
 
@@ -72,7 +72,7 @@ class Scaling(torch.nn.Module):
         self.register_buffer("elements", elements_by_bits(formats), persistent=False)
 
     def quantized(self, x: Tensor, bits: Tensor, noise: Tensor | None = None) -> Tensor:
-        """x quantized; in training, what is remembered moves on where bits are not 0."""
+        """x quantized; training with nonzero bits updates the history."""
         if not x.numel():
             return x
         vector = flat(x).float()

@@ -1,12 +1,12 @@
-"""The step of a uniform quantizer that leaves the smallest squared error.
+"""The step of a uniform quantizer that minimises the squared error.
 
     Q(w) = D z,   z = sign(w) min(floor(|w| / D + 1/2), L)
     given z:      D = sum(|w| |z|) / sum(z^2), again until the codes stop changing
 
-Source: HLHLp, section 3.1, after Hwang and Sung 2014. The iteration has many fixed points, of which the worst leaves several
-times the error of the best; the papers do not say where they start. Our search tries starts of j/200 max |w| / L for
-j = 1..400 and iterates from the best five: within 0.2 % of the optimal error on tensors of 500 and more elements. Tensors of
-many elements are sorted once, so that a step is tried in O(L log n) instead of O(n):
+Source: HLHLp, section 3.1, after Hwang and Sung 2014. The iteration has many fixed points; the worst has several times the error
+of the best, and the papers do not give the starting point. Our search evaluates starts of j/200 max |w| / L for j = 1..400 and
+iterates from the best five: within 0.2 % of the optimal error on tensors of 500 or more elements. Large tensors are sorted once,
+so that a step is evaluated in O(L log n) instead of O(n):
 
     sum(|w| |z|) = sum_k S_k,   sum(z^2) = sum_k (2 k - 1) N_k,   N_k, S_k: number and sum of the |w| >= (k - 1/2) D,  k = 1..L
 """
@@ -23,9 +23,9 @@ STARTS = 400
 STARTS_PER_RANGE = 200
 ITERATED_STARTS = 5
 CHUNK_ELEMENTS = 1 << 20
-"""Elements that are tried at a time: as many starts as fit, so that small tensors need few passes."""
+"""Number of elements evaluated at a time: small tensors evaluate several starts in one pass."""
 SORTED_ELEMENTS_PER_LEVEL = 8
-"""From so many elements of a group for each level on, the search goes through sorted elements."""
+"""Elements per level of a group from which the search uses sorted elements."""
 
 
 def uniform_codes(magnitudes: Tensor, step: Tensor, top: Tensor | int) -> Tensor:
@@ -39,7 +39,7 @@ def uniform_codes(magnitudes: Tensor, step: Tensor, top: Tensor | int) -> Tensor
 
 
 def improved_step(magnitudes: Tensor, step: Tensor, top: Tensor | int) -> Tensor:
-    """One iteration: the best step for the codes that `step` gives; `step` itself where all codes are zero.
+    """One iteration: the best step for the codes given by `step`; `step` itself if all codes are zero.
 
     Args:
         magnitudes: [..., groups, elements], not negative.
@@ -49,7 +49,7 @@ def improved_step(magnitudes: Tensor, step: Tensor, top: Tensor | int) -> Tensor
 
 
 def fixed_point(magnitudes: Tensor, step: Tensor, top: int) -> Tensor:
-    """Iterate from `step` until no code changes, or the step no longer does. Shapes as in `improved_step`."""
+    """Iterate from `step` until codes or step no longer change. Shapes as in `improved_step`."""
     codes = uniform_codes(magnitudes, step, top)
     while True:
         previous_step, step = step, _best_step(magnitudes, codes, step)
@@ -61,7 +61,7 @@ def fixed_point(magnitudes: Tensor, step: Tensor, top: int) -> Tensor:
 def optimal_step(groups: Tensor, top: int) -> Tensor:
     """The step D of each group (row), [groups, elements] -> [groups, 1]; 1 for a group of zeros.
 
-    Works through the host: it looks at results to know when to stop, so it is not for every step of a training.
+    Synchronises with the host to check convergence, so it is not suitable for every training step.
     """
     magnitudes = groups.detach().abs()
     largest = magnitudes.amax(dim=1, keepdim=True)
@@ -82,10 +82,10 @@ def optimal_step(groups: Tensor, top: int) -> Tensor:
 
 
 class SortedMagnitudes:
-    """Non-negative magnitudes [groups, elements], sorted, with the sums of all behind each.
+    """Sorted non-negative magnitudes [groups, elements] with suffix sums.
 
     Args:
-        magnitudes: what is to be quantized.
+        magnitudes: magnitudes to quantize.
         top: the largest code L.
     """
 
@@ -108,7 +108,7 @@ class SortedMagnitudes:
         return self.values.square().sum(dim=1, keepdim=True) - 2 * step * products + step.square() * squares
 
     def fixed_point(self, step: Tensor) -> Tensor:
-        """Iterate from `step` [starts, groups, 1] until it stays; in double precision."""
+        """Iterate from `step` [starts, groups, 1] until convergence, in double precision."""
         step = step.double()
         while True:
             products, squares = self.moments(step)
@@ -118,13 +118,13 @@ class SortedMagnitudes:
 
 
 def _best_starts(error: Callable[[Tensor], Tensor], starts: Tensor, elements: int) -> Tensor:
-    """Indices of the starts with the smallest errors, [ITERATED_STARTS, groups, 1]; one start takes so many elements."""
+    """Indices of the starts with the smallest errors, [ITERATED_STARTS, groups, 1]; `elements` per start."""
     errors = torch.cat([error(part) for part in starts.split(max(1, CHUNK_ELEMENTS // elements))])
     return errors.topk(ITERATED_STARTS, dim=0, largest=False).indices
 
 
 def _agree(step: Tensor, other: Tensor) -> bool:
-    """Whether two steps are the same but for rounding: sums of very many elements can go back and forth between neighbours."""
+    """Whether two steps agree up to rounding, as sums of very many elements can oscillate between neighbouring floats."""
     return torch.allclose(step, other, rtol=2 * torch.finfo(step.dtype).eps, atol=0)
 
 

@@ -1,7 +1,7 @@
 """Views of tensors as flat vectors or as rows, in channels-last order, without copying channels-last tensors.
 
-The views are detached: quantizers define their gradients themselves, and compiled kernels would otherwise be recompiled for
-tensors that differ in what they are views of. Half-precision tensors are copied to float32, in which all quantizers compute.
+The views are detached: quantizers define their own gradients, and compiled kernels would otherwise be recompiled for views of
+different bases. Half-precision tensors are copied to float32, in which all quantizers compute.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def flat(x: Tensor) -> Tensor:
-    """All elements as a vector; tensors of four and more dimensions in channels-last order (N, H, W, C)."""
+    """All elements as a vector; tensors of four or more dimensions in channels-last order (N, H, W, C)."""
     return _computable((x.movedim(1, -1) if x.dim() >= 4 else x).reshape(-1))
 
 

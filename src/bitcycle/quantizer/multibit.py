@@ -1,4 +1,4 @@
-"""multibit: vectors as sums of k sign vectors, 2^k levels that need not be uniform.
+"""multibit: vectors as sums of k scaled sign vectors, with 2^k non-uniform levels.
 
     w ~ sum_i a_i b_i,   b_i in {-1, +1}^n, the sign of 0 is +1
     greedy       r = w;   b_i = sign(r), a_i = mean |r|, r := r - a_i b_i
@@ -9,10 +9,9 @@
 >>> quantize(torch.tensor([[-3.0, 0.5, 1.5]]), 2, quantizer="multibit", role="weight").tolist()
 [[-3.0, 1.0, 1.0]]
 
-Source: HLHLp, section 4.2, which names Guo et al. 2017 ("network sketching", refined) for its 4-level networks; alternating is
+Source: HLHLp, section 4.2, which cites Guo et al. 2017 ("network sketching", refined) for its 4-level networks; alternating is
 Xu et al. 2018. A vector is an output channel of a weight; of an activation it is the last dimension (x_t or h_t of a recurrent
-network), or a whole sample of a convolution's input. Straight-through without a mask. Differs from the authors' code in nothing
-that we know of: HLHLp released none.
+network), or a whole sample of a convolution's input. Straight-through without a mask. HLHLp released no code.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from bitcycle.quantizer.layout import rows, unflat
 from bitcycle.settings import setting
 
 MAXIMUM_BITS = 4
-"""Sign vectors that are computed; those beyond the current bits are masked, since bits are data and not code."""
+"""Number of sign vectors computed; those beyond the current bits are masked, so that a change of bits needs no recompilation."""
 METHODS = ("greedy", "refined", "alternating")
 RIDGE = 1e-10
-"""Added to the diagonal of the normal equations, in units of n: equal sign vectors (as of a constant) share their weight."""
+"""Regularisation of the normal equations in units of n: identical sign vectors (as of a constant) share their weight."""
 
 
 def decompose(vectors: Tensor, bits: Tensor, method: str = "refined", rounds: int = 2) -> tuple[Tensor, Tensor]:
@@ -42,7 +41,7 @@ def decompose(vectors: Tensor, bits: Tensor, method: str = "refined", rounds: in
         vectors: [rows, n].
         bits: int64 scalar k, 0 to 4.
         method: greedy, refined or alternating.
-        rounds: of alternating.
+        rounds: rounds of the alternating method.
 
     Returns:
         a [rows, 4] and B [rows, n, 4] with vectors ~ B a; columns from k on are zero.
@@ -78,17 +77,17 @@ def _greedy(vectors: Tensor, bits: Tensor, refine: bool) -> tuple[Tensor, Tensor
 def _least_squares(vectors: Tensor, codes: Tensor) -> Tensor:
     """a that minimises |w - B a|^2 in each row; 0 for columns of zeros."""
     n = vectors.shape[1]
-    products = (codes.mT @ codes).double() / n  # whole numbers, exact in float32
+    products = (codes.mT @ codes).double() / n  # integers, exact in float32
     values = (codes.mT @ vectors.unsqueeze(2)).double() / n
     is_used = products.diagonal(dim1=1, dim2=2) > 0
     diagonal = torch.where(is_used, RIDGE, 1.0)
-    # The _ex variant does not wait for the device to report singular systems, of which there are none.
+    # The _ex variant does not synchronise with the device to report singular systems, which cannot occur.
     solution: Tensor = torch.linalg.solve_ex(products + torch.diag_embed(diagonal), values)[0]
     return solution.squeeze(2).to(vectors.dtype)
 
 
 def _nearest_codes(vectors: Tensor, coefficients: Tensor, bits: Tensor) -> Tensor:
-    """Signs of the nearest sum of +-a_i to each element; halfway goes up."""
+    """Signs of the sum of +-a_i nearest to each element; ties go up."""
     patterns = _sign_patterns(coefficients)
     sums, order = (coefficients @ patterns.T).sort(dim=1)
     middles = (sums[:, 1:] + sums[:, :-1]) / 2
@@ -123,7 +122,7 @@ class MultibitWeight(TensorQuantizer):
 
 
 class MultibitActivation(MultibitWeight):
-    """Each vector of the last dimension as a sum of sign vectors; of tensors with four and more dimensions each sample."""
+    """Each vector along the last dimension as a sum of sign vectors; each sample for tensors of four or more dimensions."""
 
     steps_are_independent = True
 
@@ -138,7 +137,7 @@ class Multibit(QuantizerOptions):
     name: str = "multibit"
     method: str = setting(
         "refined",
-        "greedy, refined (Guo et al. 2017, named by HLHLp 4.2) or alternating (Xu et al. 2018)",
+        "greedy, refined (Guo et al. 2017, cited by HLHLp 4.2) or alternating (Xu et al. 2018)",
         choices=METHODS,
     )
     rounds: int = setting(2, "rounds of alternating (Xu et al. 2018)", minimum=1)

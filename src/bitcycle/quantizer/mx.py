@@ -1,4 +1,4 @@
-"""mx: the OCP Microscaling formats, blocks of 32 elements of 4, 6 or 8 bits that share a power of two.
+"""mx: the OCP Microscaling formats, blocks of 32 elements of 4, 6 or 8 bits that share a power-of-two scale.
 
     X = 2^(max(floor(log2 max |x|), ...) - h)          of the block, h the exponent of the element's largest value
     Q(x) = X round(x / X)                               round to the element, saturated (see element.py)
@@ -6,19 +6,19 @@
     weight, activation    rounded to nearest, halves to even, straight-through
     gradient              rounded stochastically unless `stochastic` is false
 
-The exponent of X is at least -127; a block with an infinity or a NaN becomes NaN, as E8M0 has no number for it; a block of zeros
-stays zero. Values between the element's largest and twice the power of two of its binade saturate, in gradients too.
+The exponent of X is at least -127; a block with an infinity or a NaN becomes NaN, as in E8M0; a block of zeros stays zero. Values
+between the element's largest value and twice the power of two of its binade saturate, also in gradients.
 
 >>> import torch
 >>> from bitcycle.quantizer import quantize
 >>> quantize(torch.tensor([[0.1, 0.4, -1.1, 5.0]]), 4, quantizer="mx", role="weight").tolist()
 [[0.0, 0.5, -1.0, 4.0]]
 
-The bits of a schedule choose the format, by a table for the forward pass and one for gradients: 4 mxfp4_e2m1, 6 mxfp6_e2m3,
+The bits of a schedule select the format, with one table for the forward pass and one for gradients: 4 mxfp4_e2m1, 6 mxfp6_e2m3,
 8 mxfp8_e4m3, and mxfp8_e5m2 for gradients. Bits between two formats take the next wider one (`between`).
 
 Source: OCP Microscaling Formats (MX) specification 1.0; Rouhani et al. 2023, "Microscaling data formats for deep learning",
-which trains with blocks along the dimension that each product sums over. Differs from the authors' code in nothing but stochastic
+which trains with blocks along the dimension that each product sums over. Differs from the authors' code only in stochastic
 rounding, which theirs draws from a generator: outputs equal those of their emulation library bit for bit
 (tests/data/golden-mx).
 """
@@ -52,7 +52,7 @@ LOWEST_SCALE = -127
 FORMATS: dict[str, Element] = {
     f"mx{'' if name.startswith('int') else f'fp{element.bits}_'}{name}": element for name, element in ELEMENTS.items()
 }
-"""Formats by name: mxfp4_e2m1, mxfp6_e2m3, mxfp6_e3m2, mxfp8_e4m3, mxfp8_e5m2, mxint8, and mxint4, which OCP does not have."""
+"""Formats by name: mxfp4_e2m1, mxfp6_e2m3, mxfp6_e3m2, mxfp8_e4m3, mxfp8_e5m2, mxint8, and mxint4 (not in OCP)."""
 ROUNDINGS = ("even", "nearest", "stochastic")
 
 
@@ -70,7 +70,7 @@ def quantize_blocks(
     """
     exponent = exponent_of(blocks.abs().amax(1, keepdim=True))
     shared = (exponent - element[2].to(torch.int32)).clamp_min(LOWEST_SCALE)
-    half = shared >> 1  # in two steps, as 2^-127 is a denormal
+    half = shared >> 1  # in two steps, as 2^-127 is denormal
     scaled = blocks * power_of_two(-half) * power_of_two(half - shared)
     quantized = round_to_element(scaled, element, noise, rounding) * power_of_two(half) * power_of_two(shared - half)
     quantized = torch.where(exponent > 127, torch.nan, quantized)
@@ -90,8 +90,8 @@ def quantize_mx(
         element: a name in `FORMATS`.
         rounding: to nearest with halves to the even neighbour (`even`) or away from zero (`nearest`), or `stochastic`.
         block: elements that share a scale.
-        dim: the dimension along which blocks lie; its last block is padded with zeros.
-        seed: of stochastic rounding.
+        dim: the dimension that is divided into blocks; the last block is padded with zeros.
+        seed: seed of stochastic rounding.
 
     Raises:
         SettingError (a ValueError): for an unknown format or rounding, or a block without elements.
@@ -99,9 +99,9 @@ def quantize_mx(
     if element not in FORMATS:
         raise SettingError("element", element, "is not an MX format", nearest(element, FORMATS))
     if rounding not in ROUNDINGS:
-        raise SettingError("rounding", rounding, "is not a way of rounding", nearest(rounding, ROUNDINGS))
+        raise SettingError("rounding", rounding, "is not a rounding mode", nearest(rounding, ROUNDINGS))
     if block < 1:
-        raise SettingError("block", block, "is not a number of elements", f"use {BLOCK}, as the specification does")
+        raise SettingError("block", block, "is not positive", f"use {BLOCK}, as in the specification")
     if not x.numel():
         return x
     form = FORMATS[element]
@@ -128,11 +128,11 @@ class Mx(FormatOptions):
     name: str = "mx"
     forward_formats: list[str] = setting(
         ["mxfp4_e2m1", "mxfp6_e2m3", "mxfp8_e4m3"],
-        "formats of weights and activations; the bits of a schedule choose the one of that width",
+        "formats of weights and activations; the bits of a schedule select the format of that width",
         choices=FORMATS,
     )
     gradient_formats: list[str] = setting(
-        ["mxfp4_e2m1", "mxfp6_e2m3", "mxfp8_e5m2"], "formats of gradients, chosen likewise", choices=FORMATS
+        ["mxfp4_e2m1", "mxfp6_e2m3", "mxfp8_e5m2"], "formats of gradients, selected the same way", choices=FORMATS
     )
     block: int = setting(BLOCK, "elements that share a scale (the specification: 32)", minimum=1, maximum=1024)
     stochastic: bool = setting(True, "round gradients stochastically; false: to nearest, halves to even")
@@ -164,6 +164,6 @@ class Mx(FormatOptions):
 
 
 def refuse_sharing(name: str) -> None:
-    """Raise SettingError where several processes share a batch: blocks of the weight's gradient lie along its samples."""
-    problem = "cuts the samples of a batch into blocks, which a batch shared by several processes would cut elsewhere"
+    """Raise SettingError in data-parallel training, as blocks of the weight's gradient run along the samples."""
+    problem = "divides the samples of a batch into blocks, which would change with the number of processes"
     raise SettingError("name", name, problem, "train in one process, or use quantizer=fp8 or quantizer=sbm")

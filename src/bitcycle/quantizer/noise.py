@@ -1,6 +1,6 @@
 """Noise for stochastic rounding, computed from (seed, step, layer, element) instead of drawn from a generator.
 
-The integer operations fuse with the rounding itself, and give the same numbers compiled or not.
+The integer operations fuse with the rounding and give identical results compiled or not.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ def uniform(shape: tuple[int, ...] | torch.Size, key: Tensor, first: Tensor | No
 
     Args:
         shape: shape of the result.
-        key: int32 tensor with one element, or broadcast before the dimensions of `shape`: noise for each of its elements.
-        first: int32, the counter of the first element, of a tensor that is a part of a larger one; None: 0.
+        key: int32 tensor with one element, or with leading dimensions before those of `shape`: noise for each element.
+        first: int32, the counter of the first element if the tensor is a shard of a larger one; None: 0.
     """
     count = 1
     for size in shape:

@@ -6,8 +6,8 @@
     weight, activation    rounded to nearest, halves to even, straight-through
     gradient              rounded stochastically unless `stochastic` is false
 
-A block with an infinity or a NaN becomes NaN and does not count for s; one whose scale rounds to zero becomes zero. Blocks lie
-along the dimension that each product sums over, as with quantizer="mx". A 4-bit format only: schedules go between 4 and 32 bits.
+A block with an infinity or a NaN becomes NaN and does not affect s; a block whose scale rounds to zero becomes zero. Blocks run
+along the dimension that each product sums over, as with quantizer="mx". There is only a 4-bit format: schedules use 4 or 32 bits.
 
 >>> import torch
 >>> from bitcycle.quantizer import quantize
@@ -15,8 +15,8 @@ along the dimension that each product sums over, as with quantizer="mx". A 4-bit
 [[0.0, 0.5, -1.0, 6.0]]
 
 Source: NVIDIA 2025, "Pretraining large language models with NVFP4", section 2 and appendix B. Differs from the authors' code in
-weights, whose blocks are 1x16 in both copies and not 16x16, and in leaving out random Hadamard transforms; some of their layers
-stay in BF16, as any do here by `float_layers`.
+weights, whose blocks are 1x16 in both copies instead of 16x16, and in omitting random Hadamard transforms; some of their layers
+stay in BF16 (here: `float_layers`).
 """
 
 from __future__ import annotations

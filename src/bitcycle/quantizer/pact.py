@@ -1,12 +1,12 @@
-"""PACT: activations between 0 and a trainable clipping value alpha, one for each layer.
+"""PACT: activations between 0 and a trainable clipping value alpha, one per layer.
 
     n = 2^b - 1,   y = rint(n clip(x, 0, alpha) / alpha) alpha / n              b = 1: 0 up to alpha/2, alpha above
     dy/dx     = 1 on [0, alpha], else 0
     dy/dalpha = 1 on [alpha, inf), else 0                                         published
               = y / alpha, which for b = 1 is 1 above alpha/2, else 0             jump: the derivative of what is printed
 
-Source: partial pre-training, section 4.3 (b = 1); Choi et al. 2018 (PACT). With the published derivative units between
-alpha/2 and alpha emit alpha but do not move it.
+Source: partial pre-training, section 4.3 (b = 1); Choi et al. 2018 (PACT). With the published derivative, units between alpha/2
+and alpha output alpha but do not contribute to its gradient.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bitcycle.quantizer.layout import flat, unflat
 from bitcycle.settings import SettingError
 
 MINIMUM_ALPHA = 1e-3
-"""Floor under alpha, so that a clipping value trained to zero does not end the training; our own."""
+"""Lower bound of alpha, so that training continues if it reaches zero; not in the papers."""
 
 
 def pact_code(x: Tensor, alpha: Tensor, bits: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def pact(x: Tensor, alpha: Tensor, bits: Tensor) -> Tensor:
 
 
 def pact_gradients(gradient: Tensor, x: Tensor, alpha: Tensor, bits: Tensor, published: bool) -> tuple[Tensor, Tensor]:
-    """dL/dx, and what each element contributes to dL/dalpha, from dL/dy. At 0 bits dL/dy and 0."""
+    """dL/dx, and the contribution of each element to dL/dalpha, from dL/dy. At 0 bits dL/dy and 0."""
     quantized = bits > 0
     of_x = torch.where(((x >= 0) & (x <= alpha)) | ~quantized, gradient, 0)
     levels = ((1 << bits) - 1).clamp_min(1).to(x.dtype)
@@ -62,7 +62,7 @@ class _Pact(torch.autograd.Function):
         x, alpha, bits = ctx.saved_tensors
         function = kernel(pact_gradients, ctx.compile_kernel)
         of_x, of_alpha = function(flat(gradients[0]), flat(x), _guarded(alpha), bits, ctx.published)
-        # The sum is outside the kernel: compiled sums add in another order.
+        # The sum is outside the kernel, as compiled sums differ in the order of summation.
         return unflat(of_x, like=x), of_alpha.sum(), None, None, None
 
 
@@ -73,8 +73,8 @@ def _guarded(alpha: Tensor) -> Tensor:
 class PactActivation(TensorQuantizer):
     """PACT at a layer's input, with its trainable alpha (a scalar) and its penalty l2 * alpha^2.
 
-    At a layer's input it follows the model's own ReLU: PACT of a ReLU is PACT, forward and backward. In the float phase
-    (0 bits) it is therefore the identity, the ReLU remains, and neither gradient nor penalty moves alpha.
+    At a layer's input it follows the model's ReLU: PACT after a ReLU equals PACT, forward and backward. In the float phase
+    (0 bits) it is therefore the identity, the ReLU remains, and neither gradient nor penalty changes alpha.
     """
 
     samples_are_independent = True
@@ -86,8 +86,8 @@ class PactActivation(TensorQuantizer):
         self.l2, self.published, self.compile_kernel = l2, published, compile
 
     def accept_signed(self, x: Tensor) -> None:
-        problem = "PACT cuts negative inputs off, and the input of this layer has some"
-        remedy = "put a ReLU in front of it, leave it float by its name in float_layers, or use another quantizer"
+        problem = "PACT clips negative inputs, and the input of this layer has some"
+        remedy = "put a ReLU before it, list its name in float_layers, or use another quantizer"
         raise SettingError("quantizer", "pact", problem, remedy)
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""pact_binary: activations of 1 bit by PACT, weights of 1 bit by their sign; float first, last and projection layers.
+"""pact_binary: 1-bit PACT activations and 1-bit sign weights; float first, last and projection layers.
 
     activation  0 up to alpha/2, alpha above; alpha trainable, 3 at first, with the penalty 2e-4 alpha^2
     weight      -1 or +1, straight through where |w| <= 1
@@ -9,9 +9,8 @@
 >>> quantize(torch.tensor([0.5, 1.4, 1.6]), 1, quantizer="pact_binary", role="activation").tolist()
 [0.0, 0.0, 3.0]
 
-Source: partial pre-training, section 4.3. Differs from the authors' code in nothing that we know of: none was released. The
-paper puts PACT in place of each ReLU; here it follows the ReLU at the layer's input, which is the same function, and leaves
-what passes by on a skip connection real-valued.
+Source: partial pre-training, section 4.3; no code was released. The paper replaces each ReLU by PACT; here PACT follows the ReLU
+at the layer's input, which is the same function but leaves skip connections real-valued.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class PactBinary(QuantizerOptions):
     alpha: float = setting(3.0, "initial clipping value of each layer (partial 4.3)", minimum=MINIMUM_ALPHA)
     alpha_grad: str = setting(
         "published",
-        "derivative by alpha: 1 from alpha on (published, partial 4.3), or 1 from the jump at alpha/2 on (jump)",
+        "derivative by alpha: 1 above alpha (published, partial 4.3), or 1 above the jump at alpha/2 (jump)",
         choices=("published", "jump"),
     )
     l2: float = setting(
@@ -45,11 +44,11 @@ class PactBinary(QuantizerOptions):
     )
     scale: str = setting(
         "none",
-        "times the signs: none (partial 4.3), mean_abs of each output channel (XNOR-Net), init_std of the layer (static; 7)",
+        "scale of the signs: none (partial 4.3), mean_abs of each output channel (XNOR-Net), init_std of the layer (static; 7)",
         choices=SCALES,
     )
     clip: Optional[float] = setting(
-        None, "keep latent weights within +-clip; null: free (partial 4.3 names no clip); larq has 1.25", minimum=1e-3
+        None, "clip latent weights to +-clip; null: no clipping (none in partial 4.3); larq has 1.25", minimum=1e-3
     )
 
     def bits(self, role: str) -> range:
@@ -63,7 +62,7 @@ class PactBinary(QuantizerOptions):
 
     def activation(self, compile: bool, signed: bool = False) -> PactActivation:
         if signed:
-            problem = "PACT would cut off the negative inputs of a layer that does not follow a ReLU"
-            remedy = "leave such layers float, among them the first, as float_layers=[first, last, shortcut]"
+            problem = "PACT would clip the negative inputs of a layer that does not follow a ReLU"
+            remedy = "leave such layers float, including the first, as float_layers=[first, last, shortcut]"
             raise SettingError("float_layers", self.float_layers, problem, remedy)
         return PactActivation(self.alpha, self.l2, self.alpha_grad == "published", compile)

@@ -1,4 +1,4 @@
-"""Every quantizer by its name, and `quantize` for a single tensor."""
+"""Registry of quantizers by name, and `quantize` for a single tensor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from bitcycle.settings import Preset, SettingError, chosen, nearest, registry
 
 @dataclass
 class NoQuantizer(QuantizerOptions):
-    """No quantization: the model stays as it is and trains in float32. The baseline of accuracy and speed."""
+    """No quantization: the model trains in float32. The baseline of accuracy and speed."""
 
     name: str = "none"
 
@@ -66,7 +66,7 @@ def quantizer_options(quantizer: str | QuantizerOptions) -> QuantizerOptions:
 
 
 def encode_bits(bits: int) -> int:
-    """Bits as the quantizers read them: 0 stands for float32, so 32 (and 0) become 0.
+    """Bits in the quantizers' encoding, where 0 denotes float32: 32 (and 0) become 0.
 
     Raises:
         SettingError (a ValueError): below 0 or above 32.
@@ -87,25 +87,25 @@ def quantize(
     seed: int = 0,
     signed: bool = False,
 ) -> Tensor:
-    """Quantize one tensor as a layer would: an activation or gradient of a batch in training, or a weight.
+    """Quantize one tensor as a layer does in training: a weight, or an activation or gradient of a batch.
 
-    With SBM and b bits:  y = D round((x - low) / D) + low,  D = (high - low) / (2^b - 1),  its range [low, high] that of the
-    tensor (activations: of the batch), of each output channel (weights), or of the tensor with stochastic rounding (gradients).
+    With SBM and b bits:  y = D round((x - low) / D) + low,  D = (high - low) / (2^b - 1),  with one range [low, high] per tensor
+    (activations: per batch), per output channel (weights), or per tensor with stochastic rounding (gradients).
 
     >>> quantize(torch.tensor([0.0, 0.2, 0.45, 1.0]), bits=2)
     tensor([0.0000, 0.3333, 0.3333, 1.0000])
 
     Args:
         x: float tensor; a weight has its output channels in dimension 0, activations and gradients their samples.
-        bits: bits that the quantizer offers, 1 to 31 with SBM; 32 (or 0) returns x.
+        bits: bits that the quantizer supports, 1 to 31 with SBM; 32 (or 0) returns x.
         quantizer: name or options.
         role: activation, weight or gradient.
-        stochastic: False gives the deterministic version of a stochastic rounding.
-        seed: of the noise, where rounding is stochastic.
-        signed: an activation that is not the output of a ReLU.
+        stochastic: False: round to nearest instead of stochastically.
+        seed: seed of stochastic rounding.
+        signed: whether an activation is not the output of a ReLU.
 
     Raises:
-        SettingError (a ValueError): for an unknown quantizer or role, or bits that the quantizer does not have.
+        SettingError (a ValueError): for an unknown quantizer or role, or bits that the quantizer does not support.
     """
     options = quantizer_options(quantizer)
     if role not in ROLES:

@@ -1,11 +1,11 @@
 """SBM: the affine min-max quantizer ("scalable methods for 8-bit training") of Better Schedules, CPT and FracTrain.
 
     weight      one range per output channel, rounded to nearest
-    activation  one range per tensor, that of the batch in training and a running one in evaluation, rounded to nearest
-    gradient    one range per tensor at the layer's output, rounded stochastically; one copy serves both products, or a
-                finer one with `bifurcate` bits the weight's gradient. Where a linear layer's output has dimensions between
-                samples and features (tokens, heads), one range for each place in them, over samples and features
-    operand     of a product of two activations (attention): one range for each row, its last dimension; none is remembered
+    activation  one range per tensor, of the batch in training and a running range in evaluation, rounded to nearest
+    gradient    one range per tensor at the layer's output, rounded stochastically; one copy serves both products, unless a
+                finer one with `bifurcate` bits serves the weight's gradient. If a linear layer's output has dimensions
+                between samples and features (tokens, heads), one range per position, over samples and features
+    operand     of a product of two activations (attention): one range per row (last dimension); no running range
     bias        float32, or one range, rounded to nearest
 
 >>> import torch
@@ -14,7 +14,7 @@
 [[-1.0, 0.0, 2.0]]
 
 Source: semantics of the released code of CPT and FracTrain, modules/quantize.py. Differs from the authors' code in the
-noise, which is a hash of (seed, step, layer, element) and not drawn from the global generator. Ranges by position, operands
+noise, which is a hash of (seed, step, layer, element) and not drawn from the global generator. Ranges per position, operands
 and biases are those of the released code of Better Schedules (cpt_xnli, cpt_ptb, cpt_voc, cpt_gnn). Differs from the original
 SBM paper, as their code does, in the single copy of the gradient (unless `bifurcate` is set) and in plain BatchNorm.
 """
@@ -44,7 +44,7 @@ from bitcycle.settings import SettingError, setting
 logger = logging.getLogger(__name__)
 
 NO_BACKWARD_PASS = -1
-"""What PyTorch calls the graph task outside of backward passes."""
+"""PyTorch's id of the graph task outside of backward passes."""
 
 
 class SbmWeight(TensorQuantizer):
@@ -75,7 +75,7 @@ class SbmWeight(TensorQuantizer):
 
 
 class SbmRows(TensorQuantizer):
-    """Affine quantizer with one range for each row, the last dimension; a vector, such as a bias, has one range. Has no state.
+    """Affine quantizer with one range per row (last dimension); a vector, such as a bias, has one range. Stateless.
 
     Source: released code of Better Schedules, quantize.py of cpt_gnn (activations, aggregates, biases of graph layers) and of
     cpt_xnli (operands of attention).
@@ -99,12 +99,12 @@ class SbmRows(TensorQuantizer):
 
 
 class SbmActivation(TensorQuantizer):
-    """Affine quantizer with the range of the current batch, and an observer that remembers a running range.
+    """Affine quantizer with the range of the current batch, and an observer that tracks a running range.
 
-    In evaluation the running range clamps. It starts at zero without bias correction, is shared by all precisions and moves
-    in training steps with quantized activations only, as in the released code; where a forward pass is computed again for its
-    backward pass (activation checkpointing) it moves once. Evaluation before any training step takes the range of its first
-    batch, where theirs returns a constant; training does not notice.
+    Evaluation clamps to the running range. As in the released code, it starts at zero without bias correction, is shared by all
+    precisions, and is updated only in training steps with quantized activations; with activation checkpointing, once per step.
+    Evaluation before any training step uses the range of its first batch (the released code returns a constant); this does not
+    affect training.
     """
 
     samples_are_independent = True
@@ -125,7 +125,7 @@ class SbmActivation(TensorQuantizer):
         return not self.training
 
     def prepare(self, x: Tensor, bits: int) -> None:
-        """Take the range of x for evaluation as long as no training step was observed."""
+        """Use the range of x for evaluation until a training step has been observed."""
         if self.training or not bits:
             return
         observed = bool((self.running_range != 0) | (self.running_zero_point != 0))
@@ -136,7 +136,7 @@ class SbmActivation(TensorQuantizer):
             if distributed.current_shard() is not None:
                 low, high = distributed.all_min_max(low, high)
             self.calibrated = low, high - low
-            logger.info("an activation is quantized in evaluation before training: its range is that of this batch")
+            logger.info("an activation is quantized in evaluation before any training: using the range of this batch")
 
     def restart(self) -> None:
         self.calibrated = None
@@ -146,7 +146,7 @@ class SbmActivation(TensorQuantizer):
         return (self.running_zero_point, self.running_range) if self.calibrated is None else self.calibrated
 
     def ranges(self) -> tuple[Tensor, Tensor]:
-        """Zero point and range that an operator reads and, in training, moves: copies where they are to stay."""
+        """Zero point and range that an operator reads and updates in training; copies if they must not change."""
         if not self.training:
             return self.evaluation_range()
         running = (self.running_zero_point, self.running_range)
@@ -155,7 +155,7 @@ class SbmActivation(TensorQuantizer):
         return running[0].clone(), running[1].clone()
 
     def _move(self, zero_point: Tensor, value_range: Tensor) -> None:
-        """Let the running range be this, unless the forward pass is computed again for its backward pass."""
+        """Set the running range, unless this forward pass is a recomputation for the backward pass."""
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == NO_BACKWARD_PASS:
             self.running_zero_point.copy_(zero_point)
             self.running_range.copy_(value_range)
@@ -175,7 +175,7 @@ class SbmActivation(TensorQuantizer):
     def encode(self, x: Tensor, bits: Tensor) -> Codes:
         if not self.training:
             zero_point, value_range = self.evaluation_range()
-            zero_point = zero_point.clone()  # what is kept for the backward pass outlives the observer
+            zero_point = zero_point.clone()  # the copy saved for the backward pass must not change with the observer
             integers, scale = kernel(codes.encode, self.compile_kernel)(flat(x), zero_point, value_range, bits)
             return Codes(shaped(integers, like=x), scale, zero_point)
         function, running = kernel(codes.encode_and_observe, self.compile_kernel), self.running_zero_point
@@ -213,7 +213,7 @@ class SbmActivation(TensorQuantizer):
         vector, observed = flat(x), (bits, self.running_zero_point, self.running_range, self.momentum)
         if distributed.current_shard() is None:
             y, zero_point, value_range = kernel(affine.quantize_and_observe, self.compile_kernel)(vector, *observed)
-        else:  # messages are no part of a kernel
+        else:  # collectives cannot be part of a kernel
             limits = distributed.all_min_max(*torch.aminmax(vector))
             function = kernel(affine.quantize_share_and_observe, self.compile_kernel)
             y, zero_point, value_range = function(vector, *limits, *observed)
@@ -230,31 +230,31 @@ class Sbm(QuantizerOptions):
 
     name: str = "sbm"
     momentum: float = setting(
-        0.9, "kept fraction of the running activation range; FracTrain's CIFAR code has 0.1", minimum=0, maximum=1
+        0.9, "momentum of the running activation range; FracTrain's CIFAR code has 0.1", minimum=0, maximum=1
     )
     stochastic: bool = setting(True, "round gradients stochastically (unbiased)")
     bifurcate: Optional[int] = setting(
         None,
-        "bits of a finer copy of the gradient for the weight's gradient (SBM's own paper: 16; not counted in costs); null: one"
+        "bits of a finer copy of the gradient for the weight's gradient (SBM paper: 16; not counted in costs); null: one"
         " copy serves both products, as in the code of CPT",
         minimum=2,
         maximum=32,
     )
     gradient_range: str = setting(
         "code",
-        "ranges of a gradient [N, positions, F] of linear and recurrent layers and matrix products: one for each position"
+        "ranges of a gradient [N, positions, F] of linear and recurrent layers and matrix products: one per position"
         " (code, as the released code of Better Schedules), or one for the tensor",
         choices=("code", "tensor"),
     )
     least_step: str = setting(
         "code",
-        "least step of a gradient's levels: 1e-8 (code, as the released code), which is coarse for gradients of a loss that is"
-        " the mean of very many tokens, or 1e-8 of the largest element (relative)",
+        "minimum quantization step of gradients: 1e-8 (code, as the released code), which is coarse if the loss is a mean"
+        " over very many tokens, or 1e-8 of the largest element (relative)",
         choices=("code", "relative"),
     )
     quantized_bias: Optional[bool] = setting(
         None,
-        "quantize biases to the bits of the weights, with one range each (Better Schedules' code); null: as the network says"
+        "quantize biases to the bits of the weights, with one range per bias (Better Schedules' code); null: as the network says"
         " (true for entailment and retinanet), else float32",
     )
 

@@ -18,11 +18,11 @@ from bitcycle.quantizer.layout import HALF, flat, rows, shaped, unflat
 
 
 class SbmGradient(GradientQuantizer):
-    """Affine quantizer of the gradient with one range per tensor, stochastic unless told otherwise."""
+    """Affine quantizer of the gradient with one range per tensor, by default with stochastic rounding."""
 
     has_codes = True
     by_sequence = False
-    """Whether each sequence has a range of its own at each time step of a recurrent layer."""
+    """Whether each sequence has its own range at each time step of a recurrent layer."""
 
     def __init__(self, stochastic: bool = True, compile: bool = False) -> None:
         super().__init__()
@@ -71,14 +71,14 @@ class SbmGradient(GradientQuantizer):
         function = codes.encode_gradient if self.stochastic else codes.encode_gradient_to_nearest
         keys = (step_key, layer_key) if self.stochastic else ()
         quantized, integers, scale, low = kernel(function, self.compile_kernel)(flat(gradient), bits, *keys)
-        step = float(scale)  # in float64: an error of z' would count as often as there are elements
+        step = float(scale)  # in float64, as an error of z' is multiplied by the number of elements
         zero_point = float(low) + (1 << (int(bits) - 1)) * step
         return unflat(quantized, like=gradient), GradientCodes(shaped(integers, like=gradient), step, zero_point)
 
     def _quantize_share(
         self, x: Tensor, limits: tuple[Tensor, Tensor], bits: Tensor, step_key: Tensor, layer_key: Tensor
     ) -> Tensor:
-        """The share of a batch's gradient, with the smallest and largest values of the whole."""
+        """Quantize this process's shard of a gradient with the range of the whole batch."""
         if not self.stochastic:
             low, high = limits
             return kernel(affine.fake_quantize, self.compile_kernel)(x, low, high - low, bits)
@@ -98,7 +98,7 @@ class SbmGradient(GradientQuantizer):
 
 
 class SbmPositionGradient(SbmGradient):
-    """The same with one range for each position between the first and the last dimension, over these two.
+    """SbmGradient with one range per position between the first and the last dimension, over these two.
 
     [N, F] has one range, [N, T, F] T of them, [N, heads, T, F] heads times T; in a recurrent layer, whose time step is
     [1, N, F] in the released code, each sequence has its own.
@@ -126,7 +126,7 @@ class SbmPositionGradient(SbmGradient):
 
 
 class RelativeGradient(GradientQuantizer):
-    """The same of a gradient in units of a power of two, so that the least step is 1e-8 of its largest element.
+    """SbmGradient applied in power-of-two units, so that the minimum step is 1e-8 of the largest element.
 
     Q(G) = u Q(G / u),   u = 2^(floor(log2 max |G|) + 1)
     """

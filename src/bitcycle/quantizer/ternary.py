@@ -1,4 +1,4 @@
-"""ternary: weights 0 and +-a, with a threshold at a fraction of their mean magnitude.
+"""ternary: weights in {-a, 0, +a}, with a threshold at a fraction of their mean magnitude.
 
     th = f mean |w| of the layer, f = 2/3,   a = mean of |w| above th,   w_q = a sign(w) [|w| > th], straight-through
 
@@ -6,9 +6,9 @@
 >>> quantize(torch.tensor([[-1.0, 0.25, 2.0]]), 2, quantizer="ternary", role="weight").tolist()
 [[-1.5, 0.0, 1.5]]
 
-Source: HLHLp, section 4.2, which names HitNet (Wang et al. 2018) for its ternary recurrent networks. Differs from the
-authors' code in nothing that we know of: none was released. Differs from HitNet in leaving out its stochastic activations and
-slope factor: HLHLp has 4-level activations, those of uniform_l2 here.
+Source: HLHLp, section 4.2, which cites HitNet (Wang et al. 2018) for its ternary recurrent networks; no code was released.
+Differs from HitNet in omitting its stochastic activations and slope factor: HLHLp has 4-level activations, here those of
+uniform_l2.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bitcycle.settings import setting
 
 
 def ternarize(weight: Tensor, factor: float, bits: Tensor) -> Tensor:
-    """a sign(w) where |w| > factor * mean |w|, else 0, with a the mean magnitude of those; 0 bits returns the weight."""
+    """a sign(w) where |w| > factor * mean |w|, else 0; a is the mean magnitude above the threshold. 0 bits returns the weight."""
     magnitudes = weight.abs()
     above = magnitudes > factor * magnitudes.mean()
     scale = torch.where(above, magnitudes, 0).sum() / above.sum().clamp_min(1)
@@ -33,7 +33,7 @@ def ternarize(weight: Tensor, factor: float, bits: Tensor) -> Tensor:
 
 
 class TernaryWeight(TensorQuantizer):
-    """Symmetric ternary weights, one threshold and scale per layer, both of the current weights."""
+    """Symmetric ternary weights, with one threshold and scale per layer from the current weights."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Ternary(UniformActivationOptions):
 
     name: str = "ternary"
     threshold: float = setting(
-        2 / 3, "times the layer's mean |w|, below which a weight becomes 0 (HitNet: 2/3; TWN: 0.7)", minimum=0
+        2 / 3, "threshold of zero weights, times the layer's mean |w| (HitNet: 2/3; TWN: 0.7)", minimum=0
     )
 
     def bits(self, role: str) -> range:

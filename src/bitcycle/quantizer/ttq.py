@@ -1,4 +1,4 @@
-"""ttq: weights Wp, 0 and -Wn, two trainable values for each layer.
+"""ttq: ternary weights Wp, 0 and -Wn, with two trainable values per layer.
 
     th = t max |w| of the layer, t = 0.05;   w_q = Wp where w > th,  -Wn where w < -th,  else 0;   Wp = Wn = 1 at first
     dL/dw  = g (Wp, 1, Wn) on (positive, zero, negative) weights, g = dL/dw_q
@@ -9,9 +9,9 @@
 [[-1.0, 0.0, 1.0]]
 
 Source: HLHLp, section 3.2, after Zhu et al. 2017, "Trained ternary quantization". The TTQ paper prints dL/dWn without the
-minus, which its authors' code, differentiated automatically, has; `grad_sign=published` follows the print. Differs from the
-authors' code in nothing else that we know of: as there, nothing keeps Wp and Wn positive, they have no weight decay, and first
-and last layer stay float. Activations are those of uniform_l2.
+minus; its authors' code, which uses automatic differentiation, has it. `grad_sign=published` follows the print. No other
+differences to the authors' code are known: as there, Wp and Wn are not kept positive and have no weight decay, and first and
+last layer stay float. Activations are those of uniform_l2.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bitcycle.quantizer.uniform import UniformActivationOptions
 from bitcycle.settings import setting
 
 FLOAT_LAYERS = ("first", "last")
-"""As in the authors' code; Wp = Wn = 1 in a classifier, which no batch norm follows, hardly trains."""
+"""As in the authors' code; a classifier with Wp = Wn = 1, which no batch norm follows, hardly trains."""
 
 
 def ternary_signs(weight: Tensor, threshold: float) -> Tensor:
@@ -64,7 +64,7 @@ class _TrainedTernary(torch.autograd.Function):
 
 
 class TrainedTernaryWeight(TensorQuantizer):
-    """Asymmetric ternary weights with trainable values; in the float phase (0 bits) the values rest."""
+    """Asymmetric ternary weights with trainable values, which do not change in the float phase (0 bits)."""
 
     def __init__(self, threshold: float, published_sign: bool) -> None:
         super().__init__()
@@ -82,12 +82,12 @@ class Ttq(UniformActivationOptions):
 
     name: str = "ttq"
     threshold: float = setting(
-        0.05, "times the layer's max |w|, below which a weight becomes 0 (0.05 in TTQ)", minimum=0, maximum=1
+        0.05, "threshold of zero weights, times the layer's max |w| (0.05 in TTQ)", minimum=0, maximum=1
     )
     grad_sign: str = setting(
         "derivative",
-        "sign of dL/dWn: minus the sum over the negative weights, as the derivative and the authors' code have it, or plus, as"
-        " the TTQ paper prints it (published)",
+        "sign of dL/dWn: minus the sum over the negative weights, as in the derivative and the authors' code, or plus, as"
+        " printed in the TTQ paper (published)",
         choices=("derivative", "published"),
     )
 

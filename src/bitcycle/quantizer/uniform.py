@@ -1,4 +1,4 @@
-"""uniform_l2: symmetric levels D z with the step D that leaves the smallest squared error.
+"""uniform_l2: symmetric levels D z with the step D that minimises the squared error.
 
     L = 2^(b-1) - 1;   weight      D sign(w) min(floor(|w| / D + 1/2), L), straight-through; halves away from zero
                        activation  the same for signed inputs; D min(floor(x / D + 1/2), 2^b - 1) after a ReLU;
@@ -11,11 +11,10 @@
 >>> quantize(torch.tensor([[-0.9, 0.2, 1.1]]), 2, quantizer="uniform_l2", role="weight").tolist()
 [[-1.0, 0.0, 1.0]]
 
-Source: HLHLp, section 3.1: the step minimises the squared error. Differs from the authors' code in nothing that we know of:
-none was released. The paper does not say when the step is recomputed, nor how activations are quantized: both are
-settings. By default the step of a layer is computed from its master weights in the first training step at other bits, that of
-its input from the batch of that step, and both stay until the bits change again. An evaluation at bits other than those of
-training computes steps of its own, from the weights as they are and from its first batch.
+Source: HLHLp, section 3.1: the step minimises the squared error. No code was released. The paper does not say when the step is
+recomputed, nor how activations are quantized: both are settings. By default the steps are computed in the first training step
+after a change of bits, from the layer's master weights and from the batch at its input, and stay constant until the next change.
+Evaluation at other bits than training computes separate steps, from the current weights and from its first batch.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ from bitcycle.quantizer.layout import flat, rows, unflat
 from bitcycle.settings import setting
 
 NEVER = -1
-"""Bits for which a step was computed, as long as there was none."""
+"""Value of the bits before any step has been computed."""
 CALIBRATION_ELEMENTS = 16381
-"""Elements of a batch, evenly spread, from which the step of an activation is computed; a prime number, so that the spread
-does not fall on a few channels again and again."""
+"""Number of evenly spaced elements of a batch from which the step of an activation is computed; a prime, so that the samples
+do not concentrate on a few channels."""
 
 
 def symmetric_top(bits: Tensor) -> Tensor:
-    """L = 2^(b-1) - 1, the highest code of b bits with sign."""
+    """L = 2^(b-1) - 1, the highest signed code of b bits."""
     return (1 << (bits - 1).clamp_min(0)) - 1
 
 
 def unsigned_top(bits: Tensor) -> Tensor:
-    """2^b - 1, the highest code of b bits without sign."""
+    """2^b - 1, the highest unsigned code of b bits."""
     return (1 << bits) - 1
 
 
@@ -72,7 +71,7 @@ def gradient_inside(gradient: Tensor, x: Tensor, low: Tensor, high: Tensor, bits
 
 
 class _StepKeeper(TensorQuantizer):
-    """Keeps the step of the bits that are trained with, and apart from it that of another precision in evaluation."""
+    """Keeps the step of the training precision and, separately, that of an evaluation at another precision."""
 
     step: Tensor
     other_step: Tensor
@@ -88,7 +87,7 @@ class _StepKeeper(TensorQuantizer):
         self.register_buffer("other_step", step.clone(), persistent=False)
 
     def prepare(self, x: Tensor, bits: int) -> None:
-        if bits == int(self.step_bits):  # a resumed run finds the step that it had
+        if bits == int(self.step_bits):  # a resumed run keeps its step
             return
         if bits:
             (self.step if self.training else self.other_step).copy_(self._optimal(x, bits))
@@ -108,8 +107,8 @@ class _StepKeeper(TensorQuantizer):
 class UniformWeight(_StepKeeper):
     """Weights on symmetric levels with the L2-optimal step of the layer or of each output channel (`per_row`).
 
-    `update` says when the step is recomputed: when the bits change (stage), at the first step of each epoch too (epoch),
-    or, by one iteration from the last one, before every training step (step).
+    `update` determines when the step is recomputed: when the bits change (stage), also at the first step of each epoch (epoch),
+    or by one iteration before every training step (step).
     """
 
     def __init__(self, per_row: bool = False, update: str = "stage", compile: bool = False) -> None:
@@ -143,7 +142,7 @@ class UniformWeight(_StepKeeper):
 
 
 class UniformActivation(_StepKeeper):
-    """Inputs on symmetric levels, or after a ReLU on unsigned ones, with the L2-optimal step of one batch."""
+    """Inputs on symmetric levels, or unsigned levels after a ReLU, with the L2-optimal step of one batch."""
 
     steps_are_independent = True
 
@@ -179,7 +178,7 @@ class UniformActivation(_StepKeeper):
 
 
 class UnitActivation(TensorQuantizer):
-    """Inputs on 2^b levels from -1 to 1 where they are signed (tanh), else from 0 to 1 (sigmoid)."""
+    """Inputs on 2^b levels from -1 to 1 if signed (tanh), else from 0 to 1 (sigmoid)."""
 
     samples_are_independent = True
     steps_are_independent = True
@@ -207,15 +206,15 @@ class UnitActivation(TensorQuantizer):
 
 @dataclass
 class UniformActivationOptions(QuantizerOptions):
-    """What the quantizers of HLHLp share: uniform activations where the schedule asks for them, float gradients, all layers.
+    """Base of HLHLp's quantizers: uniform activations at the schedule's bits, float gradients, all layers quantized.
 
     Source: HLHLp, section 4.1 ("all layers in the models including the first and the last ones are quantized").
     """
 
     activation_levels: str = setting(
         "l2",
-        "levels of quantized activations: l2, the step of least squared error of one batch, or unit, from -1 to 1 if signed"
-        " (tanh), else from 0 to 1 (HLHLp 3.2 leaves them open)",
+        "levels of quantized activations: l2, with the L2-optimal step of one batch, or unit, from -1 to 1 if signed"
+        " (tanh), else from 0 to 1 (not specified by HLHLp 3.2)",
         choices=("l2", "unit"),
     )
 
@@ -236,12 +235,12 @@ class UniformL2(UniformActivationOptions):
     name: str = "uniform_l2"
     granularity: str = setting(
         "layer",
-        "one step for each layer, or for each output channel (row); HLHLp 3.1 says neither",
+        "one step per layer or per output channel (row); HLHLp 3.1 does not say",
         choices=("layer", "row"),
     )
     update: str = setting(
         "stage",
-        "when the step of a weight is computed from the master weights: when the bits change (stage), at each epoch too, or"
+        "when the step of a weight is computed from the master weights: when the bits change (stage), also at each epoch, or"
         " by one iteration at every step (HLHLp 3.1 does not say)",
         choices=("stage", "epoch", "step"),
     )

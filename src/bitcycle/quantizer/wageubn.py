@@ -1,11 +1,11 @@
-"""WAGEUBN: weights, activations and errors in fixed point, with steps and ranges that are powers of two.
+"""WAGEUBN: weights, activations and errors in fixed point, with power-of-two steps and ranges.
 
     Q(x, k) = rint(x 2^(k-1)) / 2^(k-1);     R(e) = 2^rint(log2 max |e|) of the tensor
     weight      W   clip(Q(w, k), -1 + 2^(1-k), 1 - 2^(1-k)), straight-through
     activation  A   Q(x, k) without clip, straight-through
     gradient    E2  at a layer's output, s = R 2^(1-k), v = e / s:
                     s sign(v) Q(|v|, k) where |v| < 1, else s clip(rint v, +-(2^(k-1) - 1))
-                E1  what a layer hands to its input: R clip(Q(e / R, k), -1, 1)
+                E1  at a layer's input: R clip(Q(e / R, k), -1, 1)
     update      G   (option) weight gradient: m / 2^14 with m = rint(c g / R(g) + u) within +-(c - 1), u uniform in [-1/2, 1/2)
 
 >>> from bitcycle.quantizer import quantize
@@ -15,9 +15,9 @@
 Source: Yang et al. 2020, "Training high-performance and large-scale deep neural networks with full 8-bit integers", section 3,
 and its official code; a baseline of CPT, table 2, and FracTrain, table 2, which do not describe theirs. Differs from the
 authors' code in what stays float32 (batch norm, momentum, update, and weight gradients unless
-`weight_gradient_constant` is set), in an
-error of zeros, which stays zero, and in E1, which meets what each layer hands back and not its sum with what a skip connection
-carries. Their paper clips E1 one step earlier than their code, which is followed here.
+`weight_gradient_constant` is set), in errors of zero, which stay zero, and in E1, which is applied to the gradient of each
+layer's input before it is added to that of a skip connection. The paper clips E1 one step earlier than the code, which is
+followed here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from bitcycle.quantizer.noise import uniform
 from bitcycle.settings import SettingError, setting
 
 GRADIENT_UNIT = 2.0**-14
-"""Step of a quantized weight gradient, which has 15 bits."""
+"""Step of quantized weight gradients, which have 15 bits."""
 
 
 def half_levels(bits: Tensor, dtype: torch.dtype) -> Tensor:
@@ -59,7 +59,7 @@ def quantize_weight(weight: Tensor, bits: Tensor) -> Tensor:
 
 
 def quantize_activation(x: Tensor, bits: Tensor) -> Tensor:
-    """A: fixed point without limit; 0 bits returns x."""
+    """A: fixed point without clipping; 0 bits returns x."""
     return torch.where(bits > 0, round_fixed(x, bits), x)
 
 
@@ -94,7 +94,7 @@ def quantize_error_of_input(error: Tensor, value_range: Tensor, bits: Tensor) ->
 def quantize_weight_gradient(
     gradient: Tensor, value_range: Tensor, constant: float, noise: Tensor | None = None
 ) -> Tensor:
-    """G: gradients without their scale, whole multiples of 2^-14 up to constant - 1 of them."""
+    """G: gradients without their scale, integer multiples of 2^-14 up to constant - 1."""
     scaled = gradient * (constant / _positive(value_range))
     if noise is not None:
         scaled = scaled + noise
@@ -102,7 +102,7 @@ def quantize_weight_gradient(
 
 
 def _positive(value_range: Tensor) -> Tensor:
-    """The range, or 1 for a tensor of zeros, which any step leaves zero."""
+    """The range, or 1 for a tensor of zeros."""
     return torch.where(value_range > 0, value_range, 1)
 
 
@@ -171,26 +171,27 @@ class Wageubn(QuantizerOptions):
     name: str = "wageubn"
     weight_gradient_constant: Optional[int] = setting(
         None,
-        "c of the weight gradient's quantizer G, 128 in WAGEUBN, whose code lowers it to 32, 8 and 2 where others lower the"
+        "c of the weight gradient's quantizer G, 128 in WAGEUBN, whose code lowers it to 32, 8 and 2 instead of the"
         " learning rate; gradients then lose their scale. null: float weight gradients",
         minimum=2,
         maximum=2**14,
     )
     full: bool = setting(
-        False, "quantize batch norm, momentum, update and learning rate too (WAGEUBN 3); not offered, true is refused"
+        False,
+        "quantize batch norm, momentum, update and learning rate as well (WAGEUBN 3); not supported, must be false",
     )
 
     def validate(self) -> None:
         super().validate()
         if self.full:
-            problem = "batch norm, momentum and update have no quantizers here"
+            problem = "quantizers of batch norm, momentum and update are not implemented"
             raise SettingError(
                 "full", True, problem, "use full=false; weight_gradient_constant=128 adds the quantizer G"
             )
 
     def check_sharing(self) -> None:
         if self.weight_gradient_constant is not None:
-            problem = "quantizes gradients of weights, of which each process has a part only"
+            problem = "quantizes weight gradients, of which each process has only a part"
             raise SettingError(
                 "weight_gradient_constant", self.weight_gradient_constant, problem, "use null, or train in one process"
             )

@@ -18,6 +18,7 @@ from bitcycle.analysis.landscape import rise, rise_around
 from bitcycle.analysis.verdict import NOT_RUN, UNDECIDED
 from bitcycle.figure.data import ItemData
 from bitcycle.figure.landscape import contours, radial_rise
+from bitcycle.figure.make import draw_item
 from bitcycle.figure.style import UNDATED
 from bitcycle.measurement.artifacts import Result
 from tests.conftest import ROOT
@@ -126,3 +127,47 @@ def test_pictures_have_neither_dates_nor_random_names(tmp_path):
     plt.close(figure)
     assert contents[:2] == contents[2:]
     assert b"<dc:date>" not in contents[1] and matplotlib.rcParams["svg.hashsalt"] == "bitcycle"
+
+
+def made_plane(cells: list[Cell], split: str) -> Result:
+    """A plane through the networks of two cells, the first of which is looked at twice."""
+    names = [(cells[0], 1), (cells[0], None), (cells[1], None)]
+    runs = [{"scale": "mini", "hash": c.runs[0].row["hash"], "seed": 0, "phase": phase} for c, phase in names]
+    corners = [{"network": str(n), "x": x, "y": y} for n, (x, y) in enumerate([(0, 0), (4, 0), (0, 4)], 1)]
+    grid = [{"network": "", "x": x, "y": y} for y in range(-1, 6) for x in range(-1, 6)]
+    rows = [{**row, "loss": row["x"] + row["y"], "error_percent": 10 + row["x"]} for row in corners + grid]
+    header = {"kind": "plane", "options": {"split": split, "points": 7}, "units": 1, "done": 1, "runs": runs}
+    facts = {"samples": 10}
+    return Result({**header, "facts": facts}, [{key: str(value) for key, value in row.items()} for row in rows])
+
+
+def test_planes_and_measurements_name_their_networks():
+    common = {"dataset": "cifar10", "model": "resnet20", "quantizer": "uniform_l2"}
+    cells = [made_up(90.0, scale="mini", schedule=name, **common) for name in ("fine_tuning", "hlhlp")]
+    noise = [{"noise": name, "cer_percent": rate} for name, rate in (("none", "1.0"), ("white", "2.0"))]
+    header = {"kind": "noise", "options": {}, "units": 1, "done": 1, "runs": [{"phase": None}]}
+    vars(cells[0].runs[0])["analyses"] = []
+    vars(cells[1].runs[0])["analyses"] = [made_plane(cells, "test"), Result(header, noise)]
+    for name, titles in (("fig1", ["FLOAT, Hlp, HLHLp"]), ("appH", None), ("appF", [""])):
+        drawing = draw_item(ItemData(ITEMS[f"hlhlp/{name}"], Results("mini", tuple(cells))))
+        assert (drawing is None) == (titles is None), name
+        if drawing:
+            assert drawing.figure.axes[0].get_title() == titles[0]
+    assert [text.get_text() for text in drawing.figure.axes[0].get_xticklabels()] == ["none", "white"]
+    plt.close("all")
+
+
+def test_what_single_runs_recorded():
+    level = {"bits": 3, "accuracy": 0.4, "rise": 0.3}
+    test = {"level_steps": 10, "window": 2, "threshold": 0.1, "levels": [level, {**level, "bits": 4}], "q_min": 3}
+    training = {"step": [1, 2], "loss": [2.0, 1.0], "weight": [3, 8], "gradient": [6, 8]}
+    blocks = {"a": {"0/0": 0.5, "4/6": 0.5}, "b": {"0/0": 0.0, "4/6": 1.0}}
+    curve = {"range_test": test, "observations": {"step": [1, 2], "accuracy": [30.0, 40.0]}}
+    curve |= {"training": training, "allocation": {"1000": blocks, "500": blocks}}
+    cell = made_up(90.0, dataset="cifar10", model="resnet38", schedule="fractrain")
+    vars(cell.runs[0])["curve"], cell.runs[0].row["q_min"] = curve, "3"
+    for name, panels in (("cpt/fig4", 1), ("fractrain/fig1", 2), ("fractrain/fig8", 2)):
+        figure, _ = draw_item(ItemData(ITEMS[name], Results("paper", (cell,))))
+        assert len(figure.axes) == panels, name
+    assert [axes.get_title() for axes in figure.axes] == ["step 500 of 64,000", "step 1,000 of 64,000"]
+    plt.close("all")

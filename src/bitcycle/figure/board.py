@@ -16,7 +16,7 @@ from bitcycle.analysis.aggregation import Cell
 from bitcycle.analysis.contrast import fact, has, readings, select
 from bitcycle.analysis.labels import backward_bits, forward_bits, schedule_of
 from bitcycle.analysis.statistics import Estimate, over_seeds
-from bitcycle.figure.data import ItemData, Panel, cost_against, metric_name, noise_of, our_network, panels_of
+from bitcycle.figure.data import ItemData, Panel, cost_against, metric_name, our_network, panels_of
 from bitcycle.figure.plots import draw_points, log_axis, point, side_by_side, title
 from bitcycle.figure.style import Drawing, Look, legend, panels
 from bitcycle.figure.table import Table, interval, number, signed
@@ -78,7 +78,8 @@ def gaps_of(panel: Panel, costs: Mapping[int, float]) -> dict[int, Estimate]:
             if all(seed in values for _, values in curve):
                 equal = np.interp(cost, places, [values[seed] for _, values in curve])
                 found.setdefault(index, []).append(value - float(equal))
-    noise = noise_of(panel, base[0] if base else None, COLUMN)
+    deviation, df = panel.pool.deviation(base[0].runs[0], COLUMN) if base else (None, 0)
+    noise = None if deviation is None else math.sqrt(2) * deviation, df
     return {index: over_seeds(values, noise) for index, values in found.items()}
 
 

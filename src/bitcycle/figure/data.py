@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Optional
 
 from bitcycle.analysis.aggregation import Cell, Results
-from bitcycle.analysis.contrast import Pool, Selector, fact, readings, select, value
+from bitcycle.analysis.contrast import Pool, Selector, contrast, fact, readings, select, value
 from bitcycle.analysis.items import SWEEPS, Item, Published
 from bitcycle.analysis.labels import dataset_label, model_label, panel_of
 from bitcycle.analysis.statistics import Estimate, over_seeds
@@ -127,21 +127,15 @@ def by_length(panel: Panel) -> list[Panel]:
 def differences(panel: Panel, base: Cell | None, column: str) -> dict[int, Estimate]:
     """Index of a cell -> its difference to a baseline of equal seeds; without a baseline its own value.
 
-    Runs of equal seeds share initial weights and batches.
+    Runs of equal seeds share initial weights and batches; the estimate is that of the verdicts.
     """
-    theirs, noise, found = readings(base, column) if base else {}, noise_of(panel, base, column), {}
+    found = {}
     for index, cell in enumerate(panel.cells):
-        ours = readings(cell, column)
-        gaps = [ours[seed] - theirs.get(seed, 0.0) for seed in sorted(ours) if base is None or seed in theirs]
-        if gaps and cell is not base:
-            found[index] = over_seeds(gaps, noise)
+        if base is None and (values := readings(cell, column)):
+            found[index] = over_seeds(list(values.values()))
+        elif base and cell is not base and (gap := contrast([cell], [base], (), (column, column)).estimate(panel.pool)):
+            found[index] = gap
     return found
-
-
-def noise_of(panel: Panel, base: Cell | None, column: str) -> tuple[float | None, float]:
-    """The pooled deviation of a difference of two runs of equal seeds, if it is known, and its degrees of freedom."""
-    deviation, freedom = panel.pool.deviation(base.runs[0], column) if base else (None, 0)
-    return None if deviation is None else 2**0.5 * deviation, freedom
 
 
 def cost_against(cell: Cell, base: Cell | None, column: str = "gbitops") -> float | None:

@@ -17,6 +17,14 @@ from bitcycle.measurement.surface import Surface, SurfaceOptions, directions, fi
 from bitcycle.training.run_folder import RunFolder, read_records
 from tests.measurement.conftest import CPU, DOMAINS, job
 
+
+def test_a_loaded_run_gives_configuration_and_metrics(trained):
+    """`config` and `metrics` are public: docs/own-models.md uses them."""
+    run = load_run(trained.folder.path)
+    assert (run.config.model.name, run.config.training.batch_size) == ("resnet8", run.plan.config.training.batch_size)
+    assert run.metrics == read_records(trained.folder.metrics) and run.metrics[0]["step"] == 4
+
+
 # Directions
 
 

@@ -38,6 +38,16 @@ class FinishedRun:
     precision: Precision
 
     @property
+    def config(self) -> RunConfig:
+        """Every setting of the run."""
+        return read_run_config(self.folder)
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """Its training and evaluation records, in order."""
+        return read_records(self.folder.metrics)
+
+    @property
     def subject(self) -> dict[str, Any]:
         """Its data and network."""
         return {"dataset": self.plan.config.dataset.name, "model": self.plan.config.model.name}

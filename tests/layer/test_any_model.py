@@ -86,7 +86,7 @@ def test_no_half_converted_model_is_left(spoil):
 
 def test_a_second_conversion_says_so():
     model = bitcycle.quantize_model(nn.Sequential(nn.Linear(2, 2)), float_layers=[])
-    with pytest.raises(SettingError, match="converted already"):
+    with pytest.raises(SettingError, match="already converted"):
         bitcycle.quantize_model(model, float_layers=[])
 
 

@@ -305,7 +305,7 @@ def test_networks_without_blocks_or_with_wrong_ones_are_refused():
         bitcycle.quantize_model(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2)), schedule=schedule)
     model = Own()
     model.block_names = ("third",)
-    with pytest.raises(SettingError, match="is no module of the network"):
+    with pytest.raises(SettingError, match="is not a module of the network"):
         bitcycle.quantize_model(model, schedule=schedule)
     model = Own()
     with pytest.raises(SettingError, match=r"of the family mobilenet_v2.*family='mobilenet_v2'"):

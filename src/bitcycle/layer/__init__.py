@@ -1,4 +1,4 @@
-"""Where in a network is quantized: drop-in layers, conversion of a float model, and the controller that sets the bits."""
+"""Quantized layers, the conversion of float models, and the controller that sets the bits."""
 
 from bitcycle.layer.attention import QuantizedMultiheadAttention
 from bitcycle.layer.batch_norm import share_batch_norm

@@ -2,7 +2,7 @@
 
     q, k, v = x_q W_q^T, x_k W_k^T, x_v W_v^T;   P = softmax(q k^T / sqrt(d) + mask);   y = (P v) W_o^T
 
-Each of the six products has quantizers of its own; softmax, scaling and masks are float32. Parameters are those of
+Each of the six products has its own quantizers; softmax, scaling and masks are float32. Parameters are those of
 torch.nn.MultiheadAttention, under the same names.
 """
 
@@ -21,11 +21,11 @@ from bitcycle.quantizer import QuantizerOptions
 
 
 class InProjection(QuantizedLayer):
-    """The product for queries, keys or values, [..., features] -> [..., E]; the parameters stay those of the attention."""
+    """The projection of queries, keys or values, [..., features] -> [..., E]; its parameters remain in the attention."""
 
     def __init__(self, owner: nn.MultiheadAttention, place: int) -> None:
         nn.Module.__init__(self)
-        self._owner, self.place = (owner,), place  # in a tuple, lest it become a part of its part
+        self._owner, self.place = (owner,), place  # in a tuple so that it is not registered as a submodule
 
     def _part(self, packed: Tensor) -> Tensor:
         size = self._owner[0].embed_dim
@@ -64,7 +64,7 @@ class QuantizedMultiheadAttention(nn.MultiheadAttention):
         self.attach(Context.alone(quantizer))
 
     def attach(self, context: Context) -> None:
-        """Give the six products their quantizers; inputs count as signed."""
+        """Attach quantizers to the six products; inputs are treated as signed."""
         options, self.precision = context.options, context.precision
         for place, name in enumerate(("query", "key", "value")):
             setattr(self, name, InProjection(self, place))
@@ -115,7 +115,7 @@ class QuantizedMultiheadAttention(nn.MultiheadAttention):
     def _mask(
         self, mask: Tensor | None, padding: Tensor | None, samples: int, keys: int, like: Tensor
     ) -> Tensor | None:
-        """What is added to the scores [N, heads, L, S], from masks that are boolean (True: not seen) or added themselves."""
+        """The additive mask of the scores [N, heads, L, S], from boolean (True: masked) or additive masks."""
         total = None
         if mask is not None:
             whole = _added(mask, like)
@@ -131,7 +131,7 @@ def _added(mask: Tensor, like: Tensor) -> Tensor:
 
 
 def quantized_attention(layer: nn.MultiheadAttention) -> QuantizedMultiheadAttention:
-    """A quantized attention around the parameters of `layer`."""
+    """A quantized attention that shares the parameters of `layer`."""
     options: dict[str, Any] = {"add_zero_attn": layer.add_zero_attn, "batch_first": layer.batch_first}
     sizes: dict[str, Any] = {"kdim": layer.kdim, "vdim": layer.vdim, "dropout": layer.dropout}
     biases: dict[str, Any] = {"bias": layer.in_proj_bias is not None, "add_bias_kv": layer.bias_k is not None}

@@ -1,10 +1,10 @@
-"""Batch normalisation over a batch of which each process has a share.
+"""Batch normalisation over a batch that is sharded between processes.
 
-    n = sum_r n_r,   m = sum_r n_r m_r / n,   v = sum_r n_r (v_r + (m_r - m)^2) / n        of the shares r, for each channel
+    n = sum_r n_r,   m = sum_r n_r m_r / n,   v = sum_r n_r (v_r + (m_r - m)^2) / n        over shards r, per channel
     y = g (x - m) / sqrt(v + e) + b
     dL/dx = g / sqrt(v + e) (dL/dy - mean(dL/dy) - (x - m) mean(dL/dy (x - m)) / (v + e))   means over the whole batch
 
-On a GPU it is torch.nn.SyncBatchNorm, which computes the same in kernels of its own and exists there only.
+On a GPU it is torch.nn.SyncBatchNorm, which computes the same and is only available there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bitcycle import distributed
 
 
 class SharedBatchNorm(_BatchNorm):
-    """Batch normalisation of [N, C, ...]; in training, while a batch is shared, with the statistics of the whole batch."""
+    """Batch normalisation of [N, C, ...]; in training on a sharded batch, with the statistics of the whole batch."""
 
     def _check_input_dim(self, x: Tensor) -> None:
         if x.dim() < 2:
@@ -43,7 +43,7 @@ class SharedBatchNorm(_BatchNorm):
 
 
 class _Normalise(torch.autograd.Function):
-    """y, mean, variance (biased) and number of elements, a channel, of the whole batch."""
+    """y, and mean, biased variance and number of elements per channel of the whole batch."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
@@ -76,12 +76,12 @@ class _Normalise(torch.autograd.Function):
 
 
 def _channels(values: Tensor, like: Tensor) -> Tensor:
-    """Values [C] that go along dimension 1 of a tensor."""
+    """Values [C] broadcast along dimension 1 of a tensor."""
     return values.view(-1, *[1] * (like.dim() - 2))
 
 
 def share_batch_norm(model: nn.Module) -> nn.Module:
-    """The model with batch norms that count the whole batch, around the same parameters and buffers."""
+    """The model with batch norms over the whole batch, which share the original parameters and buffers."""
     if next(model.parameters()).is_cuda:
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)
     for parent in list(model.modules()):

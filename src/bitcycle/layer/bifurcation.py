@@ -1,9 +1,9 @@
-"""Two copies of one gradient: a coarse one for the product with the weight, a finer one for the product with the input.
+"""Gradient bifurcation: a coarse copy of a gradient for the product with the weight, a finer one for that with the input.
 
     y = product(x, W) + bias:     dL/dx from Q(dL/dy; g),     dL/dW and dL/dbias from Q(dL/dy; g_fine)
 
-Source: the SBM paper ("scalable methods for 8-bit training of neural networks", gradients bifurcation); paper and code of CPT
-and FracTrain have a single copy.
+Source: the SBM paper ("scalable methods for 8-bit training of neural networks", gradients bifurcation). Paper and code of CPT
+and FracTrain use a single copy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Bifurcated(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, product: Product, coarse: Rounding, fine: Rounding
     ) -> Tensor:
-        # The product's own graph, cut off from the one around it: it can be run backward twice, with a gradient for each side.
+        # A separate graph of the product, whose backward pass can run twice, once for each copy of the gradient.
         operands: list[Any] = [
             t if t is None else t.detach().requires_grad_(t.requires_grad) for t in (x, weight, bias)
         ]
@@ -51,5 +51,5 @@ def _gradients(y: Tensor, inputs: list[Tensor], rounding: Rounding, gradient: Te
 def bifurcated(
     product: Product, x: Tensor, weight: Tensor, bias: Tensor | None, coarse: Rounding, fine: Rounding
 ) -> Tensor:
-    """product(x, weight, bias), whose output gradient goes through `coarse` to x and through `fine` to weight and bias."""
+    """product(x, weight, bias), whose output gradient is rounded by `coarse` for x and by `fine` for weight and bias."""
     return _Bifurcated.apply(x, weight, bias, product, coarse, fine)

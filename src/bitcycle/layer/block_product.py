@@ -1,15 +1,15 @@
-"""A product whose operands are quantized in blocks along the dimension that is summed over, hence in two copies each.
+"""Products whose operands are quantized in blocks along the summed dimension, hence in two copies each.
 
     pass               sums over     copies with blocks along it
     y = x W            inputs        Q(x) along its features,    Q(W) along its inputs
     dL/dx = g W^T      outputs       Q(g) along its features,    Q'(W) along its outputs
     dL/dW = g^T x      samples       Q'(g) along its samples,    Q'(x) along its samples
 
-Blocks that lie so let a sum of a block's products be scaled once, as hardware for MX formats does. A convolution's features are
-the channels of one pixel, its samples those of the batch at one pixel; a linear layer's samples are all its rows. No block
-crosses the border of a group; a depthwise convolution, which sums over no channel, has blocks along its channels in the first two
-passes. Both copies come from the float32 tensor, the second one when it is needed, at the bits of the forward pass. A bias gets
-the sum of the gradient as it arrives.
+With such blocks, the sum over a block is scaled once, as in hardware for MX formats. A convolution's features are the channels of
+one pixel, its samples those of the batch at one pixel; a linear layer's samples are all its rows. Blocks do not cross groups; a
+depthwise convolution, which does not sum over channels, has blocks along its channels in the first two passes. Both copies are
+made from the float32 tensor at the bits of the forward pass, the second one on demand. The gradient of a bias is the sum of the
+unquantized gradient.
 
 Source: Rouhani et al. 2023, "Microscaling data formats for deep learning", section 4 and figure 2.
 """
@@ -29,13 +29,13 @@ from bitcycle.randomness import int32_key
 
 Copy = Callable[[Tensor], Tensor]
 SECOND_COPY = int32_key("second copy of a gradient") >> 1
-"""What the key of the second copy's noise differs by."""
+"""Offset of the noise key of the second copy."""
 
 
 class Axes(NamedTuple):
-    """Where a layer's operands have the dimensions that are summed over.
+    """The dimensions of a layer's operands that are summed over.
 
-    features: of x and y; inputs, outputs: of the weight; by_position: samples are dimension 0, else all rows.
+    features: of x and y; inputs, outputs: of the weight; by_position: samples are dimension 0, otherwise all rows.
     """
 
     features: int
@@ -50,7 +50,7 @@ CONVOLUTION = Axes(1, 1, 0, by_position=True)
 
 @dataclass
 class Copies:
-    """Functions that make the copies of the operands of one product: `forward_x` is that of x for the forward pass.
+    """Functions that make the copies of the operands of one product: `forward_x` makes that of x for the forward pass.
 
     error_gradient and error_weight are those of dL/dx, update_gradient and update_x those of dL/dW. `features` is the
     dimension of y that a bias is added along.
@@ -74,7 +74,7 @@ class _BlockProduct(torch.autograd.Function):
         ctx.product, ctx.copies = product, copies
         ctx.bias_shape = None if bias is None else bias.shape
         operands = copies.forward_x(x), copies.forward_weight(weight)
-        with torch.set_grad_enabled(any(ctx.needs_input_grad)):  # a trace sees which operands want gradients
+        with torch.set_grad_enabled(any(ctx.needs_input_grad)):  # lets a trace see which operands need gradients
             for operand, original in zip(operands, (x, weight)):
                 if torch.is_grad_enabled():
                     operand.requires_grad_(original.requires_grad)
@@ -99,7 +99,7 @@ class _BlockProduct(torch.autograd.Function):
 def _gradients(
     product: Callable[..., Tensor], gradient: Tensor, x: Tensor, weight: Tensor, which: int
 ) -> Tensor | None:
-    """The gradient of x (which=0) or of the weight (1) of product(x, weight), whatever the product."""
+    """The gradient of x (which=0) or of the weight (1) for any product(x, weight)."""
     layer = getattr(product, "__self__", None)
     if product is F.linear:
         rows = gradient.reshape(-1, gradient.shape[-1])
@@ -113,7 +113,7 @@ def _gradients(
         found = torch.ops.aten.convolution_backward(gradient, x, weight, None, *shape, [which == 0, which == 1, False])
         return found[which]
     operands = [operand.detach().requires_grad_(place == which) for place, operand in enumerate((x, weight))]
-    with torch.enable_grad():  # the product once more, as nothing is known of it
+    with torch.enable_grad():  # recompute the product, which is arbitrary
         y = product(*operands, None)
     return torch.autograd.grad(y, operands[which], gradient)[0]
 
@@ -121,16 +121,16 @@ def _gradients(
 def block_product(
     product: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, copies: Copies
 ) -> Tensor:
-    """product(x, weight, bias), with the copies that each of the three passes needs."""
+    """product(x, weight, bias) with separate copies for each of the three passes."""
     return _BlockProduct.apply(x, weight, bias, product, copies)
 
 
 def copies_of(layer: Any, key: Tensor | None = None) -> Copies:
-    """The copies of a quantized layer's operands at its current bits, which are read now.
+    """The copies of a quantized layer's operands at its current bits.
 
     Args:
-        layer: a QuantizedLayer whose quantizers have blocks.
-        key: of the gradient's noise, in place of the layer's.
+        layer: a QuantizedLayer whose quantizers use blocks.
+        key: noise key of the gradient, instead of the layer's.
     """
     axes, groups = layer.axes, getattr(layer, "groups", 1)
     inputs, outputs = axes.inputs, axes.outputs

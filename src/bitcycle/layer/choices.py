@@ -1,4 +1,4 @@
-"""What a network that chooses its bits block by block has chosen, and what that costs: numbers only, no tensors."""
+"""The choices of a network with gates and their cost, as plain numbers without tensors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Counts = Sequence[Sequence[int]]
 
 
 class Block(NamedTuple):
-    """A block that bits are chosen for.
+    """A gated block.
 
     Attributes:
-        name: as the model calls it.
-        module: the name of the original block in the gated model, which its operations begin with.
-        shortcut: the name of its shortcut's module, if there are layers in it; else empty.
-        can_skip: whether its input, or the shortcut of it, can stand for its output.
+        name: its name in the model.
+        module: the name of the original block in the gated model, the prefix of its operations.
+        shortcut: the name of its shortcut module, if that has layers; otherwise empty.
+        can_skip: whether its input, or the shortcut's output, can replace its output.
     """
 
     name: str
@@ -33,10 +33,10 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockCosts:
-    """The cost term of DFQ in numbers, in units of the mean block weight.
+    """The cost term of DFQ, in units of the mean block weight.
 
     Attributes:
-        table: cost of one sample by block and option, W_l c_k and, unless it skips, depthwise convolutions at their own bits.
+        table: cost of one sample by block and option: W_l c_k plus, unless skipped, depthwise convolutions at their own bits.
         reference: cost of one sample in float32, the denominator of cp.
     """
 
@@ -44,7 +44,7 @@ class BlockCosts:
     reference: float
 
     def compute_percentage(self, counts: Counts) -> float | None:
-        """cp of the samples that were counted; None if there are none."""
+        """cp of the counted samples; None if there are none."""
         samples = sum(counts[0])
         total = sum(n * cost for row, costs in zip(counts, self.table) for n, cost in zip(row, costs))
         return 100 * total / (samples * self.reference) if samples else None
@@ -52,7 +52,7 @@ class BlockCosts:
 
 @dataclass(frozen=True)
 class Choices:
-    """The blocks of a network and what they choose from."""
+    """The gated blocks of a network and their options."""
 
     blocks: tuple[Block, ...]
     gates: GateOptions
@@ -63,7 +63,7 @@ class Choices:
         return self.gates.precisions
 
     def operations(self, counts: Counts) -> Iterator[tuple[str, Precision, int]]:
-        """(module, precision, samples) for a cost meter, whose longest name decides; a skip costs a float shortcut."""
+        """(module, precision, samples) for a cost meter, where the longest name decides; a skip costs a float shortcut."""
         for block, row in zip(self.blocks, counts):
             for precision, samples in zip(self.precisions, row):
                 if precision is not None:
@@ -90,7 +90,7 @@ class Choices:
 
             cost_lk = W_l c_k + D_l  (0 for a skip),    c_k = (a_k w + g_k w + a_k g_k) / 1024,    reference = 3 sum (W_l + F_l)
 
-        with W_l = 1, D_l = F_l = 0 where blocks weigh the same, else W_l the multiply-accumulates of a sample at the chosen
+        with W_l = 1, D_l = F_l = 0 if blocks have equal weight; otherwise W_l is the multiply-accumulates of a sample at the chosen
         bits, F_l those of the depthwise convolutions and D_l the same at their fixed bits; all divided by the mean W_l.
 
         Source: FracTrain's released code, train_dfq.py; its denominator has D_l for 3 F_l (`depthwise_reference`).
@@ -113,7 +113,7 @@ class Choices:
         return BlockCosts(table, (3 * sum(weights) + sum(reference)) / mean)
 
     def extremes(self, workload: Workload, samples: int) -> tuple[Counts, Counts]:
-        """The choices, for a number of samples, that cost the fewest and the most bit operations."""
+        """The choices with the fewest and the most bit operations, for a number of samples."""
         least: list[list[int]] = []
         most: list[list[int]] = []
         for block in self.blocks:
@@ -134,7 +134,7 @@ class Choices:
 
 
 class Tally:
-    """Adds up choices over a run, and says what was chosen since a reader asked last."""
+    """Accumulates choices over a run, and returns those since a reader's last query."""
 
     def __init__(self, choices: Choices) -> None:
         self.totals = [[0] * len(choices.precisions) for _ in choices.blocks]
@@ -145,7 +145,7 @@ class Tally:
         self.totals = [[a + b for a, b in zip(*rows)] for rows in zip(self.totals, counts)]
 
     def since_last(self, reader: str) -> Counts:
-        """The counts since `reader` asked last, or all."""
+        """The counts since the last query of `reader`, or all."""
         before = self.read.get(reader)
         self.read[reader] = [list(row) for row in self.totals]
         return self.totals if before is None else [[a - b for a, b in zip(*rows)] for rows in zip(self.totals, before)]

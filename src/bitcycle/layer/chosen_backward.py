@@ -1,18 +1,18 @@
-"""Candidates of a gated block whose gradients are those of the samples that chose them (schedule.backward=chosen).
+"""Backward pass of a gated block only for chosen candidates (schedule.backward=chosen).
 
-Each candidate k runs forward for the whole batch without a graph, since the gate learns from its output, and ranges and
-statistics are those of a batch. Candidates that differ in the bits of gradients alone share that pass. Of what quantized
-layers and batch norms computed, the rows of the samples that chose k are kept on a tape. Then the block runs once more, for
-all samples sorted by candidates, with a graph; layers and batch norms return what the tape has, and on the way back
+Each candidate k runs forward for the whole batch without a graph, as the gate learns from its output, and ranges and statistics
+are those of the batch. Candidates that differ only in gradient bits share that pass. The results of quantized layers and batch
+norms for the samples that chose k are recorded on a tape. Then the block runs once more with a graph, for all samples sorted by
+candidate; layers and batch norms return the recorded results, and in the backward pass
 
     quantized layer   G = Q(dL/dy) for the samples of each k with its bits, range and noise, then dL/dx, dL/dW together
     batch norm        dL/dx_n = w / s_k (dL/dy_n - sum_k dL/dy / M - h_n sum_k dL/dy h / M),    h = (x - m_k) / s_k
     gate              dL/dm_nk = <dL/dy_n, candidate_k(x)_n>
 
-with sums over the samples that chose k and M elements of a channel in the whole batch. These are the gradients of
-`remask_gradient=true` (FracTrain, section 3.2, equation 1), but for the noise of an element, which counts the elements of a
-candidate's samples, and for the range of a gradient, in which zeros of other samples do not count. Not in the authors' code,
-which computes the gradients of all candidates for all samples.
+with sums over the samples that chose k and M elements per channel in the whole batch. These are the gradients of
+`remask_gradient=true` (FracTrain, section 3.2, equation 1), except that noise is indexed by the elements of a candidate's
+samples and gradient ranges exclude the zeros of other samples. Not in the authors' code, which computes the gradients of all
+candidates for all samples.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from bitcycle.settings import SettingError
 
 
 class Part(NamedTuple):
-    """Samples that chose the same candidate: its bits, and which rows they are among the sorted ones."""
+    """Samples that chose the same candidate: its bits, and their rows among the sorted samples."""
 
     state: PrecisionState
     first: int
@@ -46,7 +46,7 @@ class Part(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """Mean and inverse deviation by channel of a candidate, of whose rows, and elements of a channel."""
+    """Mean and inverse standard deviation per channel of a candidate, its rows, and elements per channel."""
 
     mean: Tensor
     inverse: Tensor
@@ -56,7 +56,7 @@ class Statistics(NamedTuple):
 
 
 class Entry:
-    """What the calls of one module at the same place of the block computed, of the rows that are kept."""
+    """The recorded rows of the results of one module call in the block."""
 
     def __init__(self) -> None:
         self.x: Tensor | None = None
@@ -69,7 +69,7 @@ class Tape:
     """Entries in the order of calls: written by one candidate after another, then read once.
 
     Args:
-        parts: of the samples that computed something, in order.
+        parts: parts of the samples that did not skip, in order.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -78,11 +78,11 @@ class Tape:
         self.begin, self.end = parts[0].first if parts else 0, parts[-1].last if parts else 0
 
     def write(self, rows: Tensor, first: int) -> None:
-        """A candidate begins; `rows` of the batch chose it, which become those from `first` on."""
+        """Start recording a candidate, chosen by `rows` of the batch, which are stored from row `first` on."""
         self.position, self.rows, self.first = 0, rows, first - self.begin
 
     def read(self) -> None:
-        """What is called from now on returns what was kept."""
+        """Start replaying: subsequent calls return the recorded results."""
         self.position, self.reads = 0, True
 
     def next(self) -> Entry:
@@ -105,14 +105,14 @@ class Tape:
 
 
 class Replay:
-    """The tape of a gated block, which its layers and batch norms look at; none but in `mixture`."""
+    """The tape of a gated block, shared by its layers and batch norms; only set during `mixture`."""
 
     def __init__(self) -> None:
         self.tape: Tape | None = None
 
     @contextmanager
     def with_tape(self, tape: Tape) -> Iterator[None]:
-        """Let the modules write to the tape, or read from it."""
+        """Context in which the modules write to the tape, or read from it."""
         self.tape = tape
         try:
             yield
@@ -121,7 +121,7 @@ class Replay:
 
 
 class ReplayedProduct:
-    """The computation of a quantized layer of such a block; without a tape it is that of other layers."""
+    """The computation of a quantized layer in such a block; ordinary without a tape."""
 
     def __init__(self, layer: QuantizedLayer, replay: Replay) -> None:
         self.layer, self.replay = layer, replay
@@ -130,7 +130,7 @@ class ReplayedProduct:
         """Whether the block is trained.
 
         Raises:
-            SettingError (a ValueError): under autocast, whose products have other operands.
+            SettingError (a ValueError): under autocast, which changes the operands of products.
         """
         if self.replay.tape is not None and torch.is_autocast_enabled(x.device.type):
             problem = "replays float32 products, and autocast is on"
@@ -144,7 +144,9 @@ class ReplayedProduct:
         if tape.reads:
             states = [layer.precision if layer.precision.fixed else part.state for part in tape.parts]
             counted = [layer.call_keys(state).coarse for state in (states[1:] if layer.precision.fixed else states)]
-            keys = [key, *counted] if layer.precision.fixed else counted  # bits of its own have counted this call
+            keys = (
+                [key, *counted] if layer.precision.fixed else counted
+            )  # a layer with fixed bits has already counted this call
             bits = [(state.gradient_bits, state.step_key, key) for state, key in zip(states, keys)]
             return _Product.apply(x, layer.weight, bias, layer, entry, tape, bits)
         if entry.weight is None:
@@ -190,7 +192,7 @@ class _Product(torch.autograd.Function):
 
 
 class ReplayedBatchNorm2d(nn.BatchNorm2d):
-    """A torch.nn.BatchNorm2d of such a block; without a tape it is an ordinary one."""
+    """A torch.nn.BatchNorm2d in such a block; ordinary without a tape."""
 
     replay: Replay
 
@@ -233,7 +235,7 @@ class _Normalised(torch.autograd.Function):
         for a, b in ctx.bounds:
             mean, inverse, _, _, elements = next(s for s in ctx.statistics if s.first <= a and b <= s.last)
             g, here = gradient[a:b], x[a:b]
-            # as of a batch of these samples, whose sums are divided by their elements and not by those of the whole batch
+            # as for a batch of these samples only, whose sums are divided by its own number of elements
             alone, scale_part, shift_part = torch.ops.aten.native_batch_norm_backward(
                 g,
                 here,
@@ -255,7 +257,7 @@ class _Normalised(torch.autograd.Function):
 
 
 class Sorted(torch.autograd.Function):
-    """x[order], of an order of all rows."""
+    """x[order] for a permutation of all rows."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor) -> Tensor:
@@ -270,10 +272,9 @@ class Sorted(torch.autograd.Function):
 
 
 class Mixture(torch.autograd.Function):
-    """Rows of each part put where `order` says; the mask's gradient is that of the candidates' outputs.
+    """Scatters the rows of each part by `order`; the mask's gradient follows from the candidates' outputs.
 
-    Arguments: mask [N, K], order [N], for each option the index of its output (-1: it cannot be chosen), the number of
-    outputs, outputs, then parts.
+    Arguments: mask [N, K], order [N], index of each option's output (-1: cannot be chosen), number of outputs, outputs, parts.
     """
 
     @staticmethod
@@ -296,7 +297,7 @@ class Mixture(torch.autograd.Function):
 
 
 class ZeroGradients(torch.autograd.Function):
-    """y; parameters that it does not depend on get gradients of 0, as optimizers tell these from none."""
+    """y; parameters that it does not depend on get zero gradients, which optimizers treat differently from None."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, *parameters: Tensor) -> Tensor:
@@ -310,7 +311,7 @@ class ZeroGradients(torch.autograd.Function):
 
 
 def _rows_last(x: Tensor) -> Tensor:
-    """x with its channels last, as images lie in memory, so that a row is in one piece."""
+    """x with channels last, the memory format of images, so that each row is contiguous."""
     return x.movedim(1, -1) if x.dim() == 4 else x
 
 
@@ -331,10 +332,10 @@ def _scattered(parts: list[tuple[Tensor, Tensor]], like: Tensor) -> Tensor:
 
 
 def prepare_replay(block: nn.Module, name: str) -> Replay:
-    """Let layers and batch norms of a block look at a tape; the block is changed in place.
+    """Make layers and batch norms of a block use a tape; the block is changed in place.
 
     Raises:
-        SettingError (a ValueError): where something in the block cannot be replayed.
+        SettingError (a ValueError): if a module of the block cannot be replayed.
     """
     replay = Replay()
     for module in block.modules():

@@ -1,4 +1,4 @@
-"""What layers do with and without the compiler, whose import takes two seconds that a plan or a plain run need not pay."""
+"""Helpers around torch.compile that avoid importing the compiler, which takes two seconds, unless it is used."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def channels_last(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def has_numbers(x: Tensor) -> bool:
-    """Whether a tensor holds numbers: not on the meta device, and no fake one of the compiler or torch.export."""
+    """Whether a tensor has values: not on the meta device, and not a fake tensor of the compiler or torch.export."""
     return not x.is_meta and not hasattr(x, "fake_mode")
 
 
 def refuse_tracing() -> None:
-    """Refuse the tracers that would write the current bits, or one batch's ranges, into a graph for ever.
+    """Reject tracers that would freeze the current bits, or the ranges of one batch, into a graph.
 
     Raises:
         SettingError (a ValueError): under torch.jit.trace and torch.fx.symbolic_trace.

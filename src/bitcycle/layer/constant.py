@@ -1,4 +1,4 @@
-"""What follows from constant inputs alone, such as the features of a whole graph, is computed once."""
+"""Caching of results that depend only on constant inputs, such as the features of a whole graph."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 class LastResult:
-    """compute(), called again only where an input is another tensor or was changed in place, or where `conditions` differ.
+    """The result of compute(), recomputed only if an input is another tensor or was modified in place, or `conditions` differ.
 
-    A result is kept from the second call in a row with the same inputs on, so that outputs of other layers, which never come
-    twice, cost no memory. Nothing is kept of inputs that need a gradient. A copy of this object begins empty.
+    A result is cached from the second consecutive call with the same inputs, so that outputs of other layers, which never
+    recur, cost no memory. Nothing is cached for inputs that require a gradient. A copy of this object starts empty.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The controller sets the bits of all layers at each step and counts what the steps cost."""
+"""The controller sets the bits of all layers at each step and counts the cost of the steps."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ logger = logging.getLogger(__name__)
 class PrecisionController:
     """Applies a schedule to a converted model: call `step(t)` before the forward pass of step t.
 
-    Costs need the shapes of the model's products. They are traced from the first training batch that the model sees. The
-    samples of a step are those that `step` is told of; where it is told of none, they are counted in the model's
-    training-mode forward passes with gradients, so a plain loop need say nothing. Where not the model's own forward pass is
-    called but that of a part with all quantized layers in it (as in Lightning), the passes of that part count.
+    Costs depend on the shapes of the model's products, which are traced from the first training batch. The number of samples of a
+    step is passed to `step`; otherwise samples are counted in the model's training-mode forward passes with gradients, which
+    suffices for a plain loop. If training calls not the model but a submodule with all quantized layers (as in Lightning), the
+    forward passes of that submodule are counted.
 
     Args:
-        model: converted by `quantize_model`; a float model is accepted and costs what float32 costs. May be what torch.compile
-            or DistributedDataParallel made of it.
-        schedule: what `bitcycle.schedule` returns.
+        model: converted by `quantize_model`; a float model is accepted and has the cost of float32. May be wrapped by
+            torch.compile or DistributedDataParallel.
+        schedule: a result of `bitcycle.schedule`.
         seed: of the noise for stochastic rounding, which depends on (seed, rank, step, layer, call within the step, element).
         hardware: name or options of the cost model.
         workload: the traced model, if known; otherwise it is traced at the first training batch.
-        batch_dimension: of the first tensor of the model's inputs, where samples are counted (1 for an LSTM's [T, N, F]).
-        rank: of this process among those that train together, which have noise of their own; None: as torch.distributed says.
+        batch_dimension: sample dimension of the model's first input tensor (1 for an LSTM's [T, N, F]).
+        rank: of this process in distributed training, on which its noise depends; None: that of torch.distributed.
 
     Raises:
-        SettingError (a ValueError): if the quantizer counts epochs and the schedule does not know how long they are, or if
-            the lowest or highest bits of the schedule have no format in the quantizer.
+        SettingError (a ValueError): if the quantizer needs the length of an epoch and the schedule does not know it, or if
+            the quantizer has no format for the lowest or highest bits of the schedule.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class PrecisionController:
         """Set the bits and the noise of step t; count `samples` training samples at these bits, if given.
 
         Raises:
-            SettingError (a ValueError): for a step outside the schedule's run, and for bits that the model's quantizer lacks.
+            SettingError (a ValueError): for a step outside the schedule's run, and for bits that the quantizer does not support.
         """
         precision = self.schedule(t)
         if precision != self.precision:
@@ -122,25 +122,23 @@ class PrecisionController:
         return precision
 
     def _add_told(self) -> None:
-        """Count what `step` was told, as soon as the model's products are known."""
+        """Count the samples passed to `step` once the model's products are known."""
         while self._told and self._meter is not None:
             self._meter.add(*self._told.pop())
 
     def _check_observations(self, schedule: FeedbackSchedule, t: int) -> None:
-        """Say once that a schedule which reacts to the training has not been told of it."""
+        """Warn once if a feedback schedule has received no observations."""
         if self._unobserved is None:
             return
         if schedule.state_dict() != self._unobserved:
             self._unobserved = None
         elif t > 2 * schedule.observation_steps:
             self._unobserved = None
-            message = (
-                "schedule %s was told no loss in %d steps and stays where it is: call schedule.observe every %d steps"
-            )
+            message = "schedule %s has received no loss in %d steps and does not advance: call schedule.observe every %d steps"
             logger.warning(message, schedule.name, t, schedule.observation_steps)
 
     def follow(self, model: nn.Module) -> None:
-        """Set the bits of another converted model, too: of a copy that averages the weights, say."""
+        """Also set the bits of another converted model, such as a copy with averaged weights."""
         for state in precision_states(model):
             state.is_controlled = True
             if not state.fixed and self.precision is not None:
@@ -148,7 +146,7 @@ class PrecisionController:
             self.states.append(state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Step, cost and schedule, for a checkpoint beside those of model and optimizer."""
+        """State of step, cost and schedule, for a checkpoint."""
         return {
             "next_step": self.next_step,
             "schedule": self._feedback.state_dict() if self._feedback else {},
@@ -180,11 +178,10 @@ class PrecisionController:
 
         Args:
             precision: the bits.
-            choose: whether a network that chooses its bits does so; otherwise all its blocks have these bits. None: it does at
-                the current precision only.
+            choose: whether gates choose the bits; otherwise all blocks have these bits. None: only at the current precision.
 
         Raises:
-            SettingError (a ValueError): for weight or activation bits that the model's quantizer lacks.
+            SettingError (a ValueError): for weight or activation bits that the model's quantizer does not support.
         """
         self._check(precision._replace(gradient=FLOAT))
         self._record.choose(precision == self.precision if choose is None else choose)
@@ -195,7 +192,7 @@ class PrecisionController:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Forward passes in training mode that train nothing, as those that estimate statistics of batch norm: no cost."""
+        """Context of training-mode forward passes that are not counted, such as for estimating batch norm statistics."""
         self._counting = False
         self._record.count_choices(False)
         try:
@@ -205,10 +202,10 @@ class PrecisionController:
             self._record.count_choices(True)
 
     def cost(self) -> Cost:
-        """What the steps so far cost, in total and relative to the same steps at static q_max.
+        """The cost of the steps so far, in total and relative to the same steps at static q_max.
 
         Raises:
-            RuntimeError: before the model has seen a training batch, since its shapes are not known yet.
+            RuntimeError: before the first training batch, when shapes are not known yet.
         """
         if self._meter is None:
             raise RuntimeError(
@@ -226,7 +223,7 @@ class PrecisionController:
 
     @property
     def record(self) -> GateRecord:
-        """What the model's gates chose, for logging, saving and restoring; empty for a model without gates."""
+        """The choices of the model's gates, for logging, saving and restoring; empty for a model without gates."""
         if self._meter is not None:
             self._record.count(self._meter)
         return self._record
@@ -239,7 +236,7 @@ class PrecisionController:
             self._meter.load_state_dict(self._restored)
 
     def _watch(self, model: nn.Module) -> None:
-        """See what the model is called with; where its forward pass is not what training calls (Lightning), what its core is."""
+        """Hook the calls of the model, and of its core in case training does not call the model itself (Lightning)."""
         parts = [model, _core(model)] if hasattr(model, "training_step") else [model]
         for module in dict.fromkeys(parts):
             watch = _Watch(self, next(name for name, part in model.named_modules() if part is module))
@@ -247,15 +244,17 @@ class PrecisionController:
             module.register_forward_hook(watch.after, always_call=True)
 
     def see(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], prefix: str = "") -> None:
-        """Count a batch, and trace the model with the first one; `prefix` is the model's name in that of the controller."""
+        """Count a batch, and trace the model with the first one; `prefix` is its name in the controller's model."""
         if not (model.training and self._counting and torch.is_grad_enabled()) or self.precision is None:
             return
         if self._has_counted and torch._C._current_graph_task_id() >= 0:
-            return  # activation checkpointing computes the forward pass again
+            return  # recomputation by activation checkpointing
         self._has_counted = True
         if self._meter is None:
             samples = _samples(arguments, keywords, self.batch_dimension)
-            with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):  # not those of checkpointing
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda x: x, lambda x: x
+            ):  # overrides the hooks of checkpointing
                 self._start_meter(trace(model, *arguments, samples=samples, **keywords).within(prefix))
         if self._is_told:
             self._add_told()
@@ -265,7 +264,7 @@ class PrecisionController:
 
 
 class _Watch:
-    """Hooks of a controller, which see the outermost call of a model. A copy of the model has hooks that do nothing."""
+    """Hooks of a controller on the outermost call of a model. In a copy of the model they do nothing."""
 
     def __init__(self, controller: PrecisionController | None = None, prefix: str = "") -> None:
         self.controller, self.prefix = controller, prefix
@@ -287,12 +286,12 @@ class _Watch:
 
 
 def precision_states(model: nn.Module) -> list[PrecisionState]:
-    """Where the layers of a converted model read their bits."""
+    """The precision states that the layers of a converted model read."""
     return [module for module in model.modules() if isinstance(module, PrecisionState)]
 
 
 def _core(model: nn.Module) -> nn.Module:
-    """The smallest part of the model that has all of its quantized products."""
+    """The smallest submodule that contains all quantized products of the model."""
 
     def products(module: nn.Module) -> int:
         return sum(isinstance(part, QuantizedProduct) for part in module.modules())
@@ -306,7 +305,7 @@ def _core(model: nn.Module) -> nn.Module:
 
 
 def _samples(arguments: tuple[Any, ...], keywords: dict[str, Any], dimension: int) -> int:
-    """Samples of a batch: the length of a list of images, or of a dimension of the first tensor that is no scalar."""
+    """Samples of a batch: the length of a list of images, or of a dimension of the first non-scalar tensor."""
     tensors = [leaf for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)]
     if not tensors:
         raise RuntimeError(
@@ -314,5 +313,5 @@ def _samples(arguments: tuple[Any, ...], keywords: dict[str, Any], dimension: in
         )
     images = next(iter((*arguments, *keywords.values())), None)
     if isinstance(images, (list, tuple)) and images and all(isinstance(x, Tensor) and x.dim() == 3 for x in images):
-        return len(images)  # as detectors of torchvision take them
+        return len(images)  # as in torchvision's detectors
     return next((int(tensor.shape[dimension]) for tensor in tensors if tensor.dim() > dimension), 1)

@@ -1,4 +1,4 @@
-"""Conversion of a float model: which layers are quantized is a rule that can be read, set and printed."""
+"""Conversion of a float model: the rule for which layers are quantized, and their replacement."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ logger = logging.getLogger(__name__)
 
 COMPUTE = ("simulate", "codes")
 DEFAULT_FLOAT_LAYERS = ("first", "last", "shortcut")
-"""Float layers of a model that names none itself: CPT's and FracTrain's rule for ImageNet (released code)."""
+"""Default of float layers if a model defines none: CPT's and FracTrain's rule for ImageNet (released code)."""
 
 DEFAULT_SIGNED_INPUTS = ("first",)
-"""Layers of a model that names none itself whose input is not the output of a ReLU: the one that reads the data."""
+"""Default of layers with signed inputs if a model defines none: the layer that reads the data."""
 
 _HOOKS = (
     *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
     *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
     *("_backward_hooks", "_backward_pre_hooks"),
 )
-"""Where PyTorch keeps the hooks of a module."""
+"""Attributes in which PyTorch stores the hooks of a module."""
 _PRODUCT_LAYERS = (nn.modules.conv._ConvNd, nn.Linear, nn.Bilinear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 _LIBRARIES = ("transformers", "dgl")
-"""Libraries with layers of their own, which a module of this name in `bitcycle.integrations` knows."""
+"""Libraries with their own layers, supported by a module of the same name in `bitcycle.integrations`."""
 
 
 class LayerRule(NamedTuple):
-    """One convertible layer of a model: its name, its roles, what becomes of it (quantized, float, fixed bits), and why."""
+    """One convertible layer of a model: its name, roles, treatment (quantized, float, fixed bits), and the reason."""
 
     name: str
     kind: str
@@ -56,12 +56,12 @@ class LayerRule(NamedTuple):
 
 
 def convertible_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """All layers that have a quantized counterpart, by name, in the order of registration; a shared layer once.
+    """All layers that have a quantized counterpart, by name, in the order of registration; shared layers once.
 
-    Products that a layer of another library computes by a function, as attention does, have a module of their own here, which
-    the conversion adds to the model.
+    Products that layers of other libraries compute by function calls, as attention does, are represented by modules, which the
+    conversion adds to the model.
     """
-    integrations = _integrations(model)  # which add conversions
+    integrations = _integrations(model)  # importing them registers conversions
     layers = {name: module for name, module in model.named_modules() if _is_convertible(module)}
     for integration in integrations:
         layers |= getattr(integration, "added_products", lambda _: {})(model)
@@ -87,29 +87,29 @@ def layer_roles(model: nn.Module, sample: Any = None) -> dict[str, tuple[str, ..
 
 
 def _match(name: str, found: Sequence[str], entries: Sequence[str]) -> str:
-    """The first entry that is a role of the layer, or matches its name or that of a module around it; empty: none."""
+    """The first entry that is a role of the layer, or matches its name or that of an enclosing module; empty: none."""
     names = [name, *(name[:i] for i, letter in enumerate(name) if letter == ".")]
     return next((e for e in entries if (e in found if e in roles.ROLES else any(map(matcher(e), names)))), "")
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:
-    """Whether a name matches; a role is no pattern, so that a block that somebody calls `first` is not taken for one."""
+    """A function that matches names; roles are not patterns, so that a block named `first` does not match."""
     return lambda name: fnmatch.fnmatchcase(name, pattern)
 
 
 def has_signed_input(model: nn.Module, name: str, found: Sequence[str]) -> bool:
-    """Whether layer `name` reads something else than the output of a ReLU.
+    """Whether the input of layer `name` is not the output of a ReLU.
 
-    A model says so by an attribute `signed_inputs`, roles or patterns of names; without it, its first layer does.
+    A model lists such layers in its attribute `signed_inputs` (roles or name patterns); by default, only the first layer.
     """
     return bool(_match(name, found, getattr(model, "signed_inputs", DEFAULT_SIGNED_INPUTS)))
 
 
 def gates_of(model: nn.Module, schedule: Schedule | None) -> GateOptions | None:
-    """What the blocks of `model` choose from under `schedule`; None where the schedule says the bits itself.
+    """The gate options of `model` under `schedule`; None if the schedule determines the bits.
 
     Raises:
-        SettingError: if the schedule needs blocks and the model names none, or has defaults for another family of networks.
+        SettingError: if the schedule needs blocks and the model has none, or if it was made for another family of networks.
     """
     if schedule is None:
         return None
@@ -124,7 +124,7 @@ def gates_of(model: nn.Module, schedule: Schedule | None) -> GateOptions | None:
 def conversion_plan(
     model: nn.Module, options: QuantizerOptions, schedule: Schedule | None = None, sample: Any = None
 ) -> list[LayerRule]:
-    """What `quantize_model` would do to each convertible layer of `model`.
+    """The treatment of each convertible layer of `model` by `quantize_model`.
 
     Raises:
         SettingError (a ValueError): if an entry of options.float_layers is neither a role nor matches a layer's name.
@@ -151,7 +151,7 @@ def conversion_plan(
 
 
 def _depthwise_precision(options: QuantizerOptions, gates: GateOptions | None) -> Precision | None:
-    """Fixed bits of depthwise convolutions, by the quantizer or else by the schedule; None: as all other layers."""
+    """Fixed bits of depthwise convolutions, from the quantizer or else the schedule; None: as all other layers."""
     if options.depthwise_bits is not None:
         forward, gradient = options.depthwise_bits
         return Precision(forward, forward, gradient)
@@ -172,37 +172,36 @@ def quantize_model(
     seed: int = 0,
     sample: Any = None,
 ) -> nn.Module:
-    """Replace convolutions, linear and recurrent layers and attention of a float model by quantized ones with its parameters.
+    """Replace convolutions, linear and recurrent layers and attention of a float model by quantized ones.
 
     Args:
-        model: any torch.nn.Module; changed in place (a model that is itself one layer is replaced).
+        model: any torch.nn.Module; changed in place, keeping its parameters (a model that is a single layer is replaced).
         quantizer: name or options.
-        float_layers: roles or name patterns of layers to leave float; None means options.float_layers, and if that is None
-            the quantizer's own rule or the model's attribute `float_layers`, else first, last and shortcut layers (the papers'
+        float_layers: roles or name patterns of layers to leave float; None means options.float_layers, and if that is None,
+            the quantizer's rule or the model's attribute `float_layers`, else first, last and shortcut layers (the papers'
             rule for ImageNet).
-        compile: fuse each quantizer into one kernel by torch.compile; the numbers stay the same.
-        compute: simulate multiplies quantized float32 tensors; codes multiplies their integer codes where they have up to 8
-            bits (convolutions and linear layers, quantizer sbm) and keeps one byte an element for the backward pass, as do its
-            torch.nn.ReLU modules. The two differ in the rounding of float32 sums only.
-        recompute: with compute=codes, compute the output of a convolution again for the backward pass of the torch.nn.BatchNorm2d
-            behind it instead of keeping it: the same numbers in half of the memory, in more time.
-        schedule: needed where it lets the network choose its bits (dfq, fractrain): the blocks that the model lists in its
-            attribute `block_names` get gates. Others may be given, too, and change nothing here.
+        compile: fuse each quantizer into one kernel by torch.compile; results are identical.
+        compute: simulate: multiply quantized float32 tensors; codes: multiply their integer codes at up to 8 bits
+            (convolutions and linear layers, quantizer sbm) and save one byte per element for the backward pass, also in
+            torch.nn.ReLU modules. The two differ only in the rounding of float32 sums.
+        recompute: with compute=codes, recompute the output of a convolution in the backward pass of the subsequent
+            torch.nn.BatchNorm2d instead of saving it: identical results with half of the memory, but slower.
+        schedule: required if the network chooses its bits (dfq, fractrain): the blocks in the model's attribute `block_names`
+            get gates. Other schedules have no effect here.
         seed: of the initial weights of gates.
+        sample: input of the forward pass (a tensor, a tuple, a dictionary of keywords) for determining the execution order,
+            which defines the roles first and last; None: see `layer/roles.py`.
 
-        sample: input of the forward pass (a tensor, a tuple, a dictionary of keywords), with which the order of execution is
-            found out that the roles first and last follow; None: see `layer/roles.py`.
-
-    Layers without a quantized counterpart (LSTMCell, ...) stay float; a log line names them, and `conversion_report`.
+    Layers without a quantized counterpart (LSTMCell, ...) stay float; they are logged and listed by `conversion_report`.
 
     Returns:
-        the converted model; its precision is 8 bits, or the most that the quantizer has below, until a
-        `PrecisionController` says otherwise.
+        the converted model; its precision is 8 bits, or the quantizer's highest precision below that, until a
+        `PrecisionController` changes it.
 
     Raises:
-        SettingError (a ValueError), which leaves the model as it was: if nothing would be quantized,
-            `float_layers` names no layer, the schedule needs blocks
-            and the model names none, `compute` is neither of the two, or `recompute` is asked for without codes.
+        SettingError (a ValueError), leaving the model unchanged: if nothing would be quantized, an entry of `float_layers`
+            matches no layer, the schedule needs blocks and the model has none, `compute` is neither of the two, or
+            `recompute` is set without codes.
     """
     if compute not in COMPUTE:
         raise SettingError("compute", compute, "is not one of the options", f"use {' or '.join(COMPUTE)}")
@@ -221,7 +220,7 @@ def quantize_model(
     if not plan:
         if any(isinstance(module, QuantizedProduct) for module in model.modules()):
             remedy = "convert a float model, once; PrecisionController changes its bits"
-            raise SettingError("model", type(model).__name__, "is converted already", remedy)
+            raise SettingError("model", type(model).__name__, "is already converted", remedy)
         problem = "no layer of the model would be quantized (its layers with products are all float, or it has none)"
         raise SettingError(
             "float_layers", options.float_layers, problem, "leave fewer layers float, e.g. float_layers=[last]"
@@ -252,7 +251,7 @@ def _convert(
     signed = {rule.name for rule in plan if has_signed_input(model, rule.name, rule.roles)}
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     converted: dict[str, nn.Module] = {}
-    for rule in plan:  # all of them, before the model is changed
+    for rule in plan:  # create all of them before changing the model
         state = fixed if rule.treatment.startswith("fixed") else shared
         context = Context(options, state, rule.name, compile, rule.name in signed)
         converted[rule.name] = _quantized(rule, layers[rule.name], context, device)
@@ -287,7 +286,7 @@ def _quantized(rule: LayerRule, layer: nn.Module, context: Context, device: torc
 
 
 def _place(model: nn.Module, name: str, old: nn.Module, new: nn.Module) -> nn.Module:
-    """The model with `new` wherever `old` is; a product that the model computed by a function is added."""
+    """The model with `old` replaced by `new`; the module of a product computed by a function is added."""
     if any(module is old for module in model.modules()):
         return _replace(model, old, new)
     parent, _, attribute = name.rpartition(".")
@@ -297,11 +296,11 @@ def _place(model: nn.Module, name: str, old: nn.Module, new: nn.Module) -> nn.Mo
 
 def _move_hooks(layer: nn.Module, converted: nn.Module) -> None:
     for hooks in _HOOKS:
-        setattr(converted, hooks, getattr(layer, hooks))  # the same dictionary, which handles know for removal
+        setattr(converted, hooks, getattr(layer, hooks))  # the same dictionary, which handles use for removal
 
 
 def _keep_layers_in_use(model: nn.Module) -> None:
-    """Evaluation of nn.TransformerEncoderLayer has a fast path that reads weights past the layers; it is switched off."""
+    """Disable the evaluation fast path of nn.TransformerEncoderLayer, which bypasses the layers."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0
@@ -322,7 +321,7 @@ def _name_untouched(model: nn.Module) -> None:
 
 
 def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
-    """Put `new` in every place of the model where `old` is."""
+    """Replace every occurrence of `old` in the model by `new`."""
     if model is old:
         return new
     for parent in list(model.modules()):

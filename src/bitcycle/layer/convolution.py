@@ -1,6 +1,6 @@
 """Quantized convolutions in one to three dimensions, and transposed ones in two.
 
-A transposed convolution's weight is [in, out, k, k]: it is quantized with one range per output channel, as all others are.
+A transposed convolution's weight [in, out, k, k] is also quantized with one range per output channel.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer, share_paramete
 
 
 class QuantizedConvolution(QuantizedLayer):
-    """The quantizing half of a convolution of images, in any number of dimensions; shapes as PyTorch's."""
+    """Mixin that quantizes convolutions in any number of dimensions; shapes as in PyTorch."""
 
     has_positions = False
     axes = CONVOLUTION

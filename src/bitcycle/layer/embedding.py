@@ -1,8 +1,8 @@
 """An embedding whose table can be quantized: y_t = Q_weight(E)[w_t].
 
 Source: HLHLp, after Xu et al. 2018, who quantize embedding and softmax weight of a language model; Better Schedules keeps
-embeddings float, and so does the conversion of an ordinary torch.nn.Embedding. Rows that are read are not quantized as
-activations here, nor their gradients as those of a product: a lookup is none.
+embeddings float, and so does the conversion of an ordinary torch.nn.Embedding. As a lookup is not a product, its result is not
+quantized as an activation, nor its gradient.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
 
 
 class QuantizableEmbedding(nn.Embedding):
-    """torch.nn.Embedding in a network that wants it quantized."""
+    """A torch.nn.Embedding that conversion quantizes."""
 
 
 class QuantizedEmbedding(QuantizedLayer, QuantizableEmbedding):
@@ -31,7 +31,7 @@ class QuantizedEmbedding(QuantizedLayer, QuantizableEmbedding):
 
 
 def quantized_embedding(layer: QuantizableEmbedding) -> QuantizedEmbedding:
-    """A quantized embedding around the table of `layer`."""
+    """A quantized embedding that shares the table of `layer`."""
     converted = QuantizedEmbedding(layer.num_embeddings, layer.embedding_dim, device="meta")
     converted.weight = layer.weight
     return converted

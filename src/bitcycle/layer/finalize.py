@@ -1,10 +1,10 @@
-"""A trained network with its weights as integers: what a converted model is when its training is over.
+"""Export of a trained converted model with integer weights.
 
     affine      W = s (n + 2^(b-1)) + m for each output channel: int8 integers n, scale s, minimum m      (sbm)
-    levels      W = table[n] for each output channel: uint8 integers, a table of its values    (others)
+    levels      W = table[n] for each output channel: uint8 integers and a table of values     (others)
 
-Everything else, biases and ranges of activations among it, stays float32. Files are safetensors; their metadata holds bits and
-form, so that `load_finalized` needs nothing but a model that was converted in the same way.
+Everything else, including biases and ranges of activations, stays float32. Files are safetensors with bits and form in their
+metadata, so that `load_finalized` only needs a model that was converted in the same way.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import SettingError
 
 SEPARATOR = ":"
-"""Between the name of a layer and a part of its weight; no name in a model has it."""
+"""Separator between the name of a layer and a part of its weight; does not occur in names of a model."""
 MOST_LEVELS = 256
 
 
 class FinalWeight(TensorQuantizer):
-    """The quantizer of a weight that is quantized already."""
+    """The quantizer of an already quantized weight: the identity."""
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         return x
@@ -42,12 +42,12 @@ class FinalWeight(TensorQuantizer):
 def finalize(
     model: nn.Module, bits: int | Precision | None = None, path: str | Path | None = None
 ) -> dict[str, Tensor]:
-    """The tensors of a converted model with integer weights; the model itself stays as it is.
+    """The tensors of a converted model with integer weights; the model itself is unchanged.
 
     Args:
         model: converted by `quantize_model`.
         bits: of weights and activations; None: the current ones.
-        path: of a safetensors file to write.
+        path: safetensors file to write.
 
     Raises:
         SettingError (a ValueError): for a model without quantized layers, and for weights of more than 8 bits or in blocks.
@@ -76,12 +76,12 @@ def finalize(
 
 
 def load_finalized(model: nn.Module, path: str | Path) -> nn.Module:
-    """Put what `finalize` wrote into a model that was converted in the same way; returns it in evaluation mode.
+    """Load a file of `finalize` into a model that was converted in the same way; returns it in evaluation mode.
 
-    Its weights are the quantized ones, which nothing quantizes again; it computes what the finalized model computed.
+    Its weights are the quantized ones and are not quantized again; it computes the same as the finalized model.
 
     Raises:
-        SettingError (a ValueError): if the file was not written by `finalize`, or of another model.
+        SettingError (a ValueError): if the file was not written by `finalize`, or belongs to another model.
     """
     with safe_open(path, framework="pt") as file:
         metadata = (file.metadata() or {}).get("bitcycle")
@@ -116,25 +116,25 @@ def _layers(model: nn.Module) -> dict[str, QuantizedLayer]:
     layers = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
     for layer in layers.values():
         if layer.weight_quantizer.has_blocks:
-            problem = "has blocks with scales of their own, which this file has no form for"
+            problem = "uses blocks with scales, which this file format does not support"
             remedy = "save model.state_dict(), which holds the weights and the bits"
             raise SettingError("quantizer", layer.quantizer_options.name, problem, remedy)
     return layers
 
 
 def _others(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict without the bits, which are in a file's metadata."""
+    """The state dict without the bits, which are stored in the metadata."""
     return {key: value for key, value in model.state_dict().items() if not key.endswith("precision.bits")}
 
 
 def _weight_key(name: str, layer: QuantizedLayer) -> str:
-    """Key of a layer's weight in the state dict; that of a recurrent layer or an attention is the parameter of its parent."""
+    """Key of a layer's weight in the state dict; in recurrent layers and attention, it belongs to the parent."""
     owner = name if "weight" in layer._parameters else name.rpartition(".")[0]
     return f"{owner}.{layer.weight_name}".lstrip(".")
 
 
 def _put(layer: QuantizedLayer, weight: Tensor) -> None:
-    """Give the layer its final weight; where it shares a parameter with a float layer, that one keeps its own."""
+    """Set the final weight of the layer; a float layer that shares the parameter keeps the original."""
     layer.weight_quantizer = FinalWeight()
     if "weight" in layer._parameters:
         layer.weight = nn.Parameter(weight, requires_grad=bool(layer.weight.requires_grad))

@@ -2,19 +2,19 @@
 
 For block l = 0, 1, ... with input x [N, C, H, W]:
 
-    e = conv2(relu(conv1(mean over H, W of x)))          1x1 convolutions with bias, each block its own        [N, E]
+    e = conv2(relu(conv1(mean over H, W of x)))          1x1 convolutions with bias, separate per block        [N, E]
     h, c = LSTM(e; h, c)                                  one for all blocks; h, c = 0 before the first block  [N, S]
     p = softmax(W h + b)                                  one projection for all blocks                        [N, K]
     m = onehot(argmax p),    dL/dp = dL/dm                the same in training and evaluation, without noise
 
-Of equal probabilities the first option is chosen. A block that cannot be skipped has p = 0 for the skip.
+Ties are resolved in favour of the first option. A block that cannot be skipped has p = 0 for the skip.
 
-The gates also hold the cost term of the loss, all of it in tensors on the device, as no step may wait for the host:
+The gates also hold the cost term of the loss, entirely in tensors on the device to avoid synchronisation with the host:
 
     s beta C / mean W,    C = sum over blocks, samples and options of m_lnk cost_lk,    s by cp of this batch and the target
 
-Source: FracTrain, section 3.2; released code, models.py and train_dfq.py. Differs from the code in choosing one option where
-several are equally probable (there: all), and in having no gate behind the last block (there: one that nothing reads).
+Source: FracTrain, section 3.2; released code, models.py and train_dfq.py. Differs from the code in choosing a single option if
+several are equally probable (there: all), and in omitting the unused gate after the last block.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Embedding(nn.Module):
 
 
 class Gates(nn.Module):
-    """The gates of all blocks of a network, the precisions they choose from, and the cost term of the loss.
+    """The gates of all blocks of a network, their options, and the cost term of the loss.
 
     Args:
         choices: the blocks, in the order of execution, and the options.
@@ -94,11 +94,11 @@ class Gates(nn.Module):
 
     @property
     def options(self) -> GateOptions:
-        """What the gates were made with."""
+        """The options of the gates."""
         return self.choices.gates
 
     def set_costs(self, costs: BlockCosts) -> None:
-        """What each option costs; without it the cost term is 0."""
+        """Set the cost of each option; otherwise the cost term is 0."""
         self.option_costs.copy_(torch.tensor(costs.table))
         self.reference = costs.reference
 
@@ -132,21 +132,21 @@ class Gates(nn.Module):
         return [sign(percentage, self.target, options.target_range, options.relax) * term]
 
     def take(self) -> list[list[int]]:
-        """The choices of all training samples since the last time, by block and option; waits for the device."""
+        """The choices of all training samples since the last call, by block and option; synchronises with the device."""
         counts: list[list[int]] = self.chosen.tolist()
         self.chosen.zero_()
         return counts
 
     def prepare_trace(self) -> None:
-        """From now on blocks run once, at the bits of the schedule, as for a trace of their products."""
+        """Run blocks once at the bits of the schedule from now on, for tracing their products."""
         self.tracing = True
 
     def _begin(self) -> None:
-        """Forget the last forward pass."""
+        """Discard the last forward pass."""
         self._memory, self._cost, self._samples = None, None, 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles leave out the last forward pass, whose graph cannot be copied."""
+        """Exclude the last forward pass, whose graph cannot be copied or pickled."""
         return {**self.__dict__, "_memory": None, "_cost": None, "_samples": 0}
 
     def extra_repr(self) -> str:
@@ -177,7 +177,7 @@ def _one_hot(probabilities: Tensor) -> Tensor:
 
 
 def _initialise(module: nn.Module) -> None:
-    """Normal weights with variance 2 / out of the convolutions, 2 / (in out) of the projection, as in the released code."""
+    """Normal weights with variance 2 / out for convolutions and 2 / (in out) for the projection, as in the released code."""
     if isinstance(module, nn.Conv2d):
         nn.init.normal_(module.weight, 0, (2 / module.out_channels) ** 0.5)
     elif isinstance(module, nn.Linear):

@@ -1,4 +1,4 @@
-"""The gates of a model as the controller sees them: told the target, asked what they chose, counted, logged, saved."""
+"""The controller's interface to the gates of a model: sets their target; counts, logs and saves their choices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bitcycle.layer.gate import Gates
 
 
 class GateRecord:
-    """Keeps what gates chose; of a model without gates there is nothing to keep, and all values are empty."""
+    """Records the choices of gates; for a model without gates all values are empty."""
 
     def __init__(self, model: nn.Module) -> None:
         self.gates: Sequence[Gates] = [module for module in model.modules() if isinstance(module, Gates)]
@@ -22,30 +22,30 @@ class GateRecord:
         self.target: float | None = None
 
     def set_workload(self, workload: Workload) -> None:
-        """The products of the model are known, and with them the cost of each option."""
+        """Set the products of the model, which determine the cost of each option."""
         self.costs = [gates.choices.costs(workload) for gates in self.gates]
         for gates, costs in zip(self.gates, self.costs):
             gates.set_costs(costs)
 
     def begin_step(self, target: float | None) -> None:
-        """The gates choose from now on, and aim at a cost of `target` percent of float32 (None: they aim at nothing)."""
+        """Activate the gates with a target cost of `target` percent of float32 (None: no target)."""
         self.target = target
         self.choose(True)
         for gates in self.gates:
             gates.target.fill_(100.0 if target is None else target)
 
     def choose(self, active: bool) -> None:
-        """Let the gates choose, or let all blocks have the bits of the model's other layers."""
+        """Let the gates choose, or use the bits of the model's other layers in all blocks."""
         for gates in self.gates:
             gates.active = active
 
     def count_choices(self, counting: bool) -> None:
-        """Whether choices in training mode are those of training samples, to be counted."""
+        """Set whether choices in training mode are counted."""
         for gates in self.gates:
             gates.counting = counting
 
     def count(self, meter: CostMeter) -> None:
-        """Fetch from the device what was chosen since the last time, and count it; waits for the device."""
+        """Fetch and count the choices since the last call; synchronises with the device."""
         for gates, tally in zip(self.gates, self.tallies):
             counts = gates.take()
             tally.add(counts)
@@ -53,21 +53,21 @@ class GateRecord:
                 meter.add(precision, samples, operation)
 
     def training_values(self) -> dict[str, Any]:
-        """Numbers to log beside the training loss: the `cp` of the steps since the last time, and its target."""
+        """Values to log with the training loss: `cp` of the steps since the last call, and its target."""
         values: dict[str, Any] = {}
         for tally, costs in zip(self.tallies, self.costs):
             values |= {"cp": costs.compute_percentage(tally.since_last("training")), "cp_target": self.target}
         return values
 
     def evaluation_values(self) -> dict[str, Any]:
-        """Numbers to log beside an evaluation: the shares of options that training samples chose since the last time."""
+        """Values to log with an evaluation: the shares of options chosen by training samples since the last call."""
         values: dict[str, Any] = {}
         for gates, tally in zip(self.gates, self.tallies):
             values["allocation"] = gates.choices.shares(tally.since_last("evaluation"))
         return values
 
     def summary(self) -> dict[str, Any]:
-        """Of the whole run: the mean cp and the shares of the options."""
+        """The mean cp and the shares of the options over the whole run."""
         values: dict[str, Any] = {}
         for gates, tally, costs in zip(self.gates, self.tallies, self.costs):
             percentage = costs.compute_percentage(tally.totals)
@@ -75,7 +75,7 @@ class GateRecord:
         return values
 
     def state_dict(self) -> dict[str, Any]:
-        """What was counted and logged, for a checkpoint."""
+        """The counts, for a checkpoint."""
         return {"tallies": [tally.state_dict() for tally in self.tallies]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A block whose precision is chosen for each sample, and the conversion that wraps the blocks of a network.
+"""Blocks whose precision is chosen for each sample, and the conversion that wraps the blocks of a network.
 
     y_n = candidate_k(x)_n  with k the choice of sample n = sum_k m_nk candidate_k(x)_n
     candidate_k(x) = Block(x; activation bits a_k, gradient bits g_k, weight bits w),    of a skip: x, or shortcut(x) in float
@@ -29,27 +29,26 @@ from bitcycle.schedule import GateOptions
 from bitcycle.settings import SettingError
 
 SHORTCUTS = ("shortcut", "downsample")
-"""Attributes in which a block holds the layers of its shortcut; a module without layers, or None, is the identity."""
+"""Attributes that hold the shortcut of a block; a module without layers, or None, is the identity."""
 
 
 class GatedBlock(nn.Module):
-    """A block that runs at the bits which the gates choose for each sample.
+    """A block that runs at the bits chosen by the gates for each sample.
 
-    What is computed when:
+    Computation by mode:
 
     * training: every candidate for the whole batch, as in the released code. Batch norm sees full batches and, like the
-      observers of activations, moves its running statistics once for each candidate (batch norm of a shortcut once more
-      for the skip). Costs count the chosen candidates only, which is what hardware would compute.
-    * training with backward=chosen: the same forward, gradients of chosen candidates alone; see chosen_backward.py.
-    * evaluation: each candidate for the samples that chose it, the skip without any work; the result is the same, since all
-      statistics are fixed. Where a quantizer looks at the whole batch in evaluation too, or gradients are wanted,
-      everything is computed as in training.
-    * bits other than those of the current step (as evaluation in float32 or at q_max): the block once, no gate.
+      observers of activations, updates its running statistics once per candidate (batch norm of a shortcut once more for the
+      skip). Costs include only the chosen candidates, which is what hardware would compute.
+    * training with backward=chosen: the same forward pass, but gradients only of chosen candidates; see chosen_backward.py.
+    * evaluation: each candidate only for the samples that chose it; the result is the same, as all statistics are fixed. If a
+      quantizer depends on the whole batch in evaluation, or gradients are needed, everything is computed as in training.
+    * bits other than those of the current step (such as evaluation in float32 or at q_max): the block once, without gate.
 
     Args:
         block: the block, quantized; [N, C, H, W] -> [N, C', H', W'].
         gates: the gates of the network.
-        index: of the block among those of the network.
+        index: index of the block among the gated blocks.
     """
 
     def __init__(self, block: nn.Module, gates: Gates, index: int) -> None:
@@ -58,7 +57,7 @@ class GatedBlock(nn.Module):
         self.replay = (
             prepare_replay(block, gates.choices.blocks[index].name) if gates.options.backward == "chosen" else None
         )
-        # In tuples, lest parameters have several names: the gates belong to the network, the layers to the block.
+        # In tuples so that parameters are not registered twice: the gates belong to the network, the layers to the block.
         self._gates = (gates,)
         self._shortcut = (shortcut_of(block),)
         self._layers = tuple(
@@ -80,7 +79,7 @@ class GatedBlock(nn.Module):
         return self._chosen(x, mask.argmax(1))
 
     def _mixture(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Every candidate for every sample, of which each sample takes the one it chose."""
+        """All candidates for all samples, combined by the choice of each sample."""
         terms = [
             self._candidate(option, x, mask[:, option]) * mask[:, option].view(-1, 1, 1, 1)
             for option in range(mask.shape[1])
@@ -88,13 +87,11 @@ class GatedBlock(nn.Module):
         ]
         if len(terms) == 1:
             return terms[0]
-        return functools.reduce(
-            torch.add, terms
-        ).contiguous()  # the layout decides on the order of sums behind the block
+        return functools.reduce(torch.add, terms).contiguous()  # the layout determines the order of subsequent sums
 
     @not_compiled
     def _replayed(self, x: Tensor, mask: Tensor, replay: Replay) -> Tensor:
-        """The same with the graph of the chosen candidates alone; see chosen_backward.py."""
+        """The same with a graph of only the chosen candidates; see chosen_backward.py."""
         passes = self._forward_passes()
         options = [option for same in passes for option in same]
         rank = mask.detach()[:, options].argmax(1)
@@ -119,11 +116,11 @@ class GatedBlock(nn.Module):
                 with replay.with_tape(tape):
                     parts.append(rows if module is None else module(rows))
         y = Mixture.apply(mask, order, of_option, len(outputs), *outputs, *parts)
-        all_skip = not tape.parts  # of the last forward passes, those of the block
+        all_skip = not tape.parts  # of the block's last forward pass
         return ZeroGradients.apply(y, *self.block.parameters()) if all_skip else y
 
     def _forward_passes(self) -> list[list[int]]:
-        """Options by pass: those that differ in the bits of gradients only share one; skips come first."""
+        """Options grouped by forward pass, which those that differ only in gradient bits share; skips come first."""
         precisions = self._gates[0].choices.precisions
         passes: dict[tuple[int, int] | None, list[int]] = {}
         for option, precision in enumerate(precisions):
@@ -138,7 +135,7 @@ class GatedBlock(nn.Module):
         return self._gates[0].states[option]  # type: ignore[return-value]
 
     def _chosen(self, x: Tensor, choice: Tensor) -> Tensor:
-        """For every sample the candidate that it chose, and nothing else."""
+        """Only the chosen candidate for every sample."""
         layout = torch.channels_last if x.is_contiguous(memory_format=torch.channels_last) else torch.contiguous_format
         order = choice.argsort(stable=True)
         counts = choice.bincount(minlength=len(self._gates[0].states)).tolist()
@@ -154,7 +151,7 @@ class GatedBlock(nn.Module):
         return choices.precisions[option] is not None or choices.blocks[self.index].can_skip
 
     def _candidate(self, option: int, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The block's output for all of x as if every sample had chosen `option`; `mask` says which really did."""
+        """The block's output for all of x as if every sample had chosen `option`; `mask` marks those that did."""
         skips = self._skips(option)
         if skips and self._shortcut[0] is None:
             return x
@@ -164,9 +161,9 @@ class GatedBlock(nn.Module):
 
     @contextmanager
     def _at(self, state: PrecisionState, mask: Tensor | None) -> Iterator[None]:
-        """Let the layers of the block read their bits from `state`.
+        """Context in which the layers of the block read their bits from `state`.
 
-        States are exchanged, not written to: the backward pass still needs the bits of every candidate.
+        States are exchanged instead of modified, as the backward pass needs the bits of every candidate.
         """
         before = [layer.precision for layer in self._layers]
         state.sample_mask = mask
@@ -181,7 +178,7 @@ class GatedBlock(nn.Module):
 
 
 def shortcut_of(block: nn.Module) -> nn.Module | None:
-    """The module of a block's shortcut if there are layers in it."""
+    """The shortcut module of a block, if it has layers."""
     found = (getattr(block, name, None) for name in SHORTCUTS)
     return next((module for module in found if isinstance(module, nn.Module) and list(module.parameters())), None)
 
@@ -201,11 +198,11 @@ def gate_blocks(model: nn.Module, options: GateOptions, seed: int = 0) -> nn.Mod
 
     Args:
         model: converted by `quantize_model`; changed in place.
-        options: what the blocks choose from.
+        options: options of the blocks.
         seed: of the gates' initial weights.
 
     Raises:
-        SettingError: if a name is no module, or nothing is quantized in a block.
+        SettingError: if a name is not a module, or a block has no quantized layer.
     """
     names: tuple[str, ...] = tuple(model.block_names)  # type: ignore[arg-type]
     modules = [_block(model, name) for name in names]
@@ -226,7 +223,7 @@ def gate_blocks(model: nn.Module, options: GateOptions, seed: int = 0) -> nn.Mod
 def _block(model: nn.Module, name: str) -> nn.Module:
     known: dict[str, nn.Module] = dict(model.named_modules())
     if name not in known:
-        raise SettingError("block_names", name, "is no module of the network", "list the names of its blocks")
+        raise SettingError("block_names", name, "is not a module of the network", "list the names of its blocks")
     if not any(isinstance(module, QuantizedLayer) for module in known[name].modules()):
         raise SettingError("block_names", name, "has no quantized layer to choose bits for", "leave fewer layers float")
     return known[name]
@@ -237,12 +234,12 @@ def _convolutions(block: nn.Module) -> list[nn.Conv2d]:
 
 
 def _input_channels(block: nn.Module) -> int:
-    """Channels that a block reads: those of its first convolution."""
+    """Input channels of a block: those of its first convolution."""
     return _convolutions(block)[0].in_channels
 
 
 def _description(name: str, block: nn.Module) -> Block:
-    """A block without a shortcut module can be skipped if it changes neither size nor width."""
+    """Describe a block; without a shortcut module it can be skipped only if it changes neither size nor width."""
     shortcut = shortcut_of(block)
     attribute = next((key for key in SHORTCUTS if shortcut is not None and getattr(block, key, None) is shortcut), "")
     inner = _convolutions(block)

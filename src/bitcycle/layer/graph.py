@@ -1,4 +1,4 @@
-"""Quantized graph layers: `graph_convolution.py` with rows quantized before each product and sum.
+"""Quantized graph layers: the layers of `graph_convolution.py` with rows quantized before each product and sum.
 
 With row(x; b) the affine quantizer with one range per row (node, or row of a weight; a bias is one row), and gq(y; g) the
 identity whose gradient is quantized to g bits with one range per tensor:
@@ -6,20 +6,20 @@ identity whose gradient is quantized to g bits with one range per tensor:
     graph convolution   h = x / sqrt(out degree)
                         in > out:  h = AGG(gq(row(h) row(W)))        in <= out:  h = gq(row(AGG(h)) row(W))
                         y = gq(row(h / sqrt(in degree)) + row(c))
-    SAGE layer          S = gq(row(x_own) row(W_own)^T),    M likewise with AGG, a mean, before or after
+    SAGE layer          S = gq(row(x_own) row(W_own)^T),    M the same with AGG, a mean, before or after
                         y = gq(row(S + M) + row(c))
     AGG                 FP-Agg: the float sum    Q-Agg: gq(sum of row(h))
 
-So with FP-Agg, too, what was added up is quantized before the bias is added. There are no running statistics: evaluation
-quantizes as training does. The trace charges a float aggregation at 32 bits and a quantized one at the bits of the schedule.
+Thus the aggregate is quantized before adding the bias also with FP-Agg. There are no running statistics: evaluation quantizes as
+training does. The cost of a float aggregation is counted at 32 bits, that of a quantized one at the bits of the schedule.
 
 Source: Better Schedules, section 4.3, and its released code, cpt_gnn. Differs from it in the noise (see `quantizer/sbm.py`).
-The code's gradients have one range for each inner dimension; for matrices that is one per tensor, so there is nothing to
-choose here. `quantized_norm`: h = gq(row(x) f) for each scaling by degrees f, whose values stay as they are, since a row of
-one value is its own range; that the gradient is quantized there is ours.
+The code's gradients have one range per inner dimension, which for matrices is one per tensor. `quantized_norm`: h = gq(row(x) f)
+for each scaling by degrees f, which are unchanged by quantization, as a row of one value is its own range; quantizing the
+gradient there is our choice.
 
-A quantizer without ranges per row (`QuantizerOptions.row_activation`) quantizes the operands of the product with W only: its
-activations as in any layer, bias and aggregate float.
+A quantizer without ranges per row (`QuantizerOptions.row_activation`) only quantizes the operands of the product with W, with
+activations as in any layer; bias and aggregate are float.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from bitcycle.settings import SettingError
 
 
 class RowQuantization(Noisy):
-    """A place in a graph layer, beside its product with a weight, where rows and the gradient that comes back are quantized.
+    """Quantization of rows and their gradient in a graph layer, outside of its product with a weight.
 
     Raises:
         SettingError: if the quantizer has no ranges per row.
@@ -50,7 +50,7 @@ class RowQuantization(Noisy):
         options = context.options
         rows = options.row_activation(context.compile)
         if rows is None:
-            problem = "has no ranges per row, which sums over neighbours are quantized with"
+            problem = "has no ranges per row, which quantized sums over neighbours need"
             remedy = "use quantizer=sbm, or model.aggregation=float and no quantized_norm"
             raise SettingError("name", options.name, problem, remedy)
         self.precision, self.rows = context.precision, rows
@@ -103,7 +103,7 @@ class QuantizedRowLinear(QuantizedLayer, RowLinear):
 
 
 class QuantizedGraphConvolution(QuantizedLayer, GraphConvolution):
-    """A quantized GraphConvolution. Shapes as there: [sources, in] -> [destinations, out]."""
+    """A quantized GraphConvolution, [sources, in] -> [destinations, out]."""
 
     axes = Axes(features=-1, inputs=0, outputs=1)
 
@@ -169,7 +169,7 @@ class QuantizedSageConvolution(SageConvolution):
         self.attach(Context.alone(quantizer))
 
     def attach(self, context: Context) -> None:
-        """Give the layer its quantizers."""
+        """Attach quantizers to the layer."""
         for name in ("neighbour", "own"):
             getattr(self, name).attach(context.part(name, context.signed))
         rows = context.options.row_activation(context.compile)
@@ -185,7 +185,7 @@ def _matrix_product(x: Tensor, weight: Tensor, _bias: Tensor | None) -> Tensor:
 
 
 def _aggregation(layer: GraphConvolution | SageConvolution, context: Context) -> nn.Module:
-    """The layer's aggregation, quantized where the layer asks for it."""
+    """The layer's aggregation, quantized if the layer requests it."""
     plain = Aggregation(mean=isinstance(layer, SageConvolution))
     if not layer.quantized_aggregation:
         return plain
@@ -195,7 +195,7 @@ def _aggregation(layer: GraphConvolution | SageConvolution, context: Context) ->
 
 
 def quantized_graph_convolution(layer: GraphConvolution) -> QuantizedGraphConvolution:
-    """A quantized layer around the parameters of `layer` (the same tensors, so that optimizers keep their hold)."""
+    """A quantized layer that shares the parameters of `layer`, so that existing optimizers stay valid."""
     sizes = layer.in_features, layer.out_features
     converted = QuantizedGraphConvolution(*sizes, layer.quantized_aggregation, layer.quantized_norm, device="meta")
     converted.weight, converted.bias = layer.weight, layer.bias
@@ -203,7 +203,7 @@ def quantized_graph_convolution(layer: GraphConvolution) -> QuantizedGraphConvol
 
 
 def quantized_sage_convolution(layer: SageConvolution) -> QuantizedSageConvolution:
-    """A quantized layer around the parameters of `layer` (the same tensors, so that optimizers keep their hold)."""
+    """A quantized layer that shares the parameters of `layer`, so that existing optimizers stay valid."""
     converted = QuantizedSageConvolution(
         layer.in_features, layer.out_features, layer.quantized_aggregation, device="meta"
     )

@@ -1,10 +1,10 @@
-"""Float layers that compute on the nodes of a graph: a graph convolution and a GraphSAGE layer with mean aggregator.
+"""Float graph layers: a graph convolution and a GraphSAGE layer with mean aggregator.
 
     GraphConvolution   y = D_in^-1/2 A D_out^-1/2 x W + c             x [N, in], W [in, out], c [out]
     SageConvolution    y = x_own W_own^T + mean_neighbours(x) W_neighbour^T + c         W [out, in]
 
-The product with W comes before the sum over neighbours where it makes the rows shorter (in > out), else after. Degrees count as
-at least 1. Quantized counterparts are in `layer/graph.py`.
+The product with W precedes the sum over neighbours if it shortens the rows (in > out), otherwise it follows. Degrees are at least
+1. Quantized counterparts are in `layer/graph.py`.
 
 Source: Kipf and Welling 2017; Hamilton et al. 2017; Better Schedules, section 4.3 and released code, cpt_gnn, after DGL's layers.
 """
@@ -21,7 +21,7 @@ from bitcycle.layer.sparse import Edges, neighbour_mean, neighbour_sum
 
 
 class Aggregation(nn.Module):
-    """Sum, or `mean`, over the edges: [sources, F] -> [destinations, F]. A module so that its cost has a name of its own."""
+    """Sum, or `mean`, over the edges: [sources, F] -> [destinations, F]. A module so that its cost is listed separately."""
 
     def __init__(self, mean: bool = False) -> None:
         super().__init__()
@@ -36,8 +36,8 @@ class GraphConvolution(nn.Module):
 
     Args:
         in_features, out_features: columns of x and y.
-        quantized_aggregation: what a quantized layer does to the sum over neighbours: Q-Agg of the paper, else FP-Agg.
-        quantized_norm: whether a quantized layer quantizes the features before they are scaled by degrees, too.
+        quantized_aggregation: whether a quantized layer sums over neighbours by the paper's Q-Agg, else FP-Agg.
+        quantized_norm: whether a quantized layer also quantizes the features before scaling by degrees.
         device: of the parameters.
     """
 
@@ -71,7 +71,7 @@ class GraphConvolution(nn.Module):
         return self.add_bias(self.scale(h, edges.in_degrees().rsqrt(), "destinations"))
 
     def scaled_sources(self, x: Tensor, edges: Edges) -> Tensor:
-        """Each row of x over the root of its node's out-degree."""
+        """Each row of x divided by the square root of its node's out-degree."""
         return self.scale(x, edges.out_degrees(len(x)).rsqrt(), "sources")
 
     def scale(self, x: Tensor, factors: Tensor, side: str) -> Tensor:
@@ -91,7 +91,7 @@ class GraphConvolution(nn.Module):
 
 
 class RowLinear(nn.Linear):
-    """x W^T with x [N, in], W [out, in]: half of a SAGE layer. A subclass, so that it is converted with its layer only."""
+    """x W^T with x [N, in], W [out, in]: half of a SAGE layer. A subclass, so that it is only converted with its layer."""
 
     def __init__(self, in_features: int, out_features: int, device: Optional[str] = None) -> None:
         super().__init__(in_features, out_features, bias=False, device=device)
@@ -102,7 +102,7 @@ class SageConvolution(nn.Module):
 
     Args:
         in_features, out_features: columns of x and y.
-        quantized_aggregation: what a quantized layer does to the mean of neighbours: Q-Agg of the paper, else FP-Agg.
+        quantized_aggregation: whether a quantized layer averages neighbours by the paper's Q-Agg, else FP-Agg.
         device: of the parameters.
     """
 

@@ -1,10 +1,10 @@
-"""The product of two activations, as in attention, as a layer that can be quantized.
+"""The product of two activations, as in attention, as a quantizable layer.
 
-    y = Q_operand(a; b_a) Q_operand(b; b_a),     dL/dy := Q_gradient(dL/dy; g) on the way back
+    y = Q_operand(a; b_a) Q_operand(b; b_a),     dL/dy := Q_gradient(dL/dy; g) in the backward pass
 
-Both operands have the bits of activations, and so has their cost. With SBM each row of a and of b (the last dimension) has a
-range of its own, the same way in training and evaluation, and the gradient [N, heads, T, F] one for each head and position.
-Source: released code of Better Schedules, cpt_xnli. Differs from it in nothing but the noise of the gradient.
+Both operands, and the cost, have the bits of activations. With SBM each row of a and of b (last dimension) has its own range, in
+training as in evaluation, and the gradient [N, heads, T, F] has one range per head and position.
+Source: released code of Better Schedules, cpt_xnli. Differs from it only in the noise of the gradient.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from bitcycle.quantizer import QuantizerOptions, TensorQuantizer, encode_bits
 
 
 class MatrixProduct(nn.Module):
-    """a @ b as a module: [..., m, k] and [..., k, n] -> [..., m, n]. A network that multiplies by it can be quantized there."""
+    """a @ b as a module, so that it can be quantized: [..., m, k] and [..., k, n] -> [..., m, n]."""
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        """The product of the last two dimensions, batched over those before."""
+        """The product over the last two dimensions, batched over the others."""
         return torch.matmul(a, b)
 
 
 class QuantizedMatrixProduct(QuantizedProduct, MatrixProduct):
-    """A quantized `MatrixProduct`; dimension 0 counts samples."""
+    """A quantized `MatrixProduct`; dimension 0 is the sample dimension."""
 
     def __init__(self, quantizer: str | QuantizerOptions = "sbm") -> None:
         nn.Module.__init__(self)
         self.attach(Context.alone(quantizer))
 
     def attach(self, context: Context) -> None:
-        """Give the product its quantizers; operands always count as signed."""
+        """Attach quantizers to the product; operands are always treated as signed."""
         super().attach(context)
         self.left_quantizer, self.right_quantizer = (context.options.matmul_operand(context.compile) for _ in range(2))
         self.look_again()
@@ -60,7 +60,7 @@ class QuantizedMatrixProduct(QuantizedProduct, MatrixProduct):
         return self.quantize_gradient_of(product(left, right), key)
 
     def _copies(self, key: Tensor) -> Copies:
-        """Both operands and the gradient in blocks along the dimension that each of the three products sums over."""
+        """The copies of operands and gradient in blocks along the dimension that each of the three products sums over."""
         state, left, right = self.precision, self.left_quantizer, self.right_quantizer
         bits, gradient_bits, key = state.activation_bits.clone(), state.gradient_bits.clone(), state.step_key ^ key
         return Copies(
@@ -75,7 +75,7 @@ class QuantizedMatrixProduct(QuantizedProduct, MatrixProduct):
 
     @not_compiled
     def adapt(self, a: Tensor, b: Tensor) -> None:
-        """Let the quantizers adapt to bits, or to a mode, that they have not seen last."""
+        """Let the quantizers adapt to changed bits or mode."""
         if has_numbers(a):
             bits = encode_bits(self.precision.precision.activation)
             self.left_quantizer.prepare(a.detach(), bits)

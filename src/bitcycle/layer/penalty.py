@@ -1,4 +1,4 @@
-"""What parts of a model add to the training loss: the L2 penalty on PACT's clipping values, the cost term of DFQ's gates."""
+"""Penalties that modules add to the training loss: the L2 penalty on PACT's clipping values, the cost term of DFQ's gates."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 
 def penalty(model: nn.Module, loss: Tensor | None = None) -> Tensor | None:
-    """The sum of what the parts of a converted model add to the loss at the current bits; None if they add nothing.
+    """The sum of the penalties of a converted model at the current bits; None if there are none.
 
-    A part adds something if its class has a method `penalties(loss)` that returns a list of terms. Add the sum to the loss in
-    a training loop of your own.
+    A module contributes if its class has a method `penalties(loss)` that returns a list of terms. Custom training loops must add
+    the sum to the loss.
 
     Args:
         model: a converted model, after the forward pass of the step.
-        loss: the loss so far, which a term may be relative to.
+        loss: the loss without penalties, which a term may be relative to.
     """
     parts: list[Any] = [module for module in model.modules() if hasattr(type(module), "penalties")]
     terms: list[Tensor] = [term for part in parts for term in part.penalties(loss)]

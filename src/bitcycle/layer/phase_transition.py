@@ -1,4 +1,4 @@
-"""What a change of phase does to a network, beside the weights that it loads."""
+"""Effects of a phase transition on a network, besides loading weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bitcycle.quantizer import optimal_step
 
 
 def restart_quantizers(model: nn.Module) -> None:
-    """Let the quantizers adapt to the next phase even where its bits are those of the phase before."""
+    """Let the quantizers adapt to the next phase even if its bits equal those of the previous phase."""
     for module in model.modules():
         if isinstance(module, QuantizedProduct):
             module.restart()
@@ -29,7 +29,7 @@ def carry_quantized(model: nn.Module) -> None:
 
 
 def reset_batch_norm(model: nn.Module) -> None:
-    """Reset the running statistics of batch norm; its trained scale and shift stay."""
+    """Reset the running statistics of batch norm, but not its trained scale and shift."""
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             module.reset_running_stats()
@@ -38,8 +38,8 @@ def reset_batch_norm(model: nn.Module) -> None:
 def step_ratio(model: nn.Module, bits: int, other_bits: int) -> float:
     """D_bits / D_other_bits, the geometric mean over the layers of the optimal steps of their master weights.
 
-    The quantized layers count; in a float model all convolutions and linear layers. About 40 for 2 and 8 bits of normally
-    distributed weights. Source: HLHLp, section 3.2, which does not say how layers are averaged.
+    Includes the quantized layers; in a float model, all convolutions and linear layers. About 40 for 2 and 8 bits and normally
+    distributed weights. Source: HLHLp, section 3.2, which does not specify the average over layers.
     """
     layers: list[Any] = list(_quantized(model))
     layers = layers or [module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.Linear))]

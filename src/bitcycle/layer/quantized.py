@@ -1,10 +1,10 @@
 """Drop-in layers whose weight, input and output gradient are quantized.
 
-    y = product(Q_activation(x; b_a), Q_weight(W; b_w)) + bias,     dL/dy := Q_gradient(dL/dy; g) on the way back
+    y = product(Q_activation(x; b_a), Q_weight(W; b_w)) + bias,     dL/dy := Q_gradient(dL/dy; g) in the backward pass
 
 The gradient is quantized once, at the layer's output, and serves both the input's and the weight's gradient, unless the
-quantizer asks for a finer copy for the latter. Master weights, bias and updates are float32. Source: released code of CPT,
-modules/quantize.py (QConv2d). A bias, which theirs cannot have, is kept in float32 unless the quantizer has something for it.
+quantizer requests a finer copy for the latter. Master weights, bias and updates are float32. Source: released code of CPT,
+modules/quantize.py (QConv2d, which has no bias). A bias stays float32 unless the quantizer has a bias quantizer.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from bitcycle.settings import SettingError
 logger = logging.getLogger(__name__)
 
 NOTICED_SHARE = 0.01
-"""A layer that cuts more of its input off says so."""
+"""Fraction of clipped inputs above which a layer logs a warning."""
 
 
 class Computation(Protocol):
-    """A way to compute a layer, quantizers included, that is not a product of quantized tensors."""
+    """An alternative computation of a layer, including its quantizers."""
 
     def accepts(self, x: Tensor) -> bool:
         """Whether it can compute the layer's output for x at the current bits."""
 
     def __call__(self, x: Tensor, bias: Tensor | None, key: Tensor) -> Tensor:
-        """The layer's output for x and its bias, quantized if it is to be, with the noise of `key`."""
+        """The layer's output for x and its (quantized) bias, with the noise of `key`."""
 
 
 class QuantizedLayer(QuantizedProduct):
-    """The quantizing half of a quantized layer; the other half is an ordinary PyTorch layer."""
+    """Mixin that quantizes an ordinary PyTorch layer."""
 
-    weight: Any  # a Tensor; PyTorch's layers declare theirs differently
+    weight: Any  # a Tensor; declared differently by PyTorch's layers
     bias: Any
     fine_bits: Tensor
     computation: Computation | None = None
-    """Another way to compute the layer (compute=codes); it refers to the layer, hence is no submodule."""
+    """Alternative computation of the layer (compute=codes); not a submodule, as it refers to the layer."""
     weight_name: Any = "weight"
-    """The parameter that is its weight, of its own or of the recurrent layer or attention around it."""
+    """Name of its weight parameter, in the layer or in the enclosing recurrent layer or attention."""
     axes = LINEAR
-    """Where input, weight and output have the dimensions that products sum over."""
+    """The dimensions of input, weight and output that products sum over."""
 
     def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -73,14 +73,14 @@ class QuantizedLayer(QuantizedProduct):
         self.look_again()
 
     def prepare_trace(self) -> None:
-        """From now on compute the product as one that can be seen, as for a trace of the model's products."""
+        """Compute the product by visible operations from now on, for tracing."""
         self.computation, self.adapted = None, True
 
     def quantizers(self) -> tuple[TensorQuantizer, ...]:
         return self.weight_quantizer, self.activation_quantizer
 
     def quantized_operands(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Input and weight at the current bits; `key` is that of this call's noise, of the first call if None."""
+        """Input and weight at the current bits; `key` is the noise key of this call, that of the first call if None."""
         state, key = self.precision, self.layer_key if key is None else key
         if self.input_gradient_quantizer is not None:
             x = self.input_gradient_quantizer(x, state.gradient_bits, state.step_key, key)
@@ -94,11 +94,11 @@ class QuantizedLayer(QuantizedProduct):
         return self.rows_of(self.weight_quantizer(self.rows_of(weight), state.weight_bits))
 
     def rows_of(self, weight: Tensor) -> Tensor:
-        """The weight with its output channels in dimension 0, as quantizers want it; the function is its own inverse."""
+        """The weight with its output channels in dimension 0, as quantizers expect it; the function is its own inverse."""
         return weight
 
     def quantized_bias(self) -> Tensor | None:
-        """The bias, at the bits of the weight where the quantizer has something for it."""
+        """The bias, at the bits of the weight if there is a bias quantizer."""
         bias: Tensor | None = self.bias
         if bias is None or self.bias_quantizer is None:
             return bias
@@ -106,14 +106,14 @@ class QuantizedLayer(QuantizedProduct):
 
     @not_compiled
     def adapt(self, x: Tensor) -> None:
-        """Let the quantizers adapt to bits, or to a mode, that they have not seen last.
+        """Let the quantizers adapt to changed bits or mode.
 
         Raises:
-            SettingError (a ValueError): if x is negative somewhere, and the quantizer has no form for such inputs.
+            SettingError (a ValueError): if x has negative values and the quantizer does not support them.
         """
         weight: Tensor = self.weight
         precision = self.precision.precision
-        if not (has_numbers(weight) and has_numbers(x)):  # without numbers there is nothing to adapt to
+        if not (has_numbers(weight) and has_numbers(x)):  # without values there is nothing to adapt to
             return
         self._observe_inputs(x.detach(), encode_bits(precision.activation))
         self.activation_quantizer.prepare(x.detach(), encode_bits(precision.activation))
@@ -121,7 +121,7 @@ class QuantizedLayer(QuantizedProduct):
         self.adapted = True
 
     def _observe_inputs(self, x: Tensor, bits: int) -> None:
-        """Find out, once for each number of bits, whether the activation's quantizer would cut off what it is to quantize."""
+        """Check, once for each number of bits, whether the activation's quantizer would clip its input."""
         quantizer = self.activation_quantizer
         if not bits or bits in self.observed_bits or not x.numel():
             return
@@ -138,8 +138,8 @@ class QuantizedLayer(QuantizedProduct):
             self.has_warned = cut > NOTICED_SHARE
             if self.has_warned:
                 logger.warning(
-                    "layer %r: %s cuts %.0f %% of the input off, outside of %g to %g; train from the start with it, leave the"
-                    " layer float by float_layers, or use quantizer=sbm",
+                    "layer %r: %s clips %.0f %% of the input, outside of %g to %g; train with it from the start, list the"
+                    " layer in float_layers, or use quantizer=sbm",
                     *(self.name, self.quantizer_options.name, 100 * cut, low, high),
                 )
 
@@ -151,7 +151,7 @@ class QuantizedLayer(QuantizedProduct):
         self.look_again()
 
     def begin_step(self, new_epoch: bool) -> None:
-        """Let the weight's quantizer work before a training step."""
+        """Let the weight's quantizer update before a training step."""
         weight: Tensor = self.weight
         self.weight_quantizer.begin_step(self.rows_of(weight.detach()), new_epoch)
 
@@ -182,7 +182,7 @@ class QuantizedLayer(QuantizedProduct):
         return self.multiply(product, x, weight, self.quantized_bias(), keys)
 
     def multiply(self, product: Product, x: Tensor, weight: Tensor, bias: Tensor | None, keys: NoiseKeys) -> Tensor:
-        """product(x, weight, bias), whose gradient is quantized, in two copies if the quantizer asks for a finer one."""
+        """product(x, weight, bias) with a quantized gradient, in two copies if the quantizer requests a finer one."""
         if keys.fine is None:
             return self.quantize_gradient_of(product(x, weight, bias), keys.coarse)
         bits = self.precision.gradient_bits
@@ -192,13 +192,13 @@ class QuantizedLayer(QuantizedProduct):
         )
 
     def rounding(self, bits: Tensor, key: Tensor) -> Rounding:
-        """What is done to a gradient: quantized to `bits` with the noise of this step and `key`."""
+        """The rounding of a gradient to `bits` with the noise of this step and `key`."""
         step_key = self.precision.step_key
         return lambda gradient: self.gradient_quantizer.quantize(gradient, bits, step_key, key)
 
 
 class QuantizedLinear(QuantizedLayer, nn.Linear):
-    """A quantized torch.nn.Linear. Shapes as there: [..., F] -> [..., F']."""
+    """A quantized torch.nn.Linear: [..., F] -> [..., F']."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.quantized_product(x, nn.functional.linear)
@@ -220,5 +220,5 @@ CONVERSIONS: dict[type[nn.Module], Callable[..., Any]] = {
     nn.Linear: quantized_linear,
     MatrixProduct: quantized_matrix_product,
 }
-"""Float layer type -> the function that makes the quantized layer from it. Subclasses are left alone: they may compute
+"""Float layer type -> the function that converts it. Subclasses are not converted: they may compute
 something else, or have their weight read by a parent (as in torch.nn.MultiheadAttention)."""

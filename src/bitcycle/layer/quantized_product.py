@@ -1,4 +1,4 @@
-"""What every quantized product has: where it reads its bits, its noise, and the quantizer of the gradient at its output."""
+"""Base of all quantized products: their bits, their noise, and the quantizer of the gradient at their output."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ logger = logging.getLogger(__name__)
 
 
 class NoiseKeys(NamedTuple):
-    """What the noise of a call depends on beside the training step, int32: of the gradient, of its finer copy."""
+    """The int32 noise keys of a call, besides the training step: for the gradient and for its finer copy."""
 
     coarse: Tensor
     fine: Tensor | None = None
 
     def map(self, function: Callable[[Tensor], Tensor]) -> NoiseKeys:
-        """The function of each key."""
+        """Apply a function to each key."""
         return NoiseKeys(function(self.coarse), None if self.fine is None else function(self.fine))
 
 
 @dataclass(frozen=True)
 class Context:
-    """What layers are given their quantizers with.
+    """The context in which quantizers are attached to a layer.
 
     Attributes:
-        options: of the quantizer.
-        precision: where bits are read.
-        key: what noise depends on, beside seed and step: the layer's name in the model.
+        options: options of the quantizer.
+        precision: the state that bits are read from.
+        key: the layer's name in the model, on which noise depends besides seed and step.
         compile: fuse each quantizer into one kernel.
-        signed: the layer's input is something else than the (pooled) output of a ReLU.
+        signed: the layer's input is not the (pooled) output of a ReLU.
     """
 
     options: QuantizerOptions
@@ -50,17 +50,17 @@ class Context:
 
     @classmethod
     def alone(cls, quantizer: str | QuantizerOptions) -> Context:
-        """That of a layer outside of any model, with bits of its own."""
+        """The context of a layer outside of any model, with its own bits."""
         options = quantizer_options(quantizer)
         return cls(options, PrecisionState(options.initial_precision))
 
     def part(self, name: str, signed: bool = True) -> Context:
-        """That of a part of the layer."""
+        """The context of a part of the layer."""
         return replace(self, key=f"{self.key}.{name}", signed=signed)
 
 
 class Noisy(HoldsTensors):
-    """A place whose gradient is rounded with noise: fresh for each step, and for each call within a step.
+    """A module whose gradient is rounded with noise that differs between steps and between calls within a step.
 
     key of call n = layer_key for n = 0, else hash(n, layer_key)          n counts the calls with gradients in this step
     """
@@ -72,7 +72,7 @@ class Noisy(HoldsTensors):
     call_step: Tensor
 
     def hold_keys(self, key: str, fine: bool = False) -> None:
-        """Derive the keys from the name `key` of this place in the model."""
+        """Derive the keys from the name `key` of this module in the model."""
         self.layer_number = int32_key("layer", key)
         self.hold("layer_key", torch.tensor(self.layer_number, dtype=torch.int32))
         self.hold("call_count", torch.zeros((), dtype=torch.int32))
@@ -81,7 +81,7 @@ class Noisy(HoldsTensors):
             self.hold("fine_key", torch.tensor(int32_key("layer", key, "fine"), dtype=torch.int32))
 
     def call_keys(self, state: PrecisionState | None = None) -> NoiseKeys:
-        """The keys of this call; to be asked for once a call. `state` counts the calls, this place's own one if None."""
+        """The keys of this call; must be called once per call. `state` counts the calls; None: the module's own state."""
         keys = NoiseKeys(self.layer_key, self.fine_key)
         if not torch.is_grad_enabled() or torch.compiler.is_exporting():
             return keys
@@ -92,7 +92,7 @@ class Noisy(HoldsTensors):
         return keys.map(lambda key: hash_bits(torch.full_like(key, count), key)) if count else keys
 
     def _next_call_in_graph(self) -> Tensor:
-        """The number of this call as a tensor: in a compiled graph a Python number would be a constant."""
+        """The index of this call as a tensor, as a Python number would be a constant in a compiled graph."""
         step = self.precision.step_number
         number = torch.where(self.call_step == step, self.call_count, 0)
         self.call_count.copy_(number + 1)
@@ -101,15 +101,15 @@ class Noisy(HoldsTensors):
 
 
 class QuantizedProduct(Noisy):
-    """A product of two tensors, of which the quantized layers and matrix products derive."""
+    """A product of two tensors; base class of quantized layers and matrix products."""
 
     adapted = False
-    """Whether the quantizers know bits and mode; compiled graphs depend on this word and not on the bits."""
+    """Whether the quantizers are prepared for bits and mode; compiled graphs depend on this flag instead of the bits."""
     has_positions = True
-    """Whether the output is [N, positions ..., F], else an image or such like."""
+    """Whether the output has shape [N, positions ..., F], in contrast to images."""
 
     def attach(self, context: Context) -> None:
-        """Give the product its bits, its noise and its quantizers; here that of its output's gradient."""
+        """Attach bits, noise and quantizers; here only the quantizer of the output's gradient."""
         options = self.quantizer_options = context.options
         self.precision = context.precision
         self.gradient_quantizer = (options.position_gradient if self.has_positions else options.gradient)(
@@ -126,7 +126,7 @@ class QuantizedProduct(Noisy):
         raise NotImplementedError
 
     def look_again(self) -> None:
-        """Bits or mode changed: let the quantizers adapt at the next forward pass, if they do so at all."""
+        """After a change of bits or mode, let the quantizers adapt at the next forward pass if necessary."""
         self.adapted = not any(quantizer.adapts for quantizer in self.quantizers())
 
     def read_from(self, state: PrecisionState) -> None:
@@ -155,7 +155,7 @@ class QuantizedProduct(Noisy):
         return self.gradient_quantizer(y, state.gradient_bits, state.step_key, key)
 
     def look_at_gradient(self, gradient: Tensor) -> None:
-        """Say once, at the first gradient of each number of bits, if it is too small for its quantizer."""
+        """Warn if the first gradient at each number of bits is too small for its quantizer."""
         bits = encode_bits(self.precision.precision.gradient)
         if bits in self.observed_gradient_bits:
             return
@@ -168,12 +168,12 @@ class QuantizedProduct(Noisy):
             )
 
     def masked(self, product: Callable[..., Tensor], compute: Callable[[Callable[..., Tensor]], Tensor]) -> Tensor:
-        """compute(product), past which only the gradients of the samples come that count now."""
+        """compute(product), with gradients only from the samples selected by the current mask."""
         refuse_tracing()
         mask = self.precision.sample_mask
         if mask is None:
             return self.precision.refuse_changes(compute(product), self.look_at_gradient)
-        # on both sides of the gradient's quantizer, which makes noise of zeros and a range of the rest
+        # on both sides of the gradient's quantizer, which turns zeros into noise and takes the range of the rest
         return masked_gradient(compute(lambda *operands: masked_gradient(product(*operands), mask)), mask)
 
 
@@ -183,5 +183,5 @@ def masked_gradient(y: Tensor, mask: Tensor) -> Tensor:
 
 
 def _forget_preparation(layer: Any, _incompatible_keys: Any) -> None:
-    """A loaded state may hold step sizes for other bits: look again."""
+    """Let the quantizers adapt again, as a loaded state may hold step sizes for other bits."""
     layer.look_again()

@@ -5,12 +5,12 @@
     GRU    r = s(W_r x + U_r h), z = s(W_z x + U_z h), n = tanh(W_n x + r (U_n h)), each with both biases;
            h_t = (1 - z) n + z h
 
-W and U have quantizers of their own, so that the gradients of both sides of the sum are quantized apart. Ranges are those of a
-time step; running ranges are updated at each. Weights are quantized once in a forward pass. Nonlinearities, cell state and sums
-are float32. Source: released code of Better Schedules, cpt_ptb (LSTM); HLHLp section 4.2, which does not say how, for the GRU.
+W and U have separate quantizers, so that the gradients of the two summands are quantized separately. Ranges are those of a time
+step; running ranges are updated at each. Weights are quantized once per forward pass. Nonlinearities, cell state and sums are
+float32. Source: released code of Better Schedules, cpt_ptb (LSTM); HLHLp section 4.2, without details, for the GRU.
 
-W x is computed for the whole sequence before the loop over time: x_t does not depend on h, each time step still has its own range
-and its own noise, and what the running ranges become is computed in closed form, equal up to the last digits of a sum.
+W x is computed for the whole sequence before the loop over time, as x_t does not depend on h; each time step still has its own
+range and noise, and the running ranges are computed in closed form, equal up to rounding.
 
 Differs from the authors' code in that the second bias of PyTorch's layers is kept (their layer has one, on W; a network can
 freeze the other at zero), and in the noise.
@@ -40,7 +40,7 @@ class QuantizedRecurrent(nn.RNNBase):
     """The quantizing half of a recurrent layer; the other half is torch.nn.LSTM or torch.nn.GRU."""
 
     def attach(self, context: Context) -> None:
-        """Give the products of each layer and direction their quantizers; inputs count as signed."""
+        """Attach quantizers to the products of each layer and direction; inputs are treated as signed."""
         self.precision = context.precision
         for place in self.places():
             for kind, name, side in ((InputProduct, f"input_{place}", "ih"), (HiddenProduct, f"hidden_{place}", "hh")):
@@ -54,7 +54,7 @@ class QuantizedRecurrent(nn.RNNBase):
         return [f"l{layer}{direction}" for layer in range(self.num_layers) for direction in directions]
 
     def flatten_parameters(self) -> None:
-        """Nothing: PyTorch's layer lays out its parameters for a kernel that is not used here."""
+        """Does nothing, as PyTorch's fused kernel is not used."""
 
     def step(self, of_input: Tensor, of_hidden: Tensor, state: State) -> State:
         """The next state from W x [N, gates], U h [N, gates] and the state."""
@@ -71,7 +71,7 @@ class QuantizedRecurrent(nn.RNNBase):
         if isinstance(x, PackedSequence):
             raise TypeError(
                 "quantized recurrent layers take padded tensors, not a PackedSequence: call pad_packed_sequence on it, "
-                "and leave out of the loss what lies beyond each sequence's length"
+                "and exclude positions beyond each sequence's length from the loss"
             )
         if unbatched := x.dim() == 2:
             x = x.unsqueeze(0 if self.batch_first else 1)
@@ -113,7 +113,7 @@ class QuantizedRecurrent(nn.RNNBase):
         """One layer in one direction: x [T, N, features] -> [T, N, H]."""
         inputs: InputProduct = getattr(self, f"input_{place}")
         hidden: HiddenProduct = getattr(self, f"hidden_{place}")
-        if not x.numel():  # no samples, hence no ranges
+        if not x.numel():  # without samples there are no ranges
             return self._run_empty(inputs, hidden, x, state)
         reverse = place.endswith("_reverse")
         of_input = inputs(x.flip(0) if reverse else x)
@@ -137,7 +137,7 @@ class QuantizedRecurrent(nn.RNNBase):
 
     @torch.no_grad()
     def _hidden_states(self, of_input: Tensor, hidden: HiddenProduct, state: State) -> Tensor:
-        """h before each time step, [T, N, H], as it would be if U h were float32."""
+        """h before each time step, [T, N, H], with U h computed in float32."""
         found = []
         for gates in of_input.unbind(0):
             found.append(state[0])
@@ -197,17 +197,17 @@ class QuantizedGRU(QuantizedRecurrent, nn.GRU):
 
 def _refuse_projection(layer: nn.LSTM) -> None:
     if layer.proj_size:
-        remedy = "leave such layers float by patterns of their names in float_layers, or project with a Linear layer"
+        remedy = "list such layers in float_layers, or project with a Linear layer"
         raise SettingError("proj_size", layer.proj_size, "quantized LSTMs have no projection", remedy)
 
 
 def _share_parameters(layer: nn.RNNBase, converted: nn.RNNBase) -> None:
-    """Put the parameters of `layer` into `converted` (the same tensors, so that optimizers keep their hold)."""
+    """Share the parameters of `layer` with `converted`, so that existing optimizers stay valid."""
     for name in layer._flat_weights_names:
         delattr(converted, name)
         if name in layer._parameters:
             setattr(converted, name, getattr(layer, name))
-        else:  # a bias that the network holds at zero
+        else:  # a bias that the network fixes at zero
             converted.register_buffer(name, getattr(layer, name), persistent=False)
 
 
@@ -217,11 +217,7 @@ def _arguments(layer: nn.RNNBase) -> dict[str, Any]:
 
 
 def quantized_lstm(layer: nn.LSTM) -> QuantizedLSTM:
-    """A quantized layer around the parameters of `layer`.
-
-    Raises:
-        SettingError (a ValueError): for a layer with proj_size.
-    """
+    """A quantized layer that shares the parameters of `layer`."""
     _refuse_projection(layer)
     converted = QuantizedLSTM(**_arguments(layer))
     _share_parameters(layer, converted)

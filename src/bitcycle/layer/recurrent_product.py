@@ -1,6 +1,6 @@
-"""The two products of a recurrent layer, W x for a whole sequence and U h step by step, as quantized layers.
+"""The two products of a recurrent layer as quantized layers: W x for a whole sequence and U h step by step.
 
-Weights and biases stay those of the recurrent layer, so that its state dict is that of the PyTorch layer.
+Weights and biases remain in the recurrent layer, whose state dict thus equals that of the PyTorch layer.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from bitcycle.randomness import hash_bits
 
 
 class StepKeys(NamedTuple):
-    """What noise depends on beside the training step, int32.
+    """The int32 noise keys of a recurrent product, besides the training step.
 
-    coarse, fine: [T], of the gradient of each time step, and of its finer copy.
-    whole: of the gradient of the weight, which all time steps share.
+    coarse, fine: [T], for the gradient of each time step and for its finer copy.
+    whole: for the gradient of the weight, shared by all time steps.
     """
 
     coarse: Tensor
@@ -39,14 +39,14 @@ class RecurrentProduct(QuantizedLayer):
     """A product for all gates of one layer and direction.
 
     Args:
-        owner: the recurrent layer whose attributes weight and bias are.
+        owner: the recurrent layer that holds weight and bias.
         side: ih or hh, as in the names of the owner's parameters.
         place: layer and direction, as in l0 or l0_reverse.
     """
 
     def __init__(self, owner: nn.RNNBase, side: str, place: str) -> None:
         nn.Module.__init__(self)
-        self._owner = (owner,)  # in a tuple, lest it become a part of its part
+        self._owner = (owner,)  # in a tuple so that it is not registered as a submodule
         self.weight_name = f"weight_{side}_{place}"
         self.bias_name = f"bias_{side}_{place}" if owner.bias else None
 
@@ -61,14 +61,14 @@ class RecurrentProduct(QuantizedLayer):
         return None if self.bias_name is None else getattr(self._owner[0], self.bias_name)
 
     def quantized_weight(self, key: Tensor | None = None) -> Tensor:
-        """The weight at the current bits; where quantizers have blocks, the product quantizes it."""
+        """The weight at the current bits; with block quantizers, the product quantizes it."""
         return self.weight if self.weight_quantizer.has_blocks else super().quantized_weight(key)
 
     def adapt(self, x: Tensor) -> None:
         super().adapt(x.flatten(0, 1))
 
     def step_keys(self, steps: int) -> StepKeys:
-        """The keys of so many time steps."""
+        """The keys of the given number of time steps."""
         numbers = torch.arange(steps, dtype=torch.int32, device=self.layer_key.device)
         coarse, fine = self.call_keys()
         return StepKeys(hash_bits(numbers, coarse), None if fine is None else hash_bits(numbers, fine), coarse)
@@ -91,7 +91,7 @@ class RecurrentProduct(QuantizedLayer):
         return lambda gradient: self.gradient_quantizer.quantize_steps(gradient, bits, step_key, keys)
 
     def quantized_inputs(self, x: Tensor, keys: StepKeys) -> Tensor:
-        """x [T, N, features] quantized, each time step on its own; where quantizers have blocks, the product does that."""
+        """x [T, N, features] quantized separately per time step; with block quantizers, the product quantizes it."""
         state = self.precision
         if self.activation_quantizer.has_blocks:
             return x
@@ -101,7 +101,7 @@ class RecurrentProduct(QuantizedLayer):
 
 
 class InputProduct(RecurrentProduct):
-    """W x_t + b_W for all time steps at once, equal to that of one after the other: x does not depend on what comes out."""
+    """W x_t + b_W for all time steps at once, as x does not depend on the outputs."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, N, features] -> [T, N, gates]."""
@@ -117,10 +117,10 @@ class HiddenProduct(RecurrentProduct):
     """U h + b_U of one time step."""
 
     def adapt_to(self, hidden_states: Callable[[], Tensor]) -> None:
-        """Let the quantizers adapt to bits, or to a mode, that they have not seen last; before the first time step.
+        """Let the quantizers adapt to changed bits or mode, before the first time step.
 
-        The first hidden state is zero and says nothing of those to come. Where a quantizer looks at activations,
-        `hidden_states` has to say which [T, N, H] would come of activations in float32.
+        The first hidden state is zero and not representative. For quantizers that adapt to activations, `hidden_states` must
+        return the hidden states [T, N, H] of a float32 computation.
         """
         if self.adapted:
             return

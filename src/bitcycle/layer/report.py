@@ -1,4 +1,4 @@
-"""What a conversion did to each layer of a model, and what share of the arithmetic is quantized."""
+"""Report of a conversion: the treatment of each layer, and the quantized share of the arithmetic."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Row:
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """A table of layers; `str` of it is what `conversion_report` prints."""
+    """A table of layers; its `str` is printed by `conversion_report`."""
 
     rows: tuple[Row, ...]
 
@@ -56,10 +56,10 @@ def _percent(share: float | None) -> str:
 
 
 def conversion_report(model: nn.Module, *inputs: Any, **keywords: Any) -> ConversionReport:
-    """Print, and return, what became of each layer of a converted model.
+    """Print and return the treatment of each layer of a converted model.
 
     Args:
-        model: converted by `quantize_model`; of a float model, what it has.
+        model: converted by `quantize_model`, or a float model.
         inputs, keywords: of the forward pass, for the shares of the multiply-accumulates; without them shares are unknown.
     """
     rules = {rule.name: rule for rule in getattr(model, "conversion_rules", ())}
@@ -95,7 +95,7 @@ def _macs(model: nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]
 
 
 def _others(model: nn.Module) -> list[str]:
-    """Modules with a weight matrix of their own that are neither quantized nor convertible."""
+    """Modules that have a weight matrix but are neither quantized nor convertible."""
     return [
         name
         for name, module in model.named_modules()

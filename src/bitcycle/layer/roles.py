@@ -1,8 +1,8 @@
-"""What part a layer has in a network: first, last, shortcut, depthwise.
+"""Roles of layers in a network: first, last, shortcut, depthwise.
 
-first and last are meant in the order of execution, which is found out with a sample input (no arithmetic is done), or else by
-torch.fx; where neither is possible, the order of registration stands for it. Layers that read the same tensor share these roles,
-so that query, key and value are never apart. An embedding that comes before is the first layer; embeddings stay float.
+First and last refer to the order of execution, which is determined with a sample input (without arithmetic), or else by torch.fx;
+if neither is possible, the order of registration is used. Layers that read the same tensor share these roles, so that query, key
+and value are treated alike. An embedding that precedes them is the first layer; embeddings stay float.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ _SIBLINGS = (
 
 
 class Call(NamedTuple):
-    """A layer that ran, and what tells its input apart from others."""
+    """A call of a layer, with an identifier of its input."""
 
     name: str
     reads: object
 
 
 class Order(NamedTuple):
-    """The layers of a model as they run, and how that is known: execution, torch.fx or registration."""
+    """The calls of a model's layers in order, and the source of the order: execution, torch.fx or registration."""
 
     calls: tuple[Call, ...]
     source: str
 
 
 def find_order(model: nn.Module, layers: Mapping[str, nn.Module], sample: Any = None) -> Order:
-    """In which order the layers, and embeddings, of `model` run.
+    """The order in which the layers and embeddings of `model` run.
 
     Args:
-        model: a model that says which of its layers stay float (`float_layers`) is taken in the order of registration.
-        layers: those that could be converted, by name.
+        model: for a model with the attribute `float_layers`, the order of registration is used.
+        layers: convertible layers by name.
         sample: input of the forward pass: a tensor, a tuple of arguments or a dictionary of keywords; None: the
-            `dummy_inputs` that models of transformers have.
+            `dummy_inputs` of transformers models.
     """
     watched = {**layers, **{name: m for name, m in model.named_modules() if isinstance(m, nn.Embedding)}}
     registered = tuple(Call(name, name) for name, _ in model.named_modules() if name in watched)
-    if sample is None and hasattr(model, "float_layers"):  # its own rule speaks of layers, and not of embeddings
+    if sample is None and hasattr(model, "float_layers"):  # its rule refers to layers, not embeddings
         return Order(tuple(call for call in registered if call.name in layers), "registration")
     try:
         if sample is not None:
@@ -58,16 +58,16 @@ def find_order(model: nn.Module, layers: Mapping[str, nn.Module], sample: Any = 
         if hasattr(model, "dummy_inputs"):
             return Order(_run(model, watched, model.dummy_inputs), "execution")
         return Order(_symbolic(model, watched), "torch.fx")
-    except Exception:  # control flow that depends on values, or that fx cannot follow: raises anything at all
+    except Exception:  # untraceable control flow can raise any exception
         if sample is not None:
             raise
         return Order(registered, "registration")
 
 
 def _run(model: nn.Module, watched: Mapping[str, nn.Module], sample: Any) -> tuple[Call, ...]:
-    """The calls of a forward pass on tensors without numbers."""
+    """The calls of a forward pass on tensors without values."""
     calls: list[Call] = []
-    kept: list[Tensor] = []  # so that no two tensors have one identity
+    kept: list[Tensor] = []  # keeps tensors alive, so that ids are unique
 
     def hook(name: str) -> Callable[..., None]:
         def note(_module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -109,8 +109,8 @@ def layer_roles(
 ) -> dict[str, tuple[str, ...]]:
     """Roles of the convertible layers.
 
-    first, last: see above; shortcut: a word of its name is shortcut or skip, or downsample if it is a 1x1 convolution (as in
-    layer2.0.downsample.0 or conv_shortcut); depthwise: a convolution with one input channel per group.
+    first, last: see above; shortcut: its name contains the word shortcut or skip, or downsample if it is a 1x1 convolution (as
+    in layer2.0.downsample.0 or conv_shortcut); depthwise: a convolution with one input channel per group.
     """
     touched = [call for call in order.calls if call.name not in layers or has_weight(layers[call.name])]
     missing = [name for name in layers if all(call.name != name for call in order.calls)]
@@ -132,7 +132,7 @@ def layer_roles(
 
 
 def _group(call: Call, calls: Sequence[Call]) -> set[str]:
-    """The layers that read what `call` reads, and its siblings by name."""
+    """The layers that read the same input as `call`, and its siblings by name."""
     group = {other.name for other in calls if other.reads == call.reads}
     parent, _, own = call.name.rpartition(".")
     siblings = next((names for names in _SIBLINGS if own in names), set())

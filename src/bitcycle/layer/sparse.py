@@ -1,12 +1,12 @@
-"""Edges of a graph in compressed rows, and the sum over them: all that a graph network needs of a graph.
+"""The edges of a graph in compressed sparse rows (CSR), and sums over them.
 
     (A h)_i = sum over the edges j -> i of h_j
 
-In a whole graph sources and destinations are the same nodes. In a block, a sampled part of a graph, they differ: the
-destinations are the first of the sources (so that a node finds itself), then come their neighbours.
+In a whole graph sources and destinations are the same nodes. In a block, a sampled part of a graph, the sources are the
+destinations (so that a node finds itself) followed by their neighbours.
 
-The order of summation is fixed, so that equal inputs give equal sums, which exact resuming needs: compressed rows on a CPU, where
-one thread adds up a row, and segments on a GPU, whose sparse products may differ from one call to the next.
+The order of summation is fixed, as required for exact resuming: compressed rows on a CPU, where one thread sums each row, and
+segments on a GPU, whose sparse products are not deterministic.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 
 SEGMENT_ELEMENTS = 1 << 28
-"""Gathered elements that a GPU holds at once: columns are taken in groups (1 GiB of float32)."""
+"""Maximum number of gathered elements on a GPU at once: columns are processed in groups (1 GiB of float32)."""
 
 
 class Edges(NamedTuple):
-    """Edges ordered by destination, and by source for the way back.
+    """Edges ordered by destination, and by source for the backward pass.
 
     Attributes:
         offsets: int32 [destinations + 1]; the edges of destination i are `offsets[i]` to `offsets[i + 1]`.
         sources: int32 [edges], the source of each edge.
-        back_offsets, back_destinations: the same of the reversed edges, [sources + 1] and [edges]; None: made when needed.
+        back_offsets, back_destinations: the same for the reversed edges, [sources + 1] and [edges]; None: computed on demand.
     """
 
     offsets: Tensor
@@ -46,14 +46,14 @@ class Edges(NamedTuple):
         return _degrees(self.offsets)
 
     def out_degrees(self, sources: int) -> Tensor:
-        """Edges out of each of so many sources, at least 1, as float32 [sources, 1]."""
+        """Edges out of each of `sources` nodes, at least 1, as float32 [sources, 1]."""
         if self.offsets.is_meta:
             return self.offsets.new_ones(sources, 1, dtype=torch.float32)
         back_offsets, _ = self.reversed(sources)
         return _degrees(back_offsets)
 
     def reversed(self, sources: int) -> tuple[Tensor, Tensor]:
-        """Offsets and destinations of the reversed edges, for so many sources."""
+        """Offsets and destinations of the reversed edges, for the given number of sources."""
         if self.back_offsets is not None and self.back_destinations is not None:
             return self.back_offsets, self.back_destinations
         return compressed(self.sources, destination_of_each(self.offsets), sources)
@@ -65,13 +65,13 @@ class Edges(NamedTuple):
 
 
 def make_edges(pairs: Tensor, nodes: int) -> Edges:
-    """The edges `pairs[0, k] -> pairs[1, k]` (int64 [2, edges]) of a graph of so many nodes."""
+    """The edges `pairs[0, k] -> pairs[1, k]` (int64 [2, edges]) of a graph with the given number of nodes."""
     sources, destinations = pairs
     return Edges(*compressed(destinations, sources, nodes), *compressed(sources, destinations, nodes))
 
 
 def compressed(keys: Tensor, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Offsets of the keys 0 .. count-1 and the values in the order of their keys, both int32; equal keys keep their order."""
+    """Offsets of the keys 0 .. count-1, and the values stably sorted by their keys, both int32."""
     order = keys.argsort(stable=True)
     offsets = torch.zeros(count + 1, dtype=torch.int64, device=keys.device)
     offsets[1:] = torch.bincount(keys, minlength=count).cumsum(0)
@@ -89,7 +89,7 @@ def neighbour_sum(h: Tensor, edges: Edges) -> Tensor:
 
 
 def neighbour_mean(h: Tensor, edges: Edges) -> Tensor:
-    """The mean of h over the sources of each destination's edges; 0 where there is none."""
+    """The mean of h over the sources of each destination's edges; 0 without edges."""
     return neighbour_sum(h, edges) / edges.in_degrees()
 
 
@@ -109,7 +109,7 @@ class _NeighbourSum(torch.autograd.Function):
 
 
 def _sum_of_rows(h: Tensor, offsets: Tensor, indices: Tensor) -> Tensor:
-    if h.is_meta:  # sparse tensors have no meta kernels; this one has as many products
+    if h.is_meta:  # sparse tensors have no meta kernels; this has the same number of products
         return h.new_zeros(len(offsets) - 1, h.shape[1]).index_add(0, indices, h.index_select(0, indices))
     if h.is_cuda:
         return _sum_of_segments(h, offsets, indices)
@@ -120,7 +120,7 @@ def _sum_of_rows(h: Tensor, offsets: Tensor, indices: Tensor) -> Tensor:
 
 
 def _sum_of_segments(h: Tensor, offsets: Tensor, indices: Tensor) -> Tensor:
-    """The same by gathering rows and adding up segments, one thread for each sum, some columns at a time."""
+    """The same by gathering rows and summing segments, one thread per sum, in groups of columns."""
     width = max(1, SEGMENT_ELEMENTS // max(1, len(indices)))
     lengths = offsets.diff().long()
     sums = [
@@ -136,7 +136,7 @@ def _degrees(offsets: Tensor) -> Tensor:
 
 @cache
 def _announce_sparse_rows() -> None:
-    """PyTorch warns once that compressed rows are a beta feature; nobody needs to read that."""
+    """Suppress PyTorch's warning that compressed rows are a beta feature."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.sparse_csr_tensor(torch.tensor([0, 0]), torch.tensor([], dtype=torch.int64), torch.tensor([]), (1, 1))

@@ -1,4 +1,4 @@
-"""The precision that layers read at every forward pass, held in small tensors shared by all layers of a model."""
+"""The precision that layers read at every forward pass, stored in small tensors shared by all layers of a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROLES = ("weight", "activation", "gradient")
 class HoldsTensors(nn.Module):
     """A module with small tensors that are neither parameters nor buffers.
 
-    They move with the module, but are in no state dict, no average of weights and no message of DistributedDataParallel.
+    They move with the module, but are excluded from state dicts, weight averages and DistributedDataParallel.
     """
 
     held: tuple[str, ...] = ()
@@ -38,11 +38,11 @@ class HoldsTensors(nn.Module):
 class PrecisionState(HoldsTensors):
     """Current bits of weights, activations and gradients (0 = float32) and the key of the current step's noise.
 
-    Bits are tensors, so that changing them neither rebuilds a module nor recompiles a kernel. `fixed` holds bits that no
-    schedule changes, `noise_key` tells apart the noise of states that one layer uses in the same step.
+    Bits are tensors, so that changing them neither rebuilds a module nor recompiles a kernel. `fixed` marks bits that no
+    schedule changes; `noise_key` distinguishes the noise of several states that a layer uses in the same step.
 
-    The state dict has the bits once, under the first layer that reads them: [3] in the order of `Precision`. They are loaded
-    as long as no controller says which bits to use, which then decides.
+    The state dict contains the bits once, under the first layer that reads them: [3] in the order of `Precision`. Loaded bits
+    apply until a controller sets others.
     """
 
     weight_bits: Tensor
@@ -50,9 +50,9 @@ class PrecisionState(HoldsTensors):
     gradient_bits: Tensor
     step_key: Tensor
     step_number: Tensor
-    """Counts the steps that began; compiled graphs know by it that a step is a new one."""
+    """Number of steps begun, by which compiled graphs recognise a new step."""
     sample_mask: Tensor | None
-    """[N], 1 for samples whose gradients pass through the layers that run now, 0 for others; None: all pass."""
+    """[N], 1 for samples whose gradients pass through the current layers, 0 for others; None: all pass."""
 
     def __init__(self, precision: Precision = Precision(8, 8, 8), fixed: bool = False, noise_key: int = 0) -> None:
         super().__init__()
@@ -69,8 +69,8 @@ class PrecisionState(HoldsTensors):
     def set(self, precision: Precision) -> None:
         """Use `precision` from the next forward pass on.
 
-        Where weights and activations are float, gradients are too, whatever their bits: as in the released code, whose
-        float phase is an ordinary convolution.
+        If weights and activations are float, so are gradients, as in the released code, whose float phase is an ordinary
+        convolution.
 
         Raises:
             SettingError (a ValueError): for bits below 0 or above 32.
@@ -85,20 +85,20 @@ class PrecisionState(HoldsTensors):
             reader.look_again()
 
     def begin_step(self, key: int) -> None:
-        """Let the noise be that of `key` from now on, and the calls of layers be counted from 0."""
+        """Set the noise key of the step, and count the calls of layers from 0."""
         self.version += 1
         self.calls.clear()
         self.step_key.fill_(key ^ self.noise_key)
         self.step_number.add_(1)
 
     def next_call(self, layer: int) -> int:
-        """How often `layer` was called with gradients in this step before now."""
+        """Number of previous calls of `layer` with gradients in this step."""
         number = self.calls.get(layer, 0)
         self.calls[layer] = number + 1
         return number
 
     def refuse_changes(self, y: Tensor, look: Callable[[Tensor], None]) -> Tensor:
-        """y, whose backward pass will `look` at its gradient; a RuntimeError there if bits or noise have changed until then."""
+        """y, whose gradient will be passed to `look`; RuntimeError in the backward pass if bits or noise have changed by then."""
         if y.requires_grad and not torch.compiler.is_compiling():
             version = self.version
 
@@ -125,7 +125,7 @@ class PrecisionState(HoldsTensors):
             self.set(Precision(*bits.tolist()))
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy has readers of its own, which tell it so."""
+        """Copies omit the readers, which register themselves."""
         return {**self.__dict__, "readers": None, "calls": dict(self.calls)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

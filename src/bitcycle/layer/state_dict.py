@@ -1,4 +1,4 @@
-"""The state dict of a converted model as that of the float model that it was made of."""
+"""The state dict of a converted model in the form of the original float model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from bitcycle.quantizer import TensorQuantizer
 
 
 def float_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers of a converted model under the names, and without all keys, that the float model has not.
+    """Parameters and buffers of a converted model, with the keys of the float model only.
 
-    Left out are ranges and trained values of quantizers, bits, and gates. The other way round, `load_state_dict` of a converted
-    model takes the state dict of a float one with strict=True.
+    Ranges and trained values of quantizers, bits, and gates are omitted. Conversely, `load_state_dict` of a converted model
+    accepts the state dict of a float model with strict=True.
     """
     named = dict(model.named_modules(remove_duplicate=False))
     added = [

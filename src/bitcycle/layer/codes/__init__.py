@@ -1,4 +1,4 @@
-"""compute=codes: layers that multiply integer codes and keep one byte an element for the backward pass."""
+"""compute=codes: layers that multiply integer codes and save one byte per element for the backward pass."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ logger = logging.getLogger(__name__)
 
 
 def compute_codes(model: nn.Module, compile: bool, recompute: bool) -> nn.Module:
-    """Let the quantized layers of `model` compute on codes where layer and quantizer can; changed in place.
+    """Make the quantized layers of `model` compute on codes if layer and quantizer support it; changed in place.
 
     Args:
         model: converted by `quantize_model`.
-        compile: fuse what lies around the products into kernels.
-        recompute: let batch norm compute the outputs of these layers again instead of keeping them.
+        compile: fuse the operations around the products into kernels.
+        recompute: let batch norm recompute the outputs of these layers instead of saving them.
     """
     layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
     for layer in layers:
@@ -40,7 +40,7 @@ def compute_codes(model: nn.Module, compile: bool, recompute: bool) -> nn.Module
 
 
 def _replace(model: nn.Module, kind: type[nn.Module], twin_of: Callable[[Any], nn.Module]) -> None:
-    """Put a twin in every place of each module of exactly this kind."""
+    """Replace every module of exactly this type by its twin."""
     twins: dict[nn.Module, nn.Module] = {}
     for parent in list(model.modules()):
         for name, module in parent._modules.items():

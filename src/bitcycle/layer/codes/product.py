@@ -4,15 +4,15 @@ With x = s_x n + z_x and W_o = s_o m_o + z_o for each output channel o, and sums
 
     sum x W_o = s_x (s_o sum n m_o + z_o sum n) + z_x sum W_o + bias_o
 
-The sums of integers are exact where they are added up in 32-bit integers (on a CPU, in the 8-bit instructions that oneDNN
-uses), elsewhere as exact as float32 adds: operands of up to 8 bits lose nothing in TF32. Zero padding is x = 0 and not n = 0:
-the three sums run over the elements inside of the image, which the last one has to be told. One byte an element is all that is
-kept of the input for the backward pass. There the weight's gradient is a sum of integers as well, where the layer and the CPU are
-fit for it (weight_gradient.py), else computed as compute=simulate does, from the decoded input. So is the input's gradient: in
-its sum each term has a scale of its own, so that there is no product of integers to compute.
+Integer sums are exact in 32-bit integers (on a CPU, with the 8-bit instructions of oneDNN), otherwise up to float32 rounding:
+operands of up to 8 bits are exact in TF32. Zero padding is x = 0, not n = 0: the three sums run over the elements inside the
+image, which must be handled explicitly in the last one. Only one byte per element of the input is saved for the backward pass.
+There the weight's gradient is also a sum of integers if layer and CPU support it (weight_gradient.py); otherwise it is computed
+from the decoded input as in compute=simulate. So is the input's gradient, in whose sum each term has its own scale, so that it
+is not an integer product.
 
-Source: the identity is that of integer-only inference (Jacob et al. 2018, section 2.2), with ranges by output channel. Differs
-from compute=simulate in the rounding of float32 sums alone.
+Source: the identity is that of integer-only inference (Jacob et al. 2018, section 2.2), with ranges per output channel. Differs
+from compute=simulate only in the rounding of float32 sums.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from bitcycle.quantizer.sbm_gradient import SbmGradient
 logger = logging.getLogger(__name__)
 
 MOST_TERMS = 2**31 // (255 * 128)
-"""Terms whose sum fits in 32 bits with sign, whatever the codes."""
+"""Maximum number of terms whose sum fits in a signed 32-bit integer for any codes."""
 
 Geometry = tuple[list[int], list[int], list[int], int]
 """Stride, padding, dilation and groups of a convolution."""
@@ -51,21 +51,21 @@ Gradients = tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]
 
 
 class CodeProduct:
-    """The computation of one quantized layer on integer codes: its product, and the gradients of it.
+    """The computation of one quantized layer on integer codes: its product and the gradients.
 
     Attributes:
-        layer: whose computation it is.
-        compile: fuse what lies around the products into kernels.
-        recomputes: whether batch norm may compute the output again (see recomputation.py).
+        layer: the quantized layer.
+        compile: fuse the operations around the products into kernels.
+        recomputes: whether batch norm may recompute the output (see recomputation.py).
     """
 
     def __init__(self, layer: QuantizedLayer, compile: bool, recomputes: bool) -> None:
         self.layer, self.compile, self.recomputes = layer, compile, recomputes
         self.recipe: Callable[[], Tensor] | None = None
-        """How the last output is computed, until it is handed on."""
+        """The recipe of the last output, until it is passed on."""
 
     def accepts(self, x: Tensor) -> bool:
-        """Whether x and the weight have codes at the layer's present bits. Compares numbers of the host only."""
+        """Whether x and the weight have codes at the layer's current bits. Does not synchronise with the device."""
         state, weight = self.layer.precision, self.layer.weight
         return (
             1 <= state.precision.weight <= MOST_BITS
@@ -74,14 +74,14 @@ class CodeProduct:
             and x.dtype == torch.float32
             and not torch.is_autocast_enabled(
                 x.device.type
-            )  # which rounds the operands of simulated products, and their sums
+            )  # autocast rounds the operands of simulated products, and their sums
             and not torch.compiler.is_compiling()
             and not x.is_meta
             and weight[0].numel() <= MOST_TERMS
         )
 
     def __call__(self, x: Tensor, bias: Tensor | None, key: Tensor) -> Tensor:
-        """The product of x and the layer's weight, both quantized, with quantized gradients: all of the layer at once."""
+        """The layer's output: the product of quantized x and weight, with quantized gradients."""
         y = _CodeProduct.apply(x, self.layer.weight, bias, self, key)
         recipe, self.recipe = self.recipe, None
         return y if recipe is None or not y.requires_grad else remember(y, recipe)
@@ -91,7 +91,7 @@ class CodeProduct:
         raise NotImplementedError
 
     def gradients(self, gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]) -> Gradients:
-        """The gradients of input, weight and bias, those that are `needed`, from the output's."""
+        """The `needed` gradients of input, weight and bias from that of the output."""
         raise NotImplementedError
 
     def decoded_weight(self, weight: WeightCodes) -> Tensor:
@@ -100,7 +100,7 @@ class CodeProduct:
 
 
 class CodeConvolution(CodeProduct):
-    """Of a `QuantizedConv2d`."""
+    """The computation of a `QuantizedConv2d` on codes."""
 
     layer: QuantizedConv2d
 
@@ -118,7 +118,7 @@ class CodeConvolution(CodeProduct):
         )
 
     def _has_operator(self, x: Tensor) -> bool:
-        """Whether the layer can be computed by the operator in C++, all in one node of autograd."""
+        """Whether the C++ operator, a single autograd node, can compute the layer."""
         layer = self.layer
         kinds = (SbmActivation, SbmWeight, SbmGradient)
         return (
@@ -139,7 +139,7 @@ class CodeConvolution(CodeProduct):
 
 
 class CodeLinear(CodeProduct):
-    """Of a `QuantizedLinear`."""
+    """The computation of a `QuantizedLinear` on codes."""
 
     def product(self, codes: Codes, weight: WeightCodes, bias: Tensor | None) -> Tensor:
         return multiply(codes, weight, bias, self)
@@ -149,7 +149,7 @@ class CodeLinear(CodeProduct):
 
 
 def code_product(layer: QuantizedLayer, compile: bool = False, recomputes: bool = False) -> CodeProduct | None:
-    """The computation on codes of a layer; None where the layer or its quantizers have none."""
+    """The computation of a layer on codes; None if the layer or its quantizers do not support it."""
     quantizers = (layer.weight_quantizer, layer.activation_quantizer)
     gradients = (layer.input_gradient_quantizer, layer.weight_gradient_quantizer)
     simple = gradients == (None, None) and layer.quantizer_options.fine_gradient_bits is None
@@ -206,7 +206,7 @@ def _backward_of_integers(
     of_weight = weight_gradient(codes, gradient_codes, cast("QuantizedConv2d", product.layer))
     if not needed[0] and not needed[2]:
         return None, of_weight, None
-    x = torch.empty_like(codes.integers, dtype=gradient.dtype)  # for its shape; nobody reads its values
+    x = torch.empty_like(codes.integers, dtype=gradient.dtype)  # only its shape is used
     of_x, _, of_bias = product.gradients(gradient, x, weight, (needed[0], False, needed[2]))
     return of_x, of_weight, of_bias
 
@@ -240,12 +240,12 @@ def multiply(codes: Codes, weight: WeightCodes, bias: Tensor | None, product: Co
 
 
 def _begins_above_zero(codes: Codes) -> bool:
-    """Whether the codes have an offset; a GPU is not waited for, where computing with one of 0 is as right."""
+    """Whether the codes have a nonzero offset; assumed on a GPU to avoid synchronisation, as an offset of 0 is also correct."""
     return codes.zero_point.is_cuda or bool(codes.zero_point != 0)
 
 
 def _add_offsets(y: Tensor, window: Tensor, rest: Tensor, offsets: Tensor) -> Tensor:
-    """Complete the scaled sums of integers y [N, positions, groups, O / groups] in place; the others broadcast to it."""
+    """Add offsets to the scaled integer sums y [N, positions, groups, O / groups] in place; the others broadcast to it."""
     return y.add_(offsets * window + rest)
 
 
@@ -269,7 +269,7 @@ def _window_sums(integers: Tensor, product: CodeConvolution) -> Tensor:
     sums = kernel(_row_sums, product.compile)(pixels.reshape(-1, pixels.shape[-1])).view(pixels.shape[:-1])
     stride, (high, wide), dilation, _ = _geometry(layer)
     sums = F.pad(sums, (wide, wide, high, high))
-    for dimension in (1, 2):  # a window is the sum of its rows, and these of their elements
+    for dimension in (1, 2):  # separable: sum over rows, then over columns
         size, step, gap = (numbers[dimension - 1] for numbers in (layer.kernel_size, stride, dilation))
         last = sums.shape[dimension] - gap * (size - 1)
         terms = [sums.narrow(dimension, gap * i, last) for i in range(size)]
@@ -279,7 +279,7 @@ def _window_sums(integers: Tensor, product: CodeConvolution) -> Tensor:
 
 
 def _row_sums(rows: Tensor) -> Tensor:
-    """The sums of the rows of uint8 [N, F]; exact, as a row that fits in 32 bits with its weights fits in float32 without."""
+    """The sums of the rows of uint8 [N, F]; exact, as rows whose weighted sums fit in 32 bits have sums exact in float32."""
     return rows.to(torch.float32).sum(1)
 
 
@@ -319,7 +319,7 @@ def _no_zero_points(weight: Tensor) -> Tensor:
 
 @functools.cache
 def integer_products_work() -> bool:
-    """Whether this PyTorch and CPU multiply 8-bit integers exactly, tried on the largest codes; says in the log if not."""
+    """Whether this PyTorch and CPU multiply 8-bit integers exactly, tested on the largest codes; logs a warning if not."""
     x, weight = torch.full((1, 64, 4, 4), 255, dtype=torch.uint8), torch.full((16, 64, 3, 3), 127, dtype=torch.int8)
     try:
         found = _convolve_8_bits(x, weight, torch.ones(16), ([1, 1], [1, 1], [1, 1], 1))
@@ -329,13 +329,13 @@ def integer_products_work() -> bool:
         if torch.equal(found, F.conv2d(x.double(), weight.double(), padding=1).float()):
             return True
         reason = "its sums saturate"
-    logger.warning("no exact product of 8-bit integers here (%s): compute=codes computes it in float32", reason)
+    logger.warning("no exact product of 8-bit integers available (%s): compute=codes uses float32", reason)
     return False
 
 
 @contextmanager
 def _exact_operands() -> Iterator[None]:
-    """Let a GPU use TF32, in whose 11 bits the codes are exact, for the products in this context."""
+    """Context in which a GPU uses TF32 for products, whose 11 bits represent codes exactly."""
     if not torch.cuda.is_available():
         yield
         return

@@ -1,8 +1,8 @@
-"""Batch norm that does not keep its input where a layer of integer codes can compute it again (compute=codes, recompute).
+"""Batch norm that recomputes its input from integer codes instead of saving it (compute=codes, recompute).
 
-Of a convolution and the batch norm behind it training keeps two tensors for the backward pass, the inputs of both. compute=codes
-makes the first a quarter of its size; what remains is mostly the second, which the codes determine. The product is computed once
-more when the backward pass arrives there, with the same numbers, bit for bit. Not in the authors' code.
+For a convolution followed by batch norm, training saves the inputs of both for the backward pass. compute=codes reduces the first
+to a quarter of its size, so that most of the memory is used by the second, which is determined by the codes. The backward pass
+recomputes the product, bit for bit. Not in the authors' code.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _Recipe = Callable[[], Tensor]
 
 
 def remember(y: Tensor, recipe: _Recipe) -> Tensor:
-    """y, of which batch norm learns how to compute it again."""
+    """y, annotated with the recipe by which batch norm can recompute it."""
     y.recipe = recipe  # type: ignore[attr-defined]
     return y
 
 
 class RecomputingBatchNorm2d(nn.BatchNorm2d):
-    """A torch.nn.BatchNorm2d that keeps the recipe of its input instead of the input."""
+    """A torch.nn.BatchNorm2d that saves the recipe of its input instead of the input."""
 
     def forward(self, x: Tensor) -> Tensor:
         recipe: _Recipe | None = getattr(x, "recipe", None)

@@ -1,11 +1,11 @@
-"""The gradient of a convolution's weight, summed up in integers from the codes of its input and of its output's gradient.
+"""The weight gradient of a convolution as integer sums over the codes of its input and of its output's gradient.
 
-    dL/dW[o, c, k] = sum over images and places p of G[p, o] X[p + k, c],      G = s n + z,   X = s' n' + z'
-                   = s s' sum n n' + z s' sum n' + s z' sum n + z z' sum 1     over the places p for which p + k is inside
+    dL/dW[o, c, k] = sum over images and positions p of G[p, o] X[p + k, c],      G = s n + z,   X = s' n' + z'
+                   = s s' sum n n' + z s' sum n' + s z' sum n + z z' sum 1     over positions p with p + k inside the image
 
 for 1x1 and 3x3 convolutions of multiples of 16 channels, on CPUs with 8-bit products (AVX-512 VNNI). The sums are exact and the
-rest is computed in float64, so that the result is nearer to the real number than float32 sums of decoded tensors are, at about a
-third of their time. Not in the authors' code, which multiplies float32 tensors.
+rest is computed in float64, so that the result is more accurate than float32 sums of decoded tensors, in about a third of their
+time. Not in the authors' code, which multiplies float32 tensors.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 _INSTRUCTIONS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
 _CHANNELS = 16
 _MOST_PLACES = 65_000
-"""Pixels of an image with its padding: the products at as many places add up to less than 2^31."""
+"""Maximum number of pixels of a padded image: sums of products over as many positions stay below 2^31."""
 
 
 @functools.cache
 def library() -> Any | None:
-    """The operators of compute=codes; None where there is no compiler, or no such CPU."""
+    """The operators of compute=codes; None without a compiler or such a CPU."""
     return operators(Path(__file__).with_name("product.cpp"), _INSTRUCTIONS)
 
 
 def sums_integers(layer: QuantizedLayer, integers: Tensor) -> bool:
-    """Whether the gradient of the layer's weight can be summed up in integers, with an input of such codes."""
+    """Whether the weight gradient of the layer can be summed in integers for an input with these codes."""
     if not isinstance(layer, torch.nn.Conv2d) or not integers.is_cpu or layer.dilation != (1, 1) or layer.groups != 1:
         return False
     return (
@@ -58,10 +58,10 @@ def weight_gradient(x: Codes, gradient: GradientCodes, layer: torch.nn.Conv2d) -
     Args:
         x: codes of the input [N, C, H, W].
         gradient: codes of the output's gradient [N, O, H', W'].
-        layer: of which `sums_integers`.
+        layer: a layer for which `sums_integers` is true.
     """
     functions = library()
-    assert functions is not None, "sums_integers says so"
+    assert functions is not None, "checked by sums_integers"
     integers = [codes.integers.movedim(1, -1).contiguous() for codes in (x, gradient)]
     geometry = (layer.kernel_size[0], layer.stride[0], int(layer.padding[0]))
     steps = (float(x.scale), float(x.zero_point), gradient.scale, gradient.zero_point)

@@ -90,7 +90,7 @@ class Choices:
 
             cost_lk = W_l c_k + D_l  (0 for a skip),    c_k = (a_k w + g_k w + a_k g_k) / 1024,    reference = 3 sum (W_l + F_l)
 
-        with W_l = 1, D_l = F_l = 0 if blocks have equal weight; otherwise W_l is the multiply-accumulates of a sample at the chosen
+        with W_l = 1, D_l = F_l = 0 if blocks have equal weight; else W_l the multiply-accumulates of a sample at the chosen
         bits, F_l those of the depthwise convolutions and D_l the same at their fixed bits; all divided by the mean W_l.
 
         Source: FracTrain's released code, train_dfq.py; its denominator has D_l for 3 F_l (`depthwise_reference`).

@@ -44,6 +44,7 @@ class JobInSlurm:
             **os.environ,
             "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT / "src"),
+            "SUBMITIT_EXECUTOR": "slurm",
             "SLURM_JOB_ID": "9",
             "SLURM_ARRAY_JOB_ID": "7",
             "SLURM_ARRAY_TASK_ID": "2",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bitcycle.settings import SettingError
-from bitcycle.sweep import command_line
-from bitcycle.sweep.sweep_index import index_runs
+from bitcycle.sweep.grid import command_line
+from bitcycle.sweep.registry import index_runs
 from tests.conftest import configure
 
 SMALL = ("dataset=digits", "model=resnet8", "scale=smoke", "training.steps=4", "training.evaluation_steps=4")

@@ -117,7 +117,7 @@ def test_runs_come_in_the_order_of_the_plan_shared_ones_once_and_failed_ones_las
 
 def test_what_the_summary_holds_is_not_trained_again(root):
     planned = campaign(root, Part("paper/b", scale="smoke")).distinct()
-    write_summary = "scale,hash,seed\n" + f"smoke,{planned[0].hash},0\n"
+    write_summary = "scale,hash,seed\n" + f"smoke,{planned[0].key[1]},0\n"
     (root / "runs.csv").write_text(write_summary)
     again = Campaign(root, [Part("paper/b", scale="smoke")], "elsewhere/runs", compose, recorded_in(root / "runs.csv"))
     assert again.next() is not None and again.next().path == planned[1].path
@@ -187,7 +187,7 @@ def campaign_of(folder: RunFolder):
     """As far as gathering needs it."""
     from types import SimpleNamespace
 
-    from bitcycle.sweep.sweep_index import SweepRun
+    from bitcycle.sweep.registry import SweepRun
 
     run = SweepRun({}, str(folder.path))
     return SimpleNamespace(distinct=lambda: [run], done={run.path})

@@ -7,17 +7,16 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED
 from bitcycle.reproduce import ItemState, Reproduction, items_table, train_all
 from bitcycle.settings import SettingError
-from bitcycle.sweep import sweep_index as module
+from bitcycle.sweep import registry
 from bitcycle.sweep.local import start_interpreter
-from bitcycle.sweep.status import Speeds, status_of, sweeps_table
-from bitcycle.sweep.sweep_index import distinct, sweep_index
+from bitcycle.sweep.registry import distinct, sweep_index
+from bitcycle.sweep.status import Speeds, sweeps_table
 from bitcycle.training.run_folder import RunFolder, write_json
 from tests.conftest import ROOT
 
@@ -80,22 +79,26 @@ def test_shared_runs_are_one_and_a_run_without_its_weights_is_wrong(small):
     stock = sweep_index(small, "smoke")
     assert [len(stock[name]) for name in ("paper/a", "paper/b")] == [3, 4]
     assert [run.state for run in stock["paper/a"]] == ["missing", "missing", "wrong"]
-    assert len(distinct(stock)) == 6
+    assert len(distinct(stock.values())) == 6
     assert "there is no such file or folder" in stock["paper/a"][2].problem
 
 
-def test_where_runs_lie_is_kept_until_a_file_changes(small, monkeypatch):
-    Path("results/runs/smoke").mkdir(parents=True)
+def test_configurations_are_kept_until_a_file_changes(small, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(small / "cache"))
+    monkeypatch.setattr("bitcycle.cache._remembered", {})
     before = sweep_index(small, "smoke")
+    monkeypatch.setattr("bitcycle.cache._remembered", {})
     composed = []
-    read = module.read_sweep
-    monkeypatch.setattr(module, "read_sweep", lambda path: composed.append(path.stem) or read(path))
+    composing = registry.composing
+    monkeypatch.setattr(registry, "composing", lambda conf: composed.append(conf) or composing(conf))
     assert sweep_index(small, "smoke") == before
-    assert composed == ["a"]  # the one that begins from weights
+    assert composed == []
+    finish(before["paper/b"][0].folder)  # the weights that a run begins from
+    assert [run.state for run in sweep_index(small, "smoke")["paper/a"]] == ["done", "missing", "missing"]
     path = small / "sweeps" / "paper" / "b.yaml"
     path.write_text(path.read_text().replace("smoke: 2", "smoke: 1"))
     assert len(sweep_index(small, "smoke")["paper/b"]) == 2
-    assert composed[1:] == ["a", "b"]
+    assert len(composed) == 1
 
 
 def test_a_folder_without_sweeps_is_refused(tmp_path):
@@ -114,15 +117,18 @@ def test_states_and_the_time_that_is_left(small):
     half.write_status("running", 1, 4)
     failed.path.mkdir(parents=True)
     failed.write_status("failed", 2, 4, "no memory")
+    runs = stock["paper/b"]
     with half.lock():
-        status = status_of(stock["paper/b"], Speeds(stock["paper/b"][:1]))
-    assert status.counts == {"done": 1, "running": 1, "failed": 1, "missing": 1}
-    assert status.seconds == pytest.approx(10 * (3 / 4 + 2 / 4 + 1)) and status.unknown == 0
-    assert status.notes[0].startswith("last sign of life ") and status.notes[0].endswith(" s ago")
-    assert status.notes[1] == "1 failed: no memory"
-    assert status_of(stock["paper/b"], Speeds([])).unknown == 3
-    table = sweeps_table(stock, Speeds(stock["paper/b"][:1]), "smoke", workers=2)
-    assert [list(column.cells)[-1] for column in table.columns][1] == "6"
+        table = sweeps_table(list(stock.items()), "sweeps", workers=2)
+    rows = {row[0]: row[1:] for row in zip(*(column.cells for column in table.columns))}
+    headings = [column.header for column in table.columns][1:]
+    assert headings == ["runs", "done", "running", "failed", "missing", "wrong", "time left", "note"]
+    assert rows["paper/b"][:6] == ("4", "1", "1", "1", "1", "")
+    assert rows["paper/b"][6] == "0:00:11"  # the rest of runs of 10 seconds, two at a time
+    assert rows["paper/b"][7].startswith("last sign of life 20") and rows["paper/b"][7].endswith("1 failed: no memory")
+    assert rows["all, each run once"][0] == "6"
+    assert sum(filter(None, map(Speeds(runs[:1]).of, runs[1:]))) == pytest.approx(10 * (3 / 4 + 2 / 4 + 1))
+    assert Speeds([]).left(runs[1:], 1) == "3 runs of a kind never measured"
 
 
 # Training all.
@@ -155,7 +161,9 @@ def test_an_interrupted_reproduction_goes_on_with_what_is_missing(small):
     """Every run takes a moment and leaves a finished folder; the first command is stopped after one."""
     (small / "sweeps" / "paper" / "a.yaml").unlink()
     what = Reproduction(small, "smoke", workers=1)
-    (small / "folders.json").write_text(json.dumps([[run.arguments, run.path] for run in distinct(what.index())]))
+    (small / "folders.json").write_text(
+        json.dumps([[run.arguments, run.path] for run in distinct(what.index().values())])
+    )
     (small / "train.py").write_text(TRAIN)
 
     def finished() -> int:

@@ -17,17 +17,13 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -39,16 +35,15 @@ from yaml import YAMLError
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION, RunError
 from bitcycle.resources import resource_root
 from bitcycle.settings import SettingError, nearest
-from bitcycle.signals import STOP_SIGNALS
+from bitcycle.signals import stop_at_once
 from bitcycle.sweep.composition import composing
 from bitcycle.sweep.execution import worst
+from bitcycle.sweep.forkserver import NICENESS, PRIORITY_VARIABLE
 from bitcycle.sweep.grid import Overrides, as_text, expand
-from bitcycle.sweep.item import SCALES, read_sweep
 from bitcycle.sweep.local import LocalPool, Start, starter, train_command
 from bitcycle.sweep.manifest import record_launch
-from bitcycle.sweep.priority import PRIORITIES, PRIORITY_VARIABLE
-from bitcycle.sweep.status import Speeds
-from bitcycle.sweep.sweep_index import Compose, SweepRun, index_runs
+from bitcycle.sweep.registry import FINISHED, SCALES, Compose, SweepRun, distinct, index_runs, mark, read_sweep
+from bitcycle.sweep.status import Speeds, sweeps_table
 from bitcycle.training.file_lock import try_lock
 from bitcycle.training.run_folder import RunFolder
 
@@ -135,29 +130,27 @@ class Campaign:
         recorded: Collection[tuple[str, ...]] = (),
     ) -> None:
         self.root, self.parts, self.results_root, self.compose = root, parts, results_root, compose
+        self.recorded = recorded
         self.runs = [self._plan(part) for part in parts]
-        self.recorded = {
-            run.path
-            for runs in self.runs
-            if all(run.path is not None for run in runs)
-            for run in runs
-            if run.state != "done" and _key(run) in recorded
-        }
         self.failed_before = {run.path for run in self.distinct() if run.state == "failed"}
-        self.done = {run.path for run in self.distinct() if run.state == "done"} | self.recorded
+        self.done = {run.path for runs in self.runs for run in runs if run.state in FINISHED}
         self.codes: dict[str, int] = {}
 
     def _plan(self, part: Part) -> list[SweepRun]:
-        return index_runs(part.expand(self.root, self.results_root), self.compose)
+        runs = index_runs(part.expand(self.root, self.results_root), self.compose)
+        if any(run.path is None for run in runs):
+            return runs
+        return mark(runs, {run.path for run in runs if run.key in self.recorded}, "recorded")
 
     def record_cells(self) -> None:
         """Record which cells of figures and tables the runs fill."""
         for part, runs in zip(self.parts, self.runs, strict=True):
-            record_launch(part.sweep, part.scale, [run.hash for run in runs if run.path], self.compose, Path.cwd())
+            hashes = [run.key[1] for run in runs if run.path]
+            record_launch(part.sweep, part.scale, hashes, self.compose, Path.cwd())
 
     def distinct(self) -> list[SweepRun]:
         """All runs without duplicates, in the plan's order."""
-        return list({run.path or str(run.overrides): run for runs in self.runs for run in runs}.values())
+        return distinct(self.runs)
 
     def plan_again(self) -> None:
         """Recompose invalid runs, whose initial weights may exist by now."""
@@ -165,6 +158,7 @@ class Campaign:
             self._plan(part) if any(run.path is None for run in runs) else runs
             for part, runs in zip(self.parts, self.runs, strict=True)
         ]
+        self.done |= {run.path for runs in self.runs for run in runs if run.elsewhere}
 
     def next(self) -> SweepRun | None:
         """The first run to be trained that this command has not started; None if there is none now."""
@@ -186,32 +180,15 @@ class Campaign:
         """Progress and time left, in words."""
         runs = self.distinct()
         failed = sum(code not in (EXIT_DONE, EXIT_INTERRUPTED) for code in self.codes.values())
-        return (
-            f"{len(self.done)} of {len(runs)} runs done"
-            + (f", {failed} failed" if failed else "")
-            + f"; time left: {self.time_left([run for run in runs if run.path not in self.done], workers)}"
-        )
-
-    def time_left(self, runs: Sequence[SweepRun], workers: int) -> str:
-        """The time left for unfinished runs in words, from finished runs of the same kind, with `workers` at a time."""
-        speeds = Speeds(run for run in self.distinct() if run.path in self.done)
-        left = [speeds.of(run) for run in runs if run.path]
-        known, unknown = [seconds for seconds in left if seconds is not None], left.count(None)
-        time_known = str(timedelta(seconds=round(sum(known) / workers)))
-        return time_known + (f" + {unknown} runs of a kind never measured" if unknown else "")
+        speeds = Speeds(run for run in runs if run.path in self.done)
+        left = speeds.left([run for run in runs if run.path not in self.done], workers)
+        known = f"{len(self.done)} of {len(runs)} runs done" + (f", {failed} failed" if failed else "")
+        return known + (f"; time left: {left}" if left else "")
 
     def table(self, workers: int) -> Table:
         """One row for each part of the plan."""
-        table = Table("sweep", "scale", "runs", "states", "time left", "claim", title=self.progress(workers))
-        for part, runs in zip(self.parts, self.runs, strict=True):
-            states = Counter("recorded" if run.path in self.recorded else run.state for run in runs)
-            left = [run for run in runs if run.path not in self.done]
-            words = ", ".join(f"{count} {state}" for state, count in states.items())
-            table.add_row(
-                *(part.sweep, part.scale, str(len(runs)), words),
-                *(self.time_left(left, workers) if left else "", part.claim),
-            )
-        return table
+        names = [f"{part.sweep} at {part.scale} scale\n{part.claim}" for part in self.parts]
+        return sweeps_table(list(zip(names, self.runs, strict=True)), self.progress(workers), workers)
 
     def failures(self) -> Iterator[str]:
         """One line for each run that failed or has an invalid configuration."""
@@ -244,7 +221,7 @@ class Summaries:
         try:
             known = recorded_in(self.summary)
             done = [run for run in campaign.distinct() if run.path in campaign.done]
-            new = [run.folder.path for run in done if _key(run) not in known]
+            new = [run.folder.path for run in done if run.key not in known]
             # each with its preliminary runs, such as range tests
             folders = [RunFolder(file.parent) for path in new for file in sorted(path.rglob("summary.json"))]
             if new:
@@ -263,12 +240,6 @@ def recorded_in(summary: Path) -> set[tuple[str, ...]]:
     from bitcycle.analysis.collect import KEY, read_summary
 
     return {tuple(row[name] for name in KEY) for row in read_summary(summary)}
-
-
-def _key(run: SweepRun) -> tuple[str, str, str]:
-    """Scale, hash and seed, from the path of the run folder."""
-    scale, _, seed = run.folder.path.parts[-3:]
-    return scale, run.hash, seed.partition("=")[2]
 
 
 def train(campaign: Campaign, workers: int, start: Start, summaries: Summaries) -> int:
@@ -293,7 +264,8 @@ def train(campaign: Campaign, workers: int, start: Start, summaries: Summaries) 
         logger.error(line)
     logger.info(campaign.progress(workers))
     if pool.stopped_by is not None:
-        return _interrupted()
+        print("interrupted: run the same command again to go on", file=sys.stderr)
+        return EXIT_INTERRUPTED
     wrong = [EXIT_WRONG_CONFIGURATION for run in campaign.distinct() if run.path is None]
     return worst([*campaign.codes.values(), *wrong])
 
@@ -312,16 +284,6 @@ def alone(results_root: Path) -> Iterator[None]:
         yield
 
 
-def _interrupted() -> int:
-    print("interrupted: run the same command again to resume", file=sys.stderr)
-    return EXIT_INTERRUPTED
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    """Exit at once: between runs nothing is lost."""
-    sys.exit(_interrupted())
-
-
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bitcycle campaign", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--plan", type=Path, help=f"default: {PLAN} of the repository")
@@ -329,7 +291,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of a run; default: 1")
     parser.add_argument(
         "--priority",
-        choices=PRIORITIES,
+        choices=NICENESS,
         default="idle",
         help="scheduling priority of runs; default: idle, only otherwise unused CPU time",
     )
@@ -347,8 +309,7 @@ def main(words: Sequence[str] | None = None) -> int:
     from bitcycle.training.display import set_up_console
 
     given = _arguments(words)
-    for number in STOP_SIGNALS:
-        signal.signal(number, _stop)
+    stop_at_once()
     set_up_console()
     try:
         return run(given, resource_root())

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import runpy
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import NamedTuple
 
-from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION
+from bitcycle.errors import EXIT_DONE, EXIT_WRONG_CONFIGURATION
 from bitcycle.resources import resource_root
 from bitcycle.settings import SettingError, nearest
-from bitcycle.signals import STOP_SIGNALS
+from bitcycle.signals import stop_at_once
 
 
 class SubCommand(NamedTuple):
@@ -43,7 +40,6 @@ SUB_COMMANDS = {
     "advise": SubCommand("bitcycle.advise", "the schedules within a cost budget, with their recorded accuracy"),
     "bench": SubCommand("bitcycle.benchmark", "time and memory of steps, quantizers, data and runs"),
     "analyse": SubCommand("bitcycle.measurement.after_sweep", "the analyses of finished runs that a sweep file lists"),
-    "bundle": SubCommand("bitcycle.sweep.offline_bundle", "runs, code and data in one file for an offline machine"),
     "surface": SubCommand("bitcycle.measurement.surface", "loss along random directions around a finished network"),
     "plane": SubCommand("bitcycle.measurement.plane", "loss on the plane through three finished networks"),
     "sharpness": SubCommand("bitcycle.measurement.sharpness", "curvature of the loss at a finished network"),
@@ -59,8 +55,7 @@ def main(conf: Path | None = None) -> int:
     Raises:
         SystemExit: if a sub-command raises it.
     """
-    for number in STOP_SIGNALS:  # importing PyTorch takes seconds; a cluster may send a signal meanwhile
-        signal.signal(number, _stop_at_once)
+    stop_at_once()  # importing PyTorch takes seconds; a cluster may send a signal meanwhile
     word = sys.argv[1] if len(sys.argv) > 1 else ""
     if word in SUB_COMMANDS:
         chosen = SUB_COMMANDS[word]
@@ -77,13 +72,3 @@ def main(conf: Path | None = None) -> int:
     from bitcycle import command
 
     return command.main(conf or resource_root() / "conf")
-
-
-def _stop_at_once(number: int, frame: FrameType | None) -> None:
-    """Exit at once: outside the training loop, which handles signals itself, nothing is lost.
-
-    Not by an exception: libraries with optional imports, as PyTorch with numpy, would swallow it and continue half imported.
-    """
-    print("interrupted: run the same command again", file=sys.stderr, flush=True)
-    sys.stdout.flush()
-    os._exit(EXIT_INTERRUPTED)

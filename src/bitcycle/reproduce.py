@@ -8,28 +8,25 @@ from __future__ import annotations
 
 import argparse
 import logging
-import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import NamedTuple
 
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION
 from bitcycle.resources import resource_root
 from bitcycle.settings import SettingError
-from bitcycle.signals import STOP_SIGNALS
+from bitcycle.signals import stop_at_once
 from bitcycle.sweep.execution import worst
-from bitcycle.sweep.item import SCALES
 from bitcycle.sweep.local import LocalPool, Start, starter, train_command, useful_workers
-from bitcycle.sweep.sweep_index import SweepIndex, SweepRun, distinct, sweep_index
+from bitcycle.sweep.registry import SCALES, SweepIndex, SweepRun, distinct, sweep_index
+from bitcycle.sweep.status import show_progress
 
 logger = logging.getLogger("bitcycle.reproduce")  # as a command this module is called __main__
 
@@ -63,7 +60,7 @@ class Reproduction:
 
     def index(self) -> SweepIndex:
         """All runs, as they can be composed now."""
-        return sweep_index(self.root, self.scale, self.results_root, _show_progress)
+        return sweep_index(self.root, self.scale, self.results_root, show_progress)
 
 
 class Trained(NamedTuple):
@@ -82,7 +79,7 @@ def train_all(what: Reproduction, start: Start) -> Trained:
     tried: set[str] = set()
     codes: list[int] = []
     while True:
-        states = [(run, run.state) for run in distinct(what.index())]
+        states = [(run, run.state) for run in distinct(what.index().values())]
         counts = Counter(state for _, state in states)
         logger.info("%d runs: %s", len(states), ", ".join(f"{count} {state}" for state, count in counts.items()))
         chosen = [run for run, state in states if state in BEGUN and run.path not in tried]
@@ -165,29 +162,13 @@ def reproduce(what: Reproduction) -> int:
     """Train, analyse and draw; the exit code is 0 if every item is complete."""
     trained = train_all(what, starter(what.gpus))
     if trained.stopped:
-        return _interrupted()
-    try:
-        analysed = analyse(what)
-    except KeyboardInterrupt:
-        return _interrupted()
+        print("interrupted: run the same command again to go on", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    analysed = analyse(what)
     states = draw(what)
     Console(width=None if Console().is_terminal else 120).print(items_table(states, what))
     complete = EXIT_FAILED if any(state.problem for state in states) else EXIT_DONE
     return worst([trained.code, analysed, complete])
-
-
-def _interrupted() -> int:
-    print("interrupted: run the same command again to resume", file=sys.stderr)
-    return EXIT_INTERRUPTED
-
-
-def _show_progress(files: Sequence[Path]) -> object:
-    return track(files, "reading sweeps", console=Console(stderr=True), transient=True)
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    """Exit at once: outside of training nothing is lost, as files are written atomically or rewritten."""
-    sys.exit(_interrupted())
 
 
 def main() -> int:
@@ -201,8 +182,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, help="runs at a time; default: one for each core or GPU")
     parser.add_argument("--runs-per-gpu", type=int, default=1, help="how many runs share one GPU")
     arguments = parser.parse_args()
-    for number in STOP_SIGNALS:
-        signal.signal(number, _stop)
+    stop_at_once()
     set_up_console()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     workers = arguments.workers or useful_workers(arguments.runs_per_gpu)

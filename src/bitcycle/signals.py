@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from bitcycle.errors import EXIT_INTERRUPTED
+
 STOP_SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
 )  # Windows has no SIGUSR1, which is SLURM's warning
+
+
+def stop_at_once() -> None:
+    """From now on each of these signals ends this process with exit code 75: outside the training loop nothing is lost.
+
+    Not by an exception: libraries with optional imports, as PyTorch with numpy, would swallow it and continue half imported.
+    """
+    for number in STOP_SIGNALS:
+        signal.signal(number, _stop)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    print("interrupted: run the same command again", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(EXIT_INTERRUPTED)
 
 
 @contextmanager
@@ -22,3 +41,11 @@ def handled_by(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None
     finally:
         for number, before in previous.items():
             signal.signal(number, before)
+
+
+@contextmanager
+def noted() -> Iterator[list[int]]:
+    """The list of these signals that came while this is active: they stop nothing, somebody has to look."""
+    received: list[int] = []
+    with handled_by(lambda number, frame: received.append(number)):
+        yield received

@@ -12,8 +12,8 @@ from bitcycle.measurement import after_sweep
 from bitcycle.measurement.after_sweep import analyse, groups_of, read_entry, sweeps_with_analyses
 from bitcycle.measurement.artifacts import read_result
 from bitcycle.settings import SettingError
-from bitcycle.sweep import Sweep
 from bitcycle.sweep.grid import as_text
+from bitcycle.sweep.registry import Sweep
 from tests.conftest import ROOT
 from tests.measurement.conftest import SMALL
 

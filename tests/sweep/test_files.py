@@ -10,9 +10,9 @@ import pytest
 from omegaconf import DictConfig
 
 from bitcycle.configuration import GROUPS, RunConfig, read_config
-from bitcycle.sweep import SCALES, Sweep, read_sweep
 from bitcycle.sweep.composition import Composer
 from bitcycle.sweep.grid import Overrides
+from bitcycle.sweep.registry import SCALES, Sweep, read_sweep
 from bitcycle.training.identity import run_hash, run_path
 from bitcycle.training.plan import make_plan
 from tests.conftest import ROOT, hydra_config

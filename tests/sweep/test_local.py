@@ -17,10 +17,9 @@ import pytest
 
 from bitcycle.errors import EXIT_INTERRUPTED
 from bitcycle.settings import SettingError
-from bitcycle.sweep import Sweep
-from bitcycle.sweep.forkserver import Forked
-from bitcycle.sweep.item import with_regime
+from bitcycle.sweep.forkserver import PRELOAD, Forked
 from bitcycle.sweep.local import LocalPool, start_interpreter
+from bitcycle.sweep.registry import Sweep
 from bitcycle.training.run_folder import RunFolder
 from tests.conftest import run_train
 from tests.sweep_cases import SMALL, stock
@@ -74,7 +73,7 @@ def test_a_forked_run_keeps_its_exit_code_and_none_stops_another(script, tmp_pat
 
 
 def ended(run: Forked) -> int:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while (code := run.poll()) is None and time.monotonic() < deadline:
         time.sleep(0.02)
     assert code is not None
@@ -87,7 +86,7 @@ def fresh_fork_server():
     server = multiprocessing.forkserver._forkserver
     before = server._preload_modules
     server._stop()
-    server.set_forkserver_preload(["bitcycle.sweep.preload"])
+    server.set_forkserver_preload(PRELOAD)
     yield
     server._stop()
     server.set_forkserver_preload(before)
@@ -122,7 +121,7 @@ time.sleep(60)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
 
     def interrupt():
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
@@ -155,7 +154,7 @@ time.sleep(60)
 
 
 def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert path.exists()
@@ -192,9 +191,9 @@ def test_a_scale_can_leave_runs_out_and_name_a_regime():
     grid = {"dataset": ["cifar10", "imagenet"], "model": "resnet74", "schedule.q_min": "4"}
     at_scale = {"mini": {"regime": "interpolating", "leave_out": {"dataset": "imagenet"}, "model": "resnet14"}}
     runs = Sweep(grids=[grid], at_scale=at_scale).expand("mini")
-    regime = with_regime({"regime": "interpolating"})
+    regime = Sweep(at_scale={"mini": {"regime": "interpolating"}}).replacements("mini")
     assert [run["dataset"] for run in runs] == [regime["dataset"]["cifar10"]]
     assert runs[0]["model"] == "resnet14"  # what stands beside the regime goes before it
     assert runs[0]["training.steps"] == str(regime["training.steps"])
     with pytest.raises(SettingError, match=r"sweeps/regimes\.yaml"):
-        with_regime({"regime": "interpolatin"})
+        Sweep(at_scale={"mini": {"regime": "interpolatin"}}).expand("mini")

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from bitcycle.analysis.aggregation import Run, find_results
-from bitcycle.sweep.item import SCALES, Sweep
 from bitcycle.sweep.manifest import Place, plan_cells, read_manifest, record
+from bitcycle.sweep.registry import SCALES, Sweep
 from bitcycle.training.plan import hash_of
 from tests.conftest import ROOT, configure
 
@@ -65,7 +65,7 @@ def test_other_scales_stay_as_they_are(tmp_path):
 def test_every_sweep_has_a_manifest_that_is_up_to_date():
     """What is compared is cheap: every cell of the grids has its row; hashes are compared where sweeps are composed."""
     from bitcycle.sweep.grid import expand
-    from bitcycle.sweep.item import read_sweep
+    from bitcycle.sweep.registry import read_sweep
 
     for path in sorted((ROOT / "sweeps").glob("*/*.yaml")):
         rows = read_manifest(ROOT / "results" / "manifest" / Path(path.parent.name, f"{path.stem}.csv"))

@@ -5,16 +5,27 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
 
 from bitcycle.errors import RunError
 from bitcycle.settings import SettingError
-from bitcycle.sweep.slurm import Outcome, StopWaiting, Waiter, describe, wait_for_jobs
-from bitcycle.sweep.slurm_queue import QueueEntry, parse_queue, read_queue
-from bitcycle.sweep.slurm_record import jobs_in_queue, new_array, open_jobs
-from bitcycle.sweep.sweep_index import SweepRun, mark_queued
+from bitcycle.signals import noted
+from bitcycle.sweep.registry import SweepRun, mark
+from bitcycle.sweep.slurm import (
+    Outcome,
+    QueueEntry,
+    Waiter,
+    jobs_in_queue,
+    new_array,
+    parse_queue,
+    read_queue,
+    wait_for_jobs,
+)
 from bitcycle.training.run_folder import write_json
 from hydra_plugins.bitcycle_plugins.slurm_launcher import SlurmLauncher
 from tests.conftest import ROOT
@@ -29,15 +40,9 @@ def job(tmp_path):
 # Waiting.
 
 
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.now += seconds
+@pytest.fixture(autouse=True)
+def soon_lost(monkeypatch):
+    monkeypatch.setattr("bitcycle.sweep.slurm.LOST_AFTER_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -68,39 +73,36 @@ def waiter_of(array, *queues):
             raise answer
         return answer
 
-    clock = Clock()
-    return Waiter(dict(enumerate(array)), read, poll_seconds=1, lost_after=10, clock=clock, sleep=clock.sleep), clock
+    return Waiter(dict(enumerate(array)), 0.05, read)
 
 
 def test_every_job_gets_its_own_exit_code(array):
-    waiter, _ = waiter_of(array, queue_of(array, "RUNNING", "COMPLETED", "CANCELLED"))
+    waiter = waiter_of(array, queue_of(array, "RUNNING", "COMPLETED", "CANCELLED"))
     leave(array, 0, 0)
     leave(array, 1, 3, "no data")
-    codes = wait_for_jobs(waiter, StopWaiting(), [["a=0"], ["a=1"], ["a=2"], ["never=submitted"]])
+    codes = wait_for_jobs(waiter, [], [["a=0"], ["a=1"], ["a=2"], ["never=submitted"]])
     assert codes == [0, 3, 1, 1]
 
 
 def test_a_stopped_job_that_waits_for_its_continuation_has_not_ended(array):
     running, requeued = queue_of(array, "RUNNING"), queue_of(array, "PENDING")
-    waiter, clock = waiter_of(
-        array, running, queue_of(array, "COMPLETING"), requeued, running, queue_of(array, "COMPLETED")
-    )
+    waiter = waiter_of(array, running, queue_of(array, "COMPLETING"), requeued, running, queue_of(array, "COMPLETED"))
     waiter.waiting = {0: waiter.waiting[0]}
     leave(array, 0, None)
     for _ in range(4):
         assert waiter.look() == {}
-        clock.sleep(1)
+        time.sleep(0.01)
     leave(array, 0, 0)
     assert waiter.look() == {0: Outcome(0, "")}
 
 
 def test_a_job_that_vanished_is_given_up_after_a_while(array):
-    waiter, clock = waiter_of(array, queue_of(array, "TIMEOUT", None, None))
+    waiter = waiter_of(array, queue_of(array, "TIMEOUT", None, None))
     array[1].run.mkdir()
     write_json(array[1].run / "status.json", {"state": "done"})
     write_json(array[1].run / "summary.json", {"metric": 1})
     assert waiter.look() == {}
-    clock.sleep(11)
+    time.sleep(0.15)
     ended = waiter.look()
     assert [ended[index].code for index in range(3)] == [1, 0, 1]
     assert "TIMEOUT" in ended[0].reason
@@ -109,30 +111,31 @@ def test_a_job_that_vanished_is_given_up_after_a_while(array):
 
 
 def test_a_controller_that_is_away_ends_nothing(array):
-    waiter, clock = waiter_of(array, RunError("squeue failed: Unable to contact slurm controller"))
+    waiter = waiter_of(array, RunError("squeue failed: Unable to contact slurm controller"))
     for _ in range(100):
         assert waiter.look() == {}
-        clock.sleep(5)
-    assert describe(waiter.waiting, waiter.queue) == "3 unknown"
+        time.sleep(0.01)
+    assert waiter.describe() == "3 unknown"
     leave(array, 1, 0)
     assert waiter.look() == {1: Outcome(0, "")}
 
 
 def test_a_signal_ends_the_waiting_and_not_the_jobs(array, caplog):
-    waiter, _ = waiter_of(array, queue_of(array, "PENDING", "PENDING", "RUNNING"))
-    with StopWaiting().active() as stop:
+    waiter = waiter_of(array, queue_of(array, "PENDING", "PENDING", "RUNNING"))
+    with noted() as signals:
         os.kill(os.getpid(), signal.SIGINT)
         leave(array, 2, 0)
         caplog.set_level("INFO", "bitcycle")
-        codes = wait_for_jobs(waiter, stop, [["a=0"], ["a=1"], ["a=2"]])
+        codes = wait_for_jobs(waiter, signals, [["a=0"], ["a=1"], ["a=2"]])
     assert codes == [75, 75, 75]
 
 
 def test_how_jobs_are_is_said_in_words(array):
-    waiter, _ = waiter_of(array, {})
     name = array[0].array.name
     queue = parse_queue(f"17_0|{name}|PENDING|Resources\n17_1|{name}|RUNNING|None\n18_[2-9]|other|PENDING|Priority\n")
-    assert describe(waiter.waiting, queue) == "1 pending (Resources), 1 running, 1 leaving"
+    waiter = waiter_of(array, queue)
+    waiter.look()
+    assert waiter.describe() == "1 pending (Resources), 1 running, 1 leaving"
 
 
 # Records, and the launcher with commands that only look like SLURM's.
@@ -140,12 +143,11 @@ def test_how_jobs_are_is_said_in_words(array):
 
 def test_jobs_are_found_again_by_their_run(tmp_path, array):
     runs = [job.run for job in array]
-    assert open_jobs(tmp_path, runs) == array
+    queue = queue_of(array, "RUNNING", "PENDING", "FAILED")
+    assert jobs_in_queue(tmp_path, runs, lambda: queue) == {job.run: job for job in array[:2]}
     leave(array, 0, 0)
     leave(array, 1, None)
-    jobs = open_jobs(tmp_path, runs)
-    assert jobs == array[1:]
-    assert jobs_in_queue(jobs, queue_of(array, None, "PENDING", "FAILED")) == {array[1].run: array[1]}
+    assert jobs_in_queue(tmp_path, runs, lambda: queue) == {array[1].run: array[1]}
 
 
 def test_the_log_of_a_job_is_its_own(tmp_path, array):
@@ -164,7 +166,11 @@ def test_runs_in_the_queue_say_so(tmp_path):
     runs[2].folder.path.mkdir()
     runs[2].folder.write_status("done", 4, 4)
     runs[2].folder.summary.write_text('{"final": 1}')
-    assert [run.state for run in mark_queued(runs, lambda folders: set(folders))] == ["queued", "wrong", "done"]
+    assert [run.state for run in mark(runs, {run.path for run in runs if run.path}, "queued")] == [
+        "queued",
+        "wrong",
+        "done",
+    ]
 
 
 @pytest.fixture
@@ -186,7 +192,9 @@ done"""
 
 
 def launcher(results, **parameters):
-    found = SlurmLauncher(cpus_per_task=2, poll_seconds=0.1, **parameters)
+    given = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/hydra/launcher/slurm.yaml"))
+    given = {key: value for key, value in given.items() if not key.startswith("_")}
+    found = SlurmLauncher(**given | {"cpus_per_task": 2, "poll_seconds": 0.1, "gpus_per_node": None} | parameters)
     source = SimpleNamespace(provider="main", path=str(ROOT / "conf"))
     config = SimpleNamespace(
         results_root=str(results), hydra=SimpleNamespace(runtime=SimpleNamespace(config_sources=[source]))
@@ -195,21 +203,20 @@ def launcher(results, **parameters):
     return found
 
 
-class Impatient(StopWaiting):
-    """Looks at the jobs once, then goes."""
+class Impatient(list):
+    """Signals: one comes after some looks at them."""
 
-    @property
-    def received(self):
+    def __len__(self):
         self.looks = getattr(self, "looks", 0) + 1
-        return self.looks > 4
-
-    @received.setter
-    def received(self, value):
-        pass
+        return int(self.looks > 4)
 
 
-def test_what_is_in_the_queue_is_not_submitted_again(slurm, tmp_path, monkeypatch):
-    monkeypatch.setattr("bitcycle.sweep.slurm.StopWaiting", Impatient)
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr("hydra_plugins.bitcycle_plugins.slurm_launcher.noted", lambda: nullcontext(Impatient()))
+
+
+def test_what_is_in_the_queue_is_not_submitted_again(slurm, tmp_path, impatient):
     results, runs = tmp_path / "results", [[f"seed={number}"] for number in range(5)]
     folders = [results / "smoke" / "a" / run[0] for run in runs]
     first = launcher(
@@ -228,8 +235,7 @@ def test_what_is_in_the_queue_is_not_submitted_again(slurm, tmp_path, monkeypatc
     assert len(calls(slurm, "sbatch")) == 3
 
 
-def test_a_run_on_several_gpus_is_as_many_tasks(slurm, tmp_path, monkeypatch):
-    monkeypatch.setattr("bitcycle.sweep.slurm.StopWaiting", Impatient)
+def test_a_run_on_several_gpus_is_as_many_tasks(slurm, tmp_path, impatient):
     launcher(tmp_path, gpus_per_node=4, nodes=2).launch_into([["seed=0"]], [tmp_path / "seed=0"])
     script = (slurm / "sbatch.script.1").read_text()
     for option in ("nodes=2", "gpus-per-node=4", "ntasks-per-node=4"):
@@ -237,8 +243,7 @@ def test_a_run_on_several_gpus_is_as_many_tasks(slurm, tmp_path, monkeypatch):
     assert "--kill-on-bad-exit=1 " in script.splitlines()[-1]
 
 
-def test_arrays_that_slurm_refuses_leave_the_others_alone(slurm, tmp_path, monkeypatch):
-    monkeypatch.setattr("bitcycle.sweep.slurm.StopWaiting", Impatient)
+def test_arrays_that_slurm_refuses_leave_the_others_alone(slurm, tmp_path, impatient):
     fake(
         slurm,
         "sbatch",
@@ -255,7 +260,7 @@ def test_what_is_wrong_is_said(slurm, tmp_path):
     fake(slurm, "sbatch", 'echo "Invalid partition name specified" >&2; exit 1')
     with pytest.raises(RunError, match="Invalid partition name"):
         launcher(tmp_path).launch_into([["seed=0"]], [tmp_path / "seed=0"])
-    assert open_jobs(tmp_path, [tmp_path / "seed=0"]) == []
+    assert not list(tmp_path.glob(".slurm/*"))
 
 
 def test_a_machine_without_slurm(tmp_path, monkeypatch):

@@ -6,20 +6,8 @@ import os
 import signal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from bitcycle.sweep.slurm_record import split
 from tests.slurm_cases import JobInSlurm
-
-
-@given(st.integers(1, 500), st.integers(1, 100))
-def test_arrays_have_every_job_once_and_are_not_too_long(count, largest):
-    parts = split(count, largest)
-    assert [number for part in parts for number in part] == list(range(count))
-    assert max(map(len, parts)) <= largest
-    assert len(parts) == -(-count // largest)
-
 
 # What a job does.
 

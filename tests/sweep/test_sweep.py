@@ -9,9 +9,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from bitcycle.settings import SettingError
-from bitcycle.sweep import Sweep, command_line, expand, read_sweep, substitute
 from bitcycle.sweep.composition import Composer
-from bitcycle.sweep.execution import count_states, reason, report, runs_to_launch, sweep_table, worst
+from bitcycle.sweep.execution import count_states, report, sweep_table, worst
+from bitcycle.sweep.grid import command_line, expand, substitute
+from bitcycle.sweep.registry import Sweep, read_sweep
 from tests.conftest import hydra_config, run_train
 from tests.sweep_cases import SMALL, stock
 
@@ -166,16 +167,16 @@ def test_states_follow_the_folders(tmp_path):
     found = stock(runs, tmp_path)
     with folders[3].lock():
         states = [run.state for run in found]
-        launched = runs_to_launch(found)
+        launched = report(found, "", "false")
     assert states == ["done", "failed", "resumable", "running", "missing"]
-    assert reason(found[1]) == "no memory"
+    assert found[1].reason == "no memory"
     assert launched == [found[1], found[2], found[4]]
     assert count_states(states) == "5 runs: 1 done, 1 running, 1 resumable, 1 failed, 1 missing"
 
 
 def test_a_report_names_wrong_runs_and_is_json_if_asked(tmp_path, capsys):
     found = stock([{"seed": "0"}, {"schedule": "RTH", "schedule.cycles": "3"}], tmp_path)
-    assert report(found, Sweep(title="a title"), "json") == [2]
+    assert report(found, "a title", "json") == found[:1]
     out, err = capsys.readouterr()
     good, wrong = json.loads(out)
     assert good["state"] == "missing" and good["run_dir"] == str(found[0].folder.path) and good["problem"] is None

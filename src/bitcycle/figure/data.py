@@ -13,7 +13,7 @@ from bitcycle.analysis.items import SWEEPS, Item, Published
 from bitcycle.analysis.labels import dataset_label, model_label, panel_of
 from bitcycle.analysis.statistics import Estimate, over_seeds
 from bitcycle.figure.spec import Spec, spec_of
-from bitcycle.sweep.item import Sweep
+from bitcycle.sweep.registry import Sweep
 
 ANALYSE = "python -m bitcycle.measurement.after_sweep"
 CEILING = 99.0

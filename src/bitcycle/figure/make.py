@@ -29,8 +29,8 @@ from bitcycle.figure.page import Entry, Picture, write_pages
 from bitcycle.figure.style import Drawing
 from bitcycle.figure.table import as_records, tables_of
 from bitcycle.resources import resource_root
-from bitcycle.sweep.item import Sweep, read_sweep
 from bitcycle.sweep.manifest import MANIFEST, read_manifest
+from bitcycle.sweep.registry import Sweep, read_sweep
 
 RESULTS = Path("results")
 FIGURES = Path("figures")

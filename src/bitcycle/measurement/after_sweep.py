@@ -33,10 +33,9 @@ from bitcycle.measurement.sharpness import SharpnessOptions
 from bitcycle.measurement.surface import SurfaceOptions
 from bitcycle.resources import resource_root
 from bitcycle.settings import SettingError, nearest
-from bitcycle.sweep import Sweep, read_sweep
 from bitcycle.sweep.composition import composing
 from bitcycle.sweep.grid import as_text
-from bitcycle.sweep.sweep_index import SweepRun, index_runs
+from bitcycle.sweep.registry import Sweep, SweepRun, index_runs, read_sweep
 
 KINDS: dict[str, type[AnalysisOptions]] = {
     kind.kind: kind for kind in (SurfaceOptions, PlaneOptions, SharpnessOptions, NoiseOptions, CorruptionOptions)

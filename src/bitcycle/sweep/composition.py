@@ -20,7 +20,6 @@ from bitcycle.sweep.grid import Overrides, command_line
 
 GROUPS = (*TYPES, "training", "scale")
 """Settings that choose a file of `conf/`; all others are values inside what these choose."""
-
 ALONE = ("schedule", "quantizer")
 """Those whose files set nothing outside of their group, and in whose group no other file sets anything."""
 
@@ -89,6 +88,14 @@ class Composer:
 def _is_plain(key: str) -> bool:
     """Whether a key names a value of a run, and nothing of Hydra's (hydra.x, +x, ~x, group/x, group@x)."""
     return key.replace(".", "").replace("_", "").isalnum() and not key.startswith("hydra.")
+
+
+def without_hydra(config: DictConfig) -> DictConfig:
+    """The settings of the run alone."""
+    OmegaConf.set_readonly(config, False)
+    OmegaConf.set_struct(config, False)
+    config.pop("hydra")
+    return config
 
 
 @contextmanager

@@ -11,16 +11,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from bitcycle.errors import (
-    EXIT_DATA_MISSING,
-    EXIT_DONE,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_WRONG_CONFIGURATION,
-)
+from bitcycle.errors import EXIT_DATA_MISSING, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION
 from bitcycle.settings import SettingError
-from bitcycle.sweep.item import Sweep
-from bitcycle.sweep.sweep_index import STATES, SweepRun
+from bitcycle.sweep.registry import STATES, SweepRun
 from bitcycle.training.plan import make_plan
 
 SEVERITY = (EXIT_DONE, EXIT_FAILED, EXIT_DATA_MISSING, EXIT_WRONG_CONFIGURATION, EXIT_INTERRUPTED)
@@ -45,24 +38,17 @@ def worst(codes: Sequence[int]) -> int:
     return max(known, key=SEVERITY.index, default=EXIT_DONE)
 
 
-def runs_to_launch(runs: Sequence[SweepRun]) -> list[SweepRun]:
-    """Those that somebody has to run, or to wait for: not those that are done, wrong, or running outside of any queue."""
-    return [run for run in runs if run.state in ("missing", "resumable", "failed", "queued")]
+def report(runs: Sequence[SweepRun], title: str, dry_run: str) -> list[SweepRun]:
+    """Say what a sweep consists of; returns the runs that somebody has to run, or to wait for.
 
-
-def report(runs: Sequence[SweepRun], sweep: Sweep, dry_run: str) -> list[int]:
-    """Say what the sweep consists of; returns exit codes of the runs that will not be launched.
-
-    Args:
-        runs: all of them.
-        sweep: what the sweep file says.
-        dry_run: true or json print the table of runs with state and cost on standard output.
+    Those that are done, wrong, or running outside of any queue are left out. `dry_run` true or json prints all runs with state
+    and cost on standard output.
     """
     states = [run.state for run in runs]
-    title = f"{sweep.title}: {count_states(states)}" if sweep.title else count_states(states)
+    title = f"{title}: {count_states(states)}" if title else count_states(states)
     if dry_run == "json":
         facts = (
-            {"overrides": run.overrides, "state": state, "run_dir": run.path, "problem": run.problem or reason(run)}
+            {"overrides": run.overrides, "state": state, "run_dir": run.path, "problem": run.reason or None}
             for run, state in zip(runs, states, strict=True)
         )
         print(json.dumps(list(facts)))
@@ -74,12 +60,7 @@ def report(runs: Sequence[SweepRun], sweep: Sweep, dry_run: str) -> list[int]:
             print(f"wrong configuration: {run.problem} [{' '.join(run.arguments)}]", file=sys.stderr)
         elif state == "running":
             print(f"left to the process that trains it now: {run.path}", file=sys.stderr)
-    return [EXIT_WRONG_CONFIGURATION] * states.count("wrong")
-
-
-def reason(run: SweepRun) -> str | None:
-    """Why a run failed last time; None if it did not."""
-    return str(run.folder.read_status().get("reason") or "") or None if run.state == "failed" else None
+    return [run for run, state in zip(runs, states, strict=True) if state not in ("done", "running", "wrong")]
 
 
 def count_states(states: Sequence[str]) -> str:

@@ -17,7 +17,18 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bitcycle.sweep import priority
+PRELOAD = [
+    *("bitcycle.sweep.preload", "bitcycle.command"),
+    *("torch._meta_registrations", "torch._dynamo", "torch.utils.flop_counter", "torchvision", "torchmetrics"),
+    *("datasets", "sklearn.datasets", "pandas", "transformers.models.bert.modeling_bert"),
+]
+"""What runs import, some of it only on the way; one that is not installed is left out. The server computes nothing, as neither
+the threads of a computation nor CUDA survive a fork: runs on a GPU are started without it."""
+
+PRIORITY_VARIABLE = "BITCYCLE_PRIORITY"
+"""Environment variable with the priority of a forked run against other processes of the machine."""
+NICENESS = {"idle": 19, "low": 10, "normal": 0}
+"""idle: gets the time that nobody else wants; low: a tenth of what a normal process gets."""
 
 
 class Forked:
@@ -25,10 +36,9 @@ class Forked:
 
     def __init__(self, command: Sequence[str], output: Path, environment: Mapping[str, str]) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["bitcycle.sweep.preload"])
-        self._process = context.Process(
-            target=_become, args=(list(command), str(output), {**os.environ, **environment})
-        )
+        context.set_forkserver_preload(PRELOAD)
+        arguments = (list(command), str(output), {**os.environ, **environment})
+        self._process = context.Process(target=_become, args=arguments)
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -53,8 +63,8 @@ def _become(command: Sequence[str], output: str, environment: Mapping[str, str])
     sys.stdin = open(0)
     os.environ.clear()
     os.environ.update(environment)
-    if chosen := environment.get(priority.PRIORITY_VARIABLE):
-        priority.lower(chosen)
+    if chosen := environment.get(PRIORITY_VARIABLE):
+        lower(chosen)
     if "torch" in sys.modules and (threads := environment.get("OMP_NUM_THREADS")):
         sys.modules["torch"].set_num_threads(int(threads))  # the variable was read when PyTorch was imported
     threading.Thread(target=_stop_after_parent, daemon=True).start()
@@ -79,3 +89,27 @@ def _stop_after_parent() -> None:
     assert parent is not None
     parent.join()
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def lower(priority: str) -> None:
+    """Give this process, which leads a session, one of the priorities, unless it has a lower one already."""
+    os.nice(max(NICENESS[priority] - os.nice(0), 0))
+    if sys.platform == "linux":
+        if priority == "idle":
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        _share_of_session(os.getpid(), os.nice(0))
+
+
+def restore(pid: int) -> None:
+    """Give a session leader the normal priority again, as far as the system lets us."""
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, 0)
+    _share_of_session(pid, 0)
+
+
+def _share_of_session(pid: int, niceness: int) -> None:
+    """Linux deals out time to sessions first, and niceness counts within one: the session needs a niceness of its own."""
+    with contextlib.suppress(OSError):  # not there, or set a moment ago: the system allows it ten times a second
+        Path(f"/proc/{pid}/autogroup").write_text(str(niceness))

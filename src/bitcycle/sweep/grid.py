@@ -42,18 +42,10 @@ def _combinations(grid: Mapping[str, Any]) -> Iterator[Overrides]:
         values = values if isinstance(values, (list, tuple)) else [values]
         if not values:
             raise SettingError(key, [], "has no values to sweep over", "give one at least, or leave it out")
-        axes.append([_settings(key, value) for value in values])
+        named = [value if isinstance(value, Mapping) else {key: value} for value in values]
+        axes.append([{str(name): as_text(entry) for name, entry in settings.items()} for settings in named])
     for combination in itertools.product(*axes):
-        run: Overrides = {}
-        for settings in combination:
-            run |= settings
-        yield run
-
-
-def _settings(key: str, value: Any) -> Overrides:
-    if isinstance(value, Mapping):
-        return {str(name): as_text(entry) for name, entry in value.items()}
-    return {key: as_text(value)}
+        yield {name: value for settings in combination for name, value in settings.items()}
 
 
 def as_text(value: Any) -> str:

@@ -7,26 +7,26 @@ A run that its sweep no longer names leaves tables and verdicts: its row, marked
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
-from bitcycle.configuration import RunConfig
 from bitcycle.csv_files import read_csv, write_csv
+from bitcycle.errors import EXIT_DONE, EXIT_WRONG_CONFIGURATION
 from bitcycle.settings import SettingError
-from bitcycle.sweep.grid import Overrides, as_text, expand, substitute
-from bitcycle.sweep.item import SCALES, Sweep, read_sweep, with_regime
+from bitcycle.sweep.composition import composing
+from bitcycle.sweep.grid import Overrides, substitute
+from bitcycle.sweep.registry import SCALES, Compose, Sweep, read_sweep, sweep_files
 from bitcycle.training.plan import hash_of
 
 MANIFEST = Path("results/manifest")
 COLUMNS = ("scale", "cell", "hash", "seeds", "proxy", "superseded", "paper", "ours")
 NAMED = ("model", "dataset", "quantizer", "schedule")
 """Groups whose options stand in every row, spelled out in the sweep or not."""
-Compose = Callable[[Overrides], RunConfig | str]
-"""Settings of a run -> its validated configuration, or what is wrong with them."""
 
 
 @dataclass(frozen=True)
@@ -56,83 +56,64 @@ class Place:
 
 def plan_cells(sweep: Sweep, scale: str, compose: Compose) -> list[Place]:
     """Every cell of a sweep at a scale, in the order of its grids; cells that differ by a seed alone are one."""
-    paper, smaller = (with_regime(sweep.at_scale.get(name) or {}) for name in ("paper", scale))
-    left_out = smaller.pop("leave_out", {})
-    cells: dict[str, tuple[Overrides, Overrides]] = {}
-    seeds: dict[str, set[int]] = {}
-    for settings in expand(sweep.grids, {}):
+    paper = sweep.replacements("paper")
+    cells: dict[str, tuple[Overrides, Overrides, set[int]]] = {}
+    for settings, trained in sweep.combinations(scale):
         published = substitute({key: value for key, value in settings.items() if key != "seed"}, paper)
-        ours = {"scale": scale, **substitute(settings, smaller)}
+        ours = {} if trained is None else {"scale": scale, **trained}
         own = ours.pop("seed", None)
-        key = json.dumps(published, sort_keys=True)
-        planned = range(sweep.trials.get(scale, 1)) if own is None else [int(own)]
-        if any(settings.get(name) == as_text(value) for name, value in left_out.items()):
-            planned, ours = [], {}
-        cells.setdefault(key, (published, ours))
-        seeds.setdefault(key, set()).update(planned)
-    return [
-        _place(number, scale, sorted(seeds[key]), *cells[key], compose) for number, key in enumerate(cells, start=1)
-    ]
+        planned = range(sweep.trials.get(scale, 1) if ours else 0) if own is None else [int(own)]
+        cells.setdefault(json.dumps(published, sort_keys=True), (published, ours, set()))[-1].update(planned)
+    return [_place(number, scale, *cell, compose) for number, cell in enumerate(cells.values(), start=1)]
 
 
 def _place(
-    number: int, scale: str, seeds: Sequence[int], published: Overrides, ours: Overrides, compose: Compose
+    number: int, scale: str, published: Overrides, ours: Overrides, seeds: Collection[int], compose: Compose
 ) -> Place:
     there, here = compose({"scale": "paper", **published}), compose(ours) if ours else "left out at this scale"
     if not isinstance(there, str):
         published = {**{group: getattr(there, group).name for group in NAMED}, **published}
     name, proxy = "", ""
     if not isinstance(here, str):
-        try:
+        with contextlib.suppress(SettingError):  # it begins from weights that are not there yet
             name = hash_of(here)
-        except SettingError:
-            name = ""  # it begins from weights that are not there yet
-        proxy = _proxy(here, published)
-    return Place(scale, number, name, tuple(seeds), proxy, "", published, ours)
-
-
-def _proxy(here: RunConfig, published: Mapping[str, str]) -> str:
-    if here.scale == "paper" and all(getattr(here, group).name == published[group] for group in ("model", "dataset")):
-        return ""
-    samples = getattr(here.dataset, "train_samples", None)
-    return f"{here.model.name}, {here.dataset.name}" + (f", {samples} samples" if samples else "")
+        if here.scale != "paper" or any(getattr(here, group).name != published[group] for group in NAMED[:2]):
+            samples = getattr(here.dataset, "train_samples", None)
+            proxy = f"{here.model.name}, {here.dataset.name}" + (f", {samples} samples" if samples else "")
+    return Place(scale, number, name, tuple(sorted(seeds)), proxy, "", published, ours)
 
 
 def record(
     name: str, sweep: Sweep, scale: str, compose: Compose, folder: Path = MANIFEST, recorded: Collection[str] = ()
 ) -> list[Place]:
-    """Write the manifest of an item for one scale, beside what it says of others; returns all its rows.
+    """Write the manifest of a sweep PAPER/ITEM for one scale, beside what it says of others; returns all its rows.
 
-    Args:
-        name: PAPER/ITEM of the sweep.
-        sweep: as its file says, without settings of a command line.
-        scale: at which it is planned or launched.
-        compose: makes configurations.
-        folder: of all manifests.
-        recorded: hashes of finished runs, whose superseded rows are kept.
+    `recorded` are the hashes of finished runs, whose superseded rows are kept.
     """
     path = folder / f"{name}.csv"
     old = read_manifest(path)
-    known = {_key(place): place for place in old if place.scale == scale and not place.superseded and place.ours}
+    current = [place for place in old if place.scale == scale and not place.superseded]
+    known = {frozenset(place.ours.items()): place.hash for place in current if place.ours}
     planned = [
-        replace(place, hash=place.hash or (known[_key(place)].hash if _key(place) in known else ""))
+        replace(place, hash=place.hash or known.get(frozenset(place.ours.items()), ""))
         for place in plan_cells(sweep, scale, compose)
     ]
-    current = {place.hash for place in planned}
+    hashes = {place.hash for place in planned}
     gone = [
         place if place.superseded else replace(place, superseded=date.today().isoformat())
         for place in old
-        if place.scale == scale and place.hash not in current and place.hash in recorded
+        if place.scale == scale and place.hash not in hashes and place.hash in recorded
     ]
     others = [place for place in old if place.scale != scale]
     rows = sorted([*others, *planned, *gone], key=lambda row: (SCALES.index(row.scale), bool(row.superseded), row.cell))
     if rows != old:
-        _write(path, rows)
+        write_csv(path, COLUMNS, map(_texts, rows))
     return rows
 
 
-def _key(place: Place) -> str:
-    return json.dumps(place.ours, sort_keys=True)
+def _texts(place: Place) -> dict[str, object]:
+    settings = {name: json.dumps(getattr(place, name), separators=(",", ":")) for name in ("paper", "ours")}
+    return {**vars(place), "seeds": " ".join(map(str, place.seeds)), **settings}
 
 
 def read_manifest(path: Path) -> list[Place]:
@@ -149,24 +130,8 @@ def read_manifest(path: Path) -> list[Place]:
     ]
 
 
-def _write(path: Path, rows: Iterable[Place]) -> None:
-    written = []
-    for row in rows:
-        settings = {name: json.dumps(getattr(row, name), separators=(",", ":")) for name in ("paper", "ours")}
-        written.append({**vars(row), "seeds": " ".join(map(str, row.seeds)), **settings})
-    write_csv(path, COLUMNS, written)
-
-
 def record_launch(name: str, scale: str, launched: Iterable[str], compose: Compose, root: Path) -> None:
-    """Write the manifest of a sweep that is launched, unless it names all runs already.
-
-    Args:
-        name: PAPER/ITEM of the sweep.
-        scale: of the launch.
-        launched: hashes of the runs.
-        compose: makes configurations.
-        root: of the repository.
-    """
+    """Write the manifest of a sweep PAPER/ITEM whose runs with these hashes are launched, unless it names all of them already."""
     known = {place.hash for place in read_manifest(root / MANIFEST / f"{name}.csv") if place.scale == scale}
     path = root / "sweeps" / f"{name}.yaml"
     if path.exists() and not set(launched) <= known:
@@ -181,15 +146,12 @@ def recorded_hashes(root: Path, scale: str) -> set[str]:
 
 def record_all(root: Path, scales: Sequence[str] = SCALES, folder: Path | None = None) -> int:
     """Write the manifests of all sweeps below a repository; returns the number of cells."""
-    from bitcycle.sweep.composition import composing
-
     recorded = {scale: recorded_hashes(root, scale) for scale in scales}
     cells = 0
     with composing(root / "conf") as compose:
-        for path in sorted((root / "sweeps").glob("*/*.yaml")):
-            name, sweep = f"{path.parent.name}/{path.stem}", read_sweep(path)
+        for name, path in sweep_files(root).items():
             for scale in scales:
-                rows = record(name, sweep, scale, compose, folder or root / MANIFEST, recorded[scale])
+                rows = record(name, read_sweep(path), scale, compose, folder or root / MANIFEST, recorded[scale])
                 cells += sum(row.scale == scale and not row.superseded for row in rows)
     return cells
 
@@ -197,11 +159,13 @@ def record_all(root: Path, scales: Sequence[str] = SCALES, folder: Path | None =
 def main(arguments: Sequence[str] | None = None) -> int:
     """Plan all sweeps of this repository at the scales of the command line, or at all."""
     scales = tuple(sys.argv[1:] if arguments is None else arguments) or SCALES
-    if strangers := set(scales) - set(SCALES):
-        print(f"scale={min(strangers)} is not one of {', '.join(SCALES)}", file=sys.stderr)
-        return 2
-    print(f"{MANIFEST}: {record_all(Path.cwd(), scales)} cells at {', '.join(scales)} scale")
-    return 0
+    try:
+        cells = record_all(Path.cwd(), scales)
+    except SettingError as error:
+        print(f"wrong configuration: {error}", file=sys.stderr)
+        return EXIT_WRONG_CONFIGURATION
+    print(f"{MANIFEST}: {cells} cells at {', '.join(scales)} scale")
+    return EXIT_DONE
 
 
 if __name__ == "__main__":

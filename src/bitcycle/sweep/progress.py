@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -17,7 +18,7 @@ TELL_SECONDS = 60.0
 """Where the output is no terminal, how far the sweep is is said so often at most."""
 
 
-class SweepProgress:
+class SweepProgress(Progress):
     """A bar on a terminal, now and then a line elsewhere; the time left is that at the speed so far.
 
     Args:
@@ -26,53 +27,29 @@ class SweepProgress:
 
     def __init__(self, total: int) -> None:
         columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        state = TextColumn("{task.fields[state]}")
-        self.bar = Progress(*columns, state, transient=True, disable=not sys.stderr.isatty(), speed_estimate_period=600)
-        self.task = self.bar.add_task("runs", total=total, state="")
-        self.total, self.ended, self.failed = total, 0, 0
-        self.began = self.told = time.monotonic()
+        state, silent = TextColumn("{task.fields[state]}"), not sys.stderr.isatty()
+        super().__init__(*columns, state, transient=True, disable=silent, speed_estimate_period=600)
+        self.add_task("runs", total=total, state="")
+        self.told = time.monotonic()
 
-    def __enter__(self) -> SweepProgress:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()
-
-    def advance(self, code: int) -> None:
-        """One run has ended."""
-        self.bar.advance(self.task)
-        self.ended += 1
-        self.failed += code not in (EXIT_DONE, EXIT_INTERRUPTED)
-        left = (time.monotonic() - self.began) / self.ended * (self.total - self.ended)
-        failed = f", {self.failed} failed" if self.failed else ""
-        self._say(f"{self.ended} of {self.total} runs ended{failed}; about {left / 60:.0f} min left")
-
-    def show(self, state: str) -> None:
-        """What is known of the runs that have not ended."""
-        self.bar.update(self.task, state=state)
-        self._say(state)
-
-    def _say(self, words: str) -> None:
-        now = time.monotonic()
-        if self.bar.disable and now - self.told >= TELL_SECONDS:
-            self.told = now
-            logger.info(words)
+    def show(self, ended: int, state: str = "") -> None:
+        """So many more runs have ended; what is known of the others."""
+        [task] = self.tasks
+        self.update(task.id, advance=ended, state=state)
+        if self.disable and time.monotonic() - self.told >= TELL_SECONDS:
+            self.told = time.monotonic()
+            left = f"; about {timedelta(seconds=round(task.time_remaining))} left" if task.time_remaining else ""
+            logger.info("%d of %d runs ended%s%s", task.completed, task.total, left, f"; {state}" if state else "")
 
 
 def tell(settings: str, code: int, lines: Sequence[str], why: Sequence[str] = ()) -> None:
     """Say how a run ended: its result in one line, or why it failed.
 
-    Args:
-        settings: of the run.
-        code: its exit code; negative for the signal that killed it.
-        lines: what it printed.
-        why: it failed, in lines, where others than its last ones say so.
+    `code` is negative for the signal that killed it; `lines` are what it printed; `why` says in other lines why it failed.
     """
     if code == EXIT_DONE:
-        logger.info(
-            "done    %s  %s", settings, next((line for line in lines if ": final " in line), "".join(lines[-1:]))
-        )
+        result = next((line for line in lines if ": final " in line), "".join(lines[-1:]))
+        logger.info("done    %s  %s", settings, result)
     elif code == EXIT_INTERRUPTED and not why:
         logger.warning("stopped %s", settings)
     else:

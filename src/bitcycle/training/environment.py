@@ -17,7 +17,7 @@ from bitcycle import distributed
 
 PACKAGES = ("bitcycle", "torch", "torchvision", "torchmetrics", "numpy", "hydra-core", "omegaconf")
 COMMIT_VARIABLE = "BITCYCLE_COMMIT"
-"""Names the commit of a copy without its history (`bitcycle.sweep.offline_bundle`)."""
+"""Names the commit of a copy without its history (docs/sweeps.md, offline machines)."""
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:

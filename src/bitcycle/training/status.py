@@ -1,11 +1,9 @@
-"""`make status`: the runs below a folder, how far each is, and why it stopped."""
+"""The runs below a folder, how far each is, and why it stopped."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from bitcycle.training.run_folder import RunFolder
@@ -28,14 +26,3 @@ def status_table(root: Path) -> Table:
         step = f"{status.get('step', '?')}/{status.get('total_steps', '?')}"
         table.add_row(str(folder.path.relative_to(root)), state, step, str(status.get("updated", "")), str(result)[:60])
     return table
-
-
-def main() -> None:
-    """Print the table of the folder given on the command line."""
-    root = Path(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_ROOT
-    console = Console(width=None if Console().is_terminal else 160)
-    console.print(status_table(root))
-
-
-if __name__ == "__main__":
-    main()

@@ -7,23 +7,38 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
+
+from bitcycle.errors import EXIT_WRONG_CONFIGURATION
+from bitcycle.settings import SettingError
+from bitcycle.sweep.grid import expand
 
 if TYPE_CHECKING:
-    from bitcycle.sweep import Sweep
-    from bitcycle.sweep.sweep_index import SweepRun
+    from bitcycle.sweep.registry import SweepRun
 
 GROUP = "sweeps"
+"""The group of the sweep files; what it chooses is no setting of a run."""
 NEUTRAL = {"scale", "seed", "dry_run", "results_root", "data_root"}
 """Settings of the command line under which a sweep is still that of its item."""
-"""The group of the sweep files; what it chooses is no setting of a run."""
+
+
+class SweepsSearchPath(SearchPathPlugin):
+    """Adds the repository's root behind its `conf/`, which makes its folder `sweeps/` the group of +sweeps=PAPER/ITEM."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for element in list(search_path.get_path()):
+            folder = Path(str(element.path).removeprefix("file://"))
+            if element.provider == "main" and (folder.parent / "sweeps").is_dir():
+                search_path.append(provider="bitcycle", path=f"file://{folder.parent}")
 
 
 @runtime_checkable
@@ -41,20 +56,17 @@ class GridSweeper(Sweeper):
     """Expands the grids of a sweep file and of the command line, and hands the missing runs to any launcher.
 
     Args:
-        fields: of `bitcycle.sweep.Sweep`.
+        fields: of `bitcycle.sweep.registry.Sweep`.
     """
 
     def __init__(self, **fields: Any) -> None:
-        self.fields: dict[str, Any] = {
-            name: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-            for name, value in fields.items()
-        }
+        self.fields = fields
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from bitcycle.sweep.composition import Composer
+        from bitcycle.sweep.composition import Composer, without_hydra
 
         self.loader = hydra_context.config_loader
-        composer = Composer(lambda arguments: _without_hydra(self.loader.load_sweep_config(config, arguments)))
+        composer = Composer(lambda arguments: without_hydra(self.loader.load_sweep_config(config, arguments)))
         self.compose = composer.checked
         self.runner: Launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
@@ -68,32 +80,32 @@ class GridSweeper(Sweeper):
             SettingError: if several processes were started for it.
         """
         _refuse_processes()
-        from bitcycle.sweep.execution import SweepEnded, report, runs_to_launch, worst
-        from bitcycle.sweep.item import Sweep
+        from bitcycle.sweep.execution import SweepEnded, report, worst
         from bitcycle.sweep.manifest import record_launch
-        from bitcycle.sweep.sweep_index import index_runs, mark_queued
+        from bitcycle.sweep.registry import Sweep, index_runs, mark
 
         sweep = Sweep(**self.fields)
         overrides = OverridesParser.create(config_loader=self.loader).parse_overrides(arguments)
         fixed, swept = _settings(overrides)
-        runs = index_runs(_expand(sweep, fixed, swept), self.compose)
+        wanted = [run for extra in expand([swept], fixed) for run in sweep.expand(extra.get("scale", "paper"), extra)]
+        runs = index_runs(wanted, self.compose)
         if isinstance(self.runner, QueueLauncher):
-            runs = mark_queued(runs, self.runner.queued)
+            unfinished = [run.folder.path for run in runs if run.state not in ("done", "wrong")]
+            runs = mark(runs, {str(path) for path in self.runner.queued(unfinished)}, "queued")
         dry_run = fixed.get("dry_run", "false").lower()  # Hydra says True
-        codes = report(runs, sweep, dry_run)
-        missing = runs_to_launch(runs) if dry_run == "false" else []
+        missing = report(runs, sweep.title, dry_run)
+        codes = [EXIT_WRONG_CONFIGURATION for run in runs if run.path is None]
+        located = [run for run in runs if run.path is not None]
         names = [str(override.value()) for override in overrides if override.key_or_group == GROUP]
-        for name in (
-            names if not swept and set(fixed) <= NEUTRAL else ()
-        ):  # settings of one's own fill no cell of an item
-            hashes = [run.hash for run in runs if run.path]
-            record_launch(name, fixed.get("scale", "paper"), hashes, self.compose, Path.cwd())
-        if missing:
-            codes += [_exit_code(job) for job in self._launch(missing, _group(overrides, fixed))]
+        if names and not swept and set(fixed) <= NEUTRAL:  # settings of one's own fill no cell of an item
+            hashes = [run.key[1] for run in located]
+            record_launch(names[0], fixed.get("scale", "paper"), hashes, self.compose, Path.cwd())
         if dry_run == "false":
+            if missing:
+                codes += [_exit_code(job) for job in self._launch(missing, _group(overrides, fixed))]
             from bitcycle.figure.sweep_table import show_sweep
 
-            show_sweep("".join(names[:1]), [run.folder for run in runs if run.config is not None])
+            show_sweep("".join(names[:1]), [run.folder for run in located])
         raise SweepEnded(worst(codes))
 
     def _launch(self, runs: Sequence[SweepRun], more: Sequence[str]) -> Sequence[JobReturn]:
@@ -104,7 +116,6 @@ class GridSweeper(Sweeper):
 
 
 def _refuse_processes() -> None:
-    from bitcycle.settings import SettingError
     from bitcycle.training.distributed import process_variables
 
     if variables := process_variables(os.environ):
@@ -131,22 +142,8 @@ def _group(overrides: Sequence[Override], fixed: dict[str, str]) -> list[str]:
     return [f"logging.group={names[0]}"] if names and wanted else []
 
 
-def _without_hydra(config: DictConfig) -> DictConfig:
-    """The settings of the run alone."""
-    OmegaConf.set_readonly(config, False)
-    OmegaConf.set_struct(config, False)
-    config.pop("hydra")
-    return config
-
-
 def _settings(overrides: Sequence[Override]) -> tuple[dict[str, str], dict[str, list[str]]]:
     """What the command line fixes, and what it sweeps over itself; by setting."""
     wanted = [override for override in overrides if override.key_or_group != GROUP]
     fixed = {o.get_key_element(): str(o.get_value_element_as_str()) for o in wanted if not o.is_sweep_override()}
     return fixed, {o.get_key_element(): list(o.sweep_string_iterator()) for o in wanted if o.is_sweep_override()}
-
-
-def _expand(sweep: Sweep, fixed: dict[str, str], swept: dict[str, list[str]]) -> list[dict[str, str]]:
-    from bitcycle.sweep import expand
-
-    return [run for extra in expand([swept], fixed) for run in sweep.expand(extra.get("scale", "paper"), extra)]

@@ -8,12 +8,10 @@ from typing import Any
 
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.plugins.launcher import Launcher
-from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 
-class LocalLauncher(Launcher):
+class LocalLauncher(BasicLauncher):
     """Runs the jobs of a sweep on this machine.
 
     Args:
@@ -22,34 +20,23 @@ class LocalLauncher(Launcher):
     """
 
     def __init__(self, workers: int | None = None, runs_per_gpu: int = 1) -> None:
+        super().__init__()
         self.workers, self.runs_per_gpu = workers, runs_per_gpu
-        self.config: DictConfig | None = None
-
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self.config, self.context, self.task = config, hydra_context, task_function
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run every job and return its exit code; for another sweeper than ours, its metric, one run after the other."""
+        """Run every job and return its exit code; for another sweeper than ours, its metric, one run after the other here."""
         import torch
 
         from bitcycle.sweep.local import LocalPool, starter, train_command, useful_workers
 
         assert self.config is not None
         if not self.config.hydra.sweeper._target_.startswith("hydra_plugins.bitcycle_plugins."):
-            return self._launch_here(self.config, job_overrides, initial_job_idx)
+            return super().launch(job_overrides, initial_job_idx)  # this process alone learns what the task returns
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         workers = min(self.workers or useful_workers(self.runs_per_gpu), len(job_overrides))
         commands = [train_command(root_of(self.config), overrides) for overrides in job_overrides]
         codes = LocalPool(workers, gpus, starter(gpus)).run(commands)
         return [returned(overrides, code) for overrides, code in zip(job_overrides, codes, strict=True)]
-
-    def _launch_here(
-        self, config: DictConfig, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
-    ) -> Sequence[JobReturn]:
-        """In this process, which alone learns what the task returns."""
-        basic = BasicLauncher()
-        basic.setup(hydra_context=self.context, task_function=self.task, config=config)
-        return basic.launch(job_overrides, initial_job_idx)
 
 
 def root_of(config: DictConfig) -> Path:

@@ -1,6 +1,6 @@
 """What a job in SLURM runs: `python train.py ...` as a child, and the answer to SLURM when it wants the machine back.
 
-Imports nothing but the standard library: a job that loads PyTorch twice would be slow to take its first signal.
+Imports no PyTorch: a job that loads it twice would be slow to take its first signal.
 """
 
 from __future__ import annotations
@@ -14,16 +14,12 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 75  # as in bitcycle.errors
+from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 
 WARNING = getattr(signal, "SIGUSR1", signal.SIGTERM)  # Windows, which has no SLURM, imports this module too
 """What SLURM sends before the time limit, as the launcher asks it to."""
-
-POLL_SECONDS = 0.2
-SCONTROL_SECONDS = 30.0
 
 
 class SlurmJob:
@@ -62,19 +58,18 @@ class SlurmJob:
         Raises:
             SystemExit: with the exit code of the run, so that SLURM calls a failed run FAILED.
         """
+        import submitit
+
         self.received: list[int] = []
         for number in (signal.SIGTERM, WARNING, signal.SIGINT):
-            signal.signal(number, self._note)
-        self.timeouts = int(self._read().get("timeouts") or 0)
-        self.task = int(os.environ.get("SLURM_PROCID", "0"))
-        if self.task:
-            sys.exit(self._after_task(self._train()))
-        self._write(None)
-        code = self._train()
-        sys.exit(self._after_stop(code) if self.received and code != EXIT_DONE else self._after_end(code))
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received.append(number)
+            signal.signal(number, lambda number, frame: self.received.append(number))
+        self.job = submitit.JobEnvironment().job_id  # 7_2: the number of an array's last job means the whole array
+        self.timeouts = int(self._left().get("timeouts") or 0)
+        task = os.environ.get("SLURM_PROCID", "0")
+        if task == "0":
+            self._write(None)
+            sys.exit(self._after_run(self._train()))
+        sys.exit(self._after_process(task, self._train()))
 
     def _train(self) -> int:
         """The exit code of the run, to which signals are passed on."""
@@ -96,63 +91,57 @@ class SlurmJob:
             if time.monotonic() > deadline:
                 say("the run has not stopped in time: it will go on from its last checkpoint")
                 return EXIT_INTERRUPTED
-            time.sleep(POLL_SECONDS)
+            time.sleep(0.2)
         return process.returncode
 
-    def _after_task(self, code: int) -> int:
+    def _after_process(self, task: str, code: int) -> int:
         """Another process than the first has ended; a code that is not 0 ends the whole job."""
         if self.received or code in (EXIT_DONE, EXIT_INTERRUPTED):
             return EXIT_DONE
         code, reason = explained(code)
-        if self._failure() is None:
-            self._write(code, f"process {self.task}: {reason or f'exit code {code}'}")
+        if self._left().get("code") is None:
+            self._write(code, f"process {task}: {reason or f'exit code {code}'}")
         return code
 
-    def _after_end(self, code: int) -> int:
-        """The run ended by itself."""
-        code, reason = explained(code)
-        failure = self._failure()
-        if code == EXIT_DONE or failure is None:
+    def _after_run(self, code: int) -> int:
+        """The first process has ended, by itself or as it was asked to."""
+        failure: int | None = self._left().get("code")
+        if code != EXIT_DONE and failure is not None:
+            return failure  # of another process, which ended this one
+        if code == EXIT_DONE or not self.received:
+            code, reason = explained(code)
             self._write(code, reason)
-            return code
-        return failure  # that of another process, which ended this one
+        else:
+            code, reason = EXIT_INTERRUPTED, self._go_on_later()
+            if reason:
+                self._write(code, reason)
+        return code
 
-    def _failure(self) -> int | None:
-        """The exit code of a process of the run that has failed before this one."""
-        code = self._read().get("code")
-        return code if isinstance(code, int) else None
-
-    def _after_stop(self, code: int) -> int:
-        """The run was asked to stop: see that it goes on later, if SLURM does not."""
-        if (failure := self._failure()) is not None:
-            return failure  # of another process: there is nothing to go on with
+    def _go_on_later(self) -> str:
+        """See that a stopped run goes on later, if SLURM does not; returns why it does not, else an empty string."""
         timed_out = WARNING in self.received and signal.SIGTERM not in self.received
-        state = "RUNNING" if timed_out else job_state(self._job_id())
+        state = "RUNNING" if timed_out else job_state(self.job)
         if state != "RUNNING":
             say(f"stopped by SLURM, which decides whether the job goes on (state {state})")
-            return EXIT_INTERRUPTED
+            return ""
         self.timeouts += timed_out
         if self.timeouts > self.max_timeouts:
-            self._write(EXIT_INTERRUPTED, f"reached its time limit {self.timeouts} times")
-            return EXIT_INTERRUPTED
+            return f"reached its time limit {self.timeouts} times"
         self._write(None)
-        problem = requeue(self._job_id())
-        if problem and job_state(self._job_id()) == "RUNNING":  # else SLURM was faster
-            self._write(EXIT_INTERRUPTED, f"stopped, and SLURM does not requeue it: {problem}")
-        return EXIT_INTERRUPTED
+        problem = requeue(self.job)
+        refused = problem and job_state(self.job) == "RUNNING"  # else SLURM was faster
+        return f"stopped, and SLURM does not requeue it: {problem}" if refused else ""
 
-    def _job_id(self) -> str:
-        return job_id(os.environ)
-
-    def _read(self) -> dict[str, Any]:
+    def _left(self) -> dict[str, Any]:
+        """What is in the file so far."""
         try:
             return dict(json.loads(self.outcome.read_text()))
         except (OSError, ValueError, TypeError):
             return {}
 
     def _write(self, code: int | None, reason: str | None = None) -> None:
-        record = {"job": self._job_id(), "code": code, "reason": reason, "timeouts": self.timeouts}
-        temporary = self.outcome.with_name(f".{self.outcome.name}.tmp")
+        record = {"job": self.job, "code": code, "reason": reason, "timeouts": self.timeouts}
+        temporary = self.outcome.with_suffix(".tmp")
         temporary.write_text(json.dumps(record) + "\n")
         os.replace(temporary, self.outcome)
 
@@ -169,23 +158,11 @@ def explained(code: int) -> tuple[int, str | None]:
     return EXIT_FAILED, f"killed by {killer}" + (", as is done when memory runs out" if killer == "SIGKILL" else "")
 
 
-def job_id(environment: Any) -> str:
-    """The id by which SLURM means this job alone; the number of an array's last job means the whole array.
-
-    >>> job_id({"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}), job_id({"SLURM_JOB_ID": "9"})
-    ('7_2', '9')
-    """
-    if "SLURM_ARRAY_JOB_ID" in environment:
-        return f"{environment['SLURM_ARRAY_JOB_ID']}_{environment['SLURM_ARRAY_TASK_ID']}"
-    return str(environment["SLURM_JOB_ID"])
-
-
 def job_state(job: str) -> str:
     """The state of a job as its controller sees it; waits until it answers, as this job is to end anyway."""
     while True:
         answer = _scontrol("show", "job", "--oneliner", job)
-        found = re.search(r"\bJobState=(\w+)", answer.stdout)
-        if found:
+        if found := re.search(r"\bJobState=(\w+)", answer.stdout):
             return found[1]
         if "Invalid job id" in answer.stderr:
             return "UNKNOWN"
@@ -207,7 +184,7 @@ def requeue(job: str) -> str:
 def _scontrol(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = ["scontrol", *arguments]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=SCONTROL_SECONDS)
+        return subprocess.run(command, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(command, 1, "", str(error))
 

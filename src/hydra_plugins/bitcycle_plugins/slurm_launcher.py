@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,59 +17,41 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
+from bitcycle.errors import RunError
+from bitcycle.optional_imports import require
+from bitcycle.settings import SettingError, nearest
+from bitcycle.signals import noted
 from hydra_plugins.bitcycle_plugins.local_launcher import returned, root_of
 from hydra_plugins.bitcycle_plugins.slurm_job import WARNING, SlurmJob
 
 if TYPE_CHECKING:
-    from bitcycle.sweep.slurm_record import SubmittedJob
+    from bitcycle.sweep.slurm import SubmittedJob
 
 logger = logging.getLogger("bitcycle.sweep.slurm")
 
-OWN = ("name", "array_size", "array_parallelism", "requeue", "max_num_timeout", "poll_seconds", "additional_parameters")
+OWN = (
+    *("name", "array_size", "array_parallelism", "requeue", "max_num_timeout", "poll_seconds", "signal_delay_s"),
+    "additional_parameters",
+)
 """Parameters that are not handed to submitit as they are."""
 
 
 class SlurmLauncher(Launcher):
-    """Submits the runs of a sweep to SLURM and waits for them; `conf/hydra/launcher/slurm.yaml` explains the parameters.
+    """Submits the runs of a sweep to SLURM and waits for them.
 
     Args:
-        name: beginning of the name of the jobs.
-        array_size: jobs in an array at most; None: what the cluster allows.
-        array_parallelism: jobs that run at the same time at most.
-        requeue: whether a stopped job is to go on.
-        max_num_timeout: how many times a job goes on after its time limit.
-        poll_seconds: how often SLURM is asked.
-        additional_parameters: further options of sbatch.
-        submitit: parameters of hydra-submitit-launcher.
+        parameters: all those of `conf/hydra/launcher/slurm.yaml`, which explains them, and any of hydra-submitit-launcher.
     """
 
-    def __init__(
-        self,
-        name: str = "bitcycle",
-        array_size: int | None = None,
-        array_parallelism: int = 256,
-        requeue: bool = True,
-        max_num_timeout: int = 100,
-        poll_seconds: float = 15.0,
-        additional_parameters: Mapping[str, Any] | None = None,
-        **submitit: Any,
-    ) -> None:
-        self.name, self.array_size, self.array_parallelism = name, array_size, array_parallelism
-        self.requeue, self.max_num_timeout, self.poll_seconds = requeue, max_num_timeout, poll_seconds
-        self.additional_parameters = dict(_plain(additional_parameters) or {})
-        self.parameters = {key: _plain(value) for key, value in submitit.items()}
-        self.config: DictConfig | None = None
+    def __init__(self, **parameters: Any) -> None:
+        self.own = {key: parameters.pop(key) for key in OWN}
+        self.parameters = {key: value for key, value in parameters.items() if value not in (None, [])}
+        self.config: Any = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.context, self.config = hydra_context, config
-
-    @property
-    def results_root(self) -> Path:
-        """Where the records of the jobs are kept, below .slurm."""
-        assert self.config is not None
-        return Path(self.config.results_root)
 
     def queued(self, folders: Sequence[Path]) -> set[Path]:
         """Those of some run folders whose job SLURM runs or will run.
@@ -77,113 +59,84 @@ class SlurmLauncher(Launcher):
         Raises:
             RunError: if some were submitted, and SLURM does not say what became of them.
         """
-        return {folder for folder in folders if folder.absolute() in self._in_queue(folders)}
+        from bitcycle.sweep.slurm import jobs_in_queue
 
-    def _in_queue(self, folders: Sequence[Path]) -> dict[Path, SubmittedJob]:
-        from bitcycle.sweep.slurm_queue import read_queue
-        from bitcycle.sweep.slurm_record import jobs_in_queue, open_jobs
-
-        jobs = open_jobs(self.results_root, folders)
-        return jobs_in_queue(jobs, read_queue()) if jobs else {}
+        present = jobs_in_queue(Path(self.config.results_root), folders)
+        return {folder for folder in folders if folder.absolute() in present}
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run every job and return its metric, as sweepers want it that optimize; ours uses `launch_into`."""
-        folders = [self._folder(overrides) for overrides in job_overrides]
-        return [self._measured(job, folder) for job, folder in zip(self.launch_into(job_overrides, folders), folders)]
-
-    def _measured(self, job: JobReturn, folder: Path) -> JobReturn:
         from bitcycle.command import JobFailed, objective
-        from bitcycle.training.run_folder import RunFolder
-
-        assert self.config is not None
-        if code := job.return_value:
-            job.status, job.return_value = JobStatus.FAILED, JobFailed(code)
-        else:
-            summary = RunFolder(folder).read_summary()
-            found = [objective(summary, name) for name in self.config.logging.objective]
-            job.return_value = found[0] if len(found) == 1 else found
-        return job
-
-    def _folder(self, overrides: Sequence[str]) -> Path:
         from bitcycle.configuration import read_config
+        from bitcycle.sweep.composition import without_hydra
         from bitcycle.training.plan import locate
 
-        assert self.config is not None
-        composed = self.context.config_loader.load_sweep_config(self.config, list(overrides))
-        OmegaConf.set_readonly(composed, False)
-        OmegaConf.set_struct(composed, False)
-        composed.pop("hydra")
-        return locate(read_config(composed)).path
+        load = self.context.config_loader.load_sweep_config
+        folders = [locate(read_config(without_hydra(load(self.config, list(words))))) for words in job_overrides]
+        jobs = self.launch_into(job_overrides, [folder.path for folder in folders])
+        for job, folder in zip(jobs, folders, strict=True):
+            if code := job.return_value:
+                job.status, job.return_value = JobStatus.FAILED, JobFailed(code)
+            else:
+                found = [objective(folder.read_summary(), name) for name in self.config.logging.objective]
+                job.return_value = found[0] if len(found) == 1 else found
+        return jobs
 
     def launch_into(self, job_overrides: Sequence[Sequence[str]], folders: Sequence[Path]) -> Sequence[JobReturn]:
         """Submit every run whose job is not in the queue yet, wait for all, and return their exit codes.
 
-        Args:
-            job_overrides: the arguments of each run.
-            folders: its run folder.
-
         Raises:
             RunError: if SLURM does not answer or refuses all of them.
         """
-        from bitcycle.sweep.slurm import StopWaiting, Waiter, wait_for_jobs
-        from bitcycle.sweep.slurm_queue import read_queue
+        from bitcycle.sweep.slurm import Waiter, jobs_in_queue, wait_for_jobs
 
-        with StopWaiting().active() as stop:
-            present = self._in_queue(folders)
-            jobs = {i: present[folder.absolute()] for i, folder in enumerate(folders) if folder.absolute() in present}
+        runs = list(enumerate(zip(job_overrides, folders, strict=True)))
+        with noted() as signals:
+            present = jobs_in_queue(Path(self.config.results_root), folders)
+            jobs = {i: present[folder.absolute()] for i, (_, folder) in runs if folder.absolute() in present}
             if jobs:
                 logger.info("%d runs are in SLURM already: waiting for them", len(jobs))
-            absent = [i for i in range(len(folders)) if i not in jobs]
-            if absent:
-                jobs |= self._submit(absent, job_overrides, folders, stop)
-            waiter = Waiter(jobs, read_queue, self.poll_seconds)
-            codes = wait_for_jobs(waiter, stop, job_overrides)
+            if absent := [run for run in runs if run[0] not in jobs]:
+                jobs |= self._submit(absent, signals)
+            codes = wait_for_jobs(Waiter(jobs, self.own["poll_seconds"]), signals, job_overrides)
         return [returned(overrides, code) for overrides, code in zip(job_overrides, codes, strict=True)]
 
     def _submit(
-        self, numbers: Sequence[int], job_overrides: Sequence[Sequence[str]], folders: Sequence[Path], stop: Any
+        self, runs: Sequence[tuple[int, tuple[Sequence[str], Path]]], signals: Sequence[int]
     ) -> dict[int, SubmittedJob]:
         """Submit runs as arrays, as long as SLURM takes them; those that it did not take are not in the result."""
-        from bitcycle.errors import RunError
-        from bitcycle.sweep.slurm_queue import largest_array
-        from bitcycle.sweep.slurm_record import new_array, split
+        from bitcycle.sweep.slurm import ask, largest_array, new_array
 
-        largest = min(self.array_size or sys.maxsize, largest_array())
-        parts = split(len(numbers), largest)
+        root = Path(self.config.results_root)
+        largest = min(self.own["array_size"] or sys.maxsize, largest_array(ask("scontrol", "show", "config")))
+        arrays = -(-len(runs) // largest)
         jobs: dict[int, SubmittedJob] = {}
-        for part in parts:
-            chosen = [numbers[position] for position in part]
-            if stop.received:
+        for part in range(arrays):
+            chosen = runs[len(runs) * part // arrays : len(runs) * (part + 1) // arrays]
+            if signals:
                 break
             try:
-                with new_array(self.results_root, [folders[number] for number in chosen], self.name) as array:
-                    ids = self._submit_array(array, [job_overrides[number] for number in chosen], len(parts))
+                with new_array(root, [folder for _, (_, folder) in chosen], self.own["name"]) as array:
+                    submitted = self._submit_array(array, [words for _, (words, _) in chosen], arrays)
             except RunError as error:
                 if not jobs:
                     raise
-                logger.error(
-                    "%d runs are not submitted: %s. Run the same command again later", len(numbers) - part.start, error
-                )
+                left = len(runs) - len(jobs)
+                logger.error("%d runs are not submitted: %s. Run the same command again later", left, error)
                 break
-            jobs |= dict(zip(chosen, array, strict=True))
-            logger.info("submitted %d runs: job %s, name %s", len(chosen), ids, array[0].array.name)
+            jobs |= {number: job for (number, _), job in zip(chosen, array, strict=True)}
+            logger.info("submitted %d runs: job %s, name %s", len(chosen), submitted, array[0].array.name)
         return jobs
 
     def _submit_array(self, array: Sequence[SubmittedJob], job_overrides: Sequence[Sequence[str]], arrays: int) -> str:
-        """Submit one array; returns its number."""
-        from bitcycle.errors import RunError
+        """Submit one of several arrays; returns its number."""
         from bitcycle.sweep.local import train_command
 
-        assert self.config is not None
+        timeouts = self.own["max_num_timeout"] if self.own["requeue"] else 0
+        commands = [[sys.executable, *train_command(root_of(self.config), overrides)] for overrides in job_overrides]
         tasks = [
-            SlurmJob(
-                [sys.executable, *train_command(root_of(self.config), overrides)],
-                folder=os.getcwd(),
-                outcome=os.fspath(job.outcome_file),
-                max_timeouts=self.max_num_timeout if self.requeue else 0,
-                warning_seconds=float(self.parameters.get("signal_delay_s", 120)),
-            )
-            for job, overrides in zip(array, job_overrides, strict=True)
+            SlurmJob(command, os.getcwd(), os.fspath(job.outcome_file), timeouts, self.own["signal_delay_s"])
+            for job, command in zip(array, commands, strict=True)
         ]
         with _outside_of_jobs():
             executor = self.executor(array[0].array, arrays)
@@ -193,59 +146,39 @@ class SlurmLauncher(Launcher):
                 raise RunError(f"SLURM takes no jobs: {str(error).strip()}") from error
 
     def executor(self, folder: Path, arrays: int) -> Any:
-        """What submits an array: submitit with the parameters of this launcher.
+        """What submits one of several arrays: submitit with the parameters of this launcher.
 
         Raises:
             SettingError: for a parameter that hydra-submitit-launcher does not have.
         """
-        from bitcycle.optional_imports import require
-        from bitcycle.settings import SettingError, nearest
-
         theirs = require("hydra_plugins.hydra_submitit_launcher.config", "slurm")
-        submitit = require("submitit", "slurm")
         common, known = theirs.BaseQueueConf.__dataclass_fields__, theirs.SlurmQueueConf.__dataclass_fields__
-        for key in self.parameters:
+        for key, value in self.parameters.items():
             if key not in known:
-                raise SettingError(
-                    f"hydra.launcher.{key}", self.parameters[key], "nobody reads this", nearest(key, [*known, *OWN])
-                )
-        executor = submitit.AutoExecutor(folder=folder, cluster="slurm")
-        parameters = {key if key in common else f"slurm_{key}": value for key, value in self.parameters.items()}
-        cpus, tasks = self.parameters.get("cpus_per_task"), self.tasks_per_node
-        several = tasks * int(self.parameters.get("nodes") or 1) > 1
-        executor.update_parameters(
-            **{key: value for key, value in parameters.items() if value is not None and value != []}
-            | {
-                "name": folder.name,
-                "stderr_to_stdout": True,
-                "tasks_per_node": tasks,
-                "slurm_array_parallelism": max(1, self.array_parallelism // arrays),
-                "slurm_srun_args": [
-                    *([f"--cpus-per-task={cpus}"] if cpus else []),  # not inherited from sbatch since SLURM 22.05
-                    *(["--kill-on-bad-exit=1"] if several else []),  # the others would wait for the one that failed
-                ],
-                "slurm_additional_parameters": self._sbatch_options(),
-            }
-        )
-        return executor
-
-    @property
-    def tasks_per_node(self) -> int:
-        """Processes of a run on each machine: one for each GPU, unless said otherwise."""
-        given = self.parameters.get("tasks_per_node")
-        return int(given or self.parameters.get("gpus_per_node") or 1)
-
-    def _sbatch_options(self) -> dict[str, Any]:
-        delay = self.parameters.get("signal_delay_s", 120)
-        return {
-            ("requeue" if self.requeue else "no-requeue"): True,
-            "signal": f"{WARNING.name.removeprefix('SIG')}@{delay}",
-            **self.additional_parameters,
+                problem, remedy = "nobody reads this", nearest(key, [*known, *OWN])
+                raise SettingError(f"hydra.launcher.{key}", value, problem, remedy)
+        given, own = self.parameters.get, self.own
+        tasks = int(given("tasks_per_node") or given("gpus_per_node") or 1)  # one for each GPU
+        cpus = (
+            [f"--cpus-per-task={given('cpus_per_task')}"] if given("cpus_per_task") else []
+        )  # srun does not inherit it
+        several = tasks * int(given("nodes") or 1) > 1  # of which the others would wait for the one that failed
+        executor = require("submitit", "slurm").AutoExecutor(folder=folder, cluster="slurm")
+        chosen = {
+            "name": folder.name,
+            "stderr_to_stdout": True,
+            "tasks_per_node": tasks,
+            "slurm_array_parallelism": max(1, own["array_parallelism"] // arrays),
+            "slurm_srun_args": [*cpus, *["--kill-on-bad-exit=1"] * several],
+            "slurm_additional_parameters": {
+                ("requeue" if own["requeue"] else "no-requeue"): True,
+                "signal": f"{WARNING.name.removeprefix('SIG')}@{own['signal_delay_s']}",
+                **own["additional_parameters"],
+            },
         }
-
-
-def _plain(value: Any) -> Any:
-    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        values = {key if key in common else f"slurm_{key}": value for key, value in self.parameters.items()}
+        executor.update_parameters(**values | chosen)
+        return executor
 
 
 @contextmanager

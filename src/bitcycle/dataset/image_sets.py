@@ -134,9 +134,7 @@ class ImageNet(CustomImages):
     std: list[float] = setting([0.229, 0.224, 0.225], "standard deviation of each channel", minimum=1e-6)
 
     def full_info(self, data_root: Path) -> DatasetInfo:
-        assert self.image_size is not None
-        classes, *samples = self.sizes
-        return DatasetInfo(ImageShape(3, self.image_size, classes), *samples)
+        return DatasetInfo(ImageShape(3, self.image_size or 224, self.sizes[0]), *self.sizes[1:])
 
     def read(self, data_root: Path) -> Splits[Images]:
         splits = super().read(data_root)

@@ -157,15 +157,15 @@ class EncodedImages(Images):
         return self  # batches are moved one by one
 
     def batches(self, index_batches: Iterable[IndexBatch]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        sampler = ([(crop_seed, index) for index in indices.tolist()] for indices, crop_seed in index_batches)
+        crops = self.framing.random_crop
+        sampler = ([(seed if crops else None, index) for index in indices.tolist()] for indices, seed in index_batches)
         workers = -(-(self.workers or 0) // distributed.local_world_size())
         for pixels, indices in load_batches(self._decoded, sampler, workers):
             yield indices, pixels, self.labels[indices]
 
     def _decoded(self, key: tuple[int | None, int]) -> tuple[Tensor, int]:
         crop_seed, index = key
-        is_random = self.framing.random_crop and crop_seed is not None
-        generator = random.Random(derive(crop_seed or 0, index)) if is_random else None
+        generator = None if crop_seed is None else random.Random(derive(crop_seed, index))
         return torch.from_numpy(decode(self.encoded[index], self.channels, self.framing, generator)), index
 
 

@@ -10,7 +10,7 @@ NeighborSampler, which draws without replacement, too, and is here the other cho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -100,8 +100,7 @@ def edges_of(graph: Any) -> Edges:
     return Edges(offsets.int(), sources.int())
 
 
-SAMPLERS: dict[str, Callable[[Edges, Sequence[int]], NeighbourSampler | DglSampler]]
-SAMPLERS = {"hashed": NeighbourSampler, "dgl": DglSampler}
+SAMPLERS: dict[str, type[NeighbourSampler] | type[DglSampler]] = {"hashed": NeighbourSampler, "dgl": DglSampler}
 """`dataset.sampler` -> what samples."""
 
 

@@ -43,7 +43,7 @@ def conditions(record: dict[str, Any]) -> str:
     environment, load = record["environment"], record["load_average"]
     busy = f"load average {load['before'][0]:.1f} before, {load['after'][0]:.1f} after"
     return (
-        f"{environment['processor']}, {environment['threads']} threads, torch {environment['packages']['torch']},"
+        f"{environment['processor']}, threads: {environment['threads']}, torch {environment['packages']['torch']},"
         f" {record['date'][:10]}, {record['rounds']} rounds, {record['clock']} time, {busy}."
     )
 
@@ -52,7 +52,7 @@ def networks_table(record: dict[str, Any]) -> str:
     """Time of a step, its ratio to float with quartiles, and peak memory relative to float."""
     variants = list(dict.fromkeys(name for found in record["networks"].values() for name in found["variants"]))
     others = [variant for variant in variants if variant != "float"]
-    lines = [f"| network, samples in a step | float | {' | '.join(others)} |", "|---" * (len(others) + 2) + "|"]
+    lines = [f"| network, samples per step | float | {' | '.join(others)} |", "|---" * (len(others) + 2) + "|"]
     for name, found in record["networks"].items():
         times = found["variants"]
         cells = [_cell(times[variant]) if variant in times else "" for variant in others]

@@ -13,8 +13,9 @@ from bitcycle.analysis.statistics import over_seeds
 from bitcycle.figure import board, spec
 from bitcycle.figure.data import ItemData, differences, panels_of, status_line
 from bitcycle.figure.drawn import Drawn
+from bitcycle.figure.forest import forest
 from bitcycle.figure.make import draw_item, make_item, titled
-from bitcycle.figure.plots import forest, side_by_side
+from bitcycle.figure.plots import side_by_side
 from bitcycle.figure.style import Drawing
 from tests.conftest import ROOT
 from tests.figures_cases import CYCLIC, ITEMS, SMALL, STATIC, claim_result, data_of, made_up, proxied

@@ -20,12 +20,13 @@ from bitcycle.analysis.collect import SUMMARY, read_summary
 from bitcycle.analysis.contrast import Pool
 from bitcycle.analysis.items import PAPERS, PUBLISHED, SWEEPS, Item, read_items, read_published
 from bitcycle.analysis.judge import judge
-from bitcycle.analysis.verdict import ClaimResult, write_claims
+from bitcycle.analysis.verdict import write_claims
 from bitcycle.csv_files import write_csv
 from bitcycle.figure import board, landscape, plots, recorded, schematic
 from bitcycle.figure.data import ItemData
 from bitcycle.figure.drawn import Drawn, inputs_of
-from bitcycle.figure.page import Entry, Picture, write_pages
+from bitcycle.figure.forest import draw_forest
+from bitcycle.figure.page import Entry, write_pages
 from bitcycle.figure.style import Drawing
 from bitcycle.figure.table import as_records, tables_of
 from bitcycle.resources import resource_root
@@ -129,17 +130,6 @@ def titled(drawing: Drawing | None, data: ItemData) -> Drawing | None:
         fitting = drawing.figure.get_figwidth() * 118 / len(text)
         drawing.figure.suptitle(text, fontsize=min(10.0, fitting))
     return drawing
-
-
-def draw_forest(claims: Sequence[ClaimResult], path: Path, drawn: Drawn) -> Picture | None:
-    """The intervals of decided and leaning claims."""
-    rows = [row for row in claims if row.estimate is not None and (row.decided or row.leaning)]
-    caption = "Filled: decided, hollow: leaning; lines: confidence intervals; diamonds: the published effect, in another setting."
-
-    def draw() -> Drawing | None:
-        return Drawing(plots.forest([vars(row) for row in rows]), caption) if rows else None
-
-    return drawn.picture("claims", [vars(row) for row in rows], path, draw)
 
 
 def main() -> None:

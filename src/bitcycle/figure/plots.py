@@ -1,4 +1,4 @@
-"""The kinds of plot that all papers share: cost against accuracy, points by setting, curves, heat maps, intervals of claims."""
+"""The kinds of plot that all papers share: cost against accuracy, points by setting, curves, heat maps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 
 from bitcycle.analysis import contrast
 from bitcycle.analysis.aggregation import Cell
@@ -368,47 +367,3 @@ def splits(data: ItemData) -> Drawing | None:
     return Drawing(
         figure, f"Each square is one training ({data.results.trials}); the leftmost column is 1 bit throughout."
     )
-
-
-# Claims
-
-
-def forest(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """The intervals of claims, ours beside what is published, one panel for each unit.
-
-    Args:
-        rows: claims with an estimate: claim_id, unit, scope, verdict, decided, estimate, low, high, published_value.
-    """
-    units: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        units.setdefault(str(row["unit"]), []).append(row)
-    figure, axes = panels(len(units), columns=1, width=8.5, height=1.0)
-    heights = [0.24 * len(found) + 0.75 for found in units.values()]
-    figure.set_size_inches(8.5, sum(heights) + 0.5)
-    place: Any = axes[0].get_subplotspec()
-    place.get_gridspec().set_height_ratios(heights)
-    for (unit, found), part in zip(units.items(), axes):
-        _forest_panel(part, found)
-        part.set_xlabel(unit or "effect")
-    legend(figure, axes)
-    return figure
-
-
-VERDICT_LOOKS = {"supported": "#0072b2", "contradicted": "#d55e00", "undecided": "0.45"}
-
-
-def _forest_panel(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
-    axes.axvline(0, color="0.5", linewidth=0.8)
-    for place, row in enumerate(rows):
-        colour = VERDICT_LOOKS.get(row["leaning"] or row["verdict"], "0.45")
-        words = f"ours: {row['verdict']}" if row["decided"] else f"ours: leaning, {row['leaning'] or row['verdict']}"
-        middle = row["estimate"]
-        low, high = (middle if row[end] is None else row[end] for end in ("low", "high"))
-        axes.plot([low, high], [place] * 2, color=colour, linewidth=1.4)
-        face = colour if row["decided"] else "white"
-        axes.plot([middle], [place], "o", color=colour, markerfacecolor=face, markersize=5, label=words)
-        if row.get("published_value") is not None:
-            axes.plot([row["published_value"]], [place], "D", color="black", markerfacecolor="none", label="published")
-    axes.set_yticks(range(len(rows)), [row["claim_id"] for row in rows], fontsize=7.5)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.grid(axis="y", visible=False)

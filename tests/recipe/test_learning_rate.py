@@ -141,7 +141,7 @@ def test_plateau_drops_the_rate_where_validation_stops_improving(digits):
 def test_plateau_needs_validation(digits):
     plan = digits("training.learning_rate.name=plateau")
     assert plan.config.dataset.validation == 0.1
-    with pytest.raises(SettingError, match=r"waits for validations.*hold something out"):
+    with pytest.raises(SettingError, match=r"needs validation data.*hold out"):
         digits("training.learning_rate.name=plateau", "dataset.validation=0")
 
 

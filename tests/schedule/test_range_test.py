@@ -231,7 +231,7 @@ def test_dry_run_knows_of_a_test_that_has_begun(digits):
     assert (described["state"], described["preliminary"]["state"]) == ("resumable", "done")
     shown = io.StringIO()
     Console(file=shown, width=200).print(plan_report(plan))
-    assert "before it: range_test, at most 24 steps, between" in shown.getvalue()
+    assert "preceded by: range_test, at most 24 steps, between" in shown.getvalue()
 
 
 def test_bounds_of_a_known_cost_are_the_cost(digits):
@@ -372,7 +372,7 @@ def test_the_command_prints_and_draws(command, tmp_path):
     assert [str(path) in out for path in pictures] == [True]
     code, out, _ = command(*common, "schedule=CR", "schedule.q_min=auto", "logging.picture=true")
     assert code == 0
-    assert "before it: range_test" in out
+    assert "preceded by: range_test" in out
     assert len(list(tmp_path.rglob("*.png"))) == 3
 
 

@@ -199,7 +199,7 @@ def test_a_classifier_of_another_size_begins_anew_or_is_refused(digits, tmp_path
         digits(here, "model.initial_classifier=refused")
     plan = digits(here)
     execute(plan)
-    assert "begins with random weights: fc.weight, fc.bias are not taken" in plan.folder.log.read_text()
+    assert "starts with random weights: fc.weight, fc.bias are not loaded" in plan.folder.log.read_text()
 
 
 def test_weights_of_another_network_are_refused(digits, tmp_path):
@@ -215,7 +215,7 @@ def test_weights_of_another_network_are_refused(digits, tmp_path):
     with pytest.raises(SettingError, match=r"conv1.weight is \[8, 1, 3, 3\] instead of \[16, 1, 3, 3\]"):
         digits(saved(tmp_path, state))
     for nothing in ({"epoch": 3}, [1, 2], 7):
-        with pytest.raises(SettingError, match="holds no weights"):
+        with pytest.raises(SettingError, match="contains no weights"):
             digits(saved(tmp_path, nothing))
 
 

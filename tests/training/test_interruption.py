@@ -118,7 +118,7 @@ def test_lost_metrics_are_noticed(digits, monkeypatch, damage):
         planned.folder.metrics.unlink()
     else:
         planned.folder.metrics.write_bytes(planned.folder.metrics.read_bytes()[:50])
-    with pytest.raises(RunError, match=r"metrics\.jsonl holds .* Put it back, or delete"):
+    with pytest.raises(RunError, match=r"metrics\.jsonl has .* Restore it, or delete"):
         execute(planned)
 
 
@@ -134,7 +134,7 @@ def test_a_checkpoint_of_another_run_is_passed_over(digits, monkeypatch):
     ours, theirs = interrupted(digits, monkeypatch), interrupted(digits, monkeypatch, "schedule=RTH")
     shutil.copy(theirs.folder.checkpoint.last, ours.folder.checkpoint.last)
     summary = execute(ours)
-    assert "belongs to another run and is passed over" in ours.folder.log.read_text()
+    assert "which belongs to another run" in ours.folder.log.read_text()
     assert summary["schedule"] == ours.schedule.name
     shutil.copy(ours.folder.checkpoint.last, theirs.folder.checkpoint.last)
     shutil.copy(ours.folder.checkpoint.last, theirs.folder.checkpoint.previous)

@@ -147,7 +147,7 @@ def test_two_processes_do_not_train_the_same_run(digits, tmp_path):
     with plan.folder.lock():
         done = run_train("dataset=digits", "model=resnet8", "scale=smoke", f"results_root={tmp_path}/runs")
     assert done.returncode == 1
-    assert "another process trains this run" in done.stderr
+    assert "another process is training this run" in done.stderr
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "garbage", "one flipped bit"])
@@ -178,7 +178,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_previous_one(digits, finished_di
         stream.write(b'{"kind": "train", "st')  # the torn line of a crash
     assert read_records(folder.metrics)[-1]["step"] == 24
     execute(plan)
-    assert "damaged and passed over" in folder.log.read_text()
+    assert "skipping the damaged checkpoint" in folder.log.read_text()
     assert_equal(result(folder), result(finished_digits().folder))
 
 

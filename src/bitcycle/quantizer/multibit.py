@@ -11,7 +11,7 @@
 
 Source: HLHLp, section 4.2, which cites Guo et al. 2017 ("network sketching", refined) for its 4-level networks; alternating is
 Xu et al. 2018. A vector is an output channel of a weight; of an activation it is the last dimension (x_t or h_t of a recurrent
-network), or a whole sample of a convolution's input. Straight-through without a mask. HLHLp released no code.
+network), or a whole sample of a convolution's input. Straight-through without a mask. No code was released.
 """
 
 from __future__ import annotations

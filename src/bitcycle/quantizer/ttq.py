@@ -9,8 +9,8 @@
 [[-1.0, 0.0, 1.0]]
 
 Source: HLHLp, section 3.2, after Zhu et al. 2017, "Trained ternary quantization". The TTQ paper prints dL/dWn without the
-minus; its authors' code, which uses automatic differentiation, has it. `grad_sign=published` follows the print. No other
-differences to the authors' code are known: as there, Wp and Wn are not kept positive and have no weight decay, and first and
+minus; its authors' code, which uses automatic differentiation, has it. `grad_sign=published` follows the print. No
+difference from the authors' code is known: as there, Wp and Wn are not kept positive and have no weight decay, and first and
 last layer stay float. Activations are those of uniform_l2.
 """
 

@@ -1,1 +1,1 @@
-"""How is it trained: the plan of a run, the loop, checkpoints, run folders and logs."""
+"""Training of a run: its plan, the loop, checkpoints, run folders and logs."""

@@ -1,4 +1,4 @@
-"""Checkpoints that exist whole or not at all: the newest two are kept, and a damaged one is passed over."""
+"""Atomically written checkpoints: the newest two are kept, and damaged ones are skipped."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ logger = logging.getLogger(__name__)
 
 
 def write_atomically(path: Path, write: Any) -> None:
-    """Create or replace a file so that a reader, or a crash, sees the old content or the new one and nothing between.
+    """Create or replace a file atomically: after a crash it has either the old or the new content.
 
     Args:
         path: the file.
         write: called with a binary stream.
 
     Raises:
-        OSError: if it cannot be written (full disk); the old file is then still there.
+        OSError: if it cannot be written (full disk); the old file is then unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -48,14 +48,13 @@ def _sync_folder(folder: Path) -> None:
 
 
 class CheckpointFolder:
-    """The checkpoints of one run: `last.pt` and, behind it, `previous.pt`; beside them weights kept for a later phase to choose
-    from, `candidate-STEP.pt`.
+    """The checkpoints of one run: `last.pt`, `previous.pt`, and `candidate-STEP.pt` with weights that a later phase may choose.
 
-    They hold tensors, numbers, strings, lists and dictionaries only, and load with `torch.load(..., weights_only=True)`.
+    They contain only tensors, numbers, strings, lists and dictionaries, and load with `torch.load(..., weights_only=True)`.
 
     Args:
-        folder: where they lie.
-        writes: False for a process that leaves all writing to another one.
+        folder: folder of the files.
+        writes: False for processes that do not write.
     """
 
     def __init__(self, folder: Path, writes: bool = True) -> None:
@@ -63,14 +62,14 @@ class CheckpointFolder:
         self.last, self.previous = folder / "last.pt", folder / "previous.pt"
 
     def exists(self) -> bool:
-        """Whether there is anything to resume from."""
+        """Whether there is a checkpoint to resume from."""
         return self.last.exists() or self.previous.exists()
 
     def save(self, state: dict[str, Any]) -> None:
         """Write `state` as the last checkpoint and keep the one before.
 
         Raises:
-            RunError: if it cannot be written; the checkpoints that were there are still there.
+            RunError: if it cannot be written; existing checkpoints are then unchanged.
         """
         if not self.writes:
             return
@@ -92,15 +91,15 @@ class CheckpointFolder:
             path.unlink(missing_ok=True)
             raise RunError(
                 f"cannot write a checkpoint to {self.folder}: {error}. The previous checkpoint is untouched: free space "
-                "on that disk and run the same command again to go on from there."
+                "on that disk and run the same command again to resume from there."
             ) from error
 
     def candidate(self, step: int) -> Path:
-        """The file of the weights after `step` steps that a later phase may choose."""
+        """The file of the candidate weights after `step` steps."""
         return self.folder / f"candidate-{step}.pt"
 
     def save_candidate(self, step: int, weights: dict[str, Any]) -> None:
-        """Keep weights for a later phase to choose from.
+        """Save candidate weights for a later phase.
 
         Raises:
             RunError: if they cannot be written.
@@ -109,7 +108,7 @@ class CheckpointFolder:
             self._write(self.candidate(step), weights)
 
     def load_candidate(self, step: int, device: torch.device) -> dict[str, Any]:
-        """Weights that were kept.
+        """Load candidate weights.
 
         Raises:
             RunError: if they are missing or damaged.
@@ -118,24 +117,24 @@ class CheckpointFolder:
         problem = _damage(path)
         if problem is not None:
             raise RunError(
-                f"the weights that this run goes on from cannot be read: {path} ({problem}). Delete that folder to start over."
+                f"the weights that this run continues from cannot be read: {path} ({problem}). Delete that folder to start over."
             )
         weights: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
         return weights
 
     def keep_candidates(self, steps: set[int]) -> None:
-        """Delete all weights that were kept except those after `steps`."""
+        """Delete all candidate weights except those after `steps`."""
         wanted = {self.candidate(step) for step in steps}
         for path in self.folder.glob("candidate-*.pt"):
             if self.writes and path not in wanted:
                 path.unlink(missing_ok=True)
 
     def load(self, device: torch.device, run: dict[str, Any] | None = None) -> dict[str, Any] | None:
-        """The newest readable checkpoint, or None if there is none at all.
+        """The newest readable checkpoint, or None if there is no checkpoint.
 
         Args:
             device: where its tensors go.
-            run: what the checkpoint must say of its run; None accepts any.
+            run: the identity that the checkpoint must have; None accepts any.
 
         Raises:
             RunError: if there are checkpoints and none of them can be used.
@@ -147,13 +146,13 @@ class CheckpointFolder:
             problem = _damage(path)
             if problem is not None:
                 problems.append(f"{path.name}: {problem}")
-                logger.warning("the checkpoint %s is damaged and passed over (%s)", path, problem)
+                logger.warning("skipping the damaged checkpoint %s (%s)", path, problem)
                 continue
             state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
             if run is None or state.get("run") == run:
                 return state
             problems.append(f"{path.name}: belongs to the run {state.get('run')}, not to {run}")
-            logger.warning("the checkpoint %s belongs to another run and is passed over", path)
+            logger.warning("skipping the checkpoint %s, which belongs to another run", path)
         if problems:
             raise RunError(
                 f"no usable checkpoint in {self.last.parent} ({'; '.join(problems)}). Delete that folder to start over."
@@ -162,7 +161,7 @@ class CheckpointFolder:
 
 
 def _damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint file, found by its checksums; None if it is whole."""
+    """The damage of a checkpoint file found by its checksums; None if it is intact."""
     try:
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip()

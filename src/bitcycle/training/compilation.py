@@ -12,12 +12,12 @@ from bitcycle.quantizer.cpp_operators import AFFINE, BLOCK, are_available, are_c
 from bitcycle.training.plan import Plan
 
 COMPILATION_PAYS_ABOVE = 1e9
-"""Quantized activations in a run above which compiling is worth its 20 to 30 seconds, or 5 once PyTorch's cache on disk has the
-kernels: an eager quantizer takes about 20 ns longer for each (one activation and one gradient; two CPU cores)."""
+"""Quantized activations in a run above which compiling pays off. It takes 20 to 30 seconds, or 5 with kernels in PyTorch's disk
+cache; an eager quantizer takes about 20 ns longer per element (one activation and one gradient; two CPU cores)."""
 
 
 def wants_compilation(plan: Plan, device: torch.device) -> bool:
-    """Whether the quantizers of this run are to be compiled; both ways compute the same numbers."""
+    """Whether to compile the quantizers of this run; results are identical either way."""
     choice = plan.config.training.compile
     if choice == "false" or isinstance(plan.config.quantizer, NoQuantizer):
         return False
@@ -30,9 +30,9 @@ def wants_compilation(plan: Plan, device: torch.device) -> bool:
 
 
 def _operators(plan: Plan, device: torch.device) -> Path | None:
-    """The file of the operators in C++ that are all the quantizers need; they cost a short run nothing once they are compiled.
+    """The file of C++ operators if the quantizers need nothing else; once compiled, they cost even a short run nothing.
 
-    Several processes, which quantize shares of a batch, and integer products compile functions with PyTorch beside them.
+    Data-parallel training, which quantizes shards of a batch, and integer products also compile functions with PyTorch.
     """
     if device.type != "cpu" or distributed.world_size() > 1 or plan.config.training.compute != "simulate":
         return None

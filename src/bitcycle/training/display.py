@@ -1,4 +1,4 @@
-"""What a person sees of a run: a progress bar on a terminal, plain lines in a log file and everywhere else."""
+"""Console output of a run: a progress bar on a terminal, plain lines in log files and elsewhere."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def set_up_console() -> None:
 
 
 def _show_warning(message: Warning | str, *place: Any, **more: Any) -> None:
-    """A warning as a line of the log, without the place in the code that tells users nothing."""
+    """Log a warning without its location in the code."""
     logger.warning("%s", message)
 
 
 def be_quiet() -> None:
-    """Show errors only: another process of the same run says the rest."""
+    """Show errors only, as another process of the same run shows the rest."""
     for handler in logger.handlers:
         handler.setLevel(logging.ERROR)
 
@@ -63,7 +63,7 @@ def log_to_file(path: Path) -> Iterator[None]:
 
 
 class ProgressBar:
-    """A bar with the current precision, loss and metric; silent where the output is no terminal."""
+    """A progress bar with precision, loss and metric; disabled if the output is not a terminal."""
 
     def __init__(self, total_steps: int, done: int, enabled: bool) -> None:
         console = Console(stderr=True)
@@ -88,5 +88,5 @@ class ProgressBar:
             self.progress.update(self.task, completed=step, note=note)
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Stop updating the bar."""
         self.progress.stop()

@@ -1,9 +1,9 @@
-"""One run in several processes, one for each GPU: how they find each other, and what they do together.
+"""Data-parallel training of one run with one process per GPU: the process group and its collective operations.
 
-`torchrun --nproc-per-node=4 train.py ...` or `srun --ntasks-per-node=4 python train.py ...` start them. Each trains the same
-network on its share of every batch: `training.batch_size` is the batch of all together, so that the name of a run, its cost and,
-up to the rounding of sums, its result do not depend on the number of processes. Process 0 alone writes the run folder, which
-all must see; they begin and go on from the same checkpoint. A signal to one of them stops all after the same step.
+Processes are started by `torchrun --nproc-per-node=4 train.py ...` or `srun --ntasks-per-node=4 python train.py ...`. Each trains
+the same network on its shard of every batch: `training.batch_size` is the global batch size, so that the name of a run, its cost
+and, up to the rounding of sums, its result do not depend on the number of processes. Only process 0 writes the run folder, which
+all must be able to read; all resume from the same checkpoint. A signal to one of them stops all after the same step.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
     from bitcycle.training.plan import Plan
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""The environment variables by which torchrun tells its processes of each other."""
+"""The environment variables that torchrun sets for its processes."""
 _SYNC_BUFFERS = "forward_sync_buffers"
 if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel.__init__).parameters:  # before torch 2.13
     _SYNC_BUFFERS = "broadcast_buffers"
 SHARED_TASKS = [name for name, preset in TASKS.items() if preset.kind.can_be_shared]
 FIRST_PORT, PORTS = 20_000, 12_000
-"""Ports by which the tasks of a SLURM job find each other; the number of the job says which one."""
+"""Range of ports for the tasks of a SLURM job; the port is derived from the job id."""
 
 
 def process_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of torchrun for this process, as they are or from those of SLURM's srun; empty for a single process.
+    """The variables of torchrun for this process, as set or derived from those of SLURM's srun; empty for a single process.
 
-    The step of a batch script is a single process too, however many tasks its job has.
+    The step of a batch script is also a single process, regardless of the number of tasks of its job.
 
     >>> srun = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_NODEID": "1", "SLURM_JOB_ID": "7",
     ...         "SLURM_STEP_NODELIST": "gpu[03-04]", "SLURM_STEP_TASKS_PER_NODE": "2,1"}
@@ -53,7 +53,7 @@ def process_variables(environment: Mapping[str, str]) -> dict[str, str]:
     '2 3 0 1 gpu03 20007'
 
     Raises:
-        RunError: if some of torchrun's are missing.
+        RunError: if some of torchrun's variables are missing.
     """
     if int(environment.get("WORLD_SIZE") or 1) > 1:
         missing = [name for name in NEEDED if name not in environment]
@@ -78,7 +78,7 @@ def process_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def first_host(nodes: str) -> str:
-    """The first of SLURM's list of machines.
+    """The first host of a SLURM node list.
 
     >>> first_host("gpu[03-05,9],cpu1"), first_host("a1,a2"), first_host("r[1-2]n[4-8]")
     ('gpu03', 'a1', 'r1n4')
@@ -88,7 +88,7 @@ def first_host(nodes: str) -> str:
 
 
 def tasks_on_nodes(counts: str) -> list[int]:
-    """How many tasks SLURM starts on each machine.
+    """The number of tasks that SLURM starts on each machine.
 
     >>> tasks_on_nodes("4(x2),3")
     [4, 4, 3]
@@ -99,13 +99,13 @@ def tasks_on_nodes(counts: str) -> list[int]:
 
 @contextmanager
 def process_group(device: str) -> Iterator[None]:
-    """Be one of several processes, if that is what was started; else do nothing.
+    """Context that joins the process group; does nothing in a single process.
 
     Args:
-        device: `training.device`; on GPUs messages go by NCCL, and by Gloo where the CPU sends them.
+        device: `training.device`; GPU tensors are communicated by NCCL, CPU tensors by Gloo.
 
     Raises:
-        RunError: if the processes do not find each other, or this one has no GPU of its own.
+        RunError: if the processes cannot connect, or this one has no GPU.
     """
     variables = process_variables(os.environ)
     if not variables:
@@ -130,11 +130,11 @@ def process_group(device: str) -> Iterator[None]:
     except Interrupted:
         dist.destroy_process_group()
         raise
-    dist.destroy_process_group()  # not after a failure: it might wait for processes that wait for this one
+    dist.destroy_process_group()  # not after a failure, as it could deadlock with waiting processes
 
 
 def own_gpu(local_rank: int, gpus: int) -> int:
-    """The number of the GPU of a process; SLURM may show each task its own only.
+    """The GPU index of a process; SLURM may expose only its own GPU to each task.
 
     Raises:
         RunError: if there are fewer GPUs than processes.
@@ -145,7 +145,7 @@ def own_gpu(local_rank: int, gpus: int) -> int:
 
 
 def check_sharing(plan: Plan) -> None:
-    """Refuse a run that several processes cannot share.
+    """Check that several processes can train this run.
 
     Raises:
         SettingError (a ValueError): naming the setting and what to do.
@@ -180,20 +180,20 @@ def check_sharing(plan: Plan) -> None:
 
 
 def shared_model(model: nn.Module) -> nn.Module:
-    """The model with what it needs to see a share of each batch only."""
+    """The model, adapted to training on shards of each batch."""
     return share_batch_norm(model) if distributed.world_size() > 1 else model
 
 
 def replica(model: nn.Module) -> nn.Module:
-    """What training calls in the model's place: gradients are added up over the processes on the way back.
+    """A wrapper that training calls instead of the model, which sums gradients over the processes in the backward pass.
 
-    Each process weighs its loss with its share of the batch, so the sum is the gradient of the batch's loss.
+    Each process weights its loss by its share of the batch, so the sum is the gradient of the batch's loss.
     """
     if distributed.world_size() == 1:
         return model
     device_ids = [torch.cuda.current_device()] if next(model.parameters()).is_cuda else None
     warnings.filterwarnings("ignore", message="Grad strides do not match")  # channels-last weights of a single column
-    # Without the search for unused parameters the order of sums would change after the first step, also of a resumed run.
+    # Without the search for unused parameters, the order of sums would change after the first step, also in resumed runs.
     options: dict[str, Any] = {_SYNC_BUFFERS: False, "find_unused_parameters": True}
     parallel = DistributedDataParallel(model, device_ids, **options)
     parallel.register_comm_hook(None, lambda _, bucket: _added_up(bucket.buffer()))
@@ -201,27 +201,27 @@ def replica(model: nn.Module) -> nn.Module:
 
 
 def _added_up(gradients: Tensor) -> torch.futures.Future[Tensor]:
-    """The sum over all processes, where DistributedDataParallel would take the mean."""
+    """The sum over all processes, instead of DistributedDataParallel's mean."""
     work: Any = dist.all_reduce(gradients, async_op=True)
     future: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
     return future
 
 
 class Agreement:
-    """Lets all processes save or stop after the same step, when any of them was asked to, and none wait for it.
+    """Lets all processes save or stop after the same step at the request of any one, without synchronisation.
 
-    In every step each process sends what it was asked; the answer is read one step later, when it has long come.
+    In every step each process sends its request; the result is read one step later, when it has long arrived.
     """
 
     def __init__(self) -> None:
         self._sent: tuple[Tensor, Any] | None = None
 
     def greatest(self, asked: int) -> int:
-        """The greatest number that a process asked for one step ago, 0 at first; with one process the number itself."""
+        """The greatest request of any process one step ago, initially 0; with one process the request itself."""
         if distributed.world_size() == 1:
             return asked
         answer = self._answer()
-        word = torch.tensor(asked)  # on the CPU, where no process waits for a GPU
+        word = torch.tensor(asked)  # on the CPU, so that no process waits for a GPU
         self._sent = word, dist.all_reduce(word, dist.ReduceOp.MAX, async_op=True)
         return answer
 
@@ -234,21 +234,21 @@ class Agreement:
         return int(word)
 
     def close(self) -> None:
-        """Read the last answer, which nobody needs."""
+        """Receive the last result, which is not used."""
         self._answer()
 
 
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Timed out waiting")
-"""What messages say when another process has gone."""
+"""Parts of error messages that indicate the end of another process."""
 
 
 def explained(error: Exception) -> Exception:
-    """The error itself, or what it means where another process of the run has gone."""
+    """The error itself, or an explanation if it is due to the end of another process."""
     if distributed.world_size() == 1 or isinstance(error, RunError) or not isinstance(error, RuntimeError):
         return error
     if not any(words in str(error) for words in LOST):
         return error
     return RunError(
-        f"another process of this run has ended, and its output says why ({str(error).splitlines()[0]}). Run the same command "
-        "again to go on from the last checkpoint"
+        f"another process of this run has ended, see its output ({str(error).splitlines()[0]}). Run the same command "
+        "again to resume from the last checkpoint"
     )

@@ -1,4 +1,4 @@
-"""What a run was computed with: versions, commit and machine."""
+"""The environment of a run: versions, commit and machine."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from bitcycle import distributed
 
 PACKAGES = ("bitcycle", "torch", "torchvision", "torchmetrics", "numpy", "hydra-core", "omegaconf")
 COMMIT_VARIABLE = "BITCYCLE_COMMIT"
-"""Names the commit of a copy without its history (docs/sweeps.md, offline machines)."""
+"""Environment variable with the commit of a copy without git history (docs/sweeps.md, offline machines)."""
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Versions of libraries, the commit of this repository with uncommitted changes, processor and threads."""
+    """Versions of libraries, the commit of this repository and whether it is modified, processor and threads."""
     return {
         "python": sys.version.split()[0],
         "packages": {package: _version(package) for package in PACKAGES},
@@ -36,14 +36,14 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 
 
 def processor(device: torch.device) -> str:
-    """The name of the GPU or CPU that computes."""
+    """The name of the GPU or CPU in use."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return _cpu_name()
 
 
 def commit() -> str | None:
-    """The commit of this repository; where it is a copy without its history, what COMMIT_VARIABLE says of it."""
+    """The commit of this repository; in a copy without git history, the value of COMMIT_VARIABLE."""
     return os.environ.get(COMMIT_VARIABLE) or _git("rev-parse", "HEAD")
 
 
@@ -54,7 +54,7 @@ def _cpu_name() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     except OSError:
-        pass  # not Linux; the platform module knows less but something
+        pass  # not Linux; the platform module knows less
     return platform.processor() or platform.machine()
 
 
@@ -66,7 +66,7 @@ def _version(package: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git says about the repository of this file; None outside a repository or without git."""
+    """The output of git for the repository of this file; None outside a repository or without git."""
     try:
         command = ["git", "-C", str(Path(__file__).parent), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

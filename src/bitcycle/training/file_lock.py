@@ -1,4 +1,4 @@
-"""Locks on open files that end with the process, on every operating system."""
+"""Locks on open files that are released when the process ends, on all operating systems."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ if sys.platform == "win32":
     import msvcrt
 
     def try_lock(stream: IO[Any], shared: bool = False) -> bool:
-        """Lock a file until it is closed; False if another process holds it. There are no shared locks here."""
-        stream.seek(0)  # one byte is locked, which need not exist
+        """Lock a file until it is closed; False if another process holds it. Shared locks are not supported on Windows."""
+        stream.seek(0)  # locks one byte, which need not exist
         try:
             msvcrt.locking(stream.fileno(), msvcrt.LK_NBLCK, 1)
         except OSError:

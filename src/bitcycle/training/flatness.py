@@ -1,11 +1,11 @@
-"""s = Tr(sqrt v), a stand-in for the curvature of the loss: the smaller, the flatter.
+"""s = Tr(sqrt v), a proxy for the curvature of the loss: the smaller, the flatter.
 
     v_0 = 0,   v_k = beta v_(k-1) + (1 - beta) g_k^2,   s = sum over all weights of sqrt(v_k / (1 - beta^k))
 
 with the gradient g_k of step k, counted from the beginning of the phase. "All weights" are all trained parameters.
 
 Source: HLHLp, section 3.2 (v estimates diag(H^2), so s the sum of the eigenvalues of H); Kingma and Ba 2014 for v and its
-correction. Differs from the authors' code in nothing that we know of: none was released.
+bias correction. No code was released.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ BETA = 0.999
 
 
 class SecondMoment:
-    """The average v of squared gradients, for any optimizer; no step waits for the host.
+    """The average v of squared gradients for any optimizer, without synchronisation with the host.
 
     Args:
-        parameters: what is trained; parameters that have no gradient count nothing.
+        parameters: trained parameters; those without gradient are ignored.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -32,7 +32,7 @@ class SecondMoment:
         self.steps = 0
 
     def update(self) -> None:
-        """Take in the current gradients."""
+        """Update the average with the current gradients."""
         self.steps += 1
         torch._foreach_mul_(self.moments, BETA)
         pairs = [(v, p.grad) for v, p in zip(self.moments, self.parameters, strict=True) if p.grad is not None]
@@ -41,7 +41,7 @@ class SecondMoment:
             torch._foreach_addcmul_(moments, gradients, gradients, value=1 - BETA)
 
     def trace_sqrt(self) -> float:
-        """s of the gradients so far; waits for the device."""
+        """s of the gradients so far; synchronises with the device."""
         return sum_of_roots((v, 1 - BETA**self.steps) for v in self.moments)
 
     def state_dict(self) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class SecondMoment:
 
 
 def adam_trace_sqrt(optimizer: torch.optim.Optimizer) -> float:
-    """s of Adam's own second moments, whose gradients include weight decay; waits for the device."""
+    """s of Adam's second moments, whose gradients include weight decay; synchronises with the device."""
     terms = []
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -66,6 +66,6 @@ def adam_trace_sqrt(optimizer: torch.optim.Optimizer) -> float:
 
 
 def sum_of_roots(terms: Iterable[tuple[Tensor, float]]) -> float:
-    """The sum of sqrt(v / correction) over all elements of all tensors v, added up in double precision on the device."""
+    """The sum of sqrt(v / correction) over all elements of all tensors v, in double precision on the device."""
     sums = [v.sqrt().sum(dtype=torch.float64) / correction**0.5 for v, correction in terms]
     return float(torch.stack(sums).sum()) if sums else 0.0

@@ -1,7 +1,7 @@
-"""A run is named by what it computes: a hash of the settings that can change its result.
+"""Names of runs: a hash of the settings that can change the result.
 
-Names of options always count, other settings only where they differ from their default, so that a new setting with a neutral
-default leaves every old name as it is. The seed is not hashed: runs that differ in nothing else lie beside each other.
+The hash includes the names of options, and other settings only if they differ from their default, so that a new setting with a
+neutral default does not change existing names. The seed is not hashed: runs that differ only in the seed share a parent folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def result_settings(settings: Settings, prefix: str = "") -> dict[str, Any]:
             continue
         if isinstance(value, Settings):
             found |= result_settings(value, f"{prefix}{field.name}.")
-        elif field.name == "name" or value != default_of(field):  # names tell the options' classes apart
+        elif field.name == "name" or value != default_of(field):  # names distinguish the options' classes
             found[prefix + field.name] = _digest(prefix, value) if field.metadata.get("content") else value
     return found
 
@@ -39,7 +39,7 @@ def _digest(prefix: str, path: str) -> str:
 
 
 def run_hash(config: RunConfig) -> str:
-    """Ten hexadecimal digits that name what a configuration computes."""
+    """Ten hexadecimal digits that identify what a configuration computes."""
     text = json.dumps(result_settings(config), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 

@@ -1,8 +1,7 @@
-"""Training that begins from the weights of another one: float pre-training, then quantized retraining (FracTrain, section 4.5).
+"""Training from the weights of another run: float pre-training, then quantized retraining (FracTrain, section 4.5).
 
-The float network's parameters and buffers are taken over, before the network is quantized; what quantizers and gates
-had learned is not.
-A run is named by the content of these weights, not by where they lie.
+The parameters and buffers of the float network are loaded before conversion; states of quantizers and gates are not.
+The name of the run depends on the content of these weights, not on their path.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def weights_file(path: str) -> Path:
     """The checkpoint file that `path` names: itself, or the last checkpoint of a finished run.
 
     Raises:
-        SettingError (a ValueError): if there is none.
+        SettingError (a ValueError): if there is no such file.
     """
     given = Path(path).expanduser()
     if given.is_file():
@@ -41,14 +40,14 @@ def weights_file(path: str) -> Path:
     if not given.is_dir():
         raise SettingError(FIELD, path, "there is no such file or folder", remedy)
     if folder.state() == "resumable":
-        raise SettingError(FIELD, path, "this run is not finished", "run its command again until it is done")
+        raise SettingError(FIELD, path, "this run is not finished", "finish it by running its command again")
     if not folder.checkpoint.last.is_file():
         raise SettingError(FIELD, path, "there is no checkpoint of a run in this folder", remedy)
     return folder.checkpoint.last
 
 
 def read_weights(path: str) -> dict[str, Tensor]:
-    """Weights by name, of a checkpoint of this project or of a saved state dict; runs no code from the file.
+    """Weights by name, from a checkpoint of this project or a saved state dict; executes no code from the file.
 
     Raises:
         SettingError (a ValueError): if the file cannot be read or holds something else.
@@ -58,15 +57,15 @@ def read_weights(path: str) -> dict[str, Tensor]:
         state: Any = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
         problem = f"cannot be read as weights ({str(error).splitlines()[0]})"
-        raise SettingError(FIELD, path, problem, "give a file that torch.save wrote, without code in it") from error
+        raise SettingError(FIELD, path, problem, "give a file written by torch.save, without code in it") from error
     weights = state.get("model", state) if isinstance(state, dict) else None
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise SettingError(FIELD, path, "holds no weights", "give a checkpoint, or a saved state dict")
+        raise SettingError(FIELD, path, "contains no weights", "give a checkpoint, or a saved state dict")
     return weights
 
 
 def content_digest(path: str) -> str:
-    """Names and values of all weights in a checkpoint as one number, the same wherever and whenever it was saved.
+    """A digest of names and values of all weights in a checkpoint, independent of how it was saved.
 
     Raises:
         SettingError (a ValueError): if it cannot be read.
@@ -96,11 +95,11 @@ def load_initial_weights(options: ModelOptions, model: nn.Module) -> None:
     model.load_state_dict(fitting, strict=False)
     logger.info("initial weights from %s", options.initial_weights)
     if left_out:
-        logger.info("the classifier begins with random weights: %s are not taken from there", ", ".join(left_out))
+        logger.info("the classifier starts with random weights: %s are not loaded", ", ".join(left_out))
 
 
 def fitting_weights(options: ModelOptions, model: nn.Module) -> tuple[dict[str, Tensor], list[str]]:
-    """The initial weights that the float model takes, and the names of those of its classifier that it does not take.
+    """The initial weights that fit the float model, and the names of classifier weights that are not loaded.
 
     Raises:
         SettingError (a ValueError): if they do not fit.
@@ -121,15 +120,15 @@ def fitting_weights(options: ModelOptions, model: nn.Module) -> tuple[dict[str, 
         problem, remedy = f"does not fit {options.name}: {problems[0]}", "give weights of the same network"
         raise SettingError(FIELD, options.initial_weights, problem, remedy)
     if other and options.initial_classifier == "refused":
-        problem = f"has another number of classes: {_shapes(other[0], found, expected)}"
-        remedy = "model.initial_classifier=fitting begins with a random one"
+        problem = f"has a different number of classes: {_shapes(other[0], found, expected)}"
+        remedy = "model.initial_classifier=fitting starts with a random one"
         raise SettingError(FIELD, options.initial_weights, problem, remedy)
     left_out = classifier if other or options.initial_classifier == "random" else []
     return {key: found[key] for key in expected if key not in left_out}, left_out
 
 
 def _without_gates(found: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Weights of a network that chose its bits (dfq, fractrain) as those of the network that it was made from."""
+    """Weights of a gated network (dfq, fractrain) under the names of the original network."""
     if not any(key.startswith("gates.") for key in found) or hasattr(model, "gates"):
         return found
     names = {f"{name}.block.": f"{name}." for name in getattr(model, "block_names", ())}
@@ -141,7 +140,7 @@ def _without_gates(found: dict[str, Tensor], model: nn.Module) -> dict[str, Tens
 
 
 def _of_quantizer(name: str, layers: dict[str, nn.Module]) -> bool:
-    """Whether a layer that can be quantized would have this in a module of its own."""
+    """Whether this name belongs to a quantizer module of a convertible layer."""
     return any(name.startswith(f"{layer}.") and "." in name[len(layer) + 1 :] for layer in layers)
 
 

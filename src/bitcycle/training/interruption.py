@@ -1,4 +1,4 @@
-"""Interruptions: a signal only sets a flag, which the training loop reads between steps."""
+"""Interruptions: a signal sets a flag, which the training loop checks between steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bitcycle.signals import STOP_SIGNALS
 
 
 class Interrupted(Exception):
-    """The run was asked to stop and has saved a checkpoint; the same command goes on from there. Exit code 75."""
+    """The run was interrupted and has saved a checkpoint, from which the same command resumes. Exit code 75."""
 
 
 class StopSignal:
@@ -26,7 +26,7 @@ class StopSignal:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Let nothing stop what is done inside, as saving a checkpoint."""
+        """Context that signals do not interrupt, such as saving a checkpoint."""
         self._is_held = True
         try:
             yield

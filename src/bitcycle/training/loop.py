@@ -1,7 +1,7 @@
-"""The training loop: one for all tasks, schedules and quantizers; exact to resume at any step.
+"""The training loop for all tasks, schedules and quantizers, with exact resume at any step.
 
-Everything that a step computes follows from the weights, the optimizer's state, the phase and the step's number: precision and
-learning rate are functions of them, batch and noise are hashes of the number. A checkpoint therefore needs no generator states.
+Each step is determined by the weights, the optimizer state, the phase and the step index: precision and learning rate are
+functions of them, batch and noise are hashes of the index. A checkpoint therefore needs no generator states.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ logger = logging.getLogger(__name__)
 
 
 GO_ON, SAVE, STOP = range(3)
-"""What processes agree on after a step; the greatest wins."""
+"""Requests that processes agree on after a step; the greatest wins."""
 COUNTERS = ("step", "elapsed", "evaluating", "metrics_bytes", "timing_bytes")
-"""Attributes of the trainer that a checkpoint holds."""
+"""Attributes of the trainer that are saved in checkpoints."""
 
 
 class Stateful(Protocol):
-    """What a checkpoint can hold."""
+    """A part of the training state that can be saved in a checkpoint."""
 
     def state_dict(self) -> dict[str, Any]:
         """State as tensors, numbers, strings, lists and dictionaries."""
@@ -55,7 +55,7 @@ class Stateful(Protocol):
 
 @dataclass
 class Trainer:
-    """Everything that one run trains with; `train` runs it from where it stands to the end."""
+    """The training state of one run; `train` runs it from the current step to the end."""
 
     task: Task
     model: nn.Module
@@ -126,16 +126,16 @@ class Trainer:
                 saved = time.monotonic()
             if agreed == STOP and self.step < self.total_steps:
                 self.agreement.close()
-                distributed.barrier()  # who started them may end all when the first one has gone
+                distributed.barrier()  # the launcher may kill all processes when the first one exits
                 raise Interrupted(f"received {stop.received or 'a signal in another process'} after step {self.step}")
         self.agreement.close()
 
     def release(self) -> None:
-        """Let go of the other processes; must come before the end of their group, for which PyTorch may wait for ever."""
+        """Disconnect from the other processes; must precede the end of the process group, which may otherwise deadlock."""
         self.replica = self.model
 
     def begin_phase(self) -> None:
-        """Begin the next phase: its weights, its learning rate, and a best evaluation of its own."""
+        """Begin the next phase with its weights and learning rate, and reset the best evaluation."""
         record = self.phases.begin(self.device)
         if self.phases.several:
             self.best, self.average = Best(), WeightAverage()
@@ -148,7 +148,7 @@ class Trainer:
             )
 
     def train_step(self, batch: Any) -> None:
-        """One optimizer step on one batch, or on this process's share of it."""
+        """One optimizer step on one batch, or on this process's shard of it."""
         samples = self.epoch.samples_of(self.step)
         self.controller.step(self.step, samples=samples)
         own = (distributed.rank(),) if distributed.rank() else ()
@@ -174,7 +174,7 @@ class Trainer:
         self.tell_schedule(outcome, objective)
 
     def tell_schedule(self, outcome: StepOutput, objective: Tensor) -> None:
-        """Tell a schedule that reacts to the training its mean loss and accuracy, as often as it wants to know."""
+        """Pass mean loss and accuracy to a feedback schedule at its observation interval."""
         schedule = self.controller.schedule
         if not isinstance(schedule, FeedbackSchedule):
             return
@@ -188,20 +188,20 @@ class Trainer:
                 self.follow(schedule)
 
     def follow(self, schedule: SearchSchedule) -> None:
-        """End the run, or begin again, if the schedule says so."""
+        """End or reset the run if the schedule requests it."""
         if schedule.finished:
             self.total_steps = self.step
         if schedule.should_reset:
             self.reset()
 
     def reset(self) -> None:
-        """Go on from the initial weights, with nothing remembered of the steps so far."""
+        """Continue from the initial weights, discarding the state of previous steps."""
         self.model.load_state_dict(self.initial_state())
         self.optimizer.state.clear()
         self.average = WeightAverage()
 
     def log_training(self, bar: ProgressBar) -> None:
-        """Write mean loss and accuracy since the last time."""
+        """Log mean loss and accuracy since the last call."""
         self.check_finite()
         loss, accuracy = self.logged.take()
         precision = self.controller.precision
@@ -211,7 +211,7 @@ class Trainer:
         bar.update(self.step, f"bits {'/'.join(map(str, precision or ()))}  loss {loss:.3f}")
 
     def check_finite(self) -> None:
-        """Stop a run that has diverged, before it is evaluated or saved.
+        """Stop a diverged run before it is evaluated or saved.
 
         Raises:
             RunError: if the loss of a step since the last record is not finite.
@@ -224,7 +224,7 @@ class Trainer:
             )
 
     def evaluate(self, bar: ProgressBar) -> None:
-        """Evaluate at the chosen precision and, where that is another one, at q_max; remember the best."""
+        """Evaluate at the chosen precision and, if different, at q_max; update the best evaluation."""
         self.check_finite()
         current, highest = self.controller.precision, self.controller.schedule.reference
         assert current is not None, "a step has been trained"
@@ -234,10 +234,10 @@ class Trainer:
         ]
         values = self.evaluate_at(chosen, self.task.evaluate, as_trained)
         same = (chosen.weight, chosen.activation) == (highest.weight, highest.activation)
-        same &= not (as_trained and self.controller.record.gates)  # these have bits of their own
+        same &= not (as_trained and self.controller.record.gates)  # gates choose their own bits
         values_at_q_max = values if same else self.evaluate_at(highest, self.task.evaluate, as_trained=False)
         values |= self.evaluate_average(chosen, as_trained)
-        validation = self.evaluate_at(current, self.task.validate)  # leaves the bits of training in place
+        validation = self.evaluate_at(current, self.task.validate)  # keeps the bits of training
         value, at_q_max = values[self.task.metric], values_at_q_max[self.task.metric]
         self.best.history.append(value)
         self.best.at_q_max.append(at_q_max)
@@ -258,7 +258,7 @@ class Trainer:
         bar.update(self.step)
 
     def consider(self, validation: dict[str, float]) -> dict[str, float]:
-        """Take the current weights into account for the next phase; returns what to record."""
+        """Consider the current weights as candidate for the next phase; returns values to log."""
         if not validation:
             return {}
         self.best.validation.append(validation[self.task.validation_metric])
@@ -271,7 +271,7 @@ class Trainer:
         return validation if flatness is None else {**validation, "trace_sqrt_v": flatness}
 
     def evaluate_average(self, precision: Precision, as_trained: bool = True) -> dict[str, float]:
-        """Metrics of the averaged weights, as `evaluate_at`; none before there is an average."""
+        """Metrics of the averaged weights, as `evaluate_at`; empty before averaging starts."""
         if not self.average.count:
             return {}
         with self.average.in_place_of(self.model):
@@ -280,12 +280,12 @@ class Trainer:
         return {f"{name}_averaged": value for name, value in values.items()}
 
     def averaging_is_due(self) -> bool:
-        """Whether the weights after this step belong to the average."""
+        """Whether the weights after this step are included in the average."""
         length = self.controller.schedule.length.total_steps
         return self.options.weight_averaging.due(self.step, length, begun=self.average.count > 0)
 
     def average_weights(self) -> None:
-        """Take the present weights into the average, with statistics of batch norm that belong to it."""
+        """Include the current weights in the average, and re-estimate its batch norm statistics."""
         self.average.add(self.model)
         if not estimated_layers(self.model):
             return
@@ -298,9 +298,9 @@ class Trainer:
     def evaluate_at(
         self, precision: Precision, measure: Callable[[nn.Module], dict[str, float]], as_trained: bool = True
     ) -> dict[str, float]:
-        """What `measure` says of the model in evaluation mode at `precision`.
+        """The result of `measure` for the model in evaluation mode at `precision`.
 
-        `as_trained` lets a network that chooses its bits do so; otherwise all of it has those of `precision`.
+        With `as_trained`, gates choose their bits; otherwise the whole network has those of `precision`.
         """
         started = time.monotonic()
         self.controller.use(precision, choose=as_trained)
@@ -312,7 +312,7 @@ class Trainer:
             self.evaluating += time.monotonic() - started
 
     def stateful_parts(self) -> dict[str, Stateful]:
-        """Everything that a checkpoint holds beside the counters, by name; `save` and `resume` walk this list."""
+        """The parts of a checkpoint besides the counters, by name; used by `save` and `resume`."""
         schedule = self.controller.schedule
         return {
             "model": self.model,
@@ -332,7 +332,9 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint and the status."""
         self.check_finite()
-        parts = {name: part.state_dict() for name, part in self.stateful_parts().items()}  # some ask all processes
+        parts = {
+            name: part.state_dict() for name, part in self.stateful_parts().items()
+        }  # some are collective operations
         if not self.folder.writes:
             return
         self.timing.write({"step": self.step, "seconds": self.elapsed})
@@ -344,12 +346,12 @@ class Trainer:
         self.folder.write_status("running", self.step, self.total_steps)
 
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint must say of its run to be one of this run."""
+        """The identity that a checkpoint of this run has."""
         length = self.controller.schedule.length.total_steps
         return {"folder": "/".join(self.folder.path.parts[-3:]), "seed": self.seed, "total_steps": length}
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Continue from what `save` wrote."""
+        """Restore the state that `save` wrote."""
         for counter in COUNTERS:
             setattr(self, counter, state[counter])
         for name, part in self.stateful_parts().items():

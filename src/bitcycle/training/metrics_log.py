@@ -1,4 +1,4 @@
-"""Metrics of a run: JSON lines are the truth; trackers (`trackers.py`) get a copy where asked for."""
+"""Metrics of a run: written as JSON lines, and optionally copied to trackers (`trackers.py`)."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from bitcycle.layer import PrecisionController
 from bitcycle.training.trackers import Tracker, numbers
 
 FOLLOWED = ("precision", "learning_rate", "cost")
-"""Values of records that trackers get for every step instead."""
+"""Values of records that trackers receive for every step instead."""
 
 
 class JsonLines:
-    """An append-only file of JSON objects, one a line, that can be cut back to where a checkpoint was taken."""
+    """An append-only file with one JSON object per line, which can be truncated to the state at a checkpoint."""
 
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
-        """Open the file and cut it back to `keep_bytes`.
+        """Open the file and truncate it to `keep_bytes`.
 
         Raises:
-            RunError: if it is shorter than that, as when somebody has edited or deleted it.
+            RunError: if it is shorter, for example after being edited or deleted.
         """
         path.touch()
         size = path.stat().st_size
         if size < keep_bytes:
             raise RunError(
-                f"{path} holds {size} bytes, but {keep_bytes} were written before the checkpoint: it has been cut or deleted. "
-                f"Put it back, or delete the folder {path.parent} to start over."
+                f"{path} has {size} bytes, but {keep_bytes} were written before the checkpoint: it was truncated or deleted. "
+                f"Restore it, or delete the folder {path.parent} to start over."
             )
         os.truncate(path, keep_bytes)
         self.stream = open(path, "ab")
@@ -50,7 +50,7 @@ class JsonLines:
             ) from error
 
     def position(self) -> int:
-        """Length of the file, on disk, in bytes."""
+        """Length of the file on disk in bytes."""
         os.fsync(self.stream.fileno())
         return self.stream.tell()
 
@@ -60,7 +60,7 @@ class JsonLines:
 
 
 class NoLines(JsonLines):
-    """Takes the records of a process that leaves all writing to another one."""
+    """Discards the records of a process that does not write."""
 
     def __init__(self) -> None:
         pass
@@ -79,22 +79,22 @@ class MetricsLog:
     """Writes records to metrics.jsonl and their numbers to the trackers.
 
     Args:
-        lines: metrics.jsonl, cut back to the checkpoint that the run resumes from.
-        trackers: where copies go.
+        lines: metrics.jsonl, truncated to the checkpoint that the run resumes from.
+        trackers: trackers that receive copies.
     """
 
     def __init__(self, lines: JsonLines, trackers: Sequence[Tracker]) -> None:
         self.lines, self.trackers = lines, trackers
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """Record `values` of the moment after `step` optimizer steps; `kind` is train, evaluation or phase."""
+        """Record `values` after `step` optimizer steps; `kind` is train, evaluation or phase."""
         self.lines.write({"kind": kind, "step": step, **values})
         followed = {name: value for name, value in values.items() if name not in FOLLOWED}
         for tracker in self.trackers:
             tracker.write(step, numbers(followed, f"{kind}/"))
 
     def follow(self, step: int, rate: float, controller: PrecisionController) -> None:
-        """Tell the trackers bits, learning rate and the cost so far of every step; metrics.jsonl need not repeat them."""
+        """Send bits, learning rate and the cost so far of every step to the trackers, but not to metrics.jsonl."""
         if not self.trackers:
             return
         cost = controller.cost()
@@ -105,11 +105,11 @@ class MetricsLog:
             tracker.write(step, values)
 
     def position(self) -> int:
-        """Bytes of metrics.jsonl that are safely on disk."""
+        """Number of bytes of metrics.jsonl on disk."""
         return self.lines.position()
 
     def close(self) -> None:
-        """Finish file and trackers."""
+        """Close file and trackers."""
         self.lines.close()
         for tracker in self.trackers:
             tracker.close()

@@ -1,4 +1,4 @@
-"""What a plan needs to know of a network, kept in the user's cache: building and tracing it takes seconds."""
+"""Properties of a network for planning, kept in the user's cache as building and tracing takes seconds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bitcycle.task import Sample, TaskOptions
 
 @dataclass(frozen=True)
 class Outline:
-    """What a schedule asks of a network: its blocks and their family, as attributes of the network are called."""
+    """Properties of a network that schedules need: its blocks and their family, named as the network's attributes."""
 
     block_names: tuple[str, ...]
     block_family: str | None
@@ -31,14 +31,14 @@ class Outline:
 
 @dataclass(frozen=True)
 class Network:
-    """What conversion makes of a network, and what that computes.
+    """A converted network and its operations.
 
     Attributes:
-        parameters: number of trained ones, those of gates included.
-        layers: what becomes of each convertible layer.
-        choices: of its gates; None where it has none.
-        workload: products of a sample.
-        warnings: of the trace.
+        parameters: number of trained parameters, including those of gates.
+        layers: treatment of each convertible layer.
+        choices: of its gates; None without gates.
+        workload: products per sample.
+        warnings: warnings of the trace.
     """
 
     parameters: int
@@ -49,7 +49,7 @@ class Network:
 
 
 def outline(options: ModelOptions, shape: Shape) -> Outline:
-    """The blocks of a network for such data."""
+    """The blocks of a network for data of a given shape."""
 
     def make() -> Outline:
         model = options.build(shape)
@@ -64,7 +64,7 @@ def network(
     """The converted network.
 
     Raises:
-        SettingError: where quantizer, schedule and network do not fit each other.
+        SettingError: if quantizer, schedule and network are incompatible.
     """
 
     def make() -> Network:
@@ -88,7 +88,7 @@ def network(
 
 
 def _is_ours(options: object) -> bool:
-    """Whether the code that options describe is part of this package, and so of the version of what is kept."""
+    """Whether the code behind the options is part of this package, and thus of the cache version."""
     return type(options).__module__.startswith("bitcycle.")
 
 
@@ -101,12 +101,12 @@ def _identity(*parts: object) -> str:
 
 
 def _charged_quantizer(quantizer: QuantizerOptions) -> QuantizerOptions:
-    """The quantizer whose converted layers follow the schedule in the cost; a float run is charged as SBM at 32 bits."""
+    """The quantizer for counting costs; a float run is counted as SBM at 32 bits."""
     return Sbm(float_layers=quantizer.float_layers) if isinstance(quantizer, NoQuantizer) else quantizer
 
 
 def _trace(model: nn.Module, sample: Sample) -> Workload:
-    """The products of the model on the meta device, which knows shapes only: nothing is computed, however large it is."""
+    """The products of the model, traced on the meta device without computation."""
     devices = {leaf.device for leaf in tree_leaves(sample.arguments) if isinstance(leaf, torch.Tensor)}
     return trace(model.to(devices.pop()), *sample.arguments, samples=sample.samples)
 

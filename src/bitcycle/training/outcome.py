@@ -1,4 +1,4 @@
-"""What a run has measured so far: the mean of the last steps, and the best evaluation."""
+"""Results of a run so far: means over the last steps, and the best evaluation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bitcycle.task import StepOutput
 
 @dataclass
 class Best:
-    """The best evaluation of the current phase, cost and samples by precision up to it, and the values of all its evaluations."""
+    """The best evaluation of the current phase, cost and samples by precision up to it, and all evaluations of the phase."""
 
     value: float | None = None
     step: int = 0
@@ -24,7 +24,7 @@ class Best:
     averaged: list[float] = field(default_factory=list)
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it, for a checkpoint."""
+        """The state, for a checkpoint."""
         return dict(vars(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -33,7 +33,7 @@ class Best:
 
 
 class RunningMean:
-    """Mean loss and accuracy over some steps, added up on the device so that no step waits for the host."""
+    """Mean loss and accuracy over some steps, accumulated on the device to avoid synchronisation."""
 
     def __init__(self, device: torch.device) -> None:
         self.sums, self.count = torch.zeros(2, dtype=torch.float64, device=device), 0
@@ -44,7 +44,7 @@ class RunningMean:
         self.count += 1
 
     def take(self) -> tuple[float, float]:
-        """(mean loss, mean accuracy) of the steps added since the last time; starts over."""
+        """(mean loss, mean accuracy) of the steps since the last call; resets the sums."""
         loss, accuracy = (self.sums / self.count).tolist()
         self.sums.zero_()
         self.count = 0

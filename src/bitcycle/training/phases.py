@@ -1,8 +1,7 @@
-"""Carries out the phases of a schedule: starting weights, learning rate, optimizer state. Knows no method by its name.
+"""Executes the phases of a schedule: starting weights, learning rate, optimizer state.
 
-While a phase runs, the weights of its best evaluations by validation are kept as files beside the checkpoints, as many as
-the next phase chooses from. They are deleted when neither of the two checkpoints needs them, so that a run that is cut off
-anywhere finds them again.
+During a phase, the weights of its best evaluations by validation are saved next to the checkpoints, as many as the next phase
+chooses from. They are deleted when neither of the two checkpoints needs them, so that an interrupted run always finds them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Candidate:
-    """Weights that the next phase may start from: the step after which they were, their validation, their Tr(sqrt v)."""
+    """Weights that the next phase may start from: their step, validation metric and Tr(sqrt v)."""
 
     step: int
     validation: float
@@ -35,7 +34,7 @@ class Candidate:
 
 
 def best_candidates(found: list[Candidate], count: int, higher_is_better: bool) -> list[Candidate]:
-    """The `count` best of `found` by validation, the best first; of equal ones the earlier. Undefined values are the worst."""
+    """The `count` best of `found` by validation, best first; ties favour earlier steps. Undefined values are worst."""
 
     def badness(candidate: Candidate) -> tuple[float, int]:
         value = candidate.validation
@@ -46,7 +45,7 @@ def best_candidates(found: list[Candidate], count: int, higher_is_better: bool) 
 
 
 def choose(found: list[Candidate], start_from: str) -> tuple[Candidate, str]:
-    """Of candidates, the best first: the one that a phase starts from, and why in words.
+    """The candidate (of a list, best first) that a phase starts from, and the reason in words.
 
     >>> choose([Candidate(20, 91.5, 7.0), Candidate(10, 90.0, 5.0)], "flattest")[0].step
     10
@@ -60,20 +59,20 @@ def choose(found: list[Candidate], start_from: str) -> tuple[Candidate, str]:
 
 
 def phase_rate(recipe: LearningRateOptions, phase: Phase, step: int, epoch_steps: int | None = None) -> float:
-    """The learning rate of `step` of a run: what the recipe has in a run as long as the phase, times the phase's factor."""
+    """The learning rate at `step` of a run: the recipe's rate in a run as long as the phase, times the phase's factor."""
     if phase.constant_rate:
         return recipe.initial * phase.rate_factor
     return recipe.rate(step - phase.start, phase.steps, epoch_steps) * phase.rate_factor
 
 
 class PhaseRunner:
-    """Where a run stands in its phases, and what changes at the beginning of each.
+    """Tracks the current phase of a run, and applies the changes at the beginning of each.
 
     Args:
         phases: of the run's schedule.
         model, optimizer, controller: what is trained.
-        learning_rate: the recipe that each phase goes through.
-        folder: where kept weights lie.
+        learning_rate: the recipe that each phase follows.
+        folder: checkpoint folder with candidate weights.
         higher_is_better: whether a larger validation metric is better.
     """
 
@@ -98,7 +97,7 @@ class PhaseRunner:
 
     @property
     def several(self) -> bool:
-        """Whether there is anything to tell of phases."""
+        """Whether the run has several phases."""
         return len(self.phases) > 1
 
     @property
@@ -125,17 +124,17 @@ class PhaseRunner:
         return phase_rate(self.learning_rate, self.phase, step, epoch_steps) * self.ratio
 
     def after_backward(self) -> None:
-        """Take in the gradients of a step, if somebody will ask for them."""
+        """Accumulate the gradients of a step, if needed for flatness."""
         if self.moment is not None:
             self.moment.update()
 
     def begin(self, device: torch.device) -> dict[str, Any]:
-        """Begin the next phase; returns what to record of it."""
+        """Begin the next phase; returns values to log."""
         phase = self.following
         assert phase is not None, "a phase is due"
-        from_step, why = phase.start, "the weights at the end of the phase before" if phase.start else "initial weights"
+        from_step, why = phase.start, "weights at the end of the previous phase" if phase.start else "initial weights"
         if phase.kept:
-            distributed.barrier()  # one of them has written the weights
+            distributed.barrier()  # wait until process 0 has written the weights
             chosen, why = choose(self.candidates, phase.start_from)
             self.model.load_state_dict(self.folder.load_candidate(chosen.step, device))
             from_step = chosen.step
@@ -162,7 +161,7 @@ class PhaseRunner:
         return self.records[-1]
 
     def _change(self, phase: Phase) -> None:
-        """Everything that a phase changes beside weights and rate."""
+        """Apply all changes of a phase besides weights and learning rate."""
         if phase.carry_quantized:
             self.controller.use(self.controller.schedule(phase.start - 1))
             carry_quantized(self.model)
@@ -179,13 +178,13 @@ class PhaseRunner:
         return self.following is not None and self.following.optimizer_moments
 
     def flatness(self) -> float | None:
-        """Tr(sqrt v) now, if the next phase chooses by it."""
+        """The current Tr(sqrt v), if the next phase selects by it."""
         if not self._next_chooses_flattest():
             return None
         return self.moment.trace_sqrt() if self.moment is not None else adam_trace_sqrt(self.optimizer)
 
     def offer(self, candidate: Candidate) -> None:
-        """Keep the current weights if they are among the best that the next phase chooses from."""
+        """Save the current weights if they are among the candidates for the next phase."""
         kept = self.following.kept if self.following is not None else 0
         best = best_candidates([*self.candidates, candidate], kept, self.higher_is_better)
         if candidate in best:
@@ -193,12 +192,12 @@ class PhaseRunner:
         self.candidates = best
 
     def note(self, **results: Any) -> None:
-        """Remember how the current phase does, for the summary."""
+        """Record results of the current phase for the summary."""
         if self.records:
             self.records[-1].update(results)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the rest of the run depends on, for a checkpoint."""
+        """The state for a checkpoint."""
         return {
             "index": self.index,
             "ratio": self.ratio,
@@ -218,9 +217,9 @@ class PhaseRunner:
             self.moment.load_state_dict(state["moment"])
 
     def clean_up(self, finished: bool) -> None:
-        """After a checkpoint: delete kept weights that neither it nor the one before it needs, nor a phase began from.
+        """After a checkpoint, delete candidate weights that neither it nor the previous checkpoint needs.
 
-        Those that phases began from stay: analyses ask for the network after each phase.
+        Weights that phases started from are kept for analyses of the network after each phase.
         """
         now = {candidate.step for candidate in self.candidates}
         begun_from = {record["from_step"] for record in self.records if record["start_from"] != "previous"}

@@ -1,4 +1,4 @@
-"""What a configuration would run: length, precision, products, cost, folder. Needs no data and trains nothing."""
+"""The plan of a run: length, precision, products, cost, folder. Needs no data and trains nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from bitcycle.training.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Plan:
-    """A validated run before it begins."""
+    """A validated run before training."""
 
     config: RunConfig
     info: DatasetInfo
@@ -52,11 +52,11 @@ class Plan:
         return self.config.training.batch_size
 
     def samples(self, first: int, steps: int) -> int:
-        """Training samples of `steps` steps from step `first` on, the smaller last batch of each epoch included."""
+        """Training samples of `steps` steps from step `first` on, including the smaller last batch of each epoch."""
         return self.epoch.samples_before(first + steps) - self.epoch.samples_before(first)
 
     def histogram(self, course: Sequence[tuple[Precision, int]] | None = None) -> Counter[Precision]:
-        """Training samples at each precision of a run that goes through `course`; None: the one that is known beforehand."""
+        """Training samples at each precision of a run with the given `course`; None: that of a fixed schedule."""
         histogram: Counter[Precision] = Counter()
         step = 0
         for precision, steps in self.schedule.run_lengths if course is None else course:
@@ -65,7 +65,7 @@ class Plan:
         return histogram
 
     def cost(self) -> Cost | None:
-        """What the whole run will cost; None for a schedule that reacts to the training."""
+        """The cost of the whole run; None for a schedule that depends on the training."""
         return self._cost_of(self.histogram()) if self.schedule.fixed else None
 
     def counting(self) -> dict[str, Any]:
@@ -73,11 +73,11 @@ class Plan:
         return dataclasses.asdict(self.config.hardware)
 
     def cost_at(self, precision: Precision) -> Cost:
-        """What the whole run would cost if every step had `precision`."""
+        """The cost of the whole run with `precision` at every step."""
         return self._cost_of({precision: self.samples(0, self.total_steps)})
 
     def cost_bounds(self) -> tuple[Cost, Cost]:
-        """The least and the most that the whole run can cost."""
+        """The minimum and maximum cost of the whole run."""
         if self.choices is None:
             courses = self.schedule.min_cost, self.schedule.max_cost
             least, most = (self._cost_of(self.histogram(course)) for course in courses)
@@ -96,7 +96,7 @@ class Plan:
         return cost
 
     def preliminary(self) -> Plan | None:
-        """The run whose result decides this one's schedule, in a folder below this one's; None if all is decided."""
+        """The preliminary run that determines this run's schedule, in a subfolder; None if the schedule is known."""
         if not isinstance(self.schedule, UndecidedSchedule):
             return None
         options = self.schedule.preliminary
@@ -107,7 +107,7 @@ class Plan:
         )
 
     def resolve(self, found: dict[str, Any], preceded_by: dict[str, Any]) -> Plan:
-        """The same run, named as before, with the schedule that follows from what a preliminary run has found."""
+        """The same run under the same name, with the schedule determined by the result of the preliminary run."""
         assert isinstance(self.schedule, UndecidedSchedule)
         return replace(self, schedule=self.schedule.resolve(found), found=found, preceded_by=preceded_by)
 
@@ -150,7 +150,7 @@ class Plan:
         }
 
     def describe_first(self) -> dict[str, Any]:
-        """The plan of a run that only comes before another one, as plain values."""
+        """The plan of a preliminary run, as plain values."""
         least, most = self.cost_bounds()
         return {
             "schedule": self.schedule.name,
@@ -161,12 +161,12 @@ class Plan:
         }
 
     def state(self) -> str:
-        """new, resumable or done; a run is resumable too where the one that comes before it has begun."""
+        """new, resumable or done; a run is also resumable if its preliminary run has begun."""
         first, state = self.preliminary(), self.folder.state()
         return "resumable" if state == "new" and first is not None and first.folder.state() != "new" else state
 
     def describe_phase(self, phase: Phase) -> dict[str, Any]:
-        """A phase as plain values; its learning rate is null where it depends on the weights that it starts from."""
+        """A phase as plain values; its learning rate is null if it depends on the starting weights."""
         interval = self.config.training.evaluation_steps or self.epoch.steps
         first = phase_rate(self.config.training.learning_rate, phase, phase.start)
         end = min(phase.end, self.total_steps)
@@ -181,11 +181,11 @@ class Plan:
 
 
 def make_plan(config: RunConfig) -> Plan:
-    """Work out what `config` would run.
+    """Plan the run that `config` describes.
 
     Raises:
-        SettingError (a ValueError): for settings that do not fit each other.
-        DataError: for a data set of your own whose folder is missing.
+        SettingError (a ValueError): for incompatible settings.
+        DataError: if the folder of a custom data set is missing.
     """
     config = _with_validation(config)
     info = _within("dataset", config.dataset.info, config.data_folder)
@@ -221,60 +221,60 @@ def make_plan(config: RunConfig) -> Plan:
 
 
 def locate(config: RunConfig) -> RunFolder:
-    """The folder of the run that `config` describes, known without working out what it computes.
+    """The folder of the run that `config` describes, without planning the run.
 
     Raises:
-        SettingError (a ValueError): if the schedule chooses by validation and nothing is to be held out for it.
+        SettingError (a ValueError): if the schedule chooses by validation but the configuration has no validation data.
     """
     return RunFolder(run_path(_with_validation(config)))
 
 
 def hash_of(config: RunConfig) -> str:
-    """The hash that names the run of `config`: what is held out for a schedule that chooses counts, as in its folder's name.
+    """The hash in the name of the run of `config`, including an automatic validation split.
 
     Raises:
-        SettingError (a ValueError): as `locate`.
+        SettingError (a ValueError): as in `locate`.
     """
     return run_hash(_with_validation(config))
 
 
 VALIDATION_SHARE = 0.1
-"""Share of the training images that are held out for schedules that choose, unless said otherwise (our own)."""
+"""Default fraction of training images held out for schedules that choose by validation (our choice)."""
 
 
 def _with_validation(config: RunConfig) -> RunConfig:
-    """The configuration with a validation split, if the schedule chooses weights and nothing is said of one.
+    """The configuration with a validation split, added if the schedule chooses weights and none is configured.
 
     Raises:
-        SettingError: if the schedule chooses and nothing is to be held out for it.
+        SettingError: if the schedule chooses by validation but validation data are disabled.
     """
     share, by_plateau = config.dataset.validation, config.training.learning_rate.name == "plateau"
     if share or config.dataset.has_validation or not (config.schedule.chooses or by_plateau):
         return config
     if share == 0:
         problem = f"schedule={config.schedule.name} chooses starting weights by validation"
-        remedy = f"set dataset.validation={VALIDATION_SHARE:g}, or let all of schedule.start_from be previous"
+        remedy = f"set dataset.validation={VALIDATION_SHARE:g}, or set all of schedule.start_from to previous"
         if by_plateau:
             problem, remedy = (
-                "learning_rate.name=plateau waits for validations",
-                "hold something out, or choose another",
+                "learning_rate.name=plateau needs validation data",
+                "hold out validation data, or choose another",
             )
         raise SettingError("dataset.validation", share, problem, remedy)
     return replace(config, dataset=replace(config.dataset, validation=VALIDATION_SHARE))
 
 
 def _check_moments(config: RunConfig, schedule: Schedule) -> None:
-    """Refuse to read Adam's second moments from another optimizer."""
+    """Reject reading Adam's second moments from another optimizer."""
     needed = any(phase.optimizer_moments and phase.start_from == "flattest" for phase in schedule.phases)
     optimizer = config.training.optimizer.name
     if needed and optimizer not in ("adam", "adamw"):
-        problem = "has no second moments, by whose Tr(sqrt v) starting weights are to be chosen"
-        remedy = "set training.optimizer.name=adam, or schedule.second_moment=tracked, which goes with any optimizer"
+        problem = "has no second moments, whose Tr(sqrt v) selects starting weights"
+        remedy = "set training.optimizer.name=adam, or schedule.second_moment=tracked, which works with any optimizer"
         raise SettingError("training.optimizer.name", optimizer, problem, remedy)
 
 
 def _check_backward(config: RunConfig) -> None:
-    """Refuse backward passes of chosen candidates alone through layers that compute codes, before anything is built."""
+    """Reject schedule.backward=chosen with compute=codes before anything is built."""
     if config.training.compute == "codes" and isinstance(config.schedule, Dfq) and config.schedule.backward == "chosen":
         problem = "replays float32 products, and training.compute=codes has none"
         remedy = "use training.compute=simulate, or schedule.backward=all"
@@ -282,7 +282,7 @@ def _check_backward(config: RunConfig) -> None:
 
 
 def _with_run_samples(config: RunConfig, samples: int) -> RunConfig:
-    """The configuration with the samples of the whole run, which the cost of a part of it may be relative to."""
+    """The configuration with the samples of the whole run, which published image counts refer to."""
     if config.hardware.run_samples is not None:
         return config
     return replace(config, hardware=replace(config.hardware, run_samples=samples))
@@ -294,21 +294,21 @@ def _bind_schedule(config: RunConfig, model: Outline, total_steps: int, per_epoc
     schedule: Schedule = _within("schedule", options.bind, total_steps, per_epoch)
     if isinstance(config.quantizer, NoQuantizer):
         if schedule.steps < schedule.length.total_steps:
-            problem = "ends when it has found bits, and without quantizer there are none"
+            problem = "searches for bits, which do not exist without a quantizer"
             raise SettingError("schedule", schedule.name, problem, "choose a quantizer")
         return _FloatSchedule(Static(q_max=FLOAT), schedule.length, schedule.reference, schedule.phases)
     return schedule
 
 
 def _precisions(schedule: Schedule) -> list[Precision]:
-    """Every precision of the run, and that of the evaluation at q_max, which has no gradients."""
+    """All precisions of the run, and that of the evaluation at q_max, which has no gradients."""
     weight, activation, _ = schedule.reference
     return [*schedule.precisions, Precision(weight, activation, FLOAT)]
 
 
 @dataclass(frozen=True)
 class _FloatSchedule(Schedule):
-    """Float32 at every step, for runs without quantizer; its cost is still compared with the schedule's static q_max.
+    """Float32 at every step, for runs without quantizer; costs are still relative to the schedule's static q_max.
 
     Learning rate and starting weights still follow the schedule's phases.
     """
@@ -335,5 +335,5 @@ def _within(group: str, function: Any, *arguments: Any) -> Any:
         return function(*arguments)
     except SettingError as error:
         if error.field.partition(".")[0] in TYPES:
-            raise  # it names the setting of another group
+            raise  # already names another group
         raise error.within(group) from None

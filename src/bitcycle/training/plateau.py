@@ -9,12 +9,12 @@ from bitcycle.recipe.learning_rate import LearningRateOptions
 
 
 class ReduceOnPlateau:
-    """Counts validations without a new best; each time `patience` of them have come in a row, the rate is multiplied by `factor`.
+    """Multiplies the learning rate by `factor` after every `patience` consecutive validations without a new best.
 
-    For other shapes of the learning rate it stays 1.
+    For other shapes of the learning rate the multiplier stays 1.
 
     Args:
-        options: of the learning rate.
+        options: options of the learning rate.
         higher_is_better: whether a larger validation metric is better.
 
     >>> plateau = ReduceOnPlateau(LearningRateOptions(name="plateau", factor=0.2, patience=1), higher_is_better=False)
@@ -29,17 +29,17 @@ class ReduceOnPlateau:
         self.restart()
 
     def restart(self) -> None:
-        """Start over, with the full rate and nothing observed."""
+        """Reset to the full rate without observations."""
         self.best: float | None = None
         self.waited = self.drops = 0
 
     @property
     def multiplier(self) -> float:
-        """What the learning rate is multiplied with now."""
+        """The current multiplier of the learning rate."""
         return float(self.options.factor**self.drops)
 
     def observe(self, value: float) -> None:
-        """Take in the next validation; an undefined one is no improvement."""
+        """Record the next validation; an undefined value is not an improvement."""
         if self.options.name != "plateau":
             return
         if not math.isnan(value) and (self.best is None or self._improves(value, self.best)):
@@ -53,7 +53,7 @@ class ReduceOnPlateau:
         return value > best if self.higher_is_better else value < best
 
     def state_dict(self) -> dict[str, Any]:
-        """What the rest of the run depends on, for a checkpoint."""
+        """The state for a checkpoint."""
         return {"best": self.best, "waited": self.waited, "drops": self.drops}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

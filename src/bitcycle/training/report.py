@@ -1,4 +1,4 @@
-"""What would run and what it would cost, and what a finished run found, as tables for people."""
+"""Reports for the console: the plan and cost of a run, and the results of a finished run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def plan_report(plan: Plan) -> Group:
     if (first := plan.preliminary()) is not None:
         least, most = first.cost_bounds()
         bounds = f"between {least.gbitops:.4g} and {most.gbitops:.4g} GBitOps"
-        totals.append(f"before it: {first.schedule.name}, at most {first.total_steps} steps, {bounds}")
+        totals.append(f"preceded by: {first.schedule.name}, at most {first.total_steps} steps, {bounds}")
     return Group(facts, layers, Text(f"({counting})", style="dim"), *(Text(line, style="bold") for line in totals))
 
 
@@ -59,7 +59,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _phases(plan: Plan) -> list[tuple[str, str]]:
-    """A line for each phase, if there are several: where it begins, its first learning rate, its weights."""
+    """A line for each phase, if there are several: its first step, initial learning rate and starting weights."""
     described = [plan.describe_phase(phase) for phase in plan.schedule.phases]
     if len(described) == 1:
         return []
@@ -74,12 +74,12 @@ def _phases(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _precision(plan: Plan) -> str:
-    """The first stretches of equal bits."""
+    """The first intervals of constant bits."""
     if not plan.schedule.fixed:
         return plan.schedule.summary
     lengths = plan.schedule.run_lengths
     shown = "  ".join(f"{'/'.join(map(str, precision))}x{steps}" for precision, steps in lengths[:8])
-    return shown + (f"  ... ({len(lengths)} stretches)" if len(lengths) > 8 else "")
+    return shown + (f"  ... ({len(lengths)} intervals)" if len(lengths) > 8 else "")
 
 
 def summary_report(summary: dict[str, Any], reference: Precision) -> list[str]:
@@ -117,11 +117,11 @@ def summary_report(summary: dict[str, Any], reference: Precision) -> list[str]:
 
 
 def _found(summary: dict[str, Any]) -> list[str]:
-    """What a schedule or a preliminary run has found."""
+    """The result of a search schedule or a preliminary run."""
     found = {name: value for name, value in summary.get("found", {}).items() if not isinstance(value, dict)}
     lines = [f"found {', '.join(f'{name}: {value}' for name, value in found.items())}"] if found else []
     for name, first in summary.get("preliminary", {}).items():
-        lines.append(f"before it: {name}, {first['total_steps']} steps, {first['cost']['gbitops']:.4g} GBitOps")
+        lines.append(f"preceded by: {name}, {first['total_steps']} steps, {first['cost']['gbitops']:.4g} GBitOps")
     return lines
 
 

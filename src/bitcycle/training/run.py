@@ -1,4 +1,4 @@
-"""One run from its plan to its summary: skipped if finished, resumed if interrupted, otherwise begun."""
+"""Execution of one run from plan to summary: skipped if finished, resumed if interrupted, otherwise started."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ from bitcycle.training.trackers import RunLabels, TensorBoardTracker, Tracker, W
 logger = logging.getLogger(__name__)
 
 MEAN_OF_LAST = 5
-"""Evaluations at the end of a run whose mean the summary reports."""
+"""Number of evaluations at the end of a run that the summary averages."""
 
 
 def execute(plan: Plan) -> dict[str, Any]:
-    """Train what is planned and return the summary; returns the old summary of a run that is done.
+    """Train the planned run and return its summary; returns the existing summary of a finished run.
 
     Raises:
-        Interrupted: after a signal, with a checkpoint to go on from.
+        Interrupted: after a signal; a checkpoint has been saved.
         DataError: if the data are missing.
-        RunError: if the run fails; status.json says why.
-        SettingError (a ValueError): if several processes are to share a run that cannot be shared.
+        RunError: if the run fails; status.json has the reason.
+        SettingError (a ValueError): if the run does not support several processes.
     """
     check_sharing(plan)
     if distributed.rank():
@@ -58,12 +58,12 @@ def execute(plan: Plan) -> dict[str, Any]:
     if distributed.broadcast(plan.folder.state() == "done"):
         return _finished(plan)
     with _in_folder(plan.folder):
-        if distributed.broadcast(plan.folder.state() == "done"):  # by another process, a moment ago
+        if distributed.broadcast(plan.folder.state() == "done"):  # just finished by another process
             return _finished(plan)
         try:
             return _train(_resolved(plan))
         except Interrupted as stop:
-            logger.warning("interrupted: %s; run the same command again to go on", stop)
+            logger.warning("interrupted: %s; run the same command again to resume", stop)
             raise
         except Exception as error:
             meaning = explained(error)
@@ -75,7 +75,7 @@ def execute(plan: Plan) -> dict[str, Any]:
 
 @contextmanager
 def _in_folder(folder: RunFolder) -> Iterator[None]:
-    """Hold the folder and write the log there; of several processes, the one that writes does."""
+    """Context that locks the folder and writes the log there (in the writing process only)."""
     if not folder.writes:
         yield
         return
@@ -84,11 +84,11 @@ def _in_folder(folder: RunFolder) -> Iterator[None]:
 
 
 def _resolved(plan: Plan) -> Plan:
-    """The plan with everything decided: a schedule that follows from a preliminary run has that run executed first."""
+    """The plan with its final schedule, after executing the preliminary run if there is one."""
     preliminary = plan.preliminary()
     if preliminary is None:
         return plan
-    logger.info("%s decides what this run needs to know: it comes first", preliminary.schedule.name)
+    logger.info("%s runs first, as this run depends on its result", preliminary.schedule.name)
     plan.folder.write_status("running", plan.folder.read_status().get("step", 0), plan.total_steps)
     summary = execute(preliminary)
     first = {"total_steps": summary["total_steps"], "cost": summary["cost"]["total"]}
@@ -96,7 +96,7 @@ def _resolved(plan: Plan) -> Plan:
 
 
 def _finished(plan: Plan) -> dict[str, Any]:
-    """The summary of a run that is done, its cost counted as this configuration asks for."""
+    """The summary of a finished run, with costs counted as in this configuration."""
     logger.info("already done: %s", plan.folder.path)
     summary = plan.folder.read_summary()
     if summary["counting"] == plan.counting():
@@ -113,7 +113,7 @@ def _finished(plan: Plan) -> dict[str, Any]:
 
 def _record_failure(plan: Plan, error: Exception) -> None:
     step = plan.folder.read_status().get("step", 0)
-    logger.debug("failed", exc_info=error)  # the whole story in log.txt; the command line says it in one line
+    logger.debug("failed", exc_info=error)  # the traceback goes to log.txt; the command line prints one line
     try:
         plan.folder.write_status("failed", step, plan.total_steps, reason=f"{type(error).__name__}: {error}")
     except OSError as second:
@@ -150,7 +150,7 @@ def _train(plan: Plan) -> dict[str, Any]:
 
 
 def _write_beginning(plan: Plan, trainer: Trainer, device: torch.device) -> None:
-    """Write down, and say, what begins or goes on here."""
+    """Record and log the start or continuation of the run."""
     folder, environment = plan.folder, describe_environment(device)
     if trainer.step:
         _warn_of_other_machine(read_object(folder.environment), environment)
@@ -164,15 +164,15 @@ def _write_beginning(plan: Plan, trainer: Trainer, device: torch.device) -> None
 
 
 def _check_common_start(trainer: Trainer) -> None:
-    """Stop where a process does not see the checkpoints that process 0 writes.
+    """Check that all processes see the checkpoints of process 0.
 
     Raises:
-        RunError: if it would begin elsewhere.
+        RunError: if this process would start at another step.
     """
     first = distributed.broadcast(trainer.step)
     if trainer.step != first:
         raise RunError(
-            f"process {distributed.rank()} would begin at step {trainer.step}, process 0 at step {first}: results_root has to be "
+            f"process {distributed.rank()} would start at step {trainer.step}, process 0 at step {first}: results_root must be "
             "on a disk that all machines share"
         )
 
@@ -180,18 +180,18 @@ def _check_common_start(trainer: Trainer) -> None:
 def _train_until_stopped(
     trainer: Trainer, metrics: MetricsLog, timing: JsonLines, bar: ProgressBar, stop: StopSignal
 ) -> None:
-    """Train; what PyTorch reports when a signal or a batch cannot be taken is said in words of ours."""
+    """Train, with readable errors for signals and batches that PyTorch cannot handle."""
     try:
         trainer.train(metrics, timing, bar, stop)
     except RuntimeError as error:
-        if stop.received and type(error) is RuntimeError:  # the signal has also ended the processes that decode images
+        if stop.received and type(error) is RuntimeError:  # the signal has also ended the image decoding processes
             raise Interrupted(f"received {stop.received}; the last checkpoint is kept") from error
         raise
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
         raise RunError(
-            f"step {trainer.step} has a batch of one sample, which batch normalisation cannot take: choose "
+            f"step {trainer.step} has a batch of one sample, which batch normalisation does not support: choose "
             "training.batch_size or dataset.train_samples so that the last batch of an epoch is larger"
         ) from error
 
@@ -201,28 +201,28 @@ def _resume(trainer: Trainer, state: dict[str, Any], folder: RunFolder) -> None:
         trainer.resume(state)
     except (RuntimeError, KeyError, ValueError, TypeError) as error:
         raise RunError(
-            f"the checkpoint in {folder.path} was written by another version of this code and does not fit "
+            f"the checkpoint in {folder.path} was written by another version of this code and is incompatible "
             f"({type(error).__name__}: {str(error).splitlines()[0]}). Finish the run with that version, or delete the folder."
         ) from error
 
 
 def _warn_of_other_machine(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Say where a resumed run may differ in its last digits from an undisturbed one."""
-    remedies = {"threads": "; set training.threads", "processes": "; start as many as before for the same digits"}
+    """Warn if a resumed run may differ from an uninterrupted one in rounding."""
+    remedies = {"threads": "; set training.threads", "processes": "; start as many as before for identical results"}
     for what in ("threads", "processes", "device", "processor"):
         if what in before and before[what] != now[what]:
             advice = remedies.get(what, "")
             logger.warning(
-                "resumed with another %s (%s, before %s): the last digits of sums may differ%s",
+                "resumed with another %s (%s, before %s): sums may differ in rounding%s",
                 *(what, now[what], before[what], advice),
             )
 
 
 def set_up_torch(plan: Plan) -> torch.device:
-    """Choose the device and make its computations repeatable.
+    """Choose the device and make its computations reproducible.
 
     Raises:
-        RunError: if a GPU is asked for and there is none.
+        RunError: if a GPU is requested but not available.
     """
     options = plan.config.training
     device = choose_device(options.device)
@@ -230,7 +230,7 @@ def set_up_torch(plan: Plan) -> torch.device:
         torch.set_num_threads(options.threads)
     if device.type == "cpu":
         keep_freed_memory()
-    if options.deterministic and device.type != "cpu":  # on a CPU nothing that is used here is random in its order
+    if options.deterministic and device.type != "cpu":  # all operations used here are deterministic on a CPU
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.backends.cudnn.benchmark = False
@@ -238,7 +238,7 @@ def set_up_torch(plan: Plan) -> torch.device:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of a name: cpu, cuda, cuda:1, mps, or auto.
+    """The device with a given name: cpu, cuda, cuda:1, mps, or auto.
 
     Raises:
         RunError: if there is no such device.
@@ -254,7 +254,7 @@ def choose_device(name: str) -> torch.device:
             seen = f"{count} GPUs, numbered from 0" if count else "no GPU"
             raise RunError(f"training.device={name}, but PyTorch sees {seen}; use training.device=cpu or auto")
         if number:
-            torch.cuda.set_device(int(number))  # what is created on "cuda" from now on
+            torch.cuda.set_device(int(number))  # default for tensors created on "cuda"
     return torch.device(kind)
 
 
@@ -288,7 +288,7 @@ def build_trainer(plan: Plan, device: torch.device) -> Trainer:
 
 
 def open_logs(plan: Plan, trainer: Trainer) -> tuple[MetricsLog, JsonLines]:
-    """metrics.jsonl with its copies, and timing.jsonl, both cut back to what the trainer resumes from."""
+    """metrics.jsonl with its trackers, and timing.jsonl, both truncated to the state that the trainer resumes from."""
     folder = plan.folder
     if not folder.writes:
         return MetricsLog(NoLines(), []), NoLines()
@@ -297,7 +297,7 @@ def open_logs(plan: Plan, trainer: Trainer) -> tuple[MetricsLog, JsonLines]:
 
 
 def labels(plan: Plan) -> RunLabels:
-    """What trackers call this run: its group is the item of the sweep that launched it, its paper the first part of that."""
+    """Labels of this run in trackers: the group is the item of its sweep, the paper the first part of that."""
     config, group = plan.config, plan.config.logging.group
     paper = [group.split("/")[0]] if "/" in group else []
     return RunLabels(
@@ -309,7 +309,7 @@ def labels(plan: Plan) -> RunLabels:
 
 
 def make_trackers(plan: Plan, first_step: int) -> list[Tracker]:
-    """The trackers that are asked for, of a run that goes on after `first_step` steps."""
+    """The configured trackers, for a run that continues after `first_step` steps."""
     options, folder = plan.config.logging, plan.folder.path
     trackers: list[Tracker] = []
     if options.wandb != "disabled":
@@ -326,7 +326,7 @@ def write_config(plan: Plan) -> None:
 
 
 def best_by_validation(best: Best, choose: Callable[[Sequence[float]], float]) -> dict[str, float]:
-    """The last and the best validation, and the test metric of the same evaluations: what a choice without test data gives."""
+    """The last and the best validation, and the test metric at the best one: the result of a selection without test data."""
     index = best.validation.index(choose(best.validation))
     return {
         "final": best.validation[-1],
@@ -380,6 +380,6 @@ def summarise(plan: Plan, trainer: Trainer) -> dict[str, Any]:
 
 
 def _averaged(trainer: Trainer) -> dict[str, Any]:
-    """The evaluations of the averaged weights, and how many weights they are the mean of."""
+    """The evaluations of the averaged weights, and the number of weights averaged."""
     choose, values = max if trainer.task.higher_is_better else min, trainer.best.averaged
     return {"final": values[-1], "best": choose(values), "weights": trainer.average.count}

@@ -1,4 +1,4 @@
-"""A run's folder: its name, its files and its status. No file name of a run is spelled anywhere else."""
+"""The folder of a run: its name, files and status. All file names of a run are defined here."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class RunFolder:
     |---|---|
     | config.yaml | every setting, resolved |
     | status.json | running, done, or failed with the reason |
-    | metrics.jsonl | training, evaluation and phase records, one JSON object a line: the truth of the run |
-    | timing.jsonl | wall-clock time and speed, apart, so that metrics of equal runs are equal files |
+    | metrics.jsonl | training, evaluation and phase records, one JSON object per line |
+    | timing.jsonl | wall-clock time and speed, separate so that equal runs have identical metrics files |
     | summary.json | final and best metric, cost in total and up to the best |
     | environment.json | versions, commit, hardware |
-    | log.txt | what was shown, as plain lines |
+    | log.txt | the console output, as plain lines |
     | checkpoint/ | last.pt and previous.pt; candidate-STEP.pt: weights that a later phase may start from, or did |
-    | analyses/ | what `bitcycle.measurement` computed of the trained network |
-    | NAME/ | the same of a run NAME that had to come first, such as range_test |
+    | analyses/ | results of `bitcycle.measurement` for the trained network |
+    | NAME/ | the folder of a preliminary run NAME, such as range_test |
 
     Args:
-        path: of the folder.
-        writes: False for a process that leaves all writing to another one: what it writes here goes nowhere.
+        path: path of the folder.
+        writes: False for a process that does not write: its writes are discarded.
     """
 
     def __init__(self, path: Path, writes: bool = True) -> None:
@@ -51,11 +51,11 @@ class RunFolder:
         self.checkpoint = CheckpointFolder(path / "checkpoint", writes)
 
     def below(self, name: str) -> RunFolder:
-        """The folder of a run that belongs to this one."""
+        """The subfolder of a preliminary run."""
         return RunFolder(self.path / name, self.writes)
 
     def read_only(self) -> RunFolder:
-        """The same folder for a process that leaves all writing to another one."""
+        """The same folder for a process that does not write."""
         return RunFolder(self.path, writes=False)
 
     def state(self) -> str:
@@ -73,7 +73,7 @@ class RunFolder:
         return read_object(self.summary)
 
     def is_in_use(self) -> bool:
-        """Whether a process trains this run now."""
+        """Whether a process is training this run."""
         try:
             with open(self.path / ".lock", "rb") as stream:
                 return not try_lock(stream, shared=True)
@@ -81,7 +81,7 @@ class RunFolder:
             return False
 
     def write_status(self, state: str, step: int, total_steps: int, reason: str | None = None) -> None:
-        """Write status.json: the state, how far the run is, and its last sign of life."""
+        """Write status.json: state, progress and time of the last update."""
         record = {
             "state": state,
             "reason": reason,
@@ -100,7 +100,7 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the folder for this process, if it writes.
+        """Lock the folder for this process, if it writes.
 
         Raises:
             RunError: if another process is training this run, or the folder cannot be written.
@@ -112,12 +112,12 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = open(self.path / ".lock", "a")
         except OSError as error:
-            raise RunError(f"cannot write to {self.path}: {error}. Point results_root at a folder of yours.") from error
+            raise RunError(f"cannot write to {self.path}: {error}. Set results_root to a writable folder.") from error
         with lock as stream:
             if not try_lock(stream):
                 status = self.read_status()
                 known = f"pid {status['pid']} on {status['host']}" if status.keys() >= {"pid", "host"} else "just begun"
-                raise RunError(f"another process trains this run ({known}): {self.path}. Wait for it.")
+                raise RunError(f"another process is training this run ({known}): {self.path}. Wait for it.")
             yield
 
 
@@ -135,24 +135,24 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The content of a JSON file that holds an object; empty if it is missing, damaged, or holds something else."""
+    """The object in a JSON file; empty if the file is missing, damaged, or contains something else."""
     value = read_json(path)
     return value if isinstance(value, dict) else {}
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSON-lines file; a last line that was torn by a crash is left out.
+    """The records of a JSON-lines file; an incomplete last line, as after a crash, is ignored.
 
     Raises:
-        RunError: if another line is no JSON object.
+        RunError: if another line is not a JSON object.
     """
     if not path.exists():
         return []
-    *lines, _ = path.read_bytes().split(b"\n")  # after the last newline: nothing, or a line that was never finished
+    *lines, _ = path.read_bytes().split(b"\n")  # after the last newline: nothing, or an incomplete line
     records = []
     for number, line in enumerate(lines, 1):
         try:
             records.append(dict(json.loads(line)))
         except (ValueError, TypeError) as error:
-            raise RunError(f"line {number} of {path} is damaged ({error}); put the file back as it was") from error
+            raise RunError(f"line {number} of {path} is damaged ({error}); restore the file") from error
     return records

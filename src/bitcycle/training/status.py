@@ -1,4 +1,4 @@
-"""The runs below a folder, how far each is, and why it stopped."""
+"""The runs below a folder with their progress and reason of failure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_ROOT = Path("results/runs")
 
 def status_table(root: Path) -> Table:
     """One row for each run folder below `root`."""
-    table = Table("run", "state", "step", "last sign of life", "result", title=f"runs in {root}")
+    table = Table("run", "state", "step", "last update", "result", title=f"runs in {root}")
     for status_file in sorted(root.rglob("status.json")):
         folder = RunFolder(status_file.parent)
         status, summary = folder.read_status(), folder.read_summary()

@@ -1,4 +1,4 @@
-"""Experiment trackers: Weights & Biases and TensorBoard show bits, learning rate and cost beside loss and accuracy."""
+"""Experiment trackers: Weights & Biases and TensorBoard show bits, learning rate and cost with loss and accuracy."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from bitcycle.recipe.options import LoggingOptions
 
 
 class Tracker(Protocol):
-    """Somewhere a copy of the metrics goes."""
+    """A destination for copies of the metrics."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Record numbers of the moment after `step` optimizer steps."""
+        """Record numbers after `step` optimizer steps."""
 
     def close(self) -> None:
         """Finish."""
 
 
 class RunLabels(NamedTuple):
-    """What a tracker calls a run.
+    """Labels of a run in a tracker.
 
     Attributes:
-        id: the same whenever the run is resumed, and for no other run.
-        name: for people, as resnet74-RTH-seed0.
-        group: what it belongs to, as the item of a sweep; empty if nothing.
-        tags: what to filter by.
+        id: unique, and unchanged when the run is resumed.
+        name: readable name, such as resnet74-RTH-seed0.
+        group: group of runs, such as the item of a sweep; may be empty.
+        tags: tags for filtering.
     """
 
     id: str
@@ -52,7 +52,7 @@ def numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 class WandbTracker:
-    """Weights & Biases; offline unless asked, so that nothing leaves the machine.
+    """Weights & Biases; offline by default, so that nothing leaves the machine.
 
     Raises:
         RunError: if wandb is not installed.
@@ -80,7 +80,7 @@ class WandbTracker:
 
 
 class TensorBoardTracker:
-    """TensorBoard event files in the run folder; what was written after the checkpoint that a run resumes from is hidden.
+    """TensorBoard event files in the run folder; events after the checkpoint that a run resumes from are hidden.
 
     Raises:
         RunError: if tensorboard is not installed.

@@ -156,7 +156,7 @@ def test_bits_outside_1_to_32_are_refused(network, name, bits):
 
 
 def test_counts_that_contradict_each_other_are_refused(network):
-    with pytest.raises(SettingError, match="per_operation=3: is no operation of the model"):
+    with pytest.raises(SettingError, match="per_operation=3: is not an operation of the model"):
         BitOps().cost(network, {P8: 1}, P8, {"3": {P8: 1}})
     with pytest.raises(SettingError, match="counts 3 samples of 2"):
         BitOps().cost(network, {P8: 2}, P8, {"2": {P8: 3}})

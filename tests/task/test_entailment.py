@@ -138,7 +138,7 @@ def test_weights_that_are_missing_and_weights_that_are_random(tmp_path, caplog):
     with pytest.raises(SettingError, match="cannot be read"):
         build("bert_tiny", shape, weights=str(tmp_path))
     MODELS["bert_tiny"](name="said loudly").build(shape)
-    assert "said loudly begins with RANDOM weights" in caplog.text
+    assert "said loudly starts with RANDOM weights" in caplog.text
 
 
 def test_networks_that_cannot_be():

@@ -1,1 +1,1 @@
-"""How fast is it: training steps, quantizers, data and runs at a time, on this machine (`make bench`)."""
+"""Benchmarks of training steps, quantizers, data and parallel runs on this machine (`make bench`)."""

@@ -1,4 +1,4 @@
-"""Time and memory of one step, measured so that numbers of one table can be compared.
+"""Comparable measurements of time and memory of one step.
 
 Variants are timed in turn, one step each, round after round, so that whatever else the machine does meets all of them; the first
 rounds, in which kernels are compiled and memory is allocated, are left out. A ratio is the median of the rounds' ratios. On a
@@ -19,7 +19,7 @@ Action = Callable[[], Any]
 
 
 def clock_name(device: torch.device) -> str:
-    """Which time is measured."""
+    """The kind of time that is measured."""
     return "processor" if device.type == "cpu" and torch.get_num_threads() == 1 else "wall"
 
 

@@ -1,4 +1,4 @@
-"""Training steps of several kinds of networks on made-up data: float, and quantized in several ways."""
+"""Training steps of several networks on synthetic data: float, and quantized in several ways."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Loss = Callable[[nn.Module], Tensor]
 
 @dataclass
 class Network:
-    """What is trained: how to build it, how to make its data, and its samples in a step.
+    """A network: functions that build it and its data, and its samples per step.
 
     `batch` maps a device to the loss of one batch as a function of the model.
     """
@@ -43,7 +43,7 @@ class Network:
 
 @dataclass
 class Variant:
-    """A way to train it."""
+    """A variant of its training."""
 
     quantizer: str = "sbm"
     schedule: str = "static"

@@ -1,4 +1,4 @@
-"""Each quantizer alone, against the time that its bytes take to be read and written once."""
+"""The time of each quantizer relative to reading and writing its tensor once."""
 
 from __future__ import annotations
 

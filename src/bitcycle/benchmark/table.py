@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parents[3] / "results" / "benchmark"
 
 
 WORSE = 0.15
-"""By how much a ratio may grow before `make bench-check` fails."""
+"""Relative increase of a ratio above which `make bench-check` fails."""
 
 
 def slower(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:

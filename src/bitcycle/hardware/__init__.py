@@ -1,4 +1,4 @@
-"""What does a run cost: a model's products by tracing, and cost models over them. Knows shapes and bits only."""
+"""The cost of a run: tracing of a model's products, and cost models, which depend only on shapes and bits."""
 
 from bitcycle.hardware.base import CONVENTIONS, PASSES, PUBLISHED_IMAGES, Cost, HardwareOptions, LayerCost
 from bitcycle.hardware.bitfusion import BitFusion

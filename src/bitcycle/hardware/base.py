@@ -1,4 +1,4 @@
-"""What every cost model provides, and the result that all of them return."""
+"""Base class of cost models, and their common result."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """What some training cost.
+    """The cost of training.
 
     Attributes:
-        samples: training samples that were trained on.
+        samples: number of training samples.
         gbitops: 1e9 bit operations; a multiply-accumulate of an a-bit and a b-bit number is a*b bit operations.
         effective_macs: bit operations divided by 32^2: multiply-accumulates of float32 that they are worth.
         relative_to_static: bit operations divided by those of the same samples at static q_max.

@@ -1,4 +1,4 @@
-"""All cost models side by side: `hardware=all`."""
+"""All cost models at once: `hardware=all`."""
 
 from __future__ import annotations
 

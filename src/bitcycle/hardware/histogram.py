@@ -1,4 +1,4 @@
-"""How many samples were trained at which precision, for a whole network and, where they differ, for single operations."""
+"""Numbers of training samples at each precision, for a whole network and for operations that differ."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SampleCounts:
         return next((self.per_operation[name] for name in names if name in self.per_operation), self.histogram)
 
     def check(self, workload: Workload) -> None:
-        """Refuse counts that mean nothing.
+        """Reject invalid counts.
 
         Raises:
             SettingError (a ValueError): for bits outside 1 to 32, for negative counts, for a name that is not in the
@@ -51,14 +51,14 @@ class SampleCounts:
         known = {name for o in workload.operations for name in (o.name, *_enclosing(o.module))}
         for name, histogram in self.per_operation.items():
             if name not in known:
-                raise SettingError("per_operation", name, "is no operation of the model", nearest(name, known))
+                raise SettingError("per_operation", name, "is not an operation of the model", nearest(name, known))
             if sum(histogram.values()) > self.samples:
                 problem = f"counts {sum(histogram.values())} samples of {self.samples} in the run"
                 raise SettingError("per_operation", name, problem, "count each sample of an operation once")
 
 
 def check_precision(precision: Precision) -> None:
-    """Refuse bits that are not whole numbers from 1 to 32.
+    """Reject bits that are not integers from 1 to 32.
 
     Raises:
         SettingError (a ValueError): naming which bits.

@@ -1,4 +1,4 @@
-"""Cost models that say how long the three passes of each operation take, one after another, beside the bit operations."""
+"""Base class of cost models with the latency of the three passes of each operation, besides bit operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adds up what a run costs while it runs, as counts of samples by precision."""
+"""Accumulates the cost of a run as counts of samples by precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The products that a network computes, as shapes and numbers: all that a cost model needs to know of it."""
+"""The products that a network computes, as shapes and numbers for cost models."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Operation:
         return self.output_elements // (self.product.n * self.groups)
 
     def precision(self, scheduled: Precision) -> Precision:
-        """The bits of this operation while the schedule says `scheduled`."""
+        """The bits of this operation at the scheduled precision."""
         return scheduled if self.fixed_precision is None else self.fixed_precision
 
     def stored(self, precision: Precision) -> Widths:
@@ -93,7 +93,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Workload:
-    """Everything that one forward pass over `samples` samples computes.
+    """The operations of one forward pass over `samples` samples.
 
     Attributes:
         operations: the products, in the order of execution.

@@ -1,4 +1,4 @@
-"""Which of PyTorch's basic operations are products, and the dimensions of each.
+"""The basic operations of PyTorch that are products, with their dimensions.
 
 Every layer and function reaches the dispatcher as one of these few operations, so nothing has to be known about the model.
 """

@@ -1,4 +1,4 @@
-"""Every cost model by its name."""
+"""Registry of cost models by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost of a run as a table of text: by layer group, by pass, in total, at static q_max and what is saved."""
+"""The cost of a run as a text table: by layer group, by pass, in total, at static q_max, and the saving."""
 
 from __future__ import annotations
 

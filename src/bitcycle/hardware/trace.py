@@ -1,4 +1,4 @@
-"""Trace any model once with a sample input and list the products that it computes.
+"""Traces any model with a sample input and lists the products that it computes.
 
 A copy of the model runs one forward pass in evaluation mode, on the device where it lies (the meta device included, where
 nothing is computed). Every product reaches PyTorch's dispatcher as one of a few basic operations, whichever layer or
@@ -80,11 +80,11 @@ def trace(model: nn.Module, *inputs: Any, samples: int | None = None, **keywords
 
 
 def _nothing() -> None:
-    """What most modules do before they are traced."""
+    """Default preparation of modules for tracing."""
 
 
 def _unquantized(quantizer: nn.Module, x: Tensor, *bits: Tensor) -> Tensor:
-    """What stands for a quantized tensor: x itself, with a gradient if x or the quantizer wants one."""
+    """Replacement of a quantized tensor: x itself, with a gradient if x or the quantizer requires one."""
     wants = x.requires_grad or any(parameter.requires_grad for parameter in quantizer.parameters())
     return x.detach().requires_grad_() if wants and not x.requires_grad else x
 
@@ -141,7 +141,7 @@ def _eagerly(model: nn.Module) -> AbstractContextManager[None]:
 
 @contextmanager
 def _follow_modules(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
-    """Tell the recorder which module is running."""
+    """Context in which the recorder follows the running module."""
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             hooks.callback(module.register_forward_pre_hook(recorder.entering(name, module)).remove)

@@ -1,4 +1,4 @@
-"""Arithmetic that is no product of a network: found by its name, counted as float32 where its multiplications can be counted."""
+"""Arithmetic other than the products of a network: found by name, counted as float32 if its multiplications are known."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KNOWN_LIBRARIES = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functiona
 
 
 class Unknown(NamedTuple):
-    """An operation that was met: its name, and its multiply-accumulates if they can be counted."""
+    """An unknown operation: its name, and its multiply-accumulates if they can be counted."""
 
     name: str
     macs: int | None

@@ -1,1 +1,1 @@
-"""Layers and trainers of other libraries; each module needs the library that it is named after, and nothing else imports it."""
+"""Layers and trainers of other libraries; each module requires the library of its name and is only imported on demand."""

@@ -1,4 +1,4 @@
-"""Layers of DGL: GraphConv. A SAGEConv needs nothing of its own, as its products are torch.nn.Linear layers."""
+"""Layers of DGL: GraphConv. SAGEConv needs no special support, as its products are torch.nn.Linear layers."""
 
 from __future__ import annotations
 

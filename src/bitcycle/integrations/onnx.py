@@ -67,7 +67,7 @@ class LinearWeight(TensorQuantizer):
 
 
 class ConstantWeight(TensorQuantizer):
-    """A weight as the numbers that its quantizer made of it."""
+    """A weight as constant quantized values."""
 
     values: Tensor
 

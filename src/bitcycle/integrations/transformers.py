@@ -235,7 +235,7 @@ class PrecisionCallback(TrainerCallback):
 
 
 def _add_penalty(model: nn.Module, _inputs: Any, output: Any) -> Any:
-    """The model's own loss and what its quantizers add to it."""
+    """Add the penalties of the quantizers to the model's loss."""
     loss = output.get("loss") if hasattr(output, "get") else None
     if model.training and loss is not None and (added := penalty(model, loss)) is not None:
         output["loss"] = loss + added

@@ -1,4 +1,4 @@
-"""What is trained: the networks. They are float networks; quantization is a conversion of the `layer` package."""
+"""The networks, in float; quantization is a conversion by the `layer` package."""
 
 from bitcycle.model.base import ModelOptions, build_seeded, check_kind
 from bitcycle.model.mobilenet_v2_cifar import CifarMobileNetV2, MobileNetV2Cifar

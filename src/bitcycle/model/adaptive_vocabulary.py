@@ -55,17 +55,17 @@ class AdaptiveVocabulary(nn.Module):
         return x
 
     def _head(self, h: Tensor) -> Tensor:
-        """Logarithms of the probabilities of the first band's words and of the other bands, [M, words + bands - 1]."""
+        """Log probabilities of the first band's words and of the other bands, [M, words + bands - 1]."""
         words = F.linear(F.linear(h, self.projections[0].T), self.embeddings[0])
         return torch.cat([words, F.linear(h, self.clusters)], dim=1).log_softmax(1)
 
     def _tail(self, h: Tensor, band: int) -> Tensor:
-        """Logarithms of the probabilities of a rare band's words, given the band, [M, words]."""
+        """Log probabilities of a rare band's words, given the band, [M, words]."""
         narrow = F.dropout(F.linear(h, self.projections[band].T), self.dropout, self.training)
         return F.linear(narrow, self.embeddings[band]).log_softmax(1)
 
     def log_probabilities(self, h: Tensor) -> Tensor:
-        """Of all words, [M, V] from h [M, width]."""
+        """Log probabilities of all words, [M, V] from h [M, width]."""
         head, first = self._head(h), self.edges[1]
         tails = [self._tail(h, band) + head[:, first + band - 1, None] for band in range(1, len(self.embeddings))]
         return torch.cat([head[:, :first], *tails], dim=1)
@@ -73,7 +73,7 @@ class AdaptiveVocabulary(nn.Module):
     def losses(self, h: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """- log p(target) [M], and whether the most probable word of the most probable band is the target [M].
 
-        A band's words are computed for the targets in it alone: a tenth of the work where rare words are rare.
+        A band's words are computed only for its targets, which takes a tenth of the work for typical frequencies.
         """
         head, first = self._head(h), self.edges[1]
         slot = targets.clone()  # the target in the head: the word itself, or its band

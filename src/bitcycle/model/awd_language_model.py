@@ -1,4 +1,4 @@
-"""AWD-LSTM: a recurrent language model that is regularised in seven ways.
+"""AWD-LSTM: a recurrent language model with seven kinds of regularisation.
 
     e_t = locked(E'[w_t]),    E' = E without some words, as drawn for the batch
     h_t = LSTM_k(x_t, h_(t-1); U_k dropped),  x of the next layer = locked(h);    logits_t = E locked(h_t of the last) + d
@@ -63,7 +63,7 @@ class AwdLanguageModel(nn.Module):
         return logits.unflatten(0, tokens.shape), tuple(last)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
-        """The rows of the tokens; in training, words that are drawn for the batch are zero wherever they occur."""
+        """The embeddings of the tokens; in training, randomly dropped words are zero throughout the batch."""
         rows: Tensor = self.embedding(tokens)
         if not self.training or not self.options.dropout_embedding:
             return rows
@@ -71,7 +71,7 @@ class AwdLanguageModel(nn.Module):
         return rows * F.embedding(tokens, kept)
 
     def _dropped(self, layer: Any) -> dict[str, Tensor]:
-        """The recurrent weight of a layer, of which some entries are zero for this batch."""
+        """The recurrent weight of a layer with some entries dropped for this batch."""
         weight: Tensor = layer.weight_hh_l0
         return {"weight_hh_l0": F.dropout(weight, self.options.dropout_weight, self.training)}
 
@@ -86,7 +86,7 @@ class AwdLanguageModel(nn.Module):
         return terms
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles leave out the last forward pass, whose graph cannot be copied."""
+        """Exclude the last forward pass, whose graph cannot be copied or pickled."""
         return {**self.__dict__, "_outputs": None}
 
 

@@ -1,4 +1,4 @@
-"""What every model configuration provides: a network for inputs of a given kind."""
+"""Base class of model options, which build a network for data of a given kind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ModelOptions(Settings):
     """Options that every model has."""
 
     takes: ClassVar[type] = ImageShape
-    """The kind of data that the network is made for; `check` and `build` are given a description of this kind."""
+    """The kind of data of the network; `check` and `build` receive a description of this kind."""
 
     name: str = setting(MISSING, "the network's name, as in model=NAME")
     initial_weights: Optional[str] = setting(
@@ -33,7 +33,7 @@ class ModelOptions(Settings):
     )
 
     def check(self, shape: Any) -> None:
-        """Raise SettingError where this network cannot take such data."""
+        """Raise SettingError if this network cannot take such data."""
 
     def build(self, shape: Any) -> nn.Module:
         """The float network for such data, freshly initialised from PyTorch's global generator."""
@@ -54,7 +54,7 @@ def check_kind(options: ModelOptions, dataset: str, shape: Shape) -> None:
 
 
 def build_seeded(options: ModelOptions, shape: Shape, seed: int) -> nn.Module:
-    """`options.build(shape)` with weights that depend on `seed` alone; the global generator is left as it was."""
+    """`options.build(shape)` with weights that depend only on `seed`; the global generator is unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return options.build(shape)

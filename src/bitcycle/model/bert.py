@@ -143,7 +143,7 @@ class Bert(ModelOptions):
 @cache
 def _warn_of_random_weights(name: str) -> None:
     logger.warning(
-        "%s begins with RANDOM weights: nothing was pre-trained. Fine-tuning as in the papers needs model.weights=FOLDER of "
+        "%s starts with RANDOM weights, without pre-training. Fine-tuning as in the papers needs model.weights=FOLDER of "
         "published weights",
         name,
     )
@@ -168,7 +168,7 @@ def _load(bert: nn.Module, path: str) -> None:
 
 
 def _present_name(name: str) -> str:
-    """Names of today for those of the first checkpoints."""
+    """Current parameter names for those of early checkpoints."""
     name = name.removeprefix("bert.")
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 

@@ -1,4 +1,4 @@
-"""Networks of one's own from the command line: any function that returns one, and the networks of timm."""
+"""Custom networks from the command line: any function that returns one, and the networks of timm."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CustomModel(ModelOptions):
 
     def validate(self) -> None:
         if self.arguments is not None and not isinstance(self.arguments, dict):
-            raise SettingError("arguments", self.arguments, "is no mapping", "write it as {width: 2}")
+            raise SettingError("arguments", self.arguments, "is not a mapping", "write it as {width: 2}")
 
     def check(self, shape: Any) -> None:
         function = self._function()
@@ -60,20 +60,24 @@ class CustomModel(ModelOptions):
         )
         if not isinstance(model, nn.Module):
             problem = f"returns an object of type {type(model).__name__}"
-            raise SettingError("target", self.target, problem, "name a function or class that gives a torch.nn.Module")
+            raise SettingError(
+                "target", self.target, problem, "name a function or class that returns a torch.nn.Module"
+            )
         return model
 
     def _function(self) -> Callable[..., Any]:
         module, _, name = self.target.partition(":")
         if not name:
             raise SettingError("target", self.target, "names no function", "write it as package.module:function")
-        if (here := str(Path.cwd())) not in sys.path:  # an installed command does not look there by itself
+        if (here := str(Path.cwd())) not in sys.path:  # not in the path of an installed command
             sys.path.append(here)
         try:
             found: Any = importlib.import_module(module)
         except ImportError as error:
             problem = f"cannot be imported: {error}"
-            raise SettingError("target", self.target, problem, "start where the module lies, or install it") from error
+            raise SettingError(
+                "target", self.target, problem, "start in the folder of the module, or install it"
+            ) from error
         function: Callable[..., Any] | None = getattr(found, name, None)
         if not callable(function):
             callables = [other for other, value in vars(found).items() if callable(value)]

@@ -1,4 +1,4 @@
-"""Layers that no conversion touches, whatever a quantizer's rule for float layers."""
+"""Layers that are never converted, regardless of a quantizer's rule for float layers."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ class FloatLinear(nn.Linear):
     """A linear layer that stays float."""
 
     stays_float = True
-    """No conversion warns that it has nothing for it."""
+    """Suppresses the warning about layers without a quantized counterpart."""

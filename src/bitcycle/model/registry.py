@@ -1,4 +1,4 @@
-"""Every model by its name."""
+"""Registry of models by name."""
 
 from __future__ import annotations
 

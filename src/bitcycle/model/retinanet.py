@@ -31,11 +31,11 @@ from bitcycle.shapes import DetectionShape
 ANCHORS = 9
 """Anchors at each place: three scales times three aspect ratios."""
 PRIOR = 0.01
-"""Score that every anchor begins with (Lin et al. 2017, section 3.3)."""
+"""Initial score of every anchor (Lin et al. 2017, section 3.3)."""
 
 
 class Predictions(NamedTuple):
-    """What a detector says of each anchor: logits [N, A, K] of the classes, and offsets [N, A, 4] of the box."""
+    """The predictions for each anchor: logits [N, A, K] of the classes, and offsets [N, A, 4] of the box."""
 
     logits: Tensor
     offsets: Tensor

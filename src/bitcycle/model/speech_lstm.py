@@ -55,7 +55,7 @@ class SpeechLstm(nn.Module):
         self.output = nn.Linear(hidden, shape.symbols)
 
     def output_lengths(self, lengths: Tensor) -> Tensor:
-        """How many of an utterance's logits are real, where so many of its frames are."""
+        """Number of valid logits of utterances with the given numbers of frames."""
         return (lengths + self.stack - 1) // self.stack
 
     def forward(self, x: Tensor) -> Tensor:

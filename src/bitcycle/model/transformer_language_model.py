@@ -129,7 +129,7 @@ class AdaptiveTransformerLanguageModel(TransformerLanguageModel):
     takes_targets = True
 
     def forward(self, tokens: Tensor, state: tuple[Tensor, ...] | None = None, targets: Tensor | None = None) -> Any:
-        """Of targets, the cross-entropy of each and whether it was foretold, both [T N], and the state, which is empty."""
+        """With targets: the cross-entropy of each and whether it was predicted, both [T N], and the empty state."""
         if targets is None:
             return super().forward(tokens, state)
         assert self.adaptive is not None

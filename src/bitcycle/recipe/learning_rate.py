@@ -22,7 +22,7 @@ class LearningRateOptions(Settings):
     """Options of the learning rate. With p = t / T after `delay`:
 
     constant   initial
-    plateau    initial * factor^(number of times that `patience` validations in a row brought no new best)
+    plateau    initial * factor^(number of times that `patience` consecutive validations gave no new best)
     exponential  initial * final_factor^p, or initial * epoch_factor^max(0, e - delay_epochs) in epoch e from 0 of a phase
     inverse_sqrt  initial * sqrt(warmup T / max(t, warmup T)), which needs a warmup (Vaswani et al. 2017, section 5.3)
     piecewise  initial * factor^(number of milestones <= p), or the k-th of `rates` after milestone k
@@ -37,7 +37,7 @@ class LearningRateOptions(Settings):
     milestones: list[float] = setting(
         [0.5, 0.75], "piecewise: fractions of the run at which the rate drops", minimum=0, maximum=1
     )
-    factor: float = setting(0.1, "piecewise and plateau: what the rate is multiplied with at each drop", minimum=0)
+    factor: float = setting(0.1, "piecewise and plateau: factor of the rate at each drop", minimum=0)
     rates: Optional[list[float]] = setting(
         None, "piecewise: the rate from each milestone on (CPT, table 1: [0.01,0.001]); null: by factor", minimum=0
     )
@@ -89,7 +89,7 @@ class LearningRateOptions(Settings):
             raise SettingError("warmup", 0, "inverse_sqrt falls from the end of the warm-up on", "set warmup above 0")
 
     def check_length(self, total_steps: int) -> None:
-        """Raise SettingError where a cycle would be shorter than a step in a run, or a phase, of `total_steps`."""
+        """Raise SettingError if a cycle would be shorter than a step in a run or phase of `total_steps`."""
         steps = total_steps - round(self.delay * total_steps)
         if self.name != "cyclic" or steps == 0:
             return
@@ -102,7 +102,7 @@ class LearningRateOptions(Settings):
             raise SettingError("cycles", self.cycles, problem, "use fewer, a smaller cycle_growth, or train longer")
 
     def rate(self, step: int, total_steps: int, epoch_steps: int | None = None) -> float:
-        """The learning rate of `step`, counted from 0, in a run of `total_steps`, of which an epoch has `epoch_steps`."""
+        """The learning rate at `step`, counted from 0, of a run of `total_steps` with `epoch_steps` per epoch."""
         if step < self.warmup * total_steps:
             risen = step / (self.warmup * total_steps)
             return self.initial * risen if self.warmup_shape == "linear" else self.warmup_rate
@@ -127,7 +127,7 @@ class LearningRateOptions(Settings):
         return self.initial * _cosine(progress, self.final_factor)
 
     def _cycle_position(self, step: int, steps: int) -> float:
-        """z, the share of the current cycle that is over; cycles begin at whole steps."""
+        """z, the completed fraction of the current cycle; cycles begin at integer steps."""
         ends = self._cycle_ends(steps)
         cycle = min(bisect.bisect_right(ends, step), self.cycles - 1)
         start = ends[cycle - 1] if cycle else 0

@@ -36,7 +36,7 @@ class OptimizerOptions(Settings):
 
         for beta in ("beta1", "beta2"):
             if getattr(self, beta) == 1:
-                raise SettingError(beta, 1, "would never take anything in", "use less than 1")
+                raise SettingError(beta, 1, "would never update the average", "use less than 1")
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of all parameters; the learning rate is set at each step."""
@@ -55,7 +55,7 @@ class OptimizerOptions(Settings):
         )
 
     def _parameters(self, model: nn.Module) -> list[Any]:
-        """All trained parameters; those of quantizers, if there are any, in a group of their own without weight decay."""
+        """All trained parameters; those of quantizers in a separate group without weight decay."""
         quantizers = [module for module in model.modules() if isinstance(module, TensorQuantizer)]
         undecayed = [parameter for module in quantizers for parameter in module.parameters(recurse=False)]
         ids = {id(parameter) for parameter in undecayed}

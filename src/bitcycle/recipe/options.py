@@ -1,4 +1,4 @@
-"""Options of training: length, optimizer, evaluation, and what does not change a result (devices, checkpoints, logging)."""
+"""Options of training: length, optimizer, evaluation, and settings without effect on results (devices, logging)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class TrainingOptions(Settings):
     epochs: Optional[float] = setting(
         None, "length of the run in passes over the training data; or set steps", minimum=0
     )
-    batch_size: int = setting(128, "training samples a step", minimum=1)
+    batch_size: int = setting(128, "training samples per step", minimum=1)
     optimizer: OptimizerOptions = setting(OptimizerOptions, "the optimizer")
     learning_rate: LearningRateOptions = setting(LearningRateOptions, "the learning rate as a function of the step")
     clip_norm: Optional[float] = setting(
-        None, "the gradient of all parameters is scaled down to at most this Euclidean norm; null: never", minimum=0
+        None, "clip the Euclidean norm of the gradient of all parameters to this; null: no clipping", minimum=0
     )
-    weight_averaging: WeightAveragingOptions = setting(WeightAveragingOptions, "averages of the weights beside them")
+    weight_averaging: WeightAveragingOptions = setting(WeightAveragingOptions, "averaging of the weights")
     evaluation_steps: Optional[int] = setting(
         390, "evaluation interval in steps (released code: 390); null: after each epoch; always at the end", minimum=1
     )
@@ -54,7 +54,7 @@ class TrainingOptions(Settings):
         choices=("auto", "true", "false"),
         affects_result=False,
     )
-    device: str = setting("auto", "cpu, cuda, cuda:1, mps, or auto (cuda where there is one)", affects_result=False)
+    device: str = setting("auto", "cpu, cuda, cuda:1, mps, or auto (cuda if available)", affects_result=False)
     threads: Optional[int] = setting(None, "CPU threads; null: PyTorch's choice", minimum=1, affects_result=False)
     deterministic: bool = setting(
         True, "use deterministic algorithms, which exact resuming needs on a GPU", affects_result=False
@@ -79,7 +79,7 @@ class TrainingOptions(Settings):
             raise SettingError("recompute", True, "has no codes to compute from", remedy)
 
     def total_steps(self, steps_per_epoch: int) -> int:
-        """Length of the run in optimizer steps, with so many in an epoch."""
+        """Length of the run in optimizer steps, given the steps per epoch."""
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None
@@ -88,7 +88,7 @@ class TrainingOptions(Settings):
 
 @dataclass
 class LoggingOptions(Settings):
-    """Where metrics go beside metrics.jsonl, which is always written."""
+    """Destinations of metrics besides metrics.jsonl, which is always written."""
 
     wandb: str = setting(
         "disabled",
@@ -98,14 +98,12 @@ class LoggingOptions(Settings):
     wandb_project: str = setting("bitcycle", "project name at Weights & Biases")
     wandb_entity: Optional[str] = setting(None, "team or user at Weights & Biases; null: that of the login")
     group: str = setting("", "group of the run at Weights & Biases; a sweep file sets its own name, as cpt/table2")
-    tags: list[str] = setting([], "tags at Weights & Biases beside paper, scale and quantizer")
+    tags: list[str] = setting([], "tags at Weights & Biases besides paper, scale and quantizer")
     objective: list[str] = setting(
         ["final"],
-        "what a run returns to a sweeper that optimizes, as Optuna's; several for several objectives",
+        "value that a run returns to an optimizing sweeper such as Optuna; a list for several objectives",
         choices=("final", "best", "mean_of_last", "validation", "gbitops", "relative_to_static"),
     )
     tensorboard: bool = setting(False, "write TensorBoard event files into the run folder")
-    picture: bool = setting(
-        False, "draw precision, accuracy and loss over the steps into the run folder, as picture.png"
-    )
-    progress: bool = setting(True, "show a progress bar where the output is a terminal")
+    picture: bool = setting(False, "plot precision, accuracy and loss over the steps, as picture.png in the run folder")
+    progress: bool = setting(True, "show a progress bar if the output is a terminal")

@@ -1,4 +1,4 @@
-"""Stochastic weight averaging: the mean of the weights at regular moments late in a run, evaluated beside the weights.
+"""Stochastic weight averaging: the mean of the weights at regular intervals late in a run, evaluated alongside the weights.
 
     average := average + (weights - average) / (k + 1)        the k-th time, from 0
 
@@ -90,7 +90,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def add(self, model: nn.Module) -> None:
-        """Take the model's present weights into the average; everything else is the present model's."""
+        """Include the model's current weights in the average; everything else is copied from the model."""
         state = {name: value.detach().clone() for name, value in model.state_dict().items()}
         if self.count:
             for name, _ in model.named_parameters(remove_duplicate=False):
@@ -100,7 +100,7 @@ class WeightAverage:
 
     @contextmanager
     def in_place_of(self, model: nn.Module, keep: bool = False) -> Iterator[None]:
-        """Let the model be the average; `keep` what happens to it meanwhile. Afterwards it is what it was."""
+        """Context in which the model has the averaged weights (changes are stored with `keep`); restored afterwards."""
         own = {name: value.clone() for name, value in model.state_dict().items()}
         model.load_state_dict(self.state)
         try:
@@ -120,7 +120,7 @@ class WeightAverage:
 
 
 def estimated_layers(model: nn.Module) -> list[_BatchNorm]:
-    """The layers whose statistics belong to the weights; frozen ones keep what they have."""
+    """The layers whose statistics are re-estimated; frozen ones are excluded."""
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     return [module for module in norms if module.training]
 

@@ -1,4 +1,4 @@
-"""What is learned: loss, metrics and batches of a task, behind one small interface."""
+"""Tasks: loss, metrics and batches behind one small interface."""
 
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
 from bitcycle.task.classification import Classification, ClassificationOptions

@@ -20,7 +20,7 @@ SCALES = (2**0, 2 ** (1 / 3), 2 ** (2 / 3))
 RATIOS = (0.5, 1.0, 2.0)
 OFFSET_SCALE = (0.1, 0.1, 0.2, 0.2)
 SMALLEST = 1e-8
-"""Floor of an area that is divided by."""
+"""Minimum area in a division."""
 
 
 def cell_anchors(level: int) -> Tensor:
@@ -72,7 +72,7 @@ def encode(boxes: Tensor, places: Tensor) -> Tensor:
 
 
 def decode(offsets: Tensor, places: Tensor) -> Tensor:
-    """Boxes [..., A, 4] that offsets [..., A, 4] from anchors [A, 4] stand for; the inverse of `encode`."""
+    """Boxes [..., A, 4] from offsets [..., A, 4] of anchors [A, 4]; the inverse of `encode`."""
     offsets = offsets * offsets.new_tensor(OFFSET_SCALE)
     anchor_centres, anchor_sizes = _centres_and_sizes(places)
     centres = anchor_centres + offsets[..., :2] * anchor_sizes

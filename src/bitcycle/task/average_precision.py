@@ -1,4 +1,4 @@
-"""Average precision as the released code of Better Schedules counts it (cpt_voc), beside torchmetrics' that papers of today use.
+"""Average precision as in the released code of Better Schedules (cpt_voc), besides the current standard of torchmetrics.
 
     A detection, best score first, is right if the object that it overlaps most has an overlap of at least 0.5 and no better
     detection has claimed it; that object only is looked at. AP = area under the precision envelope over all recalls.
@@ -31,7 +31,7 @@ class AveragePrecision:
 
     Args:
         classes: number of classes.
-        overlap: that a detection needs to be right.
+        overlap: minimum overlap of a correct detection.
     """
 
     def __init__(self, classes: int, overlap: float = 0.5) -> None:
@@ -54,7 +54,7 @@ class AveragePrecision:
         Args:
             boxes, scores, labels: the detections, [D, 4], [D] and [D].
             objects, classes: the objects, [M, 4] and [M].
-            ignored: bool [M]: objects that count nothing, nor do detections of them; none if None.
+            ignored: bool [M]: objects excluded from evaluation, with their detections; none if None.
         """
         ignored = torch.zeros_like(classes, dtype=torch.bool) if ignored is None else ignored
         for label in range(self.classes):
@@ -67,7 +67,7 @@ class AveragePrecision:
             self.right[label].append(right[counted].double())
 
     def _judge(self, boxes: Tensor, objects: Tensor, ignored: Tensor) -> tuple[Tensor, Tensor]:
-        """Which detections are right, and which count."""
+        """Which detections are correct, and which are evaluated."""
         right = torch.zeros(len(boxes), dtype=torch.bool, device=boxes.device)
         counted = ~right
         if not len(boxes) or not len(objects):

@@ -1,4 +1,4 @@
-"""What the training loop needs to know of a task: batches, a loss and metrics. Nothing else differs between tasks."""
+"""The interface between the training loop and a task: batches, a loss and metrics."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from bitcycle.settings import MISSING, SettingError, Settings, setting
 
 
 class StepOutput(NamedTuple):
-    """What one training batch gave: the loss to descend, and the detached share of right answers; both scalars."""
+    """The result of a training batch: the loss to minimise, and the detached accuracy; both scalars."""
 
     loss: Tensor
     accuracy: Tensor
 
 
 class Sample(NamedTuple):
-    """Arguments of the model's forward pass that its products are traced with, and how many samples they hold.
+    """Arguments of the model's forward pass for tracing its products, and their number of samples.
 
-    Tensors lie on the meta device, where only shapes count, unless values decide the shapes of what the model computes.
+    Tensors are on the meta device unless the shapes of the model's computation depend on values.
     """
 
     arguments: tuple[Any, ...]
@@ -37,22 +37,22 @@ class Task:
     """One learning task with its data, ready to train on."""
 
     metric: str
-    """Name of the main metric, a key of what `evaluate` returns."""
+    """Name of the main metric, a key of the result of `evaluate`."""
     unit: str = "%"
     """Unit of the main metric; empty for a pure number."""
     higher_is_better: bool
     """Whether a larger main metric is better."""
     validation_metric: str
-    """Name of the metric that choices are made by, a key of what `validate` returns; better as the main metric is."""
+    """Name of the selection metric, a key of the result of `validate`; better in the same direction as the main metric."""
     majority_baseline: float
-    """Share of right answers of always giving the most frequent one of the training data."""
+    """Accuracy of always predicting the most frequent class of the training data."""
 
     def batches(self, step: int) -> Iterator[Any]:
         """Training batches of steps `step`, `step` + 1, ... without end."""
         raise NotImplementedError
 
     def parts(self, samples: int) -> int:
-        """Of how many parts a step of `samples` consists, of which each process has some; see `TaskOptions.parts`."""
+        """Number of parts of a step of `samples` that are distributed over processes; see `TaskOptions.parts`."""
         return samples
 
     def train(self, model: nn.Module, batch: Any) -> StepOutput:
@@ -60,7 +60,7 @@ class Task:
         raise NotImplementedError
 
     def rate_factor(self, batch: Any) -> float:
-        """What the learning rate is multiplied with for a batch; other than 1 where batches differ in length by chance."""
+        """Factor of the learning rate for a batch; differs from 1 if batches have random lengths."""
         return 1.0
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
@@ -72,7 +72,7 @@ class Task:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next batch depends on beside the step's number (a recurrent state that is carried on, say)."""
+        """State of the next batch besides the step index, such as a recurrent state that is carried over."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -81,15 +81,15 @@ class Task:
 
 @dataclass(frozen=True)
 class TaskSetup:
-    """What a task is built from, beside its own options.
+    """What a task is built from, besides its own options.
 
     Attributes:
-        dataset: options of the data set; of a kind that the task has accepted.
-        data_root: where data sets lie.
-        info: what the data set holds.
-        batch_size: training samples a step, of all processes together.
+        dataset: options of the data set, of a kind that the task accepts.
+        data_root: folder of data sets.
+        info: description of the data set.
+        batch_size: training samples per step over all processes.
         seed: of order, augmentation and everything else that is drawn.
-        device: where batches are made.
+        device: device of batches.
     """
 
     dataset: DatasetOptions
@@ -107,12 +107,12 @@ class TaskOptions(Settings):
     takes: ClassVar[type[DatasetOptions]] = DatasetOptions
     """The kind of data set that the task learns from."""
     can_be_shared: ClassVar[bool] = False
-    """Whether several processes can share the batches: `train` and `evaluate` then see this process's shares."""
+    """Whether batches can be sharded over processes: `train` and `evaluate` then see this process's shards."""
 
     name: str = setting(MISSING, "the task's name, as in task=NAME")
 
     def check(self, dataset: DatasetOptions) -> None:
-        """Raise SettingError where the task cannot learn from such data."""
+        """Raise SettingError if the task cannot learn from such data."""
         if not isinstance(dataset, self.takes):
             problem = f"cannot learn from dataset={dataset.name}, which holds data of another kind"
             raise SettingError("name", self.name, problem, "leave task= out: it follows from the data set")
@@ -122,11 +122,11 @@ class TaskOptions(Settings):
         return Epoch(info.train_samples, batch_size)
 
     def parts(self, samples: int, batch_size: int) -> int:
-        """Into how many parts a step of `samples` can be cut for several processes: samples, or whole sequences of them."""
+        """Number of parts that a step of `samples` can be divided into for several processes: samples or sequences."""
         return samples
 
     def sample(self, info: DatasetInfo) -> Sample:
-        """What the model's products are traced with; needs no data."""
+        """A sample for tracing the model's products; needs no data."""
         raise NotImplementedError
 
     def build(self, setup: TaskSetup) -> Task:
@@ -139,7 +139,7 @@ class TaskOptions(Settings):
 
 
 def check_shares(batch_size: int, **splits: Sized | None) -> None:
-    """Refuse an evaluation whose first batch has not a sample for each process: all have to see the same bits first.
+    """Reject an evaluation whose first batch has fewer samples than processes, as all must see the same bits first.
 
     Args:
         batch_size: samples evaluated at once.

@@ -49,9 +49,9 @@ class Classification(Task):
     Args:
         options: of the task.
         dataset: normalisation and augmentation.
-        splits: training and test images, and those for choosing, if any.
+        splits: training and test images, and validation images if any.
         classes: number of classes.
-        batch_size: training samples a step, of all processes together.
+        batch_size: training samples per step over all processes.
         seed: of order and augmentation.
         device: where batches are made.
 
@@ -95,12 +95,12 @@ class Classification(Task):
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """`test_accuracy` and `test_accuracy_top5` in percent, `test_loss` as mean cross-entropy.
 
-        Of several processes each looks at its shares; torchmetrics adds up what all have seen.
+        Each process evaluates its shards; torchmetrics combines their results.
         """
         return self._measure(model, self.test_batches, "test")
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """The same as `evaluate` of the validation images, whose names begin with `validation`."""
+        """The metrics of `evaluate` for the validation images, with the prefix `validation`."""
         return {} if self.validation_batches is None else self._measure(model, self.validation_batches, "validation")
 
     @torch.no_grad()

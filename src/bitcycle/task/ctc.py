@@ -17,7 +17,7 @@ from bitcycle.dataset.utterances import BLANK
 
 
 def ctc_loss(logits: Tensor, lengths: Tensor, targets: Tensor, target_lengths: Tensor) -> Tensor:
-    """-ln p(z | x) of each utterance [N]; 0, without gradient, where there are fewer frames than the targets need.
+    """-ln p(z | x) of each utterance [N]; 0, without gradient, if there are fewer frames than the targets need.
 
     Logits [N, T, S] and targets [N, L]; lengths [N] on the CPU. On a GPU PyTorch adds up the gradient in no fixed order; where
     deterministic algorithms are asked for (training.deterministic), it is computed on the CPU instead.
@@ -42,13 +42,13 @@ def greedy(logits: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     before = F.pad(path, (1, 0), value=BLANK)[:, :frames]
     real = torch.arange(frames, device=path.device) < lengths.to(path.device)[:, None]
     kept = real & (path != BLANK) & (path != before)
-    places = torch.where(kept, kept.cumsum(1) - 1, frames)  # what is dropped goes into a column that is cut off
+    places = torch.where(kept, kept.cumsum(1) - 1, frames)  # dropped symbols go to a column that is removed
     found = torch.full((len(path), frames + 1), BLANK, device=path.device, dtype=path.dtype)
     return found.scatter(1, places, path)[:, :frames], kept.sum(1)
 
 
 def edit_distances(found: Tensor, found_lengths: Tensor, wanted: Tensor, wanted_lengths: Tensor) -> Tensor:
-    """Least number [N] of insertions, deletions and replacements between the rows of [N, A] and [N, B] (Levenshtein 1966).
+    """Minimum number [N] of insertions, deletions and replacements between rows of [N, A] and [N, B] (Levenshtein 1966).
 
     Row i of the usual table at once: what comes from above and from the diagonal, then, for steps to the right, the running
     minimum of (value - place). No step waits for the host.

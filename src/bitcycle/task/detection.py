@@ -43,11 +43,13 @@ class DetectionOptions(TaskOptions):
     name: str = "detection"
     alpha: float = setting(0.25, "focal loss: weight of right classes (Lin et al. 2017)", minimum=0, maximum=1)
     gamma: float = setting(2.0, "focal loss: power of the distance from the target (Lin et al. 2017)", minimum=0)
-    positive_overlap: float = setting(0.5, "overlap from which an anchor is to find its object", minimum=0, maximum=1)
-    negative_overlap: float = setting(0.4, "overlap below which it is to find nothing", minimum=0, maximum=1)
-    score_threshold: float = setting(0.05, "detections need a higher score than this", minimum=0, maximum=1)
+    positive_overlap: float = setting(
+        0.5, "minimum overlap of an anchor that should detect its object", minimum=0, maximum=1
+    )
+    negative_overlap: float = setting(0.4, "overlap below which an anchor should detect nothing", minimum=0, maximum=1)
+    score_threshold: float = setting(0.05, "minimum score of detections", minimum=0, maximum=1)
     nms_overlap: float = setting(
-        0.5, "detections that overlap a better one of their class by more are dropped", minimum=0, maximum=1
+        0.5, "drop detections that overlap a better one of their class by more", minimum=0, maximum=1
     )
     nms_candidates: Optional[int] = setting(
         20_000, "best detections of an image that are looked at; null: all (cpt_voc), slow early in training", minimum=1
@@ -89,7 +91,7 @@ class DetectionOptions(TaskOptions):
 
 
 class Detections(NamedTuple):
-    """What was found in an image: boxes [D, 4] in pixels, scores [D] and classes [D], best first."""
+    """The detections in an image: boxes [D, 4] in pixels, scores [D] and classes [D], best first."""
 
     boxes: Tensor
     scores: Tensor
@@ -170,7 +172,7 @@ class Detection(Task):
         return self._measure(model, self.test_batches, "test")
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """The same as `evaluate` of the validation images, whose names begin with `validation`."""
+        """The metrics of `evaluate` for the validation images, with the prefix `validation`."""
         return {} if self.validation_batches is None else self._measure(model, self.validation_batches, "validation")
 
     @torch.no_grad()

@@ -19,7 +19,7 @@ from bitcycle import distributed
 from bitcycle.task.anchors import encode, intersection_over_union
 
 CLAMP = 1e-4
-"""Scores stay so far from 0 and 1."""
+"""Minimum distance of scores from 0 and 1."""
 KNEE = 1 / 9
 """Distance up to which the box loss is quadratic."""
 NOTHING = -1
@@ -27,7 +27,7 @@ NOTHING = -1
 
 
 class Matches(NamedTuple):
-    """What the anchors of an image are to predict.
+    """The targets of the anchors of an image.
 
     Attributes:
         positive, ignored: bool [N, A].
@@ -90,7 +90,7 @@ def detection_losses(
         scores: [N, A, K], between 0 and 1.
         offsets: [N, A, 4].
         places: the anchors [A, 4].
-        matches: what they are to predict.
+        matches: targets of the anchors.
         alpha, gamma: of the focal loss.
     """
     positives = matches.positive.sum(dim=1)
@@ -98,7 +98,7 @@ def detection_losses(
     targets = (matches.labels[..., None] == classes) & matches.positive[..., None]
     terms = focal_terms(scores, targets, alpha, gamma).masked_fill(matches.ignored[..., None], 0.0)
     class_loss = terms.sum(dim=(1, 2)) / positives.clamp_min(1)
-    # anchors that match nothing get an offset that is finite, since 0 times infinity would be no number
+    # unmatched anchors get a finite offset, as 0 times infinity would be nan
     wanted = encode(torch.where(matches.positive[..., None], matches.boxes, places), places)
     distances = smooth_l1(wanted - offsets).masked_fill(~matches.positive[..., None], 0.0)
     box_loss = distances.sum(dim=(1, 2)) / (4 * positives).clamp_min(1)

@@ -19,7 +19,7 @@ from bitcycle.shapes import SentencePairShape
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, check_shares
 
 METRICS = {"test": "test_accuracy", "validation": "accuracy_of_validation"}
-"""The main metric by the split that it is of. It is no metric to choose by, hence the other name."""
+"""The main metric by its split. Its name differs from that of the validation metric, as it must not be used for selection."""
 
 
 class PairBatch(NamedTuple):
@@ -110,7 +110,7 @@ class Entailment(Task):
         return {self.metric: accuracy, self.metric.replace("accuracy", "loss"): loss}
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """The same of the validation split: `validation_accuracy`, `validation_loss`."""
+        """The same for the validation split: `validation_accuracy`, `validation_loss`."""
         if "validation" not in self.splits:
             return {}
         accuracy, loss = self._measure(model, "validation")
@@ -134,7 +134,7 @@ class Entailment(Task):
 
 
 def batch_of(split: TokenPairs, indices: Tensor) -> PairBatch:
-    """Some pairs of a split, as the network takes them."""
+    """Pairs of a split as inputs of the network."""
     places = torch.arange(split.ids.shape[1], device=indices.device)
     mask = places < split.lengths[indices][:, None]
     return PairBatch(split.ids[indices].long(), split.segments[indices].long(), mask, split.labels[indices])

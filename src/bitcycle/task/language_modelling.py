@@ -1,9 +1,9 @@
-"""Language modelling: each token is predicted from those before it; cross-entropy and perplexity, the exponential of its mean.
+"""Language modelling: each token is predicted from the preceding ones; metrics are cross-entropy and perplexity.
 
-A network is called with tokens [T, N] and its state after the batch before (None: from nothing); it returns logits [T, N, V] and
+A network is called with tokens [T, N] and its state after the previous batch (None: initial); it returns logits [T, N, V] and
 its state, a tuple of tensors, empty for a network without one. The state's values go from batch to batch, gradients do not. A
 network with adaptive softmax `takes_targets`: it is called with them too, and returns the cross-entropy of each [T N], whether it
-was foretold [T N], and its state.
+was predicted [T N], and its state.
 
 Source: released code of Better Schedules, cpt_ptb (streams); fairseq's language models (blocks).
 """
@@ -39,7 +39,7 @@ Batches = TokenStreams | TokenBlocks
 
 @dataclass
 class LanguageModellingOptions(TaskOptions):
-    """Options of language modelling on streams: `training.batch_size` streams are read side by side through the whole text."""
+    """Options of language modelling on streams: `training.batch_size` streams are read in parallel through the whole text."""
 
     takes = TextDatasetOptions
     can_be_shared = True
@@ -63,7 +63,7 @@ class LanguageModellingOptions(TaskOptions):
         choices=("fixed", "drawn"),
     )
     evaluation_batch_size: int = setting(
-        10, "streams in evaluation; what fills no stream is left out (released code: 10)", minimum=1
+        10, "streams in evaluation; the incomplete rest is omitted (released code: 10)", minimum=1
     )
 
     def epoch(self, info: DatasetInfo, batch_size: int) -> Epoch:
@@ -175,7 +175,7 @@ class LanguageModelling(Task):
         return self._measure(model, self.test, "test")
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """The same as `evaluate` of the validation text."""
+        """The metrics of `evaluate` for the validation text."""
         return self._measure(model, self.validation, "validation")
 
     @torch.no_grad()
@@ -205,7 +205,7 @@ def _losses(
     model: nn.Module, batch: TokenBatch, state: tuple[Tensor, ...] | None
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Cross-entropy of each token and whether it was predicted, both [T N], and the network's state after the batch."""
-    if getattr(getattr(model, "module", model), "takes_targets", False):  # of several processes it is wrapped
+    if getattr(getattr(model, "module", model), "takes_targets", False):  # wrapped in distributed training
         return model(batch.inputs, state, batch.targets)
     logits, state = model(batch.inputs, state)
     losses = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none")

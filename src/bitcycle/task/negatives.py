@@ -1,4 +1,4 @@
-"""Items that a user has not chosen, drawn by number so that any step can be the first."""
+"""Stateless sampling of items that a user has not chosen, so that training can start at any step."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class NegativeSampler:
     c_k - k others before it, that number is how many k have c_k - k <= r. One search finds it for any number of draws.
 
     Args:
-        interactions: what was chosen.
-        device: where draws are made.
+        interactions: chosen items.
+        device: device of the samples.
     """
 
     def __init__(self, interactions: Interactions, device: torch.device) -> None:

@@ -88,7 +88,7 @@ def _edges_on_meta(destinations: int, edges: int) -> Edges:
 
 
 class GraphBatch(NamedTuple):
-    """What one step sees.
+    """The input of one step.
 
     Attributes:
         features: float32 [sources of the first layer, F].
@@ -118,7 +118,7 @@ class NodeClassification(Task):
         shape: its description.
         batch_size: training nodes a step, where neighbours are sampled.
         seed: of order and neighbours.
-        device: where the graph lies and batches are made.
+        device: device of the graph and of batches.
     """
 
     metric = "test_accuracy"
@@ -167,7 +167,7 @@ class NodeClassification(Task):
         return StepOutput(self.loss(logits, batch.labels), right.float().mean())
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The mean loss of some nodes, as `options.loss` says."""
+        """The mean loss of nodes, according to `options.loss`."""
         function = F.cross_entropy if self.options.loss == "cross_entropy" else F.nll_loss
         return function(logits, labels)
 
@@ -176,7 +176,7 @@ class NodeClassification(Task):
         return self._measure(model, "test")
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """The same of the validation nodes, `validation_accuracy` and `validation_loss`."""
+        """The same for the validation nodes: `validation_accuracy` and `validation_loss`."""
         return self._measure(model, "validation")
 
     @torch.no_grad()

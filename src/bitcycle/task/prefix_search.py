@@ -1,4 +1,4 @@
-"""Prefix beam search: the text that is most probable over all its paths, with a language model of words.
+"""Prefix beam search: finds the most probable text over all its paths, with a word language model.
 
     value(text) = ln p_ctc(text | x) + language_weight ln S(words of the text) + word_bonus (number of words)
 
@@ -39,7 +39,7 @@ class PrefixSearch:
     Args:
         alphabet: characters of symbols 1, 2, ...; symbol 0 is the blank.
         language: scores words; None: none.
-        beam: prefixes that are kept.
+        beam: number of prefixes kept.
         language_weight, word_bonus: as above.
         least: ln of the probability that a symbol must have to extend prefixes.
     """
@@ -94,7 +94,7 @@ class PrefixSearch:
         )
 
     def _words_value(self, prefix: str, known: dict[str, float]) -> float:
-        """What the words that are complete in `prefix` add; remembered in `known`."""
+        """The contribution of the complete words in `prefix`; cached in `known`."""
         if prefix not in known:
             value = self._words_value(prefix[:-1], known)
             if prefix[-1] == " " and prefix[:-1].split() and prefix[-2] != " ":
@@ -103,7 +103,7 @@ class PrefixSearch:
         return known[prefix]
 
     def _word_value(self, words: list[str], counts: bool = True) -> float:
-        """What the last of `words` adds after those before it."""
+        """The contribution of the last of `words` given the preceding ones."""
         bonus = self.word_bonus if counts else 0.0
         if self.language is None:
             return bonus

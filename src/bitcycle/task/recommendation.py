@@ -1,4 +1,4 @@
-"""Recommendation: which items does a user choose? Cross-entropy on chosen and random items; hit rate of the last chosen one.
+"""Recommendation of items to users: cross-entropy on chosen and random items; hit rate of the last chosen item.
 
     positives      interactions of the training split                              target 1
     negatives      `negatives` items that the user has not chosen in it, for each positive, others in each epoch    target 0
@@ -32,7 +32,7 @@ from bitcycle.task.negatives import NegativeSampler
 logger = logging.getLogger(__name__)
 
 BEST = 10
-"""Items that are recommended."""
+"""Number of recommended items."""
 
 
 class InteractionBatch(NamedTuple):

@@ -1,4 +1,4 @@
-"""Every task by its name."""
+"""Registry of tasks by name."""
 
 from __future__ import annotations
 

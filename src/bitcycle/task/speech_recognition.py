@@ -124,7 +124,7 @@ class SpeechRecognition(Task):
 
 
 class SpeechEvaluation:
-    """What is measured of a network on utterances.
+    """The evaluation of a network on utterances.
 
     Args:
         options: of the task.
@@ -157,7 +157,7 @@ class SpeechEvaluation:
 
 
 def losses_of(options: SpeechRecognitionOptions, logits: Tensor, lengths: Tensor, batch: SpeechBatch) -> Tensor:
-    """The loss of each utterance [N], of the kind that the options say."""
+    """The loss of each utterance [N] according to the options."""
     losses = ctc_loss(logits, lengths, batch.targets, batch.target_lengths)
     if options.loss == "character":
         losses = losses / batch.target_lengths.clamp_min(1).to(losses.device)

@@ -175,7 +175,7 @@ def saved(tmp_path, state) -> str:
     return f"model.initial_weights={tmp_path}/weights.pt"
 
 
-def test_a_classifier_of_another_size_begins_anew_or_is_refused(digits, tmp_path):
+def test_a_classifier_of_another_size_is_reinitialized_or_refused(digits, tmp_path):
     plain = digits("quantizer=none")
     state = plain.build_model().state_dict()
     state["conv1.weight"] += 1
@@ -195,7 +195,7 @@ def test_a_classifier_of_another_size_begins_anew_or_is_refused(digits, tmp_path
         assert torch.equal(fresh["fc.bias"], expected["fc.bias"])
     state["fc.weight"], state["fc.bias"] = torch.randn(50, 64), torch.randn(50)
     here = saved(tmp_path, state)
-    with pytest.raises(SettingError, match=r"another number of classes: fc.weight is \[50, 64\] instead of \[10, 64\]"):
+    with pytest.raises(SettingError, match=r"a different number of classes: fc.weight is \[50, 64\] instead of \[10, 64\]"):
         digits(here, "model.initial_classifier=refused")
     plan = digits(here)
     execute(plan)

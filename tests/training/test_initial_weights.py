@@ -195,7 +195,9 @@ def test_a_classifier_of_another_size_is_reinitialized_or_refused(digits, tmp_pa
         assert torch.equal(fresh["fc.bias"], expected["fc.bias"])
     state["fc.weight"], state["fc.bias"] = torch.randn(50, 64), torch.randn(50)
     here = saved(tmp_path, state)
-    with pytest.raises(SettingError, match=r"a different number of classes: fc.weight is \[50, 64\] instead of \[10, 64\]"):
+    with pytest.raises(
+        SettingError, match=r"a different number of classes: fc.weight is \[50, 64\] instead of \[10, 64\]"
+    ):
         digits(here, "model.initial_classifier=refused")
     plan = digits(here)
     execute(plan)

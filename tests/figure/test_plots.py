@@ -116,9 +116,11 @@ def test_forest_has_a_panel_for_each_unit():
             "cpt/fig1-c2", "undecided", estimate=-1.0, low=-2.0, high=0.5, decided=False, leaning="contradicted"
         ),
         claim_result("cpt/table5-c1", estimate=2.0, unit="ppl"),
+        claim_result("partial/fig1-c1", estimate=1.2, unit="x"),
     ]
     figure = forest([vars(row) for row in rows])
-    assert [axes.get_xlabel() for axes in figure.axes] == ["pp", "ppl"]
+    assert [axes.get_xlabel() for axes in figure.axes] == ["pp", "ppl", "ratio"]
+    assert [axes.lines[0].get_xdata()[0] for axes in figure.axes] == [0, 0, 1]  # where there is no effect
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["cpt/fig1-c1", "cpt/fig1-c2"]
     plt.close(figure)
 

@@ -26,6 +26,10 @@ def draw_forest(claims: Sequence[ClaimResult], path: Path, drawn: Drawn) -> Pict
     return drawn.picture("claims", [vars(row) for row in rows], path, draw)
 
 
+RATIO = "x"
+"""The unit of effects that are ratios."""
+
+
 def forest(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """The intervals of claims, ours beside what is published, one panel for each unit.
 
@@ -41,8 +45,9 @@ def forest(rows: Sequence[Mapping[str, Any]]) -> Figure:
     place: Any = axes[0].get_subplotspec()
     place.get_gridspec().set_height_ratios(heights)
     for (unit, found), part in zip(units.items(), axes):
+        part.axvline(1 if unit == RATIO else 0, color="0.5", linewidth=0.8)  # no effect
         _forest_panel(part, found)
-        part.set_xlabel(unit or "effect")
+        part.set_xlabel("ratio" if unit == RATIO else unit or "effect")
     legend(figure, axes)
     return figure
 
@@ -51,7 +56,6 @@ VERDICT_LOOKS = {"supported": "#0072b2", "contradicted": "#d55e00", "undecided":
 
 
 def _forest_panel(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
-    axes.axvline(0, color="0.5", linewidth=0.8)
     for place, row in enumerate(rows):
         colour = VERDICT_LOOKS.get(row["leaning"] or row["verdict"], "0.45")
         words = f"ours: {row['verdict']}" if row["decided"] else f"ours: leaning, {row['leaning'] or row['verdict']}"

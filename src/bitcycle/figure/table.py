@@ -217,14 +217,19 @@ def our_records(panel: Panel, scale: str, spec: Spec) -> Iterator[dict[str, str]
 # How they are written
 
 
+ROUNDING = 1e-9
+"""Smaller numbers are what rounding left of a difference of zero."""
+
+
 def number(value: float | None) -> str:
     """A number with the digits that it deserves.
 
-    >>> number(92.2345), number(0.0012), number(2.67e8), number(None), number(-0.0)
+    >>> number(92.2345), number(0.0012), number(2.67e8), number(None), number(-2.4e-15)
     ('92.23', '0.0012', '2.67e+08', '', '0.00')
     """
     if value is None:
         return ""
+    value = 0.0 if abs(value) < ROUNDING else value
     size = abs(value)
     if size >= 1e5 or 0 < size < 0.01:
         return f"{value:.3g}"
@@ -237,7 +242,7 @@ def signed(value: float | None) -> str:
     >>> signed(1.5), signed(-0.25), signed(None)
     ('+1.50', '-0.250', '')
     """
-    return ("+" if (value or 0) > 0 else "") + number(value)
+    return ("+" if (value or 0) > ROUNDING else "") + number(value)
 
 
 def interval(value: Estimate | None, written: Callable[[float | None], str] = number) -> str:

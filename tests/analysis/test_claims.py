@@ -156,6 +156,22 @@ def test_claims_of_one_scale_are_corrected_together():
     assert [(row.scale, row.scope) for row in both] == [("paper", "paper scale"), ("mini", "proxy: ResNet-8, CIFAR-10")]
 
 
+def test_a_claim_that_was_looked_at_twice_has_its_p_value_doubled_before_the_correction():
+    several = [replace(HIGHER, id="x/y-c1"), replace(HIGHER, id="x/z-c1", looks=2)]
+    rows = judge(several, {"x/y": Results("mini", PAIR), "x/z": Results("mini", PAIR)})
+    p = float(stats.ttest_rel(ONE, OTHER).pvalue)
+    assert [(row.p_raw, row.looks) for row in rows] == [
+        (pytest.approx(p), 1),
+        (pytest.approx(p), 2),
+    ] and 0.01 < p < 0.05
+    assert [row.p_corrected for row in rows] == pytest.approx([2 * p, 2 * p]), "Holm: 2 p, then 1 x (2 p)"
+    assert rows[1].rule.endswith("; p multiplied by 2 for 2 looks") and "looks" not in rows[0].rule
+    once, thrice, often = (verdict(replace(HIGHER, looks=looks), *PAIR) for looks in (1, 3, 100))
+    assert (once.verdict, once.p_corrected) == (SUPPORTED, pytest.approx(p))
+    assert (thrice.verdict, thrice.leaning, thrice.p_corrected) == (UNDECIDED, SUPPORTED, pytest.approx(3 * p))
+    assert (thrice.low, thrice.high) == (once.low, once.high) and often.p_corrected == 1.0
+
+
 def test_how_many_seeds_would_decide():
     assert rule.seeds_needed(1.0, 1.0, tests=1) == 10  # statsmodels' TTestPower: 9.94
     assert rule.seeds_needed(1.0, 1.0, tests=20) > 10
@@ -198,7 +214,8 @@ def test_deleting_the_claims_of_a_paper_leaves_the_others_working(tmp_path):
 def test_wrong_entries_are_refused(tmp_path):
     (tmp_path / "claims").mkdir()
     file = tmp_path / "claims" / "x.yaml"
-    for entry, word in (("predicate: higer", "higher"), ("predicate: higher, metrik: final", "metric")):
+    wrong = {"predicate: higer": "higher", "predicate: higher, metrik: final": "metric"}
+    for entry, word in {**wrong, "predicate: higher, looks: 0": "looks=0"}.items():
         file.write_text(f"defaults: {{}}\nclaims:\n  - {{id: t-c1, sentence: s, {entry}}}\n")
         with pytest.raises(SettingError, match=word):
             read_claims(tmp_path)

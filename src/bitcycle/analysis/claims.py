@@ -67,6 +67,8 @@ class Claim:
         requires: preconditions beyond those of every claim, see `preconditions`.
         too_far: networks that cannot show what it says, and why.
         moments: evaluations that it needs of each run.
+        looks: how many times it was tested as seeds were added (numbers of seeds under which claims.csv had a p-value of it); the
+            p-value is multiplied by that.
         lengths: equal; converged: may differ where trainings pass over their data often enough; free.
         reason: why it is not tested.
         note: on the paper's text.
@@ -98,6 +100,7 @@ class Claim:
     requires: Sequence[str] = ()
     too_far: Mapping[str, str] = field(default_factory=dict)
     moments: int = 0
+    looks: int = 1
     lengths: str = "equal"
     reason: str = ""
     note: str = ""
@@ -159,6 +162,9 @@ def _claim(path: Path, entry: dict[str, Any]) -> Claim:
     if entry["predicate"] not in PREDICATES:
         remedy = nearest(entry["predicate"], PREDICATES)
         raise SettingError(f"{path.stem}/{entry['id']}", entry["predicate"], "is no predicate", remedy)
+    looks = entry.get("looks", 1)
+    if not isinstance(looks, int) or looks < 1:
+        raise SettingError(f"{path.stem}/{entry['id']}", f"looks={looks}", "is no number of looks", "1 or more")
     return Claim(**{**entry, "id": f"{path.stem}/{entry['id']}"})
 
 
@@ -178,7 +184,8 @@ def rule_of(claim: Claim, margin: float | None = None) -> str:
     arms = f"a: {described(claim.a) or 'all'}" + "".join(f"; b: {described(arm)}" for arm in claim.arms)
     where = f"; where {described(claim.where)}" if claim.where else ""
     more = "".join(f"; and {rule_of(part).partition(' (a: ')[0]} for {part.metric}" for part in claim.parts[1:])
-    return f"{words} ({arms}{where}){more}"
+    looks = f"; p multiplied by {claim.looks} for {claim.looks} looks" if claim.looks > 1 else ""
+    return f"{words} ({arms}{where}){more}{looks}"
 
 
 def several(value: Any) -> list[str]:

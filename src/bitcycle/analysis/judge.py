@@ -1,7 +1,8 @@
 """The verdicts on all claims, which `make figures` writes to results/summary/claims.csv.
 
-One rule at every scale: a claim is decided where the p-value that Holm's method corrects over all claims of the scale is below
-0.05, and leaning where the uncorrected one is; what could not be tested says why. The scope says which trainings it is about.
+One rule at every scale: a claim is decided where its p-value, multiplied by the number of looks (Bonferroni) and corrected over
+all claims of the scale (Holm), is below 0.05, and leaning where the uncorrected one is; what could not be tested says why. The
+scope says which trainings it is about.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def judge(claims: Sequence[Claim], results: Mapping[str, Results], pool: Pool | 
         judged += [(claim, *row) for row in (known[:1] if claim.predicate in ("computed", "none") else known)]
     for scale in SCALES:
         tested = [i for i, (_, row, _) in enumerate(judged) if row.scale == scale and row.p_raw is not None]
-        adjusted = rule.corrected([float(judged[i][1].p_raw or 0.0) for i in tested])
+        adjusted = rule.corrected([min(1.0, (judged[i][1].p_raw or 0.0) * judged[i][0].looks) for i in tested])
         for i, p in zip(tested, adjusted):
             claim, row, found = judged[i]
             judged[i] = (claim, _final(claim, row, found, p, len(tested)), found)
@@ -135,7 +136,7 @@ def _with_parts(row: ClaimResult, parts: Sequence[Claim], found: Sequence[Found 
     leaning = ""
     if joint.p < rule.SIGNIFICANCE:
         leaning = verdict.SUPPORTED if joint.supports == joint.p else verdict.CONTRADICTED
-    return replace(row, p_raw=joint.p, leaning=leaning, reason=reason)
+    return replace(row, p_raw=joint.p, looks=parts[0].looks, leaning=leaning, reason=reason)
 
 
 def _final(claim: Claim, row: ClaimResult, found: Found | None, p: float, tests: int) -> ClaimResult:
@@ -149,6 +150,7 @@ def _final(claim: Claim, row: ClaimResult, found: Found | None, p: float, tests:
         return replace(row, verdict=row.leaning, decided=True)
     if found is None or found.deviation is None:
         return row
+    tests *= claim.looks
     if found.margin is not None:
         return replace(row, seeds_needed=rule.seeds_needed(found.deviation, found.margin, tests, margin=True))
     effect = claim.value

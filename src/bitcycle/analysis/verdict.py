@@ -49,7 +49,8 @@ class ClaimResult:
         n: seeds.
         trainings: distinct trainings.
         df: degrees of freedom of the deviation.
-        p_raw, p_corrected: two-sided for directions, one-sided for margins; corrected by Holm's method.
+        looks: how many times it was tested as seeds were added.
+        p_raw, p_corrected: two-sided for directions, one-sided for margins; corrected for looks, then by Holm's method.
         margin: of equivalence or non-inferiority.
         published_effect: as printed.
         published_value: the same as one number, in the direction of the estimate.
@@ -79,6 +80,7 @@ class ClaimResult:
     n: Optional[int] = None
     trainings: Optional[int] = None
     df: Optional[float] = None
+    looks: Optional[int] = None
     p_raw: Optional[float] = None
     p_corrected: Optional[float] = None
     margin: Optional[float] = None

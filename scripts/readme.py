@@ -17,7 +17,6 @@ from bitcycle.analysis.collect import SUMMARY, read_summary
 from bitcycle.analysis.curves import CURVES, read_curve
 from bitcycle.analysis.deviation import data_of, spread_table
 from bitcycle.analysis.labels import group_of
-from bitcycle.analysis.verdict import NO_TEST, read_claim_results
 from bitcycle.benchmark.table import recorded
 from bitcycle.figure.formats import draw_formats, values_of
 from bitcycle.figure.schematic import draw_suite
@@ -28,10 +27,10 @@ from bitcycle.quantizer.base import bits_in_words
 from bitcycle.quantizer.mx import BLOCK, FORMATS, SCALE_BITS, Mx
 from bitcycle.schedule import SCHEDULES, SUITE, Precision, ScheduleOptions, Static, schedule
 from board import board, board_list
+from claim_tables import claims_table, decided_list, untested_table, verdicts_table
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-CLAIMS = ROOT / "results" / "summary" / "claims.csv"
 COSTS = ROOT / "results" / "published_costs.md"
 SHOWN = ("float32", "static 8", "CR 3-8", "RTH 3-8")
 """Settings that the table of results shows, as `bits_of` names them."""
@@ -290,63 +289,6 @@ def fuzz_table() -> str:
             lines.append(f"| {name} | {len(found)} | {kills} | {resumed} | {unequal} |")
         lines.append("")
     return "\n".join(lines).rstrip()
-
-
-def claims_table() -> str:
-    """Every claim that was tested, with its estimate and rule; `make figures` writes the verdicts."""
-    rows = [row for row in read_claim_results(CLAIMS) if row.estimate is not None and row.verdict != NO_TEST]
-    lines = [
-        "| claim | verdict | estimate, interval | n, trainings | p, corrected | seeds needed | scope |",
-        "|---" * 7 + "|",
-    ]
-    for row in rows:
-        interval = "" if row.low is None else f" ({row.low:+.2f} to {row.high:+.2f})"
-        state = row.verdict if row.decided or not row.leaning else f"{row.verdict}, leaning {row.leaning}"
-        p = "" if row.p_raw is None else f"{row.p_raw:.2g}, {row.p_corrected:.2g}"
-        cells = f"{row.claim_id}: {row.sentence}", state, f"{row.estimate:+.2f} {row.unit}{interval}"
-        lines.append(
-            f"| {' | '.join(cells)} | {row.n}, {row.trainings} | {p} | {row.seeds_needed or ''} | {row.scope} |"
-        )
-    return "\n".join(lines) if rows else "None so far."
-
-
-def verdicts_table() -> str:
-    """Number of claims by paper and verdict; a claim tested in several scopes counts in each."""
-    with open(CLAIMS, newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    verdicts = list(dict.fromkeys(row["verdict"] for row in sorted(rows, key=lambda row: row["verdict"])))
-    papers = list(dict.fromkeys(row["paper"] for row in rows))
-    counts = Counter((row["paper"], row["verdict"]) for row in rows)
-    lines = [f"| verdict | {' | '.join(papers)} | all |", "|---" * (len(papers) + 2) + "|"]
-    for verdict in verdicts:
-        numbers = [counts[paper, verdict] for paper in papers]
-        lines.append(f"| {verdict} | {' | '.join(str(number or '') for number in numbers)} | {sum(numbers)} |")
-    return "\n".join(lines)
-
-
-def decided_list() -> str:
-    """One sentence per decided or leaning claim, then the numbers of computed and of undecided claims."""
-    rows = [row for row in read_claim_results(CLAIMS) if row.verdict != NO_TEST]
-    tested = [row for row in rows if row.estimate is not None]
-    sentences = []
-    for row in tested:
-        if row.decided or row.leaning:
-            state = row.verdict if row.decided else f"leaning {row.leaning}"
-            interval = "" if row.low is None else f", {row.low:+.2f} to {row.high:+.2f}"
-            found = f"Measured: {row.estimate:+.2f} {row.unit}{interval}, n = {row.n}; {row.scope}."
-            sentences.append(f"- **{state}**: {row.sentence} ({row.claim_id}). {found}")
-    computed = sum(row.verdict == "computed" for row in rows)
-    undecided = sum(not row.decided for row in tested)
-    counts = f"{computed} claims are computed from schedules and cost models alone; {undecided} were tested and remain undecided."
-    return "\n".join([*sorted(sentences), "", counts])
-
-
-def untested_table() -> str:
-    """Claims that have runs but no test, with the reason."""
-    rows = [row for row in read_claim_results(CLAIMS) if row.verdict == NO_TEST]
-    lines = ["| claim | reason for no test | scope |", "|---|---|---|"]
-    lines += [f"| {row.claim_id}: {row.sentence} | {row.reason} | {row.scope} |" for row in rows]
-    return "\n".join(lines) if rows else "None."
 
 
 GENERATED: dict[str, Callable[[], str]] = {

@@ -21,6 +21,8 @@ WRONG = {
     "+training.optimizer.momentun=0": ("training.optimizer.momentun", "did you mean 'training.optimizer.momentum'"),
     "schedule.qmin=3": ("schedule.qmin", "did you mean 'schedule.q_min'"),
     "schedule=RTX": ("schedule=RTX", "did you mean 'RT"),
+    "schedule=RHT": ("schedule=RHT", "did you mean 'RTH'"),
+    "training.steps": ("'training.steps'", "write SETTING=VALUE"),
     "schedule=rth": ("schedule=rth", "did you mean 'RTH'"),
     "training.device=gpu": ("training.device=gpu", "cuda:NUMBER"),
     "model=resnet75": ("model=resnet75", "did you mean 'resnet74'"),

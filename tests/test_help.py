@@ -140,7 +140,7 @@ def test_tab_completion_completes_groups(tmp_path):
         (["-m", "+sweeps=cpt/table99"], "there is no such file", "did you mean 'cpt/table"),
         (["+sweeps=cpt/table2"], "is a sweep of several runs", "write python train.py -m +sweeps=cpt/table2"),
         (["-m", "sweeps=cpt/table2"], "is not in the defaults list", "write a + before it: +sweeps=cpt/table2"),
-        (["-m", "+sweeps=cpt/table2", "scale=huge"], "is not one of its options", "mini, paper, smoke"),
+        (["-m", "+sweeps=cpt/table2", "scale=huge"], "does not exist", "mini, paper, smoke"),
     ],
 )
 def test_a_sweep_that_cannot_be_run_is_one_line_with_a_remedy(arguments, problem, remedy):

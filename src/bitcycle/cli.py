@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import runpy
 import sys
 from pathlib import Path
@@ -18,22 +19,20 @@ class SubCommand(NamedTuple):
 
     module: str
     help: str
-    arguments: str | None = None
-    """Its arguments, if the module has no --help of its own."""
+    arguments: tuple[str, str] | tuple[()] | None = None
+    """Name and number (as argparse writes it) of its arguments, if the module has no parser of its own."""
 
 
 SUB_COMMANDS = {
     "status": SubCommand(
-        "bitcycle.sweep.status", "all runs and sweeps with their progress and the time left", "[SCALE ...]"
+        "bitcycle.sweep.status", "all runs and sweeps with their progress and the time left", ("SCALE", "*")
     ),
     "collect": SubCommand(
-        "bitcycle.analysis.collect", "gather finished runs and their curves into results/summary", "[FOLDER]"
+        "bitcycle.analysis.collect", "gather finished runs and their curves into results/summary", ("FOLDER", "?")
     ),
-    "figures": SubCommand(
-        "bitcycle.figure.make", "draw the figures and tables of the papers, results/index.html", "[PAPER ...]"
-    ),
+    "figures": SubCommand("bitcycle.figure.make", "draw the figures and tables of the papers, results/index.html", ()),
     "manifest": SubCommand(
-        "bitcycle.sweep.manifest", "which run fills which cell of every figure and table", "[SCALE ...]"
+        "bitcycle.sweep.manifest", "which run fills which cell of every figure and table", ("SCALE", "*")
     ),
     "reproduce": SubCommand("bitcycle.reproduce", "train, analyse and draw every item of the papers at one scale"),
     "campaign": SubCommand("bitcycle.campaign", "train a plan of sweeps in the background, in the order of the plan"),
@@ -53,15 +52,17 @@ def main(conf: Path | None = None) -> int:
     """Run the command line in `sys.argv` and return the exit code; `conf` is the folder of the configuration files.
 
     Raises:
-        SystemExit: if a sub-command raises it.
+        SystemExit: if a sub-command raises it, and for arguments that it does not have.
     """
     stop_at_once()  # importing PyTorch takes seconds; a cluster may send a signal meanwhile
     word = sys.argv[1] if len(sys.argv) > 1 else ""
     if word in SUB_COMMANDS:
         chosen = SUB_COMMANDS[word]
-        if chosen.arguments is not None and {"--help", "-h"} & set(sys.argv[2:]):
-            print(f"usage: bitcycle {word} {chosen.arguments}\n\n{chosen.help}")
-            return EXIT_DONE
+        if chosen.arguments is not None:
+            parser = argparse.ArgumentParser(f"bitcycle {word}", description=chosen.help)
+            if chosen.arguments:
+                parser.add_argument(chosen.arguments[0], nargs=chosen.arguments[1])
+            parser.parse_args(sys.argv[2:])
         del sys.argv[1]
         runpy.run_module(chosen.module, run_name="__main__", alter_sys=True)
         return EXIT_DONE

@@ -127,7 +127,7 @@ def read_config(config: DictConfig) -> RunConfig:
     for group, kind in TYPES.items():
         options: Any = getattr(run, group)
         if not isinstance(options, kind):
-            raise SettingError(group, options, "is not one of its options", nearest("", GROUPS[group]))
+            raise SettingError(group, options, "does not exist", nearest("", GROUPS[group]))
         name: str = vars(options)["name"]
         if name not in GROUPS[group]:
             raise SettingError(f"{group}.name", name, "is not one of the options", nearest("", GROUPS[group]))

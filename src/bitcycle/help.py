@@ -61,7 +61,7 @@ def help_text(conf: Path, topic: str = "") -> str:
     if not name:
         return "\n".join(_group(group, conf))
     if name not in summaries(group, conf):
-        raise SettingError("--help", topic, "is not one of its options", nearest(name, summaries(group, conf)))
+        raise SettingError("--help", topic, "does not exist", nearest(name, summaries(group, conf)))
     return "\n".join(_option(group, name, conf))
 
 

@@ -43,7 +43,9 @@ def explain_hydra(error: BaseException) -> str:
     for cause in causes:
         if isinstance(cause, MissingConfigException) and cause.options:
             group, _, name = str(cause.missing_cfg_file).rpartition("/")
-            return str(SettingError(group, name, "is not one of its options", nearest(name, cause.options)))
+            return str(SettingError(group, name, "does not exist", nearest(name, cause.options)))
+    if bare := re.search(r"Error parsing override '([^'=]*)'", text):
+        return f"'{bare[1]}' is not a setting with a value. Remedy: write SETTING=VALUE, such as schedule=RTH"
     unknown = re.search(r"Could not override '([^']+)'", text)
     if unknown and "not in" in text:
         return str(unknown_setting(unknown[1]))

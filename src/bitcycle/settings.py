@@ -81,12 +81,17 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
 def nearest(word: str, known: Iterable[str]) -> str:
     """A remedy for a misspelled word: the closest known word, ignoring case, then all of them.
 
+    Swapped letters come first: difflib finds RHT as close to RTV as to RTH.
+
     >>> nearest("rth", ["CR", "RTH"])
     "did you mean 'RTH'? Known: CR, RTH"
+    >>> nearest("RHT", ["RTH", "RTV"])
+    "did you mean 'RTH'? Known: RTH, RTV"
     """
     known = sorted(known)
     by_lower_case = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), by_lower_case, n=1, cutoff=0.5)
+    swapped = [name for name in by_lower_case if sorted(name) == sorted(word.lower())]
+    close = swapped or difflib.get_close_matches(word.lower(), by_lower_case, n=1, cutoff=0.5)
     listed = ", ".join(known)
     return f"did you mean '{by_lower_case[close[0]]}'? Known: {listed}" if close else f"use one of: {listed}"
 
@@ -171,7 +176,7 @@ def chosen(group: str, presets: Mapping[str, Preset[S_co]], name: str) -> Preset
         SettingError (a ValueError): for an unknown name.
     """
     if name not in presets:
-        raise SettingError(group, name, "is not one of its options", nearest(name, presets))
+        raise SettingError(group, name, "does not exist", nearest(name, presets))
     return presets[name]
 
 

@@ -89,6 +89,8 @@ def summary_row(folder: RunFolder) -> dict[str, Any]:
 def main() -> None:
     """Collect from the folder given on the command line, or from results/runs."""
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else RUNS
+    if len(sys.argv) > 1 and not root.is_dir():
+        sys.exit(f"{root}: no such folder. Remedy: give one that contains run folders, such as {RUNS}")
     print(f"{SUMMARY}: {len(collect(root, SUMMARY))} runs")
 
 

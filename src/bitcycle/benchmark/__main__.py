@@ -45,7 +45,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--check",
         action="store_true",
-        help=f"{', '.join(CHECKED)} against the record of this hardware; fails if a ratio is {WORSE:.0%} worse",
+        help=f"{', '.join(CHECKED)} against the record of this hardware; fails if a ratio is {100 * WORSE:.0f} %% worse",
     )
     chosen = parser.parse_args(words)
     if chosen.check:

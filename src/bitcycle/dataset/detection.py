@@ -248,9 +248,9 @@ class Voc2012(DetectionDatasetOptions):
     typical_size = (500, 375)
     year: ClassVar[str] = "2012"
     splits: ClassVar[tuple[str, ...]] = ("train", "val")
-    """Its lists of images that train, test, and validate if there are such."""
+    """The official lists of images for training, testing and, if there is a third, validation."""
     folders: ClassVar[tuple[str, ...]] = ("voc2012", ".")
-    """Where VOCdevkit may lie below data_root."""
+    """Folders below data_root that may contain VOCdevkit."""
 
     name: str = "voc2012"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, Optional
 
 import numpy as np
@@ -32,7 +33,8 @@ FAMILIES = {
     "fine_tuning": ("fine-tuning", "#e69f00", "D"),
     "partial_pretrain": ("partial pre-training", "#8a5a00", "v"),
 }
-
+OTHER_QUANTIZERS = {"static, by its bits": ("#b8a000", "D"), "cyclic": ("#aa4499", "h")}
+"""Colour and mark of these families with another quantizer than that of static 8 bits."""
 
 STATIC = {"schedule": "static", "fw": 8}
 """Static 8 bits, of any length."""
@@ -115,22 +117,21 @@ def draw_board(data: ItemData) -> Drawing | None:
     if not rows:
         return None
     figure, (left, right) = panels(2, width=5.4, height=4.0)
+    main = next(row for row in rows if has(row.cell, STATIC))
+    look = partial(look_of_row, main=main.cell.setting("quantizer", "sbm"))
     for row in rows:
-        draw_points(left, look_of_row(row), [point(row.cost, row.value)])
+        draw_points(left, look(row), [point(row.cost, row.value)])
     compared = [row for row in rows if row.gap]
     places = side_by_side({index: math.log(row.cost) for index, row in enumerate(compared)}, 0.012) if compared else {}
     for index, row in enumerate(compared):
-        draw_points(right, look_of_row(row), [point(math.exp(places[index]), row.gap)] if row.gap else [])
+        draw_points(right, look(row), [point(math.exp(places[index]), row.gap)] if row.gap else [])
     front = [row for row in rows if row.best]
     left.step([row.cost for row in front], [row.value.mean for row in front], where="post", color="0.5", linewidth=1)
     right.axhline(0, color="0.35", linewidth=1)
     for axes, shown in ((left, rows), (right, compared)):
         log_axis(axes, [row.cost for row in shown] or [1.0])
         axes.set_xlabel("bit operations of training relative to static 8 bits")
-    main = next(row for row in rows if has(row.cell, STATIC))
-    title(
-        left, f"{main.network}: {data.results.scale} scale, a proxy" if data.results.scale != "paper" else main.network
-    )
+    title(left, f"{main.network}: a proxy" if data.results.scale != "paper" else main.network, 60)
     title(right, f"against {reference(rows)}")
     left.set_ylabel(metric_name([main.cell]))
     right.set_ylabel(f"{metric_name([main.cell])}, difference")
@@ -146,10 +147,14 @@ def draw_board(data: ItemData) -> Drawing | None:
     )
 
 
-def look_of_row(row: Row) -> Look:
-    """The look of a method; static 8 bits of a part of the steps has a mark of its own."""
+def look_of_row(row: Row, main: str) -> Look:
+    """The look of a method; static 8 bits of the main quantizer and other quantizers have marks of their own."""
     label, colour, marker = FAMILIES.get(schedule_of(row.cell), (schedule_of(row.cell), "0.5", "o"))
-    if has(row.cell, STATIC):
+    quantizer = row.cell.setting("quantizer", "sbm")
+    if label in OTHER_QUANTIZERS and quantizer not in (main, "none"):
+        colour, marker = OTHER_QUANTIZERS[label]
+        label = f"{label}, {quantizer}"
+    elif has(row.cell, STATIC):
         label, marker = "static 8 bits, by its steps", "<"
     return Look(label, colour, marker, "black" if row.best else None)
 

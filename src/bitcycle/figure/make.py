@@ -6,7 +6,6 @@ changed. Items without runs show what the paper prints, and the command that tra
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Optional
@@ -133,9 +132,8 @@ def titled(drawing: Drawing | None, data: ItemData) -> Drawing | None:
 
 
 def main() -> None:
-    """Make everything in this repository; papers named on the command line alone, without the page of the others."""
-    papers = tuple(sys.argv[1:]) or tuple(PAPERS)
-    entries = make_all(resource_root(), RESULTS, SUMMARY, papers)
+    """Make everything in this repository."""
+    entries = make_all(resource_root(), RESULTS, SUMMARY)
     drawn = sum(entry.picture is not None for entry in entries)
     with_runs = sum(bool(entry.data.results.done) for entry in entries)
     print(f"{RESULTS / 'index.html'}: {len(entries)} items, {drawn} pictures, {with_runs} with runs of ours")

@@ -40,9 +40,9 @@ LEAST_EVALUATIONS = 5
 """A curve of fewer points is none."""
 
 
-def title(axes: Axes, text: str) -> None:
-    """The title of a panel in lines that fit over it."""
-    axes.set_title("\n".join(textwrap.wrap(text, 44)), fontsize=8.5)
+def title(axes: Axes, text: str, columns: int = 44) -> None:
+    """The title of a panel in lines of a number of letters that fit over it."""
+    axes.set_title("\n".join(textwrap.wrap(text, columns)), fontsize=8.5)
 
 
 def point(x: Any, value: Estimate) -> Point:

@@ -212,8 +212,8 @@ class QuantizerOptions(Settings):
             raise SettingError("name", self.name, problem, _float_remedy(role))
         words = bits_in_words(offered)
         problem = f"quantizes {role}s to {words} bit{'s' if offered[-1] > 1 else ''}, not to {bits}"
-        remedy = f"use a schedule of {words} or 32 bits, as schedule=static schedule.q_max={offered[-1]}"
-        raise SettingError("name", self.name, problem, f"{remedy}, or another quantizer")
+        remedy = f"use {words} bits (or 32, float), for example schedule=static schedule.q_max={offered[-1]}"
+        raise SettingError("name", self.name, problem, f"{remedy}, or choose another quantizer")
 
     def check(self, precisions: Iterable[Precision]) -> None:
         """Check that this quantizer supports the precisions of a run and of depthwise convolutions.

@@ -155,7 +155,7 @@ class SlurmLauncher(Launcher):
         common, known = theirs.BaseQueueConf.__dataclass_fields__, theirs.SlurmQueueConf.__dataclass_fields__
         for key, value in self.parameters.items():
             if key not in known:
-                problem, remedy = "nobody reads this", nearest(key, [*known, *OWN])
+                problem, remedy = "is not a parameter of this launcher", nearest(key, [*known, *OWN])
                 raise SettingError(f"hydra.launcher.{key}", value, problem, remedy)
         given, own = self.parameters.get, self.own
         tasks = int(given("tasks_per_node") or given("gpus_per_node") or 1)  # one for each GPU

@@ -11,8 +11,6 @@ that covers most of the list. Superseded runs are ignored. The evidence holds fo
 transfer to other networks.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Keeps memory freed by a training step in the process for the next step, instead of returning it to the system."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 

@@ -1,7 +1,5 @@
 """The user's cache of results that are costly to compute and shared by all runs on this machine."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import logging

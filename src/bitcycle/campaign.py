@@ -12,8 +12,6 @@ After an interruption the same command resumes the campaign; runs in the summary
 stop the others; runs that failed before come last. Results are added to results/summary as runs end.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

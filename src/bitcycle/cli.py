@@ -1,7 +1,5 @@
 """The command `bitcycle`, also `python -m bitcycle` and `python train.py`: a run, a sweep (-m), or one of the sub-commands."""
 
-from __future__ import annotations
-
 import argparse
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """The command line `python train.py`: Hydra composes, bitcycle validates and runs, and every error is one readable line."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

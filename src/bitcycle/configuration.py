@@ -4,8 +4,6 @@ Hydra composes the files of `conf/` with the command line; this module turns the
 accepts: unknown keys (including those added with +) and incompatible values.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import itertools

@@ -3,8 +3,6 @@
 They run in PyTorch's threads: the same OpenMP library, with the number of threads set by `torch.set_num_threads`.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import logging

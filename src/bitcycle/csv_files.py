@@ -1,7 +1,5 @@
 """Tables as CSV files: UTF-8, a header line, Unix line endings, written atomically."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence

@@ -7,8 +7,6 @@ everything here is a no-op. For the setup of the process group see `training.dis
 Tensors of a shard have shape [samples, ...] or, for time-major sequences, [steps * samples, ...].
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

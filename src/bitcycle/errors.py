@@ -1,7 +1,5 @@
 """Errors that a user can act on, each with the exit code of the command line."""
 
-from __future__ import annotations
-
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_WRONG_CONFIGURATION = 2

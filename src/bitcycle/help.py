@@ -1,7 +1,5 @@
 """`python train.py --help [GROUP | GROUP=NAME]`: groups, options and settings, generated from their declarations."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import textwrap

@@ -1,7 +1,5 @@
 """Errors of Hydra and OmegaConf, translated into messages with setting, value and remedy."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

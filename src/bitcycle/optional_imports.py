@@ -1,7 +1,5 @@
 """Optional dependencies, imported on first use; if one is missing, the error names the packages to install."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from importlib.metadata import PackageNotFoundError, requires

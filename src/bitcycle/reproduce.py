@@ -4,8 +4,6 @@ After an interruption the same command resumes. The output is in results/reprodu
 `index.html`, `figures/` and `summary/`. The run folders are those of the sweeps.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import sys

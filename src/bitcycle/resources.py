@@ -1,7 +1,5 @@
 """Location of configuration files, sweeps and published numbers: top level of a checkout, or inside the package."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

@@ -1,7 +1,5 @@
 """Shapes of data sets, from which networks are built; a network declares which kind of data it takes."""
 
-from __future__ import annotations
-
 from typing import NamedTuple, Optional, TypeAlias, Union
 
 

@@ -1,7 +1,5 @@
 """What every data set provides, whatever its kind: what it holds, known without reading it where that is possible."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass

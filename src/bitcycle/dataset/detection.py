@@ -19,8 +19,6 @@ Training uses `train`, 5,717 images, and tests are made with `val`, 5,823, which
 comes to (1,430 batches of 4); annotations of the official test set are not public.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os

@@ -1,7 +1,5 @@
 """How the training samples of an epoch are divided into steps, and in which order they come."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 

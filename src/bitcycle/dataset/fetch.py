@@ -1,7 +1,5 @@
 """Archives: downloaded from a data set's official source where that may be had without asking, checked and unpacked."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import tarfile

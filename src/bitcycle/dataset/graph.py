@@ -14,8 +14,6 @@ ogbn-arxiv (169,343 papers, split by year) and ogbn-products (2,449,029 products
 Schedules, section 4.3. The number of symmetrised edges of ogbn-arxiv is OGB's own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import pickle
 import sys

@@ -4,8 +4,6 @@ A name is looked for in the library's cache and at the hub: `HF_HOME`, `HF_ENDPO
 the login are respected.
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -11,8 +11,6 @@ Digits: 1,797 grey images of 8x8 pixels, part of scikit-learn, the test half of 
 Digits" data. Four fifths of each class train, one fifth tests; the split is the same for every run.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path

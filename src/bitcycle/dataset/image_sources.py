@@ -1,7 +1,5 @@
 """Labelled images as they are stored: class folders, and tables in the layout of the Hugging Face hub."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path

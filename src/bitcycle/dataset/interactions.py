@@ -7,8 +7,6 @@ GroupLens alone. Users and items are numbered in the order of their identifiers;
 file.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple

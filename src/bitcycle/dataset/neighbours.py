@@ -8,8 +8,6 @@ Source: Hamilton et al. 2017, section 3.2; Better Schedules, section 4.3 (32 nei
 NeighborSampler, which draws without replacement, too, and is here the other choice. Floyd: Bentley and Floyd 1987, algorithm F2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -7,8 +7,6 @@ training, 2,400 recordings; of these, 5 to 9 of each digit and person, 300 recor
 digit, speaker, index) or as the project's own folder `recordings/DIGIT_PERSON_INDEX.wav`; else it is downloaded.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Callable, Iterable, Sequence

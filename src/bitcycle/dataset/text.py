@@ -11,8 +11,6 @@ validation file of WikiText-2; the first half of the articles of the test file v
 are comparable with nothing published.
 """
 
-from __future__ import annotations
-
 import functools
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence

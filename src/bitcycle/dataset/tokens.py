@@ -7,8 +7,6 @@ of the tokenizers library in what decides among equally frequent pairs: the alph
 with a random seed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 import json

@@ -19,8 +19,6 @@ right number of products, wrong operand sizes), which matches table 3. Differs f
 8 bits or grouped, of which it says nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction

@@ -15,8 +15,6 @@ Effective MACs are what Better Schedules calls BitOps.
 Source: CPT, tables 2, 3 and 5; FracTrain, section 4.1; Better Schedules, section 4.1. Sums are exact integers.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """All cost models at once: `hardware=all`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 
 from bitcycle.hardware.base import Cost, HardwareOptions

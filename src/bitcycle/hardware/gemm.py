@@ -18,8 +18,6 @@ Source: Sharma et al., Bit Fusion, ISCA 2018, and FracTrain, section 4.1, which 
 this finds the same, within ties (tests/data/hardware/bitfusion_sample.json).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from itertools import permutations

@@ -1,7 +1,5 @@
 """Numbers of training samples at each precision, for a whole network and for operations that differ."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

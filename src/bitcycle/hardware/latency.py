@@ -1,7 +1,5 @@
 """Base class of cost models with the latency of the three passes of each operation, besides bit operations."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Accumulates the cost of a run as counts of samples by precision."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 
 from bitcycle.hardware.base import Cost, HardwareOptions

@@ -3,8 +3,6 @@
 Every layer and function reaches the dispatcher as one of these few operations, so nothing has to be known about the model.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

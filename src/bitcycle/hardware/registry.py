@@ -1,7 +1,5 @@
 """Registry of cost models by name."""
 
-from __future__ import annotations
-
 from bitcycle.hardware.base import HardwareOptions
 from bitcycle.hardware.bitfusion import BitFusion
 from bitcycle.hardware.bitops import BitOps

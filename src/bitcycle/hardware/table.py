@@ -1,7 +1,5 @@
 """The cost of a run as a text table: by layer group, by pass, in total, at static q_max, and the saving."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 

@@ -17,8 +17,6 @@ whose numbers with sparsity are twice these (TF32: 2.2 PFLOP/s); AMD, "Instinct 
 white paper. `float_layers_in` says whether what stays float32 in a run counts as the 16-bit arithmetic of mixed precision.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from fractions import Fraction
 

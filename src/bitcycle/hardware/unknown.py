@@ -1,7 +1,5 @@
 """Arithmetic other than the products of a network: found by name, counted as float32 if its multiplications are known."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -12,8 +12,6 @@ Source: CPT, table 2, and FracTrain, section 4.6, which say no more than "accele
 be derived.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Layers of DGL: GraphConv. SAGEConv needs no special support, as its products are torch.nn.Linear layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@
 >>> trainer = Trainer(max_steps=1000, callbacks=[PrecisionCallback("RTH", q_min=3, q_max=8)])        # doctest: +SKIP
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from lightning.pytorch import Callback

@@ -6,8 +6,6 @@
 Zero points are float32, as in training, and therefore added apart: the nodes' own zero points are 0.
 """
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -11,8 +11,6 @@ A converted model is saved with its conversion, as `quantization_config` of meth
 names of its own parameters. Where this module is imported, `from_pretrained` converts it again, with the bits it was saved at.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@ Each of the six products has its own quantizers; softmax, scaling and masks are 
 torch.nn.MultiheadAttention, under the same names.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -7,8 +7,6 @@
 On a GPU it is torch.nn.SyncBatchNorm, which computes the same and is only available there.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

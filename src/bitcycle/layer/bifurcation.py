@@ -6,8 +6,6 @@ Source: the SBM paper ("scalable methods for 8-bit training of neural networks",
 and FracTrain use a single copy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Optional
 

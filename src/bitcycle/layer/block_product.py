@@ -14,8 +14,6 @@ unquantized gradient.
 Source: Rouhani et al. 2023, "Microscaling data formats for deep learning", section 4 and figure 2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The choices of a network with gates and their cost, as plain numbers without tensors."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ samples and gradient ranges exclude the zeros of other samples. Not in the autho
 candidates for all samples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast

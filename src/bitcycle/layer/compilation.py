@@ -1,7 +1,5 @@
 """Helpers around torch.compile that avoid importing the compiler, which takes two seconds, unless it is used."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 

@@ -3,8 +3,6 @@
 A transposed convolution's weight [in, out, k, k] is also quantized with one range per output channel.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch.nn.functional as F

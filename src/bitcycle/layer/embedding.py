@@ -5,8 +5,6 @@ embeddings float, and so does the conversion of an ordinary torch.nn.Embedding. 
 quantized as an activation, nor its gradient.
 """
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 

@@ -7,8 +7,6 @@ Everything else, including biases and ranges of activations, stays float32. File
 metadata, so that `load_finalized` only needs a model that was converted in the same way.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections import defaultdict

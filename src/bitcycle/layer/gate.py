@@ -17,8 +17,6 @@ Source: FracTrain, section 3.2; released code, models.py and train_dfq.py. Diffe
 several are equally probable (there: all), and in omitting the unused gate after the last block.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

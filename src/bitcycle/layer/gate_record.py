@@ -1,7 +1,5 @@
 """The controller's interface to the gates of a model: sets their target; counts, logs and saves their choices."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -8,8 +8,6 @@
 Source: FracTrain, section 3.2, equation 1; released code, models.py.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Iterator

@@ -22,8 +22,6 @@ A quantizer without ranges per row (`QuantizerOptions.row_activation`) only quan
 activations as in any layer; bias and aggregate are float.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from bitcycle.layer.bifurcation import Product

@@ -9,8 +9,6 @@ The product with W precedes the sum over neighbours if it shortens the rows (in 
 Source: Kipf and Welling 2017; Hamilton et al. 2017; Better Schedules, section 4.3 and released code, cpt_gnn, after DGL's layers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Optional
 

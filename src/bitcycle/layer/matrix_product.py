@@ -7,8 +7,6 @@ training as in evaluation, and the gradient [N, heads, T, F] has one range per h
 Source: released code of Better Schedules, cpt_xnli. Differs from it only in the noise of the gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

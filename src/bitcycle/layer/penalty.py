@@ -1,7 +1,5 @@
 """Penalties that modules add to the training loss: the L2 penalty on PACT's clipping values, the cost term of DFQ's gates."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

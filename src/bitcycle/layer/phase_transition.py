@@ -1,7 +1,5 @@
 """Effects of a phase transition on a network, besides loading weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -7,8 +7,6 @@ quantizer requests a finer copy for the latter. Master weights, bias and updates
 modules/quantize.py (QConv2d, which has no bias). A bias stays float32 unless the quantizer has a bias quantizer.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any, Protocol

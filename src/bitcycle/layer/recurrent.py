@@ -16,8 +16,6 @@ Differs from the authors' code in that the second bias of PyTorch's layers is ke
 freeze the other at zero), and in the noise.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

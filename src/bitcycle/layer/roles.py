@@ -5,8 +5,6 @@ if neither is possible, the order of registration is used. Layers that read the 
 and value are treated alike. An embedding that precedes them is the first layer; embeddings stay float.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple

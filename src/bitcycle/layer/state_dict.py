@@ -1,7 +1,5 @@
 """The state dict of a converted model in the form of the original float model."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from bitcycle.layer.gate import Gates

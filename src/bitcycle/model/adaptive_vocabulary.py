@@ -8,8 +8,6 @@ Source: Baevski and Auli 2019, sections 3 and 4, in fairseq's form: every band i
 Words must be numbered by frequency (dataset.order=frequency).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

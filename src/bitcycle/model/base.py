@@ -1,7 +1,5 @@
 """Base class of model options, which build a network for data of a given kind."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, Optional
 

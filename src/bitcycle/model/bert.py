@@ -7,8 +7,6 @@ classifier included, biases too, and both products of attention; float are embed
 dropout and residuals. Differs from the code in nothing but the noise of gradients. Works with transformers 4.46 and later.
 """
 
-from __future__ import annotations
-
 import logging
 import pickle
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Custom networks from the command line: any function that returns one, and the networks of timm."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """Layers that are never converted, regardless of a quantizer's rule for float layers."""
 
-from __future__ import annotations
-
 from torch import nn
 
 

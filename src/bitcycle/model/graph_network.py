@@ -10,8 +10,6 @@ Source: Better Schedules, section 4.3 (3 graph convolutions, 2 SAGE layers, 512 
 cpt_gnn. All layers are quantized.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -4,8 +4,6 @@ Source: released code of CPT and FracTrain, models.py, after E2-Train. Differs f
 instead of ReLU6, in the expansion convolution that also the first stage has, and in its shortcut convolutions.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch.nn.functional as F

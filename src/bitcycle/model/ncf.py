@@ -8,8 +8,6 @@ LeCun-uniform, biases PyTorch's. Differs from the authors' code in nothing that 
 layer is "the first" that stays float is not said: the embeddings are looked up, not multiplied, so it is the MLP's first.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

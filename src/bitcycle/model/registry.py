@@ -1,7 +1,5 @@
 """Registry of models by name."""
 
-from __future__ import annotations
-
 from bitcycle.model.awd_language_model import AwdLanguageModelOptions
 from bitcycle.model.base import ModelOptions
 from bitcycle.model.bert import Bert

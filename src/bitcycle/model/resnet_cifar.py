@@ -4,8 +4,6 @@ Source: CPT, section 4.1 and released code, models.py; He et al. 2016, section 4
 164-layer network of CPT is not in the released code; its published cost is that of 6n+2 with n = 27.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor, nn

@@ -9,8 +9,6 @@ none was released. The paper says which convolutions a skip passes, not where Re
 Initial weights are He et al.'s, normal with variance 2 / (k k out).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch.nn.functional as F

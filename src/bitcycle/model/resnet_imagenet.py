@@ -3,8 +3,6 @@
 Source: CPT, section 4.1 and table 3; FracTrain, tables 2 and 4; Better Schedules, section 4.2 (He et al. 2016).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

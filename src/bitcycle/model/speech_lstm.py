@@ -10,8 +10,6 @@ nor is a delay of the answers (Sak et al. 2014, LSTM architectures for large sca
 without one, CTC may learn to spell short words before they are heard, and does on the spoken digits.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Optional
 

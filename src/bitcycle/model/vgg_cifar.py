@@ -8,8 +8,6 @@ follows each convolution, which hence has no bias, one linear layer replaces the
 Initial weights are He et al.'s, normal with variance 2 / (k k out).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch.nn.functional as F

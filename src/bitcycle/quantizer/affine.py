@@ -9,8 +9,6 @@ Source: released code of CPT and FracTrain, modules/quantize.py. All functions h
 float32: eager and compiled results are bitwise identical on a CPU.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Autograd helpers: straight-through and custom gradients of quantizers, and quantization of gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -6,8 +6,6 @@ Source: partial pre-training, section 4.3. The gradient treats the scale s (ment
 weight scaling") as constant and passes unscaled.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@ products with three such dimensions, hence two copies of weight, activation and 
 dimension is given, blocks run along the channels of [N, C, H, W] (dimension 1), otherwise along the last dimension.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 

@@ -8,8 +8,6 @@ for b = 1 ... 8. The codes of weights and gradients are centred so that they fit
 zero points are those of `affine.fake_quantize`: decoded tensors equal its result bit for bit.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

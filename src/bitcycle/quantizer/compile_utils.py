@@ -1,7 +1,5 @@
 """Run a pure tensor function eagerly or compiled into one fused kernel."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import shutil

@@ -5,8 +5,6 @@ affine.cpp    affine.py: one operator quantizes a tensor, updates the observer a
 block.cpp     block.py with mx.py and nvfp4.py: without the copies into and out of blocks
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 from pathlib import Path
 from typing import Any

@@ -17,8 +17,6 @@ rounded; skip connections are not clipped, as in the official ResNet, whose acti
 (declared by the network or detected in the first batch) use SBM's affine quantizer, as [0, 1] would clip them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

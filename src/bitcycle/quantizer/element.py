@@ -9,8 +9,6 @@ A fixed-point format has a single binade. All of this is exact in float32: scali
 Source: OCP Microscaling Formats (MX) specification 1.0, section 5.3; OCP 8-bit floating point specification 1.0 (E4M3, E5M2).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

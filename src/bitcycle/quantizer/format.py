@@ -1,7 +1,5 @@
 """Base class of quantizers whose bits select one of a few number formats."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction

@@ -20,8 +20,6 @@ Differs from the authors' code in starting from the current scale instead of 1; 
 float8_e5m2 wherever these do not overflow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

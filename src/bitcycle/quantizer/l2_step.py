@@ -11,8 +11,6 @@ so that a step is evaluated in O(L log n) instead of O(n):
     sum(|w| |z|) = sum_k S_k,   sum(z^2) = sum_k (2 k - 1) N_k,   N_k, S_k: number and sum of the |w| >= (k - 1/2) D,  k = 1..L
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -4,8 +4,6 @@ The views are detached: quantizers define their own gradients, and compiled kern
 different bases. Half-precision tensors are copied to float32, in which all quantizers compute.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

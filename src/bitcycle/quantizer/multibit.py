@@ -14,8 +14,6 @@ Xu et al. 2018. A vector is an output channel of a weight; of an activation it i
 network), or a whole sample of a convolution's input. Straight-through without a mask. No code was released.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -23,8 +23,6 @@ rounding, which theirs draws from a generator: outputs equal those of their emul
 (tests/data/golden-mx).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction

@@ -3,8 +3,6 @@
 The integer operations fuse with the rounding and give identical results compiled or not.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

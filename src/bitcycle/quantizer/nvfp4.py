@@ -19,8 +19,6 @@ weights, whose blocks are 1x16 in both copies instead of 16x16, and in omitting 
 stay in BF16 (here: `float_layers`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction

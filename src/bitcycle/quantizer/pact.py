@@ -9,8 +9,6 @@ Source: partial pre-training, section 4.3 (b = 1); Choi et al. 2018 (PACT). With
 and alpha output alpha but do not contribute to its gradient.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -13,8 +13,6 @@ Source: partial pre-training, section 4.3; no code was released. The paper repla
 at the layer's input, which is the same function but leaves skip connections real-valued.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Optional

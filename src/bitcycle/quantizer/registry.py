@@ -1,7 +1,5 @@
 """Registry of quantizers by name, and `quantize` for a single tensor."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

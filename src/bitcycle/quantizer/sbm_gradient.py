@@ -1,7 +1,5 @@
 """The gradients of SBM: one range per tensor, per position or per time step, rounded stochastically; see `sbm.py`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -11,8 +11,6 @@ Differs from HitNet in omitting its stochastic activations and slope factor: HLH
 uniform_l2.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -14,8 +14,6 @@ difference from the authors' code is known: as there, Wp and Wn are not kept pos
 last layer stay float. Activations are those of uniform_l2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

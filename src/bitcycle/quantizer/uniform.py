@@ -17,8 +17,6 @@ after a change of bits, from the layer's master weights and from the batch at it
 Evaluation at other bits than training computes separate steps, from the current weights and from its first batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -20,8 +20,6 @@ layer's input before it is added to that of a skip connection. The paper clips E
 followed here.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Optional
 

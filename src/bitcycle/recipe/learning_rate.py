@@ -5,8 +5,6 @@ of CPT, figure 5 (SGDR, Loshchilov and Hutter 2016), of which CPT says only "the
 SGDR's best setting on CIFAR-100 is T_0 = 10 epochs, T_mult = 2; here the run is four whole cycles, whose lengths double.
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 from dataclasses import dataclass

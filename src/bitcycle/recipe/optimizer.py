@@ -1,7 +1,5 @@
 """The optimizer, from its options."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

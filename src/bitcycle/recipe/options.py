@@ -1,7 +1,5 @@
 """Options of training: length, optimizer, evaluation, and settings without effect on results (devices, logging)."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Optional

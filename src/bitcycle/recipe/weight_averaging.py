@@ -13,8 +13,6 @@ the weights (theirs start from zero) before the pass moves them, and that the pa
 cost of a run leaves the pass out.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Cyclic precision: the ten schedules of Better Schedules, the three patterns of CPT, cycles of the gradient, late starts."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import warnings

@@ -1,7 +1,5 @@
 """Phases of a run, each with its own learning rate and starting weights. The trainer executes them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 STARTS = ("previous", "best", "flattest")

@@ -1,7 +1,5 @@
 """Schedules in phases, each with constant bits, a restarted learning rate and its choice of starting weights."""
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

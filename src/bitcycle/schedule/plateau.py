@@ -1,7 +1,5 @@
 """Loss plateau indicator of progressive fractional quantization (PFQ)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

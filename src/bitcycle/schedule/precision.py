@@ -1,7 +1,5 @@
 """Precision: the bits of weights, activations and gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import groupby
 from typing import NamedTuple

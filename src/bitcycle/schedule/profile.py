@@ -3,8 +3,6 @@
 Source: Better Schedules, section 3.2, step one. The paper gives no constants; the defaults are those of the authors' code.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

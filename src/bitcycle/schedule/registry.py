@@ -1,7 +1,5 @@
 """Registry of schedules by name, and the function that constructs one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bitcycle.schedule.base import Schedule, ScheduleOptions

@@ -1,7 +1,5 @@
 """Static precision, and static precision with a window of low precision."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Optional
 

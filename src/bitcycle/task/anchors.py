@@ -7,8 +7,6 @@
 Source: Lin et al. 2017 (RetinaNet), section 4; scale of the offsets: released code of Better Schedules, cpt_voc.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 

@@ -6,8 +6,6 @@
 torchmetrics (COCO) differs in two points: a detection may claim its second-best object, and precision is read at 101 recalls.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

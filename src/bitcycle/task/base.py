@@ -1,7 +1,5 @@
 """The interface between the training loop and a task: batches, a loss and metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from pathlib import Path

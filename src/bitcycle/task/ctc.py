@@ -7,8 +7,6 @@
 Source: Graves et al. 2006, sections 3.1 to 3.2 ("best path decoding").
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -8,8 +8,6 @@
 Source: released code of Better Schedules, cpt_voc; Lin et al. 2017, sections 3 and 4. The mean over a batch is taken by images.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Stateless sampling of items that a user has not chosen, so that training can start at any step."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

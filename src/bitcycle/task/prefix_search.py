@@ -8,8 +8,6 @@ prefixes the search is exact. Source: Graves et al. 2006, section 3.2; Hannun et
 HLHLp (weighted finite-state transducers with a retrained trigram, after Miao et al. 2015), which nobody released.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Registry of tasks by name."""
 
-from __future__ import annotations
-
 from bitcycle.settings import Preset, registry
 from bitcycle.task.base import TaskOptions
 from bitcycle.task.classification import ClassificationOptions

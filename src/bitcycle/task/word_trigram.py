@@ -8,8 +8,6 @@ A sentence begins after two marks and ends with one, which is predicted like a w
 probability: it is not normalised. The last line, for words that never occurred, is ours.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable

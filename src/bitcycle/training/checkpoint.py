@@ -1,7 +1,5 @@
 """Atomically written checkpoints: the newest two are kept, and damaged ones are skipped."""
 
-from __future__ import annotations
-
 import logging
 import os
 import zipfile

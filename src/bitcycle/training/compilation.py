@@ -1,7 +1,5 @@
 """Whether the quantizers of a run are worth compiling."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

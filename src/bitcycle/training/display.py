@@ -1,7 +1,5 @@
 """Console output of a run: a progress bar on a terminal, plain lines in log files and elsewhere."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """Locks on open files that are released when the process ends, on all operating systems."""
 
-from __future__ import annotations
-
 import sys
 from typing import IO, Any
 

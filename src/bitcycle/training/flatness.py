@@ -8,8 +8,6 @@ Source: HLHLp, section 3.2 (v estimates diag(H^2), so s the sum of the eigenvalu
 bias correction. No code was released.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

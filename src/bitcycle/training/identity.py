@@ -4,8 +4,6 @@ The hash includes the names of options, and other settings only if they differ f
 neutral default does not change existing names. The seed is not hashed: runs that differ only in the seed share a parent folder.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

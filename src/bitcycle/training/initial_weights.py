@@ -4,8 +4,6 @@ The parameters and buffers of the float network are loaded before conversion; st
 The name of the run depends on the content of these weights, not on their path.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import pickle

@@ -4,8 +4,6 @@ Each step is determined by the weights, the optimizer state, the phase and the s
 functions of them, batch and noise are hashes of the index. A checkpoint therefore needs no generator states.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -1,7 +1,5 @@
 """Metrics of a run: written as JSON lines, and optionally copied to trackers (`trackers.py`)."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Properties of a network for planning, kept in the user's cache as building and tracing takes seconds."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
 

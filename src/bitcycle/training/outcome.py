@@ -1,7 +1,5 @@
 """Results of a run so far: means over the last steps, and the best evaluation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

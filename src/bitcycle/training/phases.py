@@ -4,8 +4,6 @@ During a phase, the weights of its best evaluations by validation are saved next
 chooses from. They are deleted when neither of the two checkpoints needs them, so that an interrupted run always finds them.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from dataclasses import asdict, dataclass

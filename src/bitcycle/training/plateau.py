@@ -1,7 +1,5 @@
 """A learning rate that drops when validation stops improving (Better Schedules, PTB; HLHLp, speech)."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reports for the console: the plan and cost of a run, and the results of a finished run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Execution of one run from plan to summary: skipped if finished, resumed if interrupted, otherwise started."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time

@@ -1,7 +1,5 @@
 """The runs below a folder with their progress and reason of failure."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rich.table import Table

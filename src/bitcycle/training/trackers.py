@@ -1,7 +1,5 @@
 """Experiment trackers: Weights & Biases and TensorBoard show bits, learning rate and cost with loss and accuracy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol

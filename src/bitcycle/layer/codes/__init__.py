@@ -1,7 +1,5 @@
 """compute=codes: layers that multiply integer codes and save one byte per element for the backward pass."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any

@@ -6,8 +6,6 @@ torch.nn.ReLU saves y, at no extra cost if the next layer saves y as well. But i
 ReLU alone needs four bytes per element. Results are identical, except that an infinite dL/dy at m = 0 gives nan instead of 0.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

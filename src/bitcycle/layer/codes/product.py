@@ -15,8 +15,6 @@ Source: the identity is that of integer-only inference (Jacob et al. 2018, secti
 from compute=simulate only in the rounding of float32 sums.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ to a quarter of its size, so that most of the memory is used by the second, whic
 recomputes the product, bit for bit. Not in the authors' code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

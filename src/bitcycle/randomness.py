@@ -6,6 +6,7 @@ A hash has no state, so a resumed run uses the same numbers as an uninterrupted 
 
 from __future__ import annotations
 
+import operator
 import zlib
 
 from torch import Tensor
@@ -24,7 +25,9 @@ def derive(*parts: int | str) -> int:
     """
     state = 0
     for part in parts:
-        number = zlib.crc32(part.encode()) if isinstance(part, str) else part
+        number = (
+            zlib.crc32(part.encode()) if isinstance(part, str) else operator.index(part)
+        )  # NumPy's integers overflow
         state = _splitmix((state ^ (number & _MASK64)) & _MASK64)
     return state >> 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -72,16 +73,66 @@ def test_float_layers_takes_names_and_containers_and_refuses_what_matches_nothin
         conversion_plan(model, Sbm(float_layers=["2.x"]))
 
 
-@pytest.mark.parametrize("spoil", [nn.utils.weight_norm, lambda m: nn.utils.prune.l1_unstructured(m, "weight", 0.5)])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        nn.utils.weight_norm,
+        nn.utils.parametrizations.weight_norm,  # once left float with a line in the log
+        lambda m: nn.utils.prune.l1_unstructured(m, "weight", 0.5),
+    ],
+)
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_no_half_converted_model_is_left(spoil):
-    import torch.nn.utils.prune  # noqa: F401
+    import torch.nn.utils.prune
 
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     spoil(model[1])
-    with pytest.raises(SettingError, match=r"layer '1'.*remove"):
+    with pytest.raises(SettingError, match=r"layer '1'.*to the converted model instead"):
         bitcycle.quantize_model(model, float_layers=[])
     assert type(model[0]) is nn.Linear
+    spoil(bitcycle.quantize_model(model, float_layers=["1"])[0])  # what the message recommends
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("CR", total_steps=8))
+    control.step(0)
+    y = model(torch.ones(3, 2))
+    y.sum().backward()
+    assert y.isfinite().all() and all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_layer_without_a_weight_is_refused():
+    """It became a float layer at its first input."""
+    model = nn.Sequential(nn.LazyLinear(2), nn.Linear(2, 2))
+    with pytest.raises(SettingError, match=r"layer '0' has no weight before its first input"):
+        bitcycle.quantize_model(model, float_layers=[])
+    model(torch.zeros(1, 3))
+    assert bitcycle.conversion_report(bitcycle.quantize_model(model, float_layers=[])).rows[0].bits == "8/8/8"
+
+
+def test_a_report_on_a_model_that_is_a_layer_or_multiplies_by_itself():
+    """Products of the model itself once were in a row of their own, beside a quantized layer without any."""
+    report = bitcycle.conversion_report(bitcycle.quantize_model(nn.Linear(2, 2), float_layers=[]), torch.zeros(1, 2))
+    assert [(row.name, row.bits, row.share) for row in report.rows] == [("", "8/8/8", 1.0)]
+
+    class Tied(nn.Sequential):
+        def forward(self, x):
+            return nn.functional.linear(self[0](x), self[0].weight)
+
+    report = bitcycle.conversion_report(
+        bitcycle.quantize_model(Tied(nn.Linear(2, 2)), float_layers=[]), torch.zeros(1, 2)
+    )
+    assert {row.name: (row.kind, row.bits, row.share) for row in report.rows} == {
+        "0": ("Linear", "8/8/8", 0.5),
+        "": ("Tied", "float", 0.5),
+    }
+
+
+@pytest.mark.parametrize("whole", [numpy.int64, torch.tensor])
+def test_whole_numbers_of_other_libraries_are_steps(whole):
+    model = bitcycle.quantize_model(nn.Linear(2, 2), float_layers=[])
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("CR", q_min=3, total_steps=8))
+    keys = [(control.step(step), control.states[0].step_key.item(), control.next_step) for step in (1, whole(1))]
+    assert keys[0] == keys[1] and type(control.next_step) is int
+    with pytest.raises(TypeError, match="float"):
+        control.step(1.5)
 
 
 def test_a_second_conversion_says_so():

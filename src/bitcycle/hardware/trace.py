@@ -62,7 +62,7 @@ def trace(model: nn.Module, *inputs: Any, samples: int | None = None, **keywords
         if samples < 1:
             raise SettingError("samples", samples, "costs are counted for each sample", "give an input of one or more")
         recorder = _Recorder(tensors)
-        model = copy.deepcopy(model).eval()
+        model = copy.deepcopy(model, _computed_tensors(model)).eval()
         for module in model.modules():
             # of layer.Gates and QuantizedLayer; known by the attribute, as hardware knows no layers
             getattr(module, "prepare_trace", _nothing)()
@@ -77,6 +77,12 @@ def trace(model: nn.Module, *inputs: Any, samples: int | None = None, **keywords
                     raise _without_values(error, model) from error
                 raise
     return recorder.workload(samples)
+
+
+def _computed_tensors(model: nn.Module) -> dict[int, Tensor]:
+    """What deepcopy cannot copy and takes from here: tensors with a history, as `torch.nn.utils.weight_norm` keeps them."""
+    kept = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
+    return {id(tensor): tensor.detach() for tensor in kept if not tensor.is_leaf}
 
 
 def _nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -96,7 +97,9 @@ class PrecisionController:
 
         Raises:
             SettingError (a ValueError): for a step outside the schedule's run, and for bits that the quantizer does not support.
+            TypeError: if t is not a whole number (Python's, NumPy's, or a tensor's).
         """
+        t = operator.index(t)
         precision = self.schedule(t)
         if precision != self.precision:
             self._check(precision)

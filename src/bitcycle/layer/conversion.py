@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from bitcycle.layer import roles
 from bitcycle.layer.codes import compute_codes
@@ -70,7 +72,7 @@ def convertible_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 def _is_convertible(module: nn.Module) -> bool:
     grouped = isinstance(module, nn.ConvTranspose2d) and module.groups > 1
-    return type(module) in CONVERSIONS and not grouped
+    return type_before_parametrizations(module) in CONVERSIONS and not grouped
 
 
 def _integrations(model: nn.Module) -> list[ModuleType]:
@@ -146,7 +148,7 @@ def conversion_plan(
             treatment, reason = "float", f"float_layers: {entry}" if entry else "quantizer=none"
         elif "depthwise" in found[name] and depthwise is not None:
             treatment = "fixed {1}/{2}".format(*depthwise)
-        plan.append(LayerRule(name, type(layer).__name__, found[name], treatment, reason))
+        plan.append(LayerRule(name, type_before_parametrizations(layer).__name__, found[name], treatment, reason))
     return plan
 
 
@@ -200,8 +202,8 @@ def quantize_model(
 
     Raises:
         SettingError (a ValueError), leaving the model unchanged: if nothing would be quantized, an entry of `float_layers`
-            matches no layer, the schedule needs blocks and the model has none, `compute` is neither of the two, or
-            `recompute` is set without codes.
+            matches no layer, the schedule needs blocks and the model has none, `compute` is neither of the two,
+            `recompute` is set without codes, a layer recomputes its weight (weight_norm), or has none yet (LazyLinear).
     """
     if compute not in COMPUTE:
         raise SettingError("compute", compute, "is not one of the options", f"use {' or '.join(COMPUTE)}")
@@ -214,6 +216,7 @@ def quantize_model(
         options = type(options)(**{**vars(options), "float_layers": list(float_layers)})
     if isinstance(options, NoQuantizer):
         return model
+    _check_weights(model)
     gates = gates_of(model, schedule)
     whole_plan = conversion_plan(model, options, schedule, sample)
     plan = [rule for rule in whole_plan if rule.treatment != "float"]
@@ -235,6 +238,14 @@ def quantize_model(
         if hasattr(integration, "finish_conversion"):
             integration.finish_conversion(model, conversion)
     return model if gates is None else gate_blocks(model, gates, seed)
+
+
+def _check_weights(model: nn.Module) -> None:
+    """Check that no layer waits for its first input to make its weight: what it becomes then would stay float."""
+    for name, module in model.named_modules():
+        if any(isinstance(parameter, UninitializedParameter) for parameter in module.parameters(recurse=False)):
+            problem, kind = f"layer {name!r} has no weight before its first input", type(module).__name__
+            raise SettingError("model", kind, problem, "run the float model on a sample first")
 
 
 def _convert(
@@ -271,9 +282,9 @@ def _quantized(rule: LayerRule, layer: nn.Module, context: Context, device: torc
     """
     if isinstance(getattr(layer, "weight", None), Tensor) and "weight" not in layer._parameters:
         problem = (
-            f"layer {rule.name!r} ({rule.kind}) recomputes its weight at each call (torch.nn.utils.weight_norm, prune)"
+            f"layer {rule.name!r} ({rule.kind}) recomputes its weight at each call (weight_norm, spectral_norm, prune)"
         )
-        remedy = "remove that first (remove_weight_norm, prune.remove), or name the layer in float_layers"
+        remedy = "apply that to the converted model instead, or name the layer in float_layers"
         raise SettingError("model", rule.kind, problem, remedy)
     try:
         converted = CONVERSIONS[type(layer)](layer)
@@ -311,7 +322,7 @@ def _name_untouched(model: nn.Module) -> None:
         type(module).__name__
         for module in model.modules()
         if isinstance(module, _PRODUCT_LAYERS)
-        and type(module) not in CONVERSIONS
+        and type_before_parametrizations(module) not in CONVERSIONS
         and not hasattr(module, "precision")
         and not getattr(module, "stays_float", False)  # a model.FloatLinear
     )

@@ -41,7 +41,10 @@ class ConversionReport:
 
     def __str__(self) -> str:
         head = ("layer", "kind", "role", "bits (weight/activation/gradient)", "share of MACs")
-        lines = [head, *((r.name, r.kind, ", ".join(r.roles), _bits(r), _percent(r.share)) for r in self.rows)]
+        lines = [
+            head,
+            *((r.name or "(the model)", r.kind, ", ".join(r.roles), _bits(r), _percent(r.share)) for r in self.rows),
+        ]
         lines.append(("quantized", "", "", "", _percent(self.quantized_share)))
         widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
         return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
@@ -88,9 +91,10 @@ def _macs(model: nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]
     if not inputs and not keywords:
         return None
     found: Counter[str] = Counter()
+    names = dict(model.named_modules())
     for operation in trace(model, *inputs, **keywords).operations:
-        if operation.macs:
-            found[operation.module] += operation.macs
+        if operation.macs:  # operations of the model itself are named after its class
+            found[operation.module if operation.module in names else ""] += operation.macs
     return dict(found)
 
 

@@ -155,15 +155,19 @@ class QuantizedProduct(Noisy):
         return self.gradient_quantizer(y, state.gradient_bits, state.step_key, key)
 
     def look_at_gradient(self, gradient: Tensor) -> None:
-        """Warn if the first gradient at each number of bits is too small for its quantizer."""
+        """Warn if the first gradient at each number of bits is too small for its quantizer: once for all layers."""
         bits = encode_bits(self.precision.precision.gradient)
         if bits in self.observed_gradient_bits:
             return
         self.observed_gradient_bits.add(bits)
         if bits and gradient.numel() and self.gradient_quantizer.loses(gradient, bits):
-            logger.warning(
+            level = logging.DEBUG if self.precision.has_small_gradients else logging.WARNING
+            self.precision.has_small_gradients = True
+            logger.log(
+                level,
                 "layer %r: its gradients are below %.1e, too small for %d bits of steps of at least 1e-8, as in the released"
-                " code; use Sbm(least_step='relative') (quantizer.least_step=relative), or scale the loss",
+                " code; use Sbm(least_step='relative') (quantizer.least_step=relative), or scale the loss; further such"
+                " layers are logged at level DEBUG",
                 *(self.name, float(gradient.abs().amax()), bits),
             )
 

@@ -59,6 +59,8 @@ class PrecisionState(HoldsTensors):
         self.fixed, self.noise_key, self.sample_mask = fixed, noise_key, None
         self.is_controlled, self.version, self.readers = False, 0, WeakSet[Any]()
         self.calls: dict[int, int] = {}
+        self.has_small_gradients = False
+        """Whether some layer has warned that its gradients are too small for their quantizer."""
         for role in ROLES:
             self.hold(f"{role}_bits", torch.zeros((), dtype=torch.int64))
         self.hold("step_key", torch.zeros((), dtype=torch.int32))

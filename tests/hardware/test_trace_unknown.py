@@ -23,6 +23,11 @@ from tests.hardware_trace_cases import Function
 B, T = 2, 3
 
 
+def grouped(rows, matrices):
+    """The first three rows times the first matrix, the rest times the second, as a mixture of experts computes them."""
+    return torch.ops.aten._grouped_mm(rows, matrices, torch.tensor([3, len(rows)], dtype=torch.int32))
+
+
 def image(*shape):
     return torch.zeros(*shape)
 
@@ -39,6 +44,12 @@ UNKNOWN = {
     ),
     "back to real": (lambda x: torch.fft.irfft(torch.fft.rfft(x)), image(B, 8), 2 * B * 8 * 3, "_fft_c2r"),
     "linear equations": (lambda x: torch.linalg.solve(x, x), torch.eye(6).expand(B, 6, 6), B * (72 + 216), "solve"),
+    "experts": (
+        lambda x: grouped(x.flatten(0, 1), torch.zeros(2, 8, 16).to(x)),
+        image(B, 4, 8),
+        B * 4 * 8 * 16,
+        "grouped_mm",
+    ),
     "inverse": (torch.linalg.inv, torch.eye(6).expand(B, 6, 6), B * 216, "inv"),
 }
 

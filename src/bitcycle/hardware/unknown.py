@@ -75,6 +75,12 @@ def _elimination(args: Any, output: Any) -> int:
     return int(matrix.numel() * n // 3 + right * n * n)
 
 
+def _groups(args: Any, output: Tensor) -> int:
+    """Products of groups of rows with a matrix each, as mixtures of experts compute them."""
+    left, right = args[:2]
+    return int(left.numel() * output.shape[-1] // (len(left) if (left.dim(), right.dim()) == (3, 2) else 1))
+
+
 def _inverse(args: Any, output: Any) -> int:
     return int(args[0].numel() * args[0].shape[-1])
 
@@ -84,4 +90,5 @@ _FORMULAS: dict[Any, Callable[[Any, Any], int]] = {
     **dict.fromkeys((aten._fft_r2c, aten._fft_c2c, aten._fft_c2r), _fourier),
     **dict.fromkeys((aten._linalg_solve_ex, aten._linalg_det, aten.linalg_lu_factor_ex), _elimination),
     aten.linalg_inv_ex: _inverse,
+    aten._grouped_mm: _groups,
 }

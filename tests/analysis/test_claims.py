@@ -102,6 +102,8 @@ def test_trends_and_spreads():
     assert verdict(replace(claim, predicate="rising"), *cells).verdict == CONTRADICTED
     one = verdict(claim, *(replace(each, runs=each.runs[:1]) for each in cells))
     assert (one.verdict, one.leaning, one.n) == (UNDECIDED, SUPPORTED, 1) and one.p_corrected < 0.05, "a single seed"
+    lacking = [*cells[:-1], replace(cells[-1], runs=cells[-1].runs[:2])]
+    assert verdict(claim, *lacking).n == 2, "a seed that lacks a place of the trend does not count"
     wide, narrow = (
         [cell(*generator.normal(80, spread, 6), schedule=name, schedule__q_max=n) for n in range(4)]
         for name, spread in (("CR", 3.0), ("static", 0.3))

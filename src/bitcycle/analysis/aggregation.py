@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 from bitcycle.analysis.curves import CURVES, read_curve
 from bitcycle.analysis.deviation import group_of
@@ -18,25 +17,6 @@ from bitcycle.sweep.manifest import Place
 
 SCALES = ("paper", "mini", "smoke")
 """From the one that shows most to the one that shows only that it runs."""
-
-
-class Value(NamedTuple):
-    """A number over seeds: mean, sample standard deviation (None for one run), number of runs."""
-
-    mean: float
-    std: Optional[float]
-    n: int
-
-
-def value_of(numbers: Sequence[float]) -> Value | None:
-    """Mean and sample standard deviation; None of no numbers.
-
-    >>> value_of([1.0, 2.0, 3.0]), value_of([5.0]), value_of([])
-    (Value(mean=2.0, std=1.0, n=3), Value(mean=5.0, std=None, n=1), None)
-    """
-    if not numbers:
-        return None
-    return Value(statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else None, len(numbers))
 
 
 @dataclass(frozen=True)

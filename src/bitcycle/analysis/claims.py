@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
 from omegaconf import OmegaConf
 
-from bitcycle.analysis.contrast import described
+from bitcycle.analysis.contrast import DISPLAYS, described, several
 from bitcycle.analysis.items import PAPERS, PUBLISHED
-from bitcycle.settings import SettingError, nearest
+from bitcycle.settings import SettingError, Settings, nearest, setting
 
 PREDICATES = {
     "higher": "a minus b is above {reference}: two-sided paired t test, 95 % interval",
@@ -38,72 +38,50 @@ POINTS = 0.5
 PERCENT_OF_PERPLEXITY = 2.0
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A statement of a paper: an entry of results/published/claims/PAPER.yaml.
+@dataclass
+class Claim(Settings):
+    """A statement of a paper: an entry of results/published/claims/PAPER.yaml."""
 
-    Attributes:
-        id: PAPER/ITEM-cN.
-        sentence: in words.
-        section: of the paper.
-        effect: as published, with its unit.
-        value: the same as one number in the direction of a minus b.
-        unit: of a minus b.
-        predicate: one of PREDICATES.
-        metric: of both arms, or a list of two; see `contrast.METRICS`.
-        where: facts of all cells (`contrast.FACTS` and settings).
-        a, b: facts of the two arms; b may be a list of several arms.
-        match: facts in which partners agree.
-        minus, minus_match: cells whose values are first taken off those of both arms, and in which facts they agree with these.
-        by: fact (or facts) along which a trend goes.
-        function: of `claim_functions`: a number of each seed in place of a metric, or what is computed.
-        options: of a computed claim.
-        items: more items whose cells count, of the same paper.
-        reference: of the comparison, in the unit that is shown; without b the published number, by network if several.
-        margin: of equivalence or non-inferiority.
-        margin_percent: the same in percent of the mean of b.
-        display: saving or ratio, see `contrast.DISPLAYS`.
-        also: fields of further tests which have to hold, too.
-        requires: preconditions beyond those of every claim, see `preconditions`.
-        too_far: networks that cannot show what it says, and why.
-        moments: evaluations that it needs of each run.
-        looks: how many times it was tested as seeds were added (numbers of seeds under which claims.csv had a p-value of it); the
-            p-value is multiplied by that.
-        lengths: equal; converged: may differ where trainings pass over their data often enough; free.
-        reason: why it is not tested.
-        note: on the paper's text.
-    """
-
-    id: str
-    sentence: str
-    section: str = ""
-    effect: str = ""
-    value: Optional[float] = None
-    unit: str = "points"
-    predicate: str = "none"
-    metric: Any = "final"
-    where: Mapping[str, Any] = field(default_factory=dict)
-    a: Mapping[str, Any] = field(default_factory=dict)
-    b: Any = None
-    match: Sequence[str] = ()
-    minus: Optional[Mapping[str, Any]] = None
-    minus_match: Sequence[str] = ()
-    by: Any = None
-    function: str = ""
-    options: Mapping[str, float] = field(default_factory=dict)
-    items: Sequence[str] = ()
-    reference: Any = 0.0
-    margin: Optional[float] = None
-    margin_percent: Optional[float] = None
-    display: str = ""
-    also: Sequence[Mapping[str, Any]] = ()
-    requires: Sequence[str] = ()
-    too_far: Mapping[str, str] = field(default_factory=dict)
-    moments: int = 0
-    looks: int = 1
-    lengths: str = "equal"
-    reason: str = ""
-    note: str = ""
+    id: str = setting("", "PAPER/ITEM-cN")
+    sentence: str = setting("", "in words")
+    section: str = setting("", "of the paper")
+    effect: str = setting("", "as published, with its unit")
+    value: Optional[float] = setting(None, "the same as one number in the direction of a minus b")
+    unit: str = setting("points", "of a minus b")
+    predicate: str = setting("none", "what is tested", choices=PREDICATES)
+    metric: Any = setting("final", "of both arms, or a list of two; see `contrast.METRICS`")
+    where: Any = setting({}, "facts of all cells (`contrast.FACTS` and settings)")
+    a: Any = setting({}, "facts of the first arm")
+    b: Any = setting(None, "facts of the second arm, or a list of several arms")
+    match: list[str] = setting([], "facts in which partners agree")
+    minus: Any = setting(None, "facts of cells whose values are first taken off those of both arms")
+    minus_match: list[str] = setting([], "in which facts these agree with the cells of the arms")
+    by: Any = setting(None, "fact (or facts) along which a trend goes")
+    function: str = setting("", "of `claim_functions`: a number of each seed in place of a metric, or what is computed")
+    options: Any = setting({}, "of a computed claim")
+    items: list[str] = setting([], "more items whose cells count, of the same paper")
+    reference: Any = setting(
+        0.0, "of the comparison, in the unit shown; without b the published number, or one by network"
+    )
+    margin: Optional[float] = setting(None, "of equivalence or non-inferiority", minimum=0)
+    margin_percent: Optional[float] = setting(None, "the same in percent of the mean of b", minimum=0)
+    display: str = setting(
+        "", "how a difference of logarithms is shown, see `contrast.DISPLAYS`", choices=("", *DISPLAYS)
+    )
+    also: list[Any] = setting([], "fields of further tests which have to hold, too")
+    requires: list[str] = setting([], "preconditions beyond those of every claim, see `preconditions`")
+    too_far: Any = setting({}, "networks that cannot show what it says, and why")
+    moments: int = setting(0, "evaluations that it needs of each run", minimum=0)
+    looks: int = setting(
+        1, "numbers of seeds under which it was tested so far, by which its p is multiplied", minimum=1
+    )
+    lengths: str = setting(
+        "equal",
+        "of trainings; converged: may differ where they pass over their data often enough",
+        choices=("equal", "converged", "free"),
+    )
+    reason: str = setting("", "why it is not tested")
+    note: str = setting("", "on the paper's text")
 
     @property
     def item(self) -> str:
@@ -128,7 +106,7 @@ class Claim:
     @property
     def parts(self) -> list[Claim]:
         """The claim as its tests."""
-        own = replace(self, also=())
+        own = replace(self, also=[])
         return [own, *(replace(own, **{"value": None, "reference": 0.0, **dict(more)}) for more in self.also)]
 
     @property
@@ -155,17 +133,14 @@ def read_claims(published: Path = PUBLISHED, papers: Iterable[str] | None = None
 
 
 def _claim(path: Path, entry: dict[str, Any]) -> Claim:
-    known = [field.name for field in dataclasses.fields(Claim)]
-    for name in entry:
-        if name not in known:
-            raise SettingError(f"{path.stem}/{entry['id']}", name, "is no field of a claim", nearest(name, known))
-    if entry["predicate"] not in PREDICATES:
-        remedy = nearest(entry["predicate"], PREDICATES)
-        raise SettingError(f"{path.stem}/{entry['id']}", entry["predicate"], "is no predicate", remedy)
-    looks = entry.get("looks", 1)
-    if not isinstance(looks, int) or looks < 1:
-        raise SettingError(f"{path.stem}/{entry['id']}", f"looks={looks}", "is no number of looks", "1 or more")
-    return Claim(**{**entry, "id": f"{path.stem}/{entry['id']}"})
+    name, known = f"{path.stem}/{entry['id']}", [field.name for field in dataclasses.fields(Claim)]
+    for key in entry:
+        if key not in known:
+            raise SettingError(name, key, "is no field of a claim", nearest(key, known))
+    try:
+        return Claim(**{**entry, "id": name})
+    except SettingError as error:
+        raise error.within(name) from None
 
 
 def rule_of(claim: Claim, margin: float | None = None) -> str:
@@ -186,11 +161,6 @@ def rule_of(claim: Claim, margin: float | None = None) -> str:
     more = "".join(f"; and {rule_of(part).partition(' (a: ')[0]} for {part.metric}" for part in claim.parts[1:])
     looks = f"; p multiplied by {claim.looks} for {claim.looks} looks" if claim.looks > 1 else ""
     return f"{words} ({arms}{where}){more}{looks}"
-
-
-def several(value: Any) -> list[str]:
-    """One or several as a list."""
-    return list(value) if isinstance(value, list) else [value]
 
 
 def tested_reference(claim: Claim) -> float:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Optional
 
+import pandas as pd
+
 from bitcycle.analysis import labels, landscape
-from bitcycle.analysis.aggregation import Cell, Run, Value, value_of
+from bitcycle.analysis.aggregation import Cell, Run
 from bitcycle.analysis.claim_functions import cost_of, depth
 from bitcycle.analysis.deviation import pooled
 from bitcycle.analysis.statistics import OWN_SEEDS, Estimate, over_seeds
@@ -20,16 +23,8 @@ Selector = Mapping[str, Any]
 """Fact or setting -> its value, or a list of them."""
 
 
-def _cpt_method_with_bits(cell: Cell) -> str:
-    method = labels.cpt_method(cell)
-    return f"{method} {'3 to 8' if method == 'progressive precision' else labels.forward_bits(cell)} bits"
-
-
-def _phase_ends(cell: Cell) -> str:
-    values = [value(cell, f"{PHASE}{phase}") for phase, _ in enumerate(labels.phase_bits(cell), 1)]
-    return ", ".join(f"{value.mean:.4g}" for value in values if value)
-
-
+EVALUATED, PHASE = "evaluation: ", "phase: "
+"""What precedes the name of a number of the last evaluation, and the number of a phase, from 1 on, whose last metric is meant."""
 FACTS: dict[str, Callable[[Cell], Any]] = {
     "model": labels.model_of,
     "data": labels.dataset_of,
@@ -39,12 +34,10 @@ FACTS: dict[str, Callable[[Cell], Any]] = {
     "fw": labels.forward_bits,
     "bw": labels.backward_bits,
     "high": lambda cell: labels.highest(labels.forward_bits(cell)),
-    "bounds": lambda cell: "/".join(
-        str(labels.highest(bits(cell))) for bits in (labels.forward_bits, labels.backward_bits)
-    ),
+    "bounds": lambda cell: f"{labels.highest(labels.forward_bits(cell))}/{labels.highest(labels.backward_bits(cell))}",
     "phases": labels.phase_method,
     "phase_bits": lambda cell: ",".join(map(str, labels.phase_bits(cell))),
-    "levels": labels.levels_of,
+    "levels": lambda cell: labels.LEVELS.get(str(cell.setting("quantizer")), ""),
     "precision": labels.precision_of,
     "split": lambda cell: f"{labels.split_of(cell):.3g}",
     "steps": lambda cell: int(cell.runs[0].row["total_steps"]) if cell.runs else cell.setting("training.steps"),
@@ -59,20 +52,20 @@ FACTS: dict[str, Callable[[Cell], Any]] = {
     "cpt_method": labels.cpt_method,
     "stages_method": labels.stages_method,
     "partial_method": labels.partial_method,
-    "cpt_method_bits": _cpt_method_with_bits,
+    "cpt_method_bits": labels.cpt_method_bits,
     "mode": lambda cell: "Q-Agg" if cell.setting("model.aggregation") == "quantized" else "FP-Agg",
     "window_kind": lambda cell: labels.window_edge(cell)[0],
     "window_edge": lambda cell: labels.window_edge(cell)[1],
     "up_to": lambda cell: f"up to {labels.highest(labels.forward_bits(cell))} bits",
     "cycles": lambda cell: float(cell.setting("schedule.cycles") or 1),
-    "epsilon": lambda cell: (
-        float(cell.setting("schedule.epsilon", 0.05)) if labels.schedule_of(cell) == "pfq" else None
-    ),
+    "epsilon": lambda cell: cell.setting("schedule.epsilon", 0.05) if labels.schedule_of(cell) == "pfq" else None,
     "alpha": lambda cell: float(cell.setting("schedule.alpha", 0.3)),
     "seconds": lambda cell: statistics.median([run.number("seconds") or 0.0 for run in cell.runs]),
     "steps per second": lambda cell: f"{value_.mean:.1f}" if (value_ := value(cell, "steps_per_second")) else "",
     "q_min found": lambda cell: ", ".join(sorted({str(run.row["q_min"]) for run in cell.runs})),
-    "at the ends of phases": _phase_ends,
+    "at the ends of phases": lambda cell: ", ".join(
+        f"{found.mean:.4g}" for n in range(len(labels.phase_bits(cell))) if (found := value(cell, f"{PHASE}{n + 1}"))
+    ),
 }
 """What claims and pictures ask of a cell; any other word is a setting."""
 
@@ -82,10 +75,14 @@ def fact(cell: Cell, name: str) -> Any:
     return FACTS[name](cell) if name in FACTS else cell.setting(name)
 
 
+def several(value: Any) -> list[Any]:
+    """One or several as a list."""
+    return list(value) if isinstance(value, list) else [value]
+
+
 def has(cell: Cell, selector: Selector) -> bool:
     """Whether a cell has all facts of a selector."""
-    wanted = {name: value if isinstance(value, list) else [value] for name, value in selector.items()}
-    return all(str(fact(cell, name)) in map(str, values) for name, values in wanted.items())
+    return all(str(fact(cell, name)) in map(str, several(value)) for name, value in selector.items())
 
 
 def select(cells: Iterable[Cell], *selectors: Selector) -> list[Cell]:
@@ -99,8 +96,9 @@ def described(selector: Selector) -> str:
     >>> described({"schedule": ["RR", "RTH"], "high": 8})
     'schedule RR or RTH, high 8'
     """
-    several = {name: value if isinstance(value, list) else [value] for name, value in selector.items()}
-    return ", ".join(f"{name.replace('_', ' ')} {' or '.join(map(str, value))}" for name, value in several.items())
+    return ", ".join(
+        f"{key.replace('_', ' ')} {' or '.join(map(str, several(value)))}" for key, value in selector.items()
+    )
 
 
 # Numbers of a run
@@ -138,8 +136,6 @@ DISPLAYS: dict[str, Callable[[float], float]] = {
 COSTS = ("cost", "cost to the best", "energy", "latency", "gbitops")
 REACTIVE = ("pfq", "dfq", "fractrain")
 """Schedules whose bits depend on the training."""
-EVALUATED, PHASE = "evaluation: ", "phase: "
-"""What precedes the name of a number of the last evaluation, and the number of a phase, from 1 on, whose last metric is meant."""
 
 
 def reading(run: Run, metric: str) -> float | None:
@@ -160,9 +156,10 @@ def readings(cell: Cell, metric: str) -> dict[str, float]:
     return {run.row["seed"]: value for run in cell.runs if (value := reading(run, metric)) is not None}
 
 
-def value(cell: Cell, metric: str, factor: float = 1.0) -> Value | None:
+def value(cell: Cell, metric: str, factor: float = 1.0) -> Estimate | None:
     """A number over the seeds of a cell, in another unit; None without any."""
-    return value_of([factor * number for number in readings(cell, metric).values()])
+    numbers = [factor * number for number in readings(cell, metric).values()]
+    return over_seeds(numbers, own=2) if numbers else None
 
 
 # All recorded runs, for what a single contrast cannot tell
@@ -185,37 +182,36 @@ class Pool:
             return None, 0  # most runs of its length cost the same whatever the seed, this one does not
         key = run.group, metric
         if key not in self.known:
-            alike = self._groups.get(run.group, [])
-            values = {one.training: reading(one, metric) for one in alike}
+            values = {one.training: reading(one, metric) for one in self._groups.get(run.group, ())}
             self.known[key] = pooled({name: value for name, value in values.items() if value is not None})
         return self.known[key]
 
     @cached_property
     def _groups(self) -> dict[tuple[str, ...], list[Run]]:
-        found: dict[tuple[str, ...], list[Run]] = {}
+        found = defaultdict(list)
         for run in self.runs:
-            found.setdefault(run.group, []).append(run)
+            found[run.group].append(run)
         return found
 
     @cached_property
-    def _spans(self) -> list[tuple[float, float, str]]:
-        return sorted((*span, run.row.get("processor", "")) for run in self.runs if (span := _span(run)))
+    def _spans(self) -> set[tuple[float, float, str]]:
+        return {span for run in self.runs if (span := _span(run))}
 
     def shared_machine(self, run: Run) -> bool:
         """Whether a run is not known to have had its machine for itself: another one on record ran at the same time."""
-        span = _span(run)
-        if span is None:
+        own = _span(run)
+        if own is None:
             return True
-        others = [s for s in self._spans if s[2] == run.row.get("processor", "") and s[:2] != span]
-        return any(start < span[1] and span[0] < end for start, end, _ in others)
+        (begin, end, processor), others = own, self._spans - {own}
+        return any(start < end and begin < stop and where == processor for start, stop, where in others)
 
 
-def _span(run: Run) -> tuple[float, float] | None:
+def _span(run: Run) -> tuple[float, float, str] | None:
     seconds, finished = run.number("seconds"), run.row.get("finished")
     if seconds is None or not finished:
         return None
     end = datetime.fromisoformat(finished).timestamp()
-    return end - seconds, end
+    return end - seconds, end, run.row.get("processor", "")
 
 
 # Contrasts
@@ -227,20 +223,15 @@ Term = tuple[float, Cell, str]
 
 @dataclass(frozen=True)
 class Unit:
-    """One comparison: a cell of one arm against its partners of the other.
+    """One comparison: the terms of a cell of one arm, and those of its partners of the other."""
 
-    Attributes:
-        terms: of the first arm, then of the second.
-        first: how many belong to the first arm.
-    """
-
-    terms: tuple[Term, ...]
-    first: int
+    ours: tuple[Term, ...]
+    theirs: tuple[Term, ...] = ()
 
     @property
-    def arms(self) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
-        """Terms of the first and of the second arm."""
-        return self.terms[: self.first], self.terms[self.first :]
+    def terms(self) -> tuple[Term, ...]:
+        """Of both arms."""
+        return self.ours + self.theirs
 
     @property
     def cells(self) -> list[Cell]:
@@ -250,10 +241,9 @@ class Unit:
     @cached_property
     def name(self) -> frozenset[tuple[str, float]]:
         """The trainings and their coefficients: equal comparisons count once, and one of a training with itself is empty."""
-        found: dict[str, float] = {}
+        found: dict[str, float] = defaultdict(float)
         for coefficient, cell, metric in self.terms:
-            name = f"{cell.runs[0].row['hash']} {metric}"
-            found[name] = found.get(name, 0.0) + coefficient
+            found[f"{cell.runs[0].row['hash']} {metric}"] += coefficient
         return frozenset((name, round(value, 9)) for name, value in found.items() if abs(value) > 1e-9)
 
     @cached_property
@@ -279,44 +269,49 @@ class Contrast:
     filled: int
 
     @property
+    def table(self) -> pd.DataFrame:
+        """One row for each unit, term and seed that counts: unit, seed, run, metric, coefficient in the mean of the unit."""
+        rows = (
+            (place, run.row["seed"], run, metric, coefficient / len(unit.by_seed))
+            for place, unit in enumerate(self.units)
+            for coefficient, cell, metric in unit.terms
+            for run in cell.runs
+            if run.row["seed"] in unit.by_seed
+        )
+        return pd.DataFrame(rows, columns=["unit", "seed", "run", "metric", "coefficient"])
+
+    @property
     def runs(self) -> list[Run]:
         """The distinct trainings that count."""
-        every = (
-            run for unit in self.units for cell in unit.cells for run in cell.runs if run.row["seed"] in unit.by_seed
-        )
-        return list({run.training: run for run in every}.values())
+        return list({run.training: run for run in self.table.run}.values())
 
     def estimate(self, pool: Pool) -> Estimate | None:
         """The mean over cells of the mean over seeds, with its error: from three own seeds on, else from the pool."""
-        values = [unit.by_seed for unit in self.units if unit.by_seed]
-        if not values:
+        values = pd.DataFrame([unit.by_seed for unit in self.units if unit.by_seed])
+        if values.empty:
             return None
-        complete = sorted(set.intersection(*map(set, values)))
-        if len(complete) >= OWN_SEEDS:
-            return over_seeds([statistics.fmean(one[seed] for one in values) for seed in complete])
-        mean = statistics.fmean(statistics.fmean(one.values()) for one in values)
-        return Estimate(mean, *self._pooled_error(pool), len({seed for one in values for seed in one}))
+        complete = values.dropna(axis=1)
+        if complete.shape[1] >= OWN_SEEDS:
+            return over_seeds(complete.mean())
+        return Estimate(float(values.mean(axis=1).mean()), *self._pooled_error(pool), values.shape[1])
 
     def _pooled_error(self, pool: Pool) -> tuple[float | None, float]:
         """Standard error of a weighted sum of runs, and its degrees of freedom after Welch and Satterthwaite."""
-        weights: dict[tuple[tuple[str, str], str], float] = {}
-        runs: dict[tuple[tuple[str, str], str], Run] = {}
-        for unit in self.units:
-            for coefficient, cell, metric in unit.terms:
-                for run in (run for run in cell.runs if run.row["seed"] in unit.by_seed):
-                    key = run.training, metric
-                    weights[key] = weights.get(key, 0.0) + coefficient / len(unit.by_seed) / len(self.units)
-                    runs[key] = run
-        parts: dict[tuple[tuple[str, ...], str], list[float]] = {}
-        for key, weight in weights.items():
-            deviation, df = pool.deviation(runs[key], key[1])
-            if deviation is None:
-                return None, 0
-            parts.setdefault((runs[key].group, key[1]), [0.0, df])[0] += (weight * deviation) ** 2
-        total = sum(variance for variance, _ in parts.values())
+        table = self.table
+        table["training"], table["group"] = zip(*((run.training, run.group) for run in table.run))
+        weights = (
+            table.groupby(["group", "training", "metric"]).agg({"coefficient": "sum", "run": "first"}).reset_index()
+        )
+        deviations = [pool.deviation(run, metric) for run, metric in zip(weights.run, weights.metric)]
+        weights["deviation"], weights["df"] = zip(*deviations)
+        if weights.deviation.isna().any():
+            return None, 0
+        weights["variance"] = (weights.coefficient / len(self.units) * weights.deviation) ** 2
+        parts = weights.groupby(["group", "metric"]).agg({"variance": "sum", "df": "first"})
+        total = float(parts.variance.sum())
         if total == 0:
-            return 0.0, max((df for _, df in parts.values()), default=1)
-        return math.sqrt(total), total**2 / sum(variance**2 / df for variance, df in parts.values())
+            return 0.0, float(parts.df.max())
+        return math.sqrt(total), total**2 / float((parts.variance**2 / parts.df).sum())
 
 
 def agreeing(cell: Cell, others: Sequence[Cell], match: Sequence[str]) -> list[Cell]:
@@ -353,10 +348,9 @@ def contrast(
         if not others:
             continue
         wanted += 1
-        first = _terms(cell, 1.0, metrics[0], minus)
         second = [term for other in others for term in _terms(other, -1 / len(others), metrics[1], minus)]
-        unit = Unit((*first, *second), len(first))
-        if first and second and all(part.runs for part in unit.cells) and unit.by_seed:
+        unit = Unit(tuple(_terms(cell, 1.0, metrics[0], minus)), tuple(second))
+        if unit.ours and unit.theirs and all(part.runs for part in unit.cells) and unit.by_seed:
             filled += 1
             if unit.name:
                 units.setdefault(unit.name, unit)
@@ -366,7 +360,7 @@ def contrast(
 def _terms(
     cell: Cell, coefficient: float, metric: str, minus: tuple[Sequence[Cell], Sequence[str]] | None
 ) -> list[Term]:
-    if minus is None:
-        return [(coefficient, cell, metric)]
-    base = partners(cell, *minus)
-    return [(coefficient, cell, metric), *((-coefficient / len(base), one, metric) for one in base)] if base else []
+    base = partners(cell, *minus) if minus else []
+    if minus and not base:
+        return []
+    return [(coefficient, cell, metric), *((-coefficient / len(base), one, metric) for one in base)]

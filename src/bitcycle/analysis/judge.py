@@ -93,19 +93,20 @@ def _judge_at(
         return replace(row, verdict=verdict.NO_TEST, scope=_scope(scale, every), reason=reason), None
     used = [cell for one in first.contrasts for unit in one.units for cell in unit.cells]
     runs = {run.training: run for one in first.contrasts for run in one.runs}
+    low, high = first.interval or (None, None)
     row = replace(
         row,
         scope=_scope(scale, used),
         rule=rule_of(claim, first.margin),
-        estimate=first.estimate,
-        level=claim.level,
-        n=first.n,
-        trainings=len(runs),
-        df=first.df or None,
-        margin=first.margin,
-        low=first.interval[0] if first.interval else None,
-        high=first.interval[1] if first.interval else None,
         verdict=verdict.UNDECIDED,
+        estimate=first.shown,
+        low=low,
+        high=high,
+        level=claim.level,
+        margin=first.margin,
+        n=first.tested.n,
+        df=first.tested.df or None,
+        trainings=len(runs),
     )
     if failed := preconditions.failed(
         claim, first.contrasts, list(runs.values()), pool, bool(row.scope) and scale != "paper"
@@ -124,9 +125,9 @@ def _with_parts(row: ClaimResult, parts: Sequence[Claim], found: Sequence[Found 
     """The row with the p-value of all parts together; the further parts stand in the reason."""
     words = []
     for part, one in zip(parts[1:], found[1:]):
-        if one is None or one.estimate is None:
+        if one is None or one.shown is None:
             return replace(row, reason=f"no runs tell the {part.metric}")
-        shown = f"{one.estimate:.3g} {part.unit}".strip()
+        shown = f"{one.shown:.3g} {part.unit}".strip()
         words.append(f"{part.display or part.metric} {shown}" + (f" (p = {one.values.p:.2g})" if one.values.p else ""))
     joint = rule.all_of([one.values for one in found if one is not None])
     reason = "; ".join(words)
@@ -148,15 +149,15 @@ def _final(claim: Claim, row: ClaimResult, found: Found | None, p: float, tests:
                 row, reason="; ".join(filter(None, ("an order within one seed decides nothing", row.reason)))
             )
         return replace(row, verdict=row.leaning, decided=True)
-    if found is None or found.deviation is None:
+    if found is None or found.tested.deviation is None:
         return row
     tests *= claim.looks
     if found.margin is not None:
-        return replace(row, seeds_needed=rule.seeds_needed(found.deviation, found.margin, tests, margin=True))
+        return replace(row, seeds_needed=rule.seeds_needed(found.tested.deviation, found.margin, tests, margin=True))
     effect = claim.value
     if effect is not None and claim.display:
         effect = tested_reference(replace(claim, reference=effect)) - tested_reference(claim)
-    return replace(row, seeds_needed=rule.seeds_needed(found.deviation, effect, tests))
+    return replace(row, seeds_needed=rule.seeds_needed(found.tested.deviation, effect, tests))
 
 
 def _scope(scale: str, cells: Iterable[Cell]) -> str:

@@ -160,7 +160,7 @@ def backward_bits(cell: Cell) -> str:
 
 PHASE_BITS = {"hlhlp": [32, 2, 8, 2], "fine_tuning": [32, 2], "hlhlhlp": [32, 2, 8, 2, 8, 2]}
 """Bits of the weights in the phases of a schedule, unless said otherwise."""
-LEVELS = {"ternary": ("ternary", "uniform_l2", "ttq"), "4-level": ("multibit",)}
+LEVELS = {"ternary": "ternary", "uniform_l2": "ternary", "ttq": "ternary", "multibit": "4-level"}
 """Quantizers of weights with three and four levels at 2 bits."""
 
 
@@ -174,12 +174,6 @@ def phase_method(cell: Cell) -> str:
     if is_float(cell):
         return "float"
     return "fine-tuning" if schedule_of(cell) == "fine_tuning" or phase_bits(cell) == [FLOAT, 2] else "HLHLp"
-
-
-def levels_of(cell: Cell) -> str:
-    """ternary or 4-level, by the quantizer."""
-    quantizer = str(cell.setting("quantizer", ""))
-    return next((levels for levels, names in LEVELS.items() if quantizer in names), "")
 
 
 def split_of(cell: Cell) -> float:
@@ -246,6 +240,12 @@ def cpt_method(cell: Cell) -> str:
         changing = len(cell.setting("schedule.boundaries") or []) > 2
         return "progressive precision" if changing else "static first-stage precision"
     return "CPT on gradients only" if schedule_of(cell) == "gradient_cycle" else method_of(cell)
+
+
+def cpt_method_bits(cell: Cell) -> str:
+    """The same with its bits."""
+    method = cpt_method(cell)
+    return f"{method} {'3 to 8' if method == 'progressive precision' else forward_bits(cell)} bits"
 
 
 def stages_method(cell: Cell) -> str:

@@ -132,7 +132,7 @@ def _saturated(claim: Claim, contrasts: Sequence[Contrast]) -> str:
     arms: tuple[list[float], list[float]] = ([], [])
     chances = set()
     for unit in (unit for one in contrasts for unit in one.units):
-        for numbers, terms in zip(arms, unit.arms):
+        for numbers, terms in zip(arms, (unit.ours, unit.theirs)):
             for _, cell, metric in terms:
                 row = cell.runs[0].row
                 if not str(row.get("metric", "")).endswith("accuracy"):
@@ -153,7 +153,7 @@ def _other_lengths(claim: Claim, contrasts: Sequence[Contrast], proxy: bool) -> 
     if claim.lengths == "free" or (claim.lengths == "converged" and not proxy) or claim.function:
         return ""
     units = [unit for one in contrasts for unit in one.units]
-    if not any(unit.arms[1] for unit in units) and claim.lengths == "converged":
+    if not any(unit.theirs for unit in units) and claim.lengths == "converged":
         groups = [[cell for unit in units for cell in unit.cells]]
     else:
         groups = [unit.cells for unit in units]

@@ -11,12 +11,10 @@ import statistics
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
-from scipy.optimize import brentq
+from scipy import special, stats
 from statsmodels.stats.multitest import multipletests
 
 SIGNIFICANCE, POWER = 0.05, 0.8
@@ -91,18 +89,21 @@ def two_sided(above: float, below: float, sign: int) -> PValues:
     return PValues(up, down) if sign > 0 else PValues(down, up)
 
 
-def over_seeds(values: Sequence[float], pooled: tuple[float | None, float] = (None, 0)) -> Estimate:
-    """The mean of values over seeds: its error from them where there are OWN_SEEDS, else from a pooled deviation.
+def over_seeds(
+    values: Sequence[float], pooled: tuple[float | None, float] = (None, 0), own: int = OWN_SEEDS
+) -> Estimate:
+    """The mean of values over seeds: its error from them where there are enough, else from a pooled deviation.
 
     Args:
         values: one of each seed.
         pooled: deviation and degrees of freedom; a deviation of None is unknown.
+        own: how many are enough.
 
     >>> over_seeds([1.0, 2.0, 3.0]).df, over_seeds([1.0])
     (2, Estimate(mean=1.0, error=None, df=0, n=1))
     """
     n, mean = len(values), statistics.fmean(values)
-    if n < OWN_SEEDS:
+    if n < own:
         deviation, df = pooled
         return Estimate(mean, None if deviation is None else deviation / math.sqrt(n), df, n)
     error = float(stats.sem(values))
@@ -204,16 +205,8 @@ def detectable(deviation: float, seeds: int, df: float, tests: int = 1) -> float
 
     delta = c s / sqrt(n), where a noncentral t of noncentrality c exceeds t_(1 - a / 2), a = 0.05 / tests, with probability 0.8.
     """
-    return _noncentrality(df, tests) * deviation / math.sqrt(seeds)
-
-
-@lru_cache
-def _noncentrality(df: float, tests: int) -> float:
-    critical = float(stats.t.ppf(1 - SIGNIFICANCE / tests / 2, df))
-    close = critical + float(stats.t.ppf(POWER, df))
-    if df > 200:
-        return close
-    return float(brentq(lambda c: stats.nct.sf(critical, df, c) - POWER, close / 4, 3 * close))
+    critical = stats.t.ppf(1 - SIGNIFICANCE / tests / 2, df)
+    return float(special.nctdtrinc(df, 1 - POWER, critical)) * deviation / math.sqrt(seeds)
 
 
 def provable_margin(deviation: float, seeds: int, df: float, tests: int = 1) -> float:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, Optional, cast
 
 from omegaconf import OmegaConf
 
 from bitcycle.csv_files import read_csv, write_csv
+from bitcycle.settings import setting
 
 SUPPORTED, CONTRADICTED, UNDECIDED, COMPUTED, NO_TEST, NOT_RUN = VERDICTS = (
     "supported",
@@ -25,69 +26,38 @@ CLAIMS = Path("results/summary/claims.csv")
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """The verdict on a claim at one scope.
+    """The verdict on a claim at one scope."""
 
-    Attributes:
-        claim_id: PAPER/ITEM-cN.
-        item: PAPER/ITEM whose runs decide it.
-        paper: key of the paper.
-        sentence: what the paper says.
-        section: where it says so.
-        predicate: one of `claims.PREDICATES`.
-        rule: the rule that was applied, in one sentence.
-        metric: what is compared.
-        unit: of estimate, interval, margin and published value.
-        scope: "paper scale", "proxy: NETWORK, DATA", or empty where no training is involved.
-        scale: paper, mini or smoke; empty where no training is involved.
-        verdict: one of VERDICTS.
-        holds: of computed claims: whether it does.
-        decided: whether the p-value that is corrected over all claims of the scale decides it.
-        leaning: supported or contradicted, where the uncorrected p-value alone would decide it.
-        estimate: of the contrast that the rule names.
-        low, high: ends of its confidence interval.
-        level: of the interval: 0.95, or 0.9 where a margin is tested.
-        n: seeds.
-        trainings: distinct trainings.
-        df: degrees of freedom of the deviation.
-        looks: how many times it was tested as seeds were added.
-        p_raw, p_corrected: two-sided for directions, one-sided for margins; corrected for looks, then by Holm's method.
-        margin: of equivalence or non-inferiority.
-        published_effect: as printed.
-        published_value: the same as one number, in the direction of the estimate.
-        reason: why there is no test, or what else is to be known.
-        seeds_needed: for a decision, if the effect is as large as published.
-    """
-
-    claim_id: str
-    item: str
-    paper: str
-    sentence: str
-    section: str = ""
-    predicate: str = ""
-    rule: str = ""
-    metric: str = ""
-    unit: str = ""
-    scope: str = ""
-    scale: str = ""
-    verdict: str = NOT_RUN
-    holds: Optional[bool] = None
-    decided: bool = False
-    leaning: str = ""
-    estimate: Optional[float] = None
-    low: Optional[float] = None
-    high: Optional[float] = None
-    level: Optional[float] = None
-    n: Optional[int] = None
-    trainings: Optional[int] = None
-    df: Optional[float] = None
-    looks: Optional[int] = None
-    p_raw: Optional[float] = None
-    p_corrected: Optional[float] = None
-    margin: Optional[float] = None
-    published_effect: str = ""
-    published_value: Optional[float] = None
-    reason: str = ""
-    seeds_needed: Optional[int] = None
+    claim_id: str = setting(MISSING, "PAPER/ITEM-cN")
+    item: str = setting(MISSING, "PAPER/ITEM whose runs decide it")
+    paper: str = setting(MISSING, "key of the paper")
+    sentence: str = setting(MISSING, "what the paper says")
+    section: str = setting("", "where it says so")
+    predicate: str = setting("", "one of `claims.PREDICATES`")
+    rule: str = setting("", "the rule that was applied, in one sentence")
+    metric: str = setting("", "what is compared")
+    unit: str = setting("", "of estimate, interval, margin and published value")
+    scope: str = setting("", '"paper scale", "proxy: NETWORK, DATA", or empty where no training is involved')
+    scale: str = setting("", "paper, mini or smoke; empty where no training is involved")
+    verdict: str = setting(NOT_RUN, "one of VERDICTS")
+    holds: Optional[bool] = setting(None, "of computed claims: whether it does")
+    decided: bool = setting(False, "whether the p-value that is corrected over all claims of the scale decides it")
+    leaning: str = setting("", "supported or contradicted, where the uncorrected p-value alone would decide it")
+    estimate: Optional[float] = setting(None, "of the contrast that the rule names")
+    low: Optional[float] = setting(None, "lower end of its confidence interval")
+    high: Optional[float] = setting(None, "upper end of it")
+    level: Optional[float] = setting(None, "of the interval: 0.95, or 0.9 where a margin is tested")
+    n: Optional[int] = setting(None, "seeds")
+    trainings: Optional[int] = setting(None, "distinct trainings")
+    df: Optional[float] = setting(None, "degrees of freedom of the deviation")
+    looks: Optional[int] = setting(None, "how many times it was tested as seeds were added")
+    p_raw: Optional[float] = setting(None, "p-value: two-sided for directions, one-sided for margins")
+    p_corrected: Optional[float] = setting(None, "the same, corrected for looks (Bonferroni), then over claims (Holm)")
+    margin: Optional[float] = setting(None, "of equivalence or non-inferiority")
+    published_effect: str = setting("", "as printed")
+    published_value: Optional[float] = setting(None, "the same as one number, in the direction of the estimate")
+    reason: str = setting("", "why there is no test, or what else is to be known")
+    seeds_needed: Optional[int] = setting(None, "for a decision, if the effect is as large as published")
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(ClaimResult))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bitcycle.analysis import labels
-from bitcycle.analysis.aggregation import Cell, Value
+from bitcycle.analysis.aggregation import Cell
 from bitcycle.analysis.contrast import EVALUATED, PHASE, fact, value
 from bitcycle.analysis.items import Published
 from bitcycle.analysis.statistics import Estimate
@@ -102,7 +102,7 @@ def published_table(data: ItemData) -> Table:
     return Table.without_empty(caption, records, {"metric", "unit", "published", *(BESIDE if matched else ())})
 
 
-def ours_of(row: Published, data: ItemData) -> Value | None:
+def ours_of(row: Published, data: ItemData) -> Estimate | None:
     """Our value of a published number; None unless network, data and scale are the paper's and a single setting is meant.
 
     The column `settings` of the number says which: settings of the sweep (empty: not set by it), and `phase`, from 1 on, where it
@@ -128,16 +128,16 @@ def printed(row: Published) -> str:
 BESIDE = ("ours", "deviation", "n", "difference")
 
 
-def beside(row: Published, ours: Value | None) -> dict[str, str]:
+def beside(row: Published, ours: Estimate | None) -> dict[str, str]:
     """Ours, its deviation, number of seeds, and the difference to the published number."""
     if ours is None:
         return dict.fromkeys(BESIDE, "")
     text = row["corrected_value"] or row["value"]
     gap = ours.mean - float(text) if text and row["relation"] in ("=", "~") else None
-    return dict(zip(BESIDE, (number(ours.mean), number(ours.std), str(ours.n), signed(gap))))
+    return dict(zip(BESIDE, (number(ours.mean), number(ours.deviation), str(ours.n), signed(gap))))
 
 
-def measure(row: Published, cell: Cell, spec: Spec, phase: str | None) -> Value | None:
+def measure(row: Published, cell: Cell, spec: Spec, phase: str | None) -> Estimate | None:
     """Our value of a published metric in a cell, at the end of a phase or of the run."""
     metric, cost = row["metric"], spec.cost
     if metric in MAIN:
@@ -205,7 +205,7 @@ def our_records(panel: Panel, scale: str, spec: Spec) -> Iterator[dict[str, str]
             "setting": setting_words(cell),
             "metric": row["metric"],
             "ours": number(ours.mean if ours else None),
-            "deviation": number(ours.std if ours else None),
+            "deviation": number(ours.deviation if ours else None),
             "n": str(ours.n) if ours else "",
             "difference to baseline": "baseline" if cell is base else signed(gap.mean if gap else None),
             "95 % interval": interval(gap, signed),

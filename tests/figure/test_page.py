@@ -75,6 +75,8 @@ def page(empty, tmp_path_factory):
     claims = [
         claim_result(
             "cpt/fig1-c1",
+            "undecided",
+            leaning="supported",
             estimate=0.94,
             low=-0.2,
             high=2.1,
@@ -84,7 +86,15 @@ def page(empty, tmp_path_factory):
             rule="the interval above 0",
             p_raw=0.03,
         ),
-        claim_result("cpt/fig1-c1", "contradicted", scope="proxy: GCN, Cora", estimate=-3.0, low=-4.0, high=-2.0, n=3),
+        claim_result(
+            *("cpt/fig1-c1", "contradicted"),
+            leaning="contradicted",  # as the uncorrected p-value says, too
+            scope="proxy: GCN, Cora",
+            estimate=-3.0,
+            low=-4.0,
+            high=-2.0,
+            n=3,
+        ),
         claim_result(
             "better/fig3-c1", "undecided", decided=False, estimate=0.1, low=-1.0, high=1.0, n=2, seeds_needed=12
         ),
@@ -125,6 +135,13 @@ def test_page_is_built_for_screen_readers(page):
     assert not re.search(r"<img(?![^>]* alt=\"[^\"])", text)
     assert re.search(r'<a class="skip" href="#claims">', text) and '<html lang="en">' in text
     assert "prefers-color-scheme: dark" in text and '<meta name="viewport"' in text
+
+
+def test_decided_claims_come_first_and_are_not_said_to_lean(page):
+    """The first claim that was decided was shown as leaning."""
+    badges = re.findall(r'<td><span class="verdict [^"]*">([^<]*)</span></td>', (page / "index.html").read_text())
+    first = ["contradicted", "computed: holds", "leaning: supported", "undecided", "no test", "not run"]
+    assert list(dict.fromkeys(badges)) == first and "| contradicted |" in (page / "README.md").read_text()
 
 
 def test_claims_stand_at_the_top_and_in_the_readme_with_their_rule(page):

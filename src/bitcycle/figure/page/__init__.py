@@ -15,7 +15,7 @@ import yaml
 from PIL import Image
 
 from bitcycle.analysis.items import PAPERS, PUBLISHED
-from bitcycle.analysis.verdict import ClaimResult
+from bitcycle.analysis.verdict import COMPUTED, CONTRADICTED, NO_TEST, NOT_RUN, SUPPORTED, UNDECIDED, ClaimResult
 from bitcycle.configuration import first_comment
 from bitcycle.figure.data import ItemData, status_line
 from bitcycle.figure.table import Table, as_markdown, number, signed
@@ -102,9 +102,7 @@ def claim_words(row: ClaimResult) -> dict[str, Any]:
     kind, words = row.verdict.replace(" ", "-"), row.verdict
     if row.verdict == "computed" and row.holds is not None:
         kind, words = ("holds", "computed: holds") if row.holds else ("fails", "computed: fails")
-    elif row.verdict in ("supported", "contradicted") and not row.decided:
-        kind, words = f"{kind} leaning", f"leaning: {row.verdict}"
-    elif row.leaning:
+    elif row.leaning and not row.decided:
         kind, words = f"{row.leaning} leaning", f"leaning: {row.leaning}"
     return {
         **asdict(row),
@@ -113,6 +111,16 @@ def claim_words(row: ClaimResult) -> dict[str, Any]:
         "estimate_words": estimate(row),
         "details": details(row),
     }
+
+
+def _state(row: ClaimResult) -> int:
+    """The place of a claim's verdict in the table: decided, computed, leaning, undecided, no test, not run."""
+    leaning = row.verdict == UNDECIDED and row.leaning
+    return (
+        2
+        if leaning
+        else {SUPPORTED: 0, CONTRADICTED: 0, COMPUTED: 1, UNDECIDED: 3, NO_TEST: 4, NOT_RUN: 5}[row.verdict]
+    )
 
 
 def estimate(row: ClaimResult) -> str:
@@ -158,7 +166,7 @@ def write_pages(
         forest: the picture of the intervals of claims.
     """
     order = {name: place for place, name in enumerate(dict.fromkeys(row.claim_id for row in claims))}
-    rows = [claim_words(row) for row in sorted(claims, key=lambda row: order[row.claim_id])]
+    rows = [claim_words(row) for row in sorted(claims, key=lambda row: (_state(row), order[row.claim_id]))]
     papers: dict[str, list[Entry]] = {}
     for entry in sorted(entries, key=lambda entry: entry.data.item.paper != "board"):
         papers.setdefault(entry.data.item.paper, []).append(entry)

@@ -222,6 +222,26 @@ def lengths_table() -> str:
     return "\n".join(lines)
 
 
+def controlled_table() -> str:
+    """PFQ (3, 4, 6, 8 bits) less static 8 bits, seed by seed, by the number of steps, in the interpolating regime."""
+    wanted = {"static": (None, None), "pfq": ([3, 4, 6, 8], [6, 6, 8, 8])}
+    runs: dict[int, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for row in read_summary(ROOT / SUMMARY):
+        schedule = json.loads(row["settings"])["schedule"]
+        where = tuple(row[key] for key in ("dataset", "model", "quantizer", "q_max", "train_samples"))
+        stages = schedule.get("stages"), schedule.get("gradient_stages")
+        plain = schedule.get("gradient") is None and where == ("cifar10_16", "resnet8", "sbm", "8", "640")
+        if plain and wanted.get(row["schedule"]) == stages:
+            runs[int(row["total_steps"])][row["schedule"]][row["seed"]] = float(row["final"])
+    lines = ["| steps | static 8 | PFQ | difference |", "|---|---|---|---|"]
+    for steps, finals in sorted(runs.items()):
+        if finals.keys() == wanted.keys():
+            means = [mean_in_words([*finals[name].values()]) for name in wanted]
+            difference = difference_in_words(finals["pfq"], finals["static"])
+            lines.append(f"| {steps:,} | {means[0]} | {means[1]} | {difference} |")
+    return "\n".join(lines)
+
+
 def mean_in_words(finals: Sequence[float]) -> str:
     """Mean, standard deviation (if n > 1) and n."""
     deviation = f" ± {statistics.stdev(finals):.2f}" if len(finals) > 1 else ""
@@ -304,6 +324,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "benchmark": recorded,
     "deviations": deviations,
     "lengths": lengths_table,
+    "controlled": controlled_table,
     "pilot": pilot_table,
     "fidelity": fidelity_table,
     "fuzz": fuzz_table,
@@ -324,7 +345,7 @@ DOCUMENTS = {
     ROOT / "results" / "notes" / "fidelity.md": ("fidelity",),
     ROOT / "results" / "notes" / "fuzz.md": ("fuzz",),
     ROOT / "results" / "notes" / "plan.md": ("pilot",),
-    ROOT / "results" / "notes" / "verdicts.md": ("decided", "tested", "untested", "lengths"),
+    ROOT / "results" / "notes" / "verdicts.md": ("decided", "tested", "untested", "controlled", "lengths"),
 }
 """Document -> its generated parts."""
 

@@ -102,7 +102,7 @@ def test_configurations_are_kept_until_a_file_changes(small, monkeypatch):
 
 
 def test_a_folder_without_sweeps_is_refused(tmp_path):
-    with pytest.raises(SettingError, match="start this in the repository's root"):
+    with pytest.raises(SettingError, match="run this in the repository's root"):
         sweep_index(tmp_path, "smoke")
 
 
@@ -125,7 +125,7 @@ def test_states_and_the_time_that_is_left(small):
     assert headings == ["runs", "done", "running", "failed", "missing", "wrong", "time left", "note"]
     assert rows["paper/b"][:6] == ("4", "1", "1", "1", "1", "")
     assert rows["paper/b"][6] == "0:00:11"  # the rest of runs of 10 seconds, two at a time
-    assert rows["paper/b"][7].startswith("last sign of life 20") and rows["paper/b"][7].endswith("1 failed: no memory")
+    assert rows["paper/b"][7].startswith("last update 20") and rows["paper/b"][7].endswith("1 failed: no memory")
     assert rows["all, each run once"][0] == "6"
     assert sum(filter(None, map(Speeds(runs[:1]).of, runs[1:]))) == pytest.approx(10 * (3 / 4 + 2 / 4 + 1))
     assert Speeds([]).left(runs[1:], 1) == "3 runs of a kind never measured"

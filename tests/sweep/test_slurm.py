@@ -106,7 +106,7 @@ def test_a_job_that_vanished_is_given_up_after_a_while(array):
     ended = waiter.look()
     assert [ended[index].code for index in range(3)] == [1, 0, 1]
     assert "TIMEOUT" in ended[0].reason
-    assert "does not know it any more" in ended[2].reason
+    assert "no longer lists it" in ended[2].reason
     assert waiter.waiting == {}
 
 

@@ -50,7 +50,7 @@ def test_a_task_that_another_one_ended_is_not_requeued(job, monkeypatch):
 
 def test_a_run_that_is_killed_has_failed(job):
     assert job.start("kill -KILL $$").wait(60) == 1
-    assert job.outcome == (1, "killed by SIGKILL, as is done when memory runs out", 0)
+    assert job.outcome == (1, "killed by SIGKILL, possibly out of memory", 0)
 
 
 def test_a_job_that_slurm_takes_back_leaves_no_exit_code(job):

@@ -1,1 +1,1 @@
-"""Many runs at once: sweeps as lists of grids, which of their runs are missing, and where these are run."""
+"""Sweeps: lists of grids of runs, the state of each run, and launchers for one machine and for SLURM."""

@@ -1,4 +1,4 @@
-"""What a sweep says before it begins, what it launches, and the exit code that it ends with."""
+"""Report of a sweep before its launch, selection of the runs to launch, and exit code of the sweep."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from bitcycle.sweep.registry import STATES, SweepRun
 from bitcycle.training.plan import make_plan
 
 SEVERITY = (EXIT_DONE, EXIT_FAILED, EXIT_DATA_MISSING, EXIT_WRONG_CONFIGURATION, EXIT_INTERRUPTED)
-"""Exit codes from the best to the worst. Interrupted comes last: whoever runs the same command again learns of the others."""
+"""Exit codes from best to worst. Interrupted is the worst: running the command again reveals the other errors."""
 
 
 class SweepEnded(BaseException):
-    """A sweep is over, with the worst exit code of its runs; Hydra lets only this kind through, and drops results."""
+    """End of a sweep, with the worst exit code of its runs.
+
+    A BaseException, as Hydra discards the sweeper's return value and handles every Exception itself.
+    """
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -29,7 +32,7 @@ class SweepEnded(BaseException):
 
 
 def worst(codes: Sequence[int]) -> int:
-    """The worst of several exit codes; an unknown one (a killed process) counts as failed.
+    """The worst of several exit codes; an unknown code, such as that of a killed process, counts as failed.
 
     >>> worst([0, 2, 1]), worst([0, -9]), worst([])
     (2, 1, 0)
@@ -39,10 +42,10 @@ def worst(codes: Sequence[int]) -> int:
 
 
 def report(runs: Sequence[SweepRun], title: str, dry_run: str) -> list[SweepRun]:
-    """Say what a sweep consists of; returns the runs that somebody has to run, or to wait for.
+    """Print the states of a sweep's runs and return the runs to launch or to wait for.
 
-    Those that are done, wrong, or running outside of any queue are left out. `dry_run` true or json prints all runs with state
-    and cost on standard output.
+    Runs that are done, invalid, or in progress outside a job queue are omitted. If `dry_run` is true or json, all runs
+    are also printed to standard output, as a table with state and cost or as JSON.
     """
     states = [run.state for run in runs]
     title = f"{title}: {count_states(states)}" if title else count_states(states)
@@ -59,12 +62,12 @@ def report(runs: Sequence[SweepRun], title: str, dry_run: str) -> list[SweepRun]
         if state == "wrong":
             print(f"wrong configuration: {run.problem} [{' '.join(run.arguments)}]", file=sys.stderr)
         elif state == "running":
-            print(f"left to the process that trains it now: {run.path}", file=sys.stderr)
+            print(f"skipped, as another process is training it: {run.path}", file=sys.stderr)
     return [run for run, state in zip(runs, states, strict=True) if state not in ("done", "running", "wrong")]
 
 
 def count_states(states: Sequence[str]) -> str:
-    """How many runs are in which state, in words.
+    """The number of runs in each state, as text.
 
     >>> count_states(["done", "missing", "done"]), count_states([])
     ('3 runs: 2 done, 1 missing', 'no runs')
@@ -74,7 +77,7 @@ def count_states(states: Sequence[str]) -> str:
 
 
 def sweep_table(runs: Sequence[SweepRun], title: str) -> Table:
-    """One row for each run: what sets it apart, its state, its length and cost."""
+    """One row for each run: the settings that vary within the sweep, state, number of steps, and cost."""
     keys = dict.fromkeys(key for run in runs for key in run.overrides)
     shown = [key for key in keys if len({run.overrides.get(key) for run in runs}) > 1]
     table = Table("#", *shown, "state", "steps", "GBitOps", "of static", title=title)
@@ -88,7 +91,7 @@ def sweep_table(runs: Sequence[SweepRun], title: str) -> Table:
 
 
 def _planned(run: SweepRun) -> tuple[str, str, str]:
-    """Steps, cost, and cost relative to static, in words."""
+    """Number of steps, cost, and cost relative to static precision, as text."""
     if run.config is None:
         return "", run.problem, ""
     try:
@@ -98,5 +101,5 @@ def _planned(run: SweepRun) -> tuple[str, str, str]:
     cost = plan.cost()
     if cost is None:
         least, most = plan.cost_bounds()
-        return str(plan.total_steps), f"{least.gbitops:.3g} to {most.gbitops:.3g}", "reacts to training"
+        return str(plan.total_steps), f"{least.gbitops:.3g} to {most.gbitops:.3g}", "adaptive"
     return str(plan.total_steps), f"{cost.gbitops:.4g}", f"{cost.relative_to_static:.3f}"

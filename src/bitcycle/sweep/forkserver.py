@@ -1,7 +1,7 @@
-"""Runs forked by multiprocessing's fork server, which has imported what they need: importing takes longer than a small run.
+"""Runs forked from multiprocessing's fork server, which has imported their modules: this can take longer than a run.
 
-A run is a process of its own all the same, with its own session, output and exit code, and its crash stops no other. When the
-sweep has gone, even killed, each run saves a checkpoint and stops.
+Each run is a separate process with its own session, output and exit code, and its crash does not affect the others.
+When the sweep's process ends, even by SIGKILL, each run saves a checkpoint and stops.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ PRELOAD = [
     *("torch._meta_registrations", "torch._dynamo", "torch.utils.flop_counter", "torchvision", "torchmetrics"),
     *("datasets", "sklearn.datasets", "pandas", "transformers.models.bert.modeling_bert"),
 ]
-"""What runs import, some of it only on the way; one that is not installed is left out. The server computes nothing, as neither
-the threads of a computation nor CUDA survive a fork: runs on a GPU are started without it."""
+"""Modules that runs import, some of them lazily; missing packages are skipped. The server computes nothing, as neither
+compute threads nor CUDA survive a fork; runs on a GPU are started without it."""
 
 PRIORITY_VARIABLE = "BITCYCLE_PRIORITY"
-"""Environment variable with the priority of a forked run against other processes of the machine."""
+"""Environment variable with the scheduling priority of a forked run."""
 NICENESS = {"idle": 19, "low": 10, "normal": 0}
-"""idle: gets the time that nobody else wants; low: a tenth of what a normal process gets."""
+"""Priority -> niceness. idle: only CPU time that no other process uses; low: a tenth of a normal process's share."""
 
 
 class Forked:
-    """A run in progress, used as a subprocess.Popen is; see `local.Start` for the arguments."""
+    """A run in progress, with the interface of subprocess.Popen; see `local.Start` for the arguments."""
 
     def __init__(self, command: Sequence[str], output: Path, environment: Mapping[str, str]) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -44,18 +44,18 @@ class Forked:
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it goes on."""
+        """Exit code of the run, negative if a signal killed it; None while it is running."""
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal to the run, unless it has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
 
 def _become(command: Sequence[str], output: str, environment: Mapping[str, str]) -> None:
-    """Be the run: what a new interpreter would do."""
+    """Turn the forked process into the run: set up what a new interpreter would have, then run the command."""
     os.setsid()
     with open(os.devnull, "rb") as nothing, open(output, "ab") as stream:
         for file, descriptor in ((nothing, 0), (stream, 1), (stream, 2)):
@@ -71,7 +71,7 @@ def _become(command: Sequence[str], output: str, environment: Mapping[str, str])
     try:
         _run(command)
     finally:
-        atexit._run_exitfuncs()  # which multiprocessing leaves out
+        atexit._run_exitfuncs()  # multiprocessing skips them
 
 
 def _run(command: Sequence[str]) -> None:
@@ -92,7 +92,7 @@ def _stop_after_parent() -> None:
 
 
 def lower(priority: str) -> None:
-    """Give this process, which leads a session, one of the priorities, unless it has a lower one already."""
+    """Lower the priority of this process, a session leader, unless its priority is lower already."""
     os.nice(max(NICENESS[priority] - os.nice(0), 0))
     if sys.platform == "linux":
         if priority == "idle":
@@ -101,7 +101,7 @@ def lower(priority: str) -> None:
 
 
 def restore(pid: int) -> None:
-    """Give a session leader the normal priority again, as far as the system lets us."""
+    """Restore the normal priority of a session leader as far as permissions allow."""
     with contextlib.suppress(OSError):
         os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
     with contextlib.suppress(OSError):
@@ -110,6 +110,6 @@ def restore(pid: int) -> None:
 
 
 def _share_of_session(pid: int, niceness: int) -> None:
-    """Linux deals out time to sessions first, and niceness counts within one: the session needs a niceness of its own."""
-    with contextlib.suppress(OSError):  # not there, or set a moment ago: the system allows it ten times a second
+    """Set the niceness of a session: Linux divides CPU time among sessions, and process niceness acts only inside."""
+    with contextlib.suppress(OSError):  # no such file, or more than the permitted ten changes per second
         Path(f"/proc/{pid}/autogroup").write_text(str(niceness))

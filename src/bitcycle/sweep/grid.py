@@ -1,4 +1,4 @@
-"""A sweep as a list of grids: what it expands to, as lists of overrides. Pure functions of plain values."""
+"""Expansion of a sweep, a list of grids, to lists of overrides. Pure functions of plain values."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 from bitcycle.settings import SettingError
 
 Overrides = dict[str, str]
-"""Setting -> value, as on the command line."""
+"""Setting -> value, both as on the command line."""
 
 
 def expand(grids: Sequence[Mapping[str, Any]], fixed: Mapping[str, str]) -> list[Overrides]:
-    """Every run of a list of grids, in order, each once.
+    """Every run of a list of grids, in order and without duplicates.
 
     Args:
-        grids: each maps settings to a value or a list of values. A value that is itself a mapping sets several settings at
-            once; its key is then no more than a label. Lists as values are written as text, as in "[8,16]".
-        fixed: settings of the command line, which replace those of the grids.
+        grids: each maps settings to a value or a list of values. A value that is itself a mapping sets several settings
+            at once, and its key is only a label. A setting whose value is a list is written as text, such as "[8,16]".
+        fixed: settings of the command line, which override those of the grids.
 
     >>> expand([{"model": ["a", "b"], "range": [{"q": 8, "p": 3}, {"q": 6, "p": 3}]}, {"model": "c"}], {"p": "4"})[:2]
     [{'model': 'a', 'q': '8', 'p': '4'}, {'model': 'a', 'q': '6', 'p': '4'}]
 
     Raises:
-        SettingError: for a grid that is no mapping, or an empty list of values.
+        SettingError: for an empty list of values.
     """
     runs: list[Overrides] = []
     for grid in grids or [{}]:
@@ -41,7 +41,7 @@ def _combinations(grid: Mapping[str, Any]) -> Iterator[Overrides]:
     for key, values in grid.items():
         values = values if isinstance(values, (list, tuple)) else [values]
         if not values:
-            raise SettingError(key, [], "has no values to sweep over", "give one at least, or leave it out")
+            raise SettingError(key, [], "has no values to sweep over", "list at least one value, or remove the key")
         named = [value if isinstance(value, Mapping) else {key: value} for value in values]
         axes.append([{str(name): as_text(entry) for name, entry in settings.items()} for settings in named])
     for combination in itertools.product(*axes):
@@ -49,7 +49,7 @@ def _combinations(grid: Mapping[str, Any]) -> Iterator[Overrides]:
 
 
 def as_text(value: Any) -> str:
-    """A value as on the command line.
+    """Format a value as on the command line.
 
     >>> as_text(True), as_text(None), as_text([8, 16]), as_text(1e-5)
     ('true', 'null', '[8,16]', '1e-05')
@@ -64,10 +64,10 @@ def as_text(value: Any) -> str:
 
 
 def substitute(run: Overrides, replacements: Mapping[str, Any]) -> Overrides:
-    """A run with some of its values replaced, as for a smaller scale; its keys are settings.
+    """Replace values of a run, as for a smaller scale.
 
-    A mapping replaces the values that it names ({"model": {"resnet152": "resnet20"}}); anything else is set for every run, and
-    a seed of null takes away the run's own.
+    A mapping replaces the listed values of a setting ({"model": {"resnet152": "resnet20"}}); any other value is set in
+    every run. A seed of null removes the run's seed.
 
     >>> substitute({"model": "resnet152", "seed": "1"}, {"model": {"resnet152": "resnet20"}, "dataset.test_samples": 500})
     {'model': 'resnet20', 'seed': '1', 'dataset.test_samples': '500'}
@@ -98,7 +98,7 @@ def command_line(run: Overrides) -> list[str]:
 
 
 def quoted(argument: str) -> str:
-    """A setting whose value is a path with = in it, as run folders are (seed=0), in the quotes that Hydra wants there.
+    """Quote the value of an override for Hydra if it is a path that contains =, such as a run folder (seed=0).
 
     >>> quoted("model.initial_weights=results/seed=0"), quoted("schedule.q_min=3")
     ("model.initial_weights='results/seed=0'", 'schedule.q_min=3')

@@ -1,6 +1,6 @@
-"""Runs of a sweep on this machine, several at a time, each in a process of its own.
+"""Parallel runs on this machine, each in a separate process.
 
-Without a GPU they are forked from a process that has imported what they need (`forkserver.py`).
+On Linux without a GPU, runs are forked from a process that has imported their modules (`forkserver.py`).
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
 MEMORY_OF_A_RUN = 3 * 2**30
-"""Bytes of main memory that a run is expected to need (CIFAR-10 in memory and PyTorch: 1 to 2 GiB)."""
+"""Bytes of main memory reserved for a run (CIFAR-10 in memory and PyTorch: 1 to 2 GiB)."""
 
 Process = subprocess.Popen[bytes] | Forked
 Start = Callable[[Sequence[str], Path, Mapping[str, str]], Process]
-"""Starts a script with its arguments, all it prints going to a file, with some variables of the environment changed."""
+"""(script with arguments, output file, additional environment variables) -> the started process."""
 K = TypeVar("K")
 
 
 def useful_workers(runs_per_gpu: int = 1) -> int:
-    """How many runs at once make good use of this machine: a few for each GPU, or one for each core that memory allows."""
+    """Default number of parallel runs: `runs_per_gpu` per GPU, or one per CPU core, limited by main memory."""
     if torch.cuda.is_available():
         return torch.cuda.device_count() * runs_per_gpu
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # the system does not say
+    except (AttributeError, ValueError, OSError):  # not available on this system
         memory = 4 * MEMORY_OF_A_RUN
     return max(1, min(useful_cores(), memory // MEMORY_OF_A_RUN))
 
 
 def useful_cores() -> int:
-    """Cores that this process may use; on macOS and Windows all that there are."""
+    """Number of CPU cores that this process may use; on macOS and Windows, of all cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def start_interpreter(command: Sequence[str], output: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a run as a new interpreter."""
+    """Start a run in a new interpreter."""
     with open(output, "wb") as stream:
         return subprocess.Popen(
             [sys.executable, *command],
@@ -65,17 +65,17 @@ def start_interpreter(command: Sequence[str], output: Path, environment: Mapping
 
 
 def starter(gpus: int = 0) -> Start:
-    """What starts runs here: a fork server on Linux without GPU, as CUDA does not survive a fork; else new interpreters."""
+    """The start function: fork server on Linux without a GPU, else new interpreters (CUDA does not survive a fork)."""
     return start_interpreter if gpus or sys.platform != "linux" else Forked
 
 
 class LocalPool:
-    """Runs scripts side by side. A failing one does not stop the others; a signal stops all of them gracefully.
+    """Runs scripts in parallel. The failure of a run does not stop the others; a signal stops all of them gracefully.
 
     Args:
-        workers: how many at a time.
-        gpus: number of GPUs that they share in turn; 0: none.
-        start: what starts a run.
+        workers: number of parallel runs.
+        gpus: number of GPUs, to which runs are assigned in turn; 0: none.
+        start: starts a run.
     """
 
     def __init__(self, workers: int, gpus: int = 0, start: Start = start_interpreter) -> None:
@@ -83,7 +83,7 @@ class LocalPool:
         self.stopped_by: int | None = None
 
     def run(self, commands: Sequence[Sequence[str]]) -> list[int]:
-        """The exit code of each script with its arguments; 75 for those that a signal kept from running."""
+        """Run scripts with their arguments; returns their exit codes, 75 for scripts not run because of a signal."""
         codes = [EXIT_INTERRUPTED] * len(commands)
         waiting = iter(enumerate(commands))
 
@@ -96,13 +96,13 @@ class LocalPool:
         return codes
 
     def serve(self, take: Callable[[], tuple[K, Sequence[str]] | None], ended: Callable[[K, int], None]) -> None:
-        """Run what is given until nothing is left or a signal comes.
+        """Run scripts until none are left or a signal arrives.
 
         Args:
-            take: the next run as (key, script with arguments); None if there is none until another one ends.
+            take: returns the next run as (key, script with arguments), or None if there is none until another run ends.
             ended: called with key and exit code of each run that has ended.
         """
-        running: dict[int, tuple[K, Sequence[str], Process]] = {}  # by slot, which stands for a GPU and a file
+        running: dict[int, tuple[K, Sequence[str], Process]] = {}  # by slot; each slot has a GPU and an output file
         is_empty, passed_on = False, 0
         with tempfile.TemporaryDirectory() as scratch, noted() as signals:
             while running or not is_empty:
@@ -120,7 +120,7 @@ class LocalPool:
                     if code is not None:
                         del running[slot]
                         is_empty = False
-                        if signals and code == -signal.SIGTERM:  # before the run could heed it
+                        if signals and code == -signal.SIGTERM:  # killed before it had installed its signal handler
                             code = EXIT_INTERRUPTED
                         settings = " ".join(argument for argument in command if "=" in argument)
                         tell(settings, code, output.read_text(errors="replace").strip().splitlines())
@@ -129,7 +129,7 @@ class LocalPool:
                 time.sleep(POLL_SECONDS)
 
     def _environment(self, slot: int) -> dict[str, str]:
-        """What a run is told of its share of the machine."""
+        """Environment variables that assign a GPU or CPU threads to a run."""
         if self.gpus:
             return {"CUDA_VISIBLE_DEVICES": str(slot % self.gpus)}
         if self.workers > 1 and "OMP_NUM_THREADS" not in os.environ:
@@ -138,14 +138,14 @@ class LocalPool:
 
 
 def _stop(processes: Sequence[Process], number: int) -> None:
-    """Have runs save a checkpoint and stop."""
+    """Make runs save a checkpoint and stop."""
     logger.warning("%s: stopping %d runs; each saves a checkpoint", signal.Signals(number).name, len(processes))
     for process in processes:
-        restore(process.pid)  # a checkpoint is soon written, by a process that gets its turn
+        restore(process.pid)  # at idle priority, writing the checkpoint could take long
         process.send_signal(signal.SIGTERM)
 
 
 def train_command(root: Path, arguments: Sequence[str]) -> list[str]:
-    """One run as arguments of the interpreter: train.py of a checkout, or the module of an installed package."""
+    """Interpreter arguments of a run: train.py of a checkout, or the module of an installed package."""
     script = root / "train.py"
     return [*([str(script)] if script.is_file() else ["-m", "bitcycle"]), *arguments]

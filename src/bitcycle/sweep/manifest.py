@@ -1,8 +1,10 @@
-"""Which run fills which cell of a figure or table: results/manifest/PAPER/ITEM.csv, written when a sweep is planned or launched.
+"""Manifests, which assign runs to the cells of a figure or table: results/manifest/PAPER/ITEM.csv.
 
-Figures, tables and verdicts join recorded runs on it and compose no configuration. One row for each cell and scale; a cell is
-what the paper trains, whatever its seeds. `python -m bitcycle.sweep.manifest [SCALE ...]` plans every sweep, trains nothing.
-A run that its sweep no longer names leaves tables and verdicts: its row, marked with the day, stays while the run is on record.
+They are written when a sweep is planned or launched; `python -m bitcycle.sweep.manifest [SCALE ...]` plans every sweep
+and trains nothing. Figures, tables and verdicts join recorded runs with them and compose no configurations. There is
+one row per cell and scale; a cell is one configuration of the paper, with all its seeds. If a sweep assigns another run
+to a cell, the old run no longer counts in tables and verdicts; its row is kept, marked with the date, as long as the
+run is in the summary.
 """
 
 from __future__ import annotations
@@ -26,22 +28,22 @@ from bitcycle.training.plan import hash_of
 MANIFEST = Path("results/manifest")
 COLUMNS = ("scale", "cell", "hash", "seeds", "proxy", "superseded", "paper", "ours")
 NAMED = ("model", "dataset", "quantizer", "schedule")
-"""Groups whose options stand in every row, spelled out in the sweep or not."""
+"""Groups whose choices are recorded in every row, even if the sweep leaves them at their defaults."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A cell of an item at a scale, and the run that fills it.
+    """A cell of an item at a scale, and its run.
 
     Attributes:
         scale: paper, mini or smoke.
         cell: number of the cell in its sweep.
-        hash: that names the run, seeds apart; empty where it cannot be composed yet, or where none is planned at this scale.
-        seeds: that the sweep trains.
-        proxy: NETWORK, DATA[, N samples] where these are not the paper's, else empty.
-        superseded: the day when the sweep named another run for the cell; empty for what counts.
-        paper: settings of the cell as the paper trains it.
-        ours: settings at this scale; none where the sweep leaves the cell out.
+        hash: hash of the run, excluding the seed; empty if the run cannot be composed yet or the scale omits the cell.
+        seeds: seeds that the sweep trains.
+        proxy: NETWORK, DATASET[, N samples] if these differ from the paper's, else empty.
+        superseded: date when the sweep assigned another run to the cell; empty for the current run.
+        paper: settings of the cell in the paper.
+        ours: settings at this scale; empty if the scale omits the cell.
     """
 
     scale: str
@@ -55,7 +57,7 @@ class Place:
 
 
 def plan_cells(sweep: Sweep, scale: str, compose: Compose) -> list[Place]:
-    """Every cell of a sweep at a scale, in the order of its grids; cells that differ by a seed alone are one."""
+    """Every cell of a sweep at a scale, in the order of its grids; combinations with different seeds share a cell."""
     paper = sweep.replacements("paper")
     cells: dict[str, tuple[Overrides, Overrides, set[int]]] = {}
     for settings, trained in sweep.combinations(scale):
@@ -70,12 +72,12 @@ def plan_cells(sweep: Sweep, scale: str, compose: Compose) -> list[Place]:
 def _place(
     number: int, scale: str, published: Overrides, ours: Overrides, seeds: Collection[int], compose: Compose
 ) -> Place:
-    there, here = compose({"scale": "paper", **published}), compose(ours) if ours else "left out at this scale"
+    there, here = compose({"scale": "paper", **published}), compose(ours) if ours else "omitted at this scale"
     if not isinstance(there, str):
         published = {**{group: getattr(there, group).name for group in NAMED}, **published}
     name, proxy = "", ""
     if not isinstance(here, str):
-        with contextlib.suppress(SettingError):  # it begins from weights that are not there yet
+        with contextlib.suppress(SettingError):  # its initial weights do not exist yet
             name = hash_of(here)
         if here.scale != "paper" or any(getattr(here, group).name != published[group] for group in NAMED[:2]):
             samples = getattr(here.dataset, "train_samples", None)
@@ -86,7 +88,7 @@ def _place(
 def record(
     name: str, sweep: Sweep, scale: str, compose: Compose, folder: Path = MANIFEST, recorded: Collection[str] = ()
 ) -> list[Place]:
-    """Write the manifest of a sweep PAPER/ITEM for one scale, beside what it says of others; returns all its rows.
+    """Update the rows of one scale in the manifest of a sweep PAPER/ITEM; returns the rows of all scales.
 
     `recorded` are the hashes of finished runs, whose superseded rows are kept.
     """
@@ -117,7 +119,7 @@ def _texts(place: Place) -> dict[str, object]:
 
 
 def read_manifest(path: Path) -> list[Place]:
-    """The rows of the manifest of an item; none if there is no file."""
+    """The rows of an item's manifest; empty if there is no file."""
     return [
         Place(
             **{name: row[name] for name in ("scale", "hash", "proxy", "superseded")},
@@ -131,7 +133,7 @@ def read_manifest(path: Path) -> list[Place]:
 
 
 def record_launch(name: str, scale: str, launched: Iterable[str], compose: Compose, root: Path) -> None:
-    """Write the manifest of a sweep PAPER/ITEM whose runs with these hashes are launched, unless it names all of them already."""
+    """Update the manifest of a sweep PAPER/ITEM if it lacks one of the launched runs, given by their hashes."""
     known = {place.hash for place in read_manifest(root / MANIFEST / f"{name}.csv") if place.scale == scale}
     path = root / "sweeps" / f"{name}.yaml"
     if path.exists() and not set(launched) <= known:
@@ -145,7 +147,7 @@ def recorded_hashes(root: Path, scale: str) -> set[str]:
 
 
 def record_all(root: Path, scales: Sequence[str] = SCALES, folder: Path | None = None) -> int:
-    """Write the manifests of all sweeps below a repository; returns the number of cells."""
+    """Write the manifests of all sweeps of a repository; returns the number of cells."""
     recorded = {scale: recorded_hashes(root, scale) for scale in scales}
     cells = 0
     with composing(root / "conf") as compose:
@@ -157,7 +159,7 @@ def record_all(root: Path, scales: Sequence[str] = SCALES, folder: Path | None =
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Plan all sweeps of this repository at the scales of the command line, or at all."""
+    """Plan all sweeps of this repository at the scales on the command line, by default all."""
     scales = tuple(sys.argv[1:] if arguments is None else arguments) or SCALES
     try:
         cells = record_all(Path.cwd(), scales)

@@ -1,14 +1,14 @@
-"""Imported by the fork server of a sweep alone: what a process needs beyond imports before runs are forked from it."""
+"""Setup of the fork server before it forks runs, beyond imports; only the fork server imports this module."""
 
 import contextlib
 import importlib
 import os
 import warnings
 
-with contextlib.suppress(PermissionError):  # it leads a session already
-    os.setsid()  # a signal to the sweep and all its descendants is the sweep's to pass on
-# a library of ours keeps a thread of its own, which its own handler stops around a fork
+with contextlib.suppress(PermissionError):  # already a session leader
+    os.setsid()  # signals to the sweep's process group do not reach the runs: the sweep forwards them
+# the thread that causes this warning belongs to a library that stops it around a fork
 warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 importlib.import_module("bitcycle.configuration").register_schemas()
 with contextlib.suppress(ImportError):
-    importlib.import_module("hydra.core.plugins").Plugins.instance()  # Hydra looks for plugins once in each process
+    importlib.import_module("hydra.core.plugins").Plugins.instance()  # Hydra searches for plugins once per process

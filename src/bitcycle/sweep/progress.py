@@ -1,4 +1,4 @@
-"""How far the runs of a sweep are, and how each ended."""
+"""Progress of a sweep and the outcome of each run, on the console."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED
 logger = logging.getLogger(__name__)
 
 TELL_SECONDS = 60.0
-"""Where the output is no terminal, how far the sweep is is said so often at most."""
+"""Minimum interval between progress lines if the output is not a terminal."""
 
 
 class SweepProgress(Progress):
-    """A bar on a terminal, now and then a line elsewhere; the time left is that at the speed so far.
+    """A progress bar on a terminal, else occasional log lines; the time left is extrapolated from the speed so far.
 
     Args:
         total: number of runs.
@@ -33,7 +33,7 @@ class SweepProgress(Progress):
         self.told = time.monotonic()
 
     def show(self, ended: int, state: str = "") -> None:
-        """So many more runs have ended; what is known of the others."""
+        """Add `ended` finished runs; `state` describes the others."""
         [task] = self.tasks
         self.update(task.id, advance=ended, state=state)
         if self.disable and time.monotonic() - self.told >= TELL_SECONDS:
@@ -43,9 +43,13 @@ class SweepProgress(Progress):
 
 
 def tell(settings: str, code: int, lines: Sequence[str], why: Sequence[str] = ()) -> None:
-    """Say how a run ended: its result in one line, or why it failed.
+    """Log how a run ended: its result in one line, or why it failed.
 
-    `code` is negative for the signal that killed it; `lines` are what it printed; `why` says in other lines why it failed.
+    Args:
+        settings: settings of the run.
+        code: exit code, negative if a signal killed the run.
+        lines: output of the run.
+        why: lines to print as the reason of a failure instead of the last lines of the output.
     """
     if code == EXIT_DONE:
         result = next((line for line in lines if ": final " in line), "".join(lines[-1:]))

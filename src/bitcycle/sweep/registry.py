@@ -1,7 +1,7 @@
-"""The registry of sweeps and runs: what `sweeps/PAPER/ITEM.yaml` says, and every run of it once, with folder, hash and state.
+"""The registry of sweeps: the contents of `sweeps/PAPER/ITEM.yaml`, and each distinct run with folder, hash and state.
 
-Whatever launches, counts or records runs takes them from here. Composing thousands of configurations takes half a minute, so
-`sweep_index` keeps them in the user's cache until a file of the sweeps, the configuration or the code changes.
+All code that launches, counts or records runs uses it. As composing thousands of configurations takes half a minute,
+`sweep_index` caches them in the user's cache until a file of the sweeps, the configuration or the code changes.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from bitcycle.training.run_folder import RunFolder
 SCALES = ("paper", "mini", "smoke")
 STATES = ("done", "recorded", "running", "queued", "resumable", "failed", "missing", "wrong")
 FINISHED = ("done", "recorded")
-"""States of runs that nobody has to train."""
+"""States of runs that need no training."""
 Compose = Callable[[Overrides], RunConfig | str]
-"""Settings of a run -> its validated configuration, or what is wrong with them."""
+"""Settings of a run -> its validated configuration, or an error message."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,17 @@ class Sweep:
     """The runs of one item.
 
     Attributes:
-        title: what it shows, in one line.
-        published: the file of published numbers below results/published, without ending; empty if there is none.
-        runs: number of trainings at paper scale, shared ones included, as the inventory of experiments states it.
-        hours: estimated time of them all on one data-centre GPU, at paper scale.
+        title: content of the figure or table, in one line.
+        published: file of published numbers in results/published, without extension; empty if there is none.
+        runs: number of training runs at paper scale, including shared ones, as in the inventory of experiments.
+        hours: estimated total time at paper scale on one data-centre GPU.
         grids: see `grid.expand`.
-        trials: scale -> number of seeds, from 0 on.
-        at_scale: scale -> replacements, see `grid.substitute`; `regime: NAME` stands for those of sweeps/regimes.yaml,
-            `leave_out: {setting: value}` drops the runs that have it, `seed: null` lets `trials` say the seeds.
-        note: what is a stand-in, or an own choice where the paper is silent.
-        analyses: what is computed of the finished runs, see `bitcycle.measurement.after_sweep`.
+        trials: scale -> number of seeds, starting at 0.
+        at_scale: scale -> replacements, see `grid.substitute`. `regime: NAME` inserts those of sweeps/regimes.yaml,
+            `leave_out: {setting: value}` drops the runs with this value, `seed: null` makes `trials` determine the
+            seeds.
+        note: proxy datasets and networks, and our choices where the paper is silent.
+        analyses: analyses of the finished runs, see `bitcycle.measurement.after_sweep`.
     """
 
     title: str = ""
@@ -63,12 +64,12 @@ class Sweep:
     def combinations(
         self, scale: str, fixed: Mapping[str, str] | None = None
     ) -> Iterator[tuple[Overrides, Overrides | None]]:
-        """Each combination of the grids as it is written, beside its settings at a scale; None where it is left out.
+        """Each combination of the grids at paper scale, paired with its settings at `scale`, or None if it is omitted.
 
-        `fixed` are settings of the command line, which replace those of the sweep.
+        `fixed` are settings of the command line, which override those of the sweep.
 
         Raises:
-            SettingError: for a scale that does not exist, or a grid without values.
+            SettingError: for an unknown scale, or an empty list of values in a grid.
         """
         if scale not in SCALES:
             raise SettingError("scale", scale, "is not one of the scales", nearest(scale, SCALES))
@@ -80,22 +81,21 @@ class Sweep:
             yield run, None if is_left_out else substitute(run, replacements)
 
     def expand(self, scale: str = "paper", fixed: Mapping[str, str] | None = None) -> list[Overrides]:
-        """Every run at a scale, the first seed of all of them before the second of any; see `combinations`."""
+        """Every run at a scale; all runs with the first seed precede those with the second. See `combinations`."""
         cells: list[Overrides] = []
         for _, run in self.combinations(scale, fixed):
             if run is not None and run not in cells:
                 cells.append(run)
-        seeds = [
-            str(seed) for seed in range(self.trials.get(scale, 1))
-        ]  # the command line or a grid may have their own
+        # a seed in a grid or on the command line overrides these
+        seeds = [str(seed) for seed in range(self.trials.get(scale, 1))]
         first = [cell if "seed" in cell else {**cell, "seed": seed} for seed in seeds[:1] for cell in cells]
         return first + [{**cell, "seed": seed} for seed in seeds[1:] for cell in cells if "seed" not in cell]
 
     def replacements(self, scale: str) -> dict[str, Any]:
-        """Those of a scale, where a regime that they name is spelled out; what stands beside it goes before it.
+        """The replacements of a scale, including those of its regime; explicit replacements override the regime's.
 
         Raises:
-            SettingError: for a regime that `sweeps/regimes.yaml` does not have.
+            SettingError: for a regime that is not in `sweeps/regimes.yaml`.
         """
         own = dict(self.at_scale.get(scale) or {})
         name = own.pop("regime", None)
@@ -108,10 +108,10 @@ class Sweep:
 
 
 def read_sweep(path: Path) -> Sweep:
-    """The sweep in a file of `sweeps/`.
+    """Read a sweep file.
 
     Raises:
-        SettingError: for a file that is missing, no YAML, without `hydra.sweeper`, or with a field that no sweep has.
+        SettingError: for a file that is missing, not YAML, lacks `hydra.sweeper`, or has an unknown field.
     """
     try:
         content: Any = OmegaConf.to_container(OmegaConf.load(path))
@@ -121,14 +121,14 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def sweep_files(root: Path) -> dict[str, Path]:
-    """PAPER/ITEM -> its file, of all sweeps below a repository.
+    """PAPER/ITEM -> sweep file, for all sweeps of a repository.
 
     Raises:
-        SettingError: where there are none.
+        SettingError: if there are none.
     """
     files = sorted((root / "sweeps").glob("*/*.yaml"))
     if not files or not (root / "conf").is_dir():
-        raise SettingError("sweeps", root, "has no folders conf and sweeps", "start this in the repository's root")
+        raise SettingError("sweeps", root, "has no folders conf and sweeps", "run this in the repository's root folder")
     return {f"{file.parent.name}/{file.stem}": file for file in files}
 
 
@@ -137,11 +137,12 @@ class SweepRun:
     """One run of a sweep.
 
     Attributes:
-        overrides: its settings, as on the command line.
-        path: its run folder; None if the configuration is wrong.
-        problem: what is wrong with it.
+        overrides: settings, as on the command line.
+        path: run folder; None if the configuration is invalid.
+        problem: why the configuration is invalid.
         config: the configuration.
-        elsewhere: queued where a cluster has it in its queue, recorded where its results are, as of another machine.
+        elsewhere: "queued" for a run in a cluster's queue, "recorded" for one whose results are in the summary, as from
+            another machine, else empty.
     """
 
     overrides: Overrides
@@ -163,20 +164,20 @@ class SweepRun:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Scale, hash (what the run computes, seeds apart) and seed, as the path of the run folder says them."""
+        """Scale, hash (of all that the run computes, excluding the seed) and seed, from the run folder's path."""
         scale, name, seed = self.folder.path.parts[-3:]
         return scale, name.rpartition("-")[2], seed.partition("=")[2]
 
     @property
     def samples(self) -> int | None:
-        """Training samples of its steps; None where its length is given in epochs."""
+        """Number of training samples, steps times batch size; None if the run length is given in epochs."""
         if self.config is None or self.config.training.steps is None:
             return None
         return self.config.training.steps * self.config.training.batch_size
 
     @property
     def state(self) -> str:
-        """One of `STATES`, as it is now; resumable: begun, and nobody goes on with it."""
+        """The current state, one of `STATES`; resumable: has a checkpoint, and no process is training it."""
         if self.path is None:
             return "wrong"
         folder = self.folder
@@ -192,18 +193,18 @@ class SweepRun:
 
     @property
     def reason(self) -> str:
-        """What is wrong with it, or why it failed last time; empty if it did not."""
+        """Why the configuration is invalid or the run failed; else empty."""
         return self.problem or str((self.state == "failed" and self.folder.read_status().get("reason")) or "")
 
 
 SweepIndex = dict[str, list[SweepRun]]
-"""PAPER/ITEM -> its runs, each once."""
+"""PAPER/ITEM -> distinct runs."""
 
 
 def index_runs(runs: Iterable[Overrides], compose: Compose) -> list[SweepRun]:
-    """Every run of a sweep once, from its settings.
+    """The distinct runs of a sweep.
 
-    Runs that compute the same (static precision whatever q_min, say) are one; the first stands for all.
+    Of runs that compute the same, such as static precision with different q_min, only the first is kept.
     """
     found: dict[str, SweepRun] = {}
     for run in runs:
@@ -222,17 +223,19 @@ def index_runs(runs: Iterable[Overrides], compose: Compose) -> list[SweepRun]:
 
 
 def mark(runs: Iterable[SweepRun], chosen: Collection[str | None], state: str) -> list[SweepRun]:
-    """The runs, where those in some run folders are queued, or recorded."""
+    """The runs, those in the chosen run folders with the state queued or recorded."""
     return [replace(run, elsewhere=state) if run.path in chosen else run for run in runs]
 
 
 def sweep_index(
     root: Path, scale: str, results_root: str = "results/runs", watch: Callable[..., Any] = iter
 ) -> SweepIndex:
-    """The runs of every sweep file below a repository; `watch` goes through them while they are composed, and may show how far.
+    """The runs of every sweep file of a repository.
+
+    `watch` iterates over the sweeps while they are composed, and may show a progress bar.
 
     Raises:
-        SettingError: for an unknown scale, or where there are no sweep files.
+        SettingError: for an unknown scale, or if there are no sweep files.
     """
     settings = {"scale": scale, "results_root": results_root}
     expanded = {name: read_sweep(file).expand(scale, settings) for name, file in sweep_files(root).items()}
@@ -249,5 +252,5 @@ def sweep_index(
 
 
 def distinct(sweeps: Iterable[Sequence[SweepRun]]) -> list[SweepRun]:
-    """The runs of several sweeps, those that they share once; wrong ones by their settings."""
+    """The runs of several sweeps without duplicates; invalid runs are identified by their settings."""
     return list({run.path or str(run.overrides): run for runs in sweeps for run in runs}.values())

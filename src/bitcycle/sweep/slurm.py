@@ -1,8 +1,8 @@
-"""The jobs of a sweep in SLURM: what is kept of them, what SLURM says of them, and waiting; they outlive whoever waits.
+"""The SLURM jobs of a sweep: records on disk, queries to SLURM, waiting. Jobs continue when the sweep's process ends.
 
-An array of jobs is a folder below results_root/.slurm, whose name is the name of the jobs in SLURM, with `array.json`, the
-outcome of each job, the logs, and submitit's files: another process, days later, finds there which run is where. SLURM is asked
-by squeue and scontrol; it need not keep accounts (sacct).
+Each job array has a folder in results_root/.slurm, named like its jobs in SLURM, with `array.json`, the outcome of each
+job, the logs and submitit's files. From it, a later process learns which job trains which run. SLURM is queried with
+squeue and scontrol; job accounting (sacct) is not needed.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 60.0
 LOST_AFTER_SECONDS = 60.0
-"""A job that SLURM no longer has may have left an exit code that a network file system does not show yet."""
+"""Time after which a job unknown to SLURM counts as lost; its exit code may appear late on a network file system."""
 
 ENDED = (
     *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"),
     *("BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED"),
 )
-"""States that a job does not leave by itself; all others, also ones that are unknown here, are waited for."""
+"""Final states of a job; in all other states, including unknown ones, the job is waited for."""
 
 
 class QueueEntry(NamedTuple):
-    """A job in SLURM's queue: its id, as scontrol and scancel want it, one of SLURM's states, and why it waits."""
+    """A job in SLURM's queue: its id as scontrol and scancel expect it, its state, and why it is waiting."""
 
     job: str
     state: str
@@ -48,19 +48,19 @@ class QueueEntry(NamedTuple):
 
     @property
     def is_active(self) -> bool:
-        """Whether it runs or will run."""
+        """Whether SLURM still runs or will run the job."""
         return self.state not in ENDED
 
 
 Queue = dict[tuple[str, int], QueueEntry]
-"""(name of the job, index in its array) -> what is known of it. Names are unique, numbers not: there may be two clusters."""
+"""(job name, array index) -> queue entry. Names are unique; job ids are not if there are two clusters."""
 
 
 def read_queue() -> Queue:
-    """All jobs of this user that SLURM remembers.
+    """All jobs of this user that SLURM lists.
 
     Raises:
-        RunError: if it does not answer.
+        RunError: if SLURM does not answer.
     """
     return parse_queue(
         ask("squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}", "--format=%i|%j|%T|%r")
@@ -68,7 +68,7 @@ def read_queue() -> Queue:
 
 
 def parse_queue(text: str) -> Queue:
-    """The lines of squeue. A job is known by name and index; one that is no array has index 0.
+    """Parse the output of squeue. The key of a job is its name and array index; the index is 0 outside an array.
 
     >>> parse_queue("17_3|bitcycle-0af1|PENDING|Resources\\n18_[2-9]|bitcycle-77e0|PENDING|None\\n")
     {('bitcycle-0af1', 3): QueueEntry(job='17_3', state='PENDING', reason='Resources')}
@@ -78,7 +78,7 @@ def parse_queue(text: str) -> Queue:
 
 
 def largest_array(configuration: str) -> int:
-    """How many jobs an array may have, by what `scontrol show config` says; 1 where arrays are switched off.
+    """Maximum number of jobs in an array, from the output of `scontrol show config`; 1 if arrays are disabled.
 
     >>> largest_array("MaxArraySize            = 1001"), largest_array("MaxArraySize = 0")
     (1001, 1)
@@ -90,16 +90,16 @@ def largest_array(configuration: str) -> int:
 
 
 def ask(*command: str) -> str:
-    """The answer of one of SLURM's commands.
+    """Run one of SLURM's commands and return its output.
 
     Raises:
-        RunError: if it is not installed, fails, or takes too long.
+        RunError: if the command is not installed, fails, or times out.
     """
     if shutil.which(command[0]) is None:
         remedy = "use hydra/launcher=slurm where jobs are submitted, or hydra/launcher=local"
         raise RunError(f"no {command[0]} on this machine: {remedy}")
     run = functools.partial(subprocess.run, capture_output=True, text=True, check=True, timeout=TIMEOUT_SECONDS)
-    try:  # in a session of its own, as Ctrl-C is for the sweep, not for this question
+    try:  # in a separate session, so that Ctrl-C reaches only the sweep
         return run(command, start_new_session=True).stdout
     except subprocess.TimeoutExpired as error:
         raise RunError(f"{command[0]} has not answered for {TIMEOUT_SECONDS:.0f} s") from error
@@ -108,14 +108,14 @@ def ask(*command: str) -> str:
 
 
 class Outcome(NamedTuple):
-    """How a job ended: the exit code of its run, and what is to be said of it."""
+    """Outcome of a job: the exit code of its run, and the reason of a failure if the run's log does not show it."""
 
     code: int
     reason: str = ""
 
 
 class SubmittedJob(NamedTuple):
-    """A run in SLURM: the folder of its array, its number in it, and its run folder, absolute."""
+    """A submitted run: the folder of its job array, its index in the array, and its absolute run folder."""
 
     array: Path
     number: int
@@ -123,32 +123,37 @@ class SubmittedJob(NamedTuple):
 
     @property
     def outcome_file(self) -> Path:
-        """Where the job leaves its outcome, see `SlurmJob`."""
+        """File to which the job writes its outcome, see `SlurmJob`."""
         return self.array / f"{self.number}.json"
 
     @property
     def outcome(self) -> Outcome | None:
-        """What the job has left; None while it goes on, is to go on, or if it was lost."""
+        """The outcome that the job has written; None while it runs or is to continue, or if it was lost."""
         record = read_object(self.outcome_file)
         code = record.get("code")
         return Outcome(code, str(record.get("reason") or "")) if isinstance(code, int) else None
 
     @property
     def log(self) -> Path:
-        """What the job printed: NUMBER_INDEX_0_log.out, without index of a single job; else the array's folder."""
+        """The job's log: JOB_INDEX_0_log.out, or JOB_0_log.out outside an array; without a log, the array's folder."""
         name = re.compile(rf"\d+(_{self.number})?_0_log\.out")
         return next((path for path in sorted(self.array.glob("*.out")) if name.fullmatch(path.name)), self.array)
 
     def entry(self, queue: Queue) -> QueueEntry | None:
-        """What SLURM knows of it."""
+        """The job's entry in SLURM's queue, if any."""
         return queue.get((self.array.name, self.number))
 
 
 @contextmanager
 def new_array(root: Path, runs: Sequence[Path], prefix: str) -> Iterator[list[SubmittedJob]]:
-    """Write down an array, by the run folders of its jobs and the beginning of their name, that is submitted inside.
+    """Record a job array on disk before the body of the with statement submits it.
 
-    It is known from then on, whatever happens to this process; after an error it is forgotten.
+    The record survives if this process is killed; an error in the body removes it.
+
+    Args:
+        root: folder of all runs.
+        runs: run folders of the jobs.
+        prefix: beginning of the jobs' name.
     """
     folder = root.absolute() / ".slurm" / f"{prefix}-{uuid.uuid4().hex[:8]}"
     jobs = [SubmittedJob(folder, index, run.absolute()) for index, run in enumerate(runs)]
@@ -163,10 +168,10 @@ def new_array(root: Path, runs: Sequence[Path], prefix: str) -> Iterator[list[Su
 
 
 def jobs_in_queue(root: Path, runs: Sequence[Path], ask: Callable[[], Queue] = read_queue) -> dict[Path, SubmittedJob]:
-    """Those of some runs that have left no exit code, and that SLURM runs or will run, each with its newest job.
+    """Run folder -> newest job, for the runs that have no exit code and that SLURM still runs or will run.
 
     Raises:
-        RunError: if some were submitted, and SLURM does not say what became of them.
+        RunError: if the state of submitted jobs is needed and SLURM does not answer.
     """
     wanted = {run.absolute() for run in runs}
     records = [(path.parent, read_object(path)) for path in (root.absolute() / ".slurm").glob("*/array.json")]
@@ -181,12 +186,12 @@ def jobs_in_queue(root: Path, runs: Sequence[Path], ask: Callable[[], Queue] = r
 
 
 class Waiter:
-    """Looks at jobs until each has an outcome.
+    """Checks jobs until each has an outcome.
 
     Args:
-        jobs: by any key.
-        poll_seconds: how often SLURM is asked.
-        ask: what SLURM knows; raises RunError where it does not answer, which ends nothing.
+        jobs: jobs by number.
+        poll_seconds: interval between queries to SLURM.
+        ask: queries SLURM's queue; a RunError is logged, and the query is repeated.
     """
 
     def __init__(
@@ -197,7 +202,7 @@ class Waiter:
         self._missing_since: dict[int, float] = {}
 
     def look(self) -> dict[int, Outcome]:
-        """Those that have ended since the last look; `waiting` has the rest."""
+        """The jobs that have ended since the last call; `waiting` holds the others."""
         try:
             self.queue = self.ask()
         except RunError as error:
@@ -209,7 +214,7 @@ class Waiter:
         return ended
 
     def _given_up(self, number: int, job: SubmittedJob) -> Outcome | None:
-        """What became of a run whose job has ended without a word, some time ago."""
+        """The outcome of a run whose job ended some time ago without writing an exit code; None for all other jobs."""
         if self.queue is None:
             return None
         entry = job.entry(self.queue)
@@ -221,11 +226,11 @@ class Waiter:
         if RunFolder(job.run).state() == "done":
             return Outcome(EXIT_DONE)
         if entry is None:
-            return Outcome(EXIT_FAILED, "the job has left no exit code, and SLURM does not know it any more")
-        return Outcome(EXIT_FAILED, f"job {entry.job} ended without an exit code; SLURM calls it {entry.state}")
+            return Outcome(EXIT_FAILED, "the job wrote no exit code, and SLURM no longer lists it")
+        return Outcome(EXIT_FAILED, f"job {entry.job} ended without an exit code; its state in SLURM is {entry.state}")
 
     def describe(self) -> str:
-        """How many jobs are in which state, in words."""
+        """The number of jobs in each state, as text."""
         if self.queue is None:
             return f"{len(self.waiting)} unknown"
         entries = [job.entry(self.queue) or QueueEntry("", "leaving", "") for job in self.waiting.values()]
@@ -236,9 +241,9 @@ class Waiter:
 
 
 def wait_for_jobs(waiter: Waiter, signals: Sequence[int], arguments: Sequence[Sequence[str]]) -> list[int]:
-    """The exit code of each run with its arguments; 75 for those that still wait or run in SLURM when one of the signals came.
+    """Wait for the jobs of runs and return the exit code of each run; 75 for runs still in SLURM when a signal arrives.
 
-    The waiter has a job for some of the runs, by number; the others could not be submitted and count as failed.
+    The waiter has the jobs by number of the run; runs without a job could not be submitted and count as failed.
     """
     jobs = dict(waiter.waiting)
     codes = [EXIT_INTERRUPTED if number in jobs else EXIT_FAILED for number in range(len(arguments))]
@@ -251,13 +256,12 @@ def wait_for_jobs(waiter: Waiter, signals: Sequence[int], arguments: Sequence[Se
                 why = [*([reason] if reason else lines[-3:]), f"log: {log}"] if code else []
                 tell(" ".join(arguments[number]), code, lines, why)
             progress.show(len(ended), f"in SLURM: {waiter.describe()}")
-            until = (
-                time.monotonic() + waiter.poll_seconds
-            )  # a thousand jobs are a thousand files on a network file system
+            # no shorter interval: each check reads one file per job on a network file system
+            until = time.monotonic() + waiter.poll_seconds
             while waiter.waiting and not signals and time.monotonic() < until:
                 time.sleep(min(0.5, waiter.poll_seconds))
     if waiter.waiting:
         arrays = ",".join(sorted({job.array.name for job in waiter.waiting.values()}))
-        again = "the same command again waits for them and submits none twice"
-        logger.warning("%d runs stay in SLURM; %s. To end them: scancel --name=%s", len(waiter.waiting), again, arrays)
+        again = "run the same command again to wait for them; it submits none twice"
+        logger.warning("%d runs stay in SLURM: %s. To cancel: scancel --name=%s", len(waiter.waiting), again, arrays)
     return codes

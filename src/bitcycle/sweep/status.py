@@ -1,4 +1,4 @@
-"""`make status`: the runs below a folder, and every sweep with the states of its runs and the time that is left."""
+"""`make status`: the runs in a folder, and the run states and remaining time of every sweep."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ NOTE_LETTERS = 70
 
 
 class Speeds:
-    """How long runs take, from finished ones of the same kind: network, data, quantizer and schedule, or else network and data.
+    """Estimates the duration of a run from finished runs of the same kind.
+
+    The kind is network, dataset, quantizer and schedule or, if no such run is finished, network and dataset.
 
     Args:
-        runs: finished or not; those of a known length tell the seconds of a sample, the others only those of a run.
+        runs: runs in any state. A run whose length is given in steps yields seconds per sample, others seconds per run.
     """
 
     def __init__(self, runs: Iterable[SweepRun]) -> None:
@@ -38,7 +40,7 @@ class Speeds:
                     self.seconds.setdefault(key, []).append(float(summary["seconds"]) / (run.samples or 1))
 
     def of(self, run: SweepRun) -> float | None:
-        """Seconds of training that are left of a run; None where no run of its kind is finished."""
+        """Remaining training time of a run in seconds; None if no run of its kind is finished."""
         known = next((self.seconds[key] for key in _kinds(run) if key in self.seconds), None)
         if known is None:
             return None
@@ -47,7 +49,7 @@ class Speeds:
         return statistics.fmean(known) * (run.samples or 1) * (1 - min(done, 1.0))
 
     def left(self, runs: Iterable[SweepRun], workers: int) -> str:
-        """The time that some unfinished runs take, so many at a time, in words; empty if there are none."""
+        """Remaining time of unfinished runs, `workers` in parallel, as text; empty if there are none."""
         seconds = [self.of(run) for run in runs if run.path]
         known, unknown = [each for each in seconds if each is not None], seconds.count(None)
         time = [str(timedelta(seconds=round(sum(known) / workers)))] if known else []
@@ -55,13 +57,13 @@ class Speeds:
 
 
 def _kinds(run: SweepRun) -> list[tuple[object, ...]]:
-    """What runs that take equally long have in common, from narrow to wide; the folder's name without its hash says it."""
+    """Kinds of runs with the same duration, from specific to general, from the folder's name without its hash."""
     kind = tuple(run.folder.path.parent.name.split("-")[:-1])
     return [(*kind, run.samples), (*kind, run.samples is None), (*kind[:2], run.samples is None)]
 
 
 def sweeps_table(sweeps: Sequence[tuple[str, Sequence[SweepRun]]], title: str, workers: int) -> Table:
-    """One row for each sweep: its runs by state, the time left, and a note; and one for all of them, each run counted once."""
+    """One row per sweep: number of runs in each state, time left, and a note; the last row counts all distinct runs."""
     everything = distinct(runs for _, runs in sweeps)
     speeds = Speeds(everything)
     rows = [(name, [(run, run.state) for run in runs]) for name, runs in [*sweeps, ("all, each run once", everything)]]
@@ -73,14 +75,14 @@ def sweeps_table(sweeps: Sequence[tuple[str, Sequence[SweepRun]]], title: str, w
         if name == rows[-1][0]:
             table.add_section()
         table.add_row(name, str(len(states)), *(str(counts[state] or "") for state in shown), left, _note(states))
-    table.caption = f"time left: training of runs of the same kind that are finished, {workers} at a time"
+    table.caption = f"time left: estimated from finished runs of the same kind, {workers} in parallel"
     return table
 
 
 def _note(states: Sequence[tuple[SweepRun, str]]) -> str:
-    """The last sign of life, the most frequent reason of failures, and what is wrong."""
+    """The last update of a run in progress, and the most frequent reasons of failed and invalid runs."""
     running = [str(run.folder.read_status().get("updated", "")) for run, state in states if state == "running"]
-    notes = [f"last sign of life {max(running)}"] if running else []
+    notes = [f"last update {max(running)}"] if running else []
     for unhappy in ("failed", "wrong"):
         reasons = Counter(run.reason for run, state in states if state == unhappy)
         notes += [f"{count} {unhappy}: {reason}" for reason, count in reasons.most_common(1)]
@@ -88,12 +90,12 @@ def _note(states: Sequence[tuple[SweepRun, str]]) -> str:
 
 
 def show_progress(sweeps: Sequence[object]) -> Iterable[object]:
-    """A bar on a terminal while sweeps are composed."""
-    return track(sweeps, "looking at sweeps", console=Console(stderr=True), transient=True)
+    """Show a progress bar on a terminal while sweeps are composed."""
+    return track(sweeps, "composing sweeps", console=Console(stderr=True), transient=True)
 
 
 def main() -> int:
-    """Print the tables of the scales on the command line, or of those that have runs; returns the exit code."""
+    """Print the tables of the scales on the command line, by default of all with runs; returns the exit code."""
     console = Console(width=None if Console().is_terminal else 180)
     scales = sys.argv[1:] or [scale for scale in SCALES if (DEFAULT_ROOT / scale).is_dir()]
     if not scales:

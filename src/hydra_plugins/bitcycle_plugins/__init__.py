@@ -1,1 +1,1 @@
-"""What Hydra finds by itself: the sweeper, the launchers, and where the sweep files lie. The work is done in bitcycle.sweep."""
+"""Plugins that Hydra discovers: sweeper, launchers, and search path of the sweep files; based on bitcycle.sweep."""

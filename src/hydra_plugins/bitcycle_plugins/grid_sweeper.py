@@ -1,4 +1,4 @@
-"""Hydra's sweeper of bitcycle: a list of grids instead of one product; runs only what is missing."""
+"""Hydra sweeper: expands a list of grids instead of a single product, and launches only the missing runs."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from bitcycle.sweep.registry import SweepRun
 
 GROUP = "sweeps"
-"""The group of the sweep files; what it chooses is no setting of a run."""
+"""Config group of the sweep files; its choice is not a setting of a run."""
 NEUTRAL = {"scale", "seed", "dry_run", "results_root", "data_root"}
-"""Settings of the command line under which a sweep is still that of its item."""
+"""Command-line settings with which a sweep's runs still belong to its item."""
 
 
 class SweepsSearchPath(SearchPathPlugin):
-    """Adds the repository's root behind its `conf/`, which makes its folder `sweeps/` the group of +sweeps=PAPER/ITEM."""
+    """Appends the parent folder of `conf/` to the search path, so that `sweeps/` is the group of +sweeps=PAPER/ITEM."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for element in list(search_path.get_path()):
@@ -43,20 +43,20 @@ class SweepsSearchPath(SearchPathPlugin):
 
 @runtime_checkable
 class QueueLauncher(Protocol):
-    """A launcher whose jobs outlive the sweep, and that knows a run by its folder."""
+    """A launcher whose jobs outlive the sweep's process and are identified by their run folders."""
 
     def queued(self, folders: Sequence[Path]) -> set[Path]:
-        """Those of some run folders whose runs wait or run already."""
+        """The run folders whose runs are queued or in progress."""
 
     def launch_into(self, job_overrides: Sequence[Sequence[str]], folders: Sequence[Path]) -> Sequence[JobReturn]:
-        """Run those that do not wait or run already, and wait for all."""
+        """Submit the runs that are neither queued nor in progress, and wait for all runs."""
 
 
 class GridSweeper(Sweeper):
-    """Expands the grids of a sweep file and of the command line, and hands the missing runs to any launcher.
+    """Expands the grids of a sweep file and of the command line, and passes the missing runs to the launcher.
 
     Args:
-        fields: of `bitcycle.sweep.registry.Sweep`.
+        fields: fields of `bitcycle.sweep.registry.Sweep`.
     """
 
     def __init__(self, **fields: Any) -> None:
@@ -73,11 +73,11 @@ class GridSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> Any:
-        """List all runs, launch the missing ones, and end with the worst of their exit codes.
+        """List all runs, launch the missing ones, and exit with the worst exit code.
 
         Raises:
-            SweepEnded: always; it carries the exit code, as Hydra would drop what is returned.
-            SettingError: if several processes were started for it.
+            SweepEnded: always, with the exit code, as Hydra would discard a return value.
+            SettingError: if the sweep was started in several processes.
         """
         _refuse_processes()
         from bitcycle.sweep.execution import SweepEnded, report, worst
@@ -97,7 +97,7 @@ class GridSweeper(Sweeper):
         codes = [EXIT_WRONG_CONFIGURATION for run in runs if run.path is None]
         located = [run for run in runs if run.path is not None]
         names = [str(override.value()) for override in overrides if override.key_or_group == GROUP]
-        if names and not swept and set(fixed) <= NEUTRAL:  # settings of one's own fill no cell of an item
+        if names and not swept and set(fixed) <= NEUTRAL:  # runs with other settings belong to no cell of the item
             hashes = [run.key[1] for run in located]
             record_launch(names[0], fixed.get("scale", "paper"), hashes, self.compose, Path.cwd())
         if dry_run == "false":
@@ -119,13 +119,13 @@ def _refuse_processes() -> None:
     from bitcycle.training.distributed import process_variables
 
     if variables := process_variables(os.environ):
-        problem = "several processes are for one run, and a sweep starts processes of its own"
-        remedy = "leave torchrun and srun out; on a cluster hydra.launcher.gpus_per_node gives each run its processes"
+        problem = "only a single run can use several processes; a sweep starts its own processes"
+        remedy = "omit torchrun and srun; on a cluster, hydra.launcher.gpus_per_node sets the processes per run"
         raise SettingError("WORLD_SIZE", variables["WORLD_SIZE"], problem, remedy)
 
 
 def _exit_code(job: JobReturn) -> int:
-    """The exit code of a run: what our launchers return; Hydra's own return metrics, or raise."""
+    """The exit code of a run. Our launchers return it; Hydra's own launchers return a metric or raise an exception."""
     from bitcycle.command import JobFailed
 
     try:
@@ -136,14 +136,14 @@ def _exit_code(job: JobReturn) -> int:
 
 
 def _group(overrides: Sequence[Override], fixed: dict[str, str]) -> list[str]:
-    """The setting that gives runs the name of their sweep file, where a tracker wants it."""
+    """The setting that makes the name of the sweep file the group of the runs in Weights & Biases, if it is used."""
     names = [override.get_value_element_as_str() for override in overrides if override.key_or_group == GROUP]
     wanted = fixed.get("logging.wandb", "disabled") != "disabled" and "logging.group" not in fixed
     return [f"logging.group={names[0]}"] if names and wanted else []
 
 
 def _settings(overrides: Sequence[Override]) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """What the command line fixes, and what it sweeps over itself; by setting."""
+    """The settings with one value on the command line, and those that the command line sweeps over."""
     wanted = [override for override in overrides if override.key_or_group != GROUP]
     fixed = {o.get_key_element(): str(o.get_value_element_as_str()) for o in wanted if not o.is_sweep_override()}
     return fixed, {o.get_key_element(): list(o.sweep_string_iterator()) for o in wanted if o.is_sweep_override()}

@@ -1,6 +1,6 @@
-"""What a job in SLURM runs: `python train.py ...` as a child, and the answer to SLURM when it wants the machine back.
+"""The body of a SLURM job: runs `python train.py ...` as a child process and handles time limits and preemption.
 
-Imports no PyTorch: a job that loads it twice would be slow to take its first signal.
+It does not import PyTorch, which would delay the installation of the signal handlers.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ from typing import Any
 from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 
 WARNING = getattr(signal, "SIGUSR1", signal.SIGTERM)  # Windows, which has no SLURM, imports this module too
-"""What SLURM sends before the time limit, as the launcher asks it to."""
+"""Signal before the time limit, requested by the launcher."""
 
 
 class SlurmJob:
-    """One run as a job. It ends when the run has ended, or makes way and is in the queue again; never with a stopped run.
+    """One run as a job. The job ends when the run has ended; after an interruption it is requeued and resumes the run.
 
-    | who stops it | what SLURM does | what the job does once the run has saved its checkpoint |
+    | cause | action of SLURM | action of the job after the run has saved its checkpoint |
     |---|---|---|
     | time limit | SIGUSR1 some time before | requeues itself, at most `max_timeouts` times |
-    | preemption with a time of grace | SIGTERM; job state stays RUNNING | requeues itself |
+    | preemption with a grace period | SIGTERM; job state stays RUNNING | requeues itself |
     | preemption, `scontrol requeue` | SIGTERM; requeues the job when it has ended | ends |
     | `scancel` | SIGTERM; job state CANCELLED | ends |
 
-    A crash of the node is SLURM's to requeue. A run in several processes is as many tasks of one job, each of which starts one
-    of them and passes signals on; the first speaks for all, unless another one fails, whose task then ends the job.
+    After a node failure, SLURM requeues the job. A run in several processes has one task of the job per process; each
+    task starts its process and forwards signals to it. The first task writes the outcome; if the process of another
+    task fails, that task writes the outcome and ends the job.
 
-    The outcome goes into a small file, as SLURM may keep no accounts:
-    {"job": its id, "code": exit code, null while the run goes on or is to go on, "reason": ..., "timeouts": number so far}.
+    The outcome is written to a small file, as SLURM may not have job accounting:
+    {"job": id, "code": exit code or null before the run has ended, "reason": why it failed, "timeouts": count so far}.
 
     Args:
-        command: the run.
-        folder: where it starts.
+        command: command line of the run.
+        folder: working directory.
         outcome: path of the file with the outcome.
-        max_timeouts: how many times it goes on after its time limit.
-        warning_seconds: how long before the time limit the warning comes.
+        max_timeouts: maximum number of continuations after the time limit.
+        warning_seconds: time between the warning and the time limit.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class SlurmJob:
         self.received: list[int] = []
         for number in (signal.SIGTERM, WARNING, signal.SIGINT):
             signal.signal(number, lambda number, frame: self.received.append(number))
-        self.job = submitit.JobEnvironment().job_id  # 7_2: the number of an array's last job means the whole array
+        self.job = submitit.JobEnvironment().job_id  # 7_2; the last job's SLURM_JOB_ID would mean the whole array
         self.timeouts = int(self._left().get("timeouts") or 0)
         task = os.environ.get("SLURM_PROCID", "0")
         if task == "0":
@@ -72,7 +73,7 @@ class SlurmJob:
         sys.exit(self._after_process(task, self._train()))
 
     def _train(self) -> int:
-        """The exit code of the run, to which signals are passed on."""
+        """Start the run, forward signals to it, and return its exit code."""
         environment = dict(os.environ)
         if "SLURM_CPUS_PER_TASK" in environment:
             environment.setdefault("OMP_NUM_THREADS", environment["SLURM_CPUS_PER_TASK"])
@@ -89,13 +90,13 @@ class SlurmJob:
                 if number == WARNING:
                     deadline = time.monotonic() + max(self.warning_seconds - 45, self.warning_seconds / 2)
             if time.monotonic() > deadline:
-                say("the run has not stopped in time: it will go on from its last checkpoint")
+                say("the run has not stopped in time: it will resume from its last checkpoint")
                 return EXIT_INTERRUPTED
             time.sleep(0.2)
         return process.returncode
 
     def _after_process(self, task: str, code: int) -> int:
-        """Another process than the first has ended; a code that is not 0 ends the whole job."""
+        """Exit code of a task other than the first after its process has ended; nonzero ends the whole job."""
         if self.received or code in (EXIT_DONE, EXIT_INTERRUPTED):
             return EXIT_DONE
         code, reason = explained(code)
@@ -104,10 +105,10 @@ class SlurmJob:
         return code
 
     def _after_run(self, code: int) -> int:
-        """The first process has ended, by itself or as it was asked to."""
+        """Exit code of the first task after its process has ended by itself or because of a signal."""
         failure: int | None = self._left().get("code")
         if code != EXIT_DONE and failure is not None:
-            return failure  # of another process, which ended this one
+            return failure  # another process failed, which ended this one
         if code == EXIT_DONE or not self.received:
             code, reason = explained(code)
             self._write(code, reason)
@@ -118,7 +119,7 @@ class SlurmJob:
         return code
 
     def _go_on_later(self) -> str:
-        """See that a stopped run goes on later, if SLURM does not; returns why it does not, else an empty string."""
+        """Requeue the job of an interrupted run, unless SLURM does; returns why this failed, else an empty string."""
         timed_out = WARNING in self.received and signal.SIGTERM not in self.received
         state = "RUNNING" if timed_out else job_state(self.job)
         if state != "RUNNING":
@@ -129,11 +130,11 @@ class SlurmJob:
             return f"reached its time limit {self.timeouts} times"
         self._write(None)
         problem = requeue(self.job)
-        refused = problem and job_state(self.job) == "RUNNING"  # else SLURM was faster
+        refused = problem and job_state(self.job) == "RUNNING"  # else SLURM has requeued or ended it in the meantime
         return f"stopped, and SLURM does not requeue it: {problem}" if refused else ""
 
     def _left(self) -> dict[str, Any]:
-        """What is in the file so far."""
+        """The current content of the outcome file; empty if there is none."""
         try:
             return dict(json.loads(self.outcome.read_text()))
         except (OSError, ValueError, TypeError):
@@ -147,7 +148,7 @@ class SlurmJob:
 
 
 def explained(code: int) -> tuple[int, str | None]:
-    """The exit code of a run, and what killed it, if something did.
+    """The exit code of a run, 1 if a signal killed it, and the reason in that case.
 
     >>> explained(-15), explained(3)
     ((1, 'killed by SIGTERM'), (3, None))
@@ -155,11 +156,11 @@ def explained(code: int) -> tuple[int, str | None]:
     if code >= 0:
         return code, None
     killer = signal.Signals(-code).name
-    return EXIT_FAILED, f"killed by {killer}" + (", as is done when memory runs out" if killer == "SIGKILL" else "")
+    return EXIT_FAILED, f"killed by {killer}" + (", possibly out of memory" if killer == "SIGKILL" else "")
 
 
 def job_state(job: str) -> str:
-    """The state of a job as its controller sees it; waits until it answers, as this job is to end anyway."""
+    """The state of a job according to SLURM's controller; retries until it answers, as the job ends in any case."""
     while True:
         answer = _scontrol("show", "job", "--oneliner", job)
         if found := re.search(r"\bJobState=(\w+)", answer.stdout):
@@ -171,11 +172,11 @@ def job_state(job: str) -> str:
 
 
 def requeue(job: str) -> str:
-    """Put a running job into the queue again; returns what SLURM has against it, else an empty string."""
+    """Requeue a running job; returns SLURM's error message if it refuses, else an empty string."""
     for pause in (1.0, 2.0, 0.0):
         answer = _scontrol("requeue", job)
         if answer.returncode == 0:
-            say("in the queue again")
+            say("requeued")
             return ""
         time.sleep(pause)
     return answer.stderr.strip() or f"scontrol ended with {answer.returncode}"
@@ -190,5 +191,5 @@ def _scontrol(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def say(message: str) -> None:
-    """A line in the log of the job."""
+    """Print a line to the log of the job."""
     print(f"bitcycle job: {message}", file=sys.stderr, flush=True)

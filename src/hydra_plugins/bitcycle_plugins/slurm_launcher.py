@@ -1,7 +1,8 @@
-"""Hydra's launcher of bitcycle for SLURM clusters: one job of an array for each run, built on hydra-submitit-launcher.
+"""Hydra launcher for SLURM clusters, based on hydra-submitit-launcher: one job of an array for each run.
 
-Its parameters are those of hydra-submitit-launcher and submitit submits. Waiting is ours, as theirs asks sacct, which not every
-cluster has, and loses the results of all runs when one fails; so is what a job does when it is stopped, see `slurm_job`.
+It has the parameters of hydra-submitit-launcher and submits with submitit. Waiting for jobs is implemented here, as
+submitit needs sacct, which not every cluster has, and loses the results of all runs when one fails. So is the reaction
+of a job to interruption, see `slurm_job`.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ OWN = (
     *("name", "array_size", "array_parallelism", "requeue", "max_num_timeout", "poll_seconds", "signal_delay_s"),
     "additional_parameters",
 )
-"""Parameters that are not handed to submitit as they are."""
+"""Parameters that are not passed to submitit unchanged."""
 
 
 class SlurmLauncher(Launcher):
     """Submits the runs of a sweep to SLURM and waits for them.
 
     Args:
-        parameters: all those of `conf/hydra/launcher/slurm.yaml`, which explains them, and any of hydra-submitit-launcher.
+        parameters: those documented in `conf/hydra/launcher/slurm.yaml`, and any others of hydra-submitit-launcher.
     """
 
     def __init__(self, **parameters: Any) -> None:
@@ -54,10 +55,10 @@ class SlurmLauncher(Launcher):
         self.context, self.config = hydra_context, config
 
     def queued(self, folders: Sequence[Path]) -> set[Path]:
-        """Those of some run folders whose job SLURM runs or will run.
+        """The run folders whose jobs SLURM still runs or will run.
 
         Raises:
-            RunError: if some were submitted, and SLURM does not say what became of them.
+            RunError: if the state of submitted jobs is needed and SLURM does not answer.
         """
         from bitcycle.sweep.slurm import jobs_in_queue
 
@@ -65,7 +66,7 @@ class SlurmLauncher(Launcher):
         return {folder for folder in folders if folder.absolute() in present}
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run every job and return its metric, as sweepers want it that optimize; ours uses `launch_into`."""
+        """Run every job and return its metric, for sweepers that optimize it; `GridSweeper` uses `launch_into`."""
         from bitcycle.command import JobFailed, objective
         from bitcycle.configuration import read_config
         from bitcycle.sweep.composition import without_hydra
@@ -83,10 +84,10 @@ class SlurmLauncher(Launcher):
         return jobs
 
     def launch_into(self, job_overrides: Sequence[Sequence[str]], folders: Sequence[Path]) -> Sequence[JobReturn]:
-        """Submit every run whose job is not in the queue yet, wait for all, and return their exit codes.
+        """Submit every run that is not in the queue yet, wait for all runs, and return their exit codes.
 
         Raises:
-            RunError: if SLURM does not answer or refuses all of them.
+            RunError: if SLURM does not answer or rejects all jobs.
         """
         from bitcycle.sweep.slurm import Waiter, jobs_in_queue, wait_for_jobs
 
@@ -104,7 +105,7 @@ class SlurmLauncher(Launcher):
     def _submit(
         self, runs: Sequence[tuple[int, tuple[Sequence[str], Path]]], signals: Sequence[int]
     ) -> dict[int, SubmittedJob]:
-        """Submit runs as arrays, as long as SLURM takes them; those that it did not take are not in the result."""
+        """Submit runs as job arrays until SLURM rejects one; runs that were not submitted are not in the result."""
         from bitcycle.sweep.slurm import ask, largest_array, new_array
 
         root = Path(self.config.results_root)
@@ -122,14 +123,14 @@ class SlurmLauncher(Launcher):
                 if not jobs:
                     raise
                 left = len(runs) - len(jobs)
-                logger.error("%d runs are not submitted: %s. Run the same command again later", left, error)
+                logger.error("%d runs were not submitted: %s. Run the same command again later", left, error)
                 break
             jobs |= {number: job for (number, _), job in zip(chosen, array, strict=True)}
             logger.info("submitted %d runs: job %s, name %s", len(chosen), submitted, array[0].array.name)
         return jobs
 
     def _submit_array(self, array: Sequence[SubmittedJob], job_overrides: Sequence[Sequence[str]], arrays: int) -> str:
-        """Submit one of several arrays; returns its number."""
+        """Submit one of several job arrays; returns its job id."""
         from bitcycle.sweep.local import train_command
 
         timeouts = self.own["max_num_timeout"] if self.own["requeue"] else 0
@@ -143,10 +144,10 @@ class SlurmLauncher(Launcher):
             try:
                 return str(executor.submit_array(tasks)[0].job_id).partition("_")[0]
             except (RuntimeError, ValueError) as error:  # submitit's own kinds of error derive from these
-                raise RunError(f"SLURM takes no jobs: {str(error).strip()}") from error
+                raise RunError(f"SLURM rejects the jobs: {str(error).strip()}") from error
 
     def executor(self, folder: Path, arrays: int) -> Any:
-        """What submits one of several arrays: submitit with the parameters of this launcher.
+        """submitit's executor for one of several job arrays, with the parameters of this launcher.
 
         Raises:
             SettingError: for a parameter that hydra-submitit-launcher does not have.
@@ -158,11 +159,10 @@ class SlurmLauncher(Launcher):
                 problem, remedy = "is not a parameter of this launcher", nearest(key, [*known, *OWN])
                 raise SettingError(f"hydra.launcher.{key}", value, problem, remedy)
         given, own = self.parameters.get, self.own
-        tasks = int(given("tasks_per_node") or given("gpus_per_node") or 1)  # one for each GPU
-        cpus = (
-            [f"--cpus-per-task={given('cpus_per_task')}"] if given("cpus_per_task") else []
-        )  # srun does not inherit it
-        several = tasks * int(given("nodes") or 1) > 1  # of which the others would wait for the one that failed
+        tasks = int(given("tasks_per_node") or given("gpus_per_node") or 1)  # one per GPU
+        # srun does not inherit this option from sbatch
+        cpus = [f"--cpus-per-task={given('cpus_per_task')}"] if given("cpus_per_task") else []
+        several = tasks * int(given("nodes") or 1) > 1  # if one fails, the others would wait for it
         executor = require("submitit", "slurm").AutoExecutor(folder=folder, cluster="slurm")
         chosen = {
             "name": folder.name,
@@ -183,7 +183,7 @@ class SlurmLauncher(Launcher):
 
 @contextmanager
 def _outside_of_jobs() -> Iterator[None]:
-    """Hide the variables of the job in which the sweep itself may run: sbatch and srun would take them for options."""
+    """Hide the variables of the job in which the sweep itself may run: sbatch and srun would read them as options."""
     hidden = {key: os.environ.pop(key) for key in list(os.environ) if key.startswith("SLURM_") and key != "SLURM_CONF"}
     try:
         yield

@@ -1,4 +1,4 @@
-"""The cost of a run: tracing of a model's products, and cost models, which depend only on shapes and bits."""
+"""Training cost: a tracer that lists a model's products, and cost models that depend only on shapes and bits."""
 
 from bitcycle.hardware.base import CONVENTIONS, PASSES, PUBLISHED_IMAGES, Cost, HardwareOptions, LayerCost
 from bitcycle.hardware.bitfusion import BitFusion

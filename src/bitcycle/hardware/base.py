@@ -1,4 +1,4 @@
-"""Base class of cost models, and their common result."""
+"""Base class of cost models, and the result that they return."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bitcycle.schedule import Precision
 from bitcycle.settings import MISSING, Settings, setting
 
 PASSES = ("forward", "error", "weight_gradient")
-"""The three products of a layer in training; error is the gradient of its input."""
+"""The three products of a layer in training; `error` computes the gradient of the layer's input."""
 
 PUBLISHED_IMAGES = 64_000 * 128
 """Images that CPT and FracTrain count for every CIFAR and ImageNet run (cost-models, inferred from their tables)."""
@@ -48,12 +48,12 @@ CONVENTIONS: dict[str, dict[str, str]] = {
         "passes": "all",
     },
 }
-"""What a paper counts, by name: which operations, how many images, float layers at which bits, whose error products."""
+"""Paper -> its counting rules: operations, number of images, bits of float layers, and layers with an error product."""
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """Cost of one layer over a run, by pass: bit operations (exact), joules or seconds."""
+    """Cost of one layer over a run, by pass, in bit operations (exact), joules or seconds."""
 
     name: str
     forward: int | float | Fraction
@@ -62,7 +62,7 @@ class LayerCost:
 
     @property
     def total(self) -> int | float | Fraction:
-        """The cost of all three passes."""
+        """Sum of the three passes."""
         return self.forward + self.error + self.weight_gradient
 
 
@@ -73,16 +73,17 @@ class Cost:
     Attributes:
         samples: number of training samples.
         gbitops: 1e9 bit operations; a multiply-accumulate of an a-bit and a b-bit number is a*b bit operations.
-        effective_macs: bit operations divided by 32^2: multiply-accumulates of float32 that they are worth.
+        effective_macs: bit operations divided by 32^2, the equivalent number of float32 multiply-accumulates.
         relative_to_static: bit operations divided by those of the same samples at static q_max.
         compute_percentage: bit operations in percent of those of the same products in float32 (FracTrain's cp).
-        energy_j, latency_s: joules and seconds on the accelerator; None where the cost model has none.
-        energy_relative_to_static, latency_relative_to_static: the same as a fraction of static q_max.
-        energy_parts, latency_parts: what they are made of: array, buffer and dram; compute and memory (waiting for it).
-        dram_bits: bits that cross the interface to the external memory.
-        layers: bit operations by layer and pass; those of normalisation and pooling, if counted, as `(elementwise)`.
+        energy_j, latency_s: joules and seconds on the accelerator; None if the cost model does not estimate them.
+        energy_relative_to_static, latency_relative_to_static: energy and latency divided by those of static q_max.
+        energy_parts: energy of the array, the buffers and the dram.
+        latency_parts: time spent on computation and waiting for memory.
+        dram_bits: bits transferred to and from external memory.
+        layers: bit operations by layer and pass; normalisation and pooling, if counted, appear as `(elementwise)`.
         energy_layers, latency_layers: joules and seconds by layer and pass.
-        by_hardware: the costs of several cost models by name, for `hardware=all`; empty otherwise.
+        by_hardware: cost model -> its cost, for `hardware=all`; empty otherwise.
     """
 
     samples: int
@@ -104,12 +105,12 @@ class Cost:
 
     @property
     def saving_percent(self) -> float:
-        """Percent of bit operations saved against static q_max."""
+        """Bit operations saved relative to static q_max, in percent."""
         return 100 * (1 - self.relative_to_static)
 
     @property
     def average_power_w(self) -> float | None:
-        """Energy divided by latency, in watts; None unless the cost model has both."""
+        """Energy divided by latency, in watts; None unless the cost model estimates both."""
         return self.energy_j / self.latency_s if self.energy_j is not None and self.latency_s else None
 
     def summary(self) -> dict[str, Any]:
@@ -134,16 +135,15 @@ class Cost:
 
 @dataclass
 class HardwareOptions(Settings):
-    """Options that every cost model has: what is counted. Each cost model turns a histogram of precisions into a `Cost`.
+    """Counting rules that all cost models share. A cost model turns a histogram of precisions into a `Cost`.
 
-    A run's cost is reported in total and up to its best evaluation, as FracTrain counts, side by side; so there is no switch
-    for it.
+    Reports contain both the cost of the whole run and the cost up to its best evaluation (FracTrain's count).
     """
 
     name: str = setting(MISSING, "the cost model's name, as in hardware=NAME", affects_result=False)
     convention: str = setting(
         "actual",
-        "whose rules of counting: actual is what this run computes, a paper's name gives the numbers of its tables",
+        "counting convention: actual counts what this run computes; a paper's name reproduces its published numbers",
         choices=CONVENTIONS,
         affects_result=False,
     )
@@ -157,43 +157,43 @@ class HardwareOptions(Settings):
     images: Optional[str] = setting(
         None,
         "training samples counted: actual, or published (CPT table 3, FracTrain tables 2 to 4: 64,000 x 128 = 8.192e6 for the "
-        "whole run, whatever the data); null: by convention",
+        "whole run on any data set); null: by convention",
         choices=("actual", "published"),
         affects_result=False,
     )
     run_samples: Optional[int] = setting(
         None,
-        "training samples of the whole run, for which images=published puts 8.192e6; null: as planned",
+        "training samples of the whole run, which images=published counts as 8.192e6; null: as planned",
         minimum=1,
         affects_result=False,
     )
     float_layers: Optional[str] = setting(
         None,
-        "layers that are not quantized count at float32 bits or at those of the schedule (as all papers do); null: by convention",
+        "bits counted for layers that are not quantized: float32, or as scheduled (all papers); null: by convention",
         choices=("float32", "schedule"),
         affects_result=False,
     )
     input_gradient: Optional[str] = setting(
         None,
-        "error products counted: needed ones, or of all layers, also the first (as all papers do); null: by convention",
+        "error products counted: needed ones only, or also the first layer's (as in all papers); null: by convention",
         choices=("needed", "all"),
         affects_result=False,
     )
     passes: Optional[str] = setting(
         None,
-        "all: forward, error and weight gradient; forward: only that (the other reading of Better Schedules, section 4.1); "
+        "all: forward, error and weight gradient; forward: only that (other reading of Better Schedules, section 4.1); "
         "null: by convention",
         choices=("all", "forward"),
         affects_result=False,
     )
 
     def rule(self, name: str) -> str:
-        """The value of one of the rules in CONVENTIONS: the option's own, else that of the convention."""
+        """Value of a rule of CONVENTIONS: the option if it is set, else the value of the convention."""
         chosen: str | None = getattr(self, name)
         return CONVENTIONS[self.convention][name] if chosen is None else chosen
 
     def widths_of(self, operation: Operation, scheduled: Precision) -> Widths:
-        """Bits of the elements that an operation reads, with their share of a scale; both of two activations are activations."""
+        """Bits per element of the operands, with their share of a scale; both operands of a matmul are activations."""
         bits = operation.precision(scheduled)
         if operation.is_float and operation.kind != "unknown" and self.rule("float_layers") == "schedule":
             bits = scheduled
@@ -201,17 +201,17 @@ class HardwareOptions(Settings):
         return widths._replace(weight=widths.activation) if operation.kind in ("matmul", "aggregation") else widths
 
     def precision_of(self, operation: Operation, scheduled: Precision) -> Precision:
-        """The same without the share of a scale: the bits that are multiplied."""
+        """Bits of the operands as multiplied, without their share of a scale."""
         return Precision(*map(int, self.widths_of(operation, scheduled)))
 
     def passes_of(self, operation: Operation) -> dict[str, bool]:
-        """Which of the passes of an operation count."""
+        """Return whether each pass of an operation is counted."""
         both = self.rule("passes") == "all"
         error = operation.needs_input_gradient or self.rule("input_gradient") == "all"
         return {"forward": True, "error": both and error, "weight_gradient": both and operation.needs_weight_gradient}
 
     def images_per_sample(self, samples: int) -> Fraction:
-        """Images that are counted for each training sample: 1, or what makes the whole run 8.192e6 images."""
+        """Images counted per training sample: 1, or the factor that makes the whole run count 8.192e6 images."""
         whole_run = self.run_samples or samples
         if self.rule("images") == "published" and whole_run:
             return Fraction(PUBLISHED_IMAGES, whole_run)
@@ -230,11 +230,11 @@ class HardwareOptions(Settings):
             workload: the traced model.
             histogram: samples by precision.
             reference: static precision that the relative costs compare with.
-            per_operation: samples by precision of operations (or modules) that choose theirs sample by sample; see
+            per_operation: samples by precision of operations (or modules) whose precision is chosen per sample; see
                 `SampleCounts`.
 
         Raises:
-            SettingError (a ValueError): for bits outside 1 to 32 and for counts that contradict each other.
+            SettingError (a ValueError): for bits outside 1 to 32 and for inconsistent counts.
         """
         counts = SampleCounts(histogram, per_operation or {})
         counts.check(workload)
@@ -242,5 +242,5 @@ class HardwareOptions(Settings):
         return self.measure(workload, counts, reference)
 
     def measure(self, workload: Workload, counts: SampleCounts, reference: Precision) -> Cost:
-        """The cost of samples that have been checked; what each cost model provides."""
+        """Return the cost of validated sample counts; implemented by each cost model."""
         raise NotImplementedError

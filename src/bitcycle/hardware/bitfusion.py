@@ -1,22 +1,23 @@
 """Energy and latency on Bit Fusion, the bit-flexible systolic accelerator that FracTrain simulates.
 
-Each layer becomes three matrix products, which run one after another, for one sample after another:
+Each layer becomes three matrix products. Products and samples are processed sequentially:
 
     forward            (positions, C_out, C_in, K^2)          activation bits against weight bits
     error              (input positions, C_in, C_out, K^2)    gradient bits against weight bits
     weight gradient    (K^2, C_out, C_in, positions)          activation bits against gradient bits   (wgrad=kernel_map)
                        (K^2 C_in, C_out, 1, positions)        the same                                (wgrad=outer_product)
 
-Their cycles and memory traffic are those of the best tiling (`bitcycle.hardware.gemm`). Energy is the sum over active array
-cycles, buffer accesses and external memory; latency is cycles divided by the clock. Numbers of more than 8 bits, float32
-included, are integers of several digits. An error or weight gradient that training does not need takes nothing, whatever the
-convention. Lookups, normalisation, activation functions and pooling are not modelled.
+Their cycles and memory traffic are those of the best tiling (`bitcycle.hardware.gemm`). Energy is the sum over active
+array cycles, buffer accesses and external memory; latency is cycles divided by clock frequency. Numbers wider than 8
+bits, including float32, are treated as integers of several 8-bit digits. Error and weight-gradient products that
+training does not need cost nothing under any convention. Lookups, normalisation, activation functions and pooling are
+not modelled.
 
-Source: FracTrain, section 4.1 and table 3; the constants are those of the public simulator, none is fitted. The paper gives
-no configuration; `fractrain` is what a public notebook of one of its authors uses: 1000 pJ for an active cycle of the array,
-a placeholder, where synthesis gave 235 pJ, and a weight gradient that takes the output's gradient for a kernel (`kernel_map`:
-right number of products, wrong operand sizes), which matches table 3. Differs from the paper where layers are wider than
-8 bits or grouped, of which it says nothing.
+Source: FracTrain, section 4.1 and table 3; the constants are those of the public simulator, none is fitted. The paper
+gives no configuration. `fractrain` follows a public notebook of one of its authors: a placeholder of 1000 pJ for an
+active cycle of the array (synthesis gave 235 pJ) and a weight gradient that treats the output's gradient as a kernel
+(`kernel_map`: right number of products, wrong operand sizes); it matches table 3. Layers wider than 8 bits and grouped
+layers are our extension; the paper does not cover them.
 """
 
 from collections.abc import Callable
@@ -36,17 +37,17 @@ PRESETS: dict[str, dict[str, Any]] = {
     "fractrain": {"array_pj": 1000.0, "wgrad": "kernel_map"},
     "synthesised": {"array_pj": 235.104, "wgrad": "outer_product"},
 }
-"""Name -> the constants that the public simulator's set-up for FracTrain has, and those that a 45 nm chip would have."""
+"""Preset -> constants: those of the public simulator's FracTrain setup, and those of a 45 nm chip."""
 
 KIB = 8 * 1024
 
 Usages = dict[str, dict[str, Usage[Fraction]]]
-"""Operation -> pass -> what it takes."""
+"""Operation -> pass -> its usage."""
 
 
 @dataclass
 class BitFusion(BitOps):
-    """Joules and seconds on Bit Fusion, beside the bit operations."""
+    """Energy and latency on Bit Fusion, in addition to bit operations."""
 
     name: str = "bitfusion"
     preset: str = setting(
@@ -70,12 +71,12 @@ class BitFusion(BitOps):
     )
     array_layers: Optional[str] = setting(
         None,
-        "layers that run on the array: all, or quantized only (FracTrain's table 3 leaves out the float classifier); null: by "
+        "layers that run on the array: all, or quantized only (FracTrain's table 3, no float classifier); null: by "
         "convention",
         choices=("all", "quantized"),
         affects_result=False,
     )
-    batch: int = setting(1, "samples that run through a layer together (FracTrain: 1)", minimum=1, affects_result=False)
+    batch: int = setting(1, "samples that a layer processes together (FracTrain: 1)", minimum=1, affects_result=False)
     rows: int = setting(16, "rows of the array, along which it reduces", minimum=1, affects_result=False)
     columns: int = setting(32, "columns of the array, one for each output channel", minimum=1, affects_result=False)
     clock_hz: float = setting(5e8, "clock frequency", minimum=1, affects_result=False)
@@ -114,7 +115,7 @@ class BitFusion(BitOps):
         )
 
     def usages(self, workload: Workload, counts: SampleCounts) -> Usages:
-        """What every operation takes in each pass, over all samples that are counted."""
+        """Usage of every operation in each pass, over all counted samples."""
         scale = self.images_per_sample(counts.samples)
         quantized_only = self._rule_for_array() == "quantized"
         return {
@@ -148,10 +149,10 @@ class BitFusion(BitOps):
         )
 
     def products(self, operation: Operation, share: Fraction = Fraction(1)) -> dict[str, MatrixProduct]:
-        """The matrix products of the three passes, of one group; `share` of the traced samples run together."""
+        """Matrix products of the three passes, per group; `share` of the traced samples are processed together."""
         m, n, c, t = operation.product
         rows = int(m * share)
-        if operation.kind == "aggregation":  # every edge adds one row of features, also on the way back
+        if operation.kind == "aggregation":  # every edge adds one row of features, in the backward pass too
             return dict.fromkeys(PASSES, MatrixProduct(rows, n, c))
         if operation.kind != "conv":
             products = MatrixProduct(rows, n, c), MatrixProduct(rows, c, n), MatrixProduct(c, n, rows)
@@ -185,12 +186,12 @@ class BitFusion(BitOps):
         return {name: Usage(*(number * executions * scale for number in sums[name])) for name in PASSES}
 
     def _share(self, operation: Operation, traced: int) -> tuple[Fraction, Fraction]:
-        """The part of the traced samples that runs through an operation together, and how often it runs for each sample."""
+        """Part of the traced samples that an operation processes together, and how often it runs per sample."""
         share = Fraction(self.batch, traced)
         positions = (operation.product.m, operation.input_positions, operation.output_positions)
         if operation.kind == "matmul":  # one product for each sample (and head)
             return Fraction(1), Fraction(operation.groups, traced)
-        if any((number * share).denominator > 1 for number in positions):  # it does not grow with the samples
+        if any((number * share).denominator > 1 for number in positions):  # its size is independent of samples
             return Fraction(1), Fraction(operation.groups, traced)
         return share, Fraction(operation.groups, self.batch)
 

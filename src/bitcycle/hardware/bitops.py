@@ -1,15 +1,16 @@
-"""Bit operations: the hardware-independent cost of all five papers.
+"""Bit operations: the hardware-independent cost measure of all five papers.
 
-A product of M multiply-accumulates of an a-bit and a b-bit operand costs M a b bit operations. With weight, activation and
+M multiply-accumulates of an a-bit and a b-bit operand cost M a b bit operations. With weight, activation and
 gradient bits w, a, g, training on one sample costs, for each layer,
 
     forward M w a     +     error M w g     +     weight gradient M a g
 
-which is M (q^2 + 2 q g) where weights and activations both have q bits. A product of two activations (attention) has a for w.
+which is M (q^2 + 2 q g) if weights and activations both have q bits. For a product of two activations (attention), w =
+a.
 
     GBitOps = 1e-9 * sum        effective MACs = sum / 32^2        compute percentage = 100 * sum / sum at 32 bits
 
-The bits of a number format are those of an element and its share of the block's scale: 4.25, 6.25 and 8.25 for MX formats.
+The bits of a number format include the element's share of the block scale: 4.25, 6.25 and 8.25 for MX formats.
 Effective MACs are what Better Schedules calls BitOps.
 
 Source: CPT, tables 2, 3 and 5; FracTrain, section 4.1; Better Schedules, section 4.1. Sums are exact integers.
@@ -26,7 +27,7 @@ from bitcycle.schedule import Precision
 
 @dataclass
 class BitOps(HardwareOptions):
-    """Counts bit operations; no energy and no time."""
+    """Bit operations only, without energy and latency."""
 
     name: str = "bitops"
 
@@ -45,7 +46,7 @@ class BitOps(HardwareOptions):
         )
 
     def layer_costs(self, workload: Workload, counts: SampleCounts) -> list[LayerCost]:
-        """Bit operations by layer: whole numbers, or fractions where the trace or the convention counts parts of samples."""
+        """Bit operations by layer: integers, or fractions where the trace or the convention counts parts of samples."""
         scale = self.images_per_sample(counts.samples) / workload.samples
         weights_only = self.rule("count") in ("weights_only", "weights_and_norm")
         not_counted = ("matmul", "aggregation") if weights_only else ()
@@ -80,11 +81,11 @@ class BitOps(HardwareOptions):
         return LayerCost(operation.name, *(_exact(sums[name] * scale) for name in PASSES))
 
     def _elementwise(self, workload: Workload) -> int:
-        """Operations of normalisation, pooling and activation functions that the convention counts as MACs.
+        """Elementwise operations (normalisation, pooling, activation functions) that the convention counts as MACs.
 
-        CPT counts two for a normalised element and the sums and divisions of average-pooling modules; FracTrain counts the
-        sums only, and one for each element of a ReLU (inferred from their tables). Better Schedules' graph code counts four
-        for each element of a layer norm without parameters (its get_flops.py).
+        CPT counts two per normalised element, plus the sums and divisions of average-pooling modules. FracTrain counts
+        only the sums, plus one per element of a ReLU (both inferred from the tables). Better Schedules' graph code
+        counts four per element of a layer norm without parameters (its get_flops.py).
         """
         count = self.rule("count")
         if count == "weights_and_norm":

@@ -1,4 +1,4 @@
-"""All cost models at once: `hardware=all`."""
+"""All cost models together: `hardware=all`."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -16,10 +16,10 @@ MODELS: tuple[type[HardwareOptions], ...] = (BitOps, BitFusion, Zc706, TensorCor
 
 @dataclass
 class AllHardware(HardwareOptions):
-    """Bit operations, Bit Fusion, ZC706 and peak rates at once, counted by the same rules and with the default constants of each.
+    """Bit operations, Bit Fusion, ZC706 and peak rates under the same counting rules, each with its default constants.
 
-    The cost's own numbers are the bit operations, on which all agree; `by_hardware` holds the costs of each, as energies and
-    latencies of different machines have no sum.
+    The fields of the cost itself are bit operations, which are the same for all; `by_hardware` holds the cost of each
+    model, since energies and latencies of different machines cannot be added.
     """
 
     name: str = "all"

@@ -1,21 +1,22 @@
 """Cycles and memory traffic of one matrix product on a bit-flexible systolic array (Bit Fusion).
 
-The array has R rows, which reduce, and C columns, one for each output channel; a cell multiplies 8 x 8 bits a cycle, or
-more narrow numbers. With r(x) = 2, 4 or 8, rounding up, operands of a and b bits are packed p = (8/r(a)) (8/r(b)) times, so
-that the array reduces R p numbers a cycle. Wider numbers are split into 8-bit digits, and each pair of digits takes a pass.
+The array has R rows, along which it reduces, and C columns, one per output channel. A cell computes one 8 x 8-bit
+product per cycle, or several narrower ones. With r(x) the bits x rounded up to 2, 4 or 8, a cell computes p = (8/r(a))
+(8/r(b)) products of a-bit and b-bit operands, so that the array reduces R p numbers per cycle. Wider numbers are split
+into 8-bit digits, and each pair of digits takes a pass.
 
-A product of m output positions, n output channels, c reduction channels and t taps is cut into tiles that fit half of each
-buffer (the other half is being filled). Tiles and the order of the three loops around them are searched for the fewest
-cycles, then for the least energy:
+A product of m output positions, n output channels, c reduction channels and t taps is cut into tiles that fit half of
+each buffer (double buffering). An exhaustive search over tile sizes and the order of the three outer loops minimises
+cycles, then energy:
 
     active = trips * tm * ceil(tn/C) * ceil(tc t/(R p)) * digits
     cycles = max(active, ceil((D - fill - drain)/bandwidth)) + ceil(fill/bandwidth) + ceil(drain/bandwidth)
 
-where D is the traffic to the external memory, fill what is read before the array can start, drain what is written after it
-has stopped.
+where D is the external memory traffic in bits, fill the part read before the array can start, and drain the part
+written after it has stopped.
 
-Source: Sharma et al., Bit Fusion, ISCA 2018, and FracTrain, section 4.1, which uses the public simulator; of its tilings
-this finds the same, within ties (tests/data/hardware/bitfusion_sample.json).
+Source: Sharma et al., Bit Fusion, ISCA 2018, and FracTrain, section 4.1, which uses the public simulator. The tilings
+agree with the simulator's up to ties (tests/data/hardware/bitfusion_sample.json).
 """
 
 from collections.abc import Sequence
@@ -29,13 +30,13 @@ from numpy.typing import NDArray
 from bitcycle.settings import SettingError
 
 Numbers = NDArray[Any]
-"""A whole number for each candidate tiling: int64, or Python's integers where those would overflow."""
+"""One integer per candidate tiling: int64, or Python integers where int64 would overflow."""
 
 T = TypeVar("T")
 
 
 class Gemm(NamedTuple):
-    """One matrix product: its dimensions, and the bits of the operand that moves and of the one held in the array."""
+    """One matrix product: its dimensions, and the bits of the moving operand and of the operand held in the array."""
 
     m: int
     n: int
@@ -46,7 +47,7 @@ class Gemm(NamedTuple):
 
 
 class Energy(NamedTuple):
-    """Energies in pJ: of an active cycle of the array, else of each bit that is read or written."""
+    """Energies in pJ: per active cycle of the array, and per bit read or written elsewhere."""
 
     array_cycle: float
     input_read: float
@@ -59,7 +60,7 @@ class Energy(NamedTuple):
 
 
 class Array(NamedTuple):
-    """An accelerator: its array, its memory interface in bits a cycle, its buffers in bits, its energies."""
+    """An accelerator: array size, memory interface in bits per cycle, buffers in bits, and energies."""
 
     rows: int
     columns: int
@@ -72,7 +73,7 @@ class Array(NamedTuple):
 
 
 class Usage(NamedTuple, Generic[T]):
-    """What a product takes: cycles in all and of the active array, and the bits moved at each place."""
+    """Resource usage of a product: total cycles, active cycles of the array, and bits moved at each buffer."""
 
     cycles: T
     active: T
@@ -101,7 +102,7 @@ def energy_pj(usage: Usage[Any], energy: Energy) -> dict[str, Any]:
 def cheapest(gemm: Gemm, array: Array) -> Usage[int]:
     """The usage of the tiling with the fewest cycles and, among those, the least energy; exact.
 
-    Taps are not cut, as in the source, unless those of one channel fit no buffer; they count as channels then.
+    Taps are not tiled, as in the source, unless those of one channel do not fit a buffer; then they count as channels.
 
     Raises:
         SettingError (a ValueError): for buffers that cannot hold a tile of one element.
@@ -118,7 +119,7 @@ def cheapest(gemm: Gemm, array: Array) -> Usage[int]:
 
 
 def _best(usage: Usage[Numbers], energy: Energy) -> tuple[tuple[int, float], Usage[int]]:
-    """(cycles, energy) and usage of the best of several candidates, the first of equal ones."""
+    """(cycles, energy) and usage of the best candidate; ties go to the first."""
     fastest = np.flatnonzero(usage.cycles == usage.cycles.min())
     candidates = Usage(*(numbers[fastest] for numbers in usage))
     picojoules = sum(energy_pj(candidates, energy).values())
@@ -147,12 +148,12 @@ def _powers(size: int, columns: int = 1) -> list[int]:
 
 
 def _packed_rows(gemm: Gemm, array: Array) -> int:
-    """R p: how many numbers the array reduces in a cycle."""
+    """R p, the numbers that the array reduces per cycle."""
     return array.rows * (8 // _lane(gemm.moving_bits)) * (8 // _lane(gemm.held_bits))
 
 
 def _lane(bits: int) -> int:
-    """r(x): 2, 4 or 8, the width that a cell gives to a number of so many bits."""
+    """r(x): the number of bits rounded up to a width that a cell supports (2, 4 or 8)."""
     return 2 if bits <= 2 else 4 if bits <= 4 else 8
 
 
@@ -197,10 +198,10 @@ def _usage(gemm: Gemm, array: Array, tiles: Numbers, order: Sequence[str]) -> Us
 def _traffic(
     tile: Numbers, trips: dict[str, Numbers], indexed_by: str, order: Sequence[str], half: int
 ) -> tuple[Numbers, Numbers]:
-    """Bits of an operand that cross the memory interface, and how many of them stay in its buffer.
+    """Bits of an operand transferred over the memory interface, and those that stay in its buffer.
 
-    From the innermost loop outwards: a loop that indexes the operand multiplies its traffic; one that does not is free while
-    all that was fetched so far still lies in the buffer; once it does not fit, every further loop multiplies.
+    From the innermost loop outwards, a loop that indexes the operand multiplies its traffic. A loop that does not is
+    free as long as everything fetched so far fits in the buffer; after that, every further loop multiplies the traffic.
     """
     traffic, resident, fits = tile, tile, np.ones(tile.shape, dtype=bool)
     for loop in order:

@@ -1,4 +1,4 @@
-"""Numbers of training samples at each precision, for a whole network and for operations that differ."""
+"""Number of training samples at each precision, for the whole network and for operations with their own precision."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,18 +8,18 @@ from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import SettingError, nearest
 
 Histogram = Mapping[Precision, int]
-"""How many samples were trained at which precision."""
+"""Precision -> number of training samples."""
 
 
 @dataclass(frozen=True)
 class SampleCounts:
-    """Samples by precision of one run.
+    """Samples of one run by precision.
 
     Attributes:
-        histogram: samples by precision of every operation that has no counts of its own.
-        per_operation: name of an operation, or of a module around operations -> their own counts instead, as of a network
-            that chooses its bits for each sample (DFQ). The longest name decides. Samples that skip the operation are in no
-            count. An operation with fixed bits is counted by its samples and keeps its bits.
+        histogram: samples by precision, for every operation without an entry in `per_operation`. per_operation: name of
+            an operation, or of a module that contains operations -> their counts, for networks that choose bits per
+            sample (DFQ). The longest matching name applies. Samples that skip the operation are not counted. Operations
+            with fixed bits use these sample counts but keep their bits.
     """
 
     histogram: Histogram
@@ -27,7 +27,7 @@ class SampleCounts:
 
     @property
     def samples(self) -> int:
-        """Samples that were trained on."""
+        """Number of training samples."""
         return sum(self.histogram.values())
 
     def of(self, operation: Operation) -> Histogram:
@@ -41,8 +41,8 @@ class SampleCounts:
         """Reject invalid counts.
 
         Raises:
-            SettingError (a ValueError): for bits outside 1 to 32, for negative counts, for a name that is not in the
-                workload, and for more samples of an operation than were trained on.
+            SettingError (a ValueError): for bits outside 1 to 32, negative counts, a name that is not in the workload,
+                and more samples of an operation than of the run.
         """
         for histogram in (self.histogram, *self.per_operation.values()):
             _check_histogram(histogram)
@@ -59,7 +59,7 @@ def check_precision(precision: Precision) -> None:
     """Reject bits that are not integers from 1 to 32.
 
     Raises:
-        SettingError (a ValueError): naming which bits.
+        SettingError (a ValueError): naming the invalid bits.
     """
     for role, bits in precision._asdict().items():
         if not isinstance(bits, int) or not 1 <= bits <= FLOAT:
@@ -77,6 +77,6 @@ def _check_histogram(histogram: Histogram) -> None:
 
 
 def _enclosing(module: str) -> list[str]:
-    """A module's name and those of the modules around it, from the longest to the shortest: a.b -> [a.b, a]."""
+    """Names of a module and of its ancestors, longest first: a.b -> [a.b, a]."""
     parts = module.split(".")
     return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]

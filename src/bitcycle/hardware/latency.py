@@ -1,4 +1,4 @@
-"""Base class of cost models with the latency of the three passes of each operation, besides bit operations."""
+"""Base class of cost models that estimate the latency of each operation's three passes besides bit operations."""
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -12,10 +12,10 @@ from bitcycle.schedule import Precision
 
 @dataclass
 class LatencyModel(BitOps):
-    """Seconds of every operation in each pass; no energy."""
+    """Latency of every operation in each pass; no energy."""
 
     def pass_seconds(self, operation: Operation, histogram: Histogram) -> list[Fraction]:
-        """Seconds of an operation in each pass, over all samples of `histogram` times those of the trace."""
+        """Seconds of an operation in each pass, over all samples of `histogram` times the samples of the trace."""
         raise NotImplementedError
 
     def measure(self, workload: Workload, counts: SampleCounts, reference: Precision) -> Cost:

@@ -8,12 +8,12 @@ from bitcycle.schedule import Precision
 
 
 class CostMeter:
-    """Counts samples by precision; the cost follows from the counts alone, so it is exact however long the run.
+    """Counts samples by precision; the cost is computed from these counts alone, so it is exact for any run length.
 
     Args:
         workload: the traced model.
         hardware: the cost model.
-        reference: static precision that savings are relative to.
+        reference: static precision that savings refer to.
     """
 
     def __init__(self, workload: Workload, hardware: HardwareOptions, reference: Precision) -> None:
@@ -22,19 +22,18 @@ class CostMeter:
         self.per_operation: defaultdict[str, Counter[Precision]] = defaultdict(Counter)
 
     def add(self, precision: Precision, samples: int, operation: str | None = None) -> None:
-        """Count `samples` more training samples at `precision`.
+        """Add `samples` training samples at `precision`.
 
         Args:
-            precision: the bits that they were trained at.
-            samples: how many.
-            operation: an operation, or a module around operations, whose bits are chosen sample by sample: counts for it
-                alone, and the samples of the run count once without it. Samples that skip it are not counted for it.
+            precision: bits of these samples. samples: number of samples. operation: an operation, or a module that
+                contains operations, whose bits are chosen per sample; the samples then count for it alone, and must be
+                added once more without it for the run. Do not add samples that skip it.
         """
         counts = self.histogram if operation is None else self.per_operation[operation]
         counts[precision] += samples
 
     def cost(self) -> Cost:
-        """The cost of all samples counted so far."""
+        """Return the cost of all samples added so far."""
         return self.hardware.cost(self.workload, self.histogram, self.reference, self.per_operation)
 
     def state_dict(self) -> dict[str, int]:

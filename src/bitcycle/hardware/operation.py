@@ -1,4 +1,4 @@
-"""The products that a network computes, as shapes and numbers for cost models."""
+"""The products that a network computes, described by shapes and counts for cost models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MatrixProduct(NamedTuple):
 
 
 class Widths(NamedTuple):
-    """Bits of an element of weights, activations and gradients, whole or with a share of a scale."""
+    """Bits per element of weights, activations and gradients; fractional if they include a share of a scale."""
 
     weight: int | Fraction
     activation: int | Fraction
@@ -32,23 +32,22 @@ class Widths(NamedTuple):
 
 @dataclass(frozen=True)
 class Operation:
-    """One product of the forward pass.
+    """A product of the forward pass.
 
     Attributes:
         name: the module that computes it, as in `model.named_modules()`; with a suffix `#k` where it computes several.
         kind: conv, linear (an activation times a weight), matmul (two activations), aggregation (a sum over the edges of a
-            graph: a sparse product, or index_add and its kin), embedding (a lookup: no multiply-accumulate) or unknown
-            (arithmetic that no quantized product stands for; always float32).
-        macs: multiply-accumulates of the forward product, for `Workload.samples` samples.
-        product: the dimensions of one group's matrix product, for `Workload.samples` samples.
-        groups: number of such products.
-        input_positions: positions of the input map (for a convolution height times width), the m of the error product.
-        weight_elements, input_elements, output_elements: sizes of its operands, for `Workload.samples` samples.
-        needs_input_gradient: False for a layer that reads the network's input: its error product is never computed.
-        fixed_precision: its bits if no schedule changes them (float32 for a layer that is not quantized), else None.
-        needs_weight_gradient: False for a frozen weight, and where the second operand of a matmul needs no gradient.
-        storage: scheduled bits -> bits that an element is stored in, its share of a scale included, of weights, activations and
-            gradients; empty where they are the same.
+            graph: a sparse product, index_add or the like), embedding (a lookup: no multiply-accumulate) or unknown
+            (other arithmetic, always float32).
+        macs: multiply-accumulates of the forward product over `Workload.samples` samples.
+        product: dimensions of one group's matrix product over `Workload.samples` samples. groups: number of such
+            products. input_positions: positions of the input map (height times width for a convolution), the m of the
+            error product. weight_elements, input_elements, output_elements: sizes of the operands over
+            `Workload.samples` samples. needs_input_gradient: False for a layer that reads the network's input, whose
+            error product is never computed. fixed_precision: its bits if no schedule changes them (float32 for a layer
+            that is not quantized), else None. needs_weight_gradient: False for a frozen weight, and for a matmul whose
+            second operand needs no gradient. storage: for each of weights, activations and gradients, scheduled bits ->
+            stored bits per element, including the share of a scale; empty where both are equal.
     """
 
     name: str
@@ -72,20 +71,20 @@ class Operation:
 
     @property
     def module(self) -> str:
-        """The name of the module that computes it."""
+        """Name of the module that computes it."""
         return self.name.partition("#")[0]
 
     @property
     def output_positions(self) -> int:
-        """Positions of the output map: product.m, but more than that where a transposed convolution enlarges the map."""
+        """Positions of the output map: product.m, or more for a transposed convolution that enlarges the map."""
         return self.output_elements // (self.product.n * self.groups)
 
     def precision(self, scheduled: Precision) -> Precision:
-        """The bits of this operation at the scheduled precision."""
+        """Bits of this operation at a scheduled precision."""
         return scheduled if self.fixed_precision is None else self.fixed_precision
 
     def stored(self, precision: Precision) -> Widths:
-        """The bits that elements are stored in at `precision`; their share of a scale makes them fractions."""
+        """Stored bits per element at `precision`, including the share of a scale."""
         if not self.storage:
             return Widths(*precision)
         return Widths(*(table.get(bits, bits) for table, bits in zip(self.storage, precision)))
@@ -96,12 +95,12 @@ class Workload:
     """The operations of one forward pass over `samples` samples.
 
     Attributes:
-        operations: the products, in the order of execution.
-        samples: samples in the traced input; counts are for all of them.
-        batch_norm_elements: elements that batch normalisations return.
-        layer_norm_elements: elements that layer normalisations return.
-        relu_elements: elements that ReLUs return.
-        pooled_inputs, pooled_outputs: elements that average-pooling modules read and return.
+        operations: the products, in order of execution.
+        samples: samples in the traced input; all counts are totals over these.
+        batch_norm_elements: output elements of batch normalisations.
+        layer_norm_elements: output elements of layer normalisations.
+        relu_elements: output elements of ReLUs.
+        pooled_inputs, pooled_outputs: input and output elements of average-pooling modules.
     """
 
     operations: tuple[Operation, ...]
@@ -113,24 +112,24 @@ class Workload:
     layer_norm_elements: int = 0
 
     def within(self, module: str) -> Workload:
-        """The same as the part `module` of a larger model."""
+        """This workload as submodule `module` of a larger model."""
         if not module:
             return self
         return replace(self, operations=tuple(replace(o, name=f"{module}.{o.name}") for o in self.operations))
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of the forward pass, of `samples` samples."""
+        """Multiply-accumulates of the forward pass over `samples` samples."""
         return sum(operation.macs for operation in self.operations)
 
     @property
     def macs_of_sample(self) -> int | float:
-        """Multiply-accumulates of one sample."""
+        """Multiply-accumulates per sample."""
         return _ratio(self.macs, self.samples)
 
     @property
     def macs_per_sample(self) -> dict[str, int | float]:
-        """Multiply-accumulates of one sample by operation."""
+        """Multiply-accumulates per sample, by operation."""
         return {operation.name: _ratio(operation.macs, self.samples) for operation in self.operations}
 
 

@@ -1,6 +1,6 @@
-"""The basic operations of PyTorch that are products, with their dimensions.
+"""The ATen operations that compute products, with their dimensions.
 
-Every layer and function reaches the dispatcher as one of these few operations, so nothing has to be known about the model.
+Every layer and function reaches the dispatcher as one of these few operations, so no knowledge of the model is needed.
 """
 
 import math
@@ -15,11 +15,11 @@ from bitcycle.hardware.operation import MatrixProduct
 aten = torch.ops.aten
 
 Depends = Callable[[Tensor], bool]
-"""Whether a tensor was computed from the model's input: it is an activation then, else a weight or a constant."""
+"""Whether a tensor was computed from the model's input (an activation) or not (a weight or a constant)."""
 
 
 class Product(NamedTuple):
-    """One product as it was found: `shape` for each of `groups`; `moving` is the activation, `held` its other operand."""
+    """`groups` matrix products of dimensions `shape`; `moving` is the activation, `held` the other operand."""
 
     kind: str
     shape: MatrixProduct
@@ -31,7 +31,7 @@ class Product(NamedTuple):
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates; for a sparse operand, of its stored elements only."""
+        """Multiply-accumulates; a sparse operand counts its stored elements only."""
         return math.prod(self.shape) * self.groups
 
 
@@ -45,29 +45,29 @@ def _convolution(args: Any, output: Tensor, depends: Depends) -> Product:
 
 
 def _matrix_product(x: Tensor, y: Tensor, output: Tensor, depends: Depends) -> Product:
-    """x [..., m, k] times y [..., k, n]; one group for each matrix of a batch."""
+    """x [..., m, k] times y [..., k, n]; one group per matrix of a batch."""
     if torch.strided not in (x.layout, y.layout) or x.layout != y.layout:
         return _sparse_product(x, y, output)
     groups = x.shape[0] if x.dim() == 3 else 1
     m, k, n = x.shape[-2], x.shape[-1], y.shape[-1]
-    if depends(y) and not depends(x):  # a weight from the left: the transposed product
+    if depends(y) and not depends(x):  # a weight on the left: the transposed product
         return Product("linear", MatrixProduct(n, m, k), groups, n, y, x, output)
     kind = "matmul" if depends(x) and depends(y) else "linear"
     return Product(kind, MatrixProduct(m, n, k), groups, m, x, y, output)
 
 
 def _sparse_product(x: Tensor, y: Tensor, output: Tensor) -> Product:
-    """A sum over the edges of a graph: each stored element of the adjacency multiplies one row of features."""
+    """A sum over the edges of a graph: each stored element of the adjacency matrix multiplies one row of features."""
     adjacency, features = (y, x) if x.layout == torch.strided else (x, y)
     edges, width = adjacency._nnz(), features.shape[1 if adjacency is x else 0]
     return Product("aggregation", MatrixProduct(edges, width, 1), 1, edges, features, adjacency, output)
 
 
 def _scattered_sum(args: Any, output: Tensor, depends: Depends) -> Product | None:
-    """index_add and its kin, (self, dim, index, source[, reduction]): how graphs without sparse matrices aggregate."""
+    """index_add and similar, (self, dim, index, source[, reduction]): aggregation without sparse matrices."""
     source, index = args[3], args[2]
     if len(args) > 4 and args[4] not in ("sum", "mean"):
-        return None  # a maximum or a product of neighbours multiplies nothing by weights
+        return None  # a maximum or product over neighbours is no sum of products
     width = source.shape[-1] if source.dim() > 1 else 1
     edges = source.numel() // width if width else 0
     return Product("aggregation", MatrixProduct(edges, width, 1), 1, edges, source, index, output)
@@ -83,7 +83,7 @@ def _vector_product(x: Tensor, y: Tensor, output: Tensor, depends: Depends) -> P
 
 
 def _bilinear(args: Any, output: Tensor, depends: Depends) -> Product:
-    """y_o = x W_o z, the product of nn.Bilinear: a linear layer of all products x_i z_j."""
+    """y_o = x W_o z, the product of nn.Bilinear: a linear layer whose inputs are all products x_i z_j."""
     x, weight, expanded = args[0], args[1], args[3]
     outputs, reduced = weight.shape[0], weight.shape[1] * weight.shape[2]
     rows = output.numel() // outputs
@@ -92,7 +92,7 @@ def _bilinear(args: Any, output: Tensor, depends: Depends) -> Product:
 
 
 def _lookup(args: Any, output: Any, depends: Depends) -> Product:
-    """An embedding: rows of a table, read and not multiplied."""
+    """An embedding: rows of a table are read, not multiplied."""
     table, indices = args[0], args[1]
     rows = output[0] if isinstance(output, tuple) else output
     return Product(
@@ -124,4 +124,4 @@ PRODUCTS: dict[Any, Callable[[Any, Any, Depends], Product | None]] = {
     **dict.fromkeys(SCATTERED_SUMS, _scattered_sum),
     **dict.fromkeys((aten.embedding, aten._embedding_bag, aten._embedding_bag_forward_only), _lookup),
 }
-"""Operation of PyTorch -> the product that it computes, given its arguments and its result; None where it is none after all."""
+"""ATen operation -> function from its arguments and result to the product, or to None if there is none."""

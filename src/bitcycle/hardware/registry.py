@@ -13,11 +13,11 @@ HARDWARE: dict[str, Preset[HardwareOptions]] = registry(
         "bitops": Preset(BitOps, "bit operations, GBitOps and effective MACs"),
         "bitfusion": Preset(
             BitFusion,
-            "energy and latency on the Bit Fusion accelerator that FracTrain simulates, beside bit operations",
+            "energy and latency on the Bit Fusion accelerator that FracTrain simulates, and bit operations",
         ),
-        "zc706": Preset(Zc706, "latency on the FPGA board of CPT, beside bit operations"),
+        "zc706": Preset(Zc706, "latency on the FPGA board of CPT, and bit operations"),
         "tensorcore": Preset(
-            TensorCore, "time at the published peak rates of an H100, B200 or MI355X, beside bit operations"
+            TensorCore, "time at the published peak rates of an H100, B200 or MI355X, and bit operations"
         ),
         "all": Preset(AllHardware, "all cost models side by side"),
     }

@@ -8,12 +8,12 @@ from bitcycle.hardware.operation import Operation, Workload
 from bitcycle.schedule import Precision
 
 MOST_GROUPS = 16
-"""Modules above which layers are grouped by their kind instead."""
+"""With more modules than this, layers are grouped by kind."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One unit that a cost is counted in: its title, the costs of the layers, the total and its relation to static q_max."""
+    """A cost in one unit: title, costs of the layers, total, and ratio to static q_max."""
 
     title: str
     layers: dict[str, LayerCost]
@@ -22,13 +22,13 @@ class Measure:
     scale: float = 1.0
 
     def of(self, names: Iterable[str], passes: Iterable[str] = PASSES) -> float:
-        """The cost of some layers in some passes."""
+        """Cost of the given layers in the given passes."""
         layers = [self.layers[name] for name in names if name in self.layers]
         return float(sum(getattr(layer, name) for layer in layers for name in passes)) * self.scale
 
     @property
     def static(self) -> str:
-        """The total at static q_max; nothing if no sample was counted, which has no ratio to it."""
+        """Total at static q_max; empty if no sample was counted, since the ratio is then undefined."""
         return f"{self.total / self.relative_to_static:.4g}" if self.relative_to_static else ""
 
     def cell(self, value: float) -> str:
@@ -38,7 +38,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class CostTable:
-    """Text for display: `columns` are the titles, `sections` groups of rows, `notes` the totals in words."""
+    """A table of text: `columns` are titles, `sections` groups of rows, `notes` the totals in words."""
 
     columns: list[str]
     sections: list[list[list[str]]]
@@ -47,7 +47,7 @@ class CostTable:
 
 @dataclass
 class _Group:
-    """Layers that share a row: those below one module that have the same bits."""
+    """Layers that share a row: layers below the same module with the same bits."""
 
     bits: str
     names: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ class _Group:
 
 
 def cost_table(workload: Workload, hardware: HardwareOptions, cost: Cost, reference: Precision) -> CostTable:
-    """The table of a cost that `hardware` counted; with `hardware=all` the cost models stand side by side."""
+    """Return the table of a cost computed by `hardware`; `hardware=all` shows the cost models side by side."""
     measures = list(_measures(cost))
     static = "/".join(map(str, reference))
     groups = _groups(workload, hardware, cost)
@@ -78,7 +78,7 @@ def cost_table(workload: Workload, hardware: HardwareOptions, cost: Cost, refere
 
 
 def saving(relative: float, static: str) -> str:
-    """A cost relative to static q_max in words."""
+    """Describe a cost relative to static q_max in words."""
     if relative <= 1:
         return f"{100 * (1 - relative):.1f} % less than static {static} bits"
     return f"{relative:.2f} times static {static} bits"
@@ -101,7 +101,7 @@ def _by_name(layers: Iterable[LayerCost]) -> dict[str, LayerCost]:
 
 
 def _groups(workload: Workload, hardware: HardwareOptions, cost: Cost) -> dict[tuple[str, str], _Group]:
-    """Rows of the table: layers by the part of the network they are in, and by their bits."""
+    """Rows of the table: layers grouped by part of the network and by bits."""
     groups: dict[tuple[str, str], _Group] = {}
     for title, operation in _titled(workload.operations):
         bits = _bits(operation, hardware)
@@ -116,7 +116,7 @@ def _groups(workload: Workload, hardware: HardwareOptions, cost: Cost) -> dict[t
 
 
 def _titled(operations: tuple[Operation, ...]) -> list[tuple[str, Operation]]:
-    """Each operation with the first module below what all have in common, or its kind if those are too many."""
+    """Title of each operation: first name component that is not common to all, or its kind if there are too many."""
     paths = [operation.module.split(".") for operation in operations]
     common = 0
     while len({tuple(path[: common + 1]) for path in paths}) == 1 and all(len(path) > common + 1 for path in paths):

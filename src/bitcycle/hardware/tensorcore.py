@@ -1,11 +1,12 @@
-"""Time of the products on the matrix units of current accelerators at their published peak rates: a bound, no measurement.
+"""Time of the products on current accelerators at their published peak rates: a lower bound, not a measurement.
 
-A product runs at the rate of the wider of its operands. With R(b) the dense rate (without structured sparsity) of the narrowest
-format of the device that has b bits or more, a pass of M multiply-accumulates takes
+A product runs at the rate of its wider operand. With R(b) the dense rate (without structured sparsity) of the device's
+narrowest format of at least b bits, a pass of M multiply-accumulates takes
 
     2 M / R(max of both operands' bits)  seconds,
 
-the three passes one after another. Memory, scales, quantization, normalisation and activation functions take no time.
+and the three passes run sequentially. Memory, scales, quantization, normalisation and activation functions take no
+time.
 
     TFLOP/s            4 bits    6 bits    8 bits    16 bits    32 bits
     h100 (SXM)        1,978.9   1,978.9   1,978.9      989.4      494.7    FP8, BF16, TF32; nothing narrower than 8 bits
@@ -14,7 +15,7 @@ the three passes one after another. Memory, scales, quantization, normalisation 
 
 Source: NVIDIA, "H100 Tensor Core GPU" data sheet; NVIDIA, "Blackwell architecture" technical brief and HGX B200 specifications,
 whose numbers with sparsity are twice these (TF32: 2.2 PFLOP/s); AMD, "Instinct MI355X GPU" data sheet and "CDNA 4 architecture"
-white paper. `float_layers_in` says whether what stays float32 in a run counts as the 16-bit arithmetic of mixed precision.
+white paper. `float_layers_in` selects whether float32 layers of a run count as float32 or as 16-bit mixed precision.
 """
 
 from dataclasses import dataclass, replace
@@ -37,19 +38,19 @@ RATES: dict[str, dict[int, float]] = {
 
 @dataclass
 class TensorCore(LatencyModel):
-    """Seconds at the peak rates of an accelerator, beside the bit operations; no energy."""
+    """Latency at the peak rates of an accelerator, in addition to bit operations; no energy."""
 
     name: str = "tensorcore"
-    device: str = setting("b200", "the accelerator whose peak rates count", choices=RATES, affects_result=False)
+    device: str = setting("b200", "accelerator whose peak rates are used", choices=RATES, affects_result=False)
     float_layers_in: str = setting(
         "bfloat16",
-        "rate of products with float32 operands: that of bfloat16, as mixed-precision training has it, or of float32",
+        "rate of products with float32 operands: that of bfloat16, as in mixed-precision training, or of float32",
         choices=("bfloat16", "float32"),
         affects_result=False,
     )
 
     def rate(self, bits: int) -> Fraction:
-        """Peak operations a second of a product whose wider operand has so many bits."""
+        """Peak operations per second of a product whose wider operand has `bits` bits."""
         rates = RATES[self.device]
         widest = 16 if self.float_layers_in == "bfloat16" else 32
         width = next(width for width in sorted(rates) if width >= min(bits, widest))
@@ -58,7 +59,7 @@ class TensorCore(LatencyModel):
     def measure(self, workload: Workload, counts: SampleCounts, reference: Precision) -> Cost:
         cost = super().measure(workload, counts, reference)
         assert cost.latency_s is not None
-        return replace(cost, latency_parts={"peak_rates": cost.latency_s})  # the label that reports show
+        return replace(cost, latency_parts={"peak_rates": cost.latency_s})  # label in reports
 
     def pass_seconds(self, operation: Operation, histogram: Histogram) -> list[Fraction]:
         work, counted = dict.fromkeys(PASSES, Fraction(0)), self.passes_of(operation)

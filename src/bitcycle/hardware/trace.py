@@ -1,14 +1,14 @@
-"""Traces any model with a sample input and lists the products that it computes.
+"""Tracing of any model with a sample input: lists the products that it computes.
 
-A copy of the model runs one forward pass in evaluation mode, on the device where it lies (the meta device included, where
-nothing is computed). Every product reaches PyTorch's dispatcher as one of a few basic operations, whichever layer or
-function it came from; fused kernels (recurrent layers, attention) are taken apart for the occasion. What quantizers compute
-(least squares, say) is left out: it simulates what the hardware gets for nothing. Of a block that training computes once for
-each of several precisions, of which each sample uses one (DFQ), the products are listed once.
+A copy of the model runs one forward pass in evaluation mode on the model's device (including the meta device, where
+nothing is computed). Every product reaches PyTorch's dispatcher as one of a few basic operations, whatever layer or
+function computes it; fused kernels (recurrent layers, attention) are decomposed. Arithmetic inside quantizers (such as
+least squares) is skipped, as it simulates what the hardware does at no cost. If training computes a block at several
+precisions and each sample uses one of them (DFQ), the block's products are listed once.
 
-What it cannot see: shapes that change from batch to batch (the sample stands for all), the half of causal attention that a
-kernel may skip (all of it counts), and backward passes written by hand in an autograd function (each product counts with
-the gradients that its operands ask for).
+Limitations: shapes that change between batches (the sample input represents all), the half of causal attention that a
+kernel may skip (all of it is counted), and custom backward passes of autograd functions (each product is counted with
+the gradients that its operands require).
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ aten = torch.ops.aten
 
 
 def trace(model: nn.Module, *inputs: Any, samples: int | None = None, **keywords: Any) -> Workload:
-    """The products of one forward pass of `model(*inputs, **keywords)` in evaluation mode.
+    """Return the products of one forward pass of `model(*inputs, **keywords)` in evaluation mode.
 
-    Lookups in embeddings are listed with no multiply-accumulates; elementwise operations, reductions, normalisations and
-    views are not listed. Arithmetic of other kinds (distances, Fourier transforms, operations of other libraries) is listed
-    as `unknown`, counts as float32 if its multiplications can be counted, and is warned of once.
+    Embedding lookups are listed with zero multiply-accumulates. Elementwise operations, reductions, normalisations and
+    views are not listed. Other arithmetic (distances, Fourier transforms, operations of other libraries) is listed as
+    `unknown`, counted as float32 if its number of multiplications is known, and reported by one warning.
 
     Args:
-        model: any module; not changed. Its quantized layers are recognised, all others count as float32.
-        inputs, keywords: as for the forward pass; tensors need the right shape and type only.
-        samples: how many samples the input holds; None means the first dimension of the first tensor.
+        model: any module; it is not changed. Quantized layers are recognised, all others count as float32.
+        inputs, keywords: arguments of the forward pass; only shapes and types of tensors matter.
+        samples: number of samples in the input; None means the first dimension of the first tensor.
 
     Raises:
         SettingError (a ValueError): for a sample input without samples, and for a model on the meta device whose shapes
@@ -60,11 +60,11 @@ def trace(model: nn.Module, *inputs: Any, samples: int | None = None, **keywords
         tensors = [leaf for leaf in tree_leaves((inputs, keywords)) if isinstance(leaf, Tensor)]
         samples = _samples(tensors) if samples is None else samples
         if samples < 1:
-            raise SettingError("samples", samples, "costs are counted for each sample", "give an input of one or more")
+            raise SettingError("samples", samples, "costs are counted per sample", "give an input of one or more")
         recorder = _Recorder(tensors)
         model = copy.deepcopy(model, _computed_tensors(model)).eval()
         for module in model.modules():
-            # of layer.Gates and QuantizedLayer; known by the attribute, as hardware knows no layers
+            # of layer.Gates and QuantizedLayer; found by attribute, as `hardware` does not import `layer`
             getattr(module, "prepare_trace", _nothing)()
             if getattr(module, "is_quantizer", False):  # a quantizer.TensorQuantizer
                 module.forward = partial(_unquantized, module)
@@ -80,7 +80,7 @@ def trace(model: nn.Module, *inputs: Any, samples: int | None = None, **keywords
 
 
 def _computed_tensors(model: nn.Module) -> dict[int, Tensor]:
-    """What deepcopy cannot copy and takes from here: tensors with a history, as `torch.nn.utils.weight_norm` keeps them."""
+    """Memo for deepcopy of tensors it cannot copy: those with a grad_fn, as kept by `torch.nn.utils.weight_norm`."""
     kept = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
     return {id(tensor): tensor.detach() for tensor in kept if not tensor.is_leaf}
 
@@ -90,13 +90,13 @@ def _nothing() -> None:
 
 
 def _unquantized(quantizer: nn.Module, x: Tensor, *bits: Tensor) -> Tensor:
-    """Replacement of a quantized tensor: x itself, with a gradient if x or the quantizer requires one."""
+    """Replacement for a quantizer: returns x itself, which requires a gradient if x or the quantizer does."""
     wants = x.requires_grad or any(parameter.requires_grad for parameter in quantizer.parameters())
     return x.detach().requires_grad_() if wants and not x.requires_grad else x
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """The tensor as an ordinary one without history."""
+    """The tensor as an ordinary tensor without a grad_fn."""
     return tensor.clone() if tensor.is_inference() else tensor.detach()
 
 
@@ -109,13 +109,13 @@ def _lacks_values(error: RuntimeError, inputs: list[Tensor]) -> bool:
 
 
 def _without_values(error: RuntimeError, model: nn.Module) -> SettingError:
-    problem = f"cannot be traced on the meta device, as values decide its shapes ({str(error).splitlines()[0]})"
+    problem = f"cannot be traced on the meta device, as its shapes depend on values ({str(error).splitlines()[0]})"
     return SettingError("model", type(model).__name__, problem, "trace it on the CPU with a real sample")
 
 
 @contextmanager
 def _taken_apart(model: nn.Module) -> Iterator[None]:
-    """Attention and recurrent layers as the products they are made of; by one thread, since samples are small."""
+    """Context that decomposes attention and recurrent layers into products, in one thread as samples are small."""
     backends: list[Any] = [torch.backends.mkldnn, torch.backends.cudnn]
     enabled = [backend.enabled for backend in backends]
     fast, threads = torch.backends.mha.get_fastpath_enabled(), torch.get_num_threads()
@@ -124,7 +124,7 @@ def _taken_apart(model: nn.Module) -> Iterator[None]:
         for backend, was_enabled in zip(backends, enabled):
             backend.enabled = was_enabled and not recurrent
         torch.backends.mha.set_fastpath_enabled(False)
-        torch.set_num_threads(1)  # threads that wait for each other on a busy machine take a hundred times longer
+        torch.set_num_threads(1)  # contending threads on a busy machine can be a hundred times slower
         with sdpa_kernel([SDPBackend.MATH]), _eagerly(model):
             yield
     finally:
@@ -135,7 +135,7 @@ def _taken_apart(model: nn.Module) -> Iterator[None]:
 
 
 def _eagerly(model: nn.Module) -> AbstractContextManager[None]:
-    """Compiled functions run uncompiled, lest the recorder be compiled with them; where nothing is compiled, as it is."""
+    """Context that runs compiled functions eagerly, so that the recorder is not compiled with them."""
     will_compile = any(
         getattr(module, "compile_kernel", False) for module in model.modules()
     )  # a quantizer.TensorQuantizer
@@ -147,7 +147,7 @@ def _eagerly(model: nn.Module) -> AbstractContextManager[None]:
 
 @contextmanager
 def _follow_modules(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
-    """Context in which the recorder follows the running module."""
+    """Context in which the recorder tracks the running module."""
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             hooks.callback(module.register_forward_pre_hook(recorder.entering(name, module)).remove)
@@ -156,11 +156,11 @@ def _follow_modules(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
 
 
 class _Recorder(TorchDispatchMode):
-    """Collects operations as they reach the dispatcher, and follows which tensors come from the input."""
+    """Records operations at the dispatcher and tracks the tensors that depend on the input."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and importing the compiler takes seconds
+        return False  # nothing is compiled here, and the compiler takes seconds to import
 
     def __init__(self, inputs: list[Tensor]) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ class _Recorder(TorchDispatchMode):
         name, module = self._running()
         moving, held = product.moving, product.held
         without_weight = product.kind in ("matmul", "aggregation")
-        wanted = torch.is_grad_enabled() or moving.requires_grad  # gradients are off where features are frozen
+        wanted = torch.is_grad_enabled() or moving.requires_grad  # gradients are disabled where features are frozen
         self.operations.append(
             Operation(
                 name=name,
@@ -263,7 +263,7 @@ class _Recorder(TorchDispatchMode):
             warnings.warn(_warning(unknown, name), stacklevel=2)
 
     def _running(self) -> tuple[str, nn.Module]:
-        """The module that is running and a name for its next operation."""
+        """Name for the next operation of the running module, and that module."""
         name, module = self.stack[-1]
         name = name or type(module).__name__
         self.names[name] += 1
@@ -276,11 +276,11 @@ class _Recorder(TorchDispatchMode):
 def _warning(unknown: Unknown, name: str) -> str:
     counted = "not counted in the cost" if unknown.macs is None else f"counted as {unknown.macs} float32 products"
     hint = "; give its formula with torch.utils.flop_counter.register_flop_formula" if unknown.macs is None else ""
-    return f"{unknown.name} in {name!r} is arithmetic that the cost models do not know: {counted}{hint}"
+    return f"{unknown.name} in {name!r} is arithmetic unknown to the cost models: {counted}{hint}"
 
 
 def _tensors(values: tuple[Any, ...]) -> Iterator[Tensor]:
-    """All tensors in (nested) arguments or results."""
+    """Yield all tensors in (nested) arguments or results."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -289,8 +289,8 @@ def _tensors(values: tuple[Any, ...]) -> Iterator[Tensor]:
 
 
 def _fixed_precision(module: nn.Module) -> Precision | None:
-    """Bits that no schedule changes: those of a fixed layer, float32 for a layer that is not quantized, else None."""
-    # a layer.PrecisionState; known by its attributes, as hardware knows no layers
+    """Bits of a layer with fixed precision, float32 for a layer that is not quantized, None for a scheduled layer."""
+    # a layer.PrecisionState; found by attribute, as `hardware` does not import `layer`
     state = getattr(module, "precision", None)
     if state is None or not hasattr(state, "fixed"):
         return FLOAT_PRECISION
@@ -298,7 +298,7 @@ def _fixed_precision(module: nn.Module) -> Precision | None:
 
 
 def _storage(module: nn.Module) -> tuple[Mapping[int, Fraction], ...]:
-    """What a number of scheduled bits is stored in, for each role; empty where it is itself."""
+    """Scheduled bits -> stored bits, for each role; empty where both are equal."""
     options = getattr(module, "quantizer_options", None)  # a quantizer.QuantizerOptions
     if options is None or _fixed_precision(module) == FLOAT_PRECISION:
         return ()

@@ -1,4 +1,4 @@
-"""Arithmetic other than the products of a network: found by name, counted as float32 if its multiplications are known."""
+"""Other arithmetic than products: found by operation name, counted as float32 if its multiplications are known."""
 
 import math
 import re
@@ -16,31 +16,31 @@ ARITHMETIC = re.compile(
     r"|_cdist|_euclidean_dist|_pdist|_fft_|conv_tbc|_int_mm|_scaled_|_grouped_mm|_weight_int"
     r"|.*(flash|efficient)_attention|_transformer_encoder_layer|_native_multi_head_attention|.*rnn"
 )
-"""Names of PyTorch's own operations, beside the products, whose work grows faster than their operands."""
+"""ATen operations, other than products, whose work grows faster than the size of their operands."""
 
 KNOWN_LIBRARIES = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "bitcycle")
-"""Namespaces whose other operations move, compare or add; nothing is known of those of other libraries, whatever their name."""
+"""Namespaces whose remaining operations only move, compare or add; operations of other libraries are unknown."""
 
 
 class Unknown(NamedTuple):
-    """An unknown operation: its name, and its multiply-accumulates if they can be counted."""
+    """An unknown operation: its name, and its multiply-accumulates if they are known."""
 
     name: str
     macs: int | None
 
 
 def unknown_arithmetic(operation: Any, args: Any, keywords: Any, output: Any) -> Unknown | None:
-    """What an operation that is not in `PRODUCTS` computes; None if it is a view, elementwise, a reduction or the like.
+    """Describe an operation that is not in `PRODUCTS`; None for a view, elementwise operation, reduction or the like.
 
-    Its multiply-accumulates come from the formulas below, else from PyTorch's own table of formulas
-    (`torch.utils.flop_counter`), to which users can add theirs.
+    Multiply-accumulates come from the formulas below, else from PyTorch's table of formulas
+    (`torch.utils.flop_counter`), which users can extend.
     """
     packet = operation.overloadpacket
     if not _is_suspicious(packet):
         return None
     if packet in _FORMULAS:
         return Unknown(str(packet), _FORMULAS[packet](args, output))
-    from torch.utils.flop_counter import flop_registry  # takes a moment, and is hardly ever needed
+    from torch.utils.flop_counter import flop_registry  # slow to import and rarely needed
 
     formula = flop_registry.get(packet)
     macs = None if formula is None else formula(*args, **keywords, out_val=output) // 2
@@ -52,7 +52,7 @@ def _is_suspicious(packet: Any) -> bool:
     library, _, name = str(packet).rpartition(".")
     if library in KNOWN_LIBRARIES:
         return ARITHMETIC.match(name) is not None
-    return str(packet) != "torchvision.nms"  # comparisons only, at the end of every detector
+    return str(packet) != "torchvision.nms"  # comparisons only
 
 
 def _distances(args: Any, output: Tensor) -> int:
@@ -60,7 +60,7 @@ def _distances(args: Any, output: Tensor) -> int:
 
 
 def _fourier(args: Any, output: Tensor) -> int:
-    """2 N log2 N real multiply-accumulates for a complex transform of N points, half of that for a real one."""
+    """2 N log2 N real multiply-accumulates for a complex transform of N points, half of that for a real transform."""
     signal, dimensions = args[0], args[1]
     whole = output if signal.is_complex() and not output.is_complex() else signal
     points = math.prod(whole.shape[dimension] for dimension in dimensions)
@@ -68,7 +68,7 @@ def _fourier(args: Any, output: Tensor) -> int:
 
 
 def _elimination(args: Any, output: Any) -> int:
-    """n^3 / 3 for the factors of an n x n matrix, n^2 for each right side."""
+    """n^3 / 3 to factorise an n x n matrix, plus n^2 per right-hand side."""
     matrix = args[0]
     n = matrix.shape[-1]
     right = args[1].numel() // n if len(args) > 1 and isinstance(args[1], Tensor) else 0
@@ -76,7 +76,7 @@ def _elimination(args: Any, output: Any) -> int:
 
 
 def _groups(args: Any, output: Tensor) -> int:
-    """Products of groups of rows with a matrix each, as mixtures of experts compute them."""
+    """Groups of rows, each times a matrix of its own, as in mixtures of experts."""
     left, right = args[:2]
     return int(left.numel() * output.shape[-1] // (len(left) if (left.dim(), right.dim()) == (3, 2) else 1))
 

@@ -1,15 +1,14 @@
 """Latency on CPT's FPGA board, a Xilinx ZC706.
 
-Multipliers whose throughput is inversely proportional to the mean width of their operands: with L lanes at clock f, a pass
-of M multiply-accumulates of a-bit and b-bit numbers takes
+The throughput of a multiplier is inversely proportional to the mean width of its operands. With L lanes at clock f, a
+pass of M multiply-accumulates of a-bit and b-bit numbers takes
 
     M (a + b)/2 / 8 / (L f)  seconds,
 
-the three passes one after another. Normalisation, activation functions and pooling take no time.
+and the three passes run sequentially. Normalisation, activation functions and pooling take no time.
 
-Source: CPT, table 2, and FracTrain, section 4.6, which say no more than "accelerator on ZC706": the law is empirical
-(inferred from the twelve latencies of the table), its constants are the round values next to the fit, and an energy cannot
-be derived.
+Source: CPT, table 2, and FracTrain, section 4.6, which only mention an "accelerator on ZC706". The law is empirical
+(inferred from the twelve latencies of the table), its constants are the fit rounded, and an energy cannot be derived.
 """
 
 from dataclasses import dataclass
@@ -24,13 +23,11 @@ from bitcycle.settings import setting
 
 @dataclass
 class Zc706(LatencyModel):
-    """Seconds on the ZC706 board, beside the bit operations; no energy."""
+    """Latency on the ZC706 board, in addition to bit operations; no energy."""
 
     name: str = "zc706"
-    lanes: int = setting(
-        128, "8-bit multiplications at a time (fitted to CPT's table 2)", minimum=1, affects_result=False
-    )
-    clock_hz: float = setting(2e8, "clock frequency (assumed with the lanes)", minimum=1, affects_result=False)
+    lanes: int = setting(128, "parallel 8-bit multipliers (fitted to CPT's table 2)", minimum=1, affects_result=False)
+    clock_hz: float = setting(2e8, "clock frequency in Hz (assumed with the lanes)", minimum=1, affects_result=False)
 
     def pass_seconds(self, operation: Operation, histogram: Histogram) -> list[Fraction]:
         throughput = 16 * self.lanes * Fraction(self.clock_hz)  # of MACs times the sum of both operands' widths

@@ -24,9 +24,9 @@ def edges():
 
 
 def sparse(layout="coo"):
-    matrix = torch.sparse_coo_tensor(edges(), torch.ones(5), (4, 4), check_invariants=True).coalesce()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # compressed rows are "in beta state"
+        warnings.simplefilter("ignore")  # compressed rows are "in beta state", and PyTorch 2.11 names its invariant checks
+        matrix = torch.sparse_coo_tensor(edges(), torch.ones(5), (4, 4), check_invariants=True).coalesce()
         return matrix if layout == "coo" else matrix.to_sparse_csr()
 
 

@@ -297,7 +297,7 @@ def test_whole_models_compile_once_for_all_bits(order):
         compiled = torch.compile(model, backend=counting_backend(graphs))
     eager = build()
     eager_control = bitcycle.PrecisionController(eager, schedule)
-    bits = set()
+    bits, first = set(), 0
     for step in range(11):
         found = []
         for network, controller, call in ((model, control, compiled), (eager, eager_control, eager)):
@@ -307,7 +307,8 @@ def test_whole_models_compile_once_for_all_bits(order):
             y.square().sum().backward()
             found.append((y, network[0].weight.grad.clone()))
         torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
-        assert len(graphs) == 1
+        first = first or len(graphs)
+        assert len(graphs) == first <= 2  # PyTorch 2.11 compiles each layer by itself
     assert len(bits) == 6
 
 

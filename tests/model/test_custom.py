@@ -66,9 +66,9 @@ def test_a_changed_network_is_another_run(network, tmp_path):
 
 
 WRONG = {
-    "model.target=MINE": "write it as package.module:function",
+    "model.target=MINE": "write package.module:function",
     "model.target=MINE:smal": "did you mean 'small'",
-    "model.target=nowhere_at_all:small": "start in the folder of the module",
+    "model.target=nowhere_at_all:small": "run the command in the folder of the module",
     "model.target=MINE:no_network": "returns an object of type int",
     "model.target=MINE:small model.arguments={wdth: 2}": "did you mean 'width'",
     "model.target=MINE:small model.arguments=3": "model.arguments",

@@ -148,7 +148,7 @@ def test_transformers_that_make_no_sense():
         ({"heads": 7}, "divided among 7 heads"),
         ({"cutoffs": [9, 3]}, "ascending"),
         ({"cutoffs": [9], "quantize_head": True}, "stays float"),
-        ({"cutoffs": [3, 9, 20], "width": 16}, "leaves nothing"),
+        ({"cutoffs": [3, 9, 20], "width": 16}, "last band's width 0"),
     ):
         with pytest.raises(SettingError, match=words):
             MODELS["transformer"](**options)

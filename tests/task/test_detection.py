@@ -258,7 +258,7 @@ def test_the_recipe_is_the_papers_and_the_saving_is_the_published_formulas():
 
 def test_what_is_said_on_the_command_line_wins_over_the_data_sets_own():
     assert plan("dataset=voc_small", "training=voc", "model.width=8").total_steps == 120 * 18
-    with pytest.raises(SettingError, match="is not made for the data of dataset=voc_small"):
+    with pytest.raises(SettingError, match="does not accept the data of dataset=voc_small"):
         plan("dataset=voc_small", "model=resnet20")
     with pytest.raises(SettingError, match="cannot learn from dataset=voc_small"):
         plan("dataset=voc_small", "task=classification")

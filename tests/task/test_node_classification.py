@@ -255,7 +255,7 @@ def test_a_saved_file_runs_no_code(tmp_path):
         (["dataset.validation=0.1"], "dataset.validation", "comes with a validation split"),
         (["dataset.neighbours=[3]"], "model.layers", "1 layers of neighbours"),
         (["quantizer=dorefa", "model.aggregation=quantized"], "quantizer.name", "no ranges per row"),
-        (["model=resnet8"], "model.name", "is not made for the data of dataset=cora"),
+        (["model=resnet8"], "model.name", "does not accept the data of dataset=cora"),
         (["task=classification"], "task.name", "cannot learn from dataset=cora"),
         (["schedule=dfq"], "schedule", ""),
     ],

@@ -1,4 +1,4 @@
-"""The networks, in float; quantization is a conversion by the `layer` package."""
+"""Networks in float32; the `layer` package converts them to quantized ones."""
 
 from bitcycle.model.base import ModelOptions, build_seeded, check_kind
 from bitcycle.model.mobilenet_v2_cifar import CifarMobileNetV2, MobileNetV2Cifar

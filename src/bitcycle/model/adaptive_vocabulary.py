@@ -1,7 +1,7 @@
-"""Adaptive inputs and softmax: a vocabulary in bands of frequency, rare words with narrower vectors, both ends sharing them.
+"""Adaptive input and softmax: frequency bands of the vocabulary, narrower embeddings for rare words, tied in both.
 
-    input    x(w) = P_b E_b[w],                                          b the band of w, E_b [words, width / factor^b]
-    softmax  p(w) = softmax([E_0 P_0^T h; C h])[w]                       for the first band; C h stands for the others
+    input    x(w) = P_b E_b[w],                                          b: band of w, E_b [words, width / factor^b]
+    softmax  p(w) = softmax([E_0 P_0^T h; C h])[w]                       first band; C h: logits of the other bands
              p(w) = softmax([E_0 P_0^T h; C h])[band b] softmax(E_b P_b^T h)[w]
 
 Source: Baevski and Auli 2019, sections 3 and 4, in fairseq's form: every band is projected, embeddings and projections are tied.
@@ -21,10 +21,10 @@ class AdaptiveVocabulary(nn.Module):
 
     Args:
         vocabulary: V.
-        width: of the network's vectors.
-        cutoffs: first word of each band but the first.
-        factor: by which vectors become narrower from band to band.
-        dropout: of the narrow vectors before the softmax of a rare band.
+        width: size of the network's hidden vectors.
+        cutoffs: first word of each band except the first.
+        factor: ratio of the embedding widths of consecutive bands.
+        dropout: dropout of the projected vectors before the softmax of a rare band.
     """
 
     def __init__(self, vocabulary: int, width: int, cutoffs: Sequence[int], factor: int, dropout: float) -> None:
@@ -43,7 +43,7 @@ class AdaptiveVocabulary(nn.Module):
             nn.init.xavier_uniform_(weight)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Vectors [..., width] of tokens; each band is computed for all tokens, so that no shape depends on values."""
+        """Embeddings [..., width] of tokens; every band is computed for all tokens, so no shape depends on values."""
         x: Tensor | float = 0.0
         for band, (start, end) in enumerate(itertools.pairwise(self.edges)):
             inside = ((tokens >= start) & (tokens < end)).unsqueeze(-1)
@@ -69,12 +69,12 @@ class AdaptiveVocabulary(nn.Module):
         return torch.cat([head[:, :first], *tails], dim=1)
 
     def losses(self, h: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """- log p(target) [M], and whether the most probable word of the most probable band is the target [M].
+        """-log p(target) [M], and whether the target is the most probable word of the most probable band [M].
 
-        A band's words are computed only for its targets, which takes a tenth of the work for typical frequencies.
+        Logits of a band are computed only for targets in that band, about a tenth of the work for typical frequencies.
         """
         head, first = self._head(h), self.edges[1]
-        slot = targets.clone()  # the target in the head: the word itself, or its band
+        slot = targets.clone()  # target class in the head: the word itself, or its band
         for band, (start, end) in enumerate(itertools.pairwise(self.edges)):
             if band:
                 slot = torch.where((targets >= start) & (targets < end), first + band - 1, slot)

@@ -1,14 +1,15 @@
-"""AWD-LSTM: a recurrent language model with seven kinds of regularisation.
+"""AWD-LSTM: a recurrent language model with seven forms of regularisation.
 
-    e_t = locked(E'[w_t]),    E' = E without some words, as drawn for the batch
+    e_t = locked(E'[w_t]),    E' = E with rows of some words dropped for the batch
     h_t = LSTM_k(x_t, h_(t-1); U_k dropped),  x of the next layer = locked(h);    logits_t = E locked(h_t of the last) + d
     added to the loss:  AR mean(locked(h)^2) + TAR mean((h_t - h_(t-1))^2)       of the last layer
 
-Locked dropout draws one mask for all time steps of a batch; U is dropped once a batch, before it is quantized. Layers have H
-units, the last one as many as the embedding, whose matrix is that of the softmax layer.
+Locked dropout uses one mask for all time steps of a batch. Dropout of U is drawn once per batch, before quantization.
+Layers have H units, except the last, which has the size of the embedding; embedding and softmax layer are tied.
 
 Source: Merity et al. 2018, sections 2 to 4, which CPT cites for its two-layer LSTM (section 4.3, table 5); recipe: training=awd.
-CPT says no sizes, and its perplexities are far above those of the whole recipe; `model=lstm2 training=ptb` is the plain one.
+CPT gives no sizes, and its perplexities are far above those of this recipe; `model=lstm2 training=ptb` is the plain
+variant.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from bitcycle.shapes import TokenShape
 
 
 class AwdLanguageModel(nn.Module):
-    """Tokens [T, N] and the state after the tokens before them -> logits [T, N, V] and the state after these."""
+    """Tokens [T, N] and the recurrent state before them -> logits [T, N, V] and the state after them."""
 
     float_layers = ()
     signed_inputs = ("*",)
@@ -48,7 +49,7 @@ class AwdLanguageModel(nn.Module):
         self._outputs: tuple[Tensor, Tensor] | None = None
 
     def forward(self, tokens: Tensor, state: tuple[Tensor, ...] | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The state holds h and c of each layer in turn; each [1, N, units]."""
+        """The state contains h and c of each layer in order, each [1, N, units]."""
         options, last = self.options, []
         x = locked_dropout(self._embedded(tokens), options.dropout_input, self.training)
         for index, layer in enumerate(self.layers):
@@ -59,7 +60,7 @@ class AwdLanguageModel(nn.Module):
             last += list(after)
         dropped = locked_dropout(x, options.dropout, self.training)
         self._outputs = (x, dropped) if self.training else None
-        logits = self.decoder(dropped.flatten(0, 1))  # flat, so that its gradient has one range
+        logits = self.decoder(dropped.flatten(0, 1))  # flattened, so that the gradient has a single range
         return logits.unflatten(0, tokens.shape), tuple(last)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
@@ -71,7 +72,7 @@ class AwdLanguageModel(nn.Module):
         return rows * F.embedding(tokens, kept)
 
     def _dropped(self, layer: Any) -> dict[str, Tensor]:
-        """The recurrent weight of a layer with some entries dropped for this batch."""
+        """Recurrent weight of a layer with dropout for this batch."""
         weight: Tensor = layer.weight_hh_l0
         return {"weight_hh_l0": F.dropout(weight, self.options.dropout_weight, self.training)}
 
@@ -97,27 +98,25 @@ def locked_dropout(x: Tensor, share: float, training: bool) -> Tensor:
 
 @dataclass
 class AwdLanguageModelOptions(ModelOptions):
-    """Options of AWD-LSTM; the values are those of Merity et al. 2018 on Penn Treebank, but for the number of layers."""
+    """Options of AWD-LSTM; defaults of Merity et al. 2018 on Penn Treebank, except the number of layers."""
 
     takes: ClassVar[type] = TokenShape
 
     name: str = "lstm_awd"
-    layers: int = setting(2, "LSTM layers, one above the other (CPT: 2; Merity et al.: 3)", minimum=1)
-    hidden: int = setting(1150, "units of all layers but the last", minimum=1)
+    layers: int = setting(2, "stacked LSTM layers (CPT: 2; Merity et al.: 3)", minimum=1)
+    hidden: int = setting(1150, "units of all layers except the last", minimum=1)
     embedding: int = setting(400, "size of the embedding and units of the last layer", minimum=1)
     dropout: float = setting(
-        0.4, "share dropped of the last layer's output, the same at all time steps", minimum=0, maximum=1
+        0.4, "dropout rate of the last layer's output, one mask for all time steps", minimum=0, maximum=1
     )
     dropout_hidden: float = setting(
-        0.25, "share dropped between layers, the same at all time steps", minimum=0, maximum=1
+        0.25, "dropout rate between layers, one mask for all time steps", minimum=0, maximum=1
     )
     dropout_input: float = setting(
-        0.4, "share dropped of the embedded tokens, the same at all time steps", minimum=0, maximum=1
+        0.4, "dropout rate of the embedded tokens, one mask for all time steps", minimum=0, maximum=1
     )
-    dropout_embedding: float = setting(0.1, "share of the words that is dropped in a batch", minimum=0, maximum=1)
-    dropout_weight: float = setting(
-        0.5, "share of the recurrent weights that is dropped in a batch", minimum=0, maximum=1
-    )
+    dropout_embedding: float = setting(0.1, "dropout rate of words of the vocabulary, per batch", minimum=0, maximum=1)
+    dropout_weight: float = setting(0.5, "dropout rate of the recurrent weights, per batch", minimum=0, maximum=1)
     activation_penalty: float = setting(2.0, "factor of the mean square of the last layer's output (AR)", minimum=0)
     change_penalty: float = setting(1.0, "factor of the mean square of its change from step to step (TAR)", minimum=0)
 

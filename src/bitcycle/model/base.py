@@ -15,38 +15,38 @@ class ModelOptions(Settings):
     """Options that every model has."""
 
     takes: ClassVar[type] = ImageShape
-    """The kind of data of the network; `check` and `build` receive a description of this kind."""
+    """Type of data that the network takes: the type of the `shape` argument of `check` and `build`."""
 
     name: str = setting(MISSING, "the network's name, as in model=NAME")
     initial_weights: Optional[str] = setting(
         None,
-        "folder of a finished run, or checkpoint file, whose weights training begins from; null: random",
+        "folder of a finished run, or checkpoint file, with initial weights; null: random",
         content=True,
     )
     initial_classifier: str = setting(
         "fitting",
-        "the classifier of initial_weights: fitting (taken if it has as many classes), random (not taken), refused (if it"
-        " has not as many)",
+        "classifier of initial_weights: fitting (loaded if it has as many classes), random (never loaded), refused"
+        " (error if it has not as many)",
         choices=("fitting", "random", "refused"),
     )
 
     def check(self, shape: Any) -> None:
-        """Raise SettingError if this network cannot take such data."""
+        """Raise SettingError if this network cannot take data of this shape."""
 
     def build(self, shape: Any) -> nn.Module:
-        """The float network for such data, freshly initialised from PyTorch's global generator."""
+        """Return the float network for this shape, initialised from PyTorch's global generator."""
         raise NotImplementedError
 
 
 def check_kind(options: ModelOptions, dataset: str, shape: Shape) -> None:
-    """Check that a network can take the data of a data set.
+    """Check that a network accepts the data of a data set.
 
     Raises:
-        SettingError: for data of another kind, or of a size that it cannot take.
+        SettingError: for data of another type or an unsupported size.
     """
     if not isinstance(shape, options.takes):
-        problem = f"is not made for the data of dataset={dataset}"
-        fitting = "leave model= out for the data set's own, or see `python train.py --help` for others"
+        problem = f"does not accept the data of dataset={dataset}"
+        fitting = "omit model= for the default of the data set, or see `python train.py --help` for others"
         raise SettingError("name", options.name, problem, fitting)
     options.check(shape)
 

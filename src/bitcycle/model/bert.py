@@ -1,10 +1,12 @@
-"""BERT for pairs of sentences: transformers' network, with its attention written so that both products can be quantized.
+"""BERT for pairs of sentences: the network of `transformers`, with attention rewritten so that both products can be
+quantized.
 
-    S = Q K^T / sqrt(d) + mask,     P = dropout(softmax(S)),     C = P V          both products are layer.MatrixProduct
+    S = Q K^T / sqrt(d) + mask,     P = dropout(softmax(S)),     C = P V          (both products: layer.MatrixProduct)
 
-Source: Devlin et al. 2019 and released code of Better Schedules, cpt_xnli: every linear layer is quantized, pooler and
-classifier included, biases too, and both products of attention; float are embeddings, layer norms, softmax, GELU, tanh,
-dropout and residuals. Differs from the code in nothing but the noise of gradients. Works with transformers 4.46 and later.
+Source: Devlin et al. 2019 and released code of Better Schedules, cpt_xnli. Quantized: every linear layer with its bias,
+including pooler and classifier, and both products of attention. Float: embeddings, layer norms, softmax, GELU, tanh,
+dropout and residuals. Differs from the code only in the noise of stochastic rounding. Works with transformers 4.46 and
+later.
 """
 
 import logging
@@ -29,10 +31,10 @@ WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 class SelfAttention(nn.Module):
-    """Self-attention around the layers of transformers' module: [N, T, H] -> ([N, T, H], None).
+    """Self-attention with the layers of a `transformers` module: [N, T, H] -> ([N, T, H], None).
 
     Args:
-        attention: transformers' BertSelfAttention, of whichever version.
+        attention: BertSelfAttention of any version of `transformers`.
         heads: number of heads.
     """
 
@@ -44,7 +46,7 @@ class SelfAttention(nn.Module):
         self.scores, self.context = MatrixProduct(), MatrixProduct()
 
     def forward(self, x: Tensor, attention_mask: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
-        """The mask [N, 1, 1, T] is added to the scores; further arguments of transformers are for decoders."""
+        """Add the mask [N, 1, 1, T] to the scores; all other arguments concern decoders and are ignored."""
         query, key, value = (self._by_head(layer(x)) for layer in (self.query, self.key, self.value))
         scores = self.scores(query, key.transpose(2, 3)) / query.shape[-1] ** 0.5 + attention_mask
         context = self.context(self.dropout(scores.softmax(-1)), value)
@@ -55,11 +57,11 @@ class SelfAttention(nn.Module):
 
 
 class BertClassifier(nn.Module):
-    """Token numbers, segments and mask [N, T] -> [N, classes]; parameters named as in BertForSequenceClassification.
+    """Token ids, segment ids and mask [N, T] -> logits [N, classes]; parameter names of BertForSequenceClassification.
 
     Args:
-        bert: transformers' BertModel.
-        classes: outputs.
+        bert: BertModel of `transformers`.
+        classes: number of classes.
     """
 
     float_layers = ()
@@ -81,9 +83,10 @@ class BertClassifier(nn.Module):
         nn.init.zeros_(self.classifier.bias)
 
     def forward(self, ids: Tensor, segments: Tensor, mask: Tensor) -> Tensor:
-        """`mask` is true where there is a token and not padding."""
+        """`mask` is true for tokens and false for padding."""
         x = self.bert.embeddings(input_ids=ids, token_type_ids=segments)
-        # Added to the scores before the softmax; encoder and masks of transformers differ from version to version.
+        # Added to the scores before the softmax; built here, as the mask functions of transformers differ between
+        # versions.
         hidden = torch.where(mask, 0.0, torch.finfo(x.dtype).min)[:, None, None, :]
         for layer in self.bert.encoder.layer:
             output = layer(x, hidden)
@@ -100,12 +103,12 @@ class Bert(ModelOptions):
     layers: int = setting(MISSING, "encoder layers", minimum=1)
     hidden: int = setting(MISSING, "width", minimum=1)
     heads: int = setting(MISSING, "attention heads", minimum=1)
-    intermediate: int = setting(MISSING, "width inside the feed-forward part of a layer", minimum=1)
-    positions: int = setting(512, "most tokens of a sequence", minimum=1)
+    intermediate: int = setting(MISSING, "width of the feed-forward sublayer", minimum=1)
+    positions: int = setting(512, "maximum number of tokens per sequence", minimum=1)
     dropout: float = setting(0.1, "dropout of hidden states and attention", minimum=0, maximum=0.999)
     weights: Optional[str] = setting(
         None,
-        "folder of published weights (model.safetensors or pytorch_model.bin), as of bert-base-multilingual-cased; null: random",
+        "folder of published weights (model.safetensors or pytorch_model.bin), as bert-base-multilingual-cased; null: random",
     )
 
     def validate(self) -> None:
@@ -141,14 +144,14 @@ class Bert(ModelOptions):
 @cache
 def _warn_of_random_weights(name: str) -> None:
     logger.warning(
-        "%s starts with RANDOM weights, without pre-training. Fine-tuning as in the papers needs model.weights=FOLDER of "
-        "published weights",
+        "%s starts from RANDOM weights, without pre-training. Fine-tuning as in the papers needs published weights: "
+        "model.weights=FOLDER",
         name,
     )
 
 
 def _load(bert: nn.Module, path: str) -> None:
-    """Load published weights, of the network with any head or without.
+    """Load published weights of the network with or without a head.
 
     Raises:
         SettingError (a ValueError): if they are missing or do not fit.
@@ -159,14 +162,14 @@ def _load(bert: nn.Module, path: str) -> None:
         if name not in found or found[name].shape != value.shape:
             there = f"is {list(found[name].shape)}" if name in found else "is missing"
             problem = f"does not fit this network: {name} {there} instead of {list(value.shape)}"
-            remedy = "give weights of the same network; dataset.vocabulary and dataset.tokenizer have to be its own"
+            remedy = "give weights of the same network, and its dataset.vocabulary and dataset.tokenizer"
             raise SettingError("weights", path, problem, remedy)
     bert.load_state_dict({name: found[name] for name in expected})
-    logger.info("weights of BERT from %s", path)
+    logger.info("loaded BERT weights from %s", path)
 
 
 def _present_name(name: str) -> str:
-    """Current parameter names for those of early checkpoints."""
+    """Current name of a parameter of an early checkpoint."""
     name = name.removeprefix("bert.")
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
@@ -181,8 +184,8 @@ def _read(path: str) -> dict[str, Tensor]:
             state = torch.load(pickled, map_location="cpu", weights_only=True)
         else:
             remedy = "put model.safetensors or pytorch_model.bin of the published network there"
-            raise SettingError("weights", path, "there are no weights in this folder", remedy)
+            raise SettingError("weights", path, "contains no weights", remedy)
     except (OSError, RuntimeError, EOFError, ValueError, LookupError, pickle.UnpicklingError) as error:
         problem = f"cannot be read ({type(error).__name__}: {str(error).split(chr(10))[0]})"
-        raise SettingError("weights", path, problem, "fetch the files again") from error
+        raise SettingError("weights", path, problem, "download the files again") from error
     return state

@@ -19,15 +19,15 @@ from bitcycle.shapes import ImageShape
 
 @dataclass
 class CustomModel(ModelOptions):
-    """A function or class of your own: model=custom model.target=package.module:function model.arguments={width: 2}.
+    """A user-defined function or class: model=custom model.target=package.module:function model.arguments={width: 2}.
 
-    It is called with `arguments` and, where it has such parameters, with what the data set knows of its data: `channels`, `size`
-    and `classes` of images (also as `num_classes`, `in_channels`), or the fields of another shape in `bitcycle.shapes`.
-    Modules are also looked for in the folder in which the command is started. The module's file counts for the run's name.
+    It is called with `arguments` and with those fields of the data's shape (`bitcycle.shapes`) that it has parameters
+    for, e.g. `channels`, `size` and `classes` of images (also as `in_channels` and `num_classes`). Modules are also
+    searched in the current directory. The content of the module's file is part of the run's name.
     """
 
     takes = object
-    target: str = setting(MISSING, "what returns the network, as package.module:function")
+    target: str = setting(MISSING, "function or class that returns the network, as package.module:function")
     arguments: Any = setting(None, "arguments of the target, as {width: 2}")
 
     def validate(self) -> None:
@@ -43,7 +43,7 @@ class CustomModel(ModelOptions):
             )
 
     def identity(self) -> dict[str, Any]:
-        """A digest of the module's file: a changed network is another run."""
+        """Digest of the module's file: a changed network is a different run."""
         file = inspect.getsourcefile(self._function())
         return {"source": hashlib.sha256(Path(file).read_bytes()).hexdigest()} if file else {}
 
@@ -66,15 +66,15 @@ class CustomModel(ModelOptions):
     def _function(self) -> Callable[..., Any]:
         module, _, name = self.target.partition(":")
         if not name:
-            raise SettingError("target", self.target, "names no function", "write it as package.module:function")
-        if (here := str(Path.cwd())) not in sys.path:  # not in the path of an installed command
+            raise SettingError("target", self.target, "names no function", "write package.module:function")
+        if (here := str(Path.cwd())) not in sys.path:  # not in sys.path of an installed command
             sys.path.append(here)
         try:
             found: Any = importlib.import_module(module)
         except ImportError as error:
             problem = f"cannot be imported: {error}"
             raise SettingError(
-                "target", self.target, problem, "start in the folder of the module, or install it"
+                "target", self.target, problem, "run the command in the folder of the module, or install the module"
             ) from error
         function: Callable[..., Any] | None = getattr(found, name, None)
         if not callable(function):
@@ -91,11 +91,11 @@ def _takes_any(parameters: Any) -> bool:
 
 @dataclass
 class TimmModel(ModelOptions):
-    """An image network of timm by its name there: model=timm model.architecture=resnet10t; untrained unless `pretrained`."""
+    """An image network of timm: model=timm model.architecture=resnet10t; randomly initialised unless `pretrained`."""
 
     architecture: str = setting(MISSING, "name of the network in timm")
-    pretrained: bool = setting(False, "begin from the weights that timm downloads")
-    image_size: Optional[int] = setting(None, "input size of networks that need to know it; null: that of the images")
+    pretrained: bool = setting(False, "start from pretrained weights, downloaded by timm")
+    image_size: Optional[int] = setting(None, "input size, for networks that need it; null: size of the images")
 
     def check(self, shape: ImageShape) -> None:
         timm = require("timm", "timm")
@@ -120,5 +120,5 @@ class TimmModel(ModelOptions):
 
 
 def _close(word: str, known: list[str]) -> str:
-    """The closest of more than a thousand names, without listing all."""
-    return nearest(word, known).split("? Known")[0] + "? `timm.list_models()` has all"
+    """The closest of more than a thousand names, without listing them all."""
+    return nearest(word, known).split("? Known")[0] + "? `timm.list_models()` lists all"

@@ -1,4 +1,4 @@
-"""Layers that are never converted, regardless of a quantizer's rule for float layers."""
+"""Layers that are never quantized, whatever the quantizer's rule for float layers."""
 
 from torch import nn
 

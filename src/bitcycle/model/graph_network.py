@@ -1,12 +1,12 @@
-"""Graph networks for the classes of nodes: gcn (graph convolutions) and graphsage (SAGE layers with mean aggregator).
+"""Graph networks for node classification: gcn (graph convolutions) and graphsage (SAGE layers with mean aggregator).
 
-    h_0 = x,     h_l = dropout(norm(ReLU(layer_l(h_(l-1)))))     for all layers but the last, whose outputs are the logits
+    h_0 = x,     h_l = dropout(norm(ReLU(layer_l(h_(l-1)))))     for all layers but the last, which returns the logits
 
 `norm` is a layer norm without parameters (eps 1e-5). In the released code it takes one mean and one variance over the whole
 tensor of all nodes and features (`tensor`); `node` normalises the features of each node, `none` nothing. The paper mentions no
 norm.
 
-Source: Better Schedules, section 4.3 (3 graph convolutions, 2 SAGE layers, 512 features between them), and released code,
+Source: Better Schedules, section 4.3 (3 graph convolutions or 2 SAGE layers, 512 hidden features), and released code,
 cpt_gnn. All layers are quantized.
 """
 
@@ -47,13 +47,13 @@ class GraphNetwork(nn.Module):
     Args:
         layers: graph layers, called with (features, edges).
         norm: tensor, node or none.
-        dropout: share of the features between layers that training sets to 0.
+        dropout: dropout rate of the features between layers.
     """
 
     float_layers = ()
     """The paper quantizes all layers."""
     signed_inputs = ("*",)
-    """What a norm returns, and most features of nodes, are of both signs."""
+    """Outputs of norms and most node features have both signs."""
 
     def __init__(self, layers: Sequence[nn.Module], norm: str, dropout: float) -> None:
         super().__init__()
@@ -63,11 +63,12 @@ class GraphNetwork(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, edges: Sequence[Edges]) -> Tensor:
-        """Logits of the last destinations.
+        """Return the logits of the destinations of the last layer.
 
         Args:
             x: features of the sources of the first layer.
-            edges: of each layer, the destinations of one being the sources of the next; or a single one that serves all layers.
+            edges: one graph per layer, where the destinations of a layer are the sources of the next; or one for all
+                layers.
         """
         if len(edges) == 1:
             edges = [*edges] * len(self.layers)
@@ -83,7 +84,7 @@ class GraphModelOptions(ModelOptions):
     takes: ClassVar = GraphShape
 
     layers: int = setting(3, "graph layers (Better Schedules: gcn 3, graphsage 2)", minimum=1)
-    hidden: int = setting(512, "features between layers (Better Schedules: 512)", minimum=1)
+    hidden: int = setting(512, "hidden features (Better Schedules: 512)", minimum=1)
     norm: str = setting(
         "tensor",
         "layer norm between layers: tensor (one mean and variance over all nodes and features: released code), node, or none"
@@ -91,11 +92,11 @@ class GraphModelOptions(ModelOptions):
         choices=("tensor", "node", "none"),
     )
     dropout: float = setting(
-        0.2, "dropout between layers (released code: 0.2, arxiv probe runs 0.5)", minimum=0, maximum=1
+        0.2, "dropout rate between layers (released code: 0.2, arxiv probe runs 0.5)", minimum=0, maximum=1
     )
     aggregation: str = setting(
         "float",
-        "sums over neighbours: float (FP-Agg) or quantized (Q-Agg), Better Schedules, section 4.3",
+        "sums over neighbours: float (FP-Agg) or quantized (Q-Agg); Better Schedules, section 4.3",
         choices=("float", "quantized"),
     )
 
@@ -118,7 +119,7 @@ class GraphModelOptions(ModelOptions):
 class Gcn(GraphModelOptions):
     """Options of the graph convolutional network."""
 
-    quantized_norm: bool = setting(False, "quantize features before they are scaled by degrees (released code: off)")
+    quantized_norm: bool = setting(False, "quantize features before scaling by node degrees (released code: off)")
 
     def layer(self, in_features: int, out_features: int) -> nn.Module:
         return GraphConvolution(in_features, out_features, self.aggregation == "quantized", self.quantized_norm)

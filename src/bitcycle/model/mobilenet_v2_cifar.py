@@ -1,7 +1,7 @@
 """MobileNetV2 for CIFAR: stride 1 in the stem and in the second stage, ReLU, 1x1 shortcuts where the width changes.
 
-Source: released code of CPT and FracTrain, models.py, after E2-Train. Differs from torchvision's network in strides, in ReLU
-instead of ReLU6, in the expansion convolution that also the first stage has, and in its shortcut convolutions.
+Source: released code of CPT and FracTrain, models.py, after E2-Train. Differs from torchvision's network in the
+strides, in ReLU instead of ReLU6, in an expansion convolution in the first stage too, and in the shortcut convolutions.
 """
 
 from dataclasses import dataclass
@@ -47,9 +47,9 @@ class CifarMobileNetV2(nn.Module):
     """[N, channels, H, W] -> [N, classes]; 32x32 images give 4x4 maps before the global average pool."""
 
     float_layers = ("last",)
-    """Layers that the papers leave float on CIFAR: the classifier only (released code of CPT and FracTrain)."""
+    """Float layers of the papers on CIFAR: the classifier only (released code of CPT and FracTrain)."""
     signed_inputs = ("conv1", "blocks.[1-9]*.conv1", "blocks.[1-9]*.shortcut.0", "conv2")
-    """Layers that read the image or the output of a block, which ends without ReLU (block 0 reads one)."""
+    """Layers that read the image or the output of a block, which ends without ReLU (block 0 reads a ReLU's output)."""
     block_family = "mobilenet_v2"
 
     def __init__(self, shape: ImageShape) -> None:
@@ -71,7 +71,7 @@ class CifarMobileNetV2(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks(self.relu(self.bn1(self.conv1(x))))
         x = self.relu(self.bn2(self.conv2(x)))
-        # A function and not a module: CPT's published costs count pooling modules only.
+        # A function instead of a module: CPT's published costs count pooling modules only.
         return self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
 
 
@@ -84,7 +84,7 @@ class MobileNetV2Cifar(ModelOptions):
     def check(self, shape: ImageShape) -> None:
         if shape.size < 8:
             raise SettingError(
-                "name", self.name, f"images of {shape.size} pixels vanish in it", "use images of 8 pixels or more"
+                "name", self.name, f"cannot take images of {shape.size} pixels", "use images of 8 pixels or more"
             )
 
     def build(self, shape: ImageShape) -> CifarMobileNetV2:

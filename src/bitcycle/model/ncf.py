@@ -1,11 +1,12 @@
-"""Neural collaborative filtering (NeuMF): does a user choose an item?
+"""Neural collaborative filtering (NeuMF): predicts whether a user interacts with an item.
 
     g = e_user * e_item  (64)        h = MLP([f_user, f_item])  (2 x 128 -> 256 -> 128 -> 64)        logit = w [g, h] + c
 
-Source: He et al. 2017 in the sizes and initial weights of MLPerf 0.5, as in partial pre-training (table 1, section 4.1), which
-adds batch norm after the layers of the MLP. Initial weights: embeddings N(0, 0.01^2), MLP Glorot-uniform, last layer
-LeCun-uniform, biases PyTorch's. Differs from the authors' code in nothing that we know of: none was released. Which
-layer is "the first" that stays float is not said: the embeddings are looked up, not multiplied, so it is the MLP's first.
+Source: He et al. 2017 with the sizes and initial weights of MLPerf 0.5, as in partial pre-training (table 1, section
+4.1), which adds batch norm after the layers of the MLP. Initial weights: embeddings N(0, 0.01^2), MLP Glorot uniform,
+last layer LeCun uniform, biases PyTorch's defaults. The authors of partial pre-training released no code. They do not
+specify which first layer stays float; embeddings are looked up rather than multiplied, so we take the first layer of
+the MLP.
 """
 
 from dataclasses import dataclass
@@ -22,12 +23,12 @@ EMBEDDING_STD = 0.01
 
 
 class NeuralCollaborativeFiltering(nn.Module):
-    """Numbers of users and items [N] -> logits [N].
+    """User ids and item ids [N] -> logits [N].
 
     Args:
-        users, items: how many there are.
+        users, items: number of users and items.
         bn: batch norm after each layer of the MLP, before its ReLU.
-        first: float or quantized: what becomes of the first layer of the MLP.
+        first: "float" or "quantized", the first layer of the MLP.
     """
 
     def __init__(self, users: int, items: int, bn: bool = True, first: str = "float") -> None:
@@ -42,7 +43,7 @@ class NeuralCollaborativeFiltering(nn.Module):
         self.mlp = nn.Sequential(*blocks)
         self.final = nn.Linear(FACTORS + before, 1)
         self.float_layers = ("first", "last") if first == "float" else ("last",)
-        # A quantizer that cuts off negative inputs (PACT) may do so to the embeddings if their layer is to be quantized.
+        # If the first layer is quantized, a quantizer that clips negative inputs (PACT) may clip the embeddings.
         self.signed_inputs = ("first", "last") if first == "float" else ("last",)
         self._initialise()
 
@@ -68,7 +69,7 @@ class Ncf(ModelOptions):
     takes = InteractionShape
 
     name: str = "ncf"
-    bn: bool = setting(True, "batch norm after each layer of the MLP (partial 4.1: in front of binarized inputs)")
+    bn: bool = setting(True, "batch norm after each layer of the MLP (partial 4.1: before binarized inputs)")
     first: str = setting(
         "float",
         "first layer of the MLP: float (partial 4.3), or quantized; with quantizer=pact_binary also set"

@@ -2,10 +2,10 @@
 
     e_t = dropout(E[w_t]);   h_t = RNN(e_t, h_(t-1));   logits_t = V dropout(h_t) + d
 
-`lstm` is the network of Better Schedules on Penn Treebank (one layer of 800, released code cpt_ptb): dropout after the LSTM only,
-one bias on W, recurrent weights from +-1/sqrt(H), embedding and softmax weights from +-0.1, softmax bias 0. `lstm2` is ours for
-CPT's two layers, of which the paper says no sizes: two layers of 650, else the same. `lstm_hlhlp` and `gru_hlhlp` are those of
-HLHLp (section 4.2; 300 on Penn Treebank, 512 on WikiText-2).
+`lstm` is the network of Better Schedules on Penn Treebank (one layer of 800 units, released code cpt_ptb): dropout only
+after the LSTM, one bias (on W), recurrent weights from +-1/sqrt(H), embedding and softmax weights from +-0.1, softmax
+bias 0. `lstm2` is our variant for CPT, which uses two layers and gives no sizes: two layers of 650 units, otherwise the
+same. `lstm_hlhlp` and `gru_hlhlp` follow HLHLp (section 4.2; 300 units on Penn Treebank, 512 on WikiText-2).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EMBEDDING_RANGE = 0.1
 
 
 class RecurrentLanguageModel(nn.Module):
-    """Tokens [T, N] and the state after the tokens before them -> logits [T, N, V] and the state after these."""
+    """Tokens [T, N] and the recurrent state before them -> logits [T, N, V] and the state after them."""
 
     float_layers = ()
     signed_inputs = ("*",)
@@ -48,7 +48,7 @@ class RecurrentLanguageModel(nn.Module):
 
     @torch.no_grad()
     def _initialise(self, recurrent_range: float | None, one_bias: bool) -> None:
-        if recurrent_range is not None:  # PyTorch's own is 1 / sqrt(H)
+        if recurrent_range is not None:  # PyTorch's default is 1 / sqrt(H)
             for parameter in self.rnn.parameters():
                 parameter.uniform_(-recurrent_range, recurrent_range)
         for weight in {self.embedding.weight, self.decoder.weight}:
@@ -62,16 +62,16 @@ class RecurrentLanguageModel(nn.Module):
         x = self.dropout_embedding(self.embedding(tokens))
         is_lstm = isinstance(self.rnn, nn.LSTM)
         x, last = self.rnn(x, state if state is None or is_lstm else state[0])
-        logits = self.decoder(self.dropout(x).flatten(0, 1))  # flat, so that its gradient has one range
+        logits = self.decoder(self.dropout(x).flatten(0, 1))  # flattened, so that the gradient has a single range
         return logits.unflatten(0, tokens.shape), tuple(last) if is_lstm else (last,)
 
 
 def hold_at_zero(rnn: nn.RNNBase, name: str) -> None:
-    """Make a parameter of a recurrent layer a constant zero, which is neither trained nor saved."""
+    """Replace a parameter of a recurrent layer by a constant zero that is neither trained nor saved."""
     zero = torch.zeros_like(getattr(rnn, name))
     delattr(rnn, name)
     rnn.register_buffer(name, zero, persistent=False)
-    rnn._init_flat_weights()  # where PyTorch's layer finds its weights
+    rnn._init_flat_weights()  # update the references of PyTorch's layer to its weights
 
 
 @dataclass
@@ -81,35 +81,35 @@ class RecurrentLanguageModelOptions(ModelOptions):
     takes: ClassVar[type] = TokenShape
 
     cell: str = setting("lstm", "lstm or gru", choices=("lstm", "gru"))
-    layers: int = setting(1, "recurrent layers, one above the other", minimum=1)
+    layers: int = setting(1, "stacked recurrent layers", minimum=1)
     hidden: int = setting(800, "units of a recurrent layer", minimum=1)
-    embedding: Optional[int] = setting(None, "size of the embedding; null: as hidden", minimum=1)
-    dropout: float = setting(0.5, "share dropped of each recurrent layer's output", minimum=0, maximum=1)
+    embedding: Optional[int] = setting(None, "size of the embedding; null: same as hidden", minimum=1)
+    dropout: float = setting(0.5, "dropout rate of each recurrent layer's output", minimum=0, maximum=1)
     dropout_embedding: float = setting(
-        0.0, "share dropped of the embedding (Better Schedules' paper: 0, its code: 0.5)", minimum=0, maximum=1
+        0.0, "dropout rate of the embedding (Better Schedules' paper: 0, its code: 0.5)", minimum=0, maximum=1
     )
-    tied: bool = setting(False, "softmax weight and embedding are one matrix")
+    tied: bool = setting(False, "share one matrix between softmax layer and embedding")
     bias: str = setting(
         "input",
-        "biases of a recurrent layer: on W alone (input, as Better Schedules' code), or on W and U as in PyTorch (both)",
+        "biases of a recurrent layer: on W only (input: Better Schedules' code), or on W and U as in PyTorch (both)",
         choices=("input", "both"),
     )
     recurrent_range: Optional[float] = setting(
-        None, "recurrent weights begin uniform between plus and minus this; null: 1/sqrt(hidden)", minimum=0
+        None, "bound of the uniform initial recurrent weights; null: 1/sqrt(hidden)", minimum=0
     )
     quantize: str = setting(
         "products",
-        "what is quantized: the recurrent layers and the softmax layer (products: Better Schedules' code), the embedding too"
-        " (all: HLHLp), or the recurrent layers alone",
+        "quantized layers: recurrent and softmax layers (products: Better Schedules' code), also the embedding"
+        " (all: HLHLp), or recurrent layers only",
         choices=("products", "all", "recurrent"),
     )
 
     def validate(self) -> None:
         if self.tied and self.embedding not in (None, self.hidden):
             problem = f"cannot be tied to a softmax weight for {self.hidden} units"
-            raise SettingError("embedding", self.embedding, problem, "leave it out, or set tied=false")
+            raise SettingError("embedding", self.embedding, problem, "omit it, or set tied=false")
         if self.cell == "gru" and self.bias == "input":
-            raise SettingError("bias", self.bias, "a GRU has a bias on U of its own", "use bias=both")
+            raise SettingError("bias", self.bias, "a GRU needs a separate bias on U", "use bias=both")
 
     def build(self, shape: TokenShape) -> RecurrentLanguageModel:
         return RecurrentLanguageModel(self, shape.vocabulary)

@@ -18,7 +18,7 @@ from bitcycle.model.vgg_cifar import VggCifar
 from bitcycle.settings import Preset, registry
 
 CIFAR_DEPTHS = [depth for depth in range(8, 165, 6) if depth != 50]
-"""6n+2, up to the 164 of CPT (in no released code); 50 is a network for ImageNet."""
+"""Depths 6n+2 up to CPT's 164 (not in any released code); 50 is a network for ImageNet."""
 
 CIFAR = "CPT, section 4.1; He et al. 2016, section 4.2"
 PTB = "Better Schedules, section 4.4 and released code, cpt_ptb"
@@ -70,9 +70,9 @@ MODELS: dict[str, Preset[ModelOptions]] = registry(
             "Better Schedules, section 4.2 and released code, cpt_voc",
         ),
         "custom": Preset(
-            CustomModel, "a network of your own: model.target=package.module:function, model.arguments={width: 2}"
+            CustomModel, "a user-defined network: model.target=package.module:function, model.arguments={width: 2}"
         ),
-        "timm": Preset(TimmModel, "an image network of timm by its name there: model.architecture=resnet10t"),
+        "timm": Preset(TimmModel, "an image network of timm: model.architecture=resnet10t"),
         "mbert": Preset(
             Bert,
             "multilingual BERT (base, cased), 12 layers of 768; every linear layer and both products of attention quantized",
@@ -98,12 +98,12 @@ MODELS: dict[str, Preset[ModelOptions]] = registry(
         ),
         "speech_lstm": Preset(
             SpeechLstmOptions,
-            "acoustic model: three LSTM layers of 512 that see the past only, and CTC's output layer",
+            "acoustic model: three unidirectional LSTM layers of 512, and CTC's output layer",
             "HLHLp, section 4.3",
         ),
         "speech_lstm_small": Preset(
             SpeechLstmOptions,
-            "acoustic model of 3 LSTM layers of 128 that answers 160 ms late, for the spoken digits",
+            "acoustic model of 3 LSTM layers of 128 with an output delay of 160 ms, for the spoken digits",
             "ours; speech_lstm, smaller",
             hidden=128,
             stack=2,
@@ -121,7 +121,7 @@ MODELS: dict[str, Preset[ModelOptions]] = registry(
         ),
         "lstm_awd": Preset(
             AwdLanguageModelOptions,
-            "AWD-LSTM of two layers, 1150 and 400 units, embedding and softmax share their matrix; its recipe is training=awd",
+            "AWD-LSTM of two layers, 1150 and 400 units, tied embedding and softmax; use with training=awd",
             "CPT, section 4.3, which gives no sizes but cites Merity et al. 2018 (three layers there)",
         ),
         **{
@@ -136,12 +136,12 @@ MODELS: dict[str, Preset[ModelOptions]] = registry(
         },
         "transformer": Preset(
             TransformerOptions,
-            "Transformer of 6 layers of 512 between an embedding and a softmax that share their matrix",
+            "Transformer of 6 layers of width 512, tied embedding and softmax",
             "FracTrain, section 4.2 and appendix D; CPT, section 4.3",
         ),
         "transformer_adaptive": Preset(
             TransformerOptions,
-            "Transformer of 16 layers of 1024 with adaptive inputs and softmax; words numbered by frequency",
+            "Transformer of 16 layers of width 1024 with adaptive input and softmax; words numbered by frequency",
             "Baevski and Auli 2019, section 4, which CPT, section 4.3, cites",
             layers=16,
             width=1024,
@@ -152,17 +152,17 @@ MODELS: dict[str, Preset[ModelOptions]] = registry(
             attention_dropout=0.1,
             activation_dropout=0.1,
         ),
-        "gcn": Preset(Gcn, "graph convolutional network of 3 layers, 512 features between them", GNN),
+        "gcn": Preset(Gcn, "graph convolutional network of 3 layers, 512 hidden features", GNN),
         "gcn_small": Preset(
             Gcn,
-            "graph convolutional network of 2 layers, 64 features between them, for the small citation graphs",
+            "graph convolutional network of 2 layers, 64 hidden features, for the small citation graphs",
             "ours, after Kipf and Welling 2017",
             layers=2,
             hidden=64,
             norm="none",
             dropout=0.5,
         ),
-        "graphsage": Preset(GraphSage, "GraphSAGE with mean aggregator, 2 layers, 512 features between them", GNN),
+        "graphsage": Preset(GraphSage, "GraphSAGE with mean aggregator, 2 layers, 512 hidden features", GNN),
     }
 )
 """Model name -> its options."""

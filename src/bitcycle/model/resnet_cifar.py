@@ -14,7 +14,7 @@ from bitcycle.shapes import ImageShape
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around which the input passes: relu(bn(conv(relu(bn(conv x)))) + shortcut(x)).
+    """Two 3x3 convolutions with a shortcut: relu(bn(conv(relu(bn(conv x)))) + shortcut(x)).
 
     The shortcut is the identity, or a 1x1 convolution with batch norm where width or size change.
     """
@@ -31,7 +31,7 @@ class BasicBlock(nn.Module):
             convolution = nn.Conv2d(in_channels, channels, 1, stride=stride, bias=False)
             self.shortcut = nn.Sequential(convolution, nn.BatchNorm2d(channels))
         elif unused_bn:
-            self.bn3 = nn.BatchNorm2d(channels)  # parameters without effect, as in the released code
+            self.bn3 = nn.BatchNorm2d(channels)  # unused parameters, as in the released code
 
     def forward(self, x: Tensor) -> Tensor:
         residual = self.relu(self.bn1(self.conv1(x)))
@@ -44,12 +44,12 @@ class CifarResNet(nn.Module):
 
     Args:
         blocks: blocks per group (n).
-        unused_bn: give every block the third batch norm of the released code, which only two of them use.
+        unused_bn: give every block the third batch norm of the released code, which only two blocks use.
         width: channels of the first group; the second and third have two and four times as many.
     """
 
     float_layers = ("last",)
-    """Layers that the papers leave float on CIFAR: the classifier only (released code of CPT and FracTrain)."""
+    """Float layers of the papers on CIFAR: the classifier only (released code of CPT and FracTrain)."""
     block_family = "resnet"
 
     def __init__(
@@ -96,9 +96,9 @@ class ResNetCifar(ModelOptions):
     """Options of the CIFAR ResNets."""
 
     depth: int = setting(MISSING, "layers, 6n+2: 8, 14, 20, 32, 38, 74, 110, 152, 164, ...")
-    unused_bn: bool = setting(False, "every block has the third batch norm of the released code, mostly without effect")
+    unused_bn: bool = setting(False, "give every block the released code's third batch norm, mostly unused")
     width: int = setting(
-        16, "channels of the first group (the papers': 16); later groups have 2 and 4 times as many", minimum=1
+        16, "channels of the first group (papers: 16); later groups have 2 and 4 times as many", minimum=1
     )
 
     def validate(self) -> None:
@@ -109,7 +109,7 @@ class ResNetCifar(ModelOptions):
     def check(self, shape: ImageShape) -> None:
         if shape.size < 4:
             raise SettingError(
-                "name", self.name, f"images of {shape.size} pixels vanish in it", "use images of 4 pixels or more"
+                "name", self.name, f"cannot take images of {shape.size} pixels", "use images of 4 pixels or more"
             )
 
     def build(self, shape: ImageShape) -> CifarResNet:

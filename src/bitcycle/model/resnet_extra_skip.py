@@ -1,11 +1,11 @@
-"""ResNets with a skip connection past every convolution that is quantized, as binary networks need them to train from scratch.
+"""ResNets with a skip connection around every quantized convolution, as needed to train binary networks from scratch.
 
-    y = skip(x) + BN(conv3x3(ReLU(x)))          one unit for each 3x3 convolution; no ReLU after the sum
-    skip = x; where the width changes BN(conv1x1(x)), after 2x2 average pooling where the stride is 2
+    y = skip(x) + BN(conv3x3(ReLU(x)))          one unit per 3x3 convolution; no ReLU after the sum
+    skip = x; BN(conv1x1(x)) where the width changes, after 2x2 average pooling where the stride is 2
 
-Source: partial pre-training, section 4.1, after Bethge et al. 2019. Differs from the authors' code in nothing that we know of:
-none was released. The paper says which convolutions a skip passes, not where ReLU and pooling stand: here ReLU (with
-`quantizer=pact_binary` PACT) reads the sum and what passes by stays real-valued, as in the networks of Bethge et al.
+Source: partial pre-training, section 4.1, after Bethge et al. 2019; the authors released no code. The paper specifies
+which convolutions a skip bypasses, not the positions of ReLU and pooling: here ReLU (PACT with `quantizer=pact_binary`)
+reads the sum, and the skip connection stays real-valued, as in the networks of Bethge et al.
 Initial weights are He et al.'s, normal with variance 2 / (k k out).
 """
 
@@ -23,7 +23,7 @@ IMAGENET_DEPTHS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 
 
 class SkipUnit(nn.Module):
-    """One 3x3 convolution with a skip past it: skip(x) + BN(conv(ReLU(x)))."""
+    """One 3x3 convolution with a skip connection: skip(x) + BN(conv(ReLU(x)))."""
 
     def __init__(self, in_channels: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -37,8 +37,8 @@ class SkipUnit(nn.Module):
             self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        # A function and not a module, as all pooling that the published costs leave out. Odd sizes are rounded up, as the
-        # convolution does.
+        # A function instead of a module, as published costs exclude this pooling. Odd sizes are rounded up, as by the
+        # convolution.
         passed = F.avg_pool2d(x, self.stride, ceil_mode=True, count_include_pad=False) if self.stride > 1 else x
         return self.shortcut(passed) + self.bn(self.conv(self.relu(x)))
 
@@ -47,16 +47,16 @@ class ExtraSkipResNet(nn.Module):
     """[N, channels, H, W] -> [N, classes]: stem, units, ReLU, global average pool, linear classifier.
 
     Args:
-        stem: layers before the units, the first convolution in front; their output has `widths[0]` channels.
+        stem: layers before the units, starting with the first convolution; its output has `widths[0]` channels.
         widths: channels of each stage.
         units: units in each stage; the first unit of later stages has stride 2.
-        classes: outputs.
+        classes: number of classes.
     """
 
     float_layers = ("first", "last", "shortcut")
     """First, last and projection layers stay float (partial pre-training, section 4.3)."""
     signed_inputs = ("first", "shortcut")
-    """The first layer reads the data, projections the sums between units, which no ReLU precedes."""
+    """The first layer reads the data; projections read the sums between units, which have no ReLU."""
 
     def __init__(self, stem: nn.Sequential, widths: tuple[int, ...], units: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class ResNetExtraSkipCifar(ModelOptions):
 
     def check(self, shape: ImageShape) -> None:
         if shape.size < 4:
-            problem = f"images of {shape.size} pixels vanish in it"
+            problem = f"cannot take images of {shape.size} pixels"
             raise SettingError("name", self.name, problem, "use images of 4 pixels or more")
 
     def build(self, shape: ImageShape) -> ExtraSkipResNet:
@@ -112,8 +112,8 @@ class ResNetExtraSkipImagenet(ModelOptions):
 
     def check(self, shape: ImageShape) -> None:
         if shape.size < 32:
-            problem = f"images of {shape.size} pixels vanish in it"
-            remedy = "use images of 32 pixels or more, or a CIFAR network as model=resnet20_extra_skip"
+            problem = f"cannot take images of {shape.size} pixels"
+            remedy = "use images of 32 pixels or more, or a CIFAR network such as model=resnet20_extra_skip"
             raise SettingError("name", self.name, problem, remedy)
 
     def build(self, shape: ImageShape) -> ExtraSkipResNet:

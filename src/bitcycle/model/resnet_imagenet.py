@@ -1,4 +1,4 @@
-"""ImageNet ResNets, torchvision's own networks; their first, last and shortcut layers stay float.
+"""ImageNet ResNets of torchvision; first, last and shortcut layers stay float.
 
 Source: CPT, section 4.1 and table 3; FracTrain, tables 2 and 4; Better Schedules, section 4.2 (He et al. 2016).
 """
@@ -15,7 +15,7 @@ from bitcycle.shapes import ImageShape
 
 @dataclass
 class ResNetImagenet(ModelOptions):
-    """Options of torchvision's ResNets, untrained."""
+    """Options of torchvision's ResNets, randomly initialised."""
 
     depth: int = setting(MISSING, "layers: 18, 34, 50, 101 or 152")
 
@@ -25,9 +25,9 @@ class ResNetImagenet(ModelOptions):
 
     def check(self, shape: ImageShape) -> None:
         if shape.size < 32:
-            problem = f"images of {shape.size} pixels vanish in it"
+            problem = f"cannot take images of {shape.size} pixels"
             raise SettingError(
-                "name", self.name, problem, "use images of 32 pixels or more, or a CIFAR network as model=resnet20"
+                "name", self.name, problem, "use images of 32 pixels or more, or a CIFAR network such as model=resnet20"
             )
 
     def build(self, shape: ImageShape) -> nn.Module:

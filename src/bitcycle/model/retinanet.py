@@ -1,14 +1,14 @@
-"""RetinaNet (Lin et al. 2017): a ResNet, a feature pyramid of five levels, and two heads that all levels share.
+"""RetinaNet (Lin et al. 2017): a ResNet, a feature pyramid of five levels, and two heads shared by all levels.
 
     C3, C4, C5 -> lateral 1x1 and output 3x3 convolutions -> P3, P4, P5;   P6 = conv(C5),   P7 = conv(ReLU(P6)), both of stride 2
-    head: 4 x (3x3 convolution, ReLU), then a 3x3 convolution to 9 K scores, or 9 x 4 box offsets, for each place
+    head: 4 x (3x3 convolution, ReLU), then a 3x3 convolution to 9 K scores, or 9 x 4 box offsets, per position
 
-All convolutions are quantized, and biases with them. A head runs five times a step, P3 first, hence its layers' observers of
-ranges move five times a step and mix the levels.
+All convolutions are quantized, including biases. A head runs five times per step, P3 first, so the range observers of
+its layers are updated five times per step and mix the levels.
 
-Source: Better Schedules, section 4.2, and its released code (cpt_voc). Differs from that code in where backbone weights come
-from (a file), and in batch normalisation where there are none: statistics of a random network are worth nothing, so they are
-trained then (`frozen_bn=auto`).
+Source: Better Schedules, section 4.2, and its released code (cpt_voc). Differs from that code in that backbone weights
+come from a file, and that without them batch normalisation statistics are trained, since those of a random network are
+useless (`frozen_bn=auto`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bitcycle.settings import SettingError, setting
 from bitcycle.shapes import DetectionShape
 
 ANCHORS = 9
-"""Anchors at each place: three scales times three aspect ratios."""
+"""Anchors per position: three scales times three aspect ratios."""
 PRIOR = 0.01
 """Initial score of every anchor (Lin et al. 2017, section 3.3)."""
 
@@ -42,16 +42,16 @@ class Predictions(NamedTuple):
 
 
 class RetinaNet(nn.Module):
-    """The detector, freshly initialised; made of torchvision's ResNet, feature pyramid and heads.
+    """The detector, randomly initialised, built from torchvision's ResNet, feature pyramid and heads.
 
-    Images [N, 3, H, W], H and W multiples of 32, give `Predictions` of all anchors: level by level from P3 on, row by row,
-    nine at each place.
+    Images [N, 3, H, W], with H and W multiples of 32, give `Predictions` of all anchors: level by level from P3, row by
+    row, nine per position.
 
     Args:
-        depth: of the ResNet: 18, 34, 50 or 101.
+        depth: depth of the ResNet: 18, 34, 50 or 101.
         classes: number of classes K.
         width: channels of pyramid and heads.
-        frozen_bn: batch normalisation of the ResNet keeps its statistics; its scale and shift are trained in any case.
+        frozen_bn: whether batch normalisation of the ResNet keeps its statistics; scale and shift are always trained.
     """
 
     float_layers: tuple[str, ...] = ()
@@ -73,12 +73,13 @@ class RetinaNet(nn.Module):
         self.pyramid = FeaturePyramidNetwork(channels, width, LastLevelP6P7(channels[-1], width))
         self.heads = RetinaNetHead(width, ANCHORS, classes)
         for module in self.modules():
-            if isinstance(module, nn.ReLU):  # right after a convolution, whose output quantizers want to see as it was
+            if isinstance(module, nn.ReLU):  # quantizers need the convolution's unmodified output
                 module.inplace = False
         self.initialise()
 
     def initialise(self) -> None:
-        """Weights from N(0, 2 / (k k out)), biases as PyTorch draws them; both output convolutions 0, scores at the prior."""
+        """Weights from N(0, 2 / (k k out)), PyTorch's biases; both output convolutions 0, initial scores at the
+        prior."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 taps = module.kernel_size[0] * module.kernel_size[1]
@@ -94,16 +95,16 @@ class RetinaNet(nn.Module):
             nn.init.constant_(output.bias, bias)
 
     def train(self, mode: bool = True) -> RetinaNet:
-        """Training mode, in which frozen batch normalisation still uses its statistics."""
+        """Set training mode, in which frozen batch normalisation still uses its statistics."""
         super().train(mode)
         if self.frozen_bn:
             for module in self.modules():
-                if isinstance(module, _BatchNorm):  # of several processes it is one that counts the whole batch
+                if isinstance(module, _BatchNorm):  # includes SyncBatchNorm
                     module.eval()
         return self
 
     def forward(self, images: Tensor) -> Predictions:
-        """Predictions of all anchors."""
+        """Return the predictions for all anchors."""
         features: OrderedDict[str, Tensor] = self.pyramid(self.backbone(images))
         found: dict[str, Tensor] = self.heads(list(features.values()))
         return Predictions(found["cls_logits"], found["bbox_regression"])
@@ -122,20 +123,20 @@ class RetinaNetOptions(ModelOptions):
     width: int = setting(256, "channels of feature pyramid and heads (paper: 256)", minimum=1)
     backbone_weights: Optional[str] = setting(
         None,
-        "file with ImageNet weights of the ResNet, as torchvision's (resnet18-f37072fd.pth), or a checkpoint of model=resnet18;"
+        "file of ImageNet weights of the ResNet: torchvision's (resnet18-f37072fd.pth) or a run's of model=resnet18;"
         " null: random (Better Schedules 4.2: pre-trained)",
         content=True,
     )
     frozen_bn: str = setting(
         "auto",
-        "batch normalisation keeps its statistics while scale and shift are trained (Better Schedules' code): true, false, or"
-        " auto, true where weights are given that have statistics",
+        "keep the statistics of batch normalisation but train scale and shift (Better Schedules' code): true, false, or"
+        " auto (true if backbone weights with statistics are given)",
         choices=("auto", "true", "false"),
     )
 
     def validate(self) -> None:
         if self.depth not in (18, 34, 50, 101):
-            raise SettingError("depth", self.depth, "there is no such ResNet here", "use 18, 34, 50 or 101")
+            raise SettingError("depth", self.depth, "is not supported", "use 18, 34, 50 or 101")
 
     @property
     def freezes_bn(self) -> bool:
@@ -156,10 +157,10 @@ class RetinaNetOptions(ModelOptions):
 
 
 def load_backbone(backbone: nn.Module, path: str) -> None:
-    """Load the weights of a ResNet, whose classifier is left out; runs no code from the file.
+    """Load the weights of a ResNet without its classifier; executes no code from the file.
 
     Raises:
-        SettingError: if the file cannot be read or holds something else.
+        SettingError: if the file cannot be read or contains something else.
     """
     found, expected = _read(path), backbone.state_dict()
     for name, value in expected.items():

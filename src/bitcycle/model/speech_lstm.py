@@ -1,13 +1,14 @@
-"""Acoustic model of HLHLp: LSTM layers that see the past only, and a linear layer that scores the symbols of CTC.
+"""Acoustic model of HLHLp: unidirectional LSTM layers and a linear output layer for CTC.
 
-    x_0 = features, `stack` frames after each other joined to one;   x_k = LSTM_k(dropout(x_{k-1}));
+    x_0 = features, `stack` consecutive frames concatenated;   x_k = LSTM_k(dropout(x_{k-1}));
     logits_t = W dropout(x_{n, t + delay}) + c
 
 Source: HLHLp, section 4.3: three unidirectional layers of 512 cells, CTC, keep probability 0.5 "for all the non-recurrent
 connections". Parameters of layer k with I_k inputs (PyTorch's LSTM has two biases): 4 H (I_k + H) + 8 H; of the output layer
-(H + 1) S. With 120 features and 16 symbols: 5,509,136. Symbols, features and initial weights (PyTorch's) are not in the paper,
-nor is a delay of the answers (Sak et al. 2014, LSTM architectures for large scale acoustic modeling, have one of 5 frames):
-without one, CTC may learn to spell short words before they are heard, and does on the spoken digits.
+(H + 1) S. With 120 features and 16 symbols: 5,509,136. The paper does not specify symbols, features and initial weights
+(here PyTorch's), and mentions no output delay (5 frames in Sak et al. 2014, LSTM architectures for large scale acoustic
+modeling). Without a delay, CTC may learn to output short words before they are spoken, and does so on the spoken
+digits.
 """
 
 from dataclasses import dataclass
@@ -24,17 +25,17 @@ from bitcycle.shapes import SpeechShape
 class SpeechLstm(nn.Module):
     """Features [N, T, F] -> logits [N, ceil(T / stack), symbols]; symbol 0 is the blank.
 
-    Logits depend on no frame later than `delay` (and beyond the stack). Behind an utterance lie zeros, of whatever length it is
-    padded to, so that they change none of its logits; they only take part in the ranges that quantizers find in a batch.
+    Logits depend on at most `delay` future stacked frames. Zero padding after an utterance does not change its logits,
+    except through the ranges that quantizers compute over a batch.
 
     Args:
         shape: number of features and symbols.
-        hidden: cells of a layer.
+        hidden: cells per layer.
         layers: number of layers.
-        dropout: share of outputs of LSTM layers that is dropped.
-        dropout_input: share of features that is dropped.
-        stack: consecutive frames that are joined to one.
-        delay: joined frames that are heard before the first answer; as many of zeros follow the last.
+        dropout: dropout rate of the outputs of LSTM layers.
+        dropout_input: dropout rate of the features.
+        stack: number of consecutive frames concatenated into one.
+        delay: stacked frames read before the first output; as many zero frames are appended.
     """
 
     float_layers: tuple[str, ...] = ()
@@ -53,7 +54,7 @@ class SpeechLstm(nn.Module):
         self.output = nn.Linear(hidden, shape.symbols)
 
     def output_lengths(self, lengths: Tensor) -> Tensor:
-        """Number of valid logits of utterances with the given numbers of frames."""
+        """Number of valid output frames of utterances with the given numbers of input frames."""
         return (lengths + self.stack - 1) // self.stack
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,7 +66,7 @@ class SpeechLstm(nn.Module):
 
 
 def stacked(x: Tensor, count: int) -> Tensor:
-    """Frames [N, T, F] joined by `count`, zeros behind the last: [N, ceil(T / count), count F]."""
+    """Concatenate each `count` consecutive frames of [N, T, F], padded with zeros: [N, ceil(T / count), count F]."""
     missing = -x.shape[1] % count
     if missing:
         x = F.pad(x, (0, 0, 0, missing))
@@ -81,17 +82,15 @@ class SpeechLstmOptions(ModelOptions):
     name: str = "speech_lstm"
     hidden: int = setting(512, "cells of an LSTM layer (HLHLp, section 4.3: 512)", minimum=1)
     layers: int = setting(3, "LSTM layers (HLHLp, section 4.3: 3)", minimum=1)
-    dropout: float = setting(0.5, "share of outputs of LSTM layers that is dropped (HLHLp: 0.5)", minimum=0, maximum=1)
+    dropout: float = setting(0.5, "dropout rate of the outputs of LSTM layers (HLHLp: 0.5)", minimum=0, maximum=1)
     dropout_input: Optional[float] = setting(
         None,
-        "share of features that is dropped; null: as dropout (HLHLp: all non-recurrent connections)",
+        "dropout rate of the features; null: same as dropout (HLHLp: all non-recurrent connections)",
         minimum=0,
         maximum=1,
     )
-    stack: int = setting(1, "consecutive frames joined to one, which makes the network faster; 1: none", minimum=1)
-    delay: int = setting(
-        0, "joined frames that are heard before the first answer (not in the paper); 0: none", minimum=0
-    )
+    stack: int = setting(1, "consecutive frames concatenated into one, for speed; 1: none", minimum=1)
+    delay: int = setting(0, "output delay in stacked frames (not in the paper); 0: none", minimum=0)
 
     def build(self, shape: SpeechShape) -> SpeechLstm:
         dropout_input = self.dropout if self.dropout_input is None else self.dropout_input

@@ -1,14 +1,15 @@
-"""Transformer language models: causal self-attention over a block of words, with normalisation before each part.
+"""Transformer language models: causal self-attention over a block of words, with pre-normalisation.
 
     x = sqrt(d) E[w] + positions;   x += A(norm(x)), x += F(norm(x)) in each layer;   logits = E norm(x)
     A(x) = O concat_heads( softmax( (Q x)(K x)^T / sqrt(d_head) + mask ) (V x) ),   F(x) = W2 ReLU(W1 x + b1) + b2
 
-`transformer` is the base network: 6 layers of 512, 8 heads, 2048 in between, dropout 0.1, softmax tied to the embedding
-(FracTrain, appendix D; CPT, section 4.3, which cites Baevski and Auli but reports a base network's perplexity).
-`transformer_adaptive` is that of Baevski and Auli: 16 layers of 1024, adaptive inputs and softmax.
+`transformer` is the base network: 6 layers of width 512, 8 heads, feed-forward width 2048, dropout 0.1, softmax tied to
+the embedding (FracTrain, appendix D; CPT, section 4.3, which cites Baevski and Auli but reports a base network's
+perplexity). `transformer_adaptive` is the network of Baevski and Auli: 16 layers of width 1024, adaptive input and
+softmax.
 
-The papers do not say what is quantized. Ours, after the released code of Better Schedules for BERT: all linear layers with their
-biases and both products of attention; embedding, softmax layer, norms and residuals are float.
+The papers do not specify the quantized layers. As in the released code of Better Schedules for BERT, we quantize all
+linear layers with their biases and both products of attention; embedding, softmax layer, norms and residuals are float.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from bitcycle.shapes import TokenShape
 
 
 def sinusoids(length: int, width: int, device: torch.device) -> Tensor:
-    """Positions [length, width]: sines, then cosines, of wave lengths from 2 pi to 10,000 times that (Vaswani et al. 2017)."""
+    """Positional encoding [length, width]: sines, then cosines, wavelengths 2 pi to 20,000 pi (Vaswani et al. 2017)."""
     half = width // 2
     rates = torch.exp(torch.arange(half, device=device) * (-math.log(10_000) / max(1, half - 1)))
     angles = torch.arange(length, device=device).unsqueeze(1) * rates
@@ -38,7 +39,7 @@ def sinusoids(length: int, width: int, device: torch.device) -> Tensor:
 
 
 class SelfAttention(nn.Module):
-    """Causal self-attention, [N, T, d] -> [N, T, d]; each place sees itself and those before it."""
+    """Causal self-attention, [N, T, d] -> [N, T, d]; each position attends to itself and to earlier ones."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -64,7 +65,7 @@ class SelfAttention(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Attention and two linear layers, each after a norm and beside a residual connection."""
+    """Attention and feed-forward sublayers, each with a preceding norm and a residual connection."""
 
     def __init__(self, options: TransformerOptions) -> None:
         super().__init__()
@@ -84,7 +85,7 @@ class TransformerLayer(nn.Module):
 
 
 class TransformerLanguageModel(nn.Module):
-    """Tokens [T, N] -> logits [T, N, V] (of adaptive softmax: logarithms of probabilities) and no state."""
+    """Tokens [T, N] -> logits [T, N, V] (log probabilities with adaptive softmax) and an empty state."""
 
     float_layers = ()
     signed_inputs = ("first", "*.query", "*.key", "*.value", "*.output", "*.widen", "head")
@@ -124,12 +125,12 @@ class TransformerLanguageModel(nn.Module):
 
 
 class AdaptiveTransformerLanguageModel(TransformerLanguageModel):
-    """The same with adaptive softmax, whose losses can be had without the probabilities of all words."""
+    """Language model with adaptive softmax, whose losses do not need the probabilities of all words."""
 
     takes_targets = True
 
     def forward(self, tokens: Tensor, state: tuple[Tensor, ...] | None = None, targets: Tensor | None = None) -> Any:
-        """With targets: the cross-entropy of each and whether it was predicted, both [T N], and the empty state."""
+        """With targets: cross-entropy of each target and whether it was predicted, both [T N], and the empty state."""
         if targets is None:
             return super().forward(tokens, state)
         assert self.adaptive is not None
@@ -144,41 +145,39 @@ class TransformerOptions(ModelOptions):
     takes: ClassVar[type] = TokenShape
 
     layers: int = setting(6, "layers", minimum=1)
-    width: int = setting(512, "size d of the vectors", minimum=2)
-    heads: int = setting(8, "heads of attention", minimum=1)
-    feedforward: int = setting(2048, "units between the two linear layers of a layer", minimum=1)
-    dropout: float = setting(0.1, "share dropped of embeddings and of each part's output", minimum=0, maximum=1)
-    attention_dropout: float = setting(0.0, "share dropped of the shares of attention", minimum=0, maximum=1)
-    activation_dropout: float = setting(0.0, "share dropped after the ReLU", minimum=0, maximum=1)
-    final_norm: bool = setting(True, "a norm after the last layer (Baevski and Auli: none)")
+    width: int = setting(512, "width d of the hidden vectors", minimum=2)
+    heads: int = setting(8, "attention heads", minimum=1)
+    feedforward: int = setting(2048, "width of the feed-forward sublayer", minimum=1)
+    dropout: float = setting(0.1, "dropout rate of embeddings and of each sublayer's output", minimum=0, maximum=1)
+    attention_dropout: float = setting(0.0, "dropout rate of the attention weights", minimum=0, maximum=1)
+    activation_dropout: float = setting(0.0, "dropout rate after the ReLU", minimum=0, maximum=1)
+    final_norm: bool = setting(True, "apply a norm after the last layer (Baevski and Auli: none)")
     quantize_head: bool = setting(False, "quantize the softmax layer too; not with cutoffs")
     cutoffs: Optional[list[int]] = setting(
         None,
-        "adaptive inputs and softmax: first words of the bands after the first; null: one matrix for both",
+        "adaptive input and softmax: first word of each band after the first; null: one tied matrix",
         minimum=1,
     )
-    band_factor: int = setting(4, "adaptive: by which vectors become narrower from band to band", minimum=1)
-    tail_dropout: float = setting(
-        0.2, "adaptive: share dropped before the softmax of a rare band", minimum=0, maximum=1
-    )
+    band_factor: int = setting(4, "adaptive: ratio of the embedding widths of consecutive bands", minimum=1)
+    tail_dropout: float = setting(0.2, "adaptive: dropout rate before the softmax of a rare band", minimum=0, maximum=1)
 
     def validate(self) -> None:
         if self.width % self.heads:
             remedy = f"use a multiple of {self.heads}"
-            raise SettingError("width", self.width, f"cannot be divided among {self.heads} heads", remedy)
+            raise SettingError("width", self.width, f"is not divisible by {self.heads} heads", remedy)
         if self.cutoffs is None:
             return
         if self.quantize_head:
             raise SettingError("quantize_head", True, "adaptive softmax stays float", "use cutoffs=null, or false")
         if self.cutoffs != sorted(set(self.cutoffs)) or not self.cutoffs:
-            raise SettingError("cutoffs", self.cutoffs, "are not in ascending order", "write them so, as [20000,60000]")
+            raise SettingError("cutoffs", self.cutoffs, "is not in ascending order", "sort it, as in [20000,60000]")
         if self.width // self.band_factor ** len(self.cutoffs) < 1:
-            raise SettingError("band_factor", self.band_factor, "leaves nothing of the last band", "lower it")
+            raise SettingError("band_factor", self.band_factor, "makes the last band's width 0", "lower it")
 
     def check(self, shape: TokenShape) -> None:
         if self.cutoffs is not None and self.cutoffs[-1] >= shape.vocabulary:
             problem = f"there are only {shape.vocabulary} words"
-            raise SettingError("cutoffs", self.cutoffs, problem, "use lower ones, or null")
+            raise SettingError("cutoffs", self.cutoffs, problem, "use lower cutoffs, or null")
 
     def build(self, shape: TokenShape) -> TransformerLanguageModel:
         kind = TransformerLanguageModel if self.cutoffs is None else AdaptiveTransformerLanguageModel

@@ -2,9 +2,9 @@
 
     64 64 M 128 128 M 256 256 256 M 512 512 512 M 512 512 512 M, linear 512 -> classes
 
-Source: partial pre-training, section 4.1 and table 1 (Simonyan and Zisserman 2014). Differs from the authors' code in nothing
-that we know of: none was released. The paper does not say how the network for 224 pixels was fitted to 32: here batch norm
-follows each convolution, which hence has no bias, one linear layer replaces the three large ones, and there is no dropout.
+Source: partial pre-training, section 4.1 and table 1 (Simonyan and Zisserman 2014); the authors released no code. The
+paper does not say how the network for 224 pixels was adapted to 32: here each convolution is followed by batch norm and
+has no bias, one linear layer replaces the three large ones, and there is no dropout.
 Initial weights are He et al.'s, normal with variance 2 / (k k out).
 """
 
@@ -18,7 +18,7 @@ from bitcycle.settings import SettingError
 from bitcycle.shapes import ImageShape
 
 STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
-"""(width, convolutions) between two poolings."""
+"""(width, number of convolutions) of each stage, followed by a max pooling."""
 
 
 class CifarVgg(nn.Module):
@@ -42,7 +42,7 @@ class CifarVgg(nn.Module):
         self.fc = nn.Linear(before, shape.classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        # Images of more than 32 pixels leave more than one position, whose mean is taken.
+        # Larger images than 32 pixels leave more than one position; they are averaged.
         return self.fc(F.adaptive_avg_pool2d(self.features(x), 1).flatten(1))
 
 
@@ -54,7 +54,7 @@ class VggCifar(ModelOptions):
 
     def check(self, shape: ImageShape) -> None:
         if shape.size < 32:
-            problem = f"images of {shape.size} pixels vanish in its five poolings"
+            problem = f"cannot take images of {shape.size} pixels because of its five poolings"
             raise SettingError("name", self.name, problem, "use images of 32 pixels or more, or model=resnet20")
 
     def build(self, shape: ImageShape) -> CifarVgg:

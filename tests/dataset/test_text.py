@@ -116,7 +116,7 @@ def test_settings_that_the_text_cannot_satisfy(tmp_path):
         (lambda: OwnText(path=path, train_samples=100_000).info(tmp_path), "has only 114 pieces of 35 tokens"),
         (lambda: OwnText(path=path, validation=0.1).info(tmp_path), "comes with a validation split"),
         (lambda: LanguageModellingOptions().epoch(info, 4000), "too few for 4000 streams"),
-        (lambda: BlockLanguageModellingOptions(sequence_length=9000).epoch(info, 1), "not one block"),
+        (lambda: BlockLanguageModellingOptions(sequence_length=9000).epoch(info, 1), "less than one block"),
         (lambda: recurrent(name="gru", cell="gru"), "bias=both"),
         (lambda: recurrent(name="lstm", tied=True, embedding=5), "cannot be tied"),
         (

@@ -25,7 +25,8 @@ def edges():
 
 def sparse(layout="coo"):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # compressed rows are "in beta state", and PyTorch 2.11 names its invariant checks
+        # compressed rows are "in beta state", and PyTorch 2.11 names its invariant checks
+        warnings.simplefilter("ignore")
         matrix = torch.sparse_coo_tensor(edges(), torch.ones(5), (4, 4), check_invariants=True).coalesce()
         return matrix if layout == "coo" else matrix.to_sparse_csr()
 

@@ -1,4 +1,4 @@
-"""Tasks: loss, metrics and batches behind one small interface."""
+"""Tasks: loss, metrics and batches behind a common interface."""
 
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
 from bitcycle.task.classification import Classification, ClassificationOptions

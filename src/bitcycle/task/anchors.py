@@ -1,4 +1,4 @@
-"""Anchors of a detector, and boxes as offsets from them. Boxes are x1, y1, x2, y2 in pixels, without the +1 of inclusive ends.
+"""Anchors of a detector, and boxes as offsets from them. Boxes are x1, y1, x2, y2 in pixels; width is x2 - x1.
 
     base of level l: 2^(l+2), l = 3..7;   scales 2^(0, 1/3, 2/3);   height / width 1/2, 1, 2;   stride 2^l, centred on each cell
     offsets of box g from anchor a, sizes of g at least one pixel:
@@ -22,7 +22,7 @@ SMALLEST = 1e-8
 
 
 def cell_anchors(level: int) -> Tensor:
-    """The nine anchors [9, 4] of a level around the origin: ratio by ratio, and scale by scale within each."""
+    """The nine anchors [9, 4] of a level, centred on the origin, ordered by ratio, then by scale."""
     base = 2 ** (level + 2)
     sizes = [(base * scale / math.sqrt(ratio), base * scale * math.sqrt(ratio)) for ratio in RATIOS for scale in SCALES]
     return torch.tensor([[-w / 2, -h / 2, w / 2, h / 2] for w, h in sizes], dtype=torch.float64)
@@ -46,7 +46,7 @@ def anchors(height: int, width: int, device: torch.device | None = None) -> Tens
 
 
 def intersection_over_union(boxes: Tensor, others: Tensor) -> Tensor:
-    """Overlap [..., N, M] of boxes [..., N, 4] with others [..., M, 4]."""
+    """Intersection over union [..., N, M] of boxes [..., N, 4] and others [..., M, 4]."""
     a, b = boxes[..., :, None, :], others[..., None, :, :]
     sides = (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])).clamp_min(0)
     shared = sides[..., 0] * sides[..., 1]

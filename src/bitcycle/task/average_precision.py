@@ -1,9 +1,11 @@
-"""Average precision as in the released code of Better Schedules (cpt_voc), besides the current standard of torchmetrics.
+"""Average precision as in the released code of Better Schedules (cpt_voc), reported besides that of torchmetrics.
 
-    A detection, best score first, is right if the object that it overlaps most has an overlap of at least 0.5 and no better
-    detection has claimed it; that object only is looked at. AP = area under the precision envelope over all recalls.
+    Detections are visited by decreasing score. A detection is correct if the object of maximum overlap (IoU) has an
+    overlap of at least 0.5 and is not yet matched; other objects are not tried. AP = area under the precision envelope
+    over recall.
 
-torchmetrics (COCO) differs in two points: a detection may claim its second-best object, and precision is read at 101 recalls.
+torchmetrics (COCO) differs in two points: a detection may match its second-best object, and precision is sampled at 101
+recalls.
 """
 
 import torch
@@ -13,7 +15,7 @@ from bitcycle.task.anchors import intersection_over_union
 
 
 def area_under_envelope(recall: Tensor, precision: Tensor) -> float:
-    """Area under the precision envelope: at each recall the highest precision of this and any higher recall.
+    """Area under the precision envelope, which at each recall is the maximum precision at this or any higher recall.
 
     >>> round(area_under_envelope(torch.tensor([0.5, 0.5, 1.0]), torch.tensor([1.0, 0.5, 2 / 3])), 4)
     0.8333
@@ -25,11 +27,11 @@ def area_under_envelope(recall: Tensor, precision: Tensor) -> float:
 
 
 class AveragePrecision:
-    """Collects detections and objects image by image; `compute` gives the average precision of each class.
+    """Accumulates detections and objects of images; `compute` returns the average precision of each class.
 
     Args:
         classes: number of classes.
-        overlap: minimum overlap of a correct detection.
+        overlap: minimum IoU of a correct detection.
     """
 
     def __init__(self, classes: int, overlap: float = 0.5) -> None:
@@ -50,9 +52,9 @@ class AveragePrecision:
         """Add an image.
 
         Args:
-            boxes, scores, labels: the detections, [D, 4], [D] and [D].
-            objects, classes: the objects, [M, 4] and [M].
-            ignored: bool [M]: objects excluded from evaluation, with their detections; none if None.
+            boxes, scores, labels: detections, [D, 4], [D] and [D].
+            objects, classes: boxes and classes of the objects, [M, 4] and [M].
+            ignored: bool [M], objects excluded from evaluation together with their detections; None means none.
         """
         ignored = torch.zeros_like(classes, dtype=torch.bool) if ignored is None else ignored
         for label in range(self.classes):
@@ -65,7 +67,7 @@ class AveragePrecision:
             self.right[label].append(right[counted].double())
 
     def _judge(self, boxes: Tensor, objects: Tensor, ignored: Tensor) -> tuple[Tensor, Tensor]:
-        """Which detections are correct, and which are evaluated."""
+        """Masks of the correct and of the evaluated detections."""
         right = torch.zeros(len(boxes), dtype=torch.bool, device=boxes.device)
         counted = ~right
         if not len(boxes) or not len(objects):
@@ -93,6 +95,6 @@ class AveragePrecision:
         return area_under_envelope(right / self.objects[label], right / ranks)
 
     def mean(self) -> float:
-        """Plain mean over the classes that have objects; 0 if none has."""
+        """Mean over the classes that have objects; 0 if none has."""
         values = [value for value, objects in zip(self.compute(), self.objects) if objects]
         return sum(values) / max(1, len(values))

@@ -15,14 +15,14 @@ from bitcycle.settings import MISSING, SettingError, Settings, setting
 
 
 class StepOutput(NamedTuple):
-    """The result of a training batch: the loss to minimise, and the detached accuracy; both scalars."""
+    """Result of a training batch: the loss to minimise and the detached accuracy, both scalars."""
 
     loss: Tensor
     accuracy: Tensor
 
 
 class Sample(NamedTuple):
-    """Arguments of the model's forward pass for tracing its products, and their number of samples.
+    """Arguments of the model's forward pass for tracing, and their number of samples.
 
     Tensors are on the meta device unless the shapes of the model's computation depend on values.
     """
@@ -32,7 +32,7 @@ class Sample(NamedTuple):
 
 
 class Task:
-    """One learning task with its data, ready to train on."""
+    """A learning task with its data."""
 
     metric: str
     """Name of the main metric, a key of the result of `evaluate`."""
@@ -46,11 +46,11 @@ class Task:
     """Accuracy of always predicting the most frequent class of the training data."""
 
     def batches(self, step: int) -> Iterator[Any]:
-        """Training batches of steps `step`, `step` + 1, ... without end."""
+        """Yield training batches of steps `step`, `step` + 1, ... indefinitely."""
         raise NotImplementedError
 
     def parts(self, samples: int) -> int:
-        """Number of parts of a step of `samples` that are distributed over processes; see `TaskOptions.parts`."""
+        """Number of parts of a step of `samples` that can be sharded over processes; see `TaskOptions.parts`."""
         return samples
 
     def train(self, model: nn.Module, batch: Any) -> StepOutput:
@@ -58,7 +58,7 @@ class Task:
         raise NotImplementedError
 
     def rate_factor(self, batch: Any) -> float:
-        """Factor of the learning rate for a batch; differs from 1 if batches have random lengths."""
+        """Learning-rate factor of a batch; differs from 1 if batches have random lengths."""
         return 1.0
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
@@ -70,7 +70,7 @@ class Task:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the next batch besides the step index, such as a recurrent state that is carried over."""
+        """State besides the step index, such as a recurrent state carried over to the next batch."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -79,14 +79,14 @@ class Task:
 
 @dataclass(frozen=True)
 class TaskSetup:
-    """What a task is built from, besides its own options.
+    """Arguments for building a task, besides its own options.
 
     Attributes:
-        dataset: options of the data set, of a kind that the task accepts.
+        dataset: options of a data set that the task accepts.
         data_root: folder of data sets.
         info: description of the data set.
         batch_size: training samples per step over all processes.
-        seed: of order, augmentation and everything else that is drawn.
+        seed: seed of order, augmentation and all other random choices.
         device: device of batches.
     """
 
@@ -103,45 +103,45 @@ class TaskOptions(Settings):
     """Options that every task has."""
 
     takes: ClassVar[type[DatasetOptions]] = DatasetOptions
-    """The kind of data set that the task learns from."""
+    """Type of data set that the task learns from."""
     can_be_shared: ClassVar[bool] = False
-    """Whether batches can be sharded over processes: `train` and `evaluate` then see this process's shards."""
+    """Whether batches can be sharded over processes; `train` and `evaluate` then receive this process's shards."""
 
     name: str = setting(MISSING, "the task's name, as in task=NAME")
 
     def check(self, dataset: DatasetOptions) -> None:
-        """Raise SettingError if the task cannot learn from such data."""
+        """Raise SettingError if the task cannot learn from this data set."""
         if not isinstance(dataset, self.takes):
-            problem = f"cannot learn from dataset={dataset.name}, which holds data of another kind"
-            raise SettingError("name", self.name, problem, "leave task= out: it follows from the data set")
+            problem = f"cannot learn from dataset={dataset.name}, which has data of another type"
+            raise SettingError("name", self.name, problem, "omit task=; the data set determines it")
 
     def epoch(self, info: DatasetInfo, batch_size: int) -> Epoch:
-        """How an epoch is divided into steps."""
+        """Return the division of an epoch into steps."""
         return Epoch(info.train_samples, batch_size)
 
     def parts(self, samples: int, batch_size: int) -> int:
-        """Number of parts that a step of `samples` can be divided into for several processes: samples or sequences."""
+        """Number of parts (samples or sequences) of a step of `samples` that can be sharded over processes."""
         return samples
 
     def sample(self, info: DatasetInfo) -> Sample:
-        """A sample for tracing the model's products; needs no data."""
+        """Return a sample for tracing the model's products; needs no data."""
         raise NotImplementedError
 
     def build(self, setup: TaskSetup) -> Task:
-        """The task with its data.
+        """Return the task with its data.
 
         Raises:
-            DataError: if the data are missing or cannot be read.
+            DataError: if the data are missing or unreadable.
         """
         raise NotImplementedError
 
 
 def check_shares(batch_size: int, **splits: Sized | None) -> None:
-    """Reject an evaluation whose first batch has fewer samples than processes, as all must see the same bits first.
+    """Reject an evaluation whose first batch has fewer samples than processes, as every process needs a shard of it.
 
     Args:
         batch_size: samples evaluated at once.
-        splits: setting of the data set -> the samples that follow from it, None for none.
+        splits: setting of the data set -> the split that it determines, or None.
 
     Raises:
         SettingError (a ValueError): naming the setting.
@@ -149,7 +149,5 @@ def check_shares(batch_size: int, **splits: Sized | None) -> None:
     sizes = {f"dataset.{name}": len(split) for name, split in splits.items() if split is not None}
     for name, size in {"task.evaluation_batch_size": batch_size, **sizes}.items():
         if size < distributed.world_size():
-            problem = (
-                f"lets {size} samples be evaluated at once, which {distributed.world_size()} processes cannot share"
-            )
+            problem = f"gives an evaluation batch of {size} samples, too few for {distributed.world_size()} processes"
             raise SettingError(name, size, problem, "evaluate more, or start fewer processes")

@@ -1,4 +1,4 @@
-"""Image classification: cross-entropy, top-1 and top-5 accuracy on the test images."""
+"""Image classification: cross-entropy loss; top-1 and top-5 accuracy on the test images."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ class ClassificationOptions(TaskOptions):
     can_be_shared = True
 
     name: str = "classification"
-    label_smoothing: float = setting(
-        0.0, "share of the target spread over all classes (papers: 0)", minimum=0, maximum=1
-    )
+    label_smoothing: float = setting(0.0, "label smoothing (papers: 0)", minimum=0, maximum=1)
     evaluation_batch_size: int = setting(500, "images evaluated at once", minimum=1, affects_result=False)
 
     def sample(self, info: DatasetInfo) -> Sample:
@@ -47,13 +45,13 @@ class Classification(Task):
     """A classification task on splits of images.
 
     Args:
-        options: of the task.
-        dataset: normalisation and augmentation.
+        options: options of the task.
+        dataset: options of the data set: normalisation and augmentation.
         splits: training and test images, and validation images if any.
         classes: number of classes.
         batch_size: training samples per step over all processes.
-        seed: of order and augmentation.
-        device: where batches are made.
+        seed: seed of order and augmentation.
+        device: device of batches.
 
     Raises:
         SettingError (a ValueError): if there are more processes than images to evaluate.
@@ -95,12 +93,12 @@ class Classification(Task):
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """`test_accuracy` and `test_accuracy_top5` in percent, `test_loss` as mean cross-entropy.
 
-        Each process evaluates its shards; torchmetrics combines their results.
+        Each process evaluates its shard of each batch; torchmetrics combines the results.
         """
         return self._measure(model, self.test_batches, "test")
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """The metrics of `evaluate` for the validation images, with the prefix `validation`."""
+        """The metrics of `evaluate` on the validation images, with the prefix `validation`."""
         return {} if self.validation_batches is None else self._measure(model, self.validation_batches, "validation")
 
     @torch.no_grad()

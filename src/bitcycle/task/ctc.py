@@ -1,8 +1,8 @@
-"""Connectionist temporal classification: loss, greedy decoding, and edits between symbol sequences, all on the device.
+"""Connectionist temporal classification: loss, greedy decoding and edit distances, computed on the device.
 
-    loss     -ln p(z | x), p(z | x) = sum of prod_t y_t(path_t) over all paths that become z when repeats are merged, then blanks
-             dropped
-    greedy   the path of the most probable symbols, with repeats merged and blanks dropped
+    loss     -ln p(z | x), p(z | x) = sum of prod_t y_t(path_t) over all paths that become z when repeats are merged
+             and then blanks removed
+    greedy   the path of the most probable symbols, with repeats merged and blanks removed
 
 Source: Graves et al. 2006, sections 3.1 to 3.2 ("best path decoding").
 """
@@ -17,8 +17,8 @@ from bitcycle.dataset.utterances import BLANK
 def ctc_loss(logits: Tensor, lengths: Tensor, targets: Tensor, target_lengths: Tensor) -> Tensor:
     """-ln p(z | x) of each utterance [N]; 0, without gradient, if there are fewer frames than the targets need.
 
-    Logits [N, T, S] and targets [N, L]; lengths [N] on the CPU. On a GPU PyTorch adds up the gradient in no fixed order; where
-    deterministic algorithms are asked for (training.deterministic), it is computed on the CPU instead.
+    Logits [N, T, S] and targets [N, L]; lengths [N] on the CPU. On a GPU, PyTorch sums the gradient in a
+    nondeterministic order; with deterministic algorithms (training.deterministic) it is computed on the CPU instead.
     """
     device = logits.device
     scores = F.log_softmax(logits.float(), 2).transpose(0, 1)
@@ -29,7 +29,7 @@ def ctc_loss(logits: Tensor, lengths: Tensor, targets: Tensor, target_lengths: T
 
 
 def greedy(logits: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """(symbols [N, T] from the left, blanks behind them; how many there are [N]) of the most probable path.
+    """Return the most probable path as (symbols [N, T], padded with blanks; number of symbols [N]).
 
     >>> path = torch.tensor([[0, 2, 2, 0, 2, 1, 1]])
     >>> greedy(F.one_hot(path, 3).float(), torch.tensor([6]))
@@ -40,7 +40,7 @@ def greedy(logits: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     before = F.pad(path, (1, 0), value=BLANK)[:, :frames]
     real = torch.arange(frames, device=path.device) < lengths.to(path.device)[:, None]
     kept = real & (path != BLANK) & (path != before)
-    places = torch.where(kept, kept.cumsum(1) - 1, frames)  # dropped symbols go to a column that is removed
+    places = torch.where(kept, kept.cumsum(1) - 1, frames)  # removed symbols are written to a column that is cut off
     found = torch.full((len(path), frames + 1), BLANK, device=path.device, dtype=path.dtype)
     return found.scatter(1, places, path)[:, :frames], kept.sum(1)
 
@@ -48,8 +48,8 @@ def greedy(logits: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
 def edit_distances(found: Tensor, found_lengths: Tensor, wanted: Tensor, wanted_lengths: Tensor) -> Tensor:
     """Minimum number [N] of insertions, deletions and replacements between rows of [N, A] and [N, B] (Levenshtein 1966).
 
-    Row i of the usual table at once: what comes from above and from the diagonal, then, for steps to the right, the running
-    minimum of (value - place). No step waits for the host.
+    Each row of the dynamic programme is computed at once: first the moves from above and from the diagonal, then those
+    from the left as a running minimum of (value - column). No step synchronises with the host.
 
     >>> edit_distances(torch.tensor([[1, 2, 3]]), torch.tensor([3]), torch.tensor([[2, 3, 3]]), torch.tensor([3]))
     tensor([2])

@@ -1,9 +1,9 @@
-"""Object detection: focal loss and smooth L1 on anchors; mean average precision on the test images.
+"""Object detection: focal and smooth L1 loss on anchors; mean average precision on the test images.
 
-    boxes of an image = best 100 by score of what non-maximum suppression leaves, class by class, of all anchors with score > 0.05
+    boxes of an image = best 100 by score after non-maximum suppression, per class, of all anchors with score > 0.05
 
-Source: released code of Better Schedules, cpt_voc. Differs from it in that boxes are clipped to the image instead of the padded
-one, and in the main metric, which is torchmetrics' (COCO's rule at an overlap of 0.5); theirs is given beside it.
+Source: released code of Better Schedules, cpt_voc. Differs from it in that boxes are clipped to the image instead of
+the padded image, and in the main metric, that of torchmetrics (COCO's rule at an IoU of 0.5); theirs is reported too.
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ class DetectionOptions(TaskOptions):
     can_be_shared = True
 
     name: str = "detection"
-    alpha: float = setting(0.25, "focal loss: weight of right classes (Lin et al. 2017)", minimum=0, maximum=1)
-    gamma: float = setting(2.0, "focal loss: power of the distance from the target (Lin et al. 2017)", minimum=0)
-    positive_overlap: float = setting(
-        0.5, "minimum overlap of an anchor that should detect its object", minimum=0, maximum=1
-    )
-    negative_overlap: float = setting(0.4, "overlap below which an anchor should detect nothing", minimum=0, maximum=1)
+    alpha: float = setting(0.25, "focal loss: weight alpha of positive targets (Lin et al. 2017)", minimum=0, maximum=1)
+    gamma: float = setting(2.0, "focal loss: focusing exponent gamma (Lin et al. 2017)", minimum=0)
+    positive_overlap: float = setting(0.5, "minimum IoU of a positive anchor with its object", minimum=0, maximum=1)
+    negative_overlap: float = setting(0.4, "IoU below which an anchor is negative", minimum=0, maximum=1)
     score_threshold: float = setting(0.05, "minimum score of detections", minimum=0, maximum=1)
     nms_overlap: float = setting(
-        0.5, "drop detections that overlap a better one of their class by more", minimum=0, maximum=1
+        0.5, "non-maximum suppression: IoU with a better detection above which one is dropped", minimum=0, maximum=1
     )
     nms_candidates: Optional[int] = setting(
-        20_000, "best detections of an image that are looked at; null: all (cpt_voc), slow early in training", minimum=1
+        20_000,
+        "detections kept before non-maximum suppression; null: all (cpt_voc), slow early in training",
+        minimum=1,
     )
     detections: int = setting(100, "best detections of an image that are evaluated", minimum=1)
     difficult: str = setting(
         "count",
-        "objects marked as difficult count in evaluation (cpt_voc, whose lists lack the mark), or are ignored (VOC's own rule)",
+        "objects marked as difficult: evaluate them (cpt_voc, whose lists lack the mark), or ignore them (VOC's rule)",
         choices=("count", "ignore"),
     )
     evaluation_batch_size: int = setting(4, "images evaluated at once", minimum=1)
     cost_size: Optional[list[int]] = setting(
         None,
-        "height and width of the image whose cost stands for all; null: the data set's typical one, scaled and padded; Better"
-        " Schedules counts [224,224]",
+        "height and width of the image whose cost is counted for all; null: the data set's typical image, scaled and"
+        " padded; Better Schedules: [224,224]",
         minimum=32,
         affects_result=False,
     )
@@ -72,7 +72,7 @@ class DetectionOptions(TaskOptions):
     def validate(self) -> None:
         if self.negative_overlap > self.positive_overlap:
             problem = f"is above positive_overlap={self.positive_overlap}"
-            raise SettingError("negative_overlap", self.negative_overlap, problem, "use at most as much")
+            raise SettingError("negative_overlap", self.negative_overlap, problem, "use a value up to that")
         if self.cost_size is not None and len(self.cost_size) != 2:
             raise SettingError("cost_size", self.cost_size, "needs two numbers", "write [height, width], as [224,224]")
 
@@ -83,7 +83,7 @@ class DetectionOptions(TaskOptions):
         return Sample((torch.zeros(1, shape.channels, height, width, device="meta"),), samples=1)
 
     def build(self, setup: TaskSetup) -> Detection:
-        require("pycocotools", "detection")  # before training, not at its first evaluation
+        require("pycocotools", "detection")  # fail before training instead of at the first evaluation
         dataset = setup.dataset
         assert isinstance(dataset, DetectionDatasetOptions)
         splits = dataset.load(setup.data_root, setup.seed)
@@ -99,7 +99,7 @@ class Detections(NamedTuple):
 
 
 class Truth(NamedTuple):
-    """The objects in an image: boxes [M, 4], classes [M] and which count nothing, bool [M]; named as torchmetrics has it."""
+    """The objects in an image: boxes [M, 4], classes [M] and ignored ones, bool [M]; named as in torchmetrics."""
 
     boxes: Tensor
     labels: Tensor
@@ -107,7 +107,7 @@ class Truth(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What was found in an image, and what is there."""
+    """Detections and objects of an image."""
 
     found: Detections
     truth: Truth
@@ -117,12 +117,12 @@ class Detection(Task):
     """A detection task on splits of annotated images.
 
     Args:
-        options: of the task.
-        dataset: size, normalisation and flips.
+        options: options of the task.
+        dataset: options of the data set: size, normalisation and flips.
         splits: training, validation and test images.
-        batch_size: training images a step.
-        seed: of order and flips.
-        device: where batches are made.
+        batch_size: training images per step.
+        seed: seed of order and flips.
+        device: device of batches.
     """
 
     metric = "test_map50"
@@ -154,7 +154,7 @@ class Detection(Task):
         return self.training_batches.starting_at(step)
 
     def train(self, model: nn.Module, batch: DetectionBatch) -> StepOutput:
-        """Sum of both losses, and the share of positive anchors whose highest score is that of their class."""
+        """Sum of both losses, and the fraction of positive anchors whose highest score is that of their class."""
         losses = self._losses(batch, *_scores_and_offsets(model, batch))
         return StepOutput(losses.classes + losses.boxes, losses.right)
 
@@ -166,13 +166,13 @@ class Detection(Task):
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Metrics of the test images.
 
-        `test_map50`, `test_map` (mean over overlaps of 0.5 to 0.95) and `test_map50_all_points` (as the released code of Better
-        Schedules counts) in percent, `test_loss` as mean loss of an image.
+        `test_map50`, `test_map` (mean over IoU thresholds from 0.5 to 0.95) and `test_map50_all_points` (as in the
+        released code of Better Schedules) in percent, `test_loss` as mean loss per image.
         """
         return self._measure(model, self.test_batches, "test")
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """The metrics of `evaluate` for the validation images, with the prefix `validation`."""
+        """The metrics of `evaluate` on the validation images, with the prefix `validation`."""
         return {} if self.validation_batches is None else self._measure(model, self.validation_batches, "validation")
 
     @torch.no_grad()
@@ -193,20 +193,20 @@ class Detection(Task):
             boxes = decode(offsets, _anchors_of(batch))
             for row, size in enumerate(batch.sizes):
                 seen.append((number, self._seen(self.detect(boxes[row], scores[row], size), batch, row)))
-        # in the order of one process: by batches, then by processes
+        # the order of a single process: by batch, then by process
         for _, (found, truth) in sorted(distributed.all_items(seen), key=lambda image: image[0]):
             coco.update([found._asdict()], [truth._replace(iscrowd=truth.iscrowd.long())._asdict()])
             all_points.update(*found, *truth)
         values = coco.compute()
         percent = {"map50": values["map_50"], "map": values["map"], "map50_all_points": all_points.mean()}
         return {
-            # torchmetrics says -1 where no image has an object
+            # torchmetrics returns -1 if no image has an object
             **{f"{split}_{name}": round(100 * max(0.0, float(value)), 4) for name, value in percent.items()},
             f"{split}_loss": float(mean_loss.compute()),
         }
 
     def _seen(self, found: Detections, batch: DetectionBatch, row: int) -> Seen:
-        """What was found in an image, and what is there."""
+        """Pair the detections of an image with its objects."""
         there = batch.labels[row] != NOTHING
         boxes, labels = batch.boxes[row][there].cpu(), batch.labels[row][there].cpu()
         ignored = batch.difficult[row][there].cpu() & (self.options.difficult == "ignore")
@@ -216,8 +216,8 @@ class Detection(Task):
         """The detections in an image.
 
         Args:
-            boxes: of all anchors, [A, 4].
-            scores: [A, K].
+            boxes: boxes of all anchors, [A, 4].
+            scores: scores of all anchors, [A, K].
             size: height and width of the image in pixels, without padding.
         """
         from torchvision.ops import batched_nms, clip_boxes_to_image

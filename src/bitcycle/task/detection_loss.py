@@ -1,11 +1,13 @@
-"""Focal loss of the classes and smooth L1 loss of the boxes, for anchors that are matched with the objects of an image.
+"""Focal loss of the classes and smooth L1 loss of the boxes, for anchors matched with the objects of an image.
 
-    an anchor is positive where its best overlap is >= 0.5, negative where it is < 0.4, else ignored; no object is forced on one
+    an anchor is positive if its maximum IoU is >= 0.5, negative if it is < 0.4, else ignored; an object may have no
+    anchor
     focal(p, y = 1) = -a (1 - p)^g log p,   focal(p, y = 0) = -(1 - a) p^g log(1 - p),   p clamped to [1e-4, 1 - 1e-4]
     class loss of an image: sum over anchors and classes / max(1, positives)
     box loss of an image:   mean over positives and the four offsets of  d^2 / 2k if d <= k else d - k / 2,   k = 1/9
 
-Source: released code of Better Schedules, cpt_voc; Lin et al. 2017, sections 3 and 4. The mean over a batch is taken by images.
+Source: released code of Better Schedules, cpt_voc; Lin et al. 2017, sections 3 and 4. The loss of a batch is the mean
+over images.
 """
 
 from typing import NamedTuple
@@ -21,16 +23,16 @@ CLAMP = 1e-4
 KNEE = 1 / 9
 """Distance up to which the box loss is quadratic."""
 NOTHING = -1
-"""Class number of a row of `boxes` that holds no object."""
+"""Class of a padding row of `boxes`."""
 
 
 class Matches(NamedTuple):
-    """The targets of the anchors of an image.
+    """Targets of the anchors of each image.
 
     Attributes:
         positive, ignored: bool [N, A].
-        boxes: [N, A, 4], the object with the greatest overlap.
-        labels: [N, A], its class; meaningless where there is no object.
+        boxes: [N, A, 4], the box of the object with maximum IoU.
+        labels: [N, A], the class of that object; undefined if the image has no objects.
     """
 
     positive: Tensor
@@ -40,7 +42,7 @@ class Matches(NamedTuple):
 
 
 class DetectionLosses(NamedTuple):
-    """Class loss, box loss and the share of positive anchors whose highest score is that of their class; scalars."""
+    """Class loss, box loss and fraction of positive anchors whose highest score is that of their class; scalars."""
 
     classes: Tensor
     boxes: Tensor
@@ -52,9 +54,9 @@ def match(places: Tensor, boxes: Tensor, labels: Tensor, positive: float = 0.5, 
 
     Args:
         places: the anchors.
-        boxes: [N, M, 4]; rows of no object count nothing.
-        labels: [N, M], `NOTHING` for no object.
-        positive, negative: overlaps from which and below which an anchor is positive and negative.
+        boxes: [N, M, 4]; padding rows are ignored.
+        labels: [N, M], `NOTHING` for padding rows.
+        positive, negative: minimum IoU of positive anchors; IoU below which anchors are negative.
     """
     if not labels.shape[1]:
         boxes, labels = boxes.new_zeros(len(boxes), 1, 4), labels.new_full((len(labels), 1), NOTHING)
@@ -66,7 +68,7 @@ def match(places: Tensor, boxes: Tensor, labels: Tensor, positive: float = 0.5, 
 
 
 def focal_terms(scores: Tensor, targets: Tensor, alpha: float = 0.25, gamma: float = 2.0) -> Tensor:
-    """The focal loss of each score against its target, true or false; shapes alike."""
+    """Focal loss of each score for its boolean target; scores and targets have the same shape."""
     scores = scores.clamp(CLAMP, 1 - CLAMP)
     of_target = torch.where(targets, scores, 1 - scores)
     weight = torch.where(targets, alpha, 1 - alpha) * (1 - of_target) ** gamma
@@ -74,7 +76,7 @@ def focal_terms(scores: Tensor, targets: Tensor, alpha: float = 0.25, gamma: flo
 
 
 def smooth_l1(differences: Tensor) -> Tensor:
-    """The box loss of each difference of offsets."""
+    """Box loss of each difference of offsets."""
     distance = differences.abs()
     return torch.where(distance <= KNEE, distance**2 / (2 * KNEE), distance - KNEE / 2)
 
@@ -89,14 +91,14 @@ def detection_losses(
         offsets: [N, A, 4].
         places: the anchors [A, 4].
         matches: targets of the anchors.
-        alpha, gamma: of the focal loss.
+        alpha, gamma: parameters of the focal loss.
     """
     positives = matches.positive.sum(dim=1)
     classes = torch.arange(scores.shape[2], device=scores.device)
     targets = (matches.labels[..., None] == classes) & matches.positive[..., None]
     terms = focal_terms(scores, targets, alpha, gamma).masked_fill(matches.ignored[..., None], 0.0)
     class_loss = terms.sum(dim=(1, 2)) / positives.clamp_min(1)
-    # unmatched anchors get a finite offset, as 0 times infinity would be nan
+    # unmatched anchors get finite offsets, since 0 times infinity is nan
     wanted = encode(torch.where(matches.positive[..., None], matches.boxes, places), places)
     distances = smooth_l1(wanted - offsets).masked_fill(~matches.positive[..., None], 0.0)
     box_loss = distances.sum(dim=(1, 2)) / (4 * positives).clamp_min(1)

@@ -1,4 +1,4 @@
-"""Entailment: cross-entropy and accuracy over pairs of sentences; a sample is a pair."""
+"""Textual entailment: cross-entropy and accuracy on sentence pairs; a sample is a pair."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from bitcycle.shapes import SentencePairShape
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, check_shares
 
 METRICS = {"test": "test_accuracy", "validation": "accuracy_of_validation"}
-"""The main metric by its split. Its name differs from that of the validation metric, as it must not be used for selection."""
+"""Split -> main metric. Its name differs from that of the validation metric, as it must not be used for selection."""
 
 
 class PairBatch(NamedTuple):
-    """Token numbers and segments [N, T], mask [N, T] (true: no padding), labels [N]."""
+    """Token ids and segment ids [N, T], mask [N, T] (true for tokens, false for padding), labels [N]."""
 
     ids: Tensor
     segments: Tensor
@@ -41,7 +41,7 @@ class EntailmentOptions(TaskOptions):
     name: str = "entailment"
     evaluation_split: str = setting(
         "test",
-        "split of the main metric (Better Schedules: test; its released code: validation); the validation split is evaluated too",
+        "split of the main metric (Better Schedules: test; its code: validation); validation is always evaluated",
         choices=("test", "validation"),
     )
     evaluation_batch_size: int = setting(64, "pairs evaluated at once", minimum=1, affects_result=False)
@@ -66,12 +66,12 @@ class Entailment(Task):
     """An entailment task on tokenized splits.
 
     Args:
-        options: of the task.
+        options: options of the task.
         splits: train, test, and validation if any.
         classes: number of classes.
-        batch_size: training samples a step.
-        seed: of the order.
-        device: where batches are made.
+        batch_size: training samples per step.
+        seed: seed of the order.
+        device: device of batches.
     """
 
     validation_metric = "validation_accuracy"
@@ -105,12 +105,12 @@ class Entailment(Task):
         return StepOutput(loss, (logits.detach().argmax(1) == batch.labels).float().mean())
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Accuracy in percent and mean cross-entropy of the split that the main metric is of: `test_accuracy`, `test_loss`."""
+        """Accuracy in percent and mean cross-entropy on the main metric's split: `test_accuracy`, `test_loss`."""
         accuracy, loss = self._measure(model, self.options.evaluation_split)
         return {self.metric: accuracy, self.metric.replace("accuracy", "loss"): loss}
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """The same for the validation split: `validation_accuracy`, `validation_loss`."""
+        """The same on the validation split: `validation_accuracy`, `validation_loss`."""
         if "validation" not in self.splits:
             return {}
         accuracy, loss = self._measure(model, "validation")

@@ -1,9 +1,9 @@
-"""Language modelling: each token is predicted from the preceding ones; metrics are cross-entropy and perplexity.
+"""Language modelling: predict each token from the preceding ones; metrics are cross-entropy and perplexity.
 
-A network is called with tokens [T, N] and its state after the previous batch (None: initial); it returns logits [T, N, V] and
-its state, a tuple of tensors, empty for a network without one. The state's values go from batch to batch, gradients do not. A
-network with adaptive softmax `takes_targets`: it is called with them too, and returns the cross-entropy of each [T N], whether it
-was predicted [T N], and its state.
+A network is called with tokens [T, N] and its state after the previous batch (None: initial). It returns logits [T, N,
+V] and its new state, a tuple of tensors (empty if stateless). The state is carried over between batches and detached. A
+network with adaptive softmax (`takes_targets`) also receives the targets and returns the cross-entropy of each target
+[T N], whether it was predicted [T N], and its state.
 
 Source: released code of Better Schedules, cpt_ptb (streams); fairseq's language models (blocks).
 """
@@ -39,7 +39,7 @@ Batches = TokenStreams | TokenBlocks
 
 @dataclass
 class LanguageModellingOptions(TaskOptions):
-    """Options of language modelling on streams: `training.batch_size` streams are read in parallel through the whole text."""
+    """Options of language modelling on streams: `training.batch_size` parallel streams through the whole text."""
 
     takes = TextDatasetOptions
     can_be_shared = True
@@ -47,23 +47,23 @@ class LanguageModellingOptions(TaskOptions):
     name: str = "language_modelling"
     sequence_length: int = setting(
         35,
-        "tokens of each stream in a step, through which gradients go back (Better Schedules: 35; HLHLp: 20)",
+        "tokens per stream and step, the length of truncated backpropagation (Better Schedules: 35; HLHLp: 20)",
         minimum=1,
     )
     loss: str = setting(
         "token_mean",
-        "mean over all tokens, or sum over the tokens of a stream and mean over streams (time_sum: HLHLp's recipe, after"
+        "mean over all tokens, or sum over time and mean over streams (time_sum: HLHLp's recipe, after"
         " Zaremba et al. 2014)",
         choices=("token_mean", "time_sum"),
     )
     lengths: str = setting(
         "fixed",
-        "time steps of a training batch: always sequence_length (fixed), or drawn around it, with the learning rate in"
-        " proportion (drawn: AWD-LSTM)",
+        "time steps of a training batch: sequence_length (fixed), or random around it with a proportional learning rate"
+        " (drawn: AWD-LSTM)",
         choices=("fixed", "drawn"),
     )
     evaluation_batch_size: int = setting(
-        10, "streams in evaluation; the incomplete rest is omitted (released code: 10)", minimum=1
+        10, "streams in evaluation; the incomplete remainder is dropped (released code: 10)", minimum=1
     )
 
     def epoch(self, info: DatasetInfo, batch_size: int) -> Epoch:
@@ -92,29 +92,30 @@ class LanguageModellingOptions(TaskOptions):
         )
 
     def training_batches(self, tokens: Tensor, batch_size: int, seed: int) -> Batches:
-        """The batches of the training text."""
+        """Return the batches of the training text."""
         if self.lengths == "drawn":
             return DrawnTokenStreams(tokens, batch_size, self.sequence_length, seed)
         return TokenStreams(tokens, batch_size, self.sequence_length)
 
     def evaluation_batches(self, tokens: Tensor) -> Batches:
-        """The batches of another text."""
+        """Return the batches of the validation or test text."""
         return TokenStreams(tokens, self.evaluation_batch_size, self.sequence_length)
 
 
 @dataclass
 class BlockLanguageModellingOptions(LanguageModellingOptions):
-    """Options of language modelling on blocks: `training.batch_size` blocks a step, in random order, each read from nothing."""
+    """Options of language modelling on blocks: `training.batch_size` blocks per step, in random order, without
+    context."""
 
     name: str = "language_modelling_blocks"
-    lengths: str = setting("fixed", "time steps of a block: always sequence_length", choices=("fixed",))
-    sequence_length: int = setting(256, "tokens of a block (FracTrain, appendix D: 256)", minimum=1)
+    lengths: str = setting("fixed", "time steps of a block: sequence_length (fixed)", choices=("fixed",))
+    sequence_length: int = setting(256, "tokens per block (FracTrain, appendix D: 256)", minimum=1)
     evaluation_batch_size: int = setting(16, "blocks evaluated at once", minimum=1, affects_result=False)
 
     def epoch(self, info: DatasetInfo, batch_size: int) -> Epoch:
         epoch = block_epoch(info.train_samples, batch_size, self.sequence_length)
         if not epoch.samples:
-            problem = f"{info.train_samples} training tokens are not one block"
+            problem = f"{info.train_samples} training tokens are less than one block"
             raise SettingError("sequence_length", self.sequence_length, problem, "lower it")
         return epoch
 
@@ -129,12 +130,12 @@ class BlockLanguageModellingOptions(LanguageModellingOptions):
 
 
 class LanguageModelling(Task):
-    """A language modelling task; perplexity is exp of the mean cross-entropy of all tokens.
+    """A language modelling task; perplexity is exp of the mean cross-entropy over all tokens.
 
     Args:
-        options: of the task.
-        training, validation, test: batches.
-        majority_baseline: share of the most frequent token of the training text.
+        options: options of the task.
+        training, validation, test: batches of the three splits.
+        majority_baseline: relative frequency of the most frequent token of the training text.
     """
 
     metric, validation_metric = "test_perplexity", "validation_perplexity"
@@ -175,7 +176,7 @@ class LanguageModelling(Task):
         return self._measure(model, self.test, "test")
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """The metrics of `evaluate` for the validation text."""
+        """The metrics of `evaluate` on the validation text."""
         return self._measure(model, self.validation, "validation")
 
     @torch.no_grad()
@@ -204,8 +205,9 @@ class LanguageModelling(Task):
 def _losses(
     model: nn.Module, batch: TokenBatch, state: tuple[Tensor, ...] | None
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Cross-entropy of each token and whether it was predicted, both [T N], and the network's state after the batch."""
-    if getattr(getattr(model, "module", model), "takes_targets", False):  # wrapped in distributed training
+    """Cross-entropy of each target and whether it was predicted, both [T N], and the network's state after the
+    batch."""
+    if getattr(getattr(model, "module", model), "takes_targets", False):  # unwraps DistributedDataParallel
         return model(batch.inputs, state, batch.targets)
     logits, state = model(batch.inputs, state)
     losses = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none")

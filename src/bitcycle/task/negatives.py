@@ -1,4 +1,4 @@
-"""Stateless sampling of items that a user has not chosen, so that training can start at any step."""
+"""Stateless sampling of items that a user has not chosen, so that training can resume at any step."""
 
 import torch
 from torch import Tensor
@@ -8,13 +8,14 @@ from bitcycle.randomness import hash_bits, int32_key
 
 
 class NegativeSampler:
-    """Draws uniformly from the items that a user has not chosen in `interactions`.
+    """Uniform sampling of the items that a user has not chosen in `interactions`.
 
-    The r-th item that a user has not chosen is r plus the number of chosen ones before it; as the k-th chosen item c_k has
-    c_k - k others before it, that number is how many k have c_k - k <= r. One search finds it for any number of draws.
+    The r-th item that a user has not chosen is r plus the number of chosen items before it. As c_k - k unchosen items
+    precede the k-th chosen item c_k, this is the number of k with c_k - k <= r, found by one binary search for all
+    samples.
 
     Args:
-        interactions: chosen items.
+        interactions: the chosen items.
         device: device of the samples.
     """
 
@@ -30,12 +31,12 @@ class NegativeSampler:
         self.starts, self.free = starts.to(device), (items - counts).to(device)
 
     def item(self, users: Tensor, ranks: Tensor) -> Tensor:
-        """The items with these ranks (from 0) among those that each of `users` has not chosen."""
+        """Items with the given ranks (from 0) among those not chosen by each of `users`."""
         before = torch.searchsorted(self.keys, users * self.stride + ranks, right=True) - self.starts[users]
         return (ranks + before).clamp_max(self.items - 1)  # a user who has chosen everything gets the last item
 
     def draw(self, users: Tensor, numbers: Tensor, seed: int, epoch: int) -> Tensor:
-        """One item for each of `users`; it depends on (seed, epoch, number of the draw) alone."""
+        """Draw one item for each of `users`; the result depends only on the user and (seed, epoch, number)."""
         key = torch.tensor(int32_key(seed, "negatives", epoch), dtype=torch.int32, device=users.device)
         bits = hash_bits(numbers.to(torch.int32), key).long() & 0x7FFFFFFF
         return self.item(users, bits * self.free[users] >> 31)

@@ -1,13 +1,13 @@
-"""Classification of the nodes of a graph: accuracy on the official test and validation nodes.
+"""Node classification: accuracy on the official test and validation nodes of a graph.
 
-Where the data set samples no neighbours, a step sees the whole graph and learns from all training nodes: an epoch is one step.
-Else a step has `training.batch_size` of them and their sampled neighbours.
+Without neighbour sampling, a step uses the whole graph and all training nodes: an epoch is one step. With sampling, a
+step uses `training.batch_size` training nodes and their sampled neighbours.
 
-`loss=raw_nll` is that of the released code for ogbn-arxiv: the mean of minus the output of the right class, no softmax anywhere,
-unbounded below; the paper does not say what it minimises, and its code for ogbn-products has cross-entropy.
+`loss=raw_nll` is that of the released code for ogbn-arxiv: the negated output of the correct class, averaged, without
+softmax and unbounded below. The paper does not specify the loss; its code for ogbn-products uses cross-entropy.
 
-Source: Better Schedules, section 4.3 and released code, cpt_gnn. Differs from the code in that an evaluation with sampled
-neighbours samples the same ones each time.
+Source: Better Schedules, section 4.3 and released code, cpt_gnn. Differs from the code in that every evaluation with
+sampled neighbours uses the same sample.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bitcycle.shapes import GraphShape
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
 
 SEEDS = 1024
-"""Nodes of the batch that the cost of sampled steps is traced with, as in the released code."""
+"""Seed nodes of the batch that is traced for the cost of sampled steps, as in the released code."""
 
 
 @dataclass
@@ -47,12 +47,12 @@ class NodeClassificationOptions(TaskOptions):
     )
     evaluation_neighbours: str = setting(
         "sampled",
-        "where training samples neighbours, evaluations do too (sampled: released code), or see the whole graph at once (full)",
+        "after sampled training: evaluate with sampling (sampled: released code), or on the whole graph (full)",
         choices=("sampled", "full"),
     )
     evaluation_batch_size: Optional[int] = setting(
         None,
-        "nodes evaluated at once where neighbours are sampled; norms see them together; null: as in training",
+        "nodes evaluated at once with sampled neighbours; norms depend on it; null: as in training",
         minimum=1,
     )
 
@@ -62,7 +62,7 @@ class NodeClassificationOptions(TaskOptions):
         return Epoch(info.train_samples, info.train_samples if whole else batch_size)
 
     def sample(self, info: DatasetInfo) -> Sample:
-        """The whole graph; or a batch of 1024 seeds whose layers have as many nodes as are expected of the data set."""
+        """The whole graph, or a batch of 1024 seed nodes with the expected number of nodes in each layer."""
         shape = info.shape
         assert isinstance(shape, GraphShape)
         if shape.neighbours is None:
@@ -92,9 +92,9 @@ class GraphBatch(NamedTuple):
 
     Attributes:
         features: float32 [sources of the first layer, F].
-        edges: of each layer; a single one serves all layers.
-        chosen: the rows of the model's outputs that count, int64 [N]; None: all.
-        labels: their classes, int64 [N].
+        edges: one graph per layer, or one for all layers.
+        chosen: rows of the model's outputs that have a loss, int64 [N]; None means all.
+        labels: classes of these rows, int64 [N].
     """
 
     features: Tensor
@@ -103,7 +103,7 @@ class GraphBatch(NamedTuple):
     labels: Tensor
 
     def logits(self, model: nn.Module) -> Tensor:
-        """Outputs of the model for the nodes that count, [N, classes]."""
+        """Outputs of the model for the chosen nodes, [N, classes]."""
         outputs: Tensor = model(self.features, self.edges)
         return outputs if self.chosen is None else outputs[self.chosen]
 
@@ -112,12 +112,12 @@ class NodeClassification(Task):
     """A node classification task on one graph.
 
     Args:
-        options: of the task.
-        dataset: options of the data set, which sample neighbours and score predictions.
+        options: options of the task.
+        dataset: options of the data set: neighbour sampler and accuracy.
         graph: the graph.
-        shape: its description.
-        batch_size: training nodes a step, where neighbours are sampled.
-        seed: of order and neighbours.
+        shape: shape of the graph.
+        batch_size: training nodes per step, if neighbours are sampled.
+        seed: seed of order and neighbours.
         device: device of the graph and of batches.
     """
 
@@ -167,7 +167,7 @@ class NodeClassification(Task):
         return StepOutput(self.loss(logits, batch.labels), right.float().mean())
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The mean loss of nodes, according to `options.loss`."""
+        """Mean loss over nodes, according to `options.loss`."""
         function = F.cross_entropy if self.options.loss == "cross_entropy" else F.nll_loss
         return function(logits, labels)
 
@@ -176,7 +176,7 @@ class NodeClassification(Task):
         return self._measure(model, "test")
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """The same for the validation nodes: `validation_accuracy` and `validation_loss`."""
+        """The same on the validation nodes: `validation_accuracy` and `validation_loss`."""
         return self._measure(model, "validation")
 
     @torch.no_grad()

@@ -1,11 +1,12 @@
-"""Prefix beam search: finds the most probable text over all its paths, with a word language model.
+"""Prefix beam search for CTC: finds the text with the maximum probability summed over its paths, with a language model.
 
     value(text) = ln p_ctc(text | x) + language_weight ln S(words of the text) + word_bonus (number of words)
 
-Frame by frame, the best `beam` prefixes are kept, each with the probabilities of its paths that end in a blank and that do not.
-Words count as soon as a space ends them, the last one and the sentence's end at the end. With a beam as large as the number of
-prefixes the search is exact. Source: Graves et al. 2006, section 3.2; Hannun et al. 2014, algorithm 1. Stands for the decoder of
-HLHLp (weighted finite-state transducers with a retrained trigram, after Miao et al. 2015), which nobody released.
+After each frame the best `beam` prefixes are kept, each with two probabilities: of its paths that end in a blank, and
+of the others. A word is scored when a space ends it, the last word and the end of the sentence after the last frame.
+With a beam as large as the number of prefixes, the search is exact. Source: Graves et al. 2006, section 3.2; Hannun et
+al. 2014, algorithm 1. Replaces the decoder of HLHLp (weighted finite-state transducers with a retrained trigram, after
+Miao et al. 2015), which was not released.
 """
 
 import math
@@ -16,30 +17,30 @@ from bitcycle.task.word_trigram import BEGIN, END, WordTrigram
 
 NEVER = -math.inf
 LEAST = math.log(1e-4)
-"""Symbols below this probability extend no prefix in a frame, which makes the search several times faster."""
+"""Symbols below this log probability extend no prefix, which makes the search several times faster."""
 
 
 class Ends(NamedTuple):
-    """ln of the probability of a prefix's paths that end in a blank, and of those that end in its last character."""
+    """Log probabilities of a prefix's paths that end in a blank, and of those that end in its last character."""
 
     blank: float
     character: float
 
     @property
     def both(self) -> float:
-        """ln of the prefix's probability."""
+        """Log probability of the prefix."""
         return log_add(self.blank, self.character)
 
 
 class PrefixSearch:
-    """The search, for one alphabet and language model.
+    """Prefix beam search with an alphabet and a language model.
 
     Args:
         alphabet: characters of symbols 1, 2, ...; symbol 0 is the blank.
-        language: scores words; None: none.
+        language: language model of words, or None.
         beam: number of prefixes kept.
         language_weight, word_bonus: as above.
-        least: ln of the probability that a symbol must have to extend prefixes.
+        least: minimum log probability of a symbol that extends prefixes.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class PrefixSearch:
         self.symbols = {character: symbol for symbol, character in enumerate(alphabet, 1)}
 
     def __call__(self, log_probabilities: Sequence[Sequence[float]]) -> str:
-        """The best text, given ln of the probability of each symbol in each frame [T][S]; white space at its ends is dropped."""
+        """Return the best text, stripped of white space, given log probabilities [T][S] of symbols in each frame."""
         beams: dict[str, Ends] = {"": Ends(0.0, NEVER)}
         words: dict[str, float] = {"": 0.0}
         for frame in log_probabilities:
@@ -68,7 +69,7 @@ class PrefixSearch:
         return min(final, key=lambda prefix: (-final[prefix], prefix)).strip()
 
     def _step(self, beams: dict[str, Ends], frame: Sequence[float]) -> dict[str, Ends]:
-        """All prefixes after one more frame."""
+        """Extend all prefixes by one frame."""
         following: dict[str, Ends] = {}
         likely = [
             (self.alphabet[symbol - 1], frame[symbol]) for symbol in range(1, len(frame)) if frame[symbol] > self.least
@@ -92,7 +93,7 @@ class PrefixSearch:
         )
 
     def _words_value(self, prefix: str, known: dict[str, float]) -> float:
-        """The contribution of the complete words in `prefix`; cached in `known`."""
+        """Score of the complete words in `prefix`; cached in `known`."""
         if prefix not in known:
             value = self._words_value(prefix[:-1], known)
             if prefix[-1] == " " and prefix[:-1].split() and prefix[-2] != " ":
@@ -101,7 +102,7 @@ class PrefixSearch:
         return known[prefix]
 
     def _word_value(self, words: list[str], counts: bool = True) -> float:
-        """The contribution of the last of `words` given the preceding ones."""
+        """Score of the last of `words` given the preceding ones."""
         bonus = self.word_bonus if counts else 0.0
         if self.language is None:
             return bonus

@@ -1,13 +1,13 @@
-"""Recommendation of items to users: cross-entropy on chosen and random items; hit rate of the last chosen item.
+"""Recommendation of items to users: cross-entropy on chosen and random items; hit rate of the held-out item.
 
     positives      interactions of the training split                              target 1
     negatives      `negatives` items that the user has not chosen in it, for each positive, others in each epoch    target 0
     hit rate       share of users whose held-out item is among the 10 best of it and `evaluation_negatives` others
     NDCG           mean of log 2 / log(rank + 1) with ranks from 1, 0 beyond 10
 
-Source: He et al. 2017, section 4.1, as MLPerf 0.5 does it (partial pre-training, table 1). A negative may be the held-out item,
-as there: the training does not know it. Of items with equal scores all others count as better, so that a constant network hits
-nothing. Differs from MLPerf in the order of an epoch and the negatives, which are hashes of (seed, epoch, sample).
+Source: He et al. 2017, section 4.1, as in MLPerf 0.5 (partial pre-training, table 1), where a negative may be the
+held-out item, too. Ties count against the held-out item, so that a constant network has hit rate 0. Differs from MLPerf
+in the order of an epoch and in the negatives, which are hashes of (seed, epoch, sample).
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ class RecommendationOptions(TaskOptions):
     takes = InteractionOptions
 
     name: str = "recommendation"
-    negatives: int = setting(
-        4, "items not chosen for each chosen one, drawn again in each epoch (MLPerf 0.5)", minimum=1
-    )
+    negatives: int = setting(4, "negatives per positive, resampled in each epoch (MLPerf 0.5)", minimum=1)
     evaluation_batch_size: int = setting(64, "users evaluated at once", minimum=1, affects_result=False)
 
     def epoch(self, info: DatasetInfo, batch_size: int) -> Epoch:
@@ -73,11 +71,11 @@ class Recommendation(Task):
     """A recommendation task.
 
     Args:
-        options: of the task.
-        splits: interactions to train on, items to find.
+        options: options of the task.
+        splits: training interactions and held-out items.
         epoch: samples and steps of an epoch.
-        seed: of order and negatives.
-        device: where batches are made.
+        seed: seed of order and negatives.
+        device: device of batches.
     """
 
     metric = "test_hr10"
@@ -106,7 +104,8 @@ class Recommendation(Task):
             yield self.batch(numbers.to(self.device), epoch)
 
     def batch(self, numbers: Tensor, epoch: int) -> InteractionBatch:
-        """Samples by their numbers: 1 + negatives for each interaction, the chosen item first."""
+        """The batch of samples with the given numbers; each interaction has 1 + negatives samples, the positive
+        first."""
         interactions = torch.div(numbers, 1 + self.options.negatives, rounding_mode="floor")
         chosen = numbers % (1 + self.options.negatives) == 0
         users = self.users[interactions]
@@ -123,7 +122,7 @@ class Recommendation(Task):
         return {**self._measure(model, self.test, "test"), "popularity_hr10": self.popularity}
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """`validation_hr10` and `validation_ndcg10` in percent, of the users who have one item more held out."""
+        """`validation_hr10` and `validation_ndcg10` in percent, on users with a second held-out item."""
         return {} if self.validation is None else self._measure(model, self.validation, "validation")
 
     @torch.no_grad()
@@ -140,7 +139,7 @@ class Recommendation(Task):
 
 
 def ranks_of_first(scores: Tensor, valid: Tensor) -> Tensor:
-    """How many of the valid others score no worse than the first of each row [U, 1 + K]; not a number counts as better.
+    """Number of valid others that score no worse than the first item of each row [U, 1 + K]; NaN counts as better.
 
     >>> ranks_of_first(torch.tensor([[2.0, 1.0, 3.0, 2.0]]), torch.tensor([[True, True, True, True]])).tolist()
     [2]
@@ -160,10 +159,10 @@ def discounted_gain(ranks: Tensor) -> float:
 
 
 def popularity_ranks(train: Interactions, held_out: HeldOut) -> Tensor:
-    """Ranks of the held-out items if each item's score is how often it was chosen in training: the baseline without learning."""
+    """Ranks of the held-out items if items are scored by their number of training interactions: a baseline."""
     counts = torch.bincount(train.items, minlength=train.shape.items)
     ranks = []
-    for rows in torch.arange(len(held_out.users)).split(4096):  # all at once would be gigabytes
+    for rows in torch.arange(len(held_out.users)).split(4096):  # bounds memory
         candidates = torch.cat((held_out.items[rows, None], held_out.negatives[rows]), 1)
         ranks.append(ranks_of_first(counts[candidates.clamp_min(0)], candidates >= 0))
     return torch.cat(ranks)

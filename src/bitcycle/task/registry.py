@@ -25,22 +25,22 @@ TASKS: dict[str, Preset[TaskOptions]] = registry(
         ),
         "language_modelling": Preset(
             LanguageModellingOptions,
-            "language modelling: perplexity of the next token, on streams through the text",
+            "language modelling: perplexity, on parallel streams through the text",
             "Better Schedules, section 4.4 and released code, cpt_ptb",
         ),
         "language_modelling_blocks": Preset(
             BlockLanguageModellingOptions,
-            "language modelling: perplexity of the next token, on blocks of text in random order",
+            "language modelling: perplexity, on blocks of text in random order",
             "FracTrain, appendix D; CPT, section 4.3",
         ),
         "node_classification": Preset(
             NodeClassificationOptions,
-            "classification of the nodes of a graph: accuracy on the official test and validation nodes",
+            "node classification: accuracy on the official test and validation nodes",
             "Better Schedules, section 4.3",
         ),
         "recommendation": Preset(
             RecommendationOptions,
-            "recommendation: positive against random items, hit rate among the best 10 of the last positive one",
+            "recommendation: chosen against random items, hit rate of the held-out item among the best 10",
         ),
         "speech_recognition": Preset(
             SpeechRecognitionOptions, "speech recognition by CTC: character and word error rate", "HLHLp, section 4.3"

@@ -1,10 +1,10 @@
 """Speech recognition by CTC: character and word error rate.
 
-    CER    100 * edits between characters of the greedily decoded and the true text / characters of the true texts
-    WER    the same of words, of the text that `decoder` finds
+    CER    100 * character edits between the greedily decoded and the reference text / characters of the reference texts
+    WER    the same with words, for the text that `decoder` returns
     loss   -ln p(text | features), see `ctc.py`
 
-Source: HLHLp, section 4.3 (CER of greedy decoding). Its WER comes from a transducer network; `prefix_search.py` stands for it.
+Source: HLHLp, section 4.3 (CER of greedy decoding). Its WER uses a finite-state transducer, here `prefix_search.py`.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ class SpeechRecognitionOptions(TaskOptions):
     name: str = "speech_recognition"
     loss: str = setting(
         "utterance",
-        "mean of -ln p over utterances, or of -ln p divided by the characters of each (HLHLp does not say)",
+        "mean over utterances of -ln p, or of -ln p per character (not specified by HLHLp)",
         choices=("utterance", "character"),
     )
     choose_by: str = setting(
         "loss",
-        "what learning rate and schedules that choose weights go by: loss (HLHLp, section 4.3) or cer of the validation split",
+        "validation metric for the learning rate and for selecting weights: loss (HLHLp, section 4.3) or cer",
         choices=("loss", "cer"),
     )
     length_pool: int = setting(
-        16, "batches among which utterances are sorted by length, to pad less; 1: none", minimum=1
+        16, "number of batches whose utterances are sorted by length to reduce padding; 1: none", minimum=1
     )
     decoder: str = setting(
         "greedy",
-        "how words are found for test_wer: greedy, or prefix (beam search with a word trigram: slow); CER is always greedy",
+        "decoder for test_wer: greedy, or prefix (beam search with a word trigram: slow); CER is always greedy",
         choices=("greedy", "prefix"),
     )
-    beam: int = setting(64, "decoder=prefix: prefixes that are kept", minimum=1)
+    beam: int = setting(64, "decoder=prefix: beam size", minimum=1)
     language_weight: float = setting(1.0, "decoder=prefix: weight of the trigram", minimum=0)
-    word_bonus: float = setting(0.0, "decoder=prefix: added for each word")
+    word_bonus: float = setting(0.0, "decoder=prefix: score added per word")
     evaluation_batch_size: int = setting(64, "utterances evaluated at once", minimum=1)
 
     def sample(self, info: DatasetInfo) -> Sample:
@@ -73,17 +73,17 @@ class SpeechRecognition(Task):
     """Speech recognition on three splits of utterances.
 
     Args:
-        options: of the task.
+        options: options of the task.
         alphabet: characters of symbols 1, 2, ...
         train, validation, test: the utterances.
-        batch_size: utterances a step.
-        seed: of their order.
+        batch_size: utterances per step.
+        seed: seed of the order.
     """
 
     metric = "test_cer"
     higher_is_better = False
     majority_baseline = 0.0
-    """Of an empty text, which a network gives whose most frequent symbol, the blank, is always the most probable one."""
+    """Accuracy of an empty text, the output of a network that always predicts the blank, its most frequent symbol."""
 
     def __init__(
         self,
@@ -124,12 +124,12 @@ class SpeechRecognition(Task):
 
 
 class SpeechEvaluation:
-    """The evaluation of a network on utterances.
+    """Evaluation of a network on utterances.
 
     Args:
-        options: of the task.
+        options: options of the task.
         alphabet: characters of symbols 1, 2, ...
-        transcripts: of the training split, for the language model.
+        transcripts: transcripts of the training split, for the language model.
     """
 
     def __init__(self, options: SpeechRecognitionOptions, alphabet: Sequence[str], transcripts: Sequence[str]) -> None:
@@ -138,7 +138,7 @@ class SpeechEvaluation:
 
     @torch.no_grad()
     def measure(self, model: nn.Module, utterances: Utterances, split: str, words: bool = True) -> dict[str, float]:
-        """Metrics of a model in evaluation mode, their names beginning with `split`; `words` says whether WER is one of them."""
+        """Metrics of a model in evaluation mode, with the prefix `split`, including WER if `words`."""
         from torchmetrics.text import CharErrorRate, WordErrorRate
 
         loss, cer, wer = 0.0, CharErrorRate(), WordErrorRate()
@@ -157,7 +157,7 @@ class SpeechEvaluation:
 
 
 def losses_of(options: SpeechRecognitionOptions, logits: Tensor, lengths: Tensor, batch: SpeechBatch) -> Tensor:
-    """The loss of each utterance [N] according to the options."""
+    """Loss of each utterance [N] according to the options."""
     losses = ctc_loss(logits, lengths, batch.targets, batch.target_lengths)
     if options.loss == "character":
         losses = losses / batch.target_lengths.clamp_min(1).to(losses.device)
@@ -165,13 +165,13 @@ def losses_of(options: SpeechRecognitionOptions, logits: Tensor, lengths: Tensor
 
 
 def scores(model: nn.Module, batch: SpeechBatch) -> tuple[Tensor, Tensor]:
-    """(logits [N, T, S] of a batch, how many frames of each are real [N]); the network says the latter in `output_lengths`."""
+    """Logits [N, T, S] of a batch and the number of valid frames [N], given by the network's `output_lengths`."""
     lengths: Tensor = model.output_lengths(batch.lengths)  # type: ignore[operator]
     return model(batch.features), lengths
 
 
 def texts(logits: Tensor, lengths: Tensor, alphabet: Sequence[str]) -> list[str]:
-    """The greedily decoded texts, white space at their ends dropped."""
+    """Greedily decoded texts, stripped of white space."""
     found, counts = greedy(logits, lengths)
     rows = zip(found.tolist(), counts.tolist(), strict=True)
     return ["".join(alphabet[symbol - 1] for symbol in row[:count]).strip() for row, count in rows]
@@ -183,7 +183,7 @@ Decoder = Callable[[Tensor, Tensor], list[str]]
 def make_decoder(
     options: SpeechRecognitionOptions, alphabet: Sequence[str], transcripts: Sequence[str]
 ) -> Decoder | None:
-    """The decoder for words: a function of logits and lengths; None for the greedy one."""
+    """Return the decoder for words, a function of logits and lengths; None for greedy decoding."""
     if options.decoder == "greedy":
         return None
     search = PrefixSearch(alphabet, WordTrigram(transcripts), options.beam, options.language_weight, options.word_bonus)

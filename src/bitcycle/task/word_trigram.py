@@ -1,11 +1,11 @@
-"""A language model of three words with stupid back-off (Brants et al. 2007, section 4), from the training transcripts.
+"""Word trigram language model with stupid back-off (Brants et al. 2007, section 4), from the training transcripts.
 
     S(w | u v) = c(u v w) / c(u v)   if u v w occurred, else  0.4 S(w | v)
     S(w | v)   = c(v w) / c(v)       if v w occurred,   else  0.4 S(w)
     S(w)       = c(w) / N            if w occurred,     else  0.4 / N
 
-A sentence begins after two marks and ends with one, which is predicted like a word; N counts all words and these ends. S is no
-probability: it is not normalised. The last line, for words that never occurred, is ours.
+A sentence is preceded by two begin tokens and followed by an end token, which is predicted like a word. N counts all
+words and end tokens. S is not normalised. The last line, for unseen words, is ours.
 """
 
 import math
@@ -17,10 +17,10 @@ BACK_OFF = 0.4
 
 
 class WordTrigram:
-    """Scores of words after two others.
+    """Scores a word given the two preceding words.
 
     Args:
-        transcripts: sentences whose words are separated by white space.
+        transcripts: sentences of words separated by white space.
 
     >>> model = WordTrigram(["the cat", "the dog"])
     >>> [round(math.exp(model.score(*words)), 3) for words in (("<s>", "<s>", "the"), ("<s>", "the", "cat"), ("a", "the", "cat"))]
@@ -50,6 +50,6 @@ class WordTrigram:
         return penalty - math.log(max(self.total, 1))
 
     def sentence(self, text: str) -> float:
-        """ln S of a whole sentence, its end included."""
+        """ln S of a whole sentence, including its end."""
         words = [BEGIN, BEGIN, *text.split(), END]
         return sum(self.score(*words[place - 2 : place + 1]) for place in range(2, len(words)))

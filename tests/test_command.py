@@ -39,7 +39,7 @@ WRONG = {
     "schedule=dfq schedule.options=[[3,6],[0,6]]": ("schedule.options", "[0, 6] is not an option"),
     "schedule=dfq quantizer=uniform_l2": ("quantizer.name=uniform_l2", "has no quantizer of gradients"),
     "training.steps=0": ("training.steps=0", "use 1 or more"),
-    "training.epochs=3": ("training.steps=64000", "set one of training.steps"),
+    "training.epochs=3": ("training.steps=64000", "set exactly one of training.steps"),
     "training.learning_rate.milestones=[0.7,0.1]": ("training.learning_rate.milestones", "write [0.1, 0.7]"),
     "dataset.train_samples=60000": ("dataset.train_samples=60000", "at most 50000"),
     "dataset.mean=[0.1,0.2]": ("dataset.mean", "3 channels"),

@@ -47,7 +47,7 @@ def test_a_quick_benchmark_does_not_replace_the_record(words, tmp_path, monkeypa
     command.main()
     assert (tmp_path / "records").exists() == (words == [])
     assert chosen.exists() == ("--output" in words)
-    assert ("Not kept" in capsys.readouterr().out) == (words == ["--quick"])
+    assert ("Not saved" in capsys.readouterr().out) == (words == ["--quick"])
 
 
 def test_ratios_are_medians_of_rounds():

@@ -147,9 +147,7 @@ def test_plateau_needs_validation(digits):
 
 @pytest.mark.parametrize(("cycles", "steps"), [(2000, 64_000), (7, 60)])
 def test_cycles_shorter_than_a_step_are_refused(cycles, steps):
-    with pytest.raises(
-        SettingError, match=f"cycles={cycles}: the first of the cycles would have less than one of {steps}"
-    ):
+    with pytest.raises(SettingError, match=f"cycles={cycles}: the first cycle would be shorter than one of {steps}"):
         LearningRateOptions(name="cyclic", cycles=cycles).check_length(steps)
     LearningRateOptions(name="cyclic", cycles=6).check_length(60)
     LearningRateOptions(name="cyclic", cycles=cycles, delay=1.0).check_length(steps)

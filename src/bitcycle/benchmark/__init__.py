@@ -1,1 +1,1 @@
-"""Benchmarks of training steps, quantizers, data and parallel runs on this machine (`make bench`)."""
+"""Benchmarks of training steps, quantizers, the data pipeline and parallel runs (`make bench`)."""

@@ -1,4 +1,5 @@
-"""`make bench`, or `python -m bitcycle.benchmark --help`: measure, show the tables, and keep them in results/benchmark."""
+"""`make bench`, or `python -m bitcycle.benchmark --help`: measure, print tables, and record them in
+results/benchmark."""
 
 from __future__ import annotations
 
@@ -29,23 +30,25 @@ CHECKED = ("resnet8_16", "resnet20", "lstm2_200", "gcn_cora")
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m bitcycle.benchmark", description=__doc__)
-    parser.add_argument("--networks", nargs="+", choices=list(networks(False)), help="these only; default: all")
+    parser.add_argument("--networks", nargs="+", choices=list(networks(False)), help="networks; default: all")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure; default: all")
-    parser.add_argument("--rounds", type=int, default=7, help="steps of each variant that are timed")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads; with 1, processor time is measured")
+    parser.add_argument("--rounds", type=int, default=7, help="timed steps per variant")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads; 1 measures processor time")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument(
-        "--quick", action="store_true", help=f"{' and '.join(QUICK)}, 3 rounds, no runs, no record: a minute"
+        "--quick", action="store_true", help=f"{' and '.join(QUICK)}, 3 rounds, no runs, no record; takes a minute"
     )
     parser.add_argument(
-        "--output", type=Path, help="the JSON file; default: results/benchmark/HARDWARE.json, or none with --quick"
+        "--output",
+        type=Path,
+        help="JSON file; default: results/benchmark/HARDWARE.json, or none with --quick",
     )
     parser.add_argument(
         "--check",
         action="store_true",
-        help=f"{', '.join(CHECKED)} against the record of this hardware; fails if a ratio is {100 * WORSE:.0f} %% worse",
+        help=f"compare {', '.join(CHECKED)} with this hardware's record; fail if a ratio is {100 * WORSE:.0f} %% worse",
     )
     chosen = parser.parse_args(words)
     if chosen.check:
@@ -57,13 +60,13 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def device_of(chosen: argparse.Namespace) -> torch.device:
-    """Where it is measured."""
+    """Device to measure on."""
     on_gpu = chosen.device == "cuda" or (chosen.device == "auto" and torch.cuda.is_available())
     return torch.device("cuda" if on_gpu else "cpu")
 
 
 def measure(chosen: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Everything that was asked for, with what it was measured on; `keep` is given what there is after each network."""
+    """Measure the chosen parts and return the record; `keep` receives the partial record after each network."""
     device = device_of(chosen)
     torch.set_num_threads(chosen.threads)
     keep_freed_memory()
@@ -95,9 +98,9 @@ def measure(chosen: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) 
 
 
 def check(chosen: argparse.Namespace, path: Path) -> int:
-    """Measure again what the record has; returns 1 if something has become slower, 2 without a record of this hardware."""
+    """Compare with the record; return 1 if something is slower, 2 if there is no record of this hardware."""
     if not path.exists():
-        print(f"{path} is missing: record this hardware first, with make bench BENCH=--threads={chosen.threads}")
+        print(f"{path} is missing: first record this hardware with make bench BENCH=--threads={chosen.threads}")
         return 2
     expected = json.loads(path.read_text())["networks"]
     chosen.networks = [name for name in chosen.networks if name in expected]
@@ -108,7 +111,7 @@ def check(chosen: argparse.Namespace, path: Path) -> int:
 
 
 def main() -> None:
-    """Measure, print and keep."""
+    """Run the benchmark."""
     set_up_console()
     chosen = arguments()
     hardware = re.sub(r"[^a-z0-9]+", "-", f"{processor(device_of(chosen))} {chosen.threads} threads".lower()).strip("-")
@@ -123,7 +126,7 @@ def main() -> None:
 
     record = measure(chosen, keep)
     keep(record)
-    where = path or "Not kept, since --quick would replace a longer record; --output FILE keeps it."
+    where = path or "Not saved, since --quick would replace a longer record; use --output FILE to save it."
     print(f"\n{tables(record)}\n\n{where}")
 
 

@@ -1,8 +1,8 @@
-"""Comparable measurements of time and memory of one step.
+"""Comparable measurements of time and memory per step.
 
-Variants are timed in turn, one step each, round after round, so that whatever else the machine does meets all of them; the first
-rounds, in which kernels are compiled and memory is allocated, are left out. A ratio is the median of the rounds' ratios. On a
-CPU with one thread time is that of the processor, which other programs cannot take; else it is wall-clock time.
+Variants are interleaved, one step each per round, so that other load on the machine affects all of them. Warm-up
+rounds, in which kernels are compiled and memory is allocated, are excluded. A ratio is the median of the ratios of all
+rounds. With one CPU thread, time is processor time, which excludes other programs; otherwise it is wall-clock time.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Action = Callable[[], Any]
 
 
 def clock_name(device: torch.device) -> str:
-    """The kind of time that is measured."""
+    """Kind of time that is measured: processor or wall."""
     return "processor" if device.type == "cpu" and torch.get_num_threads() == 1 else "wall"
 
 
 def timed(action: Action, device: torch.device) -> float:
-    """Seconds that `action` takes on the device."""
+    """Run `action` and return the seconds it takes on the device."""
     now = time.process_time if clock_name(device) == "processor" else time.perf_counter
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -49,7 +49,7 @@ def interleaved(
 
 
 def summarise(seconds: Mapping[str, list[float]], reference: str) -> dict[str, dict[str, float]]:
-    """For each action the median in ms, and the median and the quartiles of its ratio to `reference` in the same round."""
+    """For each action, the median in ms, and median and quartiles of the ratio to `reference` in the same round."""
     found = {}
     for name, values in seconds.items():
         ratios = [mine / other for mine, other in zip(values, seconds[reference], strict=True)]
@@ -60,7 +60,7 @@ def summarise(seconds: Mapping[str, list[float]], reference: str) -> dict[str, d
 
 
 def peak_bytes(action: Action, device: torch.device) -> int:
-    """The most memory that `action` allocates beyond what was allocated before."""
+    """Peak memory that `action` allocates in addition to what is already allocated, in bytes."""
     if device.type == "cuda":
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -77,7 +77,7 @@ def peak_bytes(action: Action, device: torch.device) -> int:
 
 
 def copy_bandwidth(device: torch.device, elements: int = 2**24) -> float:
-    """Bytes a second, read and written, of a copy of float32 numbers: the limit of what a quantizer can reach."""
+    """Bytes per second read and written by a copy of float32 numbers: the upper bound for a quantizer."""
     source = torch.rand(elements, device=device)
     target = torch.empty_like(source)
     seconds = interleaved({"copy": lambda: target.copy_(source)}, 9, device)["copy"]

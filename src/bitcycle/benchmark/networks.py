@@ -1,4 +1,4 @@
-"""Training steps of several networks on synthetic data: float, and quantized in several ways."""
+"""Training steps of several networks on synthetic data, float and quantized in several variants."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from bitcycle.recipe.optimizer import OptimizerOptions
 from bitcycle.schedule import Schedule, schedule
 
 STEPS = 64_000
-"""Length of the run of which the steps could be: schedules change their bits along it."""
+"""Assumed length of the run, for the bits of schedules."""
 STRIDE = 1001
-"""From one step that is timed to the next, so that cyclic schedules show all their bits."""
+"""Distance of timed steps in the run, so that cyclic schedules visit all their bits."""
 
 Loss = Callable[[nn.Module], Tensor]
 
 
 @dataclass
 class Network:
-    """A network: functions that build it and its data, and its samples per step.
+    """A network: functions that build it and its data, and a description of its samples per step.
 
     `batch` maps a device to the loss of one batch as a function of the model.
     """
@@ -43,14 +43,14 @@ class Network:
 
 @dataclass
 class Variant:
-    """A variant of its training."""
+    """A variant of training."""
 
     quantizer: str = "sbm"
     schedule: str = "static"
     compute: str = "simulate"
     recompute: bool = False
     backward: str = "all"
-    """Of gated networks: see Dfq."""
+    """Option of gated networks; see Dfq."""
 
 
 VARIANTS = {
@@ -96,7 +96,7 @@ def _graph(nodes: int, edges: int, features: int, classes: int) -> Callable[[tor
 
 
 def _feedforward(width: int, inner: int, layers: int) -> nn.Module:
-    """The linear layers of a transformer without its attention."""
+    """The linear layers of a transformer, without attention."""
     blocks = [(nn.Linear(width, inner), nn.ReLU(), nn.Linear(inner, width), nn.LayerNorm(width)) for _ in range(layers)]
     return nn.Sequential(*(layer for block in blocks for layer in block), nn.Linear(width, 3))
 
@@ -110,7 +110,7 @@ def _sentences(samples: int, length: int, width: int) -> Callable[[torch.device]
 
 
 def networks(cuda: bool) -> dict[str, Network]:
-    """The networks, with batches that a step of about a second on one CPU core can hold, or those of the papers on a GPU."""
+    """The networks, with batches for steps of about a second on one CPU core, or the batches of the papers on a GPU."""
 
     def samples(cpu: int, gpu: int) -> int:
         return gpu if cuda else cpu
@@ -159,7 +159,7 @@ def networks(cuda: bool) -> dict[str, Network]:
 
 
 class Step:
-    """One training step after another of one variant of a network, on one batch."""
+    """Consecutive training steps of one variant of a network on one batch."""
 
     def __init__(self, network: Network, variant: Variant, device: torch.device) -> None:
         torch.manual_seed(0)
@@ -201,7 +201,7 @@ def _schedule(variant: Variant, family: str | None) -> Schedule:
 
 
 def measure_networks(names: list[str], repetitions: int, device: torch.device) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and measurements of each network: time, ratio to float, peak memory and its ratio, by variant."""
+    """Yield name and measurements of each network: time, ratio to float, peak memory and its ratio, by variant."""
     for name in names:
         network = networks(device.type == "cuda")[name]
         chosen = {key: variant for key, variant in VARIANTS.items() if network.gated or variant.schedule != "dfq"}
@@ -214,7 +214,7 @@ def measure_networks(names: list[str], repetitions: int, device: torch.device) -
         }
         found: dict[str, dict[str, Any]] = {**summarise(interleaved(steps, repetitions, device), "float")}
         for step in steps.values():
-            step.optimizer.zero_grad(set_to_none=True)  # what is freed meanwhile would count as negative
+            step.optimizer.zero_grad(set_to_none=True)  # memory freed during the step would count as negative
         peaks = {key: peak_bytes(step, device) for key, step in steps.items()}
         for key, peak in peaks.items():
             found[key] |= {"peak_mib": round(peak / 2**20, 1), "peak_ratio": round(peak / peaks["float"], 4)}

@@ -1,4 +1,4 @@
-"""The time of each quantizer relative to reading and writing its tensor once."""
+"""Time of each quantizer relative to reading and writing its tensor once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WEIGHT = (512, 512, 3, 3)
 
 
 def measure_quantizers(repetitions: int, device: torch.device) -> dict[str, Any]:
-    """For each quantizer and role: ms for one tensor, and the multiple of the limit (a copy) that this is."""
+    """For each quantizer and role: ms per tensor, and this time as a multiple of the limit (a copy)."""
     bandwidth, compile = copy_bandwidth(device), compiler_works(device.type)
     found: dict[str, Any] = {"copy_gb_per_s": round(bandwidth / 1e9, 2), "roles": {}}
     for role, shape in (("weight", WEIGHT), ("activation", ACTIVATION), ("gradient", ACTIVATION)):

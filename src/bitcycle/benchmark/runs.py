@@ -1,4 +1,4 @@
-"""The data pipeline alone, and how many short runs a machine finishes in an hour when it does several at a time."""
+"""Throughput of the data pipeline, and of short runs in parallel, per hour."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RUN = ["dataset=digits", "model=resnet8", "scale=smoke", "schedule=RTH", "traini
 
 
 def images_per_second(device: torch.device, batches: int = 40, batch_size: int = 128) -> float:
-    """Images a second of CIFAR-10's size and augmentation, read, augmented and normalised, without any training."""
+    """Images per second of the data pipeline alone, with CIFAR-10's size, augmentation and normalisation."""
     pixels = torch.randint(0, 256, (10_000, 32, 32, 3), dtype=torch.uint8)
     images = Images(pixels, torch.zeros(len(pixels), dtype=torch.int64))
     sequence = ImageBatches(images, DATASETS["cifar10"](), batch_size, 0, device).starting_at(0)  # type: ignore[arg-type]
@@ -33,7 +33,8 @@ def images_per_second(device: torch.device, batches: int = 40, batch_size: int =
 
 
 def runs_per_hour(at_a_time: tuple[int, ...]) -> dict[str, Any]:
-    """Finished runs an hour with so many processes at a time: seeds of one smoke run of 200 steps, start of Python included."""
+    """Finished runs per hour by number of parallel processes: seeds of a smoke run of 200 steps, with Python's
+    startup."""
     found: dict[str, Any] = {"run": " ".join(RUN), "at_a_time": {}}
     for number in at_a_time:
         with tempfile.TemporaryDirectory() as folder:
@@ -45,7 +46,7 @@ def runs_per_hour(at_a_time: tuple[int, ...]) -> dict[str, Any]:
 
 
 def sweep_runs_per_hour(runs: int = 8, at_a_time: int = 2) -> dict[str, Any]:
-    """Finished runs an hour of a whole sweep of such runs, which share a fork server, so many at a time."""
+    """Finished runs per hour of a sweep of such runs with a shared fork server and `at_a_time` workers."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         seeds = f"seed={','.join(map(str, range(runs)))}"
@@ -56,7 +57,7 @@ def sweep_runs_per_hour(runs: int = 8, at_a_time: int = 2) -> dict[str, Any]:
 
 
 def _finish(commands: Iterable[list[str]]) -> None:
-    """Start all of them, and wait."""
+    """Run the commands in parallel and wait for them."""
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     for process in [subprocess.Popen(command, cwd=ROOT, **quiet) for command in commands]:
         _, errors = process.communicate()
@@ -65,6 +66,6 @@ def _finish(commands: Iterable[list[str]]) -> None:
 
 
 def write(path: Path, record: dict[str, Any]) -> None:
-    """Keep the record of a benchmark."""
+    """Save the record of a benchmark."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, record)

@@ -1,4 +1,4 @@
-"""The tables of a recorded benchmark, for the terminal and for README.md."""
+"""Tables of a recorded benchmark, for the terminal and for README.md."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ WORSE = 0.15
 
 
 def slower(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    """A line for each network and variant whose ratio to float32 is worse than recorded by more than `WORSE`.
+    """Return a line for each network and variant whose ratio to float32 exceeds the recorded one by more than `WORSE`.
 
     Args:
-        found, expected: the `networks` of two records. The lower quartile of what was found counts: noise of a busy machine
-            makes single rounds slower, a slower program all of them.
+        found, expected: the `networks` of two records. The lower quartile of `found` is compared, as load on the
+            machine slows down single rounds, a slower program all of them.
     """
     lines = []
     for name, network in found.items():
@@ -30,7 +30,7 @@ def slower(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
 
 
 def tables(record: dict[str, Any]) -> str:
-    """Every part of the record, with what it was measured on."""
+    """All tables of the record, with the conditions of the measurement."""
     parts = [conditions(record)]
     parts += [networks_table(record)] if "networks" in record else []
     parts += [quantizers_table(record)] if "quantizers" in record else []
@@ -39,7 +39,7 @@ def tables(record: dict[str, Any]) -> str:
 
 
 def conditions(record: dict[str, Any]) -> str:
-    """Hardware, versions, date, clock, and how busy the machine was."""
+    """Hardware, versions, date, clock and load of the machine."""
     environment, load = record["environment"], record["load_average"]
     busy = f"load average {load['before'][0]:.1f} before, {load['after'][0]:.1f} after"
     return (
@@ -49,7 +49,7 @@ def conditions(record: dict[str, Any]) -> str:
 
 
 def networks_table(record: dict[str, Any]) -> str:
-    """Time of a step, its ratio to float with quartiles, and peak memory relative to float."""
+    """Table of step times, their ratio to float with quartiles, and peak memory relative to float."""
     variants = list(dict.fromkeys(name for found in record["networks"].values() for name in found["variants"]))
     others = [variant for variant in variants if variant != "float"]
     lines = [f"| network, samples per step | float | {' | '.join(others)} |", "|---" * (len(others) + 2) + "|"]
@@ -67,7 +67,7 @@ def _cell(values: dict[str, float]) -> str:
 
 
 def quantizers_table(record: dict[str, Any]) -> str:
-    """Multiples of the time in which a tensor could be read and written once."""
+    """Table of quantizer times as multiples of the time to read and write a tensor once."""
     roles = record["quantizers"]["roles"]
     names = list(dict.fromkeys(name for role in roles.values() for name in role["quantizers"]))
     titles = [f"{role}, limit {found['limit_ms']:.2f} ms" for role, found in roles.items()]
@@ -81,7 +81,7 @@ def quantizers_table(record: dict[str, Any]) -> str:
 
 
 def rates(record: dict[str, Any]) -> list[str]:
-    """Images and runs in a time."""
+    """Throughput of images and runs."""
     found = []
     if "images_per_second" in record:
         found.append(f"Data pipeline alone: {record['images_per_second']:,} images/s.")
@@ -97,9 +97,9 @@ def rates(record: dict[str, Any]) -> list[str]:
 
 
 def recorded() -> str:
-    """The tables of every record in results/benchmark, without the quantizers."""
+    """Tables of all records in results/benchmark, without the quantizers."""
     records = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
     if not records:
-        return "No benchmark is recorded yet."
+        return "No benchmark has been recorded."
     parts = [part for record in records for part in (conditions(record), networks_table(record), *rates(record))]
     return "\n\n".join(parts)

@@ -1,1 +1,1 @@
-"""Layers and trainers of other libraries; each module requires the library of its name and is only imported on demand."""
+"""Layers and trainers of other libraries; each module requires the library of its name and is imported on demand."""

@@ -13,7 +13,7 @@ from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
 
 
 class QuantizedGraphConv(QuantizedLayer, GraphConv):
-    """A dgl.nn.GraphConv whose product with the weight [in, out] is quantized; sums over neighbours are float32."""
+    """A dgl.nn.GraphConv with a quantized product with the weight [in, out]; sums over neighbours are float32."""
 
     axes = Axes(-1, 0, 1)
 
@@ -28,10 +28,10 @@ class QuantizedGraphConv(QuantizedLayer, GraphConv):
 
     def forward(self, graph: Any, feat: Any, weight: Tensor | None = None, edge_weight: Tensor | None = None) -> Tensor:
         if weight is not None:
-            raise ValueError("weight: a quantized GraphConv has a weight of its own. Remedy: leave the layer float")
+            raise ValueError("weight: a quantized GraphConv uses its own weight. Remedy: leave the layer float")
         if not self._allow_zero_in_degree and (graph.in_degrees() == 0).any():
             raise ValueError(
-                "graph: nodes without incoming edges. Remedy: dgl.add_self_loop, or allow_zero_in_degree=True"
+                "graph: has nodes without incoming edges. Remedy: use dgl.add_self_loop or allow_zero_in_degree=True"
             )
         with graph.local_scope():
             h = feat[0] if isinstance(feat, tuple) else feat
@@ -66,7 +66,7 @@ def _summed(graph: Any, h: Tensor, edge_weight: Tensor | None) -> Tensor:
 
 
 def quantized_graph_conv(layer: GraphConv) -> QuantizedGraphConv:
-    """A quantized layer that shares the parameters of `layer`."""
+    """Return a quantized layer that shares the parameters of `layer`."""
     options = {"norm": layer._norm, "bias": layer.bias is not None, "activation": layer._activation}
     sizes = layer._in_feats, layer._out_feats
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""Lightning's Trainer.
+"""Callback for Lightning's Trainer.
 
 >>> from bitcycle.integrations.lightning import PrecisionCallback             # doctest: +SKIP
 >>> trainer = Trainer(max_steps=1000, callbacks=[PrecisionCallback("RTH", q_min=3, q_max=8)])        # doctest: +SKIP
@@ -17,21 +17,22 @@ from bitcycle.schedule import schedule as make_schedule
 
 
 class PrecisionCallback(Callback):
-    """Trains with a schedule of `bitcycle`: bits and cost in the logs, exact resume from Lightning's checkpoints.
+    """Trains with a schedule of `bitcycle`; logs bits and cost, and resumes exactly from Lightning's checkpoints.
 
     Args:
-        schedule: name of a schedule, which is bound to the trainer's number of steps, or what `bitcycle.schedule` returns.
-        quantizer: name or options; the module is converted before its optimizers are made, unless it is converted already.
+        schedule: name of a schedule, whose length is set to the trainer's number of steps, or a result of
+            `bitcycle.schedule`. quantizer: name or options; the module is converted before its optimizers are created,
+            unless already converted.
         hardware: name of the cost model.
-        seed: of the noise.
+        seed: seed of stochastic rounding.
         conversion: further arguments of `quantize_model`.
-        options: of the schedule, as q_min and q_max.
+        options: options of the schedule, such as q_min and q_max.
 
-    Resume is exact from a checkpoint at the end of an epoch, and within one where the data loader has `state_dict` and
-    `load_state_dict` (as torchdata's StatefulDataLoader): with any other, Lightning restarts the epoch. Lightning
-    keeps no state of random generators.
+    Resume is exact from a checkpoint at the end of an epoch, and within an epoch if the data loader has `state_dict`
+    and `load_state_dict` (such as torchdata's StatefulDataLoader); otherwise Lightning restarts the epoch. Lightning
+    does not save the state of random generators.
 
-    Add `bitcycle.layer.penalty(self)` to the loss in `training_step` where the quantizer has one (PACT).
+    If the quantizer has a penalty (PACT), add `bitcycle.layer.penalty(self)` to the loss in `training_step`.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class PrecisionCallback(Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         assert self.control is not None
-        if trainer.global_step >= self.control.next_step:  # the batches of an accumulated step share its bits
+        if trainer.global_step >= self.control.next_step:  # batches of gradient accumulation share the bits of the step
             self.control.step(trainer.global_step)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

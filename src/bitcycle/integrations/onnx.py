@@ -1,9 +1,9 @@
-"""Export to ONNX: quantized layers become integers between QuantizeLinear and DequantizeLinear nodes.
+"""ONNX export: quantized layers become integers between QuantizeLinear and DequantizeLinear nodes.
 
     activation  x_q = s n + z:   Clip(x - z, 0, s (2^b - 1)), QuantizeLinear(s), DequantizeLinear(s), + z
-    weight      W = s_o n + z_o: int8 integers, DequantizeLinear(s_o) for each output channel o, + z_o
+    weight      W = s_o n + z_o: int8 integers, DequantizeLinear(s_o) per output channel o, + z_o
 
-Zero points are float32, as in training, and therefore added apart: the nodes' own zero points are 0.
+Zero points are float32, as in training, and are therefore added separately: the zero points of the nodes are 0.
 """
 
 import copy
@@ -23,7 +23,7 @@ from bitcycle.settings import SettingError
 
 
 class LinearActivation(TensorQuantizer):
-    """An activation in the range that its quantizer has in evaluation, as ONNX nodes."""
+    """An activation quantized to its range in evaluation mode, as ONNX nodes."""
 
     scale: Tensor
     zero_point: Tensor
@@ -44,7 +44,7 @@ class LinearActivation(TensorQuantizer):
 
 
 class LinearWeight(TensorQuantizer):
-    """A weight as integers, with one scale and one zero point for each output channel, as ONNX nodes."""
+    """A weight as integers with a scale and a zero point per output channel, as ONNX nodes."""
 
     integers: Tensor
     scale: Tensor
@@ -82,19 +82,19 @@ def _node(kind: str, inputs: tuple[Any, ...], dtype: torch.dtype, shape: Any, at
 
 
 def export_onnx(model: nn.Module, path: str | Path, *inputs: Tensor, **options: Any) -> float:
-    """Write a converted model, in evaluation mode at its current bits, as an ONNX file, and run it in onnxruntime.
+    """Export a converted model in evaluation mode at its current bits to ONNX, and compare it with onnxruntime.
 
-    Weights and activations of the quantizer sbm at up to 8 bits get integer nodes. Other weights are written as the constants
-    that they are after quantization, other activations as the arithmetic that simulates them.
+    Weights and activations of the quantizer sbm with up to 8 bits become integer nodes. Other weights are exported as
+    quantized constants, other activations as simulated quantization.
 
     Args:
-        model: converted by `quantize_model`, and trained; not changed.
-        path: of the file.
-        inputs: of the forward pass.
-        options: further arguments of torch.onnx.export, as dynamic_shapes.
+        model: a trained model converted by `quantize_model`; it is not changed.
+        path: path of the file.
+        inputs: arguments of the forward pass.
+        options: further arguments of torch.onnx.export, such as dynamic_shapes.
 
     Returns:
-        the largest absolute difference between the outputs of onnxruntime and those of the simulated network.
+        the maximum absolute difference between the outputs of onnxruntime and of the simulated network.
 
     Raises:
         RunError: if onnx, onnxscript or onnxruntime is not installed.
@@ -113,9 +113,9 @@ def export_onnx(model: nn.Module, path: str | Path, *inputs: Tensor, **options: 
             program = torch.onnx.export(model, inputs, dynamo=True, verbose=False, **options)
         except torch.onnx.OnnxExporterError as error:
             name = ", ".join({layer.quantizer_options.name: "" for layer in layers})
-            problem = f"cannot be written as ONNX ({str(error.__cause__).splitlines()[0]})"
+            problem = f"cannot be exported to ONNX ({str(error.__cause__).splitlines()[0]})"
             raise SettingError("quantizer", name, problem, "use sbm, or torch.export for the simulation") from error
-    assert program is not None, "it is not written to a file by the exporter itself"
+    assert program is not None, "the exporter returns the program if it is given no path"
     program.save(str(path))
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     feeds = {declared.name: x.numpy() for declared, x in zip(session.get_inputs(), inputs)}

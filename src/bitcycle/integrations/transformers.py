@@ -1,14 +1,14 @@
-"""Models and Trainer of Hugging Face transformers.
+"""Support for models and Trainer of Hugging Face transformers.
 
 >>> from bitcycle.integrations.transformers import PrecisionCallback           # doctest: +SKIP
 >>> trainer = Trainer(model, arguments, train_dataset=data, callbacks=[PrecisionCallback("RTH")])    # doctest: +SKIP
 
-`quantize_model` converts `Conv1D` (GPT-2) and, where a model takes its attention function from the library's registry, the two
-products of attention, q k^T and P v. Its function is registered as attention "bitcycle"; it computes what the library's eager one
-does, on quantized operands.
+`quantize_model` converts `Conv1D` (GPT-2) and, if a model takes its attention function from the library's registry, the
+two products of attention, q k^T and P v. The attention function "bitcycle" computes the library's eager attention with
+quantized operands.
 
-A converted model is saved with its conversion, as `quantization_config` of method "bitcycle" in its config.json, and under the
-names of its own parameters. Where this module is imported, `from_pretrained` converts it again, with the bits it was saved at.
+A converted model is saved with its original parameter names and with its conversion as `quantization_config` of method
+"bitcycle" in its config.json. If this module is imported, `from_pretrained` restores the conversion and the saved bits.
 """
 
 import json
@@ -61,7 +61,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def quantized_conv1d(layer: Conv1D) -> QuantizedConv1D:
-    """A quantized layer that shares the parameters of `layer`."""
+    """Return a quantized layer that shares the parameters of `layer`."""
     with torch.device("meta"):
         converted = QuantizedConv1D(layer.weight.shape[1], layer.weight.shape[0])
     return share_parameters(converted, layer)
@@ -81,9 +81,10 @@ def attention(
     position_bias: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """softmax(q k^T s + bias + mask) v with quantized products: [N, heads, T, F] -> [N, T, heads, F], and the weights."""
+    """softmax(q k^T s + bias + mask) v with quantized products: [N, heads, T, F] -> [N, T, heads, F], and the
+    softmax."""
     repeated = query.shape[1] // key.shape[1]
-    if repeated > 1:  # groups of heads share keys and values
+    if repeated > 1:  # grouped-query attention
         key, value = (x.repeat_interleave(repeated, dim=1) for x in (key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     products = [getattr(module, name, torch.matmul) for name in PRODUCTS]
@@ -99,7 +100,7 @@ ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, ALL_MASK_ATTENTION_FUNCTIONS["e
 
 
 def added_products(model: nn.Module) -> dict[str, nn.Module]:
-    """The products of the model's attention layers, by the names that they will have."""
+    """Products to add to the model's attention layers, by their future names."""
     found: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         if hasattr(module, PRODUCTS[0]) or not _takes_attention_function(module):
@@ -115,7 +116,7 @@ def _takes_attention_function(module: nn.Module) -> bool:
 
 
 def finish_conversion(model: nn.Module, conversion: dict[str, Any]) -> None:
-    """Let models with quantized attention call it, and models that are saved say how they were converted."""
+    """Select the quantized attention function, and record the conversion in the model's config."""
     outermost = ""
     for name, module in model.named_modules():
         if hasattr(module, PRODUCTS[0]) and hasattr(module, "config"):
@@ -124,13 +125,14 @@ def finish_conversion(model: nn.Module, conversion: dict[str, Any]) -> None:
             outermost = f"{name}." if name else "."
             own = [entry.removeprefix(outermost) for entry in conversion["float_layers"]]
             module.config.quantization_config = SavedConversion(**{**conversion, "float_layers": own})
-            # names as they are: the library's own do not come back in Trainer (huggingface/transformers issue 48805)
+            # keep parameter names: Trainer does not revert the library's renaming (huggingface/transformers issue
+            # 48805)
             module._weight_conversions = []  # type: ignore[assignment]
 
 
 @register_quantization_config(ATTENTION)
 class SavedConversion(QuantizationConfigMixin):
-    """Arguments of `quantize_model`, in a model's config.json; float_layers are names."""
+    """Arguments of `quantize_model` in a model's config.json; float_layers are names."""
 
     def __init__(self, quantizer: dict[str, Any], float_layers: Sequence[str], **options: Any) -> None:
         self.quant_method: Any = ATTENTION
@@ -140,7 +142,7 @@ class SavedConversion(QuantizationConfigMixin):
 
 @register_quantizer(ATTENTION)
 class Reconversion(HfQuantizer):
-    """Makes a converted model of a saved one: the float network is loaded, converted, and given the rest of its state."""
+    """Restores a saved converted model: loads the float network, converts it, and loads the remaining state."""
 
     is_trainable = True
 
@@ -154,7 +156,7 @@ class Reconversion(HfQuantizer):
         model._keys_to_ignore_on_load_unexpected = {r"_quantizer\.", r"precision\.bits$"}
 
     def postprocess_model(self, model: PreTrainedModel, **_: Any) -> None:
-        self.remove_quantization_config(model)  # it is an ordinary model, which quantizes in its layers
+        self.remove_quantization_config(model)  # for transformers it is an ordinary model
         saved: Any = self.quantization_config
         options = type(quantizer_options(saved.quantizer["name"]))(**saved.quantizer)
         quantize_model(
@@ -168,16 +170,16 @@ class Reconversion(HfQuantizer):
 
 
 class PrecisionCallback(TrainerCallback):
-    """Trains with a schedule of `bitcycle` in transformers' Trainer: bits, cost and savings in its logs, exact resume.
+    """Trains with a schedule of `bitcycle` in transformers' Trainer; logs bits, cost and savings, and resumes exactly.
 
     Args:
-        schedule: name of a schedule, which is bound to the length of the training, or what `bitcycle.schedule` returns.
-        quantizer: name or options; the model is converted when the Trainer is made, unless it is converted already.
+        schedule: name of a schedule, whose length is set to that of the training, or a result of `bitcycle.schedule`.
+        quantizer: name or options; the model is converted when the Trainer is created, unless already converted.
         hardware: name of the cost model.
         conversion: further arguments of `quantize_model`.
-        options: of the schedule, as q_min and q_max.
+        options: options of the schedule, such as q_min and q_max.
 
-    The penalties of quantizers (PACT) join the loss. `control` is the PrecisionController.
+    Penalties of quantizers (PACT) are added to the loss. `control` is the PrecisionController.
     """
 
     def __init__(
@@ -220,7 +222,7 @@ class PrecisionCallback(TrainerCallback):
         values |= {"gbitops": cost.gbitops, "cost_relative_to_static": cost.relative_to_static}
         logs |= values
         if state.log_history and state.log_history[-1].get("step") == state.global_step:
-            state.log_history[-1] |= values  # which the trainer filled before it asked
+            state.log_history[-1] |= values  # the trainer fills it before this event
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.control is not None and state.is_world_process_zero:

@@ -1,1 +1,1 @@
-"""The recipe of a run: length, optimizer, learning rate and averaging of weights."""
+"""Training recipe: length of a run, optimizer, learning rate and weight averaging."""

@@ -1,8 +1,9 @@
 """Learning rate as a function of the step; all times are fractions of the run.
 
-Source: released code of CPT, train.py; paper and code both drop the rate at 50 % and 75 % of the run. `cyclic` is the baseline
-of CPT, figure 5 (SGDR, Loshchilov and Hutter 2016), of which CPT says only "the best setting"; it is not in the released code.
-SGDR's best setting on CIFAR-100 is T_0 = 10 epochs, T_mult = 2; here the run is four whole cycles, whose lengths double.
+Source: released code of CPT, train.py; paper and code both drop the rate at 50 % and 75 % of the run. `cyclic` is the
+baseline of CPT, figure 5 (SGDR, Loshchilov and Hutter 2016), specified only as "the best setting" and not in the
+released code. SGDR's best setting on CIFAR-100 is T_0 = 10 epochs, T_mult = 2; here the run consists of four cycles,
+each twice as long as the last.
 """
 
 import bisect
@@ -17,21 +18,21 @@ SHAPES = ("constant", "piecewise", "linear", "cosine", "cyclic", "exponential", 
 
 @dataclass
 class LearningRateOptions(Settings):
-    """Options of the learning rate. With p = t / T after `delay`:
+    """Options of the learning rate; p = t / T is the fraction of the run completed after `delay`:
 
     constant   initial
-    plateau    initial * factor^(number of times that `patience` consecutive validations gave no new best)
+    plateau    initial * factor^(number of times that `patience` consecutive validations brought no improvement)
     exponential  initial * final_factor^p, or initial * epoch_factor^max(0, e - delay_epochs) in epoch e from 0 of a phase
-    inverse_sqrt  initial * sqrt(warmup T / max(t, warmup T)), which needs a warmup (Vaswani et al. 2017, section 5.3)
+    inverse_sqrt  initial * sqrt(warmup T / max(t, warmup T)); requires a warm-up (Vaswani et al. 2017, section 5.3)
     piecewise  initial * factor^(number of milestones <= p), or the k-th of `rates` after milestone k
-    linear     initial up to linear_start, then linear to initial * final_factor at linear_end, then that
+    linear     initial up to linear_start, then linear to initial * final_factor at linear_end, then constant
     cosine     initial * (final_factor + (1 - final_factor) (1 + cos(pi p)) / 2)
     cyclic     initial * (cycle_end_factor + (1 - cycle_end_factor) (1 + cos(pi z)) / 2), where z goes from 0 to 1 in each cycle;
                cycle i from 0 ends at p = (m^(i+1) - 1) / (m^n - 1) with n = cycles, m = cycle_growth ((i + 1) / n for m = 1)
     """
 
     name: str = setting("piecewise", "shape", choices=SHAPES)
-    initial: float = setting(0.1, "rate at the start", minimum=0)
+    initial: float = setting(0.1, "initial learning rate", minimum=0)
     milestones: list[float] = setting(
         [0.5, 0.75], "piecewise: fractions of the run at which the rate drops", minimum=0, maximum=1
     )
@@ -39,55 +40,55 @@ class LearningRateOptions(Settings):
     rates: Optional[list[float]] = setting(
         None, "piecewise: the rate from each milestone on (CPT, table 1: [0.01,0.001]); null: by factor", minimum=0
     )
-    patience: int = setting(1, "plateau: validations without a new best before each drop", minimum=1)
+    patience: int = setting(1, "plateau: validations without improvement before each drop", minimum=1)
     linear_start: float = setting(
-        0.5, "linear: fraction at which the descent begins (FracTrain: 0.25)", minimum=0, maximum=1
+        0.5, "linear: fraction of the run at which the decay begins (FracTrain: 0.25)", minimum=0, maximum=1
     )
     linear_end: float = setting(
-        0.9, "linear: fraction at which the descent ends (FracTrain: 0.75)", minimum=0, maximum=1
+        0.9, "linear: fraction of the run at which the decay ends (FracTrain: 0.75)", minimum=0, maximum=1
     )
-    final_factor: float = setting(0.01, "linear, cosine and exponential: last rate divided by the first", minimum=0)
+    final_factor: float = setting(0.01, "linear, cosine and exponential: final divided by initial rate", minimum=0)
     epoch_factor: Optional[float] = setting(
         None,
-        "exponential: instead, what each epoch multiplies the rate with (0.9 for HLHLp's Penn Treebank)",
+        "exponential: instead of final_factor, factor of the rate per epoch (HLHLp on Penn Treebank: 0.9)",
         minimum=0,
     )
-    delay_epochs: int = setting(0, "with epoch_factor: whole epochs at the initial rate (10 there)", minimum=0)
-    cycles: int = setting(4, "cyclic: number of cycles, each from the initial rate down", minimum=1)
-    cycle_growth: float = setting(2.0, "cyclic: length of a cycle divided by that of the one before", minimum=1)
-    cycle_end_factor: float = setting(0.0, "cyclic: last rate of a cycle divided by the first", minimum=0)
+    delay_epochs: int = setting(0, "with epoch_factor: epochs at the initial rate (HLHLp: 10)", minimum=0)
+    cycles: int = setting(4, "cyclic: number of cycles", minimum=1)
+    cycle_growth: float = setting(2.0, "cyclic: length of a cycle divided by that of the previous cycle", minimum=1)
+    cycle_end_factor: float = setting(0.0, "cyclic: final rate of a cycle divided by its initial rate", minimum=0)
     warmup: float = setting(
-        0.0, "fraction of the run with warmup_rate (released code: 400 of 64000 steps)", minimum=0, maximum=1
+        0.0, "length of the warm-up as a fraction of the run (released code: 400 of 64000 steps)", minimum=0, maximum=1
     )
     warmup_rate: float = setting(0.01, "rate during the warm-up", minimum=0)
     warmup_shape: str = setting(
         "constant",
-        "during the warm-up: warmup_rate (constant), or from 0 up to initial (linear: Goyal et al. 2017, for partial table 1)",
+        "warm-up: at warmup_rate (constant), or from 0 to initial (linear: Goyal et al. 2017, for partial table 1)",
         choices=("constant", "linear"),
     )
     delay: float = setting(
         0.0,
-        "fraction held at the initial rate before the shape begins (Better Schedules: CIFAR deficit runs)",
+        "fraction of the run at the initial rate before the decay (Better Schedules: CIFAR deficit runs)",
         minimum=0,
         maximum=1,
     )
 
     def validate(self) -> None:
         if sorted(self.milestones) != self.milestones:
-            raise SettingError("milestones", self.milestones, "are not in order", f"write {sorted(self.milestones)}")
+            raise SettingError("milestones", self.milestones, "are not ascending", f"write {sorted(self.milestones)}")
         if self.rates is not None and len(self.rates) != len(self.milestones):
             problem = f"there are {len(self.milestones)} milestones"
             raise SettingError("rates", self.rates, problem, "give one rate for each milestone, or null")
         if self.name == "linear" and self.linear_start >= self.linear_end:
             raise SettingError(
-                "linear_start", self.linear_start, f"is not before linear_end={self.linear_end}", "choose it smaller"
+                "linear_start", self.linear_start, f"is not before linear_end={self.linear_end}", "use a smaller value"
             )
 
         if self.name == "inverse_sqrt" and self.warmup == 0:
-            raise SettingError("warmup", 0, "inverse_sqrt falls from the end of the warm-up on", "set warmup above 0")
+            raise SettingError("warmup", 0, "inverse_sqrt requires a warm-up", "set warmup above 0")
 
     def check_length(self, total_steps: int) -> None:
-        """Raise SettingError if a cycle would be shorter than a step in a run or phase of `total_steps`."""
+        """Raise SettingError if a cycle would be shorter than one step in a run or phase of `total_steps`."""
         steps = total_steps - round(self.delay * total_steps)
         if self.name != "cyclic" or steps == 0:
             return
@@ -96,7 +97,7 @@ class LearningRateOptions(Settings):
         except OverflowError:
             empty = True
         if empty:
-            problem = f"the first of the cycles would have less than one of {steps} steps"
+            problem = f"the first cycle would be shorter than one of {steps} steps"
             raise SettingError("cycles", self.cycles, problem, "use fewer, a smaller cycle_growth, or train longer")
 
     def rate(self, step: int, total_steps: int, epoch_steps: int | None = None) -> float:
@@ -125,14 +126,14 @@ class LearningRateOptions(Settings):
         return self.initial * _cosine(progress, self.final_factor)
 
     def _cycle_position(self, step: int, steps: int) -> float:
-        """z, the completed fraction of the current cycle; cycles begin at integer steps."""
+        """z, the completed fraction of the current cycle; cycles start at integer steps."""
         ends = self._cycle_ends(steps)
         cycle = min(bisect.bisect_right(ends, step), self.cycles - 1)
         start = ends[cycle - 1] if cycle else 0
         return (step - start) / (ends[cycle] - start)
 
     def _cycle_ends(self, steps: int) -> list[int]:
-        """The step after the last one of each cycle."""
+        """Step after the last step of each cycle."""
         lengths = [self.cycle_growth**cycle for cycle in range(self.cycles)]
         return [round(steps * sum(lengths[: cycle + 1]) / sum(lengths)) for cycle in range(self.cycles)]
 

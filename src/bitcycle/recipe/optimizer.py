@@ -14,14 +14,12 @@ from bitcycle.settings import SettingError, Settings, setting
 class OptimizerOptions(Settings):
     """Options of the optimizer."""
 
-    name: str = setting(
-        "sgd", "sgd, adam, or adamw (whose decay is no part of the gradient)", choices=("sgd", "adam", "adamw")
-    )
+    name: str = setting("sgd", "sgd, adam, or adamw (decoupled weight decay)", choices=("sgd", "adam", "adamw"))
     momentum: float = setting(0.9, "sgd: momentum", minimum=0, maximum=1)
     nesterov: bool = setting(False, "sgd: Nesterov momentum (partial pre-training)")
     weight_decay: float = setting(
         1e-4,
-        "decay of all parameters, batch norm included as in the released code; those of quantizers (PACT's alpha) excluded",
+        "weight decay of all parameters, including batch norm (released code), excluding quantizers' (PACT's alpha)",
         minimum=0,
     )
     beta1: float = setting(0.9, "adam(w): decay of the first moment", minimum=0, maximum=1)
@@ -34,10 +32,10 @@ class OptimizerOptions(Settings):
 
         for beta in ("beta1", "beta2"):
             if getattr(self, beta) == 1:
-                raise SettingError(beta, 1, "would never update the average", "use less than 1")
+                raise SettingError(beta, 1, "never updates the average", "use a value below 1")
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of all parameters; the learning rate is set at each step."""
+        """Return the optimizer of all parameters; the learning rate is set at each step."""
         parameters = self._parameters(model)
         if self.name in ("adam", "adamw"):
             kind = torch.optim.Adam if self.name == "adam" else torch.optim.AdamW
@@ -53,7 +51,7 @@ class OptimizerOptions(Settings):
         )
 
     def _parameters(self, model: nn.Module) -> list[Any]:
-        """All trained parameters; those of quantizers in a separate group without weight decay."""
+        """All trainable parameters; those of quantizers in a separate group without weight decay."""
         quantizers = [module for module in model.modules() if isinstance(module, TensorQuantizer)]
         undecayed = [parameter for module in quantizers for parameter in module.parameters(recurse=False)]
         ids = {id(parameter) for parameter in undecayed}

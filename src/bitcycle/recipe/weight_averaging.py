@@ -1,16 +1,16 @@
-"""Stochastic weight averaging: the mean of the weights at regular intervals late in a run, evaluated alongside the weights.
+"""Stochastic weight averaging: the mean of weights taken at regular intervals late in a run, evaluated in addition.
 
     average := average + (weights - average) / (k + 1)        the k-th time, from 0
 
-after which the statistics of batch norm are re-estimated, in one pass over an epoch's training batches in training mode at the
-bits of the step, with momentum B / (seen + B) for a batch of B samples: their plain mean over all samples. A layer
-that sees a batch several times, as one in a block that DFQ computes for each option, counts each time. In a run in phases every
-phase has an average of its own.
+Batch norm statistics are then re-estimated in one pass over an epoch of training batches, in training mode at the bits
+of the step, with momentum B / (seen + B) for a batch of B samples, which gives the mean over all samples. A layer that
+processes a batch several times (in a block that DFQ computes for each option) counts each time. In a run with phases,
+each phase has its own average.
 
-Source: released code of CPT, train.py and util_swa.py, where it is off, as here; the paper does not use it. Differs from the code
-in that times are fractions of the run, that the average takes the quantizers' running statistics of the activations over from
-the weights (theirs start from zero) before the pass moves them, and that the pass has the batches of the current epoch. The
-cost of a run leaves the pass out.
+Source: released code of CPT, train.py and util_swa.py, where it is off, as here; the paper does not use it. Differs
+from the code in that times are fractions of the run, that the average starts from the model's running activation
+statistics of quantizers (theirs start from zero) before the pass updates them, and that the pass uses the batches of
+the current epoch. The cost of a run excludes this pass.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ from bitcycle.task import Task
 
 @dataclass
 class WeightAveragingOptions(Settings):
-    """When weights are averaged."""
+    """Options of weight averaging."""
 
     start: Optional[float] = setting(
         None,
@@ -39,7 +39,7 @@ class WeightAveragingOptions(Settings):
     )
     patience: Optional[int] = setting(
         None,
-        "average once a validation is worse than the best of all but this many before it (NT-ASGD; Merity et al. 2018: 5)",
+        "average once a validation is worse than the best before the last n (NT-ASGD; Merity et al. 2018: n = 5)",
         minimum=1,
     )
     every: float = setting(
@@ -48,11 +48,12 @@ class WeightAveragingOptions(Settings):
 
     def validate(self) -> None:
         if self.start is not None and self.patience is not None:
-            problem = f"and start={self.start} both say when averaging begins"
-            raise SettingError("patience", self.patience, problem, "leave one of them out")
+            problem = f"conflicts with start={self.start}; each determines when averaging begins"
+            raise SettingError("patience", self.patience, problem, "set only one of them")
 
     def due(self, step: int, total_steps: int, begun: bool = False) -> bool:
-        """Whether the weights after `step` steps, of a run of `total_steps`, belong to the average, which has `begun` or not."""
+        """Whether the weights after `step` of `total_steps` steps enter the average, given whether averaging has
+        `begun`."""
         period = max(1, round(self.every * total_steps))
         if self.patience is not None:
             return begun and step % period == 0
@@ -62,7 +63,7 @@ class WeightAveragingOptions(Settings):
         return step >= first and (step - first) % period == 0
 
     def begins(self, validations: Sequence[float], higher_is_better: bool) -> bool:
-        """Whether the last validation of all so far is one that averaging begins after.
+        """Whether averaging begins after the last of these validations.
 
             v_t worse than the best of v_0 ... v_(t - n - 1),   n = patience
 
@@ -81,14 +82,14 @@ class WeightAveragingOptions(Settings):
 
 
 class WeightAverage:
-    """The average so far, as a state dict of the model that it belongs to."""
+    """Running average of weights, stored as a state dict of the model."""
 
     def __init__(self) -> None:
         self.count, self.state = 0, dict[str, Tensor]()
 
     @torch.no_grad()
     def add(self, model: nn.Module) -> None:
-        """Include the model's current weights in the average; everything else is copied from the model."""
+        """Add the model's current weights to the average; all other state is copied from the model."""
         state = {name: value.detach().clone() for name, value in model.state_dict().items()}
         if self.count:
             for name, _ in model.named_parameters(remove_duplicate=False):
@@ -98,7 +99,8 @@ class WeightAverage:
 
     @contextmanager
     def in_place_of(self, model: nn.Module, keep: bool = False) -> Iterator[None]:
-        """Context in which the model has the averaged weights (changes are stored with `keep`); restored afterwards."""
+        """Context in which the model has the averaged weights; its own are restored afterwards, changes kept with
+        `keep`."""
         own = {name: value.clone() for name, value in model.state_dict().items()}
         model.load_state_dict(self.state)
         try:
@@ -109,7 +111,7 @@ class WeightAverage:
             model.load_state_dict(own)
 
     def state_dict(self) -> dict[str, Any]:
-        """Number and average, for a checkpoint."""
+        """Count and average, for a checkpoint."""
         return {"count": self.count, "state": self.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -118,7 +120,7 @@ class WeightAverage:
 
 
 def estimated_layers(model: nn.Module) -> list[_BatchNorm]:
-    """The layers whose statistics are re-estimated; frozen ones are excluded."""
+    """Batch norm layers whose statistics are re-estimated; frozen layers are excluded."""
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     return [module for module in norms if module.training]
 

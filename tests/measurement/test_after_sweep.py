@@ -29,14 +29,14 @@ def test_after_a_sweep_what_has_its_runs_is_analysed_once(trained, tmp_path, cap
     sweep = Sweep(grids=[grid], trials={"smoke": 1}, analyses=[ENTRY])
     fixed = {"scale": "smoke", "results_root": str(trained.config.results_root)}
     assert analyse({"x/y": sweep}, {**fixed, "dry_run": "true"}, ROOT / "conf") == 0
-    assert capsys.readouterr().out == "x/y: 2 to be made, 2 wait for runs\n"
+    assert capsys.readouterr().out == "x/y: 2 pending, 2 waiting for runs\n"
     assert analyse({"x/y": sweep}, fixed, ROOT / "conf") == 0
-    assert capsys.readouterr().out == "x/y: 2 made, 2 wait for runs\n"
+    assert capsys.readouterr().out == "x/y: 2 computed, 2 waiting for runs\n"
     assert analyse({"x/y": sweep}, fixed, ROOT / "conf") == 0
-    assert capsys.readouterr().out == "x/y: 2 done before, 2 wait for runs\n"
+    assert capsys.readouterr().out == "x/y: 2 already done, 2 waiting for runs\n"
     broken = replace(sweep, analyses=[{**ENTRY, "samples": 23}, {"kind": "noise"}])
     assert analyse({"x/y": broken}, fixed, ROOT / "conf") == 1
-    assert capsys.readouterr().out == "x/y: 2 made, 1 failed, 3 wait for runs\n"
+    assert capsys.readouterr().out == "x/y: 2 computed, 1 failed, 3 waiting for runs\n"
 
     summary = tmp_path / "results" / "summary" / "runs.csv"
     collect(trained.folder.path.parent, summary)

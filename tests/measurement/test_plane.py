@@ -80,7 +80,7 @@ def test_a_plane_through_phases(phased):
 def test_networks_of_another_kind_share_no_plane(phased, trained):
     runs = [load_run(made.folder.path) for made in (*phased, trained)]
     runs[2].model.conv1 = torch.nn.Linear(2, 2)
-    with pytest.raises(RunError, match="differ in kind"):
+    with pytest.raises(RunError, match="same model and dataset"):
         Plane(PlaneOptions(), runs, CPU)
 
 

@@ -113,7 +113,7 @@ def test_a_folder_of_recordings_is_a_noise(tmp_path):
 
 def test_ratios_are_read():
     assert read_snr("-5") == (-5.0, -5.0)
-    with pytest.raises(ValueError, match="no ratio"):
+    with pytest.raises(ValueError, match="not an SNR"):
         read_snr("loud")
     with pytest.raises(ValueError, match="write 5:15"):
         read_snr("15:5")
@@ -182,4 +182,4 @@ def test_the_command_refuses(finished, capsys, tmp_path):
     assert run_command(NoiseOptions, None, [str(tmp_path)]) == 1
     assert run_command(NoiseOptions, None, [folder, "--noises", str(tmp_path)]) == 3
     assert run_command(NoiseOptions, None, [folder, "--snr", "loud"]) == 2
-    assert "no ratio in dB" in capsys.readouterr().err
+    assert "not an SNR in dB" in capsys.readouterr().err

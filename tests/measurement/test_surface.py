@@ -123,6 +123,6 @@ def test_the_command_line_and_what_it_refuses(trained, tmp_path, capsys):
     assert "9 rows" in capsys.readouterr().out
     assert run_command(SurfaceOptions, None, [str(tmp_path)]) == 1
     assert run_command(SurfaceOptions, None, [f"{folder}@1"]) == 1
-    assert "keeps no such weights" in capsys.readouterr().err
+    assert "has no weights of this phase" in capsys.readouterr().err
     assert run_command(SurfaceOptions, None, [folder, "--points", "4"]) == 2
     assert "points=4" in capsys.readouterr().err

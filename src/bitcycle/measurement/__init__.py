@@ -1,1 +1,1 @@
-"""Measurements of finished networks: loss surfaces, planes, sharpness, robustness to corruptions and noise."""
+"""Measurements of trained networks: loss surfaces, planes, sharpness, robustness to corruptions and noise."""

@@ -1,18 +1,19 @@
-"""Every analysis that has its runs and no result: `python -m bitcycle.measurement.after_sweep [PAPER/ITEM ...] [scale=smoke]`.
+"""Compute pending analyses of sweeps: `python -m bitcycle.measurement.after_sweep [PAPER/ITEM ...] [scale=smoke]`.
 
 A sweep file lists its analyses under `analyses`:
 
     analyses:
-      - kind: surface                     # of `KINDS`; one analysis for each run of the sweep
-        split: test                       # options of the kind, see its module or `python -m bitcycle.measurement.KIND --help`
-        seeds: 3                          # the same with seed=0, 1, 2
-        at_scale: {smoke: {points: 5}}    # options at a smaller scale
+      - kind: surface                     # one of `KINDS`; one analysis for each run of the sweep
+        split: test                       # options of the kind, see `python -m bitcycle.measurement.KIND --help`
+        seeds: 3                          # repeats the analysis with seed=0, 1, 2
+        at_scale: {smoke: {points: 5}}    # options that differ at a smaller scale
       - kind: plane
         networks: [{schedule: fine_tuning, phase: 1}, {schedule: fine_tuning}, {schedule: hlhlp}]
 
-`networks` chooses runs by settings that the sweep gives them, and the phase at whose end the network is wanted; for each training
-seed. Where a kind is about one network, each that is named is analysed. Without sweeps on the command line all files of `sweeps/`
-are gone through. Settings are those of train.py, such as `scale`, `results_root`, `data_root` and `dry_run=true`.
+`networks` selects runs by their settings in the sweep; `phase` selects the network at the end of that phase. The
+selection is repeated for each training seed. If the kind analyses a single network, it is applied to each of them.
+Without sweeps on the command line, all files of `sweeps/` are used. The command accepts the settings of train.py, such
+as `scale`, `results_root`, `data_root` and `dry_run=true`.
 """
 
 from __future__ import annotations
@@ -43,28 +44,28 @@ KINDS: dict[str, type[AnalysisOptions]] = {
 
 
 def read_entry(entry: Mapping[str, Any], scale: str) -> tuple[list[AnalysisOptions], list[dict[str, Any]]]:
-    """The options of an entry of `analyses` at a scale, one for each seed, and the networks that it names.
+    """Read an entry of `analyses` at a scale: the options for each seed, and the selected networks.
 
     Raises:
-        SettingError: for a kind or an option that does not exist, or another number of networks than the kind has.
+        SettingError: for an unknown kind or option, or if the kind needs a different number of networks.
     """
     given = {key: value for key, value in entry.items() if key != "at_scale"} | entry.get("at_scale", {}).get(scale, {})
     name, networks, seeds = str(given.pop("kind", "")), given.pop("networks", []), given.pop("seeds", None)
     if name not in KINDS:
-        raise SettingError("analyses.kind", name, "is no kind of analysis", nearest(name, KINDS))
+        raise SettingError("analyses.kind", name, "is not a kind of analysis", nearest(name, KINDS))
     kind = KINDS[name]
     if kind.networks > 1 and len(networks) != kind.networks:
         problem = f"an analysis of kind {name} needs {kind.networks} networks"
-        raise SettingError("analyses.networks", networks, problem, "name so many")
+        raise SettingError("analyses.networks", networks, problem, f"list {kind.networks}")
     several = [given] if seeds is None else [{**given, "seed": seed} for seed in range(seeds)]
     return [read_options(kind, values) for values in several], networks
 
 
 def groups_of(runs: Sequence[SweepRun], networks: Sequence[Mapping[str, Any]], count: int) -> Iterator[list[Any]]:
-    """The (run, phase) of each analysis: every run, or those that are named, for each seed.
+    """The networks of each analysis as (run, phase): every run, or for each seed the selected ones.
 
     Raises:
-        SettingError: if no run of the sweep has the settings of a named network.
+        SettingError: if no run of the sweep has the settings of a selected network.
     """
     if not networks:
         yield from ([(run, None)] for run in runs)
@@ -84,7 +85,7 @@ def _run_with(runs: Sequence[SweepRun], network: Mapping[str, Any], seed: int) -
 
 
 def jobs_of(sweep: Sweep, scale: str, runs: Sequence[SweepRun]) -> list[Job | None]:
-    """Every analysis of a sweep at a scale; None for one whose runs are not all finished."""
+    """Every analysis of a sweep at a scale; None if one of its runs is not finished."""
     found: list[Job | None] = []
     for entry in sweep.analyses:
         several, networks = read_entry(entry, scale)
@@ -99,7 +100,7 @@ def jobs_of(sweep: Sweep, scale: str, runs: Sequence[SweepRun]) -> list[Job | No
 
 
 def run_jobs(name: str, jobs: Sequence[Job | None], dry_run: bool = False) -> int:
-    """Run what is missing, one after the other; one that fails stops no other. Returns the worst exit code."""
+    """Run the missing analyses sequentially; a failure does not stop the others. Returns the worst exit code."""
     worst, made, failed = EXIT_DONE, 0, 0
     missing = [job for job in jobs if job is not None and not read_result(job.path).complete]
     for job in [] if dry_run else missing:
@@ -111,21 +112,21 @@ def run_jobs(name: str, jobs: Sequence[Job | None], dry_run: bool = False) -> in
             worst, failed = max(worst, exit_code(error)), failed + 1
     waiting, done = jobs.count(None), len([job for job in jobs if job is not None]) - len(missing)
     left = len(missing) if dry_run else 0
-    counts = {"done before": done, "made": made, "failed": failed, "to be made": left, "wait for runs": waiting}
+    counts = {"already done": done, "computed": made, "failed": failed, "pending": left, "waiting for runs": waiting}
     print(f"{name}: {', '.join(f'{count} {what}' for what, count in counts.items() if count) or 'no runs'}", flush=True)
     return worst
 
 
 def analyse(sweeps: Mapping[str, Sweep], fixed: Mapping[str, str], conf: Path) -> int:
-    """Every analysis of some sweeps that has its runs and no result yet.
+    """Run every analysis of some sweeps whose runs are finished and that has no result yet.
 
     Args:
         sweeps: name -> sweep.
         fixed: settings of the command line.
-        conf: folder of the configuration.
+        conf: configuration folder.
 
     Returns:
-        the worst exit code; that of analyses whose runs are missing is 0.
+        the worst exit code; an analysis whose runs are missing counts as 0.
     """
     settings = {key: value for key, value in fixed.items() if key != "dry_run"}
     scale, dry_run = settings.get("scale", "paper"), fixed.get("dry_run", "false").lower() == "true"
@@ -138,20 +139,20 @@ def analyse(sweeps: Mapping[str, Sweep], fixed: Mapping[str, str], conf: Path) -
 
 
 def sweeps_with_analyses(root: Path, names: Sequence[str] = ()) -> dict[str, Sweep]:
-    """The named sweeps below a repository, or all that have analyses.
+    """The named sweeps of a repository, by default all that have analyses.
 
     Raises:
-        SettingError: for a sweep that does not exist.
+        SettingError: for an unknown sweep.
     """
     every = sorted(f"{path.parent.name}/{path.stem}" for path in (root / "sweeps").glob("*/*.yaml"))
     if strangers := [name for name in names if name not in every]:
-        raise SettingError("sweeps", strangers[0], "there is no such sweep", nearest(strangers[0], every))
+        raise SettingError("sweeps", strangers[0], "no such sweep", nearest(strangers[0], every))
     found = {name: read_sweep(root / "sweeps" / f"{name}.yaml") for name in names or every}
     return {name: sweep for name, sweep in found.items() if sweep.analyses or names}
 
 
 def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> int:
-    """Run the command line in a repository and return its exit code."""
+    """Run the command in a repository and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if {"-h", "--help"} & set(given):
         print(__doc__)

@@ -1,4 +1,4 @@
-"""The files of results that analyses leave in run folders, and what was collected of them: results/summary/analyses."""
+"""Result files that analyses write to run folders, and their collected copies in results/summary/analyses."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from bitcycle.training.run_folder import RunFolder
 
 Row = dict[str, Any]
 ANALYSES = "analyses"
-"""Folder of the collected results, beside runs.csv."""
+"""Folder of the collected results, next to runs.csv."""
 HEADER = "# "
 CLEAN = "none"
-"""What rows of a test of robustness call the data as they are."""
+"""Name of the unchanged data in the rows of a robustness test."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What the file of an analysis says.
+    """Content of a result file.
 
     Attributes:
         header: kind, options, runs, units, done, columns, facts, made_with.
-        rows: of the units that are done, as text.
+        rows: rows of the units that are done, as text.
     """
 
     header: Row = field(default_factory=dict)
@@ -45,12 +45,12 @@ class Result:
         return dict(self.header["options"])
 
     def numbers(self, column: str) -> list[float]:
-        """A column of numbers."""
+        """The values of a numeric column."""
         return [float(row[column]) for row in self.rows]
 
 
 def read_result(path: Path) -> Result:
-    """The content of a file of results; empty if there is none, or it is none of ours."""
+    """Read a result file; empty if it does not exist or is not a result file."""
     if not path.exists():
         return Result()
     first, _, rest = path.read_text().partition("\n")
@@ -62,17 +62,17 @@ def read_result(path: Path) -> Result:
 
 
 def write_result(path: Path, result: Result) -> None:
-    """Write a file of results whole or not at all."""
+    """Write a result file atomically."""
     write_csv(path, result.header["columns"], result.rows, f"{HEADER}{json.dumps(result.header, sort_keys=True)}\n")
 
 
 def copy_results(folder: RunFolder, row: Mapping[str, Any], target: Path) -> list[Path]:
-    """Copy the complete results of a run folder to the folder `target`; returns the copies.
+    """Copy the complete results of a run folder to the folder `target`; returns the paths of the copies.
 
     Args:
-        folder: of a finished run.
-        row: its row in runs.csv, which names the copies: SCALE-HASH-SEED-KIND-DIGEST.csv.
-        target: where to.
+        folder: folder of a finished run.
+        row: row of the run in runs.csv, for the names of the copies: SCALE-HASH-SEED-KIND-DIGEST.csv.
+        target: destination folder.
     """
     copies = []
     for path in sorted(folder.analyses.glob("*.csv")):
@@ -84,7 +84,7 @@ def copy_results(folder: RunFolder, row: Mapping[str, Any], target: Path) -> lis
 
 
 def run_name(row: Mapping[str, Any]) -> str:
-    """What the files of a run begin with, from its row in runs.csv.
+    """Prefix of the file names of a run, from its row in runs.csv.
 
     >>> run_name({"scale": "mini", "hash": "0123456789", "seed": 2})
     'mini-0123456789-2'
@@ -93,5 +93,5 @@ def run_name(row: Mapping[str, Any]) -> str:
 
 
 def collected(folder: Path, row: Mapping[str, Any]) -> list[Result]:
-    """The results of a run that were collected in a folder; those of several runs are with the last of these."""
+    """The collected results of a run; a result about several runs belongs to the last of them."""
     return [read_result(path) for path in sorted(folder.glob(f"{run_name(row)}-*.csv"))]

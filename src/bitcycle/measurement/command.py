@@ -1,4 +1,4 @@
-"""The command line of an analysis: run folders, its options, and where the data lie."""
+"""The command line of an analysis: run folders, options, and data root."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ USER_ERRORS = (RunError, DataError, SettingError)
 
 
 def parser(kind: type[AnalysisOptions], description: str) -> argparse.ArgumentParser:
-    """The command line of a kind of analysis: one option for each of its settings."""
+    """The argument parser of a kind of analysis, with one option for each of its settings."""
     form = argparse.RawDescriptionHelpFormatter
     made = argparse.ArgumentParser(prog=f"bitcycle {kind.kind}", description=description, formatter_class=form)
-    help = "folder of a finished run, whose name ends with seed=N; with @PHASE the weights that the phase after it began from"
+    help = "folder of a finished run, ending in seed=N; with @PHASE, the weights from which the next phase started"
     made.add_argument("networks", nargs=kind.networks, metavar="RUN_FOLDER[@PHASE]", help=help)
     for field in dataclasses.fields(kind):
         choices = field.metadata.get("choices")
@@ -32,20 +32,20 @@ def parser(kind: type[AnalysisOptions], description: str) -> argparse.ArgumentPa
 
 
 def read_options(kind: type[AnalysisOptions], given: dict[str, Any]) -> AnalysisOptions:
-    """Options from words of a command line or values of a sweep file.
+    """Read options from strings of a command line or values of a sweep file.
 
     Raises:
-        SettingError: for a value that an option cannot have.
+        SettingError: for an unknown option or an invalid value.
     """
     types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
     if strangers := [name for name in given if name not in types]:
-        problem = f"analysis={kind.kind} has no such option"
+        problem = f"is not an option of analysis={kind.kind}"
         raise SettingError(strangers[0], given[strangers[0]], problem, nearest(strangers[0], types))
     return kind(**{name: _value(value, types[name]) for name, value in given.items()})
 
 
 def _value(given: Any, declared: str) -> Any:
-    """A value of a type: null, a list as a,b or [a,b], a number, or text."""
+    """Convert a value to the declared type: null, a list written as a,b or [a,b], a number, or text."""
     if given is None or given == "null":
         return None
     if "list" in declared:
@@ -61,7 +61,7 @@ def _value(given: Any, declared: str) -> Any:
 
 
 def run_command(kind: type[AnalysisOptions], description: str | None, arguments: Sequence[str] | None = None) -> int:
-    """Run the command line of a kind of analysis and return its exit code."""
+    """Run the command of a kind of analysis and return its exit code."""
     given = vars(parser(kind, description or "").parse_args(arguments))
     networks, data_root = given.pop("networks"), given.pop("data_root")
 
@@ -75,17 +75,17 @@ def run_command(kind: type[AnalysisOptions], description: str | None, arguments:
 
 
 def guarded(command: Callable[[], int]) -> int:
-    """Run a command; errors that a user can act on become a message and an exit code."""
+    """Run a command; errors that the user can fix are reported as a message and an exit code."""
     try:
         return command()
     except USER_ERRORS as error:
         print(error, file=sys.stderr)
         return exit_code(error)
     except KeyboardInterrupt:
-        print("interrupted; what is done is stored, and the same command goes on", file=sys.stderr)
+        print("interrupted: finished parts are stored; run the same command again to continue", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 
 def exit_code(error: Exception) -> int:
-    """The exit code of an error that a user can act on."""
+    """The exit code of an error that the user can fix."""
     return error.exit_code if isinstance(error, (DataError, RunError)) else EXIT_WRONG_CONFIGURATION

@@ -1,22 +1,23 @@
-"""How well a trained network classifies corrupted test images: `python -m bitcycle.measurement.corruption RUN_FOLDER[@PHASE]`.
+"""Accuracy of a network on corrupted test images: `python -m bitcycle.measurement.corruption RUN_FOLDER[@PHASE]`.
 
-One row for the images as they are, and one for each corruption and severity; the papers' number is the mean over the latter. With
-`folder` the images are read from class folders FOLDER/CORRUPTION/SEVERITY/CLASS/, the layout of the published ImageNet-C;
-otherwise the test images are corrupted here. The noise follows from (seed, corruption, severity). s is the value of a severity,
-pixels p lie in [0, 1]:
+The result has one row for the clean images and one for each corruption and severity; the papers report the mean over
+the latter. With `folder`, the images are read from class folders FOLDER/CORRUPTION/SEVERITY/CLASS/, the layout of the
+published ImageNet-C; otherwise the test images are corrupted here, with noise derived from (seed, corruption,
+severity). For a severity with parameter s and pixels p in [0, 1]:
 
-| corruption | p becomes, before it is clipped |
+| corruption | p becomes, before clipping |
 |---|---|
-| gaussian_noise | p + s n, n normal |
+| gaussian_noise | p + s n, n standard normal |
 | shot_noise | Poisson(s p) / s |
-| impulse_noise | 0 or 1 each with probability s / 2, in each channel apart |
-| gaussian_blur | a Gaussian mean of width s (image side / 32) pixels, the border continued |
+| impulse_noise | 0 or 1, each with probability s / 2, independently for each channel |
+| gaussian_blur | Gaussian blur with standard deviation s (image width / 32) pixels and replicated border |
 | brightness | p + s |
-| contrast | mean + s (p - mean), the mean of each image and channel |
+| contrast | mean + s (p - mean), with the mean of each image and channel |
 | pixelate | means over tiles of about 1 / s pixels |
 
-Kinds and five severities are those of Hendrycks and Dietterich 2019; code and values are ours, for small images. Results with
-them are none of ImageNet-C. HLHLp, appendix D, tests on ImageNet-C; which of its corruptions is not known.
+The corruptions and the five severities follow Hendrycks and Dietterich 2019; code and parameters are ours, for small
+images, so the results are not ImageNet-C results. HLHLp, appendix D, tests on ImageNet-C; which of its corruptions is
+not known.
 """
 
 from __future__ import annotations
@@ -85,11 +86,11 @@ CORRUPTIONS: dict[str, tuple[Corrupt, tuple[float, ...]]] = {
     "contrast": (_contrast, (0.6, 0.45, 0.3, 0.2, 0.1)),
     "pixelate": (_pixelate, (0.75, 0.5, 0.38, 0.25, 0.19)),
 }
-"""Name -> what becomes of pixels, and s of the severities 1 to 5."""
+"""Name -> function of the pixels, and its parameter s for the severities 1 to 5."""
 
 
 def corrupt(images: Tensor, name: str, severity: int, generator: torch.Generator) -> Tensor:
-    """Bytes [N, H, W, C] with a corruption of `CORRUPTIONS` at a severity from 1 to 5.
+    """Apply a corruption of `CORRUPTIONS` at a severity from 1 to 5 to uint8 images [N, H, W, C].
 
     >>> grey = torch.full((1, 2, 2, 1), 51, dtype=torch.uint8)
     >>> corrupt(grey, "brightness", 2, torch.Generator()).unique().tolist()  # 0.2 + 0.2 of 255
@@ -107,29 +108,29 @@ class CorruptionOptions(AnalysisOptions):
 
     kind = "corruption"
 
-    corruptions: Optional[list[str]] = setting(None, "their names; null: all, of the folder or of ours")
+    corruptions: Optional[list[str]] = setting(None, "names of corruptions; null: all of the folder, or all of ours")
     severities: list[int] = setting([1, 2, 3, 4, 5], "severities", minimum=1, maximum=5)
     folder: Optional[str] = setting(
-        None, "corrupted images, absolute or below data_root, as FOLDER/CORRUPTION/SEVERITY/CLASS/; null: made here"
+        None, "corrupted images FOLDER/CORRUPTION/SEVERITY/CLASS/, absolute or relative to data_root; null: ours"
     )
-    samples: Optional[int] = setting(None, "so many test images of a fixed random order; null: all", minimum=1)
-    seed: int = setting(0, "of what is made here", minimum=0)
+    samples: Optional[int] = setting(None, "number of test images, taken in a fixed random order; null: all", minimum=1)
+    seed: int = setting(0, "seed of the noise in our corruptions", minimum=0)
 
     def validate(self) -> None:
         for name in self.corruptions or ():
             if self.folder is None and name not in CORRUPTIONS:
-                raise SettingError("corruptions", name, "is not one of ours", nearest(name, CORRUPTIONS))
+                raise SettingError("corruptions", name, "is not a corruption", nearest(name, CORRUPTIONS))
 
     def prepare(self, runs: Sequence[FinishedRun], device: torch.device) -> Corruption:
         return Corruption(self, runs[0], device)
 
 
 class Corruption(Analysis):
-    """The test of one network; a unit is a corruption at a severity, the first one the images as they are.
+    """The test of one network; a unit is a corruption at a severity, and the first unit the clean images.
 
     Raises:
-        RunError: if the test images do not fit into memory, and no folder of corrupted ones is given.
-        DataError: if that folder is missing or lacks what is asked for.
+        RunError: if no folder is given and the dataset is too large to be corrupted in memory.
+        DataError: if the folder is missing or incomplete.
     """
 
     columns = ("corruption", "severity", "loss", "error_percent")
@@ -140,8 +141,8 @@ class Corruption(Analysis):
         self.clean = self.measure.images
         self.folder = None if options.folder is None else run.plan.config.data_folder / options.folder
         if self.folder is None and type(self.clean) is not Images:
-            problem = f"corruption: the images of {run.plan.config.dataset.name} are too many to be corrupted here"
-            raise RunError(f"{problem}. Remedy: give folder=PATH with the published corrupted images.")
+            problem = f"dataset={run.plan.config.dataset.name}: too large to be corrupted in memory"
+            raise RunError(f"{problem}. Remedy: set folder=PATH to the published corrupted images.")
         names = options.corruptions or (list(CORRUPTIONS) if self.folder is None else _names(self.folder))
         self.conditions = [(CLEAN, 0), *((name, severity) for name in names for severity in options.severities)]
         self.units = len(self.conditions)
@@ -166,7 +167,7 @@ class Corruption(Analysis):
         classes = int(self.clean.labels.max()) + 1
         encoded = read_class_folders(folder)
         if len(encoded.class_names) != classes:
-            raise DataError(f"{folder} does not have the {classes} class folders that the network knows; complete it")
+            raise DataError(f"{folder} does not have the network's {classes} class folders; add the missing ones")
         framing, workers = Framing(size, size), min(8, os.cpu_count() or 1)
         return replace(encoded, channels=channels, framing=framing, workers=workers)
 
@@ -174,7 +175,7 @@ class Corruption(Analysis):
 def _names(folder: Path) -> list[str]:
     names = sorted(sub.name for sub in folder.iterdir() if sub.is_dir()) if folder.is_dir() else []
     if not names:
-        raise DataError(f"there are no corrupted images in {folder}; get ImageNet-C, or set folder to where it lies")
+        raise DataError(f"no corrupted images in {folder}; download ImageNet-C, or set folder to its path")
     return names
 
 

@@ -1,4 +1,4 @@
-"""A finished run, as its folder says: its configuration, and its trained network at the bits of its last evaluation."""
+"""A finished run, loaded from its folder: configuration and trained network at the precision of the last evaluation."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class FinishedRun:
     """A run that is done.
 
     Attributes:
-        folder: where it lies.
-        plan: what it ran.
-        model: the trained network in evaluation mode, on the CPU, at `precision`.
-        precision: bits of its last evaluation, or of the phase that it was loaded at the end of.
+        folder: run folder.
+        plan: plan of the run.
+        model: trained network in evaluation mode, on the CPU, at `precision`.
+        precision: precision of the last evaluation or, for a network from the end of a phase, of that phase.
     """
 
     folder: RunFolder
@@ -44,21 +44,21 @@ class FinishedRun:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """Its training and evaluation records, in order."""
+        """Training and evaluation records, in order."""
         return read_records(self.folder.metrics)
 
     @property
     def subject(self) -> dict[str, Any]:
-        """Its data and network."""
+        """Names of dataset and network."""
         return {"dataset": self.plan.config.dataset.name, "model": self.plan.config.model.name}
 
     @property
     def bits(self) -> list[int]:
-        """Of weights and activations."""
+        """Bits of weights and activations."""
         return [self.precision.weight, self.precision.activation]
 
     def make_float(self) -> None:
-        """Replace the weights by what the quantizers make of them at `precision`; nothing is quantized from then on."""
+        """Replace the weights by their quantized values at `precision` and disable all quantizers."""
         carry_quantized(self.model)
         self._use(Precision(FLOAT, FLOAT, FLOAT))
 
@@ -67,10 +67,10 @@ class FinishedRun:
 
 
 def read_run_config(folder: RunFolder, data_root: str | None = None) -> RunConfig:
-    """The configuration of a run, as `config.yaml` in its folder says; with another data_root, if given.
+    """Read the configuration of a run from `config.yaml` in its folder, with another `data_root` if given.
 
     Raises:
-        RunError: if it cannot be read, or was written by another version.
+        RunError: if the file cannot be read, or was written by an incompatible version.
     """
     try:
         loaded: Any = OmegaConf.load(folder.config)
@@ -84,21 +84,21 @@ def read_run_config(folder: RunFolder, data_root: str | None = None) -> RunConfi
 
 
 def load_run(path: str | Path, data_root: str | None = None, phase: int | None = None) -> FinishedRun:
-    """A finished run with its trained network.
+    """Load a finished run with its trained network.
 
     Args:
-        path: the run's folder, which ends with seed=N.
-        data_root: where the data lie, if not where they lay.
-        phase: number, from 1 on, of the phase whose result is wanted: the weights that the next one began from. None: the
-            weights at the end of the run.
+        path: run folder, which ends in seed=N.
+        data_root: data root, if it has moved.
+        phase: 1-based number of a phase, to load the weights from which the next phase started; None: the weights at
+            the end of the run.
 
     Raises:
-        RunError: if there is no finished run in the folder, or it did not keep the weights of that phase.
-        DataError: if its data are needed and missing.
+        RunError: if the folder has no finished run, or the weights of the phase were not kept.
+        DataError: if data are needed and missing.
     """
     folder = RunFolder(Path(path))
     if folder.state() != "done":
-        raise RunError(f"{folder.path} holds no finished run; run its command until it is done")
+        raise RunError(f"no finished run in {folder.path}; run its command until it is done")
     plan = make_plan(read_run_config(folder, data_root))
     model = plan.build_model()
     if phase is None:
@@ -110,23 +110,23 @@ def load_run(path: str | Path, data_root: str | None = None, phase: int | None =
         weights, precision = _result_of_phase(folder, phase)
         model.load_state_dict(weights)
     run = FinishedRun(folder, plan, model.eval(), precision)
-    run._use(precision)  # at float bits, too: a new model has others
+    run._use(precision)  # also for float: a new model has another precision
     return run
 
 
 def _result_of_phase(folder: RunFolder, phase: int) -> tuple[dict[str, Any], Precision]:
-    """The weights that the phase after number `phase` began from, and the bits of that phase."""
+    """The weights from which the phase after number `phase` started, and the precision of `phase`."""
     phases = folder.read_summary().get("phases") or []
     if not 1 <= phase < len(phases):
         known = f"1 to {len(phases) - 1}" if len(phases) > 1 else "none"
         raise RunError(
-            f"phase={phase}: {folder.path} keeps no such weights. Remedy: name a phase before the last ({known})."
+            f"phase={phase}: {folder.path} has no weights of this phase. Remedy: use a phase before the last ({known})."
         )
     following = phases[phase]
     if following["start_from"] == "previous" or not folder.checkpoint.candidate(following["from_step"]).exists():
         problem = f"phase={phase}: its weights are not in {folder.checkpoint.folder}"
         raise RunError(
-            f"{problem}; only those that a later phase chose to begin from are kept, by present versions. Remedy: set "
+            f"{problem}; current versions keep only weights selected as the start of a later phase. Remedy: set "
             "schedule.start_from=best for the next phase, or move the folder away and run its command again."
         )
     weights = folder.checkpoint.load_candidate(following["from_step"], torch.device("cpu"))

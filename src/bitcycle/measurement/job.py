@@ -1,7 +1,8 @@
-"""Analyses of finished networks, unit by unit: each finished unit is stored, so that the same command goes on where it was.
+"""Analyses of trained networks, computed in units. Each finished unit is stored, so an interrupted command can resume.
 
-The result is a CSV file below `analyses/` in the run folder, its first line `# {...}`: what was computed, of which runs, with
-which options and versions, and how many units are done. It has no dates: equal analyses are equal files, interrupted or not.
+The result is a CSV file in the run folder's `analyses/`. Its first line `# {...}` records kind, runs, options,
+versions, and the number of finished units. It contains no dates, so that equal analyses have identical files,
+interrupted or not.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from bitcycle.training.run import set_up_torch
 from bitcycle.training.run_folder import RunFolder
 
 IDENTITY = ("scale", "hash", "seed")
-"""What names a run in its summary and in runs.csv."""
+"""Fields that identify a run in its summary and in runs.csv."""
 
 
 class Analysis:
-    """An analysis that is ready to compute.
+    """An analysis that is ready to be computed.
 
     Attributes:
-        columns: of its rows.
-        units: how many units it has; each is computed, and stored, as one.
-        facts: what holds for all rows, as plain values.
+        columns: names of the columns.
+        units: number of units; each is computed and stored as a whole.
+        facts: plain values that hold for all rows.
     """
 
     columns: tuple[str, ...]
@@ -43,20 +44,20 @@ class Analysis:
     facts: dict[str, Any]
 
     def rows(self, unit: int) -> list[Row]:
-        """The rows of a unit; depends on nothing but its number."""
+        """The rows of a unit; they depend only on its number."""
         raise NotImplementedError
 
 
 @dataclass
 class AnalysisOptions(Settings):
-    """Options of a kind of analysis; every one of them can change its numbers."""
+    """Options of a kind of analysis; every option can change the result."""
 
     kind: ClassVar[str]
     networks: ClassVar[int] = 1
-    """How many networks it is an analysis of."""
+    """Number of networks per analysis."""
 
     def prepare(self, runs: Sequence[FinishedRun], device: torch.device) -> Analysis:
-        """The analysis of some networks, which it may change, on a device.
+        """Prepare the analysis of some networks on a device; the networks may be modified.
 
         Raises:
             RunError: for networks that it cannot analyse.
@@ -67,14 +68,14 @@ class AnalysisOptions(Settings):
 
 @dataclass(frozen=True)
 class Network:
-    """A trained network: a run folder, and the phase at whose end it stood; None: at the end of the run."""
+    """A trained network: a run folder and a phase, whose final weights are used; None: the end of the run."""
 
     folder: RunFolder
     phase: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> Network:
-        """FOLDER or FOLDER@PHASE, as on the command line.
+        """Parse FOLDER or FOLDER@PHASE of a command line.
 
         >>> Network.parse("runs/seed=0@2").phase, Network.parse("runs/seed=0").phase
         (2, None)
@@ -91,13 +92,13 @@ class Network:
         """
         summary = self.folder.read_summary()
         if self.folder.state() != "done":
-            raise RunError(f"{self.folder.path} holds no finished run; run its command until it is done")
+            raise RunError(f"no finished run in {self.folder.path}; run its command until it is done")
         return {**{name: summary[name] for name in IDENTITY}, "phase": self.phase}
 
 
 @dataclass(frozen=True)
 class Job:
-    """One analysis of given networks with given options; its result lies in the folder of the last of them."""
+    """One analysis of given networks with given options; its result is stored in the run folder of the last network."""
 
     options: AnalysisOptions
     networks: tuple[Network, ...]
@@ -105,19 +106,19 @@ class Job:
 
     @property
     def description(self) -> Row:
-        """What names the job: kind, options and runs."""
+        """Identity of the job: kind, options and runs."""
         runs = [network.identity for network in self.networks]
         return {"kind": self.options.kind, "options": asdict(self.options), "runs": runs}
 
     @property
     def path(self) -> Path:
-        """The file of its result."""
+        """Path of the result file."""
         text = json.dumps(self.description, sort_keys=True)
         name = f"{self.options.kind}-{hashlib.sha256(text.encode()).hexdigest()[:10]}.csv"
         return self.networks[-1].folder.analyses / name
 
     def run(self) -> Result:
-        """Compute the units that are missing, with a progress bar; returns the whole result.
+        """Compute the missing units, with a progress bar; returns the whole result.
 
         Raises:
             RunError: if a run is not finished or cannot be analysed.
@@ -151,5 +152,5 @@ def _made_with(device: torch.device) -> Row:
 
 
 def rounded(value: float) -> str:
-    """A number as it stands in the files: seven digits, which float32 has."""
+    """Format a number as in the result files: with seven significant digits, about float32 precision."""
     return f"{value:.7g}"

@@ -1,4 +1,4 @@
-"""Loss and error of a network on fixed images, on the device that it lies on."""
+"""Loss and error of a network on fixed images, on the network's device."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from bitcycle.task import ClassificationOptions, StepOutput, Task
 
 
 class Measurement:
-    """The images of a split, without augmentation, and what is measured of a network in evaluation mode on them.
+    """Measures networks in evaluation mode on the images of a split, without augmentation.
 
     Args:
-        run: whose data they are.
+        run: run whose dataset is used.
         split: train or test.
-        samples: so many images of a fixed random order; None: all.
-        device: where they are evaluated.
+        samples: number of images, taken in a fixed random order; None: all.
+        device: device of the evaluation.
 
     Raises:
-        RunError: if the run learned something else than to classify images.
+        RunError: if the task of the run is not image classification.
         DataError: if the images are missing.
     """
 
@@ -35,20 +35,20 @@ class Measurement:
         config = run.plan.config
         if not isinstance(config.dataset, ImageDatasetOptions) or not isinstance(config.task, ClassificationOptions):
             raise RunError(
-                f"{run.folder.path} has learned task={config.task.name}; this analysis needs classified images"
+                f"task={config.task.name}: {run.folder.path} did not classify images. Remedy: choose another run"
             )
         train, test, _ = config.dataset.load(config.data_folder, config.seed)
         self.options, self.device, self.batch_size = config.dataset, device, config.task.evaluation_batch_size
         self.use(first_images(train if split == "train" else test, samples))
 
     def use(self, images: Images) -> None:
-        """Measure on other images from now on."""
+        """Use other images from now on."""
         self.images = images
         self.batches = ImageBatches(images, self.options, self.batch_size, 0, self.device)
 
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> tuple[float, float]:
-        """Mean cross-entropy, and error in percent; added up on the device, so that the host waits once."""
+        """Mean cross-entropy, and error in percent, summed on the device to synchronize only once."""
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         for batch in self.batches:
             logits = model(batch.inputs)
@@ -58,7 +58,7 @@ class Measurement:
         return loss, 100 * errors
 
     def loss_and_gradient(self, model: nn.Module, parameters: list[nn.Parameter]) -> tuple[float, list[Tensor]]:
-        """Mean cross-entropy and its gradient by some parameters."""
+        """Mean cross-entropy and its gradient with respect to some parameters."""
         total, gradients = 0.0, [torch.zeros_like(parameter) for parameter in parameters]
         for batch in self.batches:
             loss = F.cross_entropy(model(batch.inputs), batch.targets, reduction="sum") / len(self.images)
@@ -77,7 +77,7 @@ class Measurement:
 
 
 class _Forward(Task):
-    """A task that only looks: what `estimate_statistics` needs of one."""
+    """A task for `estimate_statistics` that only runs the forward pass."""
 
     def batches(self, step: int) -> Iterator[Batch]:
         raise NotImplementedError
@@ -88,13 +88,13 @@ class _Forward(Task):
 
 
 def flatten(tensors: Iterable[Tensor]) -> Tensor:
-    """Tensors of any memory format as one vector."""
+    """Concatenate tensors of any memory format to a vector."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
 @torch.no_grad()
 def assign(vector: Tensor, tensors: Iterable[Tensor]) -> None:
-    """Put the numbers of a vector into tensors, as `flatten` would take them out."""
+    """Copy a vector into tensors; the inverse of `flatten`."""
     first = 0
     for tensor in tensors:
         tensor.copy_(vector[first : first + tensor.numel()].view(tensor.shape))

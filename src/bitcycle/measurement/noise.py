@@ -1,23 +1,23 @@
-"""How well a trained network still recognises speech when there is noise: `python -m bitcycle.measurement.noise RUN_FOLDER`.
+"""Error rates of a trained speech recognizer on noisy recordings: `python -m bitcycle.measurement.noise RUN_FOLDER`.
 
-Each recording x of the test split gets noise n of its own, which follows from (seed, noise, number of the recording), at each
-ratio of signal to noise; features are recomputed:
+For each signal-to-noise ratio (SNR), each recording x of the test split is mixed with noise n derived from (seed,
+noise, number of the recording), and its features are recomputed:
 
     y = x + n sqrt( P_x / (P_n 10^(SNR / 10)) ),   P = mean square over the recording, SNR in dB
 
 | noise | n |
 |---|---|
-| white | normal, independent samples |
-| pink | white, its amplitudes divided by sqrt(frequency): 3 dB less for each octave |
-| babble | the sum of eight recordings of speech of equal power, each repeated from a random place on |
-| speech_shaped | white with the mean amplitudes of recordings of speech |
+| white | independent normal samples |
+| pink | white noise with amplitudes divided by sqrt(frequency): -3 dB per octave |
+| babble | sum of eight speech recordings of equal power, each repeated, with a random start |
+| speech_shaped | white noise with the average power spectrum of speech recordings |
 | modulated | speech_shaped times 1 + sin(2 pi 2 Hz t + phase) |
 | hum | 50 Hz and its first nine overtones, amplitudes 1 / k, random phases |
-| a folder of recordings | a random piece of a random one, repeated where it is too short |
+| a folder of recordings | random excerpt of a random recording, repeated if it is too short |
 
-There is a row for the recordings as they are, and one for each noise and ratio; the papers' number is the mean over the latter.
-HLHLp tests on Aurora-4 (section 4.3, table 5), which mixes recordings of car, babble, restaurant, street, airport and train into
-WSJ: noises and ratios are ours, and the numbers are none of Aurora-4.
+The result has one row for the clean recordings and one for each noise and SNR; the papers report the mean over the
+latter. HLHLp tests on Aurora-4 (section 4.3, table 5), which adds recorded car, babble, restaurant, street, airport and
+train noise to WSJ. Noises and SNRs here are ours, so the results are not Aurora-4 results.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ Noise = Callable[[int, torch.Generator], Tensor]
 """(samples, generator) -> noise [samples]."""
 NAMES = ("white", "pink", "babble", "speech_shaped", "modulated", "hum")
 DRAWN_PER_NOISE = 200
-"""Recordings of the training split that babble and speech-shaped noise are made of."""
+"""Number of training recordings from which babble and speech-shaped noise are made."""
 TALKERS = 8
 SUFFIXES = {".wav", ".flac", ".sph", ".wv1", ".wv2", ".ogg"}
 SPECTRUM_SIZE = 512
 
 
 def mix(signal: Tensor, noise: Tensor, snr_db: float) -> Tensor:
-    """Signal and noise [S] at `snr_db`; float64 inside.
+    """Mix signal and noise [S] at a signal-to-noise ratio of `snr_db`, in float64; a silent signal stays silent.
 
     Raises:
-        ValueError: for noise without power. A silent signal stays silent.
+        ValueError: if the noise is silent.
 
     >>> mixed = mix(torch.tensor([1.0, -1.0]), torch.tensor([3.0, 3.0]), snr_db=0)
     >>> mixed.tolist()
@@ -66,7 +66,7 @@ def mix(signal: Tensor, noise: Tensor, snr_db: float) -> Tensor:
     x, n = signal.double(), noise.double()
     signal_power, noise_power = x.square().mean(), n.square().mean()
     if noise_power == 0:
-        raise ValueError("the noise is silent: no factor brings it to a ratio of signal to noise")
+        raise ValueError("the noise is silent: it cannot be scaled to a signal-to-noise ratio")
     return (x + n * (signal_power / (noise_power * 10 ** (snr_db / 10))).sqrt()).to(signal.dtype)
 
 
@@ -74,9 +74,9 @@ def make_noise(name: str, sampling_rate: int, speech: Sequence[Tensor]) -> Noise
     """The noise `name`: one of `NAMES`, or a folder of recordings at `sampling_rate`.
 
     Args:
-        name: of the noise.
-        sampling_rate: samples a second.
-        speech: recordings (of the training split) that babble and speech-shaped noise are made of.
+        name: name of the noise.
+        sampling_rate: samples per second.
+        speech: recordings, of the training split, from which babble and speech-shaped noise are made.
 
     Raises:
         DataError: for a folder without recordings, or an unknown name.
@@ -97,7 +97,7 @@ def _white(samples: int, generator: torch.Generator) -> Tensor:
 
 
 def _shaped(samples: int, generator: torch.Generator, amplitude: Callable[[Tensor], Tensor]) -> Tensor:
-    """White noise times an amplitude of the frequencies, given as a share of the sampling rate."""
+    """White noise filtered with an amplitude response; frequencies are fractions of the sampling rate."""
     spectrum = torch.fft.rfft(_white(samples, generator))
     frequencies = torch.arange(len(spectrum), dtype=torch.float64) / samples
     found: Tensor = torch.fft.irfft(spectrum * amplitude(frequencies), samples)
@@ -105,7 +105,7 @@ def _shaped(samples: int, generator: torch.Generator, amplitude: Callable[[Tenso
 
 
 def _pink(samples: int, generator: torch.Generator) -> Tensor:
-    if samples == 1:  # nothing but a constant part
+    if samples == 1:  # only the frequency 0
         return _white(samples, generator)
     return _shaped(samples, generator, lambda frequencies: torch.where(frequencies > 0, frequencies, math.inf).rsqrt())
 
@@ -139,7 +139,7 @@ def _modulated(noise: Noise, sampling_rate: int, frequency: float = 2.0) -> Nois
 
 
 def _hum(sampling_rate: int, frequency: float = 50.0) -> Noise:
-    """Mains hum: the frequency and its overtones below half the sampling rate."""
+    """Mains hum: the frequency and its overtones below the Nyquist frequency."""
     step, overtones = 2 * math.pi * frequency / sampling_rate, range(1, 11)
 
     def hum(samples: int, generator: torch.Generator) -> Tensor:
@@ -180,22 +180,22 @@ def _folder(folder: Path, sampling_rate: int) -> Noise:
 
 
 def _draw(count: int, generator: torch.Generator) -> int:
-    """One of 0 .. count-1."""
+    """A random integer in 0, ..., count - 1."""
     return int(torch.randint(count, (), generator=generator))
 
 
 @dataclass
 class NoiseOptions(AnalysisOptions):
-    """Options of a test with noise."""
+    """Options of a noise test."""
 
     kind = "noise"
 
-    noises: list[str] = setting(list(NAMES), f"of {', '.join(NAMES)}, or folders of recordings; []: clean only")
+    noises: list[str] = setting(list(NAMES), f"{', '.join(NAMES)}, or folders of recordings; []: clean only")
     snr: list[str] = setting(
-        ["5:15"], "dB, as 10, or 5:15 for one drawn for each recording (Aurora-4's range, recalled)"
+        ["5:15"], "SNR in dB: 10, or 5:15 to draw it for each recording (Aurora-4's range, from memory)"
     )
-    seed: int = setting(0, "of the noise", minimum=0)
-    decoder: Optional[str] = setting(None, "for words: greedy or prefix; null: the run's", choices=("greedy", "prefix"))
+    seed: int = setting(0, "seed of the noise", minimum=0)
+    decoder: Optional[str] = setting(None, "decoder of words; null: the run's", choices=("greedy", "prefix"))
 
     def validate(self) -> None:
         for ratio in self.snr:
@@ -206,14 +206,14 @@ class NoiseOptions(AnalysisOptions):
 
 
 class NoiseTest(Analysis):
-    """The test of one run; a unit is a noise at a ratio, the first one the recordings as they are.
+    """The test of one run; a unit is a noise at an SNR, and the first unit the clean recordings.
 
     Args:
-        run: a finished run of speech recognition.
-        options: noises, ratios, seed and decoder.
+        run: finished run of speech recognition.
+        options: noises, SNRs, seed and decoder.
 
     Raises:
-        RunError: if the run learned something else.
+        RunError: if the task of the run is not speech recognition.
         DataError: if recordings are missing, or a noise is unknown.
     """
 
@@ -222,7 +222,8 @@ class NoiseTest(Analysis):
     def __init__(self, run: FinishedRun, options: NoiseOptions | None = None) -> None:
         config, options = run.plan.config, options or NoiseOptions()
         if not isinstance(config.dataset, SpeechDatasetOptions):
-            raise RunError(f"{run.folder.path} has learned from {config.dataset.name}, which holds no speech")
+            problem = f"dataset={config.dataset.name}: {run.folder.path} did not recognize speech"
+            raise RunError(f"{problem}. Remedy: choose another run")
         self.run, self.dataset, self.seed = run, config.dataset, options.seed
         splits = self.dataset.load(config.data_folder, config.seed)
         self.alphabet = self.dataset.alphabet(config.data_folder)
@@ -247,7 +248,7 @@ class NoiseTest(Analysis):
         return [{"noise": name, "snr_db": snr, "cer_percent": rates["test_cer"], "wer_percent": rates["test_wer"]}]
 
     def noisy(self, name: str, noise: Noise, snr_db: tuple[float, float]) -> Iterator[Tensor]:
-        """The test recordings with noise, at a ratio between two bounds that is drawn for each."""
+        """The test recordings with noise, each at an SNR drawn uniformly between two bounds."""
         low, high = snr_db
         for number, waveform in enumerate(self.waveforms):
             generator = torch.Generator().manual_seed(derive(self.seed, "noise", name, number))
@@ -255,7 +256,7 @@ class NoiseTest(Analysis):
             yield mix(waveform, noise(len(waveform), generator), ratio)
 
     def measure(self, waveforms: Iterator[Tensor] | Sequence[Tensor]) -> dict[str, float]:
-        """`test_cer` and `test_wer` in percent of the test recordings, given as waveforms."""
+        """`test_cer` and `test_wer` in percent for waveforms of the test recordings."""
         log_mel = self.dataset.log_mel
         texts = [recording.transcript for recording in self.recordings]
         utterances = Utterances([log_mel(waveform) for waveform in waveforms], texts, self.alphabet)
@@ -263,10 +264,10 @@ class NoiseTest(Analysis):
 
 
 def read_snr(text: str) -> tuple[float, float]:
-    """The bounds of a ratio in dB.
+    """Parse an SNR in dB; returns lower and upper bound.
 
     Raises:
-        SettingError (a ValueError): if it is none.
+        SettingError: if the text is not an SNR.
 
     >>> read_snr("10"), read_snr("5:15")
     ((10.0, 10.0), (5.0, 15.0))
@@ -275,9 +276,9 @@ def read_snr(text: str) -> tuple[float, float]:
     try:
         bounds = float(low), float(high or low)
     except ValueError:
-        raise SettingError("snr", text, "is no ratio in dB", "write 10, or 5:15 for ratios drawn in between") from None
+        raise SettingError("snr", text, "is not an SNR in dB", "write 10, or 5:15 for random SNRs in between") from None
     if bounds[0] > bounds[1]:
-        raise SettingError("snr", text, "has its bounds the wrong way round", f"write {high}:{low}")
+        raise SettingError("snr", text, "has its bounds in the wrong order", f"write {high}:{low}")
     return bounds
 
 

@@ -1,15 +1,15 @@
-"""The plane through three trained networks: `python -m bitcycle.measurement.plane RUN_FOLDER RUN_FOLDER RUN_FOLDER[@PHASE]`.
+"""The plane through three networks: `python -m bitcycle.measurement.plane RUN_FOLDER RUN_FOLDER RUN_FOLDER[@PHASE]`.
 
-    u = (w2 - w1) / ||w2 - w1||,   v = (w3 - w1) - <w3 - w1, u> u,  divided by its length        (Gram-Schmidt)
+    u = (w2 - w1) / ||w2 - w1||,   v = v' / ||v'||,   v' = (w3 - w1) - <w3 - w1, u> u        (Gram-Schmidt)
     dx = ||w2 - w1||,   dy = <w3 - w1, v>,   P(i, j) = w1 + i dx u + j dy v
 
-for i and j from -margin to 1 + margin. The networks lie at (0, 0), (dx, 0) and (<w3 - w1, u>, dy); each is a row of its own,
-too, as the grid need not meet them. Weights with few bits count as plain numbers: what the quantizers make of them is put
-together, and nothing is quantized on the plane. Running statistics of batch norm are re-estimated at each point, on training
-images.
+for i and j from -margin to 1 + margin. The networks lie at (0, 0), (dx, 0) and (<w3 - w1, u>, dy). Each also has a row,
+as the grid may not include it. The plane is spanned by the quantized weights of the networks, and its points are not
+quantized. Running statistics of batch norm are re-estimated at each point, on training images.
 
-Source: Garipov et al. 2018, section A.1 and their released code, which HLHLp follows in figure 1 without saying more: its w1 is
-the float network. Differs from that code in that batch norm sees images without augmentation, so that their order is nothing.
+Source: Garipov et al. 2018, section A.1 and their released code, which HLHLp follows in figure 1 without further
+details; its w1 is the float network. Unlike in that code, batch norm sees images without augmentation, so that their
+order has no effect.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class PlaneOptions(AnalysisOptions):
     kind = "plane"
     networks = 3
 
-    points: int = setting(21, "points of each axis", minimum=2)
-    margin: float = setting(0.2, "how far the grid goes beyond the networks, as a share of their distance", minimum=0)
-    split: str = setting("test", "images: test, or train without augmentation", choices=("train", "test"))
-    samples: Optional[int] = setting(None, "so many images of a fixed random order; null: all", minimum=1)
+    points: int = setting(21, "grid points per axis", minimum=2)
+    margin: float = setting(0.2, "extent of the grid beyond the networks, relative to dx and dy", minimum=0)
+    split: str = setting("test", "images; train: without augmentation", choices=("train", "test"))
+    samples: Optional[int] = setting(None, "number of images, taken in a fixed random order; null: all", minimum=1)
     batch_norm_samples: Optional[int] = setting(
-        5000, "training images for the statistics of batch norm at each point; null: all", minimum=1
+        5000, "number of training images for batch-norm statistics at each point; null: all", minimum=1
     )
 
     def prepare(self, runs: Sequence[FinishedRun], device: torch.device) -> Plane:
@@ -56,7 +56,7 @@ class Basis(NamedTuple):
 
     Attributes:
         origin, u, v: float64 vectors.
-        places: coordinates of the three.
+        places: coordinates of the three vectors.
     """
 
     origin: Tensor
@@ -65,7 +65,7 @@ class Basis(NamedTuple):
     places: tuple[tuple[float, float], tuple[float, float], tuple[float, float]]
 
     def at(self, x: float, y: float) -> Tensor:
-        """The vector at some coordinates."""
+        """The vector at the coordinates (x, y)."""
         return self.origin + x * self.u + y * self.v
 
 
@@ -73,7 +73,7 @@ def plane_through(first: Tensor, second: Tensor, third: Tensor) -> Basis:
     """The plane through three vectors, in float64.
 
     Raises:
-        RunError: if they lie on a line.
+        RunError: if the vectors lie on a line.
     """
     one, two, three = (vector.double() for vector in (first, second, third))
     u, third_side = two - one, three - one
@@ -81,18 +81,18 @@ def plane_through(first: Tensor, second: Tensor, third: Tensor) -> Basis:
     u = u / max(dx, torch.finfo(torch.float64).tiny)
     along = float(third_side @ u)
     v = third_side - along * u
-    v = v - (v @ u) * u  # once more: the first time leaves a rounding error as large as the part along u allows
+    v = v - (v @ u) * u  # again, to remove the rounding error of the first projection
     dy = float(v.norm())
     if min(dx, dy) <= 1e-9 * float(third_side.norm()) or dx == 0:
-        raise RunError("the three networks lie on a line, so there is no plane through them; give three different ones")
+        raise RunError("the three networks lie on a line and define no plane; give three different networks")
     return Basis(one, u, v / dy, ((0.0, 0.0), (dx, 0.0), (along, dy)))
 
 
 class Plane(Analysis):
-    """The plane through three networks of one architecture; the first unit is the networks, then come the rows of the grid.
+    """The plane through three networks of one architecture; the first unit is the networks, the others are grid rows.
 
     Raises:
-        RunError: if the networks differ in their parameters or in their data, or lie on a line.
+        RunError: if the networks differ in parameters or dataset, or lie on a line.
     """
 
     columns = ("network", "x", "y", "loss", "error_percent")
@@ -104,7 +104,7 @@ class Plane(Analysis):
         shapes = [[(n, tuple(p.shape)) for n, p in run.model.named_parameters() if _is_shared(n)] for run in runs]
         names = ["{model} on {dataset}".format(**run.subject) for run in runs]
         if len(set(names)) > 1 or any(shape != shapes[0] for shape in shapes):
-            raise RunError(f"there is no plane through networks that differ in kind or data: {'; '.join(names)}")
+            raise RunError(f"the three networks must have the same model and dataset; given: {'; '.join(names)}")
         self.measure = Measurement(runs[-1], options.split, options.samples, device)
         self.training = Measurement(runs[-1], "train", options.batch_norm_samples, device)
         self.model = channels_last(runs[0].model, device)
@@ -124,13 +124,13 @@ class Plane(Analysis):
         return [self.point(self.share(index) * dx, y) for index in range(self.options.points)]
 
     def share(self, index: int) -> float:
-        """Where a point of an axis lies, from -margin to 1 + margin."""
+        """Relative coordinate of a grid point on its axis, from -margin to 1 + margin."""
         margin = self.options.margin
         return -margin + (1 + 2 * margin) * index / (self.options.points - 1)
 
     @torch.no_grad()
     def point(self, x: float, y: float, network: str = "") -> Row:
-        """Loss and error at some coordinates; `network` says which of the three lies there."""
+        """Loss and error at the coordinates (x, y); `network` is the number of the network at this point, if any."""
         shared = [p for n, p in self.model.named_parameters() if _is_shared(n)]
         assign(self.basis.at(x, y), shared)
         self.training.estimate_batch_norm(self.model)
@@ -140,7 +140,7 @@ class Plane(Analysis):
 
 
 def _is_shared(name: str) -> bool:
-    """Whether a parameter is one of the network, and none of a quantizer, which a float network does not have."""
+    """Whether a parameter belongs to the network rather than to a quantizer, which a float network does not have."""
     return "quantizer" not in name
 
 

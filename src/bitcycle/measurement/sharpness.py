@@ -1,15 +1,15 @@
-"""How much the training loss rises in a box around a network: `python -m bitcycle.measurement.sharpness RUN_FOLDER[@PHASE]`.
+"""Epsilon-sharpness of the training loss at a network: `python -m bitcycle.measurement.sharpness RUN_FOLDER[@PHASE]`.
 
     r_i = eps (|(A^+ w)_i| + 1),   phi = 100 (max over |y_i| <= r_i of f(w + A y)  -  f(w)) / (1 + f(w))
 
-f is the mean cross-entropy on training images without augmentation. A is the identity, or with `subspace=P` a matrix of P
-columns of independent normal numbers; A^+ is its pseudo-inverse. The maximum is looked for by L-BFGS-B, 10 iterations from
-y = 0, or from a random y of a thousandth of the box where the gradient at 0 vanishes. Batch norm keeps its statistics, and
-weights with few bits count as plain numbers: what the quantizers make of them is moved, and nothing is quantized.
-Inside, y is measured in units of r and f is scaled, which changes the path of L-BFGS-B and not what it looks for.
+f is the mean cross-entropy on training images without augmentation. A is the identity or, with `subspace=P`, a matrix
+with P columns of independent normal numbers; A^+ is its pseudo-inverse. The maximum is approximated with 10 iterations
+of L-BFGS-B from y = 0 or, if the gradient vanishes there, from a random y in a box of a thousandth of the size.
+Batch-norm statistics are kept. w are the quantized weights, and w + A y is not quantized. The implementation expresses
+y in units of r and scales f, which affects the path of L-BFGS-B but not the maximum.
 
 Source: Keskar et al. 2017, metric 2.1 and its settings (eps 1e-3 and 5e-4, 10 iterations, full space and 100 dimensions), which
-HLHLp applies in its appendix H, whose text is not available. Differs from theirs in that only `samples` images are used.
+HLHLp applies in its appendix H, whose text is not available. Difference: only `samples` images are used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from bitcycle.randomness import derive
 from bitcycle.settings import setting
 
 STEEP = 100.0
-"""Slope at the start that the function is scaled to: L-BFGS-B then looks in the corners of the box first."""
+"""Largest absolute gradient at the start after scaling; makes L-BFGS-B search the corners of the box first."""
 Function = Callable[[Tensor], tuple[float, Tensor]]
 """Vector -> value and gradient."""
 
@@ -46,18 +46,20 @@ class SharpnessOptions(AnalysisOptions):
 
     kind = "sharpness"
 
-    epsilons: list[float] = setting([1e-3, 5e-4], "sizes of the box", minimum=1e-12)
-    iterations: int = setting(10, "of L-BFGS-B", minimum=1)
-    subspace: Optional[int] = setting(None, "dimensions of a random subspace; null: all weights", minimum=1)
-    seed: int = setting(0, "of the subspace", minimum=0)
-    samples: Optional[int] = setting(5000, "so many training images of a fixed random order; null: all", minimum=1)
+    epsilons: list[float] = setting([1e-3, 5e-4], "relative sizes of the box", minimum=1e-12)
+    iterations: int = setting(10, "iterations of L-BFGS-B", minimum=1)
+    subspace: Optional[int] = setting(None, "dimension of a random subspace; null: all weights", minimum=1)
+    seed: int = setting(0, "seed of the subspace", minimum=0)
+    samples: Optional[int] = setting(
+        5000, "number of training images, taken in a fixed random order; null: all", minimum=1
+    )
 
     def prepare(self, runs: Sequence[FinishedRun], device: torch.device) -> Sharpness:
         return Sharpness(self, runs[0], device)
 
 
 class Maximum(NamedTuple):
-    """The loss at the centre of a box, the largest that was found in it, and the sharpness phi."""
+    """The loss at the centre of a box, the largest loss found in the box, and the sharpness phi."""
 
     loss: float
     largest: float
@@ -76,15 +78,15 @@ def find_sharpness(
     matrix: Tensor | None = None,
     seed: int = 0,
 ) -> Maximum:
-    """The largest value of a function in the box around some weights.
+    """Maximize a function in the box around a weight vector.
 
     Args:
-        function: value and gradient, of a vector as long as `weights`.
-        weights: float64 [n].
-        epsilon: of the box.
-        iterations: of L-BFGS-B.
+        function: maps a vector [n] to value and gradient.
+        weights: w, float64 [n].
+        epsilon: relative size of the box.
+        iterations: iterations of L-BFGS-B.
         matrix: A, float64 [n, p]; None: the identity.
-        seed: of the starting point where the gradient vanishes.
+        seed: seed of the random start that is used if the gradient vanishes.
 
     >>> found = find_sharpness(lambda w: (float(w @ w), 2 * w), torch.tensor([1.0], dtype=torch.float64), 0.5)
     >>> found.loss, found.largest, found.sharpness  # the box is 1 - 1 .. 1 + 1
@@ -95,7 +97,7 @@ def find_sharpness(
     values: list[float] = []
 
     def slope_at(z: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The gradient of f by z = y / r; its value is added to `values`."""
+        """The gradient of f with respect to z = y / r; appends the value of f to `values`."""
         y = radius * torch.from_numpy(z).to(weights)
         value, gradient = function(weights + (y if matrix is None else matrix @ y))
         values.append(value)
@@ -120,7 +122,7 @@ def find_sharpness(
 
 
 class Sharpness(Analysis):
-    """The sharpness of one network; a unit is a size of the box."""
+    """The sharpness of one network; a unit is a box size."""
 
     columns = ("epsilon", "loss", "largest_loss", "sharpness_percent")
 

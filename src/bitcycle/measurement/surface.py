@@ -1,17 +1,18 @@
-"""The loss around a trained network, on a plane of random directions: `python -m bitcycle.measurement.surface RUN_FOLDER`.
+"""Loss surface around a network along two random directions: `python -m bitcycle.measurement.surface RUN_FOLDER`.
 
-    L(x, y) = loss(w + x d + y e),   d_k := d_k ||w_k|| / (||d_k|| + 1e-10)   for every filter k, the same for e
+    L(x, y) = loss(w + x d + y e),   d_k := d_k ||w_k|| / (||d_k|| + 1e-10)   for every filter k, likewise for e
 
-with d and e normal and independent, derived from (seed, name of the parameter): equal networks get equal directions. A filter is
-an entry of the first dimension of a weight of two dimensions or more, as a row of a linear layer. Parameters of one dimension
-(biases, scale and shift of batch norm, trained parameters of quantizers) get the direction 0, and running statistics stay as they
-are. x and y go from -extent to extent, both ends included.
+d and e are independent and normal, derived from (seed, name of the parameter), so that networks of one architecture get
+the same directions before normalization. A filter is an index of the first dimension of a weight with at least two
+dimensions, such as a row of a linear layer. One-dimensional parameters (biases, scale and shift of batch norm, trained
+parameters of quantizers) have direction 0, and running statistics are kept. x and y range from -extent to extent, both
+included.
 
 Source: Li et al. 2018, sections 4 and 5 and their released code with `--xignore biasbn --xnorm filter`, which CPT follows in
-figures 2 and 6 without saying more; hence grid, images and bits are options. Differs from their code in that a network with few
-bits is, by default, evaluated through its quantizers at the bits of its last evaluation, its master weights being moved;
-quantization steps and ranges of activations that it keeps stay those of the trained network. `precision=float` takes the
-quantized values as plain numbers and quantizes nothing.
+figures 2 and 6 without further details; hence grid, images and precision are options. Difference: by default, a
+quantized network is evaluated with its quantizers at the precision of its last evaluation while its master weights are
+moved; stored quantization steps and activation ranges stay those of the trained network. `precision=float` moves the
+quantized weights and quantizes nothing.
 """
 
 from __future__ import annotations
@@ -43,20 +44,20 @@ class SurfaceOptions(AnalysisOptions):
 
     kind = "surface"
 
-    points: int = setting(51, "points of each axis, an odd number so that the network itself is one", minimum=3)
-    extent: float = setting(1.0, "both axes go from -extent to extent, in lengths of the filters", minimum=1e-6)
-    seed: int = setting(0, "of the two directions", minimum=0)
-    split: str = setting("train", "images: train (without augmentation) or test", choices=("train", "test"))
-    samples: Optional[int] = setting(5000, "so many images of a fixed random order; null: all", minimum=1)
+    points: int = setting(51, "grid points per axis; odd, so that the network itself is a grid point", minimum=3)
+    extent: float = setting(1.0, "both axes range from -extent to extent, in units of the filter norms", minimum=1e-6)
+    seed: int = setting(0, "seed of the two directions", minimum=0)
+    split: str = setting("train", "images; train: without augmentation", choices=("train", "test"))
+    samples: Optional[int] = setting(5000, "number of images, taken in a fixed random order; null: all", minimum=1)
     precision: str = setting(
         "run",
-        "run: through the quantizers at the bits of the last evaluation; float: quantized weights as plain numbers",
+        "run: quantizers at the precision of the last evaluation; float: move the quantized weights, no quantization",
         choices=("run", "float"),
     )
 
     def validate(self) -> None:
         if self.points % 2 == 0:
-            problem = "the network itself would be no point of the grid"
+            problem = "must be odd, so that the network itself is a grid point"
             raise SettingError("points", self.points, problem, f"use {self.points + 1}")
 
     def prepare(self, runs: Sequence[FinishedRun], device: torch.device) -> Surface:
@@ -64,12 +65,12 @@ class SurfaceOptions(AnalysisOptions):
 
 
 def directions(model: nn.Module, seed: int, axis: str) -> dict[str, Tensor]:
-    """A filter-normalised direction for each parameter, on the device of the parameter.
+    """A filter-normalized direction for each parameter, on the device of the parameter.
 
     Args:
         model: the network.
-        seed: of all directions.
-        axis: which of them.
+        seed: seed of the directions.
+        axis: x or y.
     """
     found = {}
     for name, parameter in model.named_parameters():
@@ -80,7 +81,7 @@ def directions(model: nn.Module, seed: int, axis: str) -> dict[str, Tensor]:
 
 
 def filter_normalised(direction: Tensor, weight: Tensor) -> Tensor:
-    """A direction whose filters are as long as those of the weight; 0 for fewer than two dimensions.
+    """Scale the filters of a direction to the norms of the weight's filters; 0 for fewer than two dimensions.
 
     >>> filter_normalised(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 10.0]]))
     tensor([[6., 8.]])
@@ -93,7 +94,7 @@ def filter_normalised(direction: Tensor, weight: Tensor) -> Tensor:
 
 
 class Surface(Analysis):
-    """The surface of one network; a unit is a row of the grid, of equal y."""
+    """The loss surface of one network; a unit is a row of the grid, with constant y."""
 
     columns = (*AXES, "loss", "error_percent")
 
@@ -109,10 +110,7 @@ class Surface(Analysis):
         self.facts = run.subject | {"samples": len(self.measure.images), "bits": bits}
 
     def place(self, index: int) -> float:
-        """The coordinate of a point of an axis; exactly 0 in the middle.
-
-        The ends are -extent and extent.
-        """
+        """The coordinate of a grid point on its axis, from -extent to extent and exactly 0 in the middle."""
         middle = (self.options.points - 1) // 2
         return self.options.extent * (index - middle) / middle
 
@@ -122,7 +120,7 @@ class Surface(Analysis):
 
     @torch.no_grad()
     def point(self, x: float, y: float) -> Row:
-        """Loss and error at one point; the network is left there."""
+        """Loss and error at one point; the network keeps the weights of this point."""
         one, other = self.directions
         for name, parameter in self.model.named_parameters():
             parameter.copy_(self.weights[name] + x * one[name] + y * other[name])

@@ -34,13 +34,13 @@ endif
 	$(VENV)/bin/uv pip install --python $(RUN) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-demo: $(VENV)/.ready ## train a small ResNet with RTH on real digits: accuracy, cost, saving and a plot, in about two minutes
+demo: $(VENV)/.ready ## train a small ResNet with RTH on handwritten digits: accuracy, cost, saving and a plot, in about two minutes
 	$(RUN) train.py schedule=RTH model=resnet8 dataset=digits scale=mini logging.picture=true
 
 test: $(VENV)/.ready lint ## style and type checks, then the tests (about 12 minutes on two cores)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal --durations 20
 
-test-all: $(VENV)/.ready lint ## the same including slow tests: all combinations of tasks, schedules and quantizers
+test-all: $(VENV)/.ready lint ## the same with slow tests: all combinations of tasks, schedules and quantizers
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal --durations 20 -m "slow or not slow"
 
 test-slurm: $(VENV)/.ready ## run a sweep on a temporary SLURM cluster on this machine; as root, installs SLURM if necessary
@@ -69,7 +69,7 @@ reproduce: $(VENV)/.ready ## train, analyse and plot all 62 items from scratch i
 manifest: $(VENV)/.ready ## record which run fills which cell of every figure and table, without training: results/manifest
 	$(RUN) -m bitcycle.sweep.manifest $(SCALE)
 
-campaign: $(VENV)/.ready ## train the plan sweeps/campaign.yaml in the background, or continue it: JOBS=2, PRIORITY=idle|low|normal, RUNS=folder
+campaign: $(VENV)/.ready ## train the runs of sweeps/campaign.yaml at low priority, or resume: JOBS=2, PRIORITY=idle|low|normal, RUNS=folder
 	$(RUN) -m bitcycle.campaign --jobs $(or $(JOBS),1) --priority $(or $(PRIORITY),idle) $(if $(RUNS),--results-root "$(RUNS)") $(CAMPAIGN)
 
 collect: $(VENV)/.ready ## collect finished runs and their curves in results/summary
@@ -81,7 +81,7 @@ figures: $(VENV)/.ready ## draw every figure and table of the papers and results
 browser: ## install headless Chromium and its driver for the tests of the results page (Debian and Ubuntu, as root)
 	apt-get install --yes --no-install-recommends chromium chromium-driver || apt-get install --yes chromium-browser chromium-chromedriver
 
-costs: $(VENV)/.ready ## compare every published cost number with ours: results/published_costs.md
+costs: $(VENV)/.ready ## compare every published cost with ours: results/published_costs.md
 	$(RUN) scripts/published_costs.py
 
 readme: $(VENV)/.ready ## update the generated parts of README.md, docs and results/notes

@@ -80,7 +80,7 @@ def test_shared_runs_are_one_and_a_run_without_its_weights_is_wrong(small):
     assert [len(stock[name]) for name in ("paper/a", "paper/b")] == [3, 4]
     assert [run.state for run in stock["paper/a"]] == ["missing", "missing", "wrong"]
     assert len(distinct(stock.values())) == 6
-    assert "there is no such file or folder" in stock["paper/a"][2].problem
+    assert "no such file or folder" in stock["paper/a"][2].problem
 
 
 def test_configurations_are_kept_until_a_file_changes(small, monkeypatch):

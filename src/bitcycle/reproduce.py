@@ -40,7 +40,7 @@ class Reproduction:
     Attributes:
         root: folder of `train.py`, `conf`, `sweeps` and `results/published`.
         scale: paper, mini or smoke.
-        workers: how many runs at a time.
+        workers: number of parallel runs.
         gpus: number of GPUs that they share.
         results_root: folder of the run folders.
     """
@@ -57,7 +57,7 @@ class Reproduction:
         return Path("results") / "reproduce" / self.scale
 
     def index(self) -> SweepIndex:
-        """All runs, as they can be composed now."""
+        """All runs; runs whose initial weights have been trained since the last call become valid."""
         return sweep_index(self.root, self.scale, self.results_root, show_progress)
 
 
@@ -72,7 +72,7 @@ def train_all(what: Reproduction, start: Start) -> Trained:
     """Train every unfinished run.
 
     Runs are trained in rounds, as a run that starts from the weights of another sweep can only be composed once these exist.
-    Runs that another process is training are waited for. No run is tried twice.
+    If only runs in progress in other processes are left, they are waited for. No run is tried twice.
     """
     tried: set[str] = set()
     codes: list[int] = []
@@ -112,7 +112,7 @@ def analyse(what: Reproduction) -> int:
 
 
 class ItemState(NamedTuple):
-    """State of an item: cells with runs, all cells, files, and what is missing (empty: nothing)."""
+    """State of an item: number of cells with runs, of all cells and of files, and a description of what is missing."""
 
     item: str
     cells: int
@@ -177,8 +177,8 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(prog="bitcycle reproduce", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("scale", choices=SCALES)
-    parser.add_argument("--workers", type=int, help="runs at a time; default: one for each core or GPU")
-    parser.add_argument("--runs-per-gpu", type=int, default=1, help="how many runs share one GPU")
+    parser.add_argument("--workers", type=int, help="number of parallel runs; default: one per core or GPU")
+    parser.add_argument("--runs-per-gpu", type=int, default=1, help="number of runs that share a GPU")
     arguments = parser.parse_args()
     stop_at_once()
     set_up_console()

@@ -106,8 +106,8 @@ def test_adaptation_of_cifar_100_in_a_dry_run(command):
     [
         ("dataset=digits dataset.part=first_classes", "use first_samples or second_samples"),
         ("dataset=cifar100 dataset.part=half", "Known: all, first_classes"),
-        ("model.initial_weights=absent", "model.initial_weights=absent: there is no such file or folder. Remedy: give"),
-        ("model.initial_weights=src", "there is no checkpoint of a run in this folder"),
+        ("model.initial_weights=absent", "model.initial_weights=absent: no such file or folder. Remedy: give"),
+        ("model.initial_weights=src", "this folder has no checkpoint of a run"),
         ("model.initial_weights=README.md", "cannot be read as weights"),
         ("model.initial_classifier=old", "fitting, random, refused"),
     ],

@@ -157,7 +157,7 @@ def test_another_number_of_threads_is_said(digits, monkeypatch):
     environment = read_json(planned.folder.environment)
     planned.folder.environment.write_text(json.dumps({**environment, "threads": environment["threads"] + 1}))
     execute(planned)
-    assert "resumed with another threads" in planned.folder.log.read_text()
+    assert "resumed with threads=" in planned.folder.log.read_text()
 
 
 def test_results_that_cannot_be_written(tmp_path):

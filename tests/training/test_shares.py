@@ -96,7 +96,7 @@ def test_processes_are_found_where_somebody_started_several():
             {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "1"}
         )
     assert [own_gpu(rank, gpus) for rank, gpus in ((3, 4), (3, 1), (0, 2))] == [3, 0, 0]
-    with pytest.raises(RunError, match="start 2 processes"):
+    with pytest.raises(RunError, match="start at most 2 processes"):
         own_gpu(2, 2)
 
 
@@ -115,4 +115,4 @@ def test_another_number_of_processes_is_said(tmp_path):
     environment = read_json(run.folder.environment)
     run.folder.environment.write_text(json.dumps({**environment, "processes": 4}))
     execute(run)
-    assert "resumed with another processes (1, before 4)" in run.folder.log.read_text()
+    assert "resumed with processes=1 instead of 4" in run.folder.log.read_text()

@@ -64,7 +64,7 @@ class CheckpointFolder:
         return self.last.exists() or self.previous.exists()
 
     def save(self, state: dict[str, Any]) -> None:
-        """Write `state` as the last checkpoint and keep the one before.
+        """Write `state` as the last checkpoint and keep the previous one.
 
         Raises:
             RunError: if it cannot be written; existing checkpoints are then unchanged.
@@ -115,7 +115,7 @@ class CheckpointFolder:
         problem = _damage(path)
         if problem is not None:
             raise RunError(
-                f"the weights that this run continues from cannot be read: {path} ({problem}). Delete that folder to start over."
+                f"cannot read the weights from which this run continues: {path} ({problem}). Delete the folder to restart."
             )
         weights: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
         return weights
@@ -131,8 +131,8 @@ class CheckpointFolder:
         """The newest readable checkpoint, or None if there is no checkpoint.
 
         Args:
-            device: where its tensors go.
-            run: the identity that the checkpoint must have; None accepts any.
+            device: device of the loaded tensors.
+            run: required identity of the checkpoint; None accepts any.
 
         Raises:
             RunError: if there are checkpoints and none of them can be used.
@@ -159,7 +159,7 @@ class CheckpointFolder:
 
 
 def _damage(path: Path) -> str | None:
-    """The damage of a checkpoint file found by its checksums; None if it is intact."""
+    """Check the checksums of a checkpoint file; returns a description of the damage, or None if the file is intact."""
     try:
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip()

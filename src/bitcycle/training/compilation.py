@@ -1,4 +1,4 @@
-"""Whether the quantizers of a run are worth compiling."""
+"""Decides whether to compile the quantizers of a run."""
 
 from pathlib import Path
 
@@ -10,8 +10,9 @@ from bitcycle.quantizer.cpp_operators import AFFINE, BLOCK, are_available, are_c
 from bitcycle.training.plan import Plan
 
 COMPILATION_PAYS_ABOVE = 1e9
-"""Quantized activations in a run above which compiling pays off. It takes 20 to 30 seconds, or 5 with kernels in PyTorch's disk
-cache; an eager quantizer takes about 20 ns longer per element (one activation and one gradient; two CPU cores)."""
+"""Number of quantized activations in a run above which compilation pays off. It takes 20 to 30 seconds, or 5 with
+kernels in PyTorch's disk cache; an eager quantizer takes about 20 ns more per element (activation and gradient; two CPU
+cores)."""
 
 
 def wants_compilation(plan: Plan, device: torch.device) -> bool:
@@ -28,9 +29,10 @@ def wants_compilation(plan: Plan, device: torch.device) -> bool:
 
 
 def _operators(plan: Plan, device: torch.device) -> Path | None:
-    """The file of C++ operators if the quantizers need nothing else; once compiled, they cost even a short run nothing.
+    """The source file of C++ operators if they suffice for the run; once compiled, they pay off even in short runs.
 
-    Data-parallel training, which quantizes shards of a batch, and integer products also compile functions with PyTorch.
+    They do not suffice for data-parallel training, which quantizes shards of a batch, and for integer products: both
+    also compile functions with PyTorch.
     """
     if device.type != "cpu" or distributed.world_size() > 1 or plan.config.training.compute != "simulate":
         return None

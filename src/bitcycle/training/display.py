@@ -41,7 +41,7 @@ def _show_warning(message: Warning | str, *place: Any, **more: Any) -> None:
 
 
 def be_quiet() -> None:
-    """Show errors only, as another process of the same run shows the rest."""
+    """Show only errors, as process 0 of the run shows the other messages."""
     for handler in logger.handlers:
         handler.setLevel(logging.ERROR)
 

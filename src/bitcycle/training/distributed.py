@@ -2,8 +2,9 @@
 
 Processes are started by `torchrun --nproc-per-node=4 train.py ...` or `srun --ntasks-per-node=4 python train.py ...`. Each trains
 the same network on its shard of every batch: `training.batch_size` is the global batch size, so that the name of a run, its cost
-and, up to the rounding of sums, its result do not depend on the number of processes. Only process 0 writes the run folder, which
-all must be able to read; all resume from the same checkpoint. A signal to one of them stops all after the same step.
+and, up to the rounding of sums, its result do not depend on the number of processes. Only process 0 writes the run
+folder, but all processes must be able to read it, as all resume from the same checkpoint. A signal to one process stops
+all after the same step.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ FIRST_PORT, PORTS = 20_000, 12_000
 def process_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables of torchrun for this process, as set or derived from those of SLURM's srun; empty for a single process.
 
-    The step of a batch script is also a single process, regardless of the number of tasks of its job.
+    A batch script itself also runs as a single process, regardless of the number of tasks of its job.
 
     >>> srun = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_NODEID": "1", "SLURM_JOB_ID": "7",
     ...         "SLURM_STEP_NODELIST": "gpu[03-04]", "SLURM_STEP_TASKS_PER_NODE": "2,1"}
@@ -59,7 +60,7 @@ def process_variables(environment: Mapping[str, str]) -> dict[str, str]:
         missing = [name for name in NEEDED if name not in environment]
         if missing:
             raise RunError(
-                f"WORLD_SIZE={environment['WORLD_SIZE']} asks for several processes, but {', '.join(missing)} is not set: start "
+                f"WORLD_SIZE={environment['WORLD_SIZE']} means several processes, but {', '.join(missing)} is not set: start "
                 "them with torchrun or srun, or unset WORLD_SIZE"
             )
         return {name: environment[name] for name in NEEDED}
@@ -120,7 +121,7 @@ def process_group(device: str) -> Iterator[None]:
     except (RuntimeError, ValueError) as error:
         place = f"{variables['MASTER_ADDR']}:{variables['MASTER_PORT']}"
         raise RunError(
-            f"the {variables['WORLD_SIZE']} processes of this run do not find each other at {place}: {error}. If that port "
+            f"the {variables['WORLD_SIZE']} processes of this run cannot connect at {place}: {error}. If that port "
             "is in use, set MASTER_PORT"
         ) from error
     if distributed.rank():
@@ -141,36 +142,36 @@ def own_gpu(local_rank: int, gpus: int) -> int:
     """
     if gpus == 1 or local_rank < gpus:
         return local_rank % max(gpus, 1)
-    raise RunError(f"process {local_rank} of this machine has no GPU of its own: start {gpus} processes here, or less")
+    raise RunError(f"no GPU for process {local_rank} of this machine: start at most {gpus} processes per machine")
 
 
 def check_sharing(plan: Plan) -> None:
     """Check that several processes can train this run.
 
     Raises:
-        SettingError (a ValueError): naming the setting and what to do.
+        SettingError (a ValueError): for a setting that requires a single process.
     """
     config, number = plan.config, distributed.world_size()
     if number == 1:
         return
     alone = "train it in one process"
     if not config.task.can_be_shared:
-        problem = f"{number} processes cannot share its batches, as they can those of {', '.join(SHARED_TASKS)}"
+        problem = f"cannot be trained in {number} processes; only {', '.join(SHARED_TASKS)} can"
         raise SettingError("task.name", config.task.name, problem, alone)
     if plan.schedule.options.gates is not None:
-        problem = f"gates count the choices of one process, and there are {number}"
+        problem = f"counts the choices of gates in a single process, but there are {number}"
         raise SettingError("schedule", plan.schedule.name, problem, f"{alone}, or choose another schedule")
     for begin in ("start", "patience"):
         value = getattr(config.training.weight_averaging, begin)
         if value is not None:
-            problem = f"statistics of averaged weights are estimated in one process, and there are {number}"
+            problem = f"batch-norm statistics of averaged weights need a single process, but there are {number}"
             raise SettingError(f"training.weight_averaging.{begin}", value, problem, alone)
     if config.training.compute == "codes":
-        problem = f"codes take the range of what one process sees, and there are {number}"
+        problem = f"the ranges of integer codes are determined in a single process, but there are {number}"
         raise SettingError("training.compute", config.training.compute, problem, "use training.compute=simulate")
     smallest = config.task.parts(plan.epoch.samples_of(plan.epoch.steps - 1), plan.batch_size)
     if smallest < number:
-        problem = f"the last step of an epoch has {smallest} samples, which {number} processes cannot share"
+        problem = f"the last step of an epoch has {smallest} samples, too few for {number} processes"
         remedy = "choose another batch size or dataset.train_samples, or start fewer processes"
         raise SettingError("training.batch_size", plan.batch_size, problem, remedy)
     try:
@@ -210,14 +211,14 @@ def _added_up(gradients: Tensor) -> torch.futures.Future[Tensor]:
 class Agreement:
     """Lets all processes save or stop after the same step at the request of any one, without synchronisation.
 
-    In every step each process sends its request; the result is read one step later, when it has long arrived.
+    In every step each process sends its request; the result is read one step later, when it has already arrived.
     """
 
     def __init__(self) -> None:
         self._sent: tuple[Tensor, Any] | None = None
 
     def greatest(self, asked: int) -> int:
-        """The greatest request of any process one step ago, initially 0; with one process the request itself."""
+        """The greatest request among all processes one step ago, initially 0; with one process, the request itself."""
         if distributed.world_size() == 1:
             return asked
         answer = self._answer()

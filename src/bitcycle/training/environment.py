@@ -52,7 +52,7 @@ def _cpu_name() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     except OSError:
-        pass  # not Linux; the platform module knows less
+        pass  # not Linux; the platform module gives fewer details
     return platform.processor() or platform.machine()
 
 

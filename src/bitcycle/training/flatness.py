@@ -1,11 +1,11 @@
-"""s = Tr(sqrt v), a proxy for the curvature of the loss: the smaller, the flatter.
+"""The flatness measure s = Tr(sqrt v), a proxy for the curvature of the loss: smaller values mean flatter minima.
 
     v_0 = 0,   v_k = beta v_(k-1) + (1 - beta) g_k^2,   s = sum over all weights of sqrt(v_k / (1 - beta^k))
 
 with the gradient g_k of step k, counted from the beginning of the phase. "All weights" are all trained parameters.
 
-Source: HLHLp, section 3.2 (v estimates diag(H^2), so s the sum of the eigenvalues of H); Kingma and Ba 2014 for v and its
-bias correction. No code was released.
+Source: HLHLp, section 3.2 (v estimates diag(H^2), so that s estimates the sum of the eigenvalues of H); Kingma and Ba
+2014 for v and its bias correction. No code was released.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ BETA = 0.999
 
 
 class SecondMoment:
-    """The average v of squared gradients for any optimizer, without synchronisation with the host.
+    """The moving average v of squared gradients for any optimizer, without synchronisation with the host.
 
     Args:
         parameters: trained parameters; those without gradient are ignored.
@@ -39,7 +39,7 @@ class SecondMoment:
             torch._foreach_addcmul_(moments, gradients, gradients, value=1 - BETA)
 
     def trace_sqrt(self) -> float:
-        """s of the gradients so far; synchronises with the device."""
+        """The current s; synchronises with the device."""
         return sum_of_roots((v, 1 - BETA**self.steps) for v in self.moments)
 
     def state_dict(self) -> dict[str, Any]:

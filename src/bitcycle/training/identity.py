@@ -1,7 +1,8 @@
 """Names of runs: a hash of the settings that can change the result.
 
-The hash includes the names of options, and other settings only if they differ from their default, so that a new setting with a
-neutral default does not change existing names. The seed is not hashed: runs that differ only in the seed share a parent folder.
+The hash includes the option chosen in each group, and other settings only if they differ from their default, so that a
+new setting with a neutral default does not change existing names. The seed is not hashed: runs that differ only in the
+seed share a parent folder.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ from bitcycle.training.initial_weights import content_digest
 
 
 def result_settings(settings: Settings, prefix: str = "") -> dict[str, Any]:
-    """The settings that can change a result and differ from their default, and the names of options, by dotted name."""
+    """Dotted name -> value, for all option names and for other settings that affect the result and are not default."""
     found: dict[str, Any] = {f"{prefix}{name}": value for name, value in settings.identity().items()}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)

@@ -1,7 +1,7 @@
 """Training from the weights of another run: float pre-training, then quantized retraining (FracTrain, section 4.5).
 
-The parameters and buffers of the float network are loaded before conversion; states of quantizers and gates are not.
-The name of the run depends on the content of these weights, not on their path.
+The parameters and buffers of the float network are loaded before conversion; states of quantizers and gates are not
+loaded. The name of the run depends on the content of these weights, not on their path.
 """
 
 import hashlib
@@ -25,10 +25,10 @@ FIELD = "initial_weights"
 
 
 def weights_file(path: str) -> Path:
-    """The checkpoint file that `path` names: itself, or the last checkpoint of a finished run.
+    """The checkpoint file for `path`, which is either the file itself or the folder of a finished run.
 
     Raises:
-        SettingError (a ValueError): if there is no such file.
+        SettingError (a ValueError): if there is no checkpoint.
     """
     given = Path(path).expanduser()
     if given.is_file():
@@ -36,26 +36,26 @@ def weights_file(path: str) -> Path:
     folder = RunFolder(given)
     remedy = "give a checkpoint file, or the folder of a finished run (its name ends with seed=N)"
     if not given.is_dir():
-        raise SettingError(FIELD, path, "there is no such file or folder", remedy)
+        raise SettingError(FIELD, path, "no such file or folder", remedy)
     if folder.state() == "resumable":
         raise SettingError(FIELD, path, "this run is not finished", "finish it by running its command again")
     if not folder.checkpoint.last.is_file():
-        raise SettingError(FIELD, path, "there is no checkpoint of a run in this folder", remedy)
+        raise SettingError(FIELD, path, "this folder has no checkpoint of a run", remedy)
     return folder.checkpoint.last
 
 
 def read_weights(path: str) -> dict[str, Tensor]:
-    """Weights by name, from a checkpoint of this project or a saved state dict; executes no code from the file.
+    """Read weights by name from a checkpoint of this project or a saved state dict; executes no code from the file.
 
     Raises:
-        SettingError (a ValueError): if the file cannot be read or holds something else.
+        SettingError (a ValueError): if the file cannot be read or does not contain weights.
     """
     file = weights_file(path)
     try:
         state: Any = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
         problem = f"cannot be read as weights ({str(error).splitlines()[0]})"
-        raise SettingError(FIELD, path, problem, "give a file written by torch.save, without code in it") from error
+        raise SettingError(FIELD, path, problem, "give a file of plain tensors written by torch.save") from error
     weights = state.get("model", state) if isinstance(state, dict) else None
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
         raise SettingError(FIELD, path, "contains no weights", "give a checkpoint, or a saved state dict")
@@ -85,7 +85,7 @@ def load_initial_weights(options: ModelOptions, model: nn.Module) -> None:
     """Load `options.initial_weights`, if given, into the float model.
 
     Raises:
-        SettingError (a ValueError): if they do not fit.
+        SettingError (a ValueError): if the weights do not fit the model.
     """
     if options.initial_weights is None:
         return
@@ -100,7 +100,7 @@ def fitting_weights(options: ModelOptions, model: nn.Module) -> tuple[dict[str, 
     """The initial weights that fit the float model, and the names of classifier weights that are not loaded.
 
     Raises:
-        SettingError (a ValueError): if they do not fit.
+        SettingError (a ValueError): if the weights do not fit the model.
     """
     if options.initial_weights is None:
         return {}, []
@@ -119,7 +119,7 @@ def fitting_weights(options: ModelOptions, model: nn.Module) -> tuple[dict[str, 
         raise SettingError(FIELD, options.initial_weights, problem, remedy)
     if other and options.initial_classifier == "refused":
         problem = f"has a different number of classes: {_shapes(other[0], found, expected)}"
-        remedy = "model.initial_classifier=fitting starts with a random one"
+        remedy = "set model.initial_classifier=fitting to start with a random classifier"
         raise SettingError(FIELD, options.initial_weights, problem, remedy)
     left_out = classifier if other or options.initial_classifier == "random" else []
     return {key: found[key] for key in expected if key not in left_out}, left_out

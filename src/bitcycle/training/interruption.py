@@ -26,7 +26,7 @@ class StopSignal:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Context that signals do not interrupt, such as saving a checkpoint."""
+        """Context in which a signal does not interrupt, for saving a checkpoint."""
         self._is_held = True
         try:
             yield

@@ -1,7 +1,8 @@
 """The training loop for all tasks, schedules and quantizers, with exact resume at any step.
 
 Each step is determined by the weights, the optimizer state, the phase and the step index: precision and learning rate are
-functions of them, batch and noise are hashes of the index. A checkpoint therefore needs no generator states.
+functions of them, and the batch and all random numbers follow from seed and step index. A checkpoint therefore needs no
+generator states.
 """
 
 import logging
@@ -217,7 +218,7 @@ class Trainer:
         total = float(self.logged.sums[0])
         if not math.isfinite(total) and not isinstance(self.controller.schedule, SearchSchedule):
             raise RunError(
-                f"the loss is {total} by step {self.step}: training diverged. Lower training.learning_rate.initial, or raise "
+                f"the loss is {total} at step {self.step}: training diverged. Lower training.learning_rate.initial, or raise "
                 "schedule.q_min or the gradient's bits."
             )
 
@@ -232,10 +233,10 @@ class Trainer:
         ]
         values = self.evaluate_at(chosen, self.task.evaluate, as_trained)
         same = (chosen.weight, chosen.activation) == (highest.weight, highest.activation)
-        same &= not (as_trained and self.controller.record.gates)  # gates choose their own bits
+        same &= not (as_trained and self.controller.record.gates)  # gates choose their own precision
         values_at_q_max = values if same else self.evaluate_at(highest, self.task.evaluate, as_trained=False)
         values |= self.evaluate_average(chosen, as_trained)
-        validation = self.evaluate_at(current, self.task.validate)  # keeps the bits of training
+        validation = self.evaluate_at(current, self.task.validate)  # last, as it leaves the model at training precision
         value, at_q_max = values[self.task.metric], values_at_q_max[self.task.metric]
         self.best.history.append(value)
         self.best.at_q_max.append(at_q_max)
@@ -298,7 +299,7 @@ class Trainer:
     ) -> dict[str, float]:
         """The result of `measure` for the model in evaluation mode at `precision`.
 
-        With `as_trained`, gates choose their bits; otherwise the whole network has those of `precision`.
+        With `as_trained`, gates choose their precision; otherwise the whole network uses `precision`.
         """
         started = time.monotonic()
         self.controller.use(precision, choose=as_trained)
@@ -330,9 +331,8 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint and the status."""
         self.check_finite()
-        parts = {
-            name: part.state_dict() for name, part in self.stateful_parts().items()
-        }  # some are collective operations
+        # in all processes, as some state_dict calls are collective operations
+        parts = {name: part.state_dict() for name, part in self.stateful_parts().items()}
         if not self.folder.writes:
             return
         self.timing.write({"step": self.step, "seconds": self.elapsed})
@@ -344,7 +344,7 @@ class Trainer:
         self.folder.write_status("running", self.step, self.total_steps)
 
     def identity(self) -> dict[str, Any]:
-        """The identity that a checkpoint of this run has."""
+        """The identity stored in the checkpoints of this run."""
         length = self.controller.schedule.length.total_steps
         return {"folder": "/".join(self.folder.path.parts[-3:]), "seed": self.seed, "total_steps": length}
 

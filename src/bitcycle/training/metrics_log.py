@@ -11,7 +11,7 @@ from bitcycle.layer import PrecisionController
 from bitcycle.training.trackers import Tracker, numbers
 
 FOLLOWED = ("precision", "learning_rate", "cost")
-"""Values of records that trackers receive for every step instead."""
+"""Values that trackers receive at every step, and therefore not as part of records."""
 
 
 class JsonLines:
@@ -85,14 +85,14 @@ class MetricsLog:
         self.lines, self.trackers = lines, trackers
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """Record `values` after `step` optimizer steps; `kind` is train, evaluation or phase."""
+        """Record `values` after `step` optimizer steps; `kind` is train, evaluation, observation or phase."""
         self.lines.write({"kind": kind, "step": step, **values})
         followed = {name: value for name, value in values.items() if name not in FOLLOWED}
         for tracker in self.trackers:
             tracker.write(step, numbers(followed, f"{kind}/"))
 
     def follow(self, step: int, rate: float, controller: PrecisionController) -> None:
-        """Send bits, learning rate and the cost so far of every step to the trackers, but not to metrics.jsonl."""
+        """Send bits, learning rate and accumulated cost of a step to the trackers, but not to metrics.jsonl."""
         if not self.trackers:
             return
         cost = controller.cost()

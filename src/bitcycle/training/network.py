@@ -1,4 +1,4 @@
-"""Properties of a network for planning, kept in the user's cache as building and tracing takes seconds."""
+"""Properties of a network for planning, kept in the user's cache, as building and tracing take seconds."""
 
 import warnings
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from bitcycle.task import Sample, TaskOptions
 
 @dataclass(frozen=True)
 class Outline:
-    """Properties of a network that schedules need: its blocks and their family, named as the network's attributes."""
+    """Properties of a network that schedules need, named like the network's attributes: its blocks and their family."""
 
     block_names: tuple[str, ...]
     block_family: str | None
@@ -34,7 +34,7 @@ class Network:
     Attributes:
         parameters: number of trained parameters, including those of gates.
         layers: treatment of each convertible layer.
-        choices: of its gates; None without gates.
+        choices: choices of the gates; None without gates.
         workload: products per sample.
         warnings: warnings of the trace.
     """

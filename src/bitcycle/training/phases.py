@@ -1,7 +1,8 @@
 """Executes the phases of a schedule: starting weights, learning rate, optimizer state.
 
-During a phase, the weights of its best evaluations by validation are saved next to the checkpoints, as many as the next phase
-chooses from. They are deleted when neither of the two checkpoints needs them, so that an interrupted run always finds them.
+During a phase, the weights with the best validation results are saved next to the checkpoints, as many as the next
+phase chooses from. They are deleted when neither of the two checkpoints needs them, so that an interrupted run always
+finds them.
 """
 
 import logging
@@ -43,7 +44,7 @@ def best_candidates(found: list[Candidate], count: int, higher_is_better: bool) 
 
 
 def choose(found: list[Candidate], start_from: str) -> tuple[Candidate, str]:
-    """The candidate (of a list, best first) that a phase starts from, and the reason in words.
+    """Select the candidate from which a phase starts, from a list with the best first; also returns the reason as text.
 
     >>> choose([Candidate(20, 91.5, 7.0), Candidate(10, 90.0, 5.0)], "flattest")[0].step
     10
@@ -57,7 +58,7 @@ def choose(found: list[Candidate], start_from: str) -> tuple[Candidate, str]:
 
 
 def phase_rate(recipe: LearningRateOptions, phase: Phase, step: int, epoch_steps: int | None = None) -> float:
-    """The learning rate at `step` of a run: the recipe's rate in a run as long as the phase, times the phase's factor."""
+    """The learning rate at `step`: the recipe's rate for a run of the phase's length, times the phase's factor."""
     if phase.constant_rate:
         return recipe.initial * phase.rate_factor
     return recipe.rate(step - phase.start, phase.steps, epoch_steps) * phase.rate_factor
@@ -67,9 +68,9 @@ class PhaseRunner:
     """Tracks the current phase of a run, and applies the changes at the beginning of each.
 
     Args:
-        phases: of the run's schedule.
-        model, optimizer, controller: what is trained.
-        learning_rate: the recipe that each phase follows.
+        phases: phases of the run's schedule.
+        model, optimizer, controller: the trained model with its optimizer and controller.
+        learning_rate: learning rate options, which apply to each phase.
         folder: checkpoint folder with candidate weights.
         higher_is_better: whether a larger validation metric is better.
     """
@@ -176,7 +177,7 @@ class PhaseRunner:
         return self.following is not None and self.following.optimizer_moments
 
     def flatness(self) -> float | None:
-        """The current Tr(sqrt v), if the next phase selects by it."""
+        """The current Tr(sqrt v), if the next phase selects its starting weights by it."""
         if not self._next_chooses_flattest():
             return None
         return self.moment.trace_sqrt() if self.moment is not None else adam_trace_sqrt(self.optimizer)

@@ -1,4 +1,4 @@
-"""The plan of a run: length, precision, products, cost, folder. Needs no data and trains nothing."""
+"""The plan of a run: length, precision, products, cost, folder. Planning reads no data and trains nothing."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def make_plan(config: RunConfig) -> Plan:
 
     Raises:
         SettingError (a ValueError): for incompatible settings.
-        DataError: if the folder of a custom data set is missing.
+        DataError: if the folder of a custom dataset is missing.
     """
     config = _with_validation(config)
     info = _within("dataset", config.dataset.info, config.data_folder)
@@ -282,7 +282,7 @@ def _check_backward(config: RunConfig) -> None:
 
 
 def _with_run_samples(config: RunConfig, samples: int) -> RunConfig:
-    """The configuration with the samples of the whole run, which published image counts refer to."""
+    """The configuration with the number of samples in the whole run, to which published image counts refer."""
     if config.hardware.run_samples is not None:
         return config
     return replace(config, hardware=replace(config.hardware, run_samples=samples))
@@ -294,7 +294,7 @@ def _bind_schedule(config: RunConfig, model: Outline, total_steps: int, per_epoc
     schedule: Schedule = _within("schedule", options.bind, total_steps, per_epoch)
     if isinstance(config.quantizer, NoQuantizer):
         if schedule.steps < schedule.length.total_steps:
-            problem = "searches for bits, which do not exist without a quantizer"
+            problem = "searches for a precision, which requires a quantizer"
             raise SettingError("schedule", schedule.name, problem, "choose a quantizer")
         return _FloatSchedule(Static(q_max=FLOAT), schedule.length, schedule.reference, schedule.phases)
     return schedule

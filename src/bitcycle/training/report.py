@@ -50,7 +50,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         ("state", plan.state()),
         ("steps", f"{plan.total_steps} of {plan.batch_size} samples ({plan.info.train_samples} in the training set)"),
         ("parameters", f"{plan.parameters:,}"),
-        ("MACs a sample", f"{plan.workload.macs_of_sample:,.0f}"),
+        ("MACs per sample", f"{plan.workload.macs_of_sample:,.0f}"),
         ("bits w/a/g x steps", _precision(plan)),
         *_phases(plan),
     ]

@@ -38,7 +38,7 @@ from bitcycle.training.trackers import RunLabels, TensorBoardTracker, Tracker, W
 logger = logging.getLogger(__name__)
 
 MEAN_OF_LAST = 5
-"""Number of evaluations at the end of a run that the summary averages."""
+"""Number of final evaluations that the summary averages."""
 
 
 def execute(plan: Plan) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _resolved(plan: Plan) -> Plan:
 
 
 def _finished(plan: Plan) -> dict[str, Any]:
-    """The summary of a finished run, with costs counted as in this configuration."""
+    """The summary of a finished run, with costs recomputed for the hardware settings of this configuration."""
     logger.info("already done: %s", plan.folder.path)
     summary = plan.folder.read_summary()
     if summary["counting"] == plan.counting():
@@ -182,7 +182,7 @@ def _train_until_stopped(
     try:
         trainer.train(metrics, timing, bar, stop)
     except RuntimeError as error:
-        if stop.received and type(error) is RuntimeError:  # the signal has also ended the image decoding processes
+        if stop.received and type(error) is RuntimeError:  # the signal also ended the image decoding processes
             raise Interrupted(f"received {stop.received}; the last checkpoint is kept") from error
         raise
     except ValueError as error:
@@ -211,7 +211,7 @@ def _warn_of_other_machine(before: dict[str, Any], now: dict[str, Any]) -> None:
         if what in before and before[what] != now[what]:
             advice = remedies.get(what, "")
             logger.warning(
-                "resumed with another %s (%s, before %s): sums may differ in rounding%s",
+                "resumed with %s=%s instead of %s: sums may differ in rounding%s",
                 *(what, now[what], before[what], advice),
             )
 
@@ -295,7 +295,7 @@ def open_logs(plan: Plan, trainer: Trainer) -> tuple[MetricsLog, JsonLines]:
 
 
 def labels(plan: Plan) -> RunLabels:
-    """Labels of this run in trackers: the group is the item of its sweep, the paper the first part of that."""
+    """Labels of this run in trackers; if the group is a sweep's PAPER/ITEM, PAPER is also a tag."""
     config, group = plan.config, plan.config.logging.group
     paper = [group.split("/")[0]] if "/" in group else []
     return RunLabels(

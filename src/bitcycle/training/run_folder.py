@@ -19,7 +19,7 @@ from bitcycle.training.file_lock import try_lock
 class RunFolder:
     """The folder of one run.
 
-    | file | what |
+    | file | content |
     |---|---|
     | config.yaml | every setting, resolved |
     | status.json | running, done, or failed with the reason |
@@ -28,7 +28,7 @@ class RunFolder:
     | summary.json | final and best metric, cost in total and up to the best |
     | environment.json | versions, commit, hardware |
     | log.txt | the console output, as plain lines |
-    | checkpoint/ | last.pt and previous.pt; candidate-STEP.pt: weights that a later phase may start from, or did |
+    | checkpoint/ | last.pt, previous.pt; candidate-STEP.pt: weights from which a later phase may start or has started |
     | analyses/ | results of `bitcycle.measurement` for the trained network |
     | NAME/ | the folder of a preliminary run NAME, such as range_test |
 

@@ -1,4 +1,4 @@
-"""The runs below a folder with their progress and reason of failure."""
+"""The runs in a folder with their progress and, if they failed, the reason."""
 
 from pathlib import Path
 

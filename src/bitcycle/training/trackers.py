@@ -1,4 +1,4 @@
-"""Experiment trackers: Weights & Biases and TensorBoard show bits, learning rate and cost with loss and accuracy."""
+"""Experiment trackers, Weights & Biases and TensorBoard, with bits, learning rate, cost, loss and accuracy of a run."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ class Tracker(Protocol):
         """Record numbers after `step` optimizer steps."""
 
     def close(self) -> None:
-        """Finish."""
+        """Finish recording."""
 
 
 class RunLabels(NamedTuple):
@@ -35,7 +35,7 @@ class RunLabels(NamedTuple):
 
 
 def numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of nested values by path.
+    """Flatten nested values to path -> number.
 
     >>> numbers({"bits": {"weight": 8, "gradient": 8}, "note": "none", "loss": 1.5})
     {'bits/weight': 8.0, 'bits/gradient': 8.0, 'loss': 1.5}

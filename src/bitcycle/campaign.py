@@ -1,4 +1,4 @@
-"""`make campaign`: trains the missing runs of a plan of sweeps in the plan's order, at low priority.
+"""`make campaign`: trains the missing runs of a plan, a list of sweeps, in order and at low priority.
 
 The plan is a YAML file, by default `sweeps/campaign.yaml`; the entries of its list `parts` are `Part`s:
 
@@ -175,7 +175,7 @@ class Campaign:
         self.plan_again()
 
     def progress(self, workers: int) -> str:
-        """Progress and time left, in words."""
+        """Progress and time left, as text."""
         runs = self.distinct()
         failed = sum(code not in (EXIT_DONE, EXIT_INTERRUPTED) for code in self.codes.values())
         speeds = Speeds(run for run in runs if run.path in self.done)
@@ -262,7 +262,7 @@ def train(campaign: Campaign, workers: int, start: Start, summaries: Summaries) 
         logger.error(line)
     logger.info(campaign.progress(workers))
     if pool.stopped_by is not None:
-        print("interrupted: run the same command again to go on", file=sys.stderr)
+        print("interrupted: run the same command again to resume", file=sys.stderr)
         return EXIT_INTERRUPTED
     wrong = [EXIT_WRONG_CONFIGURATION for run in campaign.distinct() if run.path is None]
     return worst([*campaign.codes.values(), *wrong])
@@ -303,7 +303,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the campaign that the command line describes; returns the exit code."""
+    """Run the command; returns the exit code."""
     from bitcycle.training.display import set_up_console
 
     given = _arguments(words)
@@ -320,7 +320,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def run(given: argparse.Namespace, root: Path) -> int:
-    """Read the plan, then print or train it."""
+    """Read the plan, then print its table or train its runs."""
     parts = read_plan(given.plan or root / PLAN)
     results_root = str(Path(given.results_root).expanduser())
     with composing(root / "conf") as compose:

@@ -160,7 +160,7 @@ def reproduce(what: Reproduction) -> int:
     """Train, analyse and draw; the exit code is 0 if every item is complete."""
     trained = train_all(what, starter(what.gpus))
     if trained.stopped:
-        print("interrupted: run the same command again to go on", file=sys.stderr)
+        print("interrupted: run the same command again to resume", file=sys.stderr)
         return EXIT_INTERRUPTED
     analysed = analyse(what)
     states = draw(what)

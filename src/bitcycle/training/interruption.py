@@ -17,7 +17,7 @@ class Interrupted(Exception):
 
 
 class StopSignal:
-    """While active, SIGTERM, SIGUSR1 (SLURM's warning) and SIGINT ask the loop to stop; a second SIGINT stops at once."""
+    """While active, SIGTERM, SIGUSR1 (SLURM's warning) and SIGINT stop the loop after a step; a second SIGINT at once."""
 
     def __init__(self) -> None:
         self.received: str | None = None

@@ -239,7 +239,7 @@ def choose_device(name: str) -> torch.device:
     """The device with a given name: cpu, cuda, cuda:1, mps, or auto.
 
     Raises:
-        RunError: if there is no such device.
+        RunError: if the device does not exist.
     """
     kind, _, number = name.partition(":")
     if kind == "auto":

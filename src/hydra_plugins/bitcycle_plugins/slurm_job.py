@@ -90,7 +90,7 @@ class SlurmJob:
                 if number == WARNING:
                     deadline = time.monotonic() + max(self.warning_seconds - 45, self.warning_seconds / 2)
             if time.monotonic() > deadline:
-                say("the run has not stopped in time: it will resume from its last checkpoint")
+                say("the run did not stop in time; it will resume from its last checkpoint")
                 return EXIT_INTERRUPTED
             time.sleep(0.2)
         return process.returncode
@@ -123,7 +123,7 @@ class SlurmJob:
         timed_out = WARNING in self.received and signal.SIGTERM not in self.received
         state = "RUNNING" if timed_out else job_state(self.job)
         if state != "RUNNING":
-            say(f"stopped by SLURM, which decides whether the job goes on (state {state})")
+            say(f"stopped by SLURM, which decides whether the job continues (state {state})")
             return ""
         self.timeouts += timed_out
         if self.timeouts > self.max_timeouts:

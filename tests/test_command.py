@@ -57,7 +57,7 @@ WRONG = {
     "training.optimizer=adam": ("training.optimizer=adam", "training.optimizer.name=adam"),
     "training.steps=null": ("training.steps=null", "set one of"),
     "training.steps=null training.epochs=inf": ("training.epochs=inf", "finite"),
-    "training.optimizer.beta1=1": ("training.optimizer.beta1=1", "less than 1"),
+    "training.optimizer.beta1=1": ("training.optimizer.beta1=1", "a value below 1"),
     "dry_run=yes": ("dry_run=yes", "use one of: false, json, true"),
     "schedule": ("schedule", "missing EQUAL"),
 }

@@ -30,7 +30,7 @@ Cr = SCHEDULES["CR"].kind
         (make(TrainingOptions, steps=2.5), "steps", "a whole number or null"),
         (make(TrainingOptions, deterministic="yes"), "deterministic", "true or false"),
         (make(OptimizerOptions, name=3), "name", "a word"),
-        (make(OptimizerOptions, beta1=1), "beta1", "less than 1"),
+        (make(OptimizerOptions, beta1=1), "beta1", "a value below 1"),
         (make(Digits, mean=0.5), "mean", "a list"),
         (make(Digits, mean=["a"]), "mean", "a list"),
     ],

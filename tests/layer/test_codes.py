@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 
 import bitcycle
 from bitcycle.layer.codes import product as code_product
-from bitcycle.layer.codes.mask_saving_relu import mask_saving_relu
+from bitcycle.layer.codes.mask_saving_relu import MaskSavingReLU
 from bitcycle.layer.codes.product import MOST_TERMS, integer_products_work
 from bitcycle.layer.state import PrecisionState
 from bitcycle.quantizer import compiler_works
@@ -166,7 +166,7 @@ def test_a_mask_saving_relu_has_the_same_numbers_and_keeps_a_byte(inplace):
         return tensor
 
     x, found = torch.tensor([-1.0, 0.0, 2.0, -0.0, torch.inf, torch.nan]), []
-    for relu in (nn.ReLU(inplace), mask_saving_relu(nn.ReLU(inplace))):
+    for relu in (nn.ReLU(inplace), MaskSavingReLU(inplace)):
         leaf = x.clone().requires_grad_()
         kept.clear()
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

@@ -138,7 +138,7 @@ def test_products_are_neither_first_nor_last():
 @pytest.mark.parametrize("name", [name for name in QUANTIZERS if name not in ("none", "pact_binary")])
 def test_every_quantizer_has_something_for_a_product(name):
     options = QUANTIZERS[name]()
-    product = QuantizedMatrixProduct(options)
+    product = QuantizedMatrixProduct(quantizer=options)
     bits = max(number for number in options.bits("activation") if number <= 8)
     product.precision.set(Precision(FLOAT, bits, FLOAT))
     a, b = torch.randn(3, 2, 4, 5, requires_grad=True), torch.randn(3, 2, 5, 4)

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from dgl import function
 from dgl.nn.pytorch import GraphConv
 from torch import Tensor
@@ -65,14 +64,4 @@ def _summed(graph: Any, h: Tensor, edge_weight: Tensor | None) -> Tensor:
     return graph.dstdata["h"]
 
 
-def quantized_graph_conv(layer: GraphConv) -> QuantizedGraphConv:
-    """Return a quantized layer that shares the parameters of `layer`."""
-    options = {"norm": layer._norm, "bias": layer.bias is not None, "activation": layer._activation}
-    sizes = layer._in_feats, layer._out_feats
-    with torch.device("meta"):
-        converted = QuantizedGraphConv(*sizes, **options, allow_zero_in_degree=layer._allow_zero_in_degree)
-    converted.weight, converted.bias = layer.weight, layer.bias
-    return converted
-
-
-CONVERSIONS[GraphConv] = quantized_graph_conv
+CONVERSIONS[GraphConv] = QuantizedGraphConv

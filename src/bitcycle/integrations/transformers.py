@@ -33,7 +33,7 @@ from bitcycle.layer.controller import PrecisionController
 from bitcycle.layer.conversion import quantize_model
 from bitcycle.layer.matrix_product import MatrixProduct
 from bitcycle.layer.penalty import penalty
-from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer, share_parameters
+from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
 from bitcycle.quantizer import QuantizerOptions, quantizer_options
 from bitcycle.schedule import schedule as make_schedule
 from bitcycle.settings import SettingError
@@ -60,14 +60,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y if bias is None else y + bias
 
 
-def quantized_conv1d(layer: Conv1D) -> QuantizedConv1D:
-    """Return a quantized layer that shares the parameters of `layer`."""
-    with torch.device("meta"):
-        converted = QuantizedConv1D(layer.weight.shape[1], layer.weight.shape[0])
-    return share_parameters(converted, layer)
-
-
-CONVERSIONS[Conv1D] = quantized_conv1d
+CONVERSIONS[Conv1D] = QuantizedConv1D
 
 
 def attention(

@@ -6,16 +6,14 @@ Each of the six products has its own quantizers; softmax, scaling and masks are 
 torch.nn.MultiheadAttention, under the same names.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitcycle.layer.matrix_product import QuantizedMatrixProduct
-from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer, QuantizedLinear, share_parameters
-from bitcycle.layer.quantized_product import Context
-from bitcycle.quantizer import QuantizerOptions
+from bitcycle.layer.matrix_product import MatrixProduct, QuantizedMatrixProduct
+from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer, QuantizedLinear
+from bitcycle.layer.quantized_product import Context, Quantized
+from bitcycle.layer.twin import twin_of
 
 
 class InProjection(QuantizedLayer):
@@ -50,26 +48,20 @@ class InProjection(QuantizedLayer):
         return self.quantized_product(x, F.linear)
 
 
-class QuantizedMultiheadAttention(nn.MultiheadAttention):
+class QuantizedMultiheadAttention(Quantized, nn.MultiheadAttention):
     """A quantized torch.nn.MultiheadAttention: same arguments, parameters, inputs and outputs."""
 
     query: InProjection
     key: InProjection
     value: InProjection
 
-    def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.attach(Context.alone(quantizer))
-
     def attach(self, context: Context) -> None:
         """Attach quantizers to the six products; inputs are treated as signed."""
-        options, self.precision = context.options, context.precision
+        self.precision = context.precision
         for place, name in enumerate(("query", "key", "value")):
             setattr(self, name, InProjection(self, place))
-        bias = self.out_proj.bias is not None
-        out = QuantizedLinear(self.embed_dim, self.embed_dim, bias=bias, quantizer=options, device="meta")
-        self.out_proj = share_parameters(out, self.out_proj)
-        self.scores, self.mixture = QuantizedMatrixProduct(options), QuantizedMatrixProduct(options)
+        self.out_proj = twin_of(self.out_proj, QuantizedLinear)
+        self.scores, self.mixture = (twin_of(MatrixProduct(), QuantizedMatrixProduct) for _ in range(2))
         for name in ("query", "key", "value", "scores", "mixture", "out_proj"):
             getattr(self, name).attach(context.part(name))
 
@@ -128,17 +120,4 @@ def _added(mask: Tensor, like: Tensor) -> Tensor:
     return like.new_zeros(mask.shape).masked_fill(mask, float("-inf")) if mask.dtype == torch.bool else mask
 
 
-def quantized_attention(layer: nn.MultiheadAttention) -> QuantizedMultiheadAttention:
-    """A quantized attention that shares the parameters of `layer`."""
-    options: dict[str, Any] = {"add_zero_attn": layer.add_zero_attn, "batch_first": layer.batch_first}
-    sizes: dict[str, Any] = {"kdim": layer.kdim, "vdim": layer.vdim, "dropout": layer.dropout}
-    biases: dict[str, Any] = {"bias": layer.in_proj_bias is not None, "add_bias_kv": layer.bias_k is not None}
-    arguments = (layer.embed_dim, layer.num_heads)
-    converted = QuantizedMultiheadAttention(*arguments, **options, **sizes, **biases, device="meta")
-    for name, parameter in layer._parameters.items():
-        setattr(converted, name, parameter)
-    converted.out_proj.weight, converted.out_proj.bias = layer.out_proj.weight, layer.out_proj.bias
-    return converted
-
-
-CONVERSIONS[nn.MultiheadAttention] = quantized_attention
+CONVERSIONS[nn.MultiheadAttention] = QuantizedMultiheadAttention

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bitcycle import distributed
+from bitcycle.layer.twin import replace_modules, twin_of
 
 
 class SharedBatchNorm(_BatchNorm):
@@ -82,16 +83,4 @@ def share_batch_norm(model: nn.Module) -> nn.Module:
     """The model with batch norms over the whole batch, which share the original parameters and buffers."""
     if next(model.parameters()).is_cuda:
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if isinstance(child, _BatchNorm):
-                setattr(parent, name, _shared(child))
-    return _shared(model) if isinstance(model, _BatchNorm) else model
-
-
-def _shared(norm: _BatchNorm) -> SharedBatchNorm:
-    shared = SharedBatchNorm(
-        norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats, device="meta"
-    )
-    shared._parameters, shared._buffers = norm._parameters, norm._buffers
-    return shared.train(norm.training)
+    return replace_modules(model, lambda m: twin_of(m, SharedBatchNorm) if isinstance(m, _BatchNorm) else m)

@@ -31,6 +31,7 @@ from bitcycle.layer.convolution import QuantizedConv2d
 from bitcycle.layer.quantized import QuantizedLayer, QuantizedLinear
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
+from bitcycle.layer.twin import replace_modules, twin_of
 from bitcycle.quantizer.sbm import Sbm
 from bitcycle.settings import SettingError
 
@@ -340,15 +341,12 @@ def prepare_replay(block: nn.Module, name: str) -> Replay:
         if reason := _obstacle(module):
             problem = f"cannot replay block {name!r}: {reason}"
             raise SettingError("schedule.backward", "chosen", problem, "use schedule.backward=all")
-    for parent in list(block.modules()):
-        if isinstance(parent, QuantizedLayer):
-            parent.computation = ReplayedProduct(parent, replay)
-        for child_name, child in parent._modules.items():
-            if isinstance(child, nn.BatchNorm2d):
-                twin = ReplayedBatchNorm2d(child.num_features, device="meta")
-                twin.__dict__.update(child.__dict__)
-                twin.replay = replay
-                parent._modules[child_name] = twin
+    replace_modules(block, lambda m: twin_of(m, ReplayedBatchNorm2d) if isinstance(m, nn.BatchNorm2d) else m)
+    for module in block.modules():
+        if isinstance(module, QuantizedLayer):
+            module.computation = ReplayedProduct(module, replay)
+        if isinstance(module, ReplayedBatchNorm2d):
+            module.replay = replay
     return replay
 
 

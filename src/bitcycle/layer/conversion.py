@@ -23,6 +23,7 @@ from bitcycle.layer.quantized import CONVERSIONS
 from bitcycle.layer.quantized_product import Context, QuantizedProduct
 from bitcycle.layer.roles import ROLES
 from bitcycle.layer.state import PrecisionState
+from bitcycle.layer.twin import replace_modules, twin_of
 from bitcycle.quantizer import NoQuantizer, QuantizerOptions, quantizer_options
 from bitcycle.schedule import GateOptions, Precision, Schedule
 from bitcycle.settings import SettingError
@@ -36,12 +37,6 @@ DEFAULT_FLOAT_LAYERS = ("first", "last", "shortcut")
 DEFAULT_SIGNED_INPUTS = ("first",)
 """Default of layers with signed inputs if a model defines none: the layer that reads the data."""
 
-_HOOKS = (
-    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
-    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
-    *("_backward_hooks", "_backward_pre_hooks"),
-)
-"""Attributes in which PyTorch stores the hooks of a module."""
 _PRODUCT_LAYERS = (nn.modules.conv._ConvNd, nn.Linear, nn.Bilinear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 _LIBRARIES = ("transformers", "dgl")
 """Libraries with their own layers, supported by a module of the same name in `bitcycle.integrations`."""
@@ -266,9 +261,13 @@ def _convert(
         state = fixed if rule.treatment.startswith("fixed") else shared
         context = Context(options, state, rule.name, compile, rule.name in signed)
         converted[rule.name] = _quantized(rule, layers[rule.name], context, device)
+    present = set(model.modules())
     for name, new in converted.items():
-        _move_hooks(layers[name], new)
-        model = _place(model, name, layers[name], new)
+        if layers[name] not in present:  # a product computed by a function so far
+            parent, _, attribute = name.rpartition(".")
+            model.get_submodule(parent).add_module(attribute, new)
+    twins = {layers[name]: new for name, new in converted.items()}
+    model = replace_modules(model, lambda module: twins.get(module, module))
     _keep_layers_in_use(model)
     _name_untouched(model)
     return model
@@ -287,27 +286,13 @@ def _quantized(rule: LayerRule, layer: nn.Module, context: Context, device: torc
         remedy = "apply that to the converted model instead, or name the layer in float_layers"
         raise SettingError("model", rule.kind, problem, remedy)
     try:
-        converted = CONVERSIONS[type(layer)](layer)
+        converted = twin_of(layer, CONVERSIONS[type(layer)])
         converted.attach(context)
     except SettingError as error:
         raise SettingError(error.field, error.value, f"layer {rule.name!r}: {error.problem}", error.remedy) from error
     converted.to(next((parameter.device for parameter in layer.parameters()), device))
     quantized: nn.Module = converted.train(layer.training)
     return quantized
-
-
-def _place(model: nn.Module, name: str, old: nn.Module, new: nn.Module) -> nn.Module:
-    """The model with `old` replaced by `new`; the module of a product computed by a function is added."""
-    if any(module is old for module in model.modules()):
-        return _replace(model, old, new)
-    parent, _, attribute = name.rpartition(".")
-    model.get_submodule(parent).add_module(attribute, new)
-    return model
-
-
-def _move_hooks(layer: nn.Module, converted: nn.Module) -> None:
-    for hooks in _HOOKS:
-        setattr(converted, hooks, getattr(layer, hooks))  # the same dictionary, which handles use for removal
 
 
 def _keep_layers_in_use(model: nn.Module) -> None:
@@ -329,14 +314,3 @@ def _name_untouched(model: nn.Module) -> None:
     if untouched:
         listed = ", ".join(f"{count} {kind}" for kind, count in untouched.items())
         logger.warning("these layers have no quantized counterpart and stay float: %s", listed)
-
-
-def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
-    """Replace every occurrence of `old` in the model by `new`."""
-    if model is old:
-        return new
-    for parent in list(model.modules()):
-        for name, child in parent._modules.items():
-            if child is old:
-                parent._modules[name] = new
-    return model

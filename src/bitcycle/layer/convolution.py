@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bitcycle.layer.bifurcation import Product
 from bitcycle.layer.block_product import CONVOLUTION, Axes
-from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer, share_parameters
+from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
 
 
 class QuantizedConvolution(QuantizedLayer):
@@ -56,23 +56,9 @@ class QuantizedConvTranspose2d(QuantizedLayer, nn.ConvTranspose2d):
         return self.quantized_product(x, product)
 
 
-def _geometry(layer: nn.modules.conv._ConvNd) -> dict[str, Any]:
-    names = ("stride", "padding", "dilation", "groups", "padding_mode")
-    return {**{name: getattr(layer, name) for name in names}, "bias": layer.bias is not None, "device": "meta"}
-
-
-def _of_kind(kind: Any) -> Any:
-    def convert(layer: nn.modules.conv._ConvNd) -> QuantizedLayer:
-        more = {"output_padding": layer.output_padding} if layer.transposed else {}
-        sizes = layer.in_channels, layer.out_channels, layer.kernel_size
-        return share_parameters(kind(*sizes, **_geometry(layer), **more), layer)
-
-    return convert
-
-
 CONVERSIONS |= {
-    nn.Conv1d: _of_kind(QuantizedConv1d),
-    nn.Conv2d: _of_kind(QuantizedConv2d),
-    nn.Conv3d: _of_kind(QuantizedConv3d),
-    nn.ConvTranspose2d: _of_kind(QuantizedConvTranspose2d),
+    nn.Conv1d: QuantizedConv1d,
+    nn.Conv2d: QuantizedConv2d,
+    nn.Conv3d: QuantizedConv3d,
+    nn.ConvTranspose2d: QuantizedConvTranspose2d,
 }

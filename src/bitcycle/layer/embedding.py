@@ -28,11 +28,4 @@ class QuantizedEmbedding(QuantizedLayer, QuantizableEmbedding):
         return F.embedding(input, self.quantized_weight(self.call_keys().coarse))
 
 
-def quantized_embedding(layer: QuantizableEmbedding) -> QuantizedEmbedding:
-    """A quantized embedding that shares the table of `layer`."""
-    converted = QuantizedEmbedding(layer.num_embeddings, layer.embedding_dim, device="meta")
-    converted.weight = layer.weight
-    return converted
-
-
-CONVERSIONS[QuantizableEmbedding] = quantized_embedding
+CONVERSIONS[QuantizableEmbedding] = QuantizedEmbedding

@@ -29,9 +29,9 @@ from bitcycle.layer.block_product import Axes, block_product, copies_of
 from bitcycle.layer.constant import LastResult
 from bitcycle.layer.graph_convolution import Aggregation, GraphConvolution, RowLinear, SageConvolution
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
-from bitcycle.layer.quantized_product import Context, Noisy
+from bitcycle.layer.quantized_product import Context, Noisy, Quantized
 from bitcycle.layer.sparse import Edges
-from bitcycle.quantizer import QuantizerOptions
+from bitcycle.layer.twin import twin_of
 from bitcycle.quantizer.sbm import SbmRows
 from bitcycle.settings import SettingError
 
@@ -148,27 +148,12 @@ class QuantizedGraphConvolution(QuantizedLayer, GraphConvolution):
         return h + self.bias if self.addition is None else self.addition(h, self.bias)
 
 
-class QuantizedSageConvolution(SageConvolution):
+class QuantizedSageConvolution(Quantized, SageConvolution):
     """A quantized SageConvolution, whose two products are quantized layers. Shapes: [sources, in] -> [destinations, out]."""
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        quantized_aggregation: bool = False,
-        device: str | None = None,
-        quantizer: str | QuantizerOptions = "sbm",
-    ) -> None:
-        super().__init__(in_features, out_features, quantized_aggregation, device)
-        for name in ("neighbour", "own"):
-            half = QuantizedRowLinear(in_features, out_features, "meta")
-            half.weight = getattr(self, name).weight
-            setattr(self, name, half)
-        self.attach(Context.alone(quantizer))
-
     def attach(self, context: Context) -> None:
-        """Attach quantizers to the layer."""
         for name in ("neighbour", "own"):
+            setattr(self, name, twin_of(getattr(self, name), QuantizedRowLinear))
             getattr(self, name).attach(context.part(name, context.signed))
         rows = context.options.row_activation(context.compile)
         self.addition = None if rows is None else QuantizedAddition(context.part("addition"))
@@ -192,24 +177,4 @@ def _aggregation(layer: GraphConvolution | SageConvolution, context: Context) ->
     return quantized
 
 
-def quantized_graph_convolution(layer: GraphConvolution) -> QuantizedGraphConvolution:
-    """A quantized layer that shares the parameters of `layer`, so that existing optimizers stay valid."""
-    sizes = layer.in_features, layer.out_features
-    converted = QuantizedGraphConvolution(*sizes, layer.quantized_aggregation, layer.quantized_norm, device="meta")
-    converted.weight, converted.bias = layer.weight, layer.bias
-    return converted
-
-
-def quantized_sage_convolution(layer: SageConvolution) -> QuantizedSageConvolution:
-    """A quantized layer that shares the parameters of `layer`, so that existing optimizers stay valid."""
-    converted = QuantizedSageConvolution(
-        layer.in_features, layer.out_features, layer.quantized_aggregation, device="meta"
-    )
-    for name in ("neighbour", "own"):
-        getattr(converted, name).weight = getattr(layer, name).weight
-    converted.bias = layer.bias
-    return converted
-
-
-CONVERSIONS[GraphConvolution] = quantized_graph_convolution
-CONVERSIONS[SageConvolution] = quantized_sage_convolution
+CONVERSIONS |= {GraphConvolution: QuantizedGraphConvolution, SageConvolution: QuantizedSageConvolution}

@@ -10,7 +10,6 @@ Source: Kipf and Welling 2017; Hamilton et al. 2017; Better Schedules, section 4
 """
 
 from collections.abc import Callable
-from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +35,6 @@ class GraphConvolution(nn.Module):
         in_features, out_features: columns of x and y.
         quantized_aggregation: whether a quantized layer sums over neighbours by the paper's Q-Agg, else FP-Agg.
         quantized_norm: whether a quantized layer also quantizes the features before scaling by degrees.
-        device: of the parameters.
     """
 
     def __init__(
@@ -45,13 +43,12 @@ class GraphConvolution(nn.Module):
         out_features: int,
         quantized_aggregation: bool = False,
         quantized_norm: bool = False,
-        device: Optional[str] = None,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.quantized_aggregation, self.quantized_norm = quantized_aggregation, quantized_norm
-        self.weight = nn.Parameter(torch.empty(in_features, out_features, device=device))
-        self.bias = nn.Parameter(torch.empty(out_features, device=device))
+        self.weight = nn.Parameter(torch.empty(in_features, out_features))
+        self.bias = nn.Parameter(torch.empty(out_features))
         self.aggregate: nn.Module = Aggregation()
         self.reset_parameters()
 
@@ -91,9 +88,6 @@ class GraphConvolution(nn.Module):
 class RowLinear(nn.Linear):
     """x W^T with x [N, in], W [out, in]: half of a SAGE layer. A subclass, so that it is only converted with its layer."""
 
-    def __init__(self, in_features: int, out_features: int, device: Optional[str] = None) -> None:
-        super().__init__(in_features, out_features, bias=False, device=device)
-
 
 class SageConvolution(nn.Module):
     """y = x_own W_own^T + mean(x) W_neighbour^T + c; x [sources, in] -> [destinations, out]; x_own are the first rows of x.
@@ -101,22 +95,15 @@ class SageConvolution(nn.Module):
     Args:
         in_features, out_features: columns of x and y.
         quantized_aggregation: whether a quantized layer averages neighbours by the paper's Q-Agg, else FP-Agg.
-        device: of the parameters.
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        quantized_aggregation: bool = False,
-        device: Optional[str] = None,
-    ) -> None:
+    def __init__(self, in_features: int, out_features: int, quantized_aggregation: bool = False) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.quantized_aggregation = quantized_aggregation
-        self.neighbour: nn.Module = RowLinear(in_features, out_features, device)
-        self.own: nn.Module = RowLinear(in_features, out_features, device)
-        self.bias = nn.Parameter(torch.zeros(out_features, device=device))
+        self.neighbour: nn.Module = RowLinear(in_features, out_features, bias=False)
+        self.own: nn.Module = RowLinear(in_features, out_features, bias=False)
+        self.bias = nn.Parameter(torch.zeros(out_features))
         self.aggregate: nn.Module = Aggregation(mean=True)
         nn.init.xavier_uniform_(self.neighbour.weight, gain=2**0.5)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bitcycle.layer.block_product import SECOND_COPY, Copies, block_product
 from bitcycle.layer.compilation import has_numbers, not_compiled
 from bitcycle.layer.quantized_product import Context, QuantizedProduct
-from bitcycle.quantizer import QuantizerOptions, TensorQuantizer, encode_bits
+from bitcycle.quantizer import TensorQuantizer, encode_bits
 
 
 class MatrixProduct(nn.Module):
@@ -27,14 +27,9 @@ class MatrixProduct(nn.Module):
 
 
 class QuantizedMatrixProduct(QuantizedProduct, MatrixProduct):
-    """A quantized `MatrixProduct`; dimension 0 is the sample dimension."""
-
-    def __init__(self, quantizer: str | QuantizerOptions = "sbm") -> None:
-        nn.Module.__init__(self)
-        self.attach(Context.alone(quantizer))
+    """A quantized `MatrixProduct` of operands that are always treated as signed; dimension 0 is the sample dimension."""
 
     def attach(self, context: Context) -> None:
-        """Attach quantizers to the product; operands are always treated as signed."""
         super().attach(context)
         self.left_quantizer, self.right_quantizer = (context.options.matmul_operand(context.compile) for _ in range(2))
         self.look_again()
@@ -42,8 +37,9 @@ class QuantizedMatrixProduct(QuantizedProduct, MatrixProduct):
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         return self.masked(torch.matmul, lambda product: self._product(a, b, product))
 
-    def quantizers(self) -> tuple[TensorQuantizer, ...]:
-        return self.left_quantizer, self.right_quantizer
+    def operands(self) -> tuple[tuple[TensorQuantizer, Tensor], ...]:
+        bits = self.precision.activation_bits
+        return (self.left_quantizer, bits), (self.right_quantizer, bits)
 
     def _product(self, a: Tensor, b: Tensor, product: Callable[..., Tensor]) -> Tensor:
         if not (a.numel() and b.numel()):
@@ -79,19 +75,3 @@ class QuantizedMatrixProduct(QuantizedProduct, MatrixProduct):
             self.left_quantizer.prepare(a.detach(), bits)
             self.right_quantizer.prepare(b.detach(), bits)
             self.adapted = True
-
-    def restart(self) -> None:
-        self.left_quantizer.restart()
-        self.right_quantizer.restart()
-        self.look_again()
-
-    def penalties(self, loss: Tensor | None = None) -> list[Tensor]:
-        """Terms that the operands' quantizers add to the loss at the current bits."""
-        bits = self.precision.activation_bits
-        found = (self.left_quantizer.penalty(bits), self.right_quantizer.penalty(bits))
-        return [term for term in found if term is not None]
-
-
-def quantized_matrix_product(layer: MatrixProduct) -> QuantizedMatrixProduct:
-    """The quantized counterpart of a matrix product, which has no parameters."""
-    return QuantizedMatrixProduct()

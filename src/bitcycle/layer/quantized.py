@@ -8,7 +8,6 @@ modules/quantize.py (QConv2d, which has no bias). A bias stays float32 unless th
 """
 
 import logging
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -18,9 +17,9 @@ from bitcycle import distributed
 from bitcycle.layer.bifurcation import Product, Rounding, bifurcated
 from bitcycle.layer.block_product import LINEAR, block_product, copies_of
 from bitcycle.layer.compilation import has_numbers, not_compiled
-from bitcycle.layer.matrix_product import MatrixProduct, quantized_matrix_product
+from bitcycle.layer.matrix_product import MatrixProduct, QuantizedMatrixProduct
 from bitcycle.layer.quantized_product import Context, NoiseKeys, QuantizedProduct
-from bitcycle.quantizer import QuantizerOptions, TensorQuantizer, encode_bits
+from bitcycle.quantizer import TensorQuantizer, encode_bits
 from bitcycle.settings import SettingError
 
 logger = logging.getLogger(__name__)
@@ -52,10 +51,6 @@ class QuantizedLayer(QuantizedProduct):
     axes = LINEAR
     """The dimensions of input, weight and output that products sum over."""
 
-    def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.attach(Context.alone(quantizer))
-
     def attach(self, context: Context) -> None:
         super().attach(context)
         options, compile = context.options, context.compile
@@ -74,8 +69,9 @@ class QuantizedLayer(QuantizedProduct):
         """Compute the product by visible operations from now on, for tracing."""
         self.computation, self.adapted = None, True
 
-    def quantizers(self) -> tuple[TensorQuantizer, ...]:
-        return self.weight_quantizer, self.activation_quantizer
+    def operands(self) -> tuple[tuple[TensorQuantizer, Tensor], ...]:
+        bits = self.precision
+        return (self.weight_quantizer, bits.weight_bits), (self.activation_quantizer, bits.activation_bits)
 
     def quantized_operands(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Input and weight at the current bits; `key` is the noise key of this call, that of the first call if None."""
@@ -142,25 +138,13 @@ class QuantizedLayer(QuantizedProduct):
                 )
 
     def restart(self) -> None:
-        """Let the quantizers adapt again at the next forward pass, whatever its bits."""
-        self.weight_quantizer.restart()
-        self.activation_quantizer.restart()
         self.observed_bits.clear()
-        self.look_again()
+        super().restart()
 
     def begin_step(self, new_epoch: bool) -> None:
         """Let the weight's quantizer update before a training step."""
         weight: Tensor = self.weight
         self.weight_quantizer.begin_step(self.rows_of(weight.detach()), new_epoch)
-
-    def penalties(self, loss: Tensor | None = None) -> list[Tensor]:
-        """Terms that the layer's quantizers add to the loss at the current bits."""
-        state = self.precision
-        found = (
-            self.weight_quantizer.penalty(state.weight_bits),
-            self.activation_quantizer.penalty(state.activation_bits),
-        )
-        return [term for term in found if term is not None]
 
     def quantized_product(self, x: Tensor, product: Product) -> Tensor:
         """product(x, weight, bias) of the quantized operands, with quantized gradients."""
@@ -202,21 +186,9 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):
         return self.quantized_product(x, nn.functional.linear)
 
 
-def share_parameters(converted: QuantizedLayer, layer: nn.Module) -> Any:
-    """`converted` with the parameters of `layer`: the same tensors, so that existing optimizers stay valid."""
-    converted.weight, converted.bias = layer.weight, layer.bias
-    return converted
-
-
-def quantized_linear(layer: nn.Linear) -> QuantizedLinear:
-    """A quantized layer that shares the parameters of `layer`."""
-    converted = QuantizedLinear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
-    return share_parameters(converted, layer)
-
-
-CONVERSIONS: dict[type[nn.Module], Callable[..., Any]] = {
-    nn.Linear: quantized_linear,
-    MatrixProduct: quantized_matrix_product,
+CONVERSIONS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: QuantizedLinear,
+    MatrixProduct: QuantizedMatrixProduct,
 }
-"""Float layer type -> the function that converts it. Subclasses are not converted: they may compute
+"""Float layer type -> its quantized counterpart, a subclass. Other subclasses are not converted: they may compute
 something else, or have their weight read by a parent (as in torch.nn.MultiheadAttention)."""

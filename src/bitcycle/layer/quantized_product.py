@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bitcycle.layer.compilation import refuse_tracing
 from bitcycle.layer.state import HoldsTensors, PrecisionState
@@ -100,7 +100,19 @@ class Noisy(HoldsTensors):
         return number
 
 
-class QuantizedProduct(Noisy):
+class Quantized(nn.Module):
+    """Mixin of a float module's quantized counterpart: made by conversion, or from the module's arguments and a quantizer."""
+
+    def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.attach(Context.alone(quantizer))
+
+    def attach(self, context: Context) -> None:
+        """Attach bits, noise and quantizers."""
+        raise NotImplementedError
+
+
+class QuantizedProduct(Quantized, Noisy):
     """A product of two tensors; base class of quantized layers and matrix products."""
 
     adapted = False
@@ -109,7 +121,6 @@ class QuantizedProduct(Noisy):
     """Whether the output has shape [N, positions ..., F], in contrast to images."""
 
     def attach(self, context: Context) -> None:
-        """Attach bits, noise and quantizers; here only the quantizer of the output's gradient."""
         options = self.quantizer_options = context.options
         self.precision = context.precision
         self.gradient_quantizer = (options.position_gradient if self.has_positions else options.gradient)(
@@ -121,13 +132,13 @@ class QuantizedProduct(Noisy):
         self.precision.readers.add(self)
         self.register_load_state_dict_post_hook(_forget_preparation)
 
-    def quantizers(self) -> tuple[TensorQuantizer, ...]:
-        """The quantizers of its operands."""
+    def operands(self) -> tuple[tuple[TensorQuantizer, Tensor], ...]:
+        """The quantizers of its operands, with their current bits."""
         raise NotImplementedError
 
     def look_again(self) -> None:
         """After a change of bits or mode, let the quantizers adapt at the next forward pass if necessary."""
-        self.adapted = not any(quantizer.adapts for quantizer in self.quantizers())
+        self.adapted = not any(quantizer.adapts for quantizer, _ in self.operands())
 
     def read_from(self, state: PrecisionState) -> None:
         """Read bits and noise from `state` from now on."""
@@ -147,7 +158,14 @@ class QuantizedProduct(Noisy):
 
     def restart(self) -> None:
         """Let the quantizers adapt again at the next forward pass, whatever its bits."""
-        raise NotImplementedError
+        for quantizer, _ in self.operands():
+            quantizer.restart()
+        self.look_again()
+
+    def penalties(self, loss: Tensor | None = None) -> list[Tensor]:
+        """Terms that the operands' quantizers add to the loss at the current bits."""
+        found = (quantizer.penalty(bits) for quantizer, bits in self.operands())
+        return [term for term in found if term is not None]
 
     def quantize_gradient_of(self, y: Tensor, key: Tensor) -> Tensor:
         """y, whose gradient will be quantized with the noise of this call's key."""

@@ -25,20 +25,26 @@ from torch.nn.utils.rnn import PackedSequence
 
 from bitcycle.layer.compilation import refuse_tracing
 from bitcycle.layer.quantized import CONVERSIONS
-from bitcycle.layer.quantized_product import Context
+from bitcycle.layer.quantized_product import Context, Quantized
 from bitcycle.layer.recurrent_product import HiddenProduct, InputProduct
-from bitcycle.quantizer import QuantizerOptions
 from bitcycle.settings import SettingError
 
 State = tuple[Tensor, ...]
 """(h, c) of an LSTM, (h,) of a GRU; each [N, H]."""
 
 
-class QuantizedRecurrent(nn.RNNBase):
+class QuantizedRecurrent(Quantized, nn.RNNBase):
     """The quantizing half of a recurrent layer; the other half is torch.nn.LSTM or torch.nn.GRU."""
 
     def attach(self, context: Context) -> None:
-        """Attach quantizers to the products of each layer and direction; inputs are treated as signed."""
+        """Attach quantizers to the products of each layer and direction; inputs are treated as signed.
+
+        Raises:
+            SettingError (a ValueError): for an LSTM with proj_size.
+        """
+        if self.proj_size:
+            remedy = "list such layers in float_layers, or project with a Linear layer"
+            raise SettingError("proj_size", self.proj_size, "quantized LSTMs have no projection", remedy)
         self.precision = context.precision
         for place in self.places():
             for kind, name, side in ((InputProduct, f"input_{place}", "ih"), (HiddenProduct, f"hidden_{place}", "hh")):
@@ -153,11 +159,6 @@ class QuantizedLSTM(QuantizedRecurrent, nn.LSTM):
 
     state_parts = 2
 
-    def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
-        nn.LSTM.__init__(self, *arguments, **options)
-        _refuse_projection(self)
-        self.attach(Context.alone(quantizer))
-
     def forward(  # type: ignore[override]
         self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -177,10 +178,6 @@ class QuantizedGRU(QuantizedRecurrent, nn.GRU):
         TypeError: in the forward pass, for a PackedSequence.
     """
 
-    def __init__(self, *arguments: Any, quantizer: str | QuantizerOptions = "sbm", **options: Any) -> None:
-        nn.GRU.__init__(self, *arguments, **options)
-        self.attach(Context.alone(quantizer))
-
     def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         output, (h,) = self.run(input, None if hx is None else [hx])
         return output, h
@@ -193,41 +190,4 @@ class QuantizedGRU(QuantizedRecurrent, nn.GRU):
         return ((1 - z) * n + z * state[0],)
 
 
-def _refuse_projection(layer: nn.LSTM) -> None:
-    if layer.proj_size:
-        remedy = "list such layers in float_layers, or project with a Linear layer"
-        raise SettingError("proj_size", layer.proj_size, "quantized LSTMs have no projection", remedy)
-
-
-def _share_parameters(layer: nn.RNNBase, converted: nn.RNNBase) -> None:
-    """Share the parameters of `layer` with `converted`, so that existing optimizers stay valid."""
-    for name in layer._flat_weights_names:
-        delattr(converted, name)
-        if name in layer._parameters:
-            setattr(converted, name, getattr(layer, name))
-        else:  # a bias that the network fixes at zero
-            converted.register_buffer(name, getattr(layer, name), persistent=False)
-
-
-def _arguments(layer: nn.RNNBase) -> dict[str, Any]:
-    names = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
-    return {**{name: getattr(layer, name) for name in names}, "device": "meta"}
-
-
-def quantized_lstm(layer: nn.LSTM) -> QuantizedLSTM:
-    """A quantized layer that shares the parameters of `layer`."""
-    _refuse_projection(layer)
-    converted = QuantizedLSTM(**_arguments(layer))
-    _share_parameters(layer, converted)
-    return converted
-
-
-def quantized_gru(layer: nn.GRU) -> QuantizedGRU:
-    """A quantized layer around the parameters of `layer`."""
-    converted = QuantizedGRU(**_arguments(layer))
-    _share_parameters(layer, converted)
-    return converted
-
-
-CONVERSIONS[nn.LSTM] = quantized_lstm
-CONVERSIONS[nn.GRU] = quantized_gru
+CONVERSIONS |= {nn.LSTM: QuantizedLSTM, nn.GRU: QuantizedGRU}

@@ -1,15 +1,14 @@
 """compute=codes: layers that multiply integer codes and save one byte per element for the backward pass."""
 
 import logging
-from collections.abc import Callable
-from typing import Any
 
 from torch import nn
 
-from bitcycle.layer.codes.mask_saving_relu import mask_saving_relu
+from bitcycle.layer.codes.mask_saving_relu import MaskSavingReLU
 from bitcycle.layer.codes.product import code_product
-from bitcycle.layer.codes.recomputation import recomputing_batch_norm
+from bitcycle.layer.codes.recomputation import RecomputingBatchNorm2d
 from bitcycle.layer.quantized import QuantizedLayer
+from bitcycle.layer.twin import replace_modules, twin_of
 
 logger = logging.getLogger(__name__)
 
@@ -30,17 +29,11 @@ def compute_codes(model: nn.Module, compile: bool, recompute: bool) -> nn.Module
         kinds = ", ".join(sorted({layer.quantizer_options.name for layer in layers}))
         message = "compute=codes: %d of %d quantized layers compute as compute=simulate (quantizer %s)"
         logger.info(message, len(layers) - able, len(layers), kinds)
-    if able:
-        _replace(model, nn.ReLU, lambda relu: mask_saving_relu(relu, compile))
+    twins: dict[type[nn.Module], type[nn.Module]] = {nn.ReLU: MaskSavingReLU} if able else {}
     if able and recompute:
-        _replace(model, nn.BatchNorm2d, recomputing_batch_norm)
+        twins[nn.BatchNorm2d] = RecomputingBatchNorm2d
+    model = replace_modules(model, lambda m: twin_of(m, twins[type(m)]) if type(m) in twins else m)
+    for module in model.modules():
+        if isinstance(module, MaskSavingReLU):
+            module.compile_kernel = compile
     return model
-
-
-def _replace(model: nn.Module, kind: type[nn.Module], twin_of: Callable[[Any], nn.Module]) -> None:
-    """Replace every module of exactly this type by its twin."""
-    twins: dict[nn.Module, nn.Module] = {}
-    for parent in list(model.modules()):
-        for name, module in parent._modules.items():
-            if type(module) is kind:
-                parent._modules[name] = twins.setdefault(module, twin_of(module))

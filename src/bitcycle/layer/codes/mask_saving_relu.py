@@ -41,7 +41,7 @@ def _masked(gradient: Tensor, passed: Tensor) -> Tensor:
 
 
 class MaskSavingReLU(nn.ReLU):
-    """A torch.nn.ReLU that saves a mask instead of its output."""
+    """A torch.nn.ReLU that saves a mask instead of its output; `compile_kernel` fuses its backward pass into one kernel."""
 
     compile_kernel = False
 
@@ -52,11 +52,3 @@ class MaskSavingReLU(nn.ReLU):
         if functions is not None and (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):
             return functions.mask_saving_relu(x, self.inplace)
         return _MaskSavingRelu.apply(x, self.inplace, self.compile_kernel)
-
-
-def mask_saving_relu(relu: nn.ReLU, compile: bool = False) -> MaskSavingReLU:
-    """The mask-saving twin of a torch.nn.ReLU, with its mode and hooks; `compile` fuses its backward pass into one kernel."""
-    twin = MaskSavingReLU(relu.inplace)
-    twin.__dict__.update(relu.__dict__)
-    twin.compile_kernel = compile
-    return twin

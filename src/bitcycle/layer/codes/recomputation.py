@@ -37,10 +37,3 @@ class RecomputingBatchNorm2d(nn.BatchNorm2d):
 
         with saved_tensors_hooks(pack, unpack):
             return super().forward(x)
-
-
-def recomputing_batch_norm(norm: nn.BatchNorm2d) -> RecomputingBatchNorm2d:
-    """The recomputing twin of a batch norm, with its parameters, buffers, mode and hooks."""
-    twin = RecomputingBatchNorm2d(norm.num_features, device="meta")
-    twin.__dict__.update(norm.__dict__)
-    return twin

@@ -1,0 +1,25 @@
+"""Modules of a model in other classes, with the same parameters, buffers, settings and hooks."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+_OWN = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules", "_load_state_dict_post_hooks")
+"""What a twin may add to without changing the original; hooks are shared, so that their handles remove them."""
+
+
+def twin_of(module: nn.Module, kind: type[nn.Module]) -> Any:
+    """A module of class `kind` in the state of `module`: the same tensors, so that existing optimizers stay valid."""
+    twin = kind.__new__(kind)
+    twin.__dict__.update(module.__dict__, **{name: copy.copy(module.__dict__[name]) for name in _OWN})
+    return twin
+
+
+def replace_modules(model: nn.Module, replacement: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    """The model with `replacement(module)`, which may be the module itself, in place of each module; shared ones stay shared."""
+    found = {module: replacement(module) for module in model.modules()}
+    for parent in found.values():
+        parent._modules.update({name: found[child] for name, child in parent._modules.items() if child in found})
+    return found[model]

@@ -182,10 +182,10 @@ def task(data_root, **options) -> Detection:
 
 def test_perfect_predictions_have_a_perfect_score(data_root):
     detection = task(data_root)
-    values = detection.evaluate(Oracle(detection.test_batches, 3))
+    values = detection.evaluate(Oracle(detection.splits["test"], 3))
     assert values["test_map50"] == values["test_map"] == values["test_map50_all_points"] == 100
     assert values["test_loss"] < 0.1
-    validation = detection.validate(Oracle(detection.validation_batches, 3))
+    validation = detection.validate(Oracle(detection.splits["validation"], 3))
     assert validation["validation_map50"] == 100
     batch = next(detection.batches(0))
     assert float(detection.train(Oracle([batch], 3), batch).accuracy) == 1
@@ -209,9 +209,11 @@ def test_detections_are_the_best_of_each_place_and_class(data_root):
 
 def test_difficult_objects_count_or_are_ignored(data_root):
     counts, ignores = (task(data_root, difficult=word) for word in ("count", "ignore"))
-    marked = [batch._replace(difficult=batch.labels == 0, labels=batch.labels.clone()) for batch in counts.test_batches]
+    marked = [
+        batch._replace(difficult=batch.labels == 0, labels=batch.labels.clone()) for batch in counts.splits["test"]
+    ]
     for detection in (counts, ignores):
-        detection.test_batches = marked
+        detection.splits["test"] = marked
     without = [batch._replace(labels=batch.labels.masked_fill(batch.labels == 0, NOTHING)) for batch in marked]
     assert ignores.evaluate(Oracle(without, 3))["test_map50_all_points"] == 100
     assert ignores.evaluate(Oracle(without, 3))["test_map50"] == 100

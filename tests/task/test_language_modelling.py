@@ -71,7 +71,7 @@ def test_perplexity_is_that_of_all_tokens(text, kind):
     planned = text(f"task={kind}", "task.sequence_length=5", "task.evaluation_batch_size=3", "quantizer=none")
     task, model = task_of(planned), planned.build_model().eval()
     metric, state = Perplexity(), None
-    for batch in task.test.of_epoch():
+    for batch in task.splits["test"].of_epoch():
         logits, state = model(batch.inputs, state if batch.continues else None)
         metric.update(logits.transpose(0, 1), batch.targets.T)
     values = task.evaluate(model)

@@ -1,6 +1,6 @@
 """The interface between the training loop and a task: batches, a loss and metrics."""
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -61,13 +61,22 @@ class Task:
         """Learning-rate factor of a batch; differs from 1 if batches have random lengths."""
         return 1.0
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Metrics of the model in evaluation mode on the test split."""
+    splits: Mapping[str, Any]
+    """What is evaluated: the split `test`, and `validation` if there is one."""
+
+    def measure(self, model: nn.Module, split: str) -> dict[str, float]:
+        """Metrics of the model in evaluation mode on a split, their names beginning with that of the split. No gradients."""
         raise NotImplementedError
 
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Metrics of the model in evaluation mode on the test split."""
+        return self.measure(model, "test")
+
+    @torch.no_grad()
     def validate(self, model: nn.Module) -> dict[str, float]:
         """Metrics of the model in evaluation mode on the validation split; empty without one."""
-        return {}
+        return self.measure(model, "validation") if "validation" in self.splits else {}
 
     def state_dict(self) -> dict[str, Any]:
         """State besides the step index, such as a recurrent state carried over to the next batch."""

@@ -17,9 +17,7 @@ from torch import Tensor, nn
 
 from bitcycle import distributed
 from bitcycle.dataset import DatasetInfo
-from bitcycle.dataset.base import Splits
 from bitcycle.dataset.detection import (
-    AnnotatedImage,
     DetectionBatch,
     DetectionBatches,
     DetectionDatasetOptions,
@@ -84,10 +82,7 @@ class DetectionOptions(TaskOptions):
 
     def build(self, setup: TaskSetup) -> Detection:
         require("pycocotools", "detection")  # fail before training instead of at the first evaluation
-        dataset = setup.dataset
-        assert isinstance(dataset, DetectionDatasetOptions)
-        splits = dataset.load(setup.data_root, setup.seed)
-        return Detection(self, dataset, splits, setup.batch_size, setup.seed, setup.device)
+        return Detection(self, setup)
 
 
 class Detections(NamedTuple):
@@ -114,41 +109,27 @@ class Seen(NamedTuple):
 
 
 class Detection(Task):
-    """A detection task on splits of annotated images.
-
-    Args:
-        options: options of the task.
-        dataset: options of the data set: size, normalisation and flips.
-        splits: training, validation and test images.
-        batch_size: training images per step.
-        seed: seed of order and flips.
-        device: device of batches.
-    """
+    """A detection task on splits of annotated images."""
 
     metric = "test_map50"
     validation_metric = "validation_map50"
     higher_is_better = True
 
-    def __init__(
-        self,
-        options: DetectionOptions,
-        dataset: DetectionDatasetOptions,
-        splits: Splits[list[AnnotatedImage]],
-        batch_size: int,
-        seed: int,
-        device: torch.device,
-    ) -> None:
-        self.options, self.classes, self.device = options, len(dataset.class_names), device
-        check_shares(options.evaluation_batch_size, test_samples=splits.test, validation=splits.validation)
-        self.training_batches = DetectionBatches(splits.train, dataset, batch_size, seed, device)
-        counts = torch.cat([image.labels for image in splits.train]).bincount()
+    def __init__(self, options: DetectionOptions, setup: TaskSetup) -> None:
+        dataset, size = setup.dataset, options.evaluation_batch_size
+        assert isinstance(dataset, DetectionDatasetOptions)
+        data = dataset.load(setup.data_root, setup.seed)
+        check_shares(size, test_samples=data.test, validation=data.validation)
+        self.options, self.classes, self.device = options, len(dataset.class_names), setup.device
+        counts = torch.cat([image.labels for image in data.train]).bincount()
         self.majority_baseline = float(counts.max() / counts.sum())
-
-        def evaluation(images: list[AnnotatedImage]) -> DetectionBatches:
-            return DetectionBatches(images, dataset, options.evaluation_batch_size, seed, device)
-
-        self.test_batches = evaluation(splits.test)
-        self.validation_batches = None if splits.validation is None else evaluation(splits.validation)
+        self.training_batches = DetectionBatches(data.train, dataset, setup.batch_size, setup.seed, setup.device)
+        splits = {"test": data.test, "validation": data.validation}
+        self.splits = {
+            name: DetectionBatches(images, dataset, size, setup.seed, setup.device)
+            for name, images in splits.items()
+            if images is not None
+        }
 
     def batches(self, step: int) -> Iterator[DetectionBatch]:
         return self.training_batches.starting_at(step)
@@ -163,20 +144,12 @@ class Detection(Task):
         matches = match(places, batch.boxes, batch.labels, options.positive_overlap, options.negative_overlap)
         return detection_losses(scores, offsets, places, matches, options.alpha, options.gamma)
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Metrics of the test images.
+    def measure(self, model: nn.Module, split: str) -> dict[str, float]:
+        """Metrics of the images of a split.
 
         `test_map50`, `test_map` (mean over IoU thresholds from 0.5 to 0.95) and `test_map50_all_points` (as in the
         released code of Better Schedules) in percent, `test_loss` as mean loss per image.
         """
-        return self._measure(model, self.test_batches, "test")
-
-    def validate(self, model: nn.Module) -> dict[str, float]:
-        """The metrics of `evaluate` on the validation images, with the prefix `validation`."""
-        return {} if self.validation_batches is None else self._measure(model, self.validation_batches, "validation")
-
-    @torch.no_grad()
-    def _measure(self, model: nn.Module, batches: DetectionBatches, split: str) -> dict[str, float]:
         from torchmetrics import MeanMetric
         from torchmetrics.detection import MeanAveragePrecision
 
@@ -185,7 +158,7 @@ class Detection(Task):
         coco.warn_on_many_detections = False
         all_points, mean_loss = AveragePrecision(self.classes), MeanMetric().to(self.device)
         seen: list[tuple[int, Seen]] = []
-        for number, batch in enumerate(batches):
+        for number, batch in enumerate(self.splits[split]):
             with distributed.sharded(batch.samples):
                 scores, offsets = _scores_and_offsets(model, batch)
                 losses = self._losses(batch, scores, offsets)

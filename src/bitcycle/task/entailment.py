@@ -53,45 +53,28 @@ class EntailmentOptions(TaskOptions):
         return Sample((tokens, tokens, torch.ones(1, shape.length, dtype=torch.bool, device="meta")), samples=1)
 
     def build(self, setup: TaskSetup) -> Entailment:
-        dataset, shape = setup.dataset, setup.info.shape
-        assert isinstance(dataset, SentencePairOptions) and isinstance(shape, SentencePairShape)
-        if self.evaluation_split == "validation" and dataset.validation == 0:
-            remedy = "leave dataset.validation=null"
-            raise SettingError("task.evaluation_split", "validation", "no validation data are used", remedy)
-        splits = dataset.load(setup.data_root, setup.seed)
-        return Entailment(self, splits, shape.classes, setup.batch_size, setup.seed, setup.device)
+        return Entailment(self, setup)
 
 
 class Entailment(Task):
-    """An entailment task on tokenized splits.
-
-    Args:
-        options: options of the task.
-        splits: train, test, and validation if any.
-        classes: number of classes.
-        batch_size: training samples per step.
-        seed: seed of the order.
-        device: device of batches.
-    """
+    """An entailment task on tokenized splits."""
 
     validation_metric = "validation_accuracy"
     higher_is_better = True
 
-    def __init__(
-        self,
-        options: EntailmentOptions,
-        splits: dict[str, TokenPairs],
-        classes: int,
-        batch_size: int,
-        seed: int,
-        device: torch.device,
-    ) -> None:
-        self.options, self.classes, self.seed = options, classes, seed
-        self.splits = {name: split.to(device) for name, split in splits.items()}
-        self.metric = METRICS[options.evaluation_split]
+    def __init__(self, options: EntailmentOptions, setup: TaskSetup) -> None:
+        dataset, shape = setup.dataset, setup.info.shape
+        assert isinstance(dataset, SentencePairOptions) and isinstance(shape, SentencePairShape)
+        if options.evaluation_split == "validation" and dataset.validation == 0:
+            remedy = "leave dataset.validation=null"
+            raise SettingError("task.evaluation_split", "validation", "no validation data are used", remedy)
+        splits = dataset.load(setup.data_root, setup.seed)
         test, validation = splits["test"].labels, splits.get("validation", splits["test"]).labels
         check_shares(options.evaluation_batch_size, test_samples=test, validation=validation)
-        self.epoch = Epoch(len(splits["train"].labels), batch_size)
+        self.options, self.classes, self.seed = options, shape.classes, setup.seed
+        self.splits = {name: split.to(setup.device) for name, split in splits.items()}
+        self.metric = METRICS[options.evaluation_split]
+        self.epoch = Epoch(len(splits["train"].labels), setup.batch_size)
         self.majority_baseline = float(splits["train"].labels.bincount().max()) / self.epoch.samples
 
     def batches(self, step: int) -> Iterator[PairBatch]:
@@ -104,33 +87,28 @@ class Entailment(Task):
         loss = F.cross_entropy(logits, batch.labels)
         return StepOutput(loss, (logits.detach().argmax(1) == batch.labels).float().mean())
 
+    @torch.no_grad()
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Accuracy in percent and mean cross-entropy on the main metric's split: `test_accuracy`, `test_loss`."""
-        accuracy, loss = self._measure(model, self.options.evaluation_split)
+        """The metrics of the split that the main metric is of, under its name."""
+        accuracy, loss = self.measure(model, self.options.evaluation_split).values()
         return {self.metric: accuracy, self.metric.replace("accuracy", "loss"): loss}
 
-    def validate(self, model: nn.Module) -> dict[str, float]:
-        """The same on the validation split: `validation_accuracy`, `validation_loss`."""
-        if "validation" not in self.splits:
-            return {}
-        accuracy, loss = self._measure(model, "validation")
-        return {"validation_accuracy": accuracy, "validation_loss": loss}
-
-    @torch.no_grad()
-    def _measure(self, model: nn.Module, name: str) -> tuple[float, float]:
+    def measure(self, model: nn.Module, split: str) -> dict[str, float]:
+        """Accuracy in percent and mean cross-entropy: `test_accuracy`, `test_loss`."""
         from torchmetrics import MeanMetric
         from torchmetrics.classification import MulticlassAccuracy
 
-        split = self.splits[name]
-        accuracy = MulticlassAccuracy(self.classes, average="micro").to(split.ids.device)
-        loss = MeanMetric().to(split.ids.device)
-        for whole, mine in distributed.local_batches(len(split.labels), self.options.evaluation_batch_size):
-            batch = batch_of(split, mine.to(split.ids.device))
+        pairs = self.splits[split]
+        accuracy = MulticlassAccuracy(self.classes, average="micro").to(pairs.ids.device)
+        loss = MeanMetric().to(pairs.ids.device)
+        for whole, mine in distributed.local_batches(len(pairs.labels), self.options.evaluation_batch_size):
+            batch = batch_of(pairs, mine.to(pairs.ids.device))
             with distributed.sharded(len(whole)):
                 logits = model(batch.ids, batch.segments, batch.mask)
             loss.update(F.cross_entropy(logits, batch.labels), weight=len(batch.labels))
             accuracy.update(logits, batch.labels)
-        return round(100 * float(accuracy.compute()), 4), float(loss.compute())
+        values = {"accuracy": round(100 * float(accuracy.compute()), 4), "loss": float(loss.compute())}
+        return {f"{split}_{name}": value for name, value in values.items()}
 
 
 def batch_of(split: TokenPairs, indices: Tensor) -> PairBatch:

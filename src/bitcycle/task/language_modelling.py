@@ -82,14 +82,7 @@ class LanguageModellingOptions(TaskOptions):
         return Sample((tokens,), samples=self.sequence_length)
 
     def build(self, setup: TaskSetup) -> LanguageModelling:
-        assert isinstance(setup.dataset, TextDatasetOptions)
-        text = setup.dataset.load(setup.data_root, setup.seed)
-        train, validation, test = (split.to(setup.device) for split in text[:3])
-        training = self.training_batches(train, setup.batch_size, setup.seed)
-        majority_baseline = float(train.bincount().max()) / len(train)
-        return LanguageModelling(
-            self, training, self.evaluation_batches(validation), self.evaluation_batches(test), majority_baseline
-        )
+        return LanguageModelling(self, setup)
 
     def training_batches(self, tokens: Tensor, batch_size: int, seed: int) -> Batches:
         """Return the batches of the training text."""
@@ -130,28 +123,20 @@ class BlockLanguageModellingOptions(LanguageModellingOptions):
 
 
 class LanguageModelling(Task):
-    """A language modelling task; perplexity is exp of the mean cross-entropy over all tokens.
-
-    Args:
-        options: options of the task.
-        training, validation, test: batches of the three splits.
-        majority_baseline: relative frequency of the most frequent token of the training text.
-    """
+    """A language modelling task; perplexity is exp of the mean cross-entropy over all tokens."""
 
     metric, validation_metric = "test_perplexity", "validation_perplexity"
     unit, higher_is_better = "", False
 
-    def __init__(
-        self,
-        options: LanguageModellingOptions,
-        training: Batches,
-        validation: Batches,
-        test: Batches,
-        majority_baseline: float,
-    ) -> None:
+    def __init__(self, options: LanguageModellingOptions, setup: TaskSetup) -> None:
+        assert isinstance(setup.dataset, TextDatasetOptions)
         check_shares(options.evaluation_batch_size)
-        self.options, self.majority_baseline = options, majority_baseline
-        self.training, self.validation, self.test = training, validation, test
+        text = setup.dataset.load(setup.data_root, setup.seed)
+        train, validation, test = (split.to(setup.device) for split in text[:3])
+        self.options = options
+        self.training = options.training_batches(train, setup.batch_size, setup.seed)
+        self.splits = {"test": options.evaluation_batches(test), "validation": options.evaluation_batches(validation)}
+        self.majority_baseline = float(train.bincount().max()) / len(train)
         self.state: tuple[Tensor, ...] = ()
 
     def batches(self, step: int) -> Any:
@@ -171,19 +156,11 @@ class LanguageModelling(Task):
     def rate_factor(self, batch: TokenBatch) -> float:
         return len(batch.inputs) / self.options.sequence_length if self.options.lengths == "drawn" else 1.0
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
+    def measure(self, model: nn.Module, split: str) -> dict[str, float]:
         """`test_perplexity`, and `test_loss`, the mean cross-entropy in nats."""
-        return self._measure(model, self.test, "test")
-
-    def validate(self, model: nn.Module) -> dict[str, float]:
-        """The metrics of `evaluate` on the validation text."""
-        return self._measure(model, self.validation, "validation")
-
-    @torch.no_grad()
-    def _measure(self, model: nn.Module, batches: Batches, split: str) -> dict[str, float]:
         state: tuple[Tensor, ...] | None = None
         sums: Tensor | float = 0.0
-        for batch in batches.of_epoch():
+        for batch in self.splits[split].of_epoch():
             mine = batch.share()
             if not mine.targets.numel():
                 continue

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from bitcycle.dataset.base import DatasetInfo
 from bitcycle.dataset.epoch import Epoch
-from bitcycle.dataset.graph import Graph, GraphDatasetOptions
+from bitcycle.dataset.graph import GraphDatasetOptions
 from bitcycle.dataset.neighbours import SAMPLERS
 from bitcycle.layer.sparse import Edges
 from bitcycle.settings import setting
@@ -77,10 +77,7 @@ class NodeClassificationOptions(TaskOptions):
         return Sample((torch.zeros(nodes, shape.features, device="meta"), tuple(reversed(layers))), seeds)
 
     def build(self, setup: TaskSetup) -> NodeClassification:
-        dataset, shape = setup.dataset, setup.info.shape
-        assert isinstance(dataset, GraphDatasetOptions) and isinstance(shape, GraphShape)
-        graph = dataset.load(setup.data_root, setup.seed)
-        return NodeClassification(self, dataset, graph, shape, setup.batch_size, setup.seed, setup.device)
+        return NodeClassification(self, setup)
 
 
 def _edges_on_meta(destinations: int, edges: int) -> Edges:
@@ -109,41 +106,25 @@ class GraphBatch(NamedTuple):
 
 
 class NodeClassification(Task):
-    """A node classification task on one graph.
-
-    Args:
-        options: options of the task.
-        dataset: options of the data set: neighbour sampler and accuracy.
-        graph: the graph.
-        shape: shape of the graph.
-        batch_size: training nodes per step, if neighbours are sampled.
-        seed: seed of order and neighbours.
-        device: device of the graph and of batches.
-    """
+    """A node classification task on one graph."""
 
     metric = "test_accuracy"
     validation_metric = "validation_accuracy"
     higher_is_better = True
 
-    def __init__(
-        self,
-        options: NodeClassificationOptions,
-        dataset: GraphDatasetOptions,
-        graph: Graph[Edges],
-        shape: GraphShape,
-        batch_size: int,
-        seed: int,
-        device: torch.device,
-    ) -> None:
-        self.options, self.dataset, self.seed, self.device = options, dataset, seed, device
+    def __init__(self, options: NodeClassificationOptions, setup: TaskSetup) -> None:
+        dataset, shape, device = setup.dataset, setup.info.shape, setup.device
+        assert isinstance(dataset, GraphDatasetOptions) and isinstance(shape, GraphShape)
+        graph = dataset.load(setup.data_root, setup.seed)
+        self.options, self.dataset, self.seed, self.device = options, dataset, setup.seed, device
         self.train_nodes = graph.train.to(device)
         self.features, self.labels = graph.features.to(device), graph.labels.to(device)
         self.edges = graph.edges.to(device)
         self.splits = {"test": graph.test.to(device), "validation": graph.validation.to(device)}
         self.majority_baseline = float(graph.labels[graph.train].bincount().max()) / len(graph.train)
         self.sampler = None if shape.neighbours is None else SAMPLERS[dataset.sampler](self.edges, shape.neighbours)
-        self.epoch = options.epoch(DatasetInfo(shape, len(graph.train), len(graph.test)), batch_size)
-        self.evaluation_batch_size = options.evaluation_batch_size or batch_size
+        self.epoch = options.epoch(DatasetInfo(shape, len(graph.train), len(graph.test)), setup.batch_size)
+        self.evaluation_batch_size = options.evaluation_batch_size or setup.batch_size
 
     def batches(self, step: int) -> Iterator[GraphBatch]:
         if self.sampler is None:
@@ -171,16 +152,8 @@ class NodeClassification(Task):
         function = F.cross_entropy if self.options.loss == "cross_entropy" else F.nll_loss
         return function(logits, labels)
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """`test_accuracy` in percent and `test_loss`."""
-        return self._measure(model, "test")
-
-    def validate(self, model: nn.Module) -> dict[str, float]:
-        """The same on the validation nodes: `validation_accuracy` and `validation_loss`."""
-        return self._measure(model, "validation")
-
-    @torch.no_grad()
-    def _measure(self, model: nn.Module, split: str) -> dict[str, float]:
+    def measure(self, model: nn.Module, split: str) -> dict[str, float]:
+        """Accuracy in percent and mean loss: `test_accuracy`, `test_loss`."""
         from torchmetrics import MeanMetric
 
         predicted, labels, mean_loss = [], [], MeanMetric().to(self.device)
@@ -190,10 +163,7 @@ class NodeClassification(Task):
             labels.append(batch.labels)
             mean_loss.update(self.loss(logits, batch.labels), weight=len(batch.labels))
         accuracy = self.dataset.accuracy(torch.cat(predicted), torch.cat(labels))
-        return {
-            f"{split}_accuracy": round(100 * accuracy, 4),
-            f"{split}_loss": float(mean_loss.compute()),
-        }
+        return {f"{split}_accuracy": round(100 * accuracy, 4), f"{split}_loss": float(mean_loss.compute())}
 
     def _evaluation_batches(self, split: str) -> Iterator[GraphBatch]:
         nodes = self.splits[split]

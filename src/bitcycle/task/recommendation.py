@@ -16,13 +16,13 @@ import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitcycle.dataset import DatasetInfo, Splits
+from bitcycle.dataset import DatasetInfo
 from bitcycle.dataset.epoch import Epoch
 from bitcycle.dataset.interactions import HeldOut, InteractionOptions, Interactions
 from bitcycle.settings import setting
@@ -61,42 +61,31 @@ class RecommendationOptions(TaskOptions):
         return Sample((number, number), samples=1)
 
     def build(self, setup: TaskSetup) -> Recommendation:
-        assert isinstance(setup.dataset, InteractionOptions)
-        splits = setup.dataset.load(setup.data_root, setup.seed)
-        epoch = self.epoch(setup.info, setup.batch_size)
-        return Recommendation(self, splits, epoch, setup.seed, setup.device)
+        return Recommendation(self, setup)
 
 
 class Recommendation(Task):
-    """A recommendation task.
-
-    Args:
-        options: options of the task.
-        splits: training interactions and held-out items.
-        epoch: samples and steps of an epoch.
-        seed: seed of order and negatives.
-        device: device of batches.
-    """
+    """A recommendation task."""
 
     metric = "test_hr10"
     validation_metric = "validation_hr10"
     higher_is_better = True
 
-    def __init__(
-        self,
-        options: RecommendationOptions,
-        splits: Splits[Any],
-        epoch: Epoch,
-        seed: int,
-        device: torch.device,
-    ) -> None:
-        self.options, self.epoch, self.seed, self.device = options, epoch, seed, device
-        self.users, self.items = splits.train.users.to(device), splits.train.items.to(device)
-        self.sampler = NegativeSampler(splits.train, device)
+    def __init__(self, options: RecommendationOptions, setup: TaskSetup) -> None:
+        assert isinstance(setup.dataset, InteractionOptions)
+        data = setup.dataset.load(setup.data_root, setup.seed)
+        self.options, self.seed, self.device = options, setup.seed, setup.device
+        self.epoch = options.epoch(setup.info, setup.batch_size)
+        self.users, self.items = data.train.users.to(self.device), data.train.items.to(self.device)
+        self.sampler = NegativeSampler(data.train, self.device)
         self.majority_baseline = options.negatives / (1 + options.negatives)
-        self.test = HeldOut(*(part.to(device) for part in splits.test))
-        self.validation = splits.validation and HeldOut(*(part.to(device) for part in splits.validation))
-        self.popularity = hit_rate(popularity_ranks(splits.train, splits.test))
+        splits = {"test": data.test, "validation": data.validation}
+        self.splits = {
+            name: HeldOut(*(part.to(self.device) for part in split))
+            for name, split in splits.items()
+            if split is not None
+        }
+        self.popularity = hit_rate(popularity_ranks(data.train, data.test))
         logger.info("recommending the most popular items has test_hr10 %.2f", self.popularity)
 
     def batches(self, step: int) -> Iterator[InteractionBatch]:
@@ -118,15 +107,12 @@ class Recommendation(Task):
         return StepOutput(loss, ((logits.detach() > 0) == (batch.targets > 0)).float().mean())
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """`test_hr10` and `test_ndcg10` in percent, and the hit rate of the most popular items, `popularity_hr10`."""
-        return {**self._measure(model, self.test, "test"), "popularity_hr10": self.popularity}
+        """The metrics of `measure`, and the hit rate of the most popular items, `popularity_hr10`."""
+        return {**super().evaluate(model), "popularity_hr10": self.popularity}
 
-    def validate(self, model: nn.Module) -> dict[str, float]:
-        """`validation_hr10` and `validation_ndcg10` in percent, on users with a second held-out item."""
-        return {} if self.validation is None else self._measure(model, self.validation, "validation")
-
-    @torch.no_grad()
-    def _measure(self, model: nn.Module, held_out: HeldOut, split: str) -> dict[str, float]:
+    def measure(self, model: nn.Module, split: str) -> dict[str, float]:
+        """Hit rate and discounted gain in percent: `test_hr10` and `test_ndcg10`; of the users with an item in the split."""
+        held_out = self.splits[split]
         rows = torch.arange(len(held_out.users), device=self.device).split(self.options.evaluation_batch_size)
         ranks = torch.cat([self._ranks(model, HeldOut(*(part[chosen] for part in held_out))) for chosen in rows])
         return {f"{split}_hr{BEST}": hit_rate(ranks), f"{split}_ndcg{BEST}": discounted_gain(ranks)}

@@ -62,43 +62,25 @@ class SpeechRecognitionOptions(TaskOptions):
         return Sample((torch.zeros(1, shape.frames, shape.features, device="meta"),), samples=1)
 
     def build(self, setup: TaskSetup) -> SpeechRecognition:
-        dataset = setup.dataset
-        assert isinstance(dataset, SpeechDatasetOptions)
-        splits, alphabet = dataset.load(setup.data_root, setup.seed), dataset.alphabet(setup.data_root)
-        train, test, validation = (dataset.utterances(split or [], alphabet).to(setup.device) for split in splits)
-        return SpeechRecognition(self, alphabet, train, validation, test, setup.batch_size, setup.seed)
+        return SpeechRecognition(self, setup)
 
 
 class SpeechRecognition(Task):
-    """Speech recognition on three splits of utterances.
-
-    Args:
-        options: options of the task.
-        alphabet: characters of symbols 1, 2, ...
-        train, validation, test: the utterances.
-        batch_size: utterances per step.
-        seed: seed of the order.
-    """
+    """Speech recognition on three splits of utterances."""
 
     metric = "test_cer"
     higher_is_better = False
     majority_baseline = 0.0
     """Accuracy of an empty text, the output of a network that always predicts the blank, its most frequent symbol."""
 
-    def __init__(
-        self,
-        options: SpeechRecognitionOptions,
-        alphabet: Sequence[str],
-        train: Utterances,
-        validation: Utterances,
-        test: Utterances,
-        batch_size: int,
-        seed: int,
-    ) -> None:
-        self.options = options
+    def __init__(self, options: SpeechRecognitionOptions, setup: TaskSetup) -> None:
+        dataset = setup.dataset
+        assert isinstance(dataset, SpeechDatasetOptions)
+        data, alphabet = dataset.load(setup.data_root, setup.seed), dataset.alphabet(setup.data_root)
+        train, test, validation = (dataset.utterances(split or [], alphabet).to(setup.device) for split in data)
+        self.options, self.splits = options, {"test": test, "validation": validation}
         self.validation_metric = f"validation_{options.choose_by}"
-        self.training_batches = UtteranceBatches(train, batch_size, options.length_pool, seed)
-        self.validation, self.test = validation, test
+        self.training_batches = UtteranceBatches(train, setup.batch_size, options.length_pool, setup.seed)
         self.evaluation = SpeechEvaluation(options, alphabet, train.transcripts)
 
     def batches(self, step: int) -> Iterator[SpeechBatch]:
@@ -114,13 +96,9 @@ class SpeechRecognition(Task):
             accuracy = (1 - edits / batch.target_lengths.sum().clamp_min(1)).clamp_min(0)
         return StepOutput(losses.mean(), accuracy.float())
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """`test_cer` and `test_wer` in percent, `test_loss`."""
-        return self.evaluation.measure(model, self.test, "test")
-
-    def validate(self, model: nn.Module) -> dict[str, float]:
-        """`validation_cer` in percent, and `validation_loss`."""
-        return self.evaluation.measure(model, self.validation, "validation", words=False)
+    def measure(self, model: nn.Module, split: str) -> dict[str, float]:
+        """`test_cer` and `test_wer` (not of the validation split) in percent, `test_loss`."""
+        return self.evaluation.measure(model, self.splits[split], split, words=split == "test")
 
 
 class SpeechEvaluation:

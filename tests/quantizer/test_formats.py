@@ -138,6 +138,15 @@ def test_delayed_scaling_uses_the_last_calls_and_evaluation_changes_nothing():
     assert current(torch.tensor([50.0]), bits) == 50
 
 
+@pytest.mark.parametrize("scaling", ["current", "delayed"])
+def test_the_input_sequence_of_a_recurrent_layer_is_one_fp8_tensor(scaling):
+    x = random(5, 3, 4) * torch.tensor([1.0, 30, 0.1, 5, 2]).view(5, 1, 1)
+    whole, sequence = (QUANTIZERS["fp8"](scaling=scaling, history=4).activation(False) for _ in range(2))
+    bits = torch.tensor(8)
+    assert torch.equal(sequence.quantize_sequence(x, bits), whole(x, bits))
+    assert torch.equal(sequence.history, whole.history)
+
+
 @settings(max_examples=10)
 @given(seed=st.integers(0, 1000), element=st.sampled_from(["mxfp4_e2m1", "mxfp8_e5m2"]))
 def test_stochastic_rounding_is_unbiased_where_nothing_saturates(seed, element):

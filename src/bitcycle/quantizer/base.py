@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Optional
@@ -10,8 +10,10 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from bitcycle.quantizer.autograd import backward_only
+from bitcycle.quantizer.autograd import backward_only, straight_through
 from bitcycle.quantizer.codes import Codes, GradientCodes, WeightCodes
+from bitcycle.quantizer.compile_utils import kernel
+from bitcycle.quantizer.layout import flat, unflat
 from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import MISSING, SettingError, Settings, setting
 
@@ -23,7 +25,8 @@ INITIAL_BITS = 8
 class TensorQuantizer(nn.Module):
     """Quantizes a tensor. `bits` is an int64 tensor; 0 means float32 and returns the tensor unchanged.
 
-    Parameters of a quantizer are trained with those of the model, without weight decay.
+    Parameters of a quantizer are trained with those of the model, without weight decay. `compile` fuses each function into one
+    kernel.
     """
 
     is_quantizer = True
@@ -43,9 +46,21 @@ class TensorQuantizer(nn.Module):
     fixed_range: tuple[float, float] | None = None
     """Fixed clipping limits of inputs; None if they depend on data or training."""
 
+    def __init__(self, compile: bool = False) -> None:
+        super().__init__()
+        self.compile_kernel = compile
+
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        """x quantized, with its straight-through gradient."""
+        """x quantized, with its gradient; by default that of the rounded x, straight through."""
+        return straight_through(self.rounded, x, bits)
+
+    def rounded(self, x: Tensor, bits: Tensor) -> Tensor:
+        """x quantized. No gradient."""
         raise NotImplementedError
+
+    def on_elements(self, function: Callable[..., Tensor], x: Tensor, *arguments: Tensor) -> Tensor:
+        """function(elements of x as a vector, *arguments) in the shape of x; one kernel if this quantizer is compiled."""
+        return unflat(kernel(function, self.compile_kernel)(flat(x), *arguments), like=x)
 
     def along(self, x: Tensor, bits: Tensor, dim: int, groups: int = 1) -> Tensor:
         """x quantized in blocks along `dim` that do not cross the borders of `groups` equal parts. No gradient."""
@@ -121,6 +136,10 @@ class GradientQuantizer(nn.Module):
     """Whether it implements `along`, as the quantizers of its weights and activations do."""
     has_codes = False
     """Whether it implements `encode`."""
+
+    def __init__(self, stochastic: bool = True, compile: bool = False) -> None:
+        super().__init__()
+        self.stochastic, self.compile_kernel = stochastic, compile
 
     def forward(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         """x, whose gradient will be quantized with the noise of (step_key, layer_key)."""

@@ -117,8 +117,7 @@ class DorefaActivation(TensorQuantizer):
     fixed_range: tuple[float, float] | None = (0.0, 1.0)
 
     def __init__(self, compile: bool = False) -> None:
-        super().__init__()
-        self.compile_kernel = compile
+        super().__init__(compile)
         self.signed_form: SbmActivation | None = None
 
     def accept_signed(self, x: Tensor) -> None:
@@ -137,21 +136,17 @@ class DorefaActivation(TensorQuantizer):
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         if self.signed_form is not None:
             return self.signed_form(x, bits)
-        return with_gradient(self._quantize, self._gradient, x, bits)
+        return with_gradient(self.rounded, self._gradient, x, bits)
 
-    def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
-        return unflat(kernel(quantize_activation, self.compile_kernel)(flat(x), bits), like=x)
+    def rounded(self, x: Tensor, bits: Tensor) -> Tensor:
+        return self.on_elements(quantize_activation, x, bits)
 
     def _gradient(self, gradient: Tensor, x: Tensor, bits: Tensor) -> Tensor:
-        return unflat(kernel(activation_gradient, self.compile_kernel)(flat(gradient), flat(x), bits), like=x)
+        return self.on_elements(activation_gradient, gradient, flat(x), bits)
 
 
 class DorefaGradient(GradientQuantizer):
     """Gradients with one range per sample, by default rounded stochastically."""
-
-    def __init__(self, stochastic: bool = True, compile: bool = False) -> None:
-        super().__init__()
-        self.stochastic, self.compile_kernel = stochastic, compile
 
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         matrix = samples(gradient)

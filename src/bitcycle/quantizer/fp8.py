@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from bitcycle import distributed
-from bitcycle.quantizer.autograd import straight_through
 from bitcycle.quantizer.base import GradientQuantizer, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.element import ELEMENTS, Element, elements_by_bits, round_to_element
@@ -92,10 +91,10 @@ class Fp8Quantizer(Scaling, TensorQuantizer):
         super().__init__(formats, history, compile)
         self.samples_are_independent = history > 0
 
-    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        return straight_through(self.quantized, x, bits)
+    def rounded(self, x: Tensor, bits: Tensor) -> Tensor:
+        return self.quantized(x, bits)
 
-    def of_steps(self, x: Tensor, bits: Tensor) -> Tensor:
+    def quantize_sequence(self, x: Tensor, bits: Tensor) -> Tensor:
         return self(x, bits)
 
 

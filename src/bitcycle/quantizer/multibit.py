@@ -20,7 +20,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bitcycle.quantizer.autograd import straight_through
 from bitcycle.quantizer.base import QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.layout import rows, unflat
 from bitcycle.settings import setting
@@ -109,10 +108,7 @@ class MultibitWeight(TensorQuantizer):
         super().__init__()
         self.method, self.rounds = method, rounds
 
-    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        return straight_through(self._quantize, x, bits)
-
-    def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
+    def rounded(self, x: Tensor, bits: Tensor) -> Tensor:
         return unflat(reconstruct(self._vectors(x), bits, self.method, self.rounds), like=x)
 
     def _vectors(self, x: Tensor) -> Tensor:

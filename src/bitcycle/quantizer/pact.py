@@ -79,9 +79,9 @@ class PactActivation(TensorQuantizer):
     non_negative = True
 
     def __init__(self, alpha: float = 3.0, l2: float = 2e-4, published: bool = True, compile: bool = False) -> None:
-        super().__init__()
+        super().__init__(compile)
         self.alpha = nn.Parameter(torch.tensor(float(alpha)))
-        self.l2, self.published, self.compile_kernel = l2, published, compile
+        self.l2, self.published = l2, published
 
     def accept_signed(self, x: Tensor) -> None:
         problem = "PACT clips negative inputs, and the input of this layer has some"

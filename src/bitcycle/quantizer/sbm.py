@@ -52,16 +52,12 @@ class SbmWeight(TensorQuantizer):
 
     has_codes = True
 
-    def __init__(self, compile: bool = False) -> None:
-        super().__init__()
-        self.compile_kernel = compile
-
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         if (native := cpp_operators(x, self.compile_kernel)) is not None:
             return native.quantize_rows(x, bits, True)
-        return straight_through(self._quantize, x, bits)
+        return super().forward(x, bits)
 
-    def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
+    def rounded(self, x: Tensor, bits: Tensor) -> Tensor:
         return unflat(kernel(affine.quantize_per_row, self.compile_kernel)(rows(x), bits), like=x)
 
     def encode_weight(self, x: Tensor, bits: Tensor) -> WeightCodes:
@@ -83,16 +79,12 @@ class SbmRows(TensorQuantizer):
 
     samples_are_independent = True
 
-    def __init__(self, compile: bool = False) -> None:
-        super().__init__()
-        self.compile_kernel = compile
-
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         if (native := cpp_operators(x, self.compile_kernel)) is not None:
             return native.quantize_rows(x, bits, False)
-        return straight_through(self._quantize, x, bits)
+        return super().forward(x, bits)
 
-    def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
+    def rounded(self, x: Tensor, bits: Tensor) -> Tensor:
         matrix = x.detach().reshape(-1, x.shape[-1])
         matrix = matrix.float() if matrix.dtype in HALF else matrix
         return kernel(affine.quantize_per_row, self.compile_kernel)(matrix, bits).to(x.dtype).view(x.shape)
@@ -114,8 +106,8 @@ class SbmActivation(TensorQuantizer):
     running_range: Tensor
 
     def __init__(self, momentum: float = 0.9, compile: bool = False) -> None:
-        super().__init__()
-        self.momentum, self.compile_kernel = momentum, compile
+        super().__init__(compile)
+        self.momentum = momentum
         self.register_buffer("running_zero_point", torch.zeros(()))
         self.register_buffer("running_range", torch.zeros(()))
         self.calibrated: tuple[Tensor, Tensor] | None = None
@@ -165,7 +157,7 @@ class SbmActivation(TensorQuantizer):
         if not self.training:
             if native is not None:
                 return native.quantize_clamped(x, bits, *self.ranges())
-            return straight_through(self._quantize_as_observed, x, bits)
+            return super().forward(x, bits)
         if native is not None:
             return native.quantize_and_observe(x, bits, *self.ranges(), self.momentum)
         y, zero_point, value_range = straight_through(self._quantize, x, bits)
@@ -219,9 +211,8 @@ class SbmActivation(TensorQuantizer):
             y, zero_point, value_range = function(vector, *limits, *observed)
         return unflat(y, like=x), zero_point, value_range
 
-    def _quantize_as_observed(self, x: Tensor, bits: Tensor) -> Tensor:
-        function = kernel(affine.fake_quantize, self.compile_kernel)
-        return unflat(function(flat(x), *self.evaluation_range(), bits), like=x)
+    def rounded(self, x: Tensor, bits: Tensor) -> Tensor:
+        return self.on_elements(affine.fake_quantize, x, *self.evaluation_range(), bits)
 
 
 @dataclass

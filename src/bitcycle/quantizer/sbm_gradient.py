@@ -22,10 +22,6 @@ class SbmGradient(GradientQuantizer):
     by_sequence = False
     """Whether each sequence has its own range at each time step of a recurrent layer."""
 
-    def __init__(self, stochastic: bool = True, compile: bool = False) -> None:
-        super().__init__()
-        self.stochastic, self.compile_kernel = stochastic, compile
-
     def forward(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         if (native := self._native(x)) is None:
             return super().forward(x, bits, step_key, layer_key)
@@ -130,8 +126,8 @@ class RelativeGradient(GradientQuantizer):
     """
 
     def __init__(self, quantizer: SbmGradient) -> None:
-        super().__init__()
-        self.inner, self.stochastic = quantizer, quantizer.stochastic
+        super().__init__(quantizer.stochastic)
+        self.inner = quantizer
 
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         return self._in_units(self.inner.quantize, gradient, bits, step_key, layer_key)

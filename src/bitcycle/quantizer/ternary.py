@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bitcycle.quantizer.autograd import straight_through
 from bitcycle.quantizer.base import TensorQuantizer
 from bitcycle.quantizer.uniform import UniformActivationOptions
 from bitcycle.settings import setting
@@ -37,8 +36,8 @@ class TernaryWeight(TensorQuantizer):
         super().__init__()
         self.factor = factor
 
-    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        return straight_through(ternarize, x, self.factor, bits)
+    def rounded(self, x: Tensor, bits: Tensor) -> Tensor:
+        return ternarize(x, self.factor, bits)
 
 
 @dataclass

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from bitcycle import distributed
 from bitcycle.quantizer import affine
-from bitcycle.quantizer.autograd import straight_through, with_gradient
+from bitcycle.quantizer.autograd import with_gradient
 from bitcycle.quantizer.base import QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.l2_step import improved_step, optimal_step, uniform_codes
@@ -75,8 +75,8 @@ class _StepKeeper(TensorQuantizer):
     other_step: Tensor
     step_bits: Tensor
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, compile: bool) -> None:
+        super().__init__(compile)
         self._resize(torch.ones(1, 1))
         self.register_buffer("step_bits", torch.tensor(NEVER))
 
@@ -110,18 +110,15 @@ class UniformWeight(_StepKeeper):
     """
 
     def __init__(self, per_row: bool = False, update: str = "stage", compile: bool = False) -> None:
-        super().__init__()
-        self.per_row, self.update, self.compile_kernel = per_row, update, compile
+        super().__init__(compile)
+        self.per_row, self.update = per_row, update
         self.works_each_step = update != "stage"
 
     def initialise(self, x: Tensor) -> None:
         if self.per_row:
             self._resize(torch.ones(len(x), 1, device=x.device))
 
-    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        return straight_through(self._quantize, x, bits)
-
-    def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
+    def rounded(self, x: Tensor, bits: Tensor) -> Tensor:
         function = kernel(quantize_symmetric, self.compile_kernel)
         return unflat(function(rows(x), self._step(bits), bits), like=x)
 
@@ -145,9 +142,8 @@ class UniformActivation(_StepKeeper):
     steps_are_independent = True
 
     def __init__(self, signed: bool = False, compile: bool = False) -> None:
-        super().__init__()
-        self.signed, self.compile_kernel = signed, compile
-        self.non_negative = not signed
+        super().__init__(compile)
+        self.signed, self.non_negative = signed, not signed
 
     def accept_signed(self, x: Tensor) -> None:
         super().accept_signed(x)
@@ -158,14 +154,12 @@ class UniformActivation(_StepKeeper):
         return with_gradient(self._quantize, self._gradient, x, self._step(bits), bits)
 
     def _quantize(self, x: Tensor, step: Tensor, bits: Tensor) -> Tensor:
-        function = kernel(quantize_symmetric if self.signed else quantize_unsigned, self.compile_kernel)
-        return unflat(function(flat(x), step.view(1), bits), like=x)
+        return self.on_elements(quantize_symmetric if self.signed else quantize_unsigned, x, step.view(1), bits)
 
     def _gradient(self, gradient: Tensor, x: Tensor, step: Tensor, bits: Tensor) -> Tensor:
         high = step.view(1) * (symmetric_top(bits) if self.signed else unsigned_top(bits))
         low = -high if self.signed else torch.zeros_like(high)
-        function = kernel(gradient_inside, self.compile_kernel)
-        return unflat(function(flat(gradient), flat(x), low, high, bits), like=x)
+        return self.on_elements(gradient_inside, gradient, flat(x), low, high, bits)
 
     def _optimal(self, x: Tensor, bits: int) -> Tensor:
         elements = rows(x)
@@ -182,8 +176,8 @@ class UnitActivation(TensorQuantizer):
     steps_are_independent = True
 
     def __init__(self, signed: bool = False, compile: bool = False) -> None:
-        super().__init__()
-        self.low, self.compile_kernel = -1.0 if signed else 0.0, compile
+        super().__init__(compile)
+        self.low = -1.0 if signed else 0.0
         self.non_negative, self.fixed_range = not signed, (self.low, 1.0)
 
     def accept_signed(self, x: Tensor) -> None:
@@ -195,11 +189,10 @@ class UnitActivation(TensorQuantizer):
         return with_gradient(self._quantize, self._gradient, x, low, torch.ones_like(low), bits)
 
     def _quantize(self, x: Tensor, low: Tensor, high: Tensor, bits: Tensor) -> Tensor:
-        return unflat(kernel(affine.fake_quantize, self.compile_kernel)(flat(x), low, high - low, bits), like=x)
+        return self.on_elements(affine.fake_quantize, x, low, high - low, bits)
 
     def _gradient(self, gradient: Tensor, x: Tensor, low: Tensor, high: Tensor, bits: Tensor) -> Tensor:
-        function = kernel(gradient_inside, self.compile_kernel)
-        return unflat(function(flat(gradient), flat(x), low, high, bits), like=x)
+        return self.on_elements(gradient_inside, gradient, flat(x), low, high, bits)
 
 
 @dataclass

@@ -20,6 +20,7 @@ layer's input before it is added to that of a skip connection. The paper clips E
 followed here.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Optional
 
@@ -27,7 +28,6 @@ import torch
 from torch import Tensor
 
 from bitcycle import distributed
-from bitcycle.quantizer.autograd import straight_through
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.layout import flat, unflat
@@ -104,44 +104,26 @@ def _positive(value_range: Tensor) -> Tensor:
     return torch.where(value_range > 0, value_range, 1)
 
 
-class WageubnWeight(TensorQuantizer):
-    """W, straight-through."""
-
-    def __init__(self, compile: bool = False) -> None:
-        super().__init__()
-        self.compile_kernel = compile
-
-    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        return straight_through(self._quantize, x, bits)
-
-    def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
-        return unflat(kernel(quantize_weight, self.compile_kernel)(flat(x), bits), like=x)
-
-
-class WageubnActivation(TensorQuantizer):
-    """A, straight-through."""
+class WageubnQuantizer(TensorQuantizer):
+    """W or A, element by element, straight-through."""
 
     samples_are_independent = True
     steps_are_independent = True
 
-    def __init__(self, compile: bool = False) -> None:
-        super().__init__()
-        self.compile_kernel = compile
+    def __init__(self, function: Callable[..., Tensor], compile: bool = False) -> None:
+        super().__init__(compile)
+        self.function = function
 
-    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        return straight_through(self._quantize, x, bits)
-
-    def _quantize(self, x: Tensor, bits: Tensor) -> Tensor:
-        return unflat(kernel(quantize_activation, self.compile_kernel)(flat(x), bits), like=x)
+    def rounded(self, x: Tensor, bits: Tensor) -> Tensor:
+        return self.on_elements(self.function, x, bits)
 
 
 class WageubnError(GradientQuantizer):
     """E2 at a layer's output, or E1 at its input (`of_input`); rounded to nearest."""
 
     def __init__(self, of_input: bool = False, compile: bool = False) -> None:
-        super().__init__()
+        super().__init__(stochastic=False, compile=compile)
         self.function = quantize_error_of_input if of_input else quantize_error_of_layer
-        self.compile_kernel = compile
 
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         value_range = power_of_two_range(gradient)
@@ -197,11 +179,11 @@ class Wageubn(QuantizerOptions):
     def bits(self, role: str) -> range:
         return range(2, 17)
 
-    def weight(self, compile: bool) -> WageubnWeight:
-        return WageubnWeight(compile)
+    def weight(self, compile: bool) -> WageubnQuantizer:
+        return WageubnQuantizer(quantize_weight, compile)
 
-    def activation(self, compile: bool, signed: bool = False) -> WageubnActivation:
-        return WageubnActivation(compile)
+    def activation(self, compile: bool, signed: bool = False) -> WageubnQuantizer:
+        return WageubnQuantizer(quantize_activation, compile)
 
     def gradient(self, compile: bool) -> WageubnError:
         return WageubnError(compile=compile)

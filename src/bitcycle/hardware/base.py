@@ -18,36 +18,14 @@ PASSES = ("forward", "error", "weight_gradient")
 PUBLISHED_IMAGES = 64_000 * 128
 """Images that CPT and FracTrain count for every CIFAR and ImageNet run (cost-models, inferred from their tables)."""
 
-CONVENTIONS: dict[str, dict[str, str]] = {
-    "actual": {
-        "count": "conv_linear",
-        "images": "actual",
-        "float_layers": "float32",
-        "input_gradient": "needed",
-        "passes": "all",
-    },
-    "better": {
-        "count": "weights_only",
-        "images": "actual",
-        "float_layers": "schedule",
-        "input_gradient": "all",
-        "passes": "all",
-    },
-    "cpt": {
-        "count": "with_bn",
-        "images": "published",
-        "float_layers": "schedule",
-        "input_gradient": "all",
-        "passes": "all",
-    },
-    "fractrain": {
-        "count": "with_bn_relu",
-        "images": "published",
-        "float_layers": "schedule",
-        "input_gradient": "all",
-        "passes": "all",
-    },
+_RULES = ("count", "images", "float_layers", "input_gradient", "passes")
+_CONVENTIONS = {
+    "actual": ("conv_linear", "actual", "float32", "needed", "all"),
+    "better": ("weights_only", "actual", "schedule", "all", "all"),
+    "cpt": ("with_bn", "published", "schedule", "all", "all"),
+    "fractrain": ("with_bn_relu", "published", "schedule", "all", "all"),
 }
+CONVENTIONS = {name: dict(zip(_RULES, values)) for name, values in _CONVENTIONS.items()}
 """Paper -> its counting rules: operations, number of images, bits of float layers, and layers with an error product."""
 
 
@@ -140,51 +118,42 @@ class HardwareOptions(Settings):
     Reports contain both the cost of the whole run and the cost up to its best evaluation (FracTrain's count).
     """
 
-    name: str = setting(MISSING, "the cost model's name, as in hardware=NAME", affects_result=False)
+    name: str = setting(MISSING, "the cost model's name, as in hardware=NAME")
     convention: str = setting(
         "actual",
         "counting convention: actual counts what this run computes; a paper's name reproduces its published numbers",
         choices=CONVENTIONS,
-        affects_result=False,
     )
     count: Optional[str] = setting(
         None,
         "bit operations counted: conv_linear (all products), weights_only (Better Schedules), "
         "weights_and_norm (its graphs), with_bn (CPT: and pooling), with_bn_relu (FracTrain); null: by convention",
         choices=("conv_linear", "weights_only", "weights_and_norm", "with_bn", "with_bn_relu"),
-        affects_result=False,
     )
     images: Optional[str] = setting(
         None,
         "training samples counted: actual, or published (CPT table 3, FracTrain tables 2 to 4: 64,000 x 128 = 8.192e6 for the "
         "whole run on any data set); null: by convention",
         choices=("actual", "published"),
-        affects_result=False,
     )
     run_samples: Optional[int] = setting(
-        None,
-        "training samples of the whole run, which images=published counts as 8.192e6; null: as planned",
-        minimum=1,
-        affects_result=False,
+        None, "training samples of the whole run, which images=published counts as 8.192e6; null: as planned", minimum=1
     )
     float_layers: Optional[str] = setting(
         None,
         "bits counted for layers that are not quantized: float32, or as scheduled (all papers); null: by convention",
         choices=("float32", "schedule"),
-        affects_result=False,
     )
     input_gradient: Optional[str] = setting(
         None,
         "error products counted: needed ones only, or also the first layer's (as in all papers); null: by convention",
         choices=("needed", "all"),
-        affects_result=False,
     )
     passes: Optional[str] = setting(
         None,
         "all: forward, error and weight gradient; forward: only that (other reading of Better Schedules, section 4.1); "
         "null: by convention",
         choices=("all", "forward"),
-        affects_result=False,
     )
 
     def rule(self, name: str) -> str:

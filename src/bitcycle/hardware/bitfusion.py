@@ -55,43 +55,37 @@ class BitFusion(BitOps):
         "fractrain: as FracTrain's table 3 was most likely simulated; synthesised: array energy of the 45 nm synthesis and the "
         "exact weight gradient",
         choices=PRESETS,
-        affects_result=False,
     )
     array_pj: Optional[float] = setting(
-        None,
-        "pJ of an active array cycle; null: 1000 (fractrain) or 235.104 (synthesised)",
-        minimum=0,
-        affects_result=False,
+        None, "pJ of an active array cycle; null: 1000 (fractrain) or 235.104 (synthesised)", minimum=0
     )
     wgrad: Optional[str] = setting(
         None,
         "product of the weight gradient: kernel_map (fractrain) or outer_product (synthesised); null: by preset",
         choices=("kernel_map", "outer_product"),
-        affects_result=False,
     )
     array_layers: Optional[str] = setting(
         None,
         "layers that run on the array: all, or quantized only (FracTrain's table 3, no float classifier); null: by "
         "convention",
         choices=("all", "quantized"),
-        affects_result=False,
     )
-    batch: int = setting(1, "samples that a layer processes together (FracTrain: 1)", minimum=1, affects_result=False)
-    rows: int = setting(16, "rows of the array, along which it reduces", minimum=1, affects_result=False)
-    columns: int = setting(32, "columns of the array, one for each output channel", minimum=1, affects_result=False)
-    clock_hz: float = setting(5e8, "clock frequency", minimum=1, affects_result=False)
-    dram_bits_per_cycle: int = setting(192, "width of the memory interface (12 GB/s)", minimum=1, affects_result=False)
-    weight_buffer_kib: int = setting(64, "weight buffer, half usable at a time", minimum=1, affects_result=False)
-    input_buffer_kib: int = setting(32, "input buffer, half usable at a time", minimum=1, affects_result=False)
-    output_buffer_kib: int = setting(16, "output buffer, half usable at a time", minimum=1, affects_result=False)
-    partial_sum_bits: int = setting(32, "width of a partial sum", minimum=1, affects_result=False)
-    weight_read_pj: float = setting(0.02136565625, "pJ per bit (CACTI, 45 nm)", minimum=0, affects_result=False)
-    weight_write_pj: float = setting(0.02891615625, "pJ per bit (CACTI, 45 nm)", minimum=0, affects_result=False)
-    input_read_pj: float = setting(0.059474375, "pJ per bit (CACTI, 45 nm)", minimum=0, affects_result=False)
-    input_write_pj: float = setting(0.1137040625, "pJ per bit (CACTI, 45 nm)", minimum=0, affects_result=False)
-    output_read_pj: float = setting(0.0331553125, "pJ per bit (CACTI, 45 nm)", minimum=0, affects_result=False)
-    output_write_pj: float = setting(0.0730840625, "pJ per bit (CACTI, 45 nm)", minimum=0, affects_result=False)
-    dram_pj: float = setting(15.0, "pJ per bit of external memory", minimum=0, affects_result=False)
+    batch: int = setting(1, "samples that a layer processes together (FracTrain: 1)", minimum=1)
+    rows: int = setting(16, "rows of the array, along which it reduces", minimum=1)
+    columns: int = setting(32, "columns of the array, one for each output channel", minimum=1)
+    clock_hz: float = setting(5e8, "clock frequency", minimum=1)
+    dram_bits_per_cycle: int = setting(192, "width of the memory interface (12 GB/s)", minimum=1)
+    weight_buffer_kib: int = setting(64, "weight buffer, half usable at a time", minimum=1)
+    input_buffer_kib: int = setting(32, "input buffer, half usable at a time", minimum=1)
+    output_buffer_kib: int = setting(16, "output buffer, half usable at a time", minimum=1)
+    partial_sum_bits: int = setting(32, "width of a partial sum", minimum=1)
+    weight_read_pj: float = setting(0.02136565625, "pJ per bit (CACTI, 45 nm)", minimum=0)
+    weight_write_pj: float = setting(0.02891615625, "pJ per bit (CACTI, 45 nm)", minimum=0)
+    input_read_pj: float = setting(0.059474375, "pJ per bit (CACTI, 45 nm)", minimum=0)
+    input_write_pj: float = setting(0.1137040625, "pJ per bit (CACTI, 45 nm)", minimum=0)
+    output_read_pj: float = setting(0.0331553125, "pJ per bit (CACTI, 45 nm)", minimum=0)
+    output_write_pj: float = setting(0.0730840625, "pJ per bit (CACTI, 45 nm)", minimum=0)
+    dram_pj: float = setting(15.0, "pJ per bit of external memory", minimum=0)
 
     def measure(self, workload: Workload, counts: SampleCounts, reference: Precision) -> Cost:
         cost = super().measure(workload, counts, reference)

@@ -41,12 +41,11 @@ class TensorCore(LatencyModel):
     """Latency at the peak rates of an accelerator, in addition to bit operations; no energy."""
 
     name: str = "tensorcore"
-    device: str = setting("b200", "accelerator whose peak rates are used", choices=RATES, affects_result=False)
+    device: str = setting("b200", "accelerator whose peak rates are used", choices=RATES)
     float_layers_in: str = setting(
         "bfloat16",
         "rate of products with float32 operands: that of bfloat16, as in mixed-precision training, or of float32",
         choices=("bfloat16", "float32"),
-        affects_result=False,
     )
 
     def rate(self, bits: int) -> Fraction:

@@ -26,8 +26,8 @@ class Zc706(LatencyModel):
     """Latency on the ZC706 board, in addition to bit operations; no energy."""
 
     name: str = "zc706"
-    lanes: int = setting(128, "parallel 8-bit multipliers (fitted to CPT's table 2)", minimum=1, affects_result=False)
-    clock_hz: float = setting(2e8, "clock frequency in Hz (assumed with the lanes)", minimum=1, affects_result=False)
+    lanes: int = setting(128, "parallel 8-bit multipliers (fitted to CPT's table 2)", minimum=1)
+    clock_hz: float = setting(2e8, "clock frequency in Hz (assumed with the lanes)", minimum=1)
 
     def pass_seconds(self, operation: Operation, histogram: Histogram) -> list[Fraction]:
         throughput = 16 * self.lanes * Fraction(self.clock_hz)  # of MACs times the sum of both operands' widths

@@ -8,6 +8,7 @@ from torch import nn
 
 import bitcycle
 from bitcycle.schedule import Precision
+from bitcycle.settings import SettingError
 
 
 def network(quantizer: str, precision: Precision) -> tuple[nn.Module, torch.Tensor]:
@@ -45,8 +46,10 @@ def test_other_files_are_refused(tmp_path):
     from safetensors.torch import save_file
 
     save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match="finalize"):
-        bitcycle.load_finalized(network("sbm", Precision(8, 8, 8))[0], tmp_path / "other.safetensors")
+    (tmp_path / "torn.safetensors").write_bytes(b"torn")
+    for name, problem in (("other", "was not written by"), ("torn", "cannot be read")):
+        with pytest.raises(SettingError, match=problem):
+            bitcycle.load_finalized(network("sbm", Precision(8, 8, 8))[0], tmp_path / f"{name}.safetensors")
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -111,13 +111,13 @@ def test_backbone_weights_come_from_a_file(tmp_path):
     assert torch.equal(model.backbone.layer4[1].conv2.weight, theirs.layer4[1].conv2.weight)
     assert not RetinaNetOptions(backbone_weights="file", frozen_bn="false").freezes_bn
     assert not RetinaNetOptions().freezes_bn
-    with pytest.raises(SettingError, match=r"backbone_weights.*expected \[.*model.depth"):
+    with pytest.raises(SettingError, match=r"backbone_weights.*instead of \[.*model.depth"):
         RetinaNetOptions(depth=50, width=8, backbone_weights=options.backbone_weights).build(SHAPE)
     (tmp_path / "text").write_text("none")
     with pytest.raises(SettingError, match="cannot be read as weights"):
         RetinaNetOptions(width=8, backbone_weights=str(tmp_path / "text")).build(SHAPE)
     torch.save([1], tmp_path / "list")
-    with pytest.raises(SettingError, match="holds no weights"):
+    with pytest.raises(SettingError, match="contains no weights"):
         RetinaNetOptions(width=8, backbone_weights=str(tmp_path / "list")).build(SHAPE)
 
 

@@ -134,9 +134,10 @@ def test_weights_that_are_missing_and_weights_that_are_random(tmp_path, caplog):
     shape = SentencePairShape(120, 12, 3)
     with pytest.raises(SettingError, match="contains no weights"):
         build("bert_tiny", shape, weights=str(tmp_path))
-    (tmp_path / "pytorch_model.bin").write_bytes(b"torn")
-    with pytest.raises(SettingError, match="cannot be read"):
-        build("bert_tiny", shape, weights=str(tmp_path))
+    for name in ("pytorch_model.bin", "model.safetensors"):
+        (tmp_path / name).write_bytes(b"torn")
+        with pytest.raises(SettingError, match=f"{name}: cannot be read"):
+            build("bert_tiny", shape, weights=str(tmp_path))
     MODELS["bert_tiny"](name="said loudly").build(shape)
     assert "said loudly starts from RANDOM weights" in caplog.text
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -81,11 +81,14 @@ def load_finalized(model: nn.Module, path: str | Path) -> nn.Module:
     Raises:
         SettingError (a ValueError): if the file was not written by `finalize`, or belongs to another model.
     """
-    with safe_open(path, framework="pt") as file:
-        metadata = (file.metadata() or {}).get("bitcycle")
-        if metadata is None:
-            raise SettingError("path", str(path), "was not written by bitcycle.finalize", "give such a file")
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = (file.metadata() or {}).get("bitcycle")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise SettingError("path", path, f"cannot be read ({error})", "give a file of bitcycle.finalize") from error
+    if metadata is None:
+        raise SettingError("path", path, "was not written by bitcycle.finalize", "give such a file")
     precision = Precision(*json.loads(metadata)["precision"])
     for state in precision_states(model):
         if not state.fixed:

@@ -16,6 +16,8 @@ class ModelOptions(Settings):
 
     takes: ClassVar[type] = ImageShape
     """Type of data that the network takes: the type of the `shape` argument of `check` and `build`."""
+    smallest_image: ClassVar[int] = 1
+    """Side of the smallest images that it takes, in pixels."""
 
     name: str = setting(MISSING, "the network's name, as in model=NAME")
     initial_weights: Optional[str] = setting(
@@ -32,6 +34,10 @@ class ModelOptions(Settings):
 
     def check(self, shape: Any) -> None:
         """Raise SettingError if this network cannot take data of this shape."""
+        if isinstance(shape, ImageShape) and shape.size < self.smallest_image:
+            cifar = ", or a CIFAR network such as model=resnet20" if self.smallest_image >= 32 else ""
+            remedy = f"use images of {self.smallest_image} pixels or more{cifar}"
+            raise SettingError("name", self.name, f"cannot take images of {shape.size} pixels", remedy)
 
     def build(self, shape: Any) -> nn.Module:
         """Return the float network for this shape, initialised from PyTorch's global generator."""

@@ -10,7 +10,6 @@ later.
 """
 
 import logging
-import pickle
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from bitcycle.layer.matrix_product import MatrixProduct
 from bitcycle.model.base import ModelOptions
+from bitcycle.model.weights import load_weights, read_weights
 from bitcycle.optional_imports import require
 from bitcycle.settings import MISSING, SettingError, setting
 from bitcycle.shapes import SentencePairShape
@@ -156,15 +156,14 @@ def _load(bert: nn.Module, path: str) -> None:
     Raises:
         SettingError (a ValueError): if they are missing or do not fit.
     """
-    state, expected = _read(path), bert.state_dict()
-    found = {_present_name(name): value for name, value in state.items()}
-    for name, value in expected.items():
-        if name not in found or found[name].shape != value.shape:
-            there = f"is {list(found[name].shape)}" if name in found else "is missing"
-            problem = f"does not fit this network: {name} {there} instead of {list(value.shape)}"
-            remedy = "give weights of the same network, and its dataset.vocabulary and dataset.tokenizer"
-            raise SettingError("weights", path, problem, remedy)
-    bert.load_state_dict({name: found[name] for name in expected})
+    folder = Path(path).expanduser()
+    file = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
+    if file is None:
+        remedy = "put model.safetensors or pytorch_model.bin of the published network there"
+        raise SettingError("weights", path, "contains no weights", remedy)
+    found = {_present_name(name): value for name, value in read_weights(file, "weights").items()}
+    remedy = "give weights of the same network, and its dataset.vocabulary and dataset.tokenizer"
+    load_weights(bert, found, "weights", path, remedy)
     logger.info("loaded BERT weights from %s", path)
 
 
@@ -172,20 +171,3 @@ def _present_name(name: str) -> str:
     """Current name of a parameter of an early checkpoint."""
     name = name.removeprefix("bert.")
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-
-
-def _read(path: str) -> dict[str, Tensor]:
-    folder = Path(path).expanduser()
-    safe, pickled = (folder / name for name in WEIGHT_FILES)
-    try:
-        if safe.is_file():
-            state: dict[str, Tensor] = require("safetensors.torch", "entailment").load_file(str(safe))
-        elif pickled.is_file():
-            state = torch.load(pickled, map_location="cpu", weights_only=True)
-        else:
-            remedy = "put model.safetensors or pytorch_model.bin of the published network there"
-            raise SettingError("weights", path, "contains no weights", remedy)
-    except (OSError, RuntimeError, EOFError, ValueError, LookupError, pickle.UnpicklingError) as error:
-        problem = f"cannot be read ({type(error).__name__}: {str(error).split(chr(10))[0]})"
-        raise SettingError("weights", path, problem, "download the files again") from error
-    return state

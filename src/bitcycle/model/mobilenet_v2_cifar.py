@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitcycle.model.base import ModelOptions
-from bitcycle.settings import SettingError
 from bitcycle.shapes import ImageShape
 
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
@@ -79,13 +78,8 @@ class CifarMobileNetV2(nn.Module):
 class MobileNetV2Cifar(ModelOptions):
     """Options of MobileNetV2 for CIFAR."""
 
+    smallest_image = 8
     name: str = "mobilenet_v2"
-
-    def check(self, shape: ImageShape) -> None:
-        if shape.size < 8:
-            raise SettingError(
-                "name", self.name, f"cannot take images of {shape.size} pixels", "use images of 8 pixels or more"
-            )
 
     def build(self, shape: ImageShape) -> CifarMobileNetV2:
         return CifarMobileNetV2(shape)

@@ -92,25 +92,26 @@ def _initialise(module: nn.Module) -> None:
 
 
 @dataclass
-class ResNetCifar(ModelOptions):
-    """Options of the CIFAR ResNets."""
+class CifarDepth(ModelOptions):
+    """Options of networks for small images whose number of layers is 6n+2."""
 
+    smallest_image = 4
     depth: int = setting(MISSING, "layers, 6n+2: 8, 14, 20, 32, 38, 74, 110, 152, 164, ...")
-    unused_bn: bool = setting(False, "give every block the released code's third batch norm, mostly unused")
-    width: int = setting(
-        16, "channels of the first group (papers: 16); later groups have 2 and 4 times as many", minimum=1
-    )
 
     def validate(self) -> None:
         if self.depth < 8 or self.depth % 6 != 2:
             lower = max(8, (self.depth - 2) // 6 * 6 + 2)
             raise SettingError("depth", self.depth, "is not of the form 6n+2", f"use {lower} or {lower + 6}")
 
-    def check(self, shape: ImageShape) -> None:
-        if shape.size < 4:
-            raise SettingError(
-                "name", self.name, f"cannot take images of {shape.size} pixels", "use images of 4 pixels or more"
-            )
+
+@dataclass
+class ResNetCifar(CifarDepth):
+    """Options of the CIFAR ResNets."""
+
+    unused_bn: bool = setting(False, "give every block the released code's third batch norm, mostly unused")
+    width: int = setting(
+        16, "channels of the first group (papers: 16); later groups have 2 and 4 times as many", minimum=1
+    )
 
     def build(self, shape: ImageShape) -> CifarResNet:
         n = (self.depth - 2) // 6

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitcycle.model.base import ModelOptions
+from bitcycle.model.resnet_cifar import CifarDepth
 from bitcycle.settings import MISSING, SettingError, setting
 from bitcycle.shapes import ImageShape
 
@@ -79,20 +80,8 @@ class ExtraSkipResNet(nn.Module):
 
 
 @dataclass
-class ResNetExtraSkipCifar(ModelOptions):
-    """Options of the network for small images: a 3x3 stem of 16 channels, three stages of 16, 32 and 64 channels."""
-
-    depth: int = setting(MISSING, "layers, 6n+2: 8, 20, 32, ...; each stage has 2n units")
-
-    def validate(self) -> None:
-        if self.depth < 8 or self.depth % 6 != 2:
-            lower = max(8, (self.depth - 2) // 6 * 6 + 2)
-            raise SettingError("depth", self.depth, "is not of the form 6n+2", f"use {lower} or {lower + 6}")
-
-    def check(self, shape: ImageShape) -> None:
-        if shape.size < 4:
-            problem = f"cannot take images of {shape.size} pixels"
-            raise SettingError("name", self.name, problem, "use images of 4 pixels or more")
+class ResNetExtraSkipCifar(CifarDepth):
+    """Options of the network for small images: a 3x3 stem of 16 channels, three stages of 2n units of 16, 32 and 64 channels."""
 
     def build(self, shape: ImageShape) -> ExtraSkipResNet:
         stem = nn.Sequential(nn.Conv2d(shape.channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16))
@@ -104,17 +93,12 @@ class ResNetExtraSkipCifar(ModelOptions):
 class ResNetExtraSkipImagenet(ModelOptions):
     """Options of the network for large images: a 7x7 stem with max pooling, four stages of 64 to 512 channels."""
 
+    smallest_image = 32
     depth: int = setting(MISSING, "layers: 18 or 34")
 
     def validate(self) -> None:
         if self.depth not in IMAGENET_DEPTHS:
             raise SettingError("depth", self.depth, "has no layout with extra skips", "use 18 or 34")
-
-    def check(self, shape: ImageShape) -> None:
-        if shape.size < 32:
-            problem = f"cannot take images of {shape.size} pixels"
-            remedy = "use images of 32 pixels or more, or a CIFAR network such as model=resnet20_extra_skip"
-            raise SettingError("name", self.name, problem, remedy)
 
     def build(self, shape: ImageShape) -> ExtraSkipResNet:
         stem = nn.Sequential(

@@ -17,18 +17,12 @@ from bitcycle.shapes import ImageShape
 class ResNetImagenet(ModelOptions):
     """Options of torchvision's ResNets, randomly initialised."""
 
+    smallest_image = 32
     depth: int = setting(MISSING, "layers: 18, 34, 50, 101 or 152")
 
     def validate(self) -> None:
         if self.depth not in (18, 34, 50, 101, 152):
             raise SettingError("depth", self.depth, "torchvision has no such ResNet", "use 18, 34, 50, 101 or 152")
-
-    def check(self, shape: ImageShape) -> None:
-        if shape.size < 32:
-            problem = f"cannot take images of {shape.size} pixels"
-            raise SettingError(
-                "name", self.name, problem, "use images of 32 pixels or more, or a CIFAR network such as model=resnet20"
-            )
 
     def build(self, shape: ImageShape) -> nn.Module:
         from torchvision import models

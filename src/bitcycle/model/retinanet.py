@@ -14,17 +14,16 @@ useless (`frozen_bn=auto`).
 from __future__ import annotations
 
 import math
-import pickle
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bitcycle.model.base import ModelOptions
+from bitcycle.model.weights import load_weights, read_weights
 from bitcycle.settings import SettingError, setting
 from bitcycle.shapes import DetectionShape
 
@@ -152,34 +151,7 @@ class RetinaNetOptions(ModelOptions):
     def build(self, shape: DetectionShape) -> nn.Module:
         model = RetinaNet(self.depth, shape.classes, self.width, self.freezes_bn)
         if self.backbone_weights is not None:
-            load_backbone(model.backbone, self.backbone_weights)
+            found = read_weights(Path(self.backbone_weights).expanduser(), "backbone_weights")
+            remedy = "give weights of the ResNet of model.depth"
+            load_weights(model.backbone, found, "backbone_weights", self.backbone_weights, remedy)
         return model
-
-
-def load_backbone(backbone: nn.Module, path: str) -> None:
-    """Load the weights of a ResNet without its classifier; executes no code from the file.
-
-    Raises:
-        SettingError: if the file cannot be read or contains something else.
-    """
-    found, expected = _read(path), backbone.state_dict()
-    for name, value in expected.items():
-        if name not in found or found[name].shape != value.shape:
-            problem = (
-                f"{name} is {'missing' if name not in found else list(found[name].shape)}, expected {list(value.shape)}"
-            )
-            raise SettingError("backbone_weights", path, problem, "give weights of the ResNet of model.depth")
-    backbone.load_state_dict({name: found[name] for name in expected})
-
-
-def _read(path: str) -> dict[str, Tensor]:
-    try:
-        state: Any = torch.load(Path(path).expanduser(), map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        problem = f"cannot be read as weights ({str(error).splitlines()[0]})"
-        remedy = "give a file with a state dict of torchvision's ResNet"
-        raise SettingError("backbone_weights", path, problem, remedy) from error
-    weights = state.get("model", state) if isinstance(state, dict) else None
-    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise SettingError("backbone_weights", path, "holds no weights", "give a saved state dict of a ResNet")
-    return weights

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitcycle.model.base import ModelOptions
-from bitcycle.settings import SettingError
 from bitcycle.shapes import ImageShape
 
 STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
@@ -50,12 +49,8 @@ class CifarVgg(nn.Module):
 class VggCifar(ModelOptions):
     """Options of VGG-16 for CIFAR."""
 
+    smallest_image = 32
     name: str = "vgg16"
-
-    def check(self, shape: ImageShape) -> None:
-        if shape.size < 32:
-            problem = f"cannot take images of {shape.size} pixels because of its five poolings"
-            raise SettingError("name", self.name, problem, "use images of 32 pixels or more, or model=resnet20")
 
     def build(self, shape: ImageShape) -> CifarVgg:
         return CifarVgg(shape)

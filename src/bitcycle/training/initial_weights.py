@@ -6,16 +6,15 @@ loaded. The name of the run depends on the content of these weights, not on thei
 
 import hashlib
 import logging
-import pickle
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bitcycle.layer import convertible_layers
 from bitcycle.model import ModelOptions
+from bitcycle.model.weights import read_weights
 from bitcycle.settings import SettingError
 from bitcycle.training.run_folder import RunFolder
 
@@ -44,24 +43,6 @@ def weights_file(path: str) -> Path:
     return folder.checkpoint.last
 
 
-def read_weights(path: str) -> dict[str, Tensor]:
-    """Read weights by name from a checkpoint of this project or a saved state dict; executes no code from the file.
-
-    Raises:
-        SettingError (a ValueError): if the file cannot be read or does not contain weights.
-    """
-    file = weights_file(path)
-    try:
-        state: Any = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        problem = f"cannot be read as weights ({str(error).splitlines()[0]})"
-        raise SettingError(FIELD, path, problem, "give a file of plain tensors written by torch.save") from error
-    weights = state.get("model", state) if isinstance(state, dict) else None
-    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise SettingError(FIELD, path, "contains no weights", "give a checkpoint, or a saved state dict")
-    return weights
-
-
 def content_digest(path: str) -> str:
     """A digest of names and values of all weights in a checkpoint, independent of how it was saved.
 
@@ -75,7 +56,7 @@ def content_digest(path: str) -> str:
 @lru_cache(maxsize=8)
 def _digest(path: str, changed: int) -> str:
     digest = hashlib.sha256()
-    for name, value in sorted(read_weights(path).items()):
+    for name, value in sorted(read_weights(Path(path), FIELD).items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
@@ -104,7 +85,10 @@ def fitting_weights(options: ModelOptions, model: nn.Module) -> tuple[dict[str, 
     """
     if options.initial_weights is None:
         return {}, []
-    found, expected = _without_gates(read_weights(options.initial_weights), model), model.state_dict()
+    found, expected = (
+        _without_gates(read_weights(weights_file(options.initial_weights), FIELD), model),
+        model.state_dict(),
+    )
     layers = convertible_layers(model)
     name = next((name for name in reversed(layers) if isinstance(layers[name], nn.Linear)), "")
     classifier = [key for key in expected if name and key.startswith(f"{name}.")]

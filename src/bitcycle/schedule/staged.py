@@ -15,8 +15,35 @@ from bitcycle.settings import SettingError, setting
 
 
 @dataclass
-class Staged(ScheduleOptions):
-    """Stages of constant precision, one after the other; four equal stages are FracTrain's manual PFQ.
+class StageOptions(ScheduleOptions):
+    """The bits of schedules with stages of constant precision, one after the other."""
+
+    q_min: Any = setting(3, "not used: the stages say the bits", affects_result=False)
+    q_max: int = setting(8, "not used: the stages say the bits", affects_result=False)
+    cycles: int = setting(8, "not used", affects_result=False, unused=True)
+    stages: list[int] = setting([3, 4, 6, 8], "forward bits of the stages", minimum=1, maximum=32)
+    gradient_stages: list[int] = setting([6, 6, 8, 8], "gradient bits of the stages", minimum=1, maximum=32)
+
+    def validate(self) -> None:
+        check_q_min(self.q_min)
+        if not self.stages:
+            raise SettingError("stages", self.stages, "is empty", "give forward bits, as [3,4,6,8]")
+        if len(self.stages) != len(self.gradient_stages):
+            problem = f"there are {len(self.stages)} stages of forward bits"
+            raise SettingError("gradient_stages", self.gradient_stages, problem, "give as many gradient bits")
+
+    @property
+    def reference(self) -> Precision:
+        return Precision(max(self.stages), max(self.stages), max(self.gradient_stages))
+
+    def of_stage(self, stage: int) -> Precision:
+        """The bits of a stage, counted from 0."""
+        return Precision(self.stages[stage], self.stages[stage], self.gradient_stages[stage])
+
+
+@dataclass
+class Staged(StageOptions):
+    """Stages at given fractions of the run; four equal stages are FracTrain's manual PFQ.
 
     Also the progressive training of CPT, figure 1 (3 to 8 bits over the first half), and the stages of CPT, table 1.
 
@@ -24,11 +51,6 @@ class Staged(ScheduleOptions):
     """
 
     name: str = "pfq_manual"
-    q_min: Any = setting(3, "not used: the stages say the bits", affects_result=False)
-    q_max: int = setting(8, "not used: the stages say the bits", affects_result=False)
-    cycles: int = setting(8, "not used", affects_result=False, unused=True)
-    stages: list[int] = setting([3, 4, 6, 8], "forward bits of the stages", minimum=1, maximum=32)
-    gradient_stages: list[int] = setting([6, 6, 8, 8], "gradient bits of the stages", minimum=1, maximum=32)
     boundaries: Optional[list[float]] = setting(
         None,
         "fractions of the run at which the second and later stages begin; null: equal stages",
@@ -37,8 +59,7 @@ class Staged(ScheduleOptions):
     )
 
     def validate(self) -> None:
-        check_q_min(self.q_min)
-        _check_stages(self.stages, self.gradient_stages)
+        super().validate()
         if self.boundaries is not None:
             if len(self.boundaries) != len(self.stages) - 1:
                 problem = f"{len(self.stages)} stages have {len(self.stages) - 1} boundaries"
@@ -50,15 +71,11 @@ class Staged(ScheduleOptions):
                     "boundaries", self.boundaries, "are not in order", f"write {sorted(self.boundaries)}"
                 )
 
-    @property
-    def reference(self) -> Precision:
-        return _highest(self.stages, self.gradient_stages)
-
     def precision(self, step: int, length: RunLength) -> Precision:
         count = len(self.stages)
         boundaries = self.boundaries if self.boundaries is not None else [k / count for k in range(1, count)]
         stage = bisect.bisect_right([round(b * length.total_steps) for b in boundaries], step)
-        return Precision(self.stages[stage], self.stages[stage], self.gradient_stages[stage])
+        return self.of_stage(stage)
 
 
 @dataclass
@@ -105,26 +122,13 @@ class LossPlateau(ScheduleOptions):
 
 
 @dataclass
-class Pfq(LossPlateau):
+class Pfq(StageOptions, LossPlateau):
     """Progressive fractional quantization: the next stage begins when the loss becomes flat.
 
     Source: FracTrain, section 3.1 and algorithm 1; released code, train_pfq.py.
     """
 
     name: str = "pfq"
-    q_min: Any = setting(3, "not used: the stages say the bits", affects_result=False)
-    q_max: int = setting(8, "not used: the stages say the bits", affects_result=False)
-    cycles: int = setting(8, "not used", affects_result=False, unused=True)
-    stages: list[int] = setting([3, 4, 6, 8], "forward bits of the stages", minimum=1, maximum=32)
-    gradient_stages: list[int] = setting([6, 6, 8, 8], "gradient bits of the stages", minimum=1, maximum=32)
-
-    def validate(self) -> None:
-        check_q_min(self.q_min)
-        _check_stages(self.stages, self.gradient_stages)
-
-    @property
-    def reference(self) -> Precision:
-        return _highest(self.stages, self.gradient_stages)
 
     def bind(self, total_steps: int, steps_per_epoch: int | None = None) -> PfqSchedule:
         return PfqSchedule(self, RunLength(total_steps, steps_per_epoch))
@@ -178,22 +182,8 @@ class PfqSchedule(LossPlateauSchedule):
 
     @property
     def precisions(self) -> set[Precision]:
-        stages = zip(self.options.stages, self.options.gradient_stages)
-        return {effective(Precision(forward, forward, gradient)) for forward, gradient in stages}
+        return {effective(self.options.of_stage(stage)) for stage in range(len(self.options.stages))}
 
     def __call__(self, step: int) -> Precision:
         self.check_step(step)
-        forward = self.options.stages[self.stage]
-        return effective(Precision(forward, forward, self.options.gradient_stages[self.stage]))
-
-
-def _check_stages(stages: list[int], gradient_stages: list[int]) -> None:
-    if not stages:
-        raise SettingError("stages", stages, "is empty", "give forward bits, as [3,4,6,8]")
-    if len(stages) != len(gradient_stages):
-        problem = f"there are {len(stages)} stages of forward bits"
-        raise SettingError("gradient_stages", gradient_stages, problem, "give as many gradient bits")
-
-
-def _highest(stages: list[int], gradient_stages: list[int]) -> Precision:
-    return Precision(max(stages), max(stages), max(gradient_stages))
+        return effective(self.options.of_stage(self.stage))

@@ -304,19 +304,13 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
+    from bitcycle.command import guarded
     from bitcycle.training.display import set_up_console
 
     given = _arguments(words)
     stop_at_once()
     set_up_console()
-    try:
-        return run(given, resource_root())
-    except SettingError as error:
-        print(f"wrong configuration: {error}", file=sys.stderr)
-        return EXIT_WRONG_CONFIGURATION
-    except RunError as error:
-        print(error, file=sys.stderr)
-        return 1
+    return guarded(lambda: run(given, resource_root()))
 
 
 def run(given: argparse.Namespace, root: Path) -> int:

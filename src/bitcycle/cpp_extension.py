@@ -22,16 +22,8 @@ from bitcycle.cache import cache_folder
 logger = logging.getLogger(__name__)
 
 _FLAGS = (
-    "-O3",
-    "-std=c++20",
-    "-shared",
-    "-fPIC",
-    "-fopenmp",
-    "-march=native",
-    "-mprefer-vector-width=512",
-    "-ffp-contract=off",
-    "-fno-math-errno",
-    "-fno-trapping-math",
+    *("-O3", "-std=c++20", "-shared", "-fPIC", "-fopenmp", "-march=native", "-mprefer-vector-width=512"),
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
 )
 _FOLDER = Path(torch.__file__).parent
 

@@ -19,7 +19,6 @@ from rich.table import Table
 
 from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION
 from bitcycle.resources import resource_root
-from bitcycle.settings import SettingError
 from bitcycle.signals import stop_at_once
 from bitcycle.sweep.execution import worst
 from bitcycle.sweep.local import LocalPool, Start, starter, train_command, useful_workers
@@ -173,6 +172,7 @@ def main() -> int:
     """Run the command; returns the exit code."""
     import torch
 
+    from bitcycle.command import guarded
     from bitcycle.training.display import set_up_console
 
     parser = argparse.ArgumentParser(prog="bitcycle reproduce", description=(__doc__ or "").split("\n")[0])
@@ -184,11 +184,7 @@ def main() -> int:
     set_up_console()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     workers = arguments.workers or useful_workers(arguments.runs_per_gpu)
-    try:
-        return reproduce(Reproduction(resource_root(), arguments.scale, workers, gpus))
-    except SettingError as error:
-        print(f"wrong configuration: {error}", file=sys.stderr)
-        return EXIT_WRONG_CONFIGURATION
+    return guarded(lambda: reproduce(Reproduction(resource_root(), arguments.scale, workers, gpus)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Shapes of data sets, from which networks are built; a network declares which kind of data it takes."""
 
-from typing import NamedTuple, Optional, TypeAlias, Union
+from typing import NamedTuple, Optional, TypeAlias
 
 
 class ImageShape(NamedTuple):
@@ -68,13 +68,7 @@ class DetectionShape(NamedTuple):
     classes: int
 
 
-Shape: TypeAlias = Union[
-    ImageShape,
-    SentencePairShape,
-    InteractionShape,
-    TokenShape,
-    SpeechShape,
-    GraphShape,
-    DetectionShape,
-]
+Shape: TypeAlias = (
+    ImageShape | SentencePairShape | InteractionShape | TokenShape | SpeechShape | GraphShape | DetectionShape
+)
 """Any kind of data."""

@@ -18,6 +18,7 @@ from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 from bitcycle.task.anchors import anchors, decode, encode, intersection_over_union
 from bitcycle.task.average_precision import AveragePrecision, area_under_envelope
+from bitcycle.task.base import TaskSetup
 from bitcycle.task.detection import Detection, DetectionOptions
 from bitcycle.task.detection_loss import NOTHING, detection_losses, focal_terms, match, smooth_l1
 from bitcycle.training.run import execute
@@ -177,7 +178,7 @@ class Oracle(nn.Module):
 
 def task(data_root, **options) -> Detection:
     dataset = VocSmall(shorter_side=96, longer_side=128)
-    return Detection(DetectionOptions(**options), dataset, dataset.load(data_root, 0), 4, 0, CPU)
+    return DetectionOptions(**options).build(TaskSetup(dataset, data_root, dataset.info(data_root), 4, 0, CPU))
 
 
 def test_perfect_predictions_have_a_perfect_score(data_root):

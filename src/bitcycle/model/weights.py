@@ -31,7 +31,7 @@ def read_weights(file: Path, field: str) -> dict[str, Tensor]:
         state = read(file)
     except UNREADABLE as error:
         problem = f"cannot be read as weights ({type(error).__name__}: {str(error).splitlines()[0]})"
-        remedy = "give a file written by torch.save, without code in it, or safetensors"
+        remedy = "give a file of plain tensors, written by torch.save or safetensors"
         raise SettingError(field, file, problem, remedy) from error
     weights = state.get("model", state) if isinstance(state, dict) else None
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):

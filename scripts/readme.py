@@ -13,13 +13,11 @@ from functools import partial
 from pathlib import Path
 
 from bitcycle.analysis.claim_functions import relative_cost
-from bitcycle.analysis.collect import SUMMARY, read_summary
-from bitcycle.analysis.curves import CURVES, read_curve
+from bitcycle.analysis.collect import CURVES, SUMMARY, read_curve, read_summary
 from bitcycle.analysis.deviation import data_of, spread_table
 from bitcycle.analysis.labels import group_of
 from bitcycle.benchmark.table import recorded
-from bitcycle.figure.formats import draw_formats, values_of
-from bitcycle.figure.schematic import draw_suite
+from bitcycle.figure.schematic import draw_formats, draw_suite, values_of
 from bitcycle.hardware import MatrixProduct, Operation, TensorCore, Workload
 from bitcycle.hardware.tensorcore import RATES
 from bitcycle.quantizer import QUANTIZERS, ROLES, NoQuantizer

@@ -5,8 +5,7 @@ from __future__ import annotations
 from bitcycle.analysis.aggregation import Cell, Results, Run
 from bitcycle.analysis.claims import Claim, read_claims
 from bitcycle.analysis.contrast import Pool
-from bitcycle.analysis.judge import judge
-from bitcycle.analysis.verdict import ClaimResult
+from bitcycle.analysis.verdict import ClaimResult, judge
 from tests.conftest import ROOT
 
 PUBLISHED = ROOT / "results" / "published"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bitcycle.analysis.claims import read_claims
-from bitcycle.analysis.judge import judge
+from bitcycle.analysis.verdict import judge
 from tests.conftest import ROOT
 
 COPIED = (

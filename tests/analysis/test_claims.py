@@ -16,7 +16,6 @@ from bitcycle.analysis.aggregation import Results
 from bitcycle.analysis.claims import PREDICATES, Claim, read_claims, rule_of
 from bitcycle.analysis.contrast import FACTS, METRICS, Pool
 from bitcycle.analysis.items import PAPERS, read_items
-from bitcycle.analysis.judge import judge
 from bitcycle.analysis.verdict import (
     COMPUTED,
     CONTRADICTED,
@@ -25,6 +24,7 @@ from bitcycle.analysis.verdict import (
     SUPPORTED,
     UNDECIDED,
     ClaimResult,
+    judge,
     read_claim_results,
     write_claims,
 )

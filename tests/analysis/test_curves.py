@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from bitcycle.analysis.curves import curve_of, read_curve, write_curve
+from bitcycle.analysis.collect import curve_of, read_curve, write_curve
 from bitcycle.training.run_folder import RunFolder, write_json
 
 # Curves of runs

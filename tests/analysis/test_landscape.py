@@ -13,9 +13,8 @@ import pytest
 
 from bitcycle.analysis.aggregation import Cell, Results
 from bitcycle.analysis.claims import read_claims
-from bitcycle.analysis.judge import judge
 from bitcycle.analysis.landscape import rise, rise_around
-from bitcycle.analysis.verdict import NOT_RUN, UNDECIDED
+from bitcycle.analysis.verdict import NOT_RUN, UNDECIDED, judge
 from bitcycle.figure.data import ItemData
 from bitcycle.figure.landscape import contours, radial_rise
 from bitcycle.figure.make import draw_item

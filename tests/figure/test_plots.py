@@ -10,7 +10,7 @@ import yaml
 from bitcycle.analysis.aggregation import Cell, Results
 from bitcycle.analysis.items import PAPERS, Item
 from bitcycle.analysis.statistics import over_seeds
-from bitcycle.figure import board, spec
+from bitcycle.figure import board, data
 from bitcycle.figure.data import ItemData, differences, panels_of, status_line
 from bitcycle.figure.drawn import Drawn
 from bitcycle.figure.forest import forest
@@ -118,7 +118,7 @@ def test_forest_has_a_panel_for_each_unit():
         claim_result("cpt/table5-c1", estimate=2.0, unit="ppl"),
         claim_result("partial/fig1-c1", estimate=1.2, unit="x"),
     ]
-    figure = forest([vars(row) for row in rows])
+    figure = forest(rows)
     assert [axes.get_xlabel() for axes in figure.axes] == ["pp", "ppl", "ratio"]
     assert [axes.lines[0].get_xdata()[0] for axes in figure.axes] == [0, 0, 1]  # where there is no effect
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["cpt/fig1-c1", "cpt/fig1-c2"]
@@ -175,7 +175,7 @@ def test_board_has_a_picture_and_a_table_that_name_the_proxy():
         on_board(54, 57, 55, cost=60.0, **CYCLIC),
     ]
     figure, caption = board.draw_board(board_of(*cells))
-    assert "mini scale, a proxy" in figure.axes[0].get_title().replace("\n", " ") and "n = 3" in caption
+    assert "16x16: a proxy" in figure.axes[0].get_title().replace("\n", " ") and "n = 3" in caption
     (table,) = board.tables(board_of(*cells))
     rows = [dict(zip(table.headings, row)) for row in table.rows]
     assert [row["method"] for row in rows] == ["static 8 bits, 50 % of the steps", "CR 3-8 bits", "static 8 bits"]
@@ -191,18 +191,18 @@ def test_no_code_is_of_one_paper_alone():
     for room in ("analysis", "figure"):
         names = {path.stem for path in (ROOT / "src" / "bitcycle" / room).rglob("*.py")}
         assert not names & set(PAPERS)
-    files = {path.stem: yaml.safe_load(path.read_text()) for path in spec.PAPERS.glob("*.yaml")}
+    files = {path.stem: yaml.safe_load(path.read_text()) for path in data.DESCRIPTIONS.glob("*.yaml")}
     assert set(files) == {*PAPERS, "board"}
     for paper, content in files.items():
         assert {f"{paper}/{name}" for name in content.get("items", {})} <= set(ITEMS)
 
 
 def test_a_paper_without_a_description_still_has_its_numbers(monkeypatch, tmp_path):
-    monkeypatch.setattr(spec, "PAPERS", tmp_path)
-    spec._content.cache_clear()
+    monkeypatch.setattr(data, "DESCRIPTIONS", tmp_path)
+    data._content.cache_clear()
     with Drawn(tmp_path / "drawn.json") as known:
         entry = make_item(data_of("cpt/table2"), tmp_path, known)
-    spec._content.cache_clear()
+    data._content.cache_clear()
     assert entry.picture is None and len(entry.tables[0].rows) == 120
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional
 
-from bitcycle.analysis.curves import CURVES, read_curve
+from bitcycle.analysis.collect import CURVES, read_curve
 from bitcycle.analysis.deviation import group_of
 from bitcycle.measurement.artifacts import ANALYSES, Result, collected
 from bitcycle.sweep.grid import Overrides
@@ -83,30 +84,21 @@ class Cell:
         return self.actual(key, default)
 
     def actual(self, key: str, default: Any = None) -> Any:
-        """A setting as our runs have it."""
+        """A setting as our runs have it, by its dotted name; groups by the name of the option."""
         if not self.runs:
             return plain(self.ours[key]) if key in self.ours else default
-        return setting_of(self.runs[0].settings, key, default)
+        value: Any = self.runs[0].settings
+        for part in key.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                return default
+            value = value[part]
+        return value.get("name", default) if isinstance(value, Mapping) else value
 
     @property
     def stand_ins(self) -> set[tuple[str, str]]:
         """(ours, the paper's) network or data where ours stand in for others."""
         pairs = ((self.actual(key), self.setting(key)) for key in ("model", "dataset"))
         return {(str(ours), str(paper)) for ours, paper in pairs if self.runs and ours != paper}
-
-
-def setting_of(settings: Mapping[str, Any], key: str, default: Any = None) -> Any:
-    """A setting by its dotted name; a group by the name of its option.
-
-    >>> setting_of({"schedule": {"name": "CR", "q_min": 3}}, "schedule"), setting_of({"schedule": {"q_min": 3}}, "schedule.q_min")
-    ('CR', 3)
-    """
-    value: Any = settings
-    for part in key.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            return default
-        value = value[part]
-    return value.get("name", default) if isinstance(value, Mapping) else value
 
 
 def plain(text: str) -> Any:
@@ -164,14 +156,13 @@ def find_results(places: Iterable[Place], runs: Sequence[Run]) -> Results:
         places: the manifest of its sweep; what is superseded does not count.
         runs: all finished runs.
     """
-    by_name: dict[tuple[str, str], list[Run]] = {}
+    by_name: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: int(run.row["seed"])):
-        by_name.setdefault((run.row["scale"], run.row["hash"]), []).append(run)
+        by_name[run.row["scale"], run.row["hash"]].append(run)
     cells: dict[str, list[Cell]] = {scale: [] for scale in SCALES}
-    for place in places:
-        if not place.superseded:
-            found = tuple(by_name.get((place.scale, place.hash), ()))
-            cells[place.scale].append(Cell(dict(place.paper), dict(place.ours), found, place.proxy))
+    for place in (place for place in places if not place.superseded):
+        found = tuple(by_name[place.scale, place.hash])
+        cells[place.scale].append(Cell(dict(place.paper), dict(place.ours), found, place.proxy))
     at_scales = [Results(scale, tuple(found)) for scale, found in cells.items()]
     some = sorted((r for r in at_scales if r.done), key=lambda r: (r.scale == "smoke", -len(r.done) / len(r.cells)))
     if not some:

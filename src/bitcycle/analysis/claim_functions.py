@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Optional
 
@@ -141,24 +141,16 @@ def speedup(fast: Curve, slow: Curve) -> float | None:
     return statistics.harmonic_mean(ratios) if ratios else None
 
 
-def _log_speedup(column: str) -> Callable[[Sequence[Cell], Sequence[Cell], str], Optional[float]]:
-    def compute(ours: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> float | None:
-        curves = [
-            sorted((run.number(column) or 0.0, run.number("final") or 0.0) for _, run in runs_of(cells, seed))
-            for cells in (ours, theirs)
-        ]
-        found = speedup(*curves)
-        return math.log(found) if found else None
-
-    return compute
+def log_speedup(column: str, ours: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> float | None:
+    """Logarithm of the speedup in iterations (column total_steps) or seconds."""
+    several = [runs_of(cells, seed) for cells in (ours, theirs)]
+    found = speedup(*(sorted((run.number(column) or 0.0, run.number("final") or 0.0) for _, run in s) for s in several))
+    return math.log(found) if found else None
 
 
-speedup_iterations, speedup_seconds = _log_speedup("total_steps"), _log_speedup("seconds")
-
-
-def speedup_excess(ours: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> float | None:
+def speedup_excess(*arms: Any) -> float | None:
     """How much more is gained in seconds than in iterations."""
-    seconds, iterations = (one(ours, theirs, seed) for one in (speedup_seconds, speedup_iterations))
+    seconds, iterations = (log_speedup(column, *arms) for column in ("seconds", "total_steps"))
     return None if seconds is None or iterations is None else seconds - iterations
 
 
@@ -168,13 +160,10 @@ def cost_to_reach(ours: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> fl
     if len(pairs) < 2 or not all(run.curve for run in pairs):
         return None
     lowest = min(max(run.curve["evaluations"]["value"]) for run in pairs)
-    gaps = []
-    for share in (0.9, 0.95, 0.98):
-        costs = [_first_cost(run, share * lowest) for run in pairs]
-        if None in costs:
-            return None
-        gaps.append(math.log(float(costs[1] or 1) / float(costs[0] or 1)))
-    return statistics.fmean(gaps)
+    shares = (0.9, 0.95, 0.98)
+    costs = [(_first_cost(pairs[0], share * lowest), _first_cost(pairs[1], share * lowest)) for share in shares]
+    gaps = [math.log(theirs / own) for own, theirs in costs if own and theirs]
+    return statistics.fmean(gaps) if len(gaps) == len(shares) else None
 
 
 def _first_cost(run: Run, target: float) -> float | None:
@@ -209,8 +198,8 @@ def best_split(ours: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> float
 
 
 PER_SEED: dict[str, Callable[[Sequence[Cell], Sequence[Cell], str], Optional[float]]] = {
-    "speedup_iterations": speedup_iterations,
-    "speedup_seconds": speedup_seconds,
+    "speedup_iterations": partial(log_speedup, "total_steps"),
+    "speedup_seconds": partial(log_speedup, "seconds"),
     "speedup_excess": speedup_excess,
     "cost_to_reach": cost_to_reach,
     "best_split": best_split,

@@ -1,24 +1,27 @@
 """`make collect`: one row for each finished run in results/summary/runs.csv, its curve in results/summary/curves, and what was
 analysed of it in results/summary/analyses.
 
-Summaries are committed, run folders are not; everything that this repository reports is computed from that file. A row that is
-gathered again replaces the older one of the same run.
+Summaries are committed, run folders are not; everything that this repository reports is computed from these files. A row that is
+gathered again replaces the older one of the same run. A curve, SCALE-HASH-SEED.json.gz, is what figures need of a run beyond its
+row: evaluations, training loss, bits and cost over the steps, phases, levels of a range test, and the bits that gates chose.
+Equal runs give equal bytes.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from bitcycle.analysis.curves import CURVES, write_curve
 from bitcycle.csv_files import read_csv, write_csv
-from bitcycle.measurement.artifacts import ANALYSES, copy_results
-from bitcycle.training.run_folder import RunFolder, read_object
+from bitcycle.measurement.artifacts import ANALYSES, copy_results, run_name
+from bitcycle.training.checkpoint import write_atomically
+from bitcycle.training.run_folder import RunFolder, read_object, read_records
 
 SUMMARY = Path("results/summary/runs.csv")
 RUNS = Path("results/runs")
@@ -32,6 +35,13 @@ COLUMNS = (
     *("parameters", "train_samples", "seconds", "steps_per_second"),
     *("processor", "threads", "torch", "python", "commit", "finished", "settings"),
 )
+CURVES = "curves"
+"""Folder of the curves, beside runs.csv."""
+POINTS = 200
+"""Points of a curve of the training; more are averaged."""
+ALLOCATION_SHARES = (5 / 160, 45 / 160, 85 / 160, 1.0)
+"""Where in a run the bits that gates chose are kept: epochs 5, 45 and 85 of FracTrain, figure 8, and the end."""
+AT_Q_MAX = "_at_q_max"
 
 
 def collect(root: Path, summary: Path) -> list[dict[str, Any]]:
@@ -84,6 +94,106 @@ def summary_row(folder: RunFolder) -> dict[str, Any]:
         "settings": json.dumps({k: v for k, v in config.items() if k not in PLACES}, sort_keys=True),
     }
     return {name: values.get(name) for name in COLUMNS}
+
+
+# Curves
+
+
+def curve_name(row: Mapping[str, Any]) -> str:
+    """The file of a run, from its row in runs.csv or its summary."""
+    return f"{run_name(row)}.json.gz"
+
+
+def write_curve(folder: RunFolder, target: Path) -> Path:
+    """Write the curve of a finished run below the folder `target`; returns its path."""
+    summary = folder.read_summary()
+    curve = curve_of(read_records(folder.metrics), summary)
+    path = target / curve_name(summary)
+    text = json.dumps(curve, separators=(",", ":"), sort_keys=True)
+    target.mkdir(parents=True, exist_ok=True)
+    # no time and no name in the header: equal content, equal file
+    write_atomically(path, lambda stream: stream.write(gzip.compress(text.encode(), mtime=0)))
+    return path
+
+
+def read_curve(folder: Path, row: Mapping[str, Any]) -> dict[str, Any]:
+    """The curve of a run, given its row in runs.csv; empty if there is none."""
+    path = folder / curve_name(row)
+    return dict(json.loads(gzip.decompress(path.read_bytes()))) if path.exists() else {}
+
+
+def curve_of(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The records of a run as columns.
+
+    Returns:
+        metric; evaluations: step, value, at_q_max, gbitops, weight, activation, gradient; training: step, loss, the bits, and cp
+        with cp_target where a network chooses its bits; final: every number of the last evaluation; phases, range_test,
+        observations and allocation where the run has them.
+    """
+    tests = [record for record in records if record["kind"] == "evaluation"]
+    metric = str(summary["metric"])
+    found: dict[str, Any] = {
+        "metric": metric,
+        "evaluations": {
+            "step": [record["step"] for record in tests],
+            "value": [record[metric] for record in tests],
+            "at_q_max": [record.get(metric + AT_Q_MAX) for record in tests],
+            "gbitops": [(record.get("cost") or {}).get("gbitops") for record in tests],
+            **_bits(tests),
+        },
+        "training": _thinned([record for record in records if record["kind"] == "train"]),
+        "final": {
+            name: value for name, value in (tests[-1] if tests else {}).items() if isinstance(value, (int, float))
+        },
+    }
+    if summary.get("phases"):
+        found["phases"] = summary["phases"]
+    if test := summary.get("found", {}).get("range_test"):
+        observed = [record for record in records if record["kind"] == "observation"]
+        found["range_test"] = {**test, "q_min": summary["found"]["q_min"]}
+        found["observations"] = _columns(observed[:: -(-len(observed) // (5 * POINTS)) or 1], ("step", "accuracy"))
+    if allocation := _allocations(tests, summary["total_steps"]):
+        found["allocation"] = allocation
+    return found
+
+
+def _bits(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    names = ("weight", "activation", "gradient")
+    return {name: [record["precision"][index] for record in records] for index, name in enumerate(names)}
+
+
+def _thinned(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """At most POINTS records: the last of each group with the mean loss of the group."""
+    size = -(-len(records) // POINTS) or 1
+    groups = [records[start : start + size] for start in range(0, len(records), size)]
+    last = [group[-1] for group in groups]
+    found: dict[str, list[Any]] = {
+        "step": [record["step"] for record in last],
+        "loss": [_rounded(sum(record["loss"] for record in group) / len(group)) for group in groups],
+        **_bits(last),
+    }
+    if last and "cp" in last[-1]:
+        found |= _columns(last, ("cp", "cp_target"))
+    return found
+
+
+def _columns(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, list[Any]]:
+    return {name: [_rounded(record.get(name)) for record in records] for name in names}
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _allocations(tests: Sequence[Mapping[str, Any]], total_steps: int) -> dict[str, Any]:
+    """Step -> block -> option -> share, of the evaluations nearest to ALLOCATION_SHARES."""
+    chosen = [record for record in tests if record.get("allocation")]
+    found: dict[str, Any] = {}
+    for share in ALLOCATION_SHARES:
+        if chosen:
+            nearest = min(chosen, key=lambda record: abs(record["step"] - share * total_steps))
+            found[str(nearest["step"])] = nearest["allocation"]
+    return found
 
 
 def main() -> None:

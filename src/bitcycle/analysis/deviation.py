@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -65,15 +64,13 @@ def pooled(values: Mapping[tuple[str, str], float]) -> tuple[float | None, int]:
     Args:
         values: (setting, seed) -> number; settings with one seed say nothing.
     """
-    repeated = Counter(setting for setting, _ in values)
-    known = {key: value for key, value in values.items() if repeated[key[0]] > 1}
-    if not known:
+    table = pd.DataFrame([(*key, value) for key, value in values.items()], columns=["setting", "seed", "value"])
+    table = table[table.duplicated("setting", keep=False)]
+    if table.empty:
         return None, 0
-    names = sorted({(0, setting) for setting, _ in known} | {(1, seed) for _, seed in known})
-    design = np.array([[key[column] == value for column, value in names] for key in known], dtype=float)
-    numbers = np.array(list(known.values()))
+    design, numbers = pd.get_dummies(table[["setting", "seed"]], dtype=float).to_numpy(), table["value"].to_numpy()
     effects, _, rank, _ = np.linalg.lstsq(design, numbers, rcond=None)
-    freedom = len(known) - int(rank)
+    freedom = len(table) - int(rank)
     squares = float(np.square(numbers - design @ effects).sum())
     return (math.sqrt(squares / freedom), freedom) if freedom else (None, 0)
 

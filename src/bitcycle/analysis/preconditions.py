@@ -40,19 +40,14 @@ def failed(claim: Claim, contrasts: Sequence[Contrast], runs: Sequence[Run], poo
         return "A setting and its baseline are the same training." if filled else "The runs that it needs are missing."
     if 2 * filled < wanted:
         return f"Fewer than half of the cells have runs: {filled} of {wanted}."
-    asked = {"last stage": lambda: _unfinished(cells), "quiet machine": lambda: _shared(runs, pool)}
-    reasons = [
-        *(asked[name]() for name in claim.requires if name in asked),
-        _saturated(claim, contrasts),
-        _other_lengths(claim, contrasts, proxy),
-        _few_moments(claim, runs),
-        "A proxy cannot be compared with a published number." if proxy and _needs_published(claim) else "",
-    ]
-    return next((reason for reason in reasons if reason), "")
-
-
-def _needs_published(claim: Claim) -> bool:
-    return not claim.arms and bool(claim.reference)
+    if "last stage" in claim.requires and (unfinished := _unfinished(cells)):
+        return unfinished
+    if "quiet machine" in claim.requires and any(pool.shared_machine(run) for run in runs):
+        return "Timings on a machine that other runs shared."
+    if found := _saturated(claim, contrasts) or _other_lengths(claim, contrasts, proxy) or _few_moments(claim, runs):
+        return found
+    published = proxy and not claim.arms and bool(claim.reference)
+    return "A proxy cannot be compared with a published number." if published else ""
 
 
 def proxy_label(cell: Cell) -> str:
@@ -67,12 +62,9 @@ def proxy_label(cell: Cell) -> str:
 
 def near_enough(claim: Claim, cells: Sequence[Cell]) -> tuple[list[Cell], str]:
     """The cells without the runs of networks and data that are too far from the paper's, and why these do not count."""
-    found, reasons = [], []
-    for cell in cells:
-        reason = _too_far(cell, claim) if cell.runs else ""
-        reasons += [reason] if reason else []
-        found.append(replace(cell, runs=()) if reason else cell)
-    return found, next(iter(reasons), "")
+    reasons = [_too_far(cell, claim) if cell.runs else "" for cell in cells]
+    kept = [replace(cell, runs=()) if reason else cell for cell, reason in zip(cells, reasons)]
+    return kept, next(filter(None, reasons), "")
 
 
 def _too_far(cell: Cell, claim: Claim) -> str:
@@ -120,28 +112,19 @@ def _unfinished(cells: Iterable[Cell]) -> str:
     return words if early else ""
 
 
-def _shared(runs: Iterable[Run], pool: Pool) -> str:
-    if any(pool.shared_machine(run) for run in runs):
-        return "Timings on a machine that other runs shared."
-    return ""
-
-
 def _saturated(claim: Claim, contrasts: Sequence[Contrast]) -> str:
     if claim.metrics[0] not in ("final", "best") or claim.function:
         return ""
-    arms: tuple[list[float], list[float]] = ([], [])
-    chances = set()
-    for unit in (unit for one in contrasts for unit in one.units):
-        for numbers, terms in zip(arms, (unit.ours, unit.theirs)):
-            for _, cell, metric in terms:
-                row = cell.runs[0].row
-                if not str(row.get("metric", "")).endswith("accuracy"):
-                    return ""
-                numbers += readings(cell, metric).values()
-                chances.add(CHANCE.get(row.get("dataset", "")))
-    if not arms[0]:
+    units = [unit for one in contrasts for unit in one.units]
+    rows = [cell.runs[0].row for unit in units for cell in unit.cells]
+    if not all(str(row.get("metric", "")).endswith("accuracy") for row in rows):
         return ""
-    means = [statistics.fmean(numbers) for numbers in arms if numbers]
+    chances = {CHANCE.get(row.get("dataset", "")) for row in rows}
+    arms = [term for unit in units for term in unit.ours], [term for unit in units for term in unit.theirs]
+    numbers = [[value for _, cell, metric in arm for value in readings(cell, metric).values()] for arm in arms]
+    if not numbers[0]:
+        return ""
+    means = [statistics.fmean(several) for several in numbers if several]
     if min(means) > CEILING:
         return f"The metric is at its ceiling: {' and '.join(f'{mean:.2f}' for mean in means)} %."
     if len(chances) == 1 and (chance := chances.pop()) and max(means) < chance + ABOVE_CHANCE:

@@ -1,15 +1,27 @@
-"""The verdict on a claim as a row of results/summary/claims.csv: what was found, how sure it is, and from which trainings."""
+"""The verdicts on all claims, which `make figures` writes to results/summary/claims.csv: what was found, how sure it is.
+
+One rule at every scale: a claim is decided where its p-value, multiplied by the number of looks (Bonferroni) and corrected over
+all claims of the scale (Holm), is below 0.05, and leaning where the uncorrected one is; what could not be tested says why. The
+scope says which trainings it is about.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from dataclasses import MISSING, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any, Optional, cast
 
 from omegaconf import OmegaConf
 
+from bitcycle.analysis import preconditions
+from bitcycle.analysis import statistics as rule
+from bitcycle.analysis.aggregation import Cell, Results
+from bitcycle.analysis.claim_functions import COMPUTED as FORMULAS
+from bitcycle.analysis.claims import Claim, rule_of, tested_reference
+from bitcycle.analysis.contrast import Pool, select
+from bitcycle.analysis.predicates import Found, evaluate
 from bitcycle.csv_files import read_csv, write_csv
 from bitcycle.settings import setting
 
@@ -22,9 +34,13 @@ SUPPORTED, CONTRADICTED, UNDECIDED, COMPUTED, NO_TEST, NOT_RUN = VERDICTS = (
     "not run",
 )
 CLAIMS = Path("results/summary/claims.csv")
+SCALES = ("paper", "mini")
+"""Scales that count; smoke runs say nothing."""
+UNTRAINED = ("computed", "none")
+"""Predicates that no training decides."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class ClaimResult:
     """The verdict on a claim at one scope."""
 
@@ -81,3 +97,125 @@ def _as_text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+# Judging
+
+
+def judge(claims: Sequence[Claim], results: Mapping[str, Results], pool: Pool | None = None) -> list[ClaimResult]:
+    """The verdict on every claim at every scale that has trainings for it; p-values of one scale are corrected together.
+
+    Args:
+        claims: what to judge.
+        results: item -> its runs.
+        pool: all recorded runs; None: those of the results.
+    """
+    if pool is None:
+        runs = [run for one in results.values() for scale in (one, *one.others) for run in scale.runs]
+        pool = Pool(list({(r.row["scale"], r.row["hash"], r.row["seed"]): r for r in runs}.values()))
+    judged: list[tuple[Claim, ClaimResult, Found | None]] = []
+    for claim in claims:
+        rows = [] if claim.predicate in UNTRAINED else [_judge_at(claim, scale, results, pool) for scale in SCALES]
+        known = [row for row in rows if row is not None] or [(_without_runs(claim, results), None)]
+        judged += [(claim, *row) for row in known]
+    for scale in SCALES:
+        tested = [one for one in judged if one[1].scale == scale and one[1].p_raw is not None]
+        adjusted = rule.corrected([min(1.0, (row.p_raw or 0.0) * claim.looks) for claim, row, _ in tested])
+        for (claim, row, found), p in zip(tested, adjusted):
+            _correct(claim, row, found, p, len(tested) * claim.looks)
+    return [row for _, row, _ in judged]
+
+
+def _empty(claim: Claim) -> ClaimResult:
+    metric = claim.function.replace("_", " ") or " and ".join(dict.fromkeys(claim.metrics))
+    return ClaimResult(
+        *(claim.id, claim.item, claim.paper, claim.sentence, claim.section, claim.predicate, rule_of(claim)),
+        *(("", "") if claim.predicate in UNTRAINED else (metric, claim.unit)),
+        published_effect=claim.effect,
+        published_value=claim.value,
+    )
+
+
+def _without_runs(claim: Claim, results: Mapping[str, Results]) -> ClaimResult:
+    row = _empty(claim)
+    if claim.predicate == "computed":
+        found = FORMULAS[claim.function](claim.options)
+        return replace(row, verdict=COMPUTED, holds=found.holds, reason=found.measured)
+    if claim.predicate == "none":
+        return replace(row, verdict=NO_TEST, reason=claim.reason)
+    some = any(results[item].done for item in (claim.item, *claim.items) if item in results)
+    return replace(row, reason="The runs that it needs are missing." if some else "")
+
+
+def _judge_at(
+    claim: Claim, scale: str, results: Mapping[str, Results], pool: Pool
+) -> tuple[ClaimResult, Found | None] | None:
+    """The verdict at a scale, before correction; None where no training says anything."""
+    at_scale = [results[item].at(scale) for item in (claim.item, *claim.items) if item in results]
+    every = select([cell for one in at_scale if one is not None for cell in one.cells], claim.where)
+    if not any(cell.runs for cell in every):
+        return None
+    cells, excluded = preconditions.near_enough(claim, every)
+    parts = claim.parts
+    found = [evaluate(part, cells, pool) for part in parts]
+    row = replace(_empty(claim), scale=scale)
+    first = found[0]
+    if first is None:
+        reason = excluded if evaluate(claim, every, pool) is not None else ""
+        if not reason and claim.metrics[0].startswith("depth") and select(cells, claim.a):
+            reason = "No evaluation lies within 10 % of the epochs that the claim names."
+        no_test = replace(row, verdict=NO_TEST, scope=_scope(scale, every), reason=reason)
+        return (no_test, None) if reason else None
+    row.scope = _scope(scale, [cell for one in first.contrasts for unit in one.units for cell in unit.cells])
+    row.rule, row.verdict, row.estimate = rule_of(claim, first.margin), UNDECIDED, first.shown
+    row.low, row.high = first.interval or (None, None)
+    row.level, row.margin, row.n, row.df = claim.level, first.margin, first.tested.n, first.tested.df or None
+    runs = {run.training: run for one in first.contrasts for run in one.runs}
+    row.trainings = len(runs)
+    proxy = bool(row.scope) and scale != "paper"
+    if failed := preconditions.failed(claim, first.contrasts, list(runs.values()), pool, proxy):
+        row.verdict, row.reason = NO_TEST, failed
+    else:
+        _test(row, parts, found)
+    return row, first
+
+
+def _test(row: ClaimResult, parts: Sequence[Claim], found: Sequence[Found | None]) -> None:
+    """Enter the p-value of all parts together; the further parts stand in the reason."""
+    words = []
+    for part, one in zip(parts[1:], found[1:]):
+        if one is None or one.shown is None:
+            row.reason = f"no runs tell the {part.metric}"
+            return
+        shown = f"{one.shown:.3g} {part.unit}".strip()
+        words.append(f"{part.display or part.metric} {shown}" + (f" (p = {one.values.p:.2g})" if one.values.p else ""))
+    joint = rule.all_of([one.values for one in found if one is not None])
+    if joint.p is None:
+        missing = "one seed, and no deviation of such trainings is known" if row.n == 1 else "no deviation is known"
+        words.insert(0, missing)
+    elif joint.p < rule.SIGNIFICANCE:
+        row.leaning = SUPPORTED if joint.supports == joint.p else CONTRADICTED
+    row.p_raw, row.looks, row.reason = joint.p, None if joint.p is None else parts[0].looks, "; ".join(words)
+
+
+def _correct(claim: Claim, row: ClaimResult, found: Found | None, p: float, tests: int) -> None:
+    """Enter the corrected p-value, which decides, and the seeds that an undecided claim needs."""
+    row.p_corrected = p
+    if p < rule.SIGNIFICANCE and row.leaning:
+        row.decided = row.n != 1 or bool(row.df)
+        if row.decided:
+            row.verdict = row.leaning
+        else:
+            row.reason = "; ".join(filter(None, ("an order within one seed decides nothing", row.reason)))
+    elif found is not None and found.tested.deviation is not None:
+        effect = claim.value if found.margin is None else found.margin
+        if found.margin is None and effect is not None and claim.display:
+            effect = tested_reference(replace(claim, reference=effect)) - tested_reference(claim)
+        row.seeds_needed = rule.seeds_needed(found.tested.deviation, effect, tests, margin=found.margin is not None)
+
+
+def _scope(scale: str, cells: Iterable[Cell]) -> str:
+    """What the trainings are: the paper's, or a proxy."""
+    proxies = list(dict.fromkeys(preconditions.proxy_label(cell) for cell in cells if cell.runs))
+    words = " / ".join(filter(None, proxies))
+    return f"proxy: {words}" if words else "paper scale" if scale == "paper" else ""

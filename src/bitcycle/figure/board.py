@@ -18,7 +18,7 @@ from bitcycle.analysis.contrast import fact, has, readings, select
 from bitcycle.analysis.labels import backward_bits, forward_bits, schedule_of
 from bitcycle.analysis.statistics import Estimate, over_seeds
 from bitcycle.figure.data import ItemData, Panel, cost_against, metric_name, our_network, panels_of
-from bitcycle.figure.plots import draw_points, log_axis, point, side_by_side, title
+from bitcycle.figure.plots import draw_points, label_axes, log_axis, point, side_by_side
 from bitcycle.figure.style import Drawing, Look, legend, panels
 from bitcycle.figure.table import Table, interval, number, signed
 
@@ -130,11 +130,9 @@ def draw_board(data: ItemData) -> Drawing | None:
     right.axhline(0, color="0.35", linewidth=1)
     for axes, shown in ((left, rows), (right, compared)):
         log_axis(axes, [row.cost for row in shown] or [1.0])
-        axes.set_xlabel("bit operations of training relative to static 8 bits")
-    title(left, f"{main.network}: a proxy" if data.results.scale != "paper" else main.network, 60)
-    title(right, f"against {reference(rows)}")
-    left.set_ylabel(metric_name([main.cell]))
-    right.set_ylabel(f"{metric_name([main.cell])}, difference")
+    cost, metric = "bit operations of training relative to static 8 bits", metric_name([main.cell])
+    label_axes(left, f"{main.network}: a proxy" if data.results.scale != "paper" else main.network, cost, metric, 60)
+    label_axes(right, f"against {reference(rows)}", cost, f"{metric}, difference")
     legend(figure, (left, right), 5)
     words = "means over seeds with 95 % intervals; black outline and line: the Pareto front of the means"
     equal = f"right: differences to {reference(rows)}, paired by seed"

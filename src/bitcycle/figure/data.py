@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
-from bitcycle.analysis.aggregation import Cell, Results
+import yaml
+
+from bitcycle.analysis.aggregation import Cell, Results, find_results
 from bitcycle.analysis.contrast import Pool, Selector, contrast, fact, readings, select, value
-from bitcycle.analysis.items import SWEEPS, Item, Published
+from bitcycle.analysis.items import PUBLISHED, SWEEPS, Item, Published, read_published
 from bitcycle.analysis.labels import dataset_label, model_label, panel_of
 from bitcycle.analysis.statistics import Estimate, over_seeds
-from bitcycle.figure.spec import Spec, spec_of
-from bitcycle.sweep.registry import Sweep
+from bitcycle.settings import setting
+from bitcycle.sweep.manifest import MANIFEST, read_manifest
+from bitcycle.sweep.registry import Sweep, read_sweep
 
 ANALYSE = "python -m bitcycle.measurement.after_sweep"
 CEILING = 99.0
 """An accuracy (%) above which settings cannot be told apart: differences there are no test."""
+
+
+DESCRIPTIONS = Path(__file__).parent / "papers"
+"""PAPER.yaml says of the items of a paper how they are drawn, and how their numbers are found in our runs."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """An item as its paper's file describes it."""
+
+    column: str = setting("final", "of runs.csv that holds the metric as the paper reports it: final or best")
+    cost: str = setting("gbitops", "of runs.csv: gbitops, or gbitops_to_best")
+    named: str = setting("method", "fact that names the method of a cell in the paper's words, see `contrast.FACTS`")
+    base: Optional[Selector] = setting(None, "facts of the cell that the others are compared with")
+    measures: Sequence[str] = setting((), "further facts of our cells, which are columns of its table")
+    pictures: Sequence[Mapping[str, Any]] = setting(
+        (), "kind and options of its picture, see `make.KINDS`; of several the first that has its runs"
+    )
+
+
+@cache
+def _content(paper: str) -> dict[str, Any]:
+    path = DESCRIPTIONS / f"{paper}.yaml"
+    return dict(yaml.safe_load(path.read_text())) if path.exists() else {}
 
 
 @dataclass(frozen=True)
@@ -46,8 +74,9 @@ class ItemData:
 
     @property
     def spec(self) -> Spec:
-        """How it is drawn, and how its numbers are found."""
-        return spec_of(self.item)
+        """Its description; the usual one where its paper's file has none."""
+        content = _content(self.item.paper)
+        return Spec(**{**content.get("defaults", {}), **content.get("items", {}).get(self.item.name, {})})
 
     @property
     def command(self) -> str:
@@ -65,6 +94,22 @@ class ItemData:
         scale = f" scale={self.results.scale}" if self.results.scale not in (None, "paper") else ""
         analyse = f"{ANALYSE} {self.file.parent.name}/{self.file.stem}" if self.file and self.sweep.analyses else ""
         return [command + scale for command in (self.command, analyse) if command]
+
+
+def gather(item: Item, pool: Pool, root: Path) -> ItemData:
+    """Everything that is known of an item of a repository."""
+    file, published = item.sweep_file(root / SWEEPS), root / PUBLISHED
+    manifest = root / MANIFEST / file.parent.name / f"{file.stem}.csv" if file else Path()
+    return ItemData(
+        item,
+        find_results(read_manifest(manifest), pool.runs) if file else Results(),
+        read_published(item, published),
+        read_published(item, published, "_digitized"),
+        root,
+        file,
+        read_sweep(file) if file else Sweep(),
+        pool,
+    )
 
 
 @dataclass(frozen=True)

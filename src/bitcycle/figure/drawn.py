@@ -10,7 +10,7 @@ from typing import Any
 
 import matplotlib
 
-from bitcycle.analysis.curves import curve_name
+from bitcycle.analysis.collect import curve_name
 from bitcycle.figure.data import ItemData
 from bitcycle.figure.page import Picture
 from bitcycle.figure.style import Drawing, save
@@ -25,7 +25,7 @@ def inputs_of(data: ItemData) -> list[Any]:
     for run in data.results.runs:
         files = [run.curves / curve_name(run.row)]
         files += sorted((run.curves.parent / ANALYSES).glob(f"{run_name(run.row)}-*.csv"))
-        runs.append([dict(run.row), *(digest_of(file.read_bytes()) for file in files if file.exists())])
+        runs.append([dict(run.row), digest_of_files(files)])
     cells = [[cell.paper, [run.training for run in cell.runs]] for cell in data.results.cells]
     noise = sorted({data.pool.deviation(run, "final") for run in data.results.runs}, key=str)
     return [data.item.title, data.results.scale, cells, runs, list(data.published), list(data.digitized), noise]
@@ -36,12 +36,16 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
+def digest_of_files(files: Iterable[Path]) -> str:
+    """A digest of the content of those files that exist."""
+    return digest_of(b"".join(file.read_bytes() for file in files if file.exists()))
+
+
 def digest_of_code() -> str:
     """A digest of the code that draws."""
     package = Path(__file__).parent.parent
     every = sorted(file for room in ROOMS for file in (package / room).rglob("*"))
-    files = [file for file in every if file.suffix in (".py", ".yaml")]
-    return digest_of(b"".join([matplotlib.__version__.encode(), *(file.read_bytes() for file in files)]))
+    return matplotlib.__version__ + digest_of_files(file for file in every if file.suffix in (".py", ".yaml"))
 
 
 class Drawn:
@@ -49,15 +53,14 @@ class Drawn:
 
     def __init__(self, path: Path) -> None:
         self.path, self.code = path, digest_of_code()
-        self.before: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        self.now = dict(self.before)
+        self.known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
 
     def __enter__(self) -> Drawn:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(self.now, indent=0, sort_keys=True) + "\n")
+        self.path.write_text(json.dumps(self.known, indent=0, sort_keys=True) + "\n")
 
     def picture(self, name: str, inputs: list[Any], path: Path, draw: Callable[[], Drawing | None]) -> Picture | None:
         """The picture of `path` without ending: drawn, unless it is there and its inputs are the same; None if there is none.
@@ -70,19 +73,14 @@ class Drawn:
         """
         digest = digest_of(json.dumps([self.code, inputs], sort_keys=True, default=str).encode())
         files = [path.with_name(path.name + suffix) for suffix in (".png", ".svg")]
-        known = self.before.get(name, {})
-        if known.get("inputs") != digest or known.get("files") != self._digest(files):
-            made = draw()
-            if made is None:
+        known = self.known.get(name, {})
+        if known.get("inputs") != digest or known.get("files") != digest_of_files(files):
+            if made := draw():
+                save(made.figure, path)
+            else:
                 for file in files:
                     file.unlink(missing_ok=True)
-            else:
-                save(made.figure, path)
-            caption = made.caption if made else ""
-            known = {"inputs": digest, "files": self._digest(files), "caption": caption, "drawn": made is not None}
-            self.now[name] = known
-        return Picture(files, known["caption"], f"{name}. {known['caption']}") if known["drawn"] else None
-
-    @staticmethod
-    def _digest(files: Iterable[Path]) -> str:
-        return digest_of(b"".join(file.read_bytes() for file in files if file.exists()))
+            known = {"inputs": digest, "files": digest_of_files(files), "caption": made.caption if made else None}
+            self.known[name] = known
+        caption = known["caption"]
+        return None if caption is None else Picture(files, caption, f"{name}. {caption}")

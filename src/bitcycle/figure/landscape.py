@@ -19,7 +19,7 @@ from bitcycle.analysis.labels import forward_bits, highest, phase_method
 from bitcycle.analysis.landscape import results_of, rise
 from bitcycle.analysis.statistics import over_seeds
 from bitcycle.figure.data import ItemData, panels_of
-from bitcycle.figure.plots import Point, draw_series, looks, point, title
+from bitcycle.figure.plots import Point, draw_series, label_axes, looks, point
 from bitcycle.figure.style import ORDERED, Drawing, Look, legend, panels
 from bitcycle.measurement.artifacts import Result
 
@@ -118,15 +118,14 @@ def contours(data: ItemData, look: str) -> Drawing | None:
     for (cell, found), part in zip(cells, axes):
         shade = looks(data, look)(cell)
         draw_contours(part, min(found, key=lambda result: result.options.get("seed", 0)))
-        title(part, shade.label)
+        label_axes(part, shade.label)
         rises = [radial_rise(surface) for surface in found]
         shade = shade._replace(marker="^" if highest(forward_bits(cell)) < 8 else shade.marker)
         values = {radius: [rise[radius] for rise in rises] for radius in rises[0]}
         series[shade] = [(radius, statistics.fmean(v), (min(v), max(v))) for radius, v in values.items()]
     draw_series(axes[-1], series, line=True)
-    axes[-1].set_xlabel("distance in lengths of the filters")
-    axes[-1].set_ylabel("rise of the loss")
-    title(axes[-1], f"mean over {max(len(found) for _, found in cells)} pairs of random directions")
+    words = f"mean over {max(len(found) for _, found in cells)} pairs of random directions"
+    label_axes(axes[-1], words, "distance in lengths of the filters", "rise of the loss")
     shown = ScalarMappable(Normalize(LEVELS[0], LEVELS[-1]), ORDERED)
     figure.colorbar(shown, ax=axes[-2], label="loss (cross-entropy)", shrink=0.7)
     legend(figure, axes[-1:])

@@ -13,24 +13,22 @@ from typing import Optional
 from rich.console import Console
 from rich.progress import track
 
-from bitcycle.analysis.aggregation import Results, find_results, read_runs
+from bitcycle.analysis.aggregation import read_runs
 from bitcycle.analysis.claims import read_claims
 from bitcycle.analysis.collect import SUMMARY, read_summary
 from bitcycle.analysis.contrast import Pool
-from bitcycle.analysis.items import PAPERS, PUBLISHED, SWEEPS, Item, read_items, read_published
-from bitcycle.analysis.judge import judge
-from bitcycle.analysis.verdict import write_claims
+from bitcycle.analysis.items import PAPERS, PUBLISHED, SWEEPS, Item, read_items
+from bitcycle.analysis.verdict import judge, write_claims
 from bitcycle.csv_files import write_csv
 from bitcycle.figure import board, landscape, plots, recorded, schematic
-from bitcycle.figure.data import ItemData
+from bitcycle.figure.data import ItemData, gather
 from bitcycle.figure.drawn import Drawn, inputs_of
 from bitcycle.figure.forest import draw_forest
 from bitcycle.figure.page import Entry, write_pages
 from bitcycle.figure.style import Drawing
 from bitcycle.figure.table import as_records, tables_of
 from bitcycle.resources import resource_root
-from bitcycle.sweep.manifest import MANIFEST, read_manifest
-from bitcycle.sweep.registry import Sweep, read_sweep
+from bitcycle.sweep.registry import read_sweep
 
 RESULTS = Path("results")
 FIGURES = Path("figures")
@@ -82,22 +80,6 @@ def make_all(
     return entries
 
 
-def gather(item: Item, pool: Pool, root: Path) -> ItemData:
-    """Everything that is known of an item of a repository."""
-    file, published = item.sweep_file(root / SWEEPS), root / PUBLISHED
-    manifest = root / MANIFEST / file.parent.name / f"{file.stem}.csv" if file else Path()
-    return ItemData(
-        item,
-        find_results(read_manifest(manifest), pool.runs) if file else Results(),
-        read_published(item, published),
-        read_published(item, published, "_digitized"),
-        root,
-        file,
-        read_sweep(file) if file else Sweep(),
-        pool,
-    )
-
-
 def board_items(sweeps: Path) -> list[Item]:
     """The boards: accuracy against cost of all methods, which no paper has."""
     named = ((file.stem, read_sweep(file)) for file in sorted((sweeps / "board").glob("*.yaml")))
@@ -122,12 +104,9 @@ def make_item(data: ItemData, folder: Path, drawn: Drawn) -> Entry:
 def titled(drawing: Drawing | None, data: ItemData) -> Drawing | None:
     """A picture with a title of one line: the item, and the scale of what is drawn."""
     if drawing is not None:
-        scale = (
-            f" ({data.results.scale} scale)" if data.complete_enough else " (published)" if data.results.cells else ""
-        )
-        text = f"{data.item.id}: {data.item.title}{scale}"
-        fitting = drawing.figure.get_figwidth() * 118 / len(text)
-        drawing.figure.suptitle(text, fontsize=min(10.0, fitting))
+        ours = f" ({data.results.scale} scale)" if data.complete_enough else ""
+        text = f"{data.item.id}: {data.item.title}{ours or (' (published)' if data.results.cells else '')}"
+        drawing.figure.suptitle(text, fontsize=min(10.0, drawing.figure.get_figwidth() * 118 / len(text)))
     return drawing
 
 

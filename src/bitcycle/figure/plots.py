@@ -8,19 +8,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
+import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
-from bitcycle.analysis import contrast
 from bitcycle.analysis.aggregation import Cell
-from bitcycle.analysis.contrast import Selector, fact, select
+from bitcycle.analysis.contrast import Selector, fact, select, value
 from bitcycle.analysis.items import Published
 from bitcycle.analysis.labels import split_of
 from bitcycle.analysis.statistics import Estimate
 from bitcycle.figure.data import (
     ItemData,
     Panel,
+    Spec,
     at_ceiling,
     by_length,
     cost_against,
@@ -29,7 +30,6 @@ from bitcycle.figure.data import (
     panels_of,
 )
 from bitcycle.figure.schematic import suite_legend, suite_look
-from bitcycle.figure.spec import Spec
 from bitcycle.figure.style import ORDERED, Drawing, Look, legend, look_of, panels
 
 Looks = Callable[[Cell], Look]
@@ -40,9 +40,10 @@ LEAST_EVALUATIONS = 5
 """A curve of fewer points is none."""
 
 
-def title(axes: Axes, text: str, columns: int = 44) -> None:
-    """The title of a panel in lines of a number of letters that fit over it."""
-    axes.set_title("\n".join(textwrap.wrap(text, columns)), fontsize=8.5)
+def label_axes(axes: Axes, title: str, x: str = "", y: str = "", columns: int = 44) -> None:
+    """The title of a panel in lines of a number of letters that fit over it, and the labels of its axes."""
+    axes.set_title("\n".join(textwrap.wrap(title, columns)), fontsize=8.5)
+    axes.set(xlabel=x, ylabel=y)
 
 
 def point(x: Any, value: Estimate) -> Point:
@@ -52,9 +53,9 @@ def point(x: Any, value: Estimate) -> Point:
 
 def draw_points(axes: Axes, look: Look, points: Iterable[Point]) -> None:
     """Points with their intervals; those without an interval are hollow."""
-    for x, value, ends in points:
+    for x, mean, ends in points:
         axes.errorbar(
-            *([x], [value], None if ends is None else [[max(0.0, value - ends[0])], [max(0.0, ends[1] - value)]]),
+            *([x], [mean], None if ends is None else [[max(0.0, mean - ends[0])], [max(0.0, ends[1] - mean)]]),
             fmt=look.marker,
             markersize=7 if look.marker == "*" else 5.5,
             color=look.colour,
@@ -135,9 +136,7 @@ def draw_tradeoff(axes: Axes, panel: Panel, look: Looks, spec: Spec) -> None:
             axes.plot([place], [0], "s", color="0.35", markersize=5.5, label="static 8 bits")
         else:
             draw_points(axes, look(panel.cells[index]), [point(place, found[index])])
-    title(axes, panel.title)
-    axes.set_xlabel("bit operations relative to static 8 bits")
-    axes.set_ylabel(f"{metric_name(panel.cells)}, difference")
+    label_axes(axes, panel.title, "bit operations relative to static 8 bits", f"{metric_name(panel.cells)}, difference")
 
 
 def side_by_side(places: Mapping[int, float], share: float = 0.018) -> dict[int, float]:
@@ -186,9 +185,8 @@ def draw_published(axes: Axes, rows: Sequence[Published], cost: str, base: Mappi
             draw_points(
                 axes, look._replace(label=f"{look.label}, published"), [(values[cost] / first[cost], gain, None)]
             )
-    title(axes, f"published: {len(bases)} networks and data sets, each against its own baseline")
-    axes.set_xlabel("cost relative to the paper's baseline")
-    axes.set_ylabel("test accuracy (%), difference")
+    words = f"published: {len(bases)} networks and data sets, each against its own baseline"
+    label_axes(axes, words, "cost relative to the paper's baseline", "test accuracy (%), difference")
 
 
 # Points for each setting
@@ -225,15 +223,15 @@ def points_by_setting(
         series: dict[Look, list[Point]] = {}
         for alike in by_length(panel) if base else [panel]:
             first = alike.first(base)
-            for index, value in differences(alike, first, column).items() if first or not base else ():
+            for index, gap in differences(alike, first, column).items() if first or not base else ():
                 if (where := fact(alike.cells[index], place)) is not None:
-                    series.setdefault(looks(data, look)(alike.cells[index]), []).append(point(where, value))
+                    series.setdefault(looks(data, look)(alike.cells[index]), []).append(point(where, gap))
         draw_series(part, series, line, log)
         if base is not None:
             part.axhline(0, color="0.5", linewidth=0.8)
-        title(part, panel.title)
-        part.set_xlabel(x)
-        part.set_ylabel(metric_name(panel.cells) + (", difference to static" if base is not None else ""))
+        label_axes(
+            part, panel.title, x, metric_name(panel.cells) + (", difference to static" if base is not None else "")
+        )
     legend(figure, axes)
     words = "Differences to static precision of equal seeds" if base else "Means over seeds"
     return Drawing(figure, f"{words}; {INTERVALS}; n = {data.results.trials.removeprefix('n = ')}.{note}")
@@ -298,9 +296,7 @@ def curves(data: ItemData, look: str, x: str = "step", keep: Selector | None = N
     for (panel, cells), part in zip(shown, axes):
         for cell in cells:
             draw_curve(part, cell, looks(data, look)(cell), x)
-        title(part, panel.title)
-        part.set_xlabel("optimizer step" if x == "step" else "accumulated GBitOps")
-        part.set_ylabel(metric_name(cells))
+        label_axes(part, panel.title, "optimizer step" if x == "step" else "accumulated GBitOps", metric_name(cells))
     legend(figure, axes)
     return Drawing(figure, "Means over seeds; band: one standard deviation.")
 
@@ -326,23 +322,23 @@ def draw_curve(axes: Axes, cell: Cell, look: Look, x: str = "step") -> None:
 # Heat maps
 
 
-def heat(
-    axes: Axes, values: Mapping[tuple[float, float], float], x: str, y: str, label: str, difference: bool = False
-) -> None:
-    """A heat map of (x, y) -> value with a colour map that tells order, of differences one with its middle at 0."""
-    xs, ys = (sorted({key[axis] for key in values}) for axis in (0, 1))
-    grid = np.array([[values.get((one, other), np.nan) for one in xs] for other in ys])
-    ends = (
-        {"vmin": -np.nanmax(abs(grid)), "vmax": np.nanmax(abs(grid)), "cmap": "RdBu"}
-        if difference
-        else {"cmap": ORDERED}
-    )
+def heat(axes: Axes, values: pd.Series, label: str, difference: bool = False) -> None:
+    """A heat map with a colour map that tells order, of differences one with its middle at 0.
+
+    Args:
+        axes: where it is drawn.
+        values: with an index of places on the vertical and on the horizontal axis.
+        label: of the values.
+        difference: whether they are differences.
+    """
+    grid = values.unstack()
+    largest = float(values.abs().max())
+    ends = {"vmin": -largest, "vmax": largest, "cmap": "RdBu"} if difference else {"cmap": ORDERED}
     shown = axes.imshow(grid, origin="lower", aspect="auto", interpolation="nearest", **ends)
     axes.grid(False)
-    axes.set_xticks(range(len(xs)), [f"{value:g}" for value in xs], fontsize=7, rotation=90 if len(xs) > 9 else 0)
-    axes.set_yticks(range(len(ys)), [f"{value:g}" for value in ys], fontsize=7)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+    turned = 90 if len(grid.columns) > 9 else 0
+    axes.set_xticks(range(len(grid.columns)), [f"{value:g}" for value in grid.columns], fontsize=7, rotation=turned)
+    axes.set_yticks(range(len(grid.index)), [f"{value:g}" for value in grid.index], fontsize=7)
     axes.figure.colorbar(shown, ax=axes, label=label)
 
 
@@ -351,19 +347,17 @@ def splits(data: ItemData) -> Drawing | None:
     shown = panels_of(data)[:1] if data.complete_enough else []
     if not shown:
         return None
-    values: dict[tuple[float, float], float] = {}
-    for cell in shown[0].cells:
-        if (found := contrast.value(cell, "final")) is not None:
-            total = int(fact(cell, "steps"))
-            values[round(split_of(cell) * total), total] = found.mean
+    found = [(fact(cell, "steps"), split_of(cell), value(cell, "final")) for cell in shown[0].cells]
+    rows = [(total, round(split * total), number.mean) for total, split, number in found if number is not None]
+    values = pd.DataFrame(rows, columns=["total", "full", "value"]).groupby(["total", "full"])["value"].last()
+    even = values[[2 * full == total for total, full in values.index]].droplevel("full")
+    gains = values.sub(even, level="total").dropna()
     figure, axes = panels(2, columns=2, width=5.2, height=3.8)
+    heat(axes[0], values, metric_name(shown[0].cells))
+    heat(axes[1], gains, "difference to the even split", difference=True)
     words = "iterations in full precision", "iterations in all"
-    heat(axes[0], values, *words, metric_name(shown[0].cells))
-    even = {total: value for (full, total), value in values.items() if 2 * full == total}
-    gains = {(full, total): value - even[total] for (full, total), value in values.items() if total in even}
-    heat(axes[1], gains, *words, "difference to the even split", difference=True)
-    title(axes[0], shown[0].name)
-    title(axes[1], f"{shown[0].name}: budgets with an even split")
+    label_axes(axes[0], shown[0].name, *words)
+    label_axes(axes[1], f"{shown[0].name}: budgets with an even split", *words)
     return Drawing(
         figure, f"Each square is one training ({data.results.trials}); the leftmost column is 1 bit throughout."
     )

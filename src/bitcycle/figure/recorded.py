@@ -9,7 +9,7 @@ from matplotlib import colormaps
 from bitcycle.analysis.contrast import fact
 from bitcycle.analysis.labels import backward_bits, forward_bits
 from bitcycle.figure.data import ItemData, panels_of
-from bitcycle.figure.plots import looks, title
+from bitcycle.figure.plots import label_axes, looks
 from bitcycle.figure.run import FORWARD, draw_levels
 from bitcycle.figure.style import ORDERED, Drawing, legend, panels
 
@@ -25,8 +25,7 @@ def range_tests(data: ItemData) -> Drawing | None:
         test, seen = run.curve["range_test"], run.curve["observations"]
         part.plot(seen["step"], seen["accuracy"], color=FORWARD, linewidth=0.8, alpha=0.6)
         draw_levels(part, test)
-        title(part, f"{panel.name}: found {fact(cell, 'q_min found')} bits")
-        part.set_xlabel("optimizer step")
+        label_axes(part, f"{panel.name}: found {fact(cell, 'q_min found')} bits", "optimizer step")
     axes[0].set_ylabel("training accuracy (%)")
     return Drawing(figure, "Numbers above: bits; thick: mean at the end of a precision; the first seed is shown.")
 
@@ -45,10 +44,8 @@ def bits_and_loss(data: ItemData, look: str) -> Drawing | None:
         above.plot(training["step"], training["weight"], **steps, label=bits)
         above.plot(training["step"], training["gradient"], **steps, linestyle=":")
         below.plot(training["step"], training["loss"], color=shape.colour, linewidth=1)
-    above.set_ylabel("bits (dotted: gradients)")
-    below.set_ylabel("training loss")
-    below.set_xlabel("optimizer step")
-    title(above, shown[0].title)
+    label_axes(above, shown[0].title, y="bits (dotted: gradients)")
+    below.set(xlabel="optimizer step", ylabel="training loss")
     legend(figure, [above], 2)
     return Drawing(figure, "The first seed of each.")
 
@@ -72,7 +69,7 @@ def bits_of_blocks(data: ItemData) -> Drawing | None:
             colour, label = shades(index / max(1, len(options) - 1)), "skip" if option == "0/0" else option
             part.bar(range(len(blocks)), shares, bottom=bottoms, color=colour, label=label, width=0.85)
             bottoms = [bottom + share for bottom, share in zip(bottoms, shares)]
-        title(part, f"step {step:,} of {total:,}")
+        label_axes(part, f"step {step:,} of {total:,}")
         part.set_xticks(range(len(blocks)), list(blocks), rotation=60, fontsize=6.5)
     axes[0].set_ylabel("share of samples")
     legend(figure, axes, 8)

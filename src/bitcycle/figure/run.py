@@ -67,9 +67,7 @@ def draw_compute(axes: Axes, train: Records) -> None:
     steps = [record["step"] for record in train]
     axes.plot(steps, [r["cp_target"] for r in train], color=BACKWARD, linestyle="--", label="target")
     axes.plot(steps, [r["cp"] for r in train], color=FORWARD, linewidth=1.5, label="compute percentage")
-    axes.set_ylabel("cp (% of float32)")
-    axes.set_ylim(bottom=0)
-    axes.margins(x=0)
+    axes.set(ylabel="cp (% of float32)", ylim=(0, None), xmargin=0)
     axes.legend(**ABOVE)
 
 
@@ -79,14 +77,12 @@ def draw_training(axes: Axes, train: Records, tests: Records, unit: str) -> None
     shown, steps = metric.replace("_", " "), [record["step"] for record in tests]
     axes.plot(steps, [r[metric] for r in tests], "o-", ms=3, color=ACCURACY, label=f"{shown}, bits of the step")
     axes.plot(steps, [r[metric + AT_Q_MAX] for r in tests], ":", color=ACCURACY, label=f"{shown} at q_max")
-    axes.set_ylabel(f"{shown} ({unit})" if unit else shown)
-    axes.set_xlabel("optimizer step")
+    axes.set(xlabel="optimizer step", ylabel=f"{shown} ({unit})" if unit else shown)
     if "accuracy" in metric:
         axes.set_ylim(top=100)
     right = axes.twinx()
     right.plot([r["step"] for r in train], [r["loss"] for r in train], color=LOSS, linewidth=1, label="training loss")
-    right.set_ylabel("training loss")
-    right.set_ylim(bottom=0)
+    right.set(ylabel="training loss", ylim=(0, None))
     lines = [*axes.get_lines(), *right.get_lines()]
     axes.legend(lines, [str(line.get_label()) for line in lines], loc="center right", fontsize=8)
 
@@ -113,10 +109,8 @@ def draw_range_test(folder: RunFolder) -> Path:
     figure, (axes,) = panels(1, width=8, height=3.3)
     draw_levels(axes, test, q_min)
     axes.plot(steps, values, color=FORWARD, linewidth=1, alpha=0.5, label=f"mean of {steps[0]} steps")
-    axes.set_xlabel("optimizer step")
-    axes.set_ylabel("training accuracy (%)")
-    axes.set_xlim(0, len(test["levels"]) * test["level_steps"])
-    axes.set_ylim(bottom=0)
+    places = (0, len(test["levels"]) * test["level_steps"])
+    axes.set(xlabel="optimizer step", ylabel="training accuracy (%)", xlim=places, ylim=(0, None))
     legend(figure, [axes])
     name = f"precision range test of {summary['model']} on {summary['dataset']}, quantizer {summary['quantizer']}"
     figure.suptitle(f"{name}: q_min = {q_min} ({summary['scale']} scale, seed {summary['seed']})", fontsize=9.5)

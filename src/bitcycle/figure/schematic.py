@@ -1,4 +1,4 @@
-"""Pictures that need no runs, drawn from the code itself: schedules, the quantized layer, the gated layer."""
+"""Pictures that need no runs, drawn from the code itself: schedules, the quantized layer, the gated layer, number formats."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import matplotlib
 import matplotlib.pyplot as plt
+import torch
 import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -19,6 +20,7 @@ from bitcycle.analysis.claim_functions import relative_cost
 from bitcycle.analysis.labels import group_of, schedule_of
 from bitcycle.figure.data import ItemData
 from bitcycle.figure.style import FORMS, ORDERED, PROFILES, Drawing, Look, panels, save
+from bitcycle.quantizer.element import ELEMENTS, Element
 from bitcycle.schedule import SUITE, Cyclic, Schedule, schedule
 from bitcycle.schedule.profile import growth_profile
 
@@ -118,8 +120,7 @@ def cosine_picture(data: ItemData) -> Drawing:
     """cpt, figure 9: FW(3,8) with eight cycles, unrounded and rounded."""
     figure, (axes,) = panels(1, width=7, height=2.6)
     draw_bits(axes, schedule("CR", q_min=3, q_max=8, cycles=8, total_steps=LONG), PROFILES["cosine"])
-    axes.set_xlabel("share of the run")
-    axes.set_ylabel(BITS)
+    axes.set(xlabel="share of the run", ylabel=BITS)
     return Drawing(figure, "Rounded to whole bits; thin: before rounding. Drawn from the code, no training.")
 
 
@@ -130,8 +131,7 @@ def static_and_cyclic(data: ItemData) -> Drawing:
     for part, (title, (name, options)) in zip(axes, several.items()):
         draw_bits(part, schedule(name, q_max=8, total_steps=STEPS, **options), FORWARD, smooth=False)
         part.axhline(8.12, color=BACKWARD, linestyle="--", linewidth=1)
-        part.set_title(title)
-        part.set_ylim(2.5, 8.6)
+        part.set(title=title, ylim=(2.5, 8.6))
     axes[0].text(0.04, 7.2, "weights and activations", color=FORWARD, fontsize=8)
     axes[0].text(0.04, 6.7, "gradients (dashed)", color=BACKWARD, fontsize=8)
     figure.supxlabel("share of the run", fontsize=9)
@@ -148,8 +148,7 @@ def diagram(data: ItemData, name: str) -> Drawing:
     """
     found = yaml.safe_load(DIAGRAMS.read_text())[name]
     figure, axes = plt.subplots(figsize=(8.2, 4.0), layout="constrained")
-    axes.set_xlim(0, 10.4)
-    axes.set_ylim(0.1, 4.2)
+    axes.set(xlim=(0, 10.4), ylim=(0.1, 4.2))
     axes.axis("off")
     for x, y, text, kind in found["boxes"]:
         width, height = (0.85, 0.45) if ("/" in text and "\n" not in text) or text == "skip" else (1.75, 0.8)
@@ -163,3 +162,48 @@ def diagram(data: ItemData, name: str) -> Drawing:
     for x, y, text, colour in found["words"]:
         axes.text(x, y, text, color=colour, fontsize=8.5, va="center")
     return Drawing(figure, found["caption"])
+
+
+# Number formats
+
+SHOWN = {
+    "e2m1": "E2M1: mxfp4, nvfp4",
+    "e2m3": "E2M3: mxfp6",
+    "e3m2": "E3M2: mxfp6",
+    "e4m3": "E4M3: mxfp8, fp8",
+    "e5m2": "E5M2: mxfp8, fp8",
+    "int8": "fixed point 1.6: mxint8",
+}
+"""Elements of the picture and their titles."""
+
+
+def values_of(element: Element) -> list[float]:
+    """Every non-negative value of a format, in ascending order."""
+    _, mantissa, lowest, highest, largest = element
+    values = {
+        step * 2.0 ** (exponent - mantissa)
+        for exponent in range(lowest, highest + 1)
+        for step in range(2 ** (mantissa + 1))
+    }
+    return sorted(value for value in values if value <= largest)
+
+
+def draw_formats(path: Path) -> Path:
+    """Draw the grid of each format, relative to its largest value; writes `path`.
+
+    Left: the grid around zero. Right: the distance between neighbours as a part of the value, over its size.
+    """
+    figure, (grid, steps) = panels(2, columns=2, width=5.0, height=3.1)
+    for place, name in enumerate(SHOWN):
+        values = torch.tensor(values_of(ELEMENTS[name]), dtype=torch.float64)
+        values = values / values[-1]
+        both = torch.cat([-values.flip(0), values])
+        colour, row = f"C{place}", len(SHOWN) - place
+        grid.plot(both, torch.full_like(both, row), "|", color=colour, markersize=12, markeredgewidth=0.7)
+        steps.plot(values[1:], (values[1:] - values[:-1]) / values[1:], "-o", color=colour, markersize=2, linewidth=0.8)
+    grid.set_yticks(range(len(SHOWN), 0, -1), list(SHOWN.values()))
+    grid.set(ylim=(0.4, len(SHOWN) + 0.6), xlabel="value / largest value of the element")
+    steps.set(xscale="log", yscale="log", xlabel="value / largest value of the element", ylabel="step / value")
+    picture, vectors = save(figure, path.with_suffix(""))
+    vectors.unlink()  # thousands of marks
+    return picture

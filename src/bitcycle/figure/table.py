@@ -7,17 +7,22 @@ names network, data, scale and steps in each row and each training once.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from rich.console import Console
+from rich.table import Table as Shown
+
 from bitcycle.analysis import labels
-from bitcycle.analysis.aggregation import Cell
-from bitcycle.analysis.contrast import EVALUATED, PHASE, fact, value
-from bitcycle.analysis.items import Published
+from bitcycle.analysis.aggregation import Cell, Results, Run, read_runs
+from bitcycle.analysis.collect import SUMMARY, summary_row
+from bitcycle.analysis.contrast import EVALUATED, PHASE, Pool, fact, value
+from bitcycle.analysis.items import PUBLISHED, Item, Published, read_items
 from bitcycle.analysis.statistics import Estimate
-from bitcycle.figure.data import ItemData, Panel, by_length, differences, our_network, panels_of
-from bitcycle.figure.spec import Spec
+from bitcycle.figure.data import ItemData, Panel, Spec, by_length, differences, gather, our_network, panels_of
+from bitcycle.resources import resource_root
 from bitcycle.schedule import SUITE
+from bitcycle.training.run_folder import RunFolder
 
 MACS_PER_GBITOP = 1e9 / 32**2
 """Effective MACs of FracTrain: bit operations of a float MAC count 32 x 32."""
@@ -41,14 +46,8 @@ MAIN = (
     "hr_at_10",
     "map",
 )
-RELATIONS = {
-    "range_min": "from ",
-    "range_max": "to ",
-    "~": "about ",
-    "<=": "at most ",
-    ">": "more than ",
-    "<": "below ",
-}
+WORDS = {"range_min": "from", "range_max": "to", "~": "about", "<=": "at most", ">": "more than", "<": "below"}
+"""Relation of a printed number to what is meant -> words before it."""
 
 
 class Table(NamedTuple):
@@ -88,16 +87,17 @@ def published_table(data: ItemData) -> Table:
     rows = [row for row in [*data.published, *data.digitized] if row["metric"] != "none_stated"]
     ours = [ours_of(row, data) for row in rows]
     matched = any(one is not None for one in ours)
-    records = []
-    for row, one in zip(rows, ours):
-        named = {name.replace("_", " "): row[name] for name in LABELS}
-        numbers = {
+    records = [
+        {
+            **{name.replace("_", " "): row[name] for name in LABELS},
             "metric": row["metric"],
             "unit": row["unit"],
             "published": printed(row),
             "published deviation": row["std"],
+            **beside(row, one),
         }
-        records.append({**named, **numbers, **beside(row, one)})
+        for row, one in zip(rows, ours)
+    ]
     caption = "Published numbers" + (" and ours at the paper's setting" if matched else "")
     return Table.without_empty(caption, records, {"metric", "unit", "published", *(BESIDE if matched else ())})
 
@@ -122,7 +122,7 @@ def printed(row: Published) -> str:
     """A published number as printed, and what is meant where the print contradicts itself."""
     text = row["printed"] or (number(float(row["value"])) if row["value"] else "")
     meant = row["corrected_value"]
-    return RELATIONS.get(row["relation"], "") + text + (f" (meant: {meant})" if meant else "")
+    return f"{WORDS.get(row['relation'], '')} {text}".strip() + (f" (meant: {meant})" if meant else "")
 
 
 BESIDE = ("ours", "deviation", "n", "difference")
@@ -187,9 +187,8 @@ def setting_words(cell: Cell) -> str:
 
 def our_records(panel: Panel, scale: str, spec: Spec) -> Iterator[dict[str, str]]:
     """The rows of one panel."""
-    base, gaps = panel.first(spec.base), {}
-    if base:
-        gaps = differences(panel, base, spec.column)
+    base = panel.first(spec.base)
+    gaps = differences(panel, base, spec.column) if base else {}
     for index, cell in enumerate(panel.cells):
         row, (network, _, rest) = cell.runs[0].row, our_network(cell).partition(", ")
         ours, gap, cost = value(cell, spec.column), gaps.get(index), value(cell, "relative_to_static")
@@ -261,3 +260,39 @@ def as_records(tables: Sequence[Table]) -> list[dict[str, str]]:
     """All rows of some tables, each named by its table: what the downloaded file holds."""
     names = ["published" if table.caption.startswith("Published") else "ours" for table in tables]
     return [{"source": name, **record} for name, table in zip(names, tables) for record in table.records]
+
+
+# What a sweep ends with
+
+
+def show_sweep(name: str, folders: Iterable[RunFolder]) -> None:
+    """Print the tables of the sweep file `name` (empty: of no file) on standard output."""
+    console = Console(width=None if Console().is_terminal else 180)
+    for table in sweep_tables(name, folders):
+        shown = Shown(*table.headings, title=table.caption, title_justify="left")
+        for row in table.rows:
+            shown.add_row(*row)
+        console.print(shown)
+
+
+def sweep_tables(name: str, folders: Iterable[RunFolder]) -> list[Table]:
+    """The tables of an item with these runs alone; of runs that no item knows, one row a setting; none without finished runs."""
+    rows = [summary_row(folder) for folder in folders if folder.state() == "done" and folder.config.exists()]
+    texts = [{key: "" if value is None else str(value) for key, value in row.items()} for row in rows]
+    runs, root = read_runs(texts, SUMMARY), resource_root()
+    items = [item for item in read_items(root / PUBLISHED) if runs and name and item.sweep == name]
+    known = [gather(item, Pool(runs), root) for item in items]
+    found = [table for data in known if data.results.done for table in tables_of(data)]
+    return found or [
+        table
+        for scale in dict.fromkeys(run.row["scale"] for run in runs)
+        for table in tables_of(ItemData(Item("", "", "", "", "", 0), Results(scale, settings_of(runs, scale))))
+    ]
+
+
+def settings_of(runs: Iterable[Run], scale: str) -> tuple[Cell, ...]:
+    """A cell for each setting of the runs of a scale."""
+    groups: dict[str, list[Run]] = {}
+    for run in (run for run in runs if run.row["scale"] == scale):
+        groups.setdefault(run.row["hash"], []).append(run)
+    return tuple(Cell({}, {}, tuple(group)) for group in groups.values())

@@ -103,7 +103,7 @@ class GridSweeper(Sweeper):
         if dry_run == "false":
             if missing:
                 codes += [_exit_code(job) for job in self._launch(missing, _group(overrides, fixed))]
-            from bitcycle.figure.sweep_table import show_sweep
+            from bitcycle.figure.table import show_sweep
 
             show_sweep("".join(names[:1]), [run.folder for run in located])
         raise SweepEnded(worst(codes))

@@ -81,12 +81,9 @@ class Entry:
 
 def environment(folder: Path) -> jinja2.Environment:
     """The templates; files are named from a folder."""
-    made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE),
-        autoescape=lambda name: bool(name) and ".html" in str(name),
-        trim_blocks=True,
-        keep_trailing_newline=True,
-    )
+    escaped = jinja2.select_autoescape(["html.j2"])
+    loader = jinja2.FileSystemLoader(HERE)
+    made = jinja2.Environment(loader=loader, autoescape=escaped, trim_blocks=True, keep_trailing_newline=True)
     made.filters["cell"] = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
     made.filters["markdown"] = as_markdown
     made.filters["is_number"] = lambda text: bool(re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?", text))
@@ -104,23 +101,14 @@ def claim_words(row: ClaimResult) -> dict[str, Any]:
         kind, words = ("holds", "computed: holds") if row.holds else ("fails", "computed: fails")
     elif row.leaning and not row.decided:
         kind, words = f"{row.leaning} leaning", f"leaning: {row.leaning}"
-    return {
-        **asdict(row),
-        "kind": kind,
-        "verdict_words": words,
-        "estimate_words": estimate(row),
-        "details": details(row),
-    }
+    shown = {"kind": kind, "verdict_words": words, "estimate_words": estimate(row), "details": details(row)}
+    return {**asdict(row), **shown}
 
 
 def _state(row: ClaimResult) -> int:
     """The place of a claim's verdict in the table: decided, computed, leaning, undecided, no test, not run."""
-    leaning = row.verdict == UNDECIDED and row.leaning
-    return (
-        2
-        if leaning
-        else {SUPPORTED: 0, CONTRADICTED: 0, COMPUTED: 1, UNDECIDED: 3, NO_TEST: 4, NOT_RUN: 5}[row.verdict]
-    )
+    places = {SUPPORTED: 0, CONTRADICTED: 0, COMPUTED: 1, UNDECIDED: 3, NO_TEST: 4, NOT_RUN: 5}
+    return 2 if row.verdict == UNDECIDED and row.leaning else places[row.verdict]
 
 
 def estimate(row: ClaimResult) -> str:
@@ -133,21 +121,18 @@ def estimate(row: ClaimResult) -> str:
 
 def details(row: ClaimResult) -> str:
     """Scope, rule, probabilities, numbers of seeds and trainings, and the reason, in sentences."""
-    level = f"{100 * row.level:.0f} % interval" if row.level else ""
-    counts = ", ".join(
-        words
-        for value, words in (
-            (row.n, f"n = {row.n}"),
-            (row.trainings, f"{row.trainings} distinct trainings"),
-            (row.p_raw, f"p = {number(row.p_raw)}"),
-            (row.p_corrected, f"corrected p = {number(row.p_corrected)}"),
-            (row.margin, f"margin {number(row.margin)}"),
-            (row.seeds_needed, f"{row.seeds_needed} seeds would decide an effect of the published size"),
-        )
-        if value is not None
+    numbers = (
+        (row.level, f"{100 * (row.level or 0):.0f} % interval"),
+        (row.n, f"n = {row.n}"),
+        (row.trainings, f"{row.trainings} distinct trainings"),
+        (row.p_raw, f"p = {number(row.p_raw)}"),
+        (row.p_corrected, f"corrected p = {number(row.p_corrected)}"),
+        (row.margin, f"margin {number(row.margin)}"),
+        (row.seeds_needed, f"{row.seeds_needed} seeds would decide an effect of the published size"),
     )
-    parts = [row.scope[:1].upper() + row.scope[1:], row.rule, ", ".join(filter(None, (level, counts)))]
-    parts += [f"Published: {row.published_effect}" if row.published_effect else "", row.reason]
+    counts = ", ".join(words for value, words in numbers if value is not None)
+    published = f"Published: {row.published_effect}" if row.published_effect else ""
+    parts = [row.scope[:1].upper() + row.scope[1:], row.rule, counts, published, row.reason]
     return ". ".join(part.rstrip(". ") for part in parts if part) + "."
 
 

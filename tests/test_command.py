@@ -55,11 +55,11 @@ WRONG = {
     "schedule.exp_k=3": ("schedule.exp_k", "these have: CR, CT, LR"),
     "training.learning_rate.milestones=0.5": ("milestones=0.5", "write training.learning_rate.milestones=[0.5]"),
     "training.optimizer=adam": ("training.optimizer=adam", "training.optimizer.name=adam"),
-    "training.steps=null": ("training.steps=null", "set one of"),
+    "training.steps=null": ("training.steps=null", "set exactly one of"),
     "training.steps=null training.epochs=inf": ("training.epochs=inf", "finite"),
     "training.optimizer.beta1=1": ("training.optimizer.beta1=1", "a value below 1"),
     "dry_run=yes": ("dry_run=yes", "use one of: false, json, true"),
-    "schedule": ("schedule", "missing EQUAL"),
+    "schedule": ("schedule", "write SETTING=VALUE"),
 }
 
 

@@ -62,7 +62,8 @@ def test_parquet_splits_number_their_classes_alike(tmp_path):
     write(tmp_path / "train-0.parquet", ["cat", "dog"], label=[0, 1, 1])
     write(tmp_path / "test-0.parquet", ["dog", "cat"], label=[0, 1])
     with pytest.raises(
-        DataError, match=r"test-0.*numbers the classes of label otherwise \(dog, cat|train-0.*otherwise \(cat, dog"
+        DataError,
+        match=r"test-0.*has other class numbers in label \(dog, cat|train-0.*other class numbers in label \(cat, dog",
     ):
         parquet_options(tmp_path).load(tmp_path, seed=0)
 
@@ -115,7 +116,7 @@ def test_floating_point_pixels_are_refused(tmp_path):
 def test_colour_is_never_lost_unasked(tmp_path):
     write_folders(tmp_path, {"a": 3}, mode="L")
     write_folders(tmp_path, {"b": 3})
-    with pytest.raises(DataError, match=r"coloured, while the first one is grey; set dataset.channels=3"):
+    with pytest.raises(DataError, match=r"in colour, but the first image is greyscale; set dataset.channels=3"):
         folder_options(tmp_path).load(tmp_path, seed=0)
     options = folder_options(tmp_path, channels=3)
     assert options.info(tmp_path).shape.channels == 3
@@ -166,6 +167,6 @@ def test_imagenet_is_never_replaced(tmp_path):
     write_folders(tmp_path / "imagenet" / "train", {"n01": 2})
     write_folders(tmp_path / "imagenet" / "val", {"n01": 1})
     with pytest.raises(
-        DataError, match="holds 2, 1 training and validation images; the whole imagenet has 1281167, 50000"
+        DataError, match="has 2, 1 training and validation images; the complete imagenet has 1281167, 50000"
     ):
         ImageNet().load(tmp_path, seed=0)

@@ -115,7 +115,7 @@ def test_cifar_refuses_another_data_set_in_its_place(tmp_path):
     write_parquet(tmp_path / "cifar10" / "train-0.parquet", [0, 1])
     write_parquet(tmp_path / "cifar10" / "test-0.parquet", [0, 1])
     with pytest.raises(
-        DataError, match=r"holds 2, 2, 2, 1 training and test images, different labels .* 50000, 10000, 10, 9"
+        DataError, match=r"has 2, 2, 2, 1 training images, test images, distinct labels .* 50000, 10000, 10, 9"
     ):
         Cifar(name="cifar10").load(tmp_path, seed=0)
 
@@ -282,7 +282,7 @@ def test_subsets_are_fixed_and_checked(tmp_path):
     assert torch.equal(train.pixels, small.load(tmp_path, seed=0).train.pixels)
     with pytest.raises(SettingError, match="at most 1438"):
         Digits(train_samples=2000).info(tmp_path)
-    with pytest.raises(SettingError, match="one for each channel"):
+    with pytest.raises(SettingError, match="one per channel"):
         Digits(mean=[0.1, 0.2]).info(tmp_path)
 
 

@@ -78,7 +78,7 @@ def test_the_official_layout_of_voc_2012_is_read(tmp_path, monkeypatch):
     assert len(Voc2012(train_samples=3).load(tmp_path, seed=0).train) == 3
     assert {image.image.origin for image in splits.train}.isdisjoint(image.image.origin for image in splits.validation)
     monkeypatch.setattr(Voc2012, "sizes", (5, 4))
-    with pytest.raises(DataError, match=r"holds 6, 4 training and test images; the whole voc2012 has 5, 4"):
+    with pytest.raises(DataError, match=r"has 6, 4 training and test images; the complete voc2012 has 5, 4"):
         options.load(tmp_path, seed=0)
 
 
@@ -116,7 +116,7 @@ def test_damaged_annotations_are_named(tmp_path, annotation, problem):
     with pytest.raises(DataError, match=problem):
         VocSmall().read(tmp_path)
     source.unlink()
-    with pytest.raises(DataError, match=r"cannot use .*Fetch the data set again"):
+    with pytest.raises(DataError, match=r"cannot use .*Download the data set again"):
         VocSmall().read(tmp_path)
 
 
@@ -125,7 +125,7 @@ def test_an_image_that_is_not_as_annotated_is_refused(tmp_path):
     write_voc(folder, {"train": 1, "val": 1, "test": 1}, VocSmall().class_names)
     Image.new("RGB", (10, 10)).save(folder / "JPEGImages" / "2012_000000.jpg")
     train = detection.read_split(tmp_path / "voc-small", "2007", "train", VocSmall().class_names)
-    with pytest.raises(DataError, match="is 10x10 pixels, its annotation says 64x48"):
+    with pytest.raises(DataError, match="has 10x10 pixels, its annotation 64x48"):
         next(iter(DetectionBatches(train, small(), 1, 0, CPU)))
 
 
@@ -134,7 +134,7 @@ def test_an_image_that_is_not_as_annotated_is_refused(tmp_path):
     [
         ({"longer_side": 300}, "is less than shorter_side=320"),
         ({"mean": [0.5, 0.5]}, "images have 3 channels"),
-        ({"validation": 0.1}, "comes with a validation split"),
+        ({"validation": 0.1}, "has a validation split"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, problem):
@@ -243,7 +243,7 @@ def test_the_stand_in_for_imagenet_is_read_from_folder_and_archive(tmp_path):
         options.load(tmp_path, seed=0)
     write_imagenet_mini(tmp_path / "fewer" / "imagenet-mini", classes=3)
     with pytest.raises(
-        DataError, match="holds 3, 3 training and validation images; the whole imagenet_mini has 100, 100"
+        DataError, match="has 3, 3 training and validation images; the complete imagenet_mini has 100, 100"
     ):
         options.load(tmp_path / "fewer", seed=0)
 
@@ -266,5 +266,5 @@ def test_imagenet_in_the_hubs_layout(tmp_path, monkeypatch):
 
 def test_a_damaged_archive_is_named(tmp_path):
     (tmp_path / "archive.tar").write_bytes(b"torn")
-    with pytest.raises(DataError, match=r"cannot unpack .*archive\.tar.*[Ff]etch it again"):
+    with pytest.raises(DataError, match=r"cannot unpack .*archive\.tar.*[Dd]ownload it again"):
         unpack_to_cache(tmp_path / "archive.tar")

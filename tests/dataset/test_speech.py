@@ -214,7 +214,7 @@ def test_digits_are_downloaded(tmp_path, monkeypatch, rows):
 
 
 def test_incomplete_digits_are_refused(tmp_path, rows):
-    with pytest.raises(DataError, match="holds 2099, 300, 300 recordings"):
+    with pytest.raises(DataError, match="has 2099, 300, 300 training, test and validation recordings"):
         Fsdd().read(write_digits(tmp_path, rows[:-1]))
     (tmp_path / "fsdd" / "fsdd.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match="cannot be loaded"):
@@ -224,7 +224,7 @@ def test_incomplete_digits_are_refused(tmp_path, rows):
 def test_digits_are_refused_what_they_lack(data_root):
     with pytest.raises(SettingError, match="at most 2100"):
         Fsdd(train_samples=2101).info(data_root)
-    with pytest.raises(SettingError, match="comes with a validation split"):
+    with pytest.raises(SettingError, match="has a validation split"):
         Fsdd(validation=0.1)
 
 
@@ -242,7 +242,7 @@ def test_lists_of_both_kinds(data_root, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("list.csv", None, "cannot read .*No such file.*point dataset.train_manifest"),
+        ("list.csv", None, "cannot read .*No such file.*set dataset.train_manifest"),
         ("list.csv", "audio,transcript\n", "lists no recording"),
         ("list.csv", "audio,transcript\na.wav,\n", "line 2 of"),
         ("list.csv", "path,text\na.wav,b\n", "line 2 of"),

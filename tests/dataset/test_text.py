@@ -94,7 +94,7 @@ def test_missing_and_other_data_are_refused(tmp_path):
         PennTreebank().load(tmp_path, seed=0)
     write_layout(tmp_path / "ptb", "ptb")
     with pytest.raises(
-        DataError, match=r"holds 8, 2, 3, 5 training, validation and test tokens .*; the whole ptb has 929589"
+        DataError, match=r"has 8, 2, 3, 5 training, validation, test and distinct tokens; the complete ptb has 929589"
     ):
         PennTreebank().load(tmp_path, seed=0)
     with pytest.raises(DataError, match=r"wiki.valid.tokens"):
@@ -114,7 +114,7 @@ def test_settings_that_the_text_cannot_satisfy(tmp_path):
     recurrent, info = RecurrentLanguageModelOptions, OwnText(path=path).info(tmp_path)
     for make, words in (
         (lambda: OwnText(path=path, train_samples=100_000).info(tmp_path), "has only 114 pieces of 35 tokens"),
-        (lambda: OwnText(path=path, validation=0.1).info(tmp_path), "comes with a validation split"),
+        (lambda: OwnText(path=path, validation=0.1).info(tmp_path), "has a validation split"),
         (lambda: LanguageModellingOptions().epoch(info, 4000), "too few for 4000 streams"),
         (lambda: BlockLanguageModellingOptions(sequence_length=9000).epoch(info, 1), "less than one block"),
         (lambda: recurrent(name="gru", cell="gru"), "bias=both"),

@@ -195,7 +195,7 @@ def test_a_published_tokenizer_is_read_from_its_folder(pairs):
         with pytest.raises(DataError, match=f"cannot read the tokenizer .*{problem}"):
             SentencePairFolder(**options).load(pairs, seed=0)
     (pairs / "published" / "tokenizer.json").write_text("torn")
-    with pytest.raises(DataError, match=r"cannot read the tokenizer .*Fetch its files again"):
+    with pytest.raises(DataError, match=r"cannot read the tokenizer .*Download its files again"):
         SentencePairFolder(**options).load(pairs, seed=0)
     with pytest.raises(DataError, match="there is no tokenizer in"):
         SentencePairFolder(**{**options, "tokenizer": "elsewhere"}).load(pairs, seed=0)
@@ -208,7 +208,7 @@ def test_xnli_is_read_by_language_and_refused_in_part(tmp_path):
     assert len(options.read_split(tmp_path, "train")) == 9
     assert len(options.read_split(tmp_path, "test")) == 6
     assert options.info(tmp_path)[1:] == (392_702, 5_010)
-    with pytest.raises(DataError, match=r"holds 9, 6 training and test pairs; the whole xnli has 392702, 5010"):
+    with pytest.raises(DataError, match=r"has 9, 6 training and test pairs; the complete xnli has 392702, 5010"):
         options.load(tmp_path, seed=0)
 
     with pytest.raises(DataError, match=r"facebook/xnli cannot be loaded.*xnli in de .*dataset=sick"):
@@ -221,7 +221,7 @@ def test_data_that_are_missing_or_wrong(pairs):
     with pytest.raises(DataError, match=r"sick is not in .*train-\*.parquet.*zenodo.org/records/2787612"):
         Sick().load(pairs, seed=0)
     write_pairs(pairs / "nli" / "sick", {"train": 3, "validation": 3, "test": 3})
-    with pytest.raises(DataError, match="holds 3, 3 training and test pairs; the whole sick has 4439, 4906"):
+    with pytest.raises(DataError, match="has 3, 3 training and test pairs; the complete sick has 4439, 4906"):
         Sick().load(pairs, seed=0)
     columns = {"premise": ["a"], "hypothesis": ["b"], "label": [3]}
     parquet.write_table(arrow.table(columns), pairs / "pairs" / "validation-00000-of-00001.parquet")
@@ -235,7 +235,7 @@ def test_data_that_are_missing_or_wrong(pairs):
         SentencePairFolder(path="pairs").info(pairs)
     with pytest.raises(SettingError, match="at most 392702"):
         Xnli(train_samples=400_000).info(pairs)
-    with pytest.raises(SettingError, match="comes with a validation split"):
+    with pytest.raises(SettingError, match="has a validation split"):
         Xnli(validation=0.1).info(pairs)
 
 

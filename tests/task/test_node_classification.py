@@ -252,7 +252,7 @@ def test_a_saved_file_runs_no_code(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "field", "message"),
     [
-        (["dataset.validation=0.1"], "dataset.validation", "comes with a validation split"),
+        (["dataset.validation=0.1"], "dataset.validation", "has a validation split"),
         (["dataset.neighbours=[3]"], "model.layers", "1 layers of neighbours"),
         (["quantizer=dorefa", "model.aggregation=quantized"], "quantizer.name", "no ranges per row"),
         (["model=resnet8"], "model.name", "does not accept the data of dataset=cora"),

@@ -231,7 +231,7 @@ def test_movielens_is_whole_or_refused(tmp_path, monkeypatch):
         MovieLens(name="movielens_20m").read(tmp_path)
     (tmp_path / "ml-20m").mkdir()
     write_ratings(tmp_path / "ml-20m" / "ratings.csv")
-    with pytest.raises(DataError, match="the whole movielens_20m has 138493, 26744, 20000263"):
+    with pytest.raises(DataError, match="the complete movielens_20m has 138493, 26744, 20000263"):
         MovieLens(name="movielens_20m").read(tmp_path)
 
 

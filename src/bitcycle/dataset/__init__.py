@@ -1,4 +1,4 @@
-"""What it is trained on: data from disk, in batches that follow from (seed, epoch, sample)."""
+"""Training data, in batches that depend only on (seed, epoch, sample)."""
 
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits
 from bitcycle.dataset.detection import Voc2012, VocSmall
@@ -41,4 +41,4 @@ DATASETS: dict[str, type[DatasetOptions]] = {
     "voc2012": Voc2012,
     "voc_small": VocSmall,
 }
-"""Data set name -> its class of options; `conf/dataset/NAME.yaml` is the same."""
+"""Data set name -> its options class, as in `conf/dataset/NAME.yaml`."""

@@ -1,4 +1,4 @@
-"""What every data set provides, whatever its kind: what it holds, known without reading it where that is possible."""
+"""Base class of all data sets: options, sizes (known without reading the data where possible) and splits."""
 
 import logging
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 S = TypeVar("S")
 
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, RuntimeError, EOFError, BadZipFile, PickleError)
-"""What a library may raise that reads a damaged file."""
+"""Exceptions that libraries raise when they read damaged files."""
 
 
 class DatasetInfo(NamedTuple):
-    """What a data set asks of a network, and the sizes of its splits in samples.
+    """Shape of the data, and sizes of the splits in samples.
 
-    A sample is what the data set counts: an image, a graph's node, a token, a pair of sentences, a user's rating, an utterance.
+    A sample is an image, a node of a graph, a token, a sentence pair, a user's rating, or an utterance.
     """
 
     shape: Shape
@@ -35,7 +35,7 @@ class DatasetInfo(NamedTuple):
 
 
 class Splits(NamedTuple, Generic[S]):
-    """Samples to train on, to test on, and to choose by (None: there are none)."""
+    """Training, test and validation samples (None: no validation split)."""
 
     train: S
     test: S
@@ -43,12 +43,13 @@ class Splits(NamedTuple, Generic[S]):
 
 
 def permutation(samples: int, seed: int = 0) -> Tensor:
-    """The numbers 0 .. samples-1 in an order that follows from the seed."""
+    """A permutation of 0 .. samples-1 that depends only on the seed."""
     return torch.randperm(samples, generator=torch.Generator().manual_seed(seed))
 
 
 def fixed_order(samples: int, count: int | None = None) -> Tensor:
-    """The first `count` of 0 .. samples-1 in an order that is the same for every run; all, ascending, if there are no more."""
+    """The first `count` of a permutation of 0 .. samples-1 that is fixed for all runs; all in order if there are no
+    more."""
     return torch.arange(samples) if count is None or count >= samples else permutation(samples)[:count]
 
 
@@ -58,90 +59,90 @@ def first_samples(samples: Sequence[S], count: int | None) -> list[S]:
 
 
 def validation_size(samples: int, share: float | None) -> int:
-    """How many of `samples` training samples are held out: round(share * samples), at least one if share is above 0."""
+    """Number of held-out training samples: round(share * samples), at least one if share is above 0."""
     return max(1, round(share * samples)) if share else 0
 
 
 def missing(name: str, folder: Path, put: str, more: str = "") -> DataError:
-    """The error of a data set that is not on disk: what to put where, and what else may help."""
+    """Return the error for a data set that is not on disk: what to put where, and alternatives."""
     return DataError(
-        f"{name} is not in {folder}. Put {put} there, or point data_root= (or BITCYCLE_DATA) at the folder that holds it.{more}"
+        f"{name} is not in {folder}. Put {put} there, or set data_root= (or BITCYCLE_DATA) to its folder.{more}"
     )
 
 
 def check_whole(name: str, origin: object, what: str, found: Sequence[int], expected: Sequence[int]) -> None:
-    """Refuse anything but the whole data set.
+    """Reject an incomplete data set.
 
     Raises:
-        DataError: if the numbers of `what` that were found are not those expected.
+        DataError: if the numbers of `what` are not as expected.
     """
     if tuple(found) != tuple(expected):
         numbers, official = (", ".join(map(str, sizes)) for sizes in (found, expected))
-        remedy = "Fetch it again, or point data_root= (or BITCYCLE_DATA) at the whole one"
-        raise DataError(f"{origin} holds {numbers} {what}; the whole {name} has {official}. {remedy}.")
+        remedy = "Download it again, or set data_root= (or BITCYCLE_DATA) to the complete data set"
+        raise DataError(f"{origin} has {numbers} {what}; the complete {name} has {official}. {remedy}.")
 
 
 @dataclass
 class DatasetOptions(Settings):
-    """Options that every data set has; a kind of data (images, text, graphs, ...) derives a class with its own from this."""
+    """Options of all data sets; each type of data (images, text, graphs, ...) has a subclass."""
 
     has_validation: ClassVar[bool] = False
-    """Whether the data set comes with a split for choosing, so that nothing needs to be held out of the training data."""
+    """Whether the data set has a validation split, so that no training data need to be held out."""
     takes_all_if_fewer: ClassVar[bool] = False
-    """Whether train_samples and test_samples may be more than there are, as `scale=smoke` asks for."""
+    """Whether train_samples and test_samples may exceed the size of the data set, as with `scale=smoke`."""
 
     samples_of_one: ClassVar[int] = 1
-    """Samples that train_samples and test_samples count as one: of a text, the tokens of a piece."""
+    """Samples per unit of train_samples and test_samples: for text, the tokens of a piece."""
 
     name: str = setting(MISSING, "the data set's name, as in dataset=NAME")
     train_samples: Optional[int] = setting(
         None,
-        "training samples to use (images, nodes, pairs, ratings, utterances, pieces of 35 tokens), always the same; null: all",
+        "training samples to use (images, nodes, pairs, ratings, utterances, pieces of 35 tokens), fixed; null: all",
         minimum=1,
     )
-    test_samples: Optional[int] = setting(None, "number of samples to evaluate on; null: all", minimum=1)
+    test_samples: Optional[int] = setting(None, "test samples to use; null: all", minimum=1)
     validation: Optional[float] = setting(
         None,
-        "share of training samples held out for choosing, by the run's seed; null: 0.1 if a run chooses and has no such split",
+        "fraction of training samples held out for validation, by seed; null: 0.1 if needed and there is no split",
         minimum=0,
         maximum=0.9,
     )
 
     def validate(self) -> None:
         if self.has_validation and self.validation:
-            problem = f"{self.name} comes with a validation split"
-            raise SettingError("validation", self.validation, problem, "leave it out")
+            problem = f"{self.name} has a validation split"
+            raise SettingError("validation", self.validation, problem, "omit it")
 
     def full_info(self, data_root: Path) -> DatasetInfo:
-        """What the whole data set holds; reads no data where the official one is of a known size.
+        """Shape and sizes of the whole data set; reads no data if the official sizes are known.
 
         Raises:
-            DataError: if its size has to be read and the data are missing.
+            DataError: if sizes must be read and the data are missing.
         """
         raise NotImplementedError
 
     def info(self, data_root: Path) -> DatasetInfo:
-        """What is used of the data set: `full_info` after train_samples, test_samples and validation.
+        """Shape and sizes of the data used: `full_info` after train_samples, test_samples and validation.
 
         Raises:
-            SettingError: for options that it cannot satisfy.
+            SettingError: for options that the data set cannot satisfy.
             DataError: as `full_info`.
         """
         return self.without_validation(self.limited(self.full_info(data_root)))
 
     def read(self, data_root: Path) -> Any:
-        """The whole data set as it lies on disk, looked for where its module says.
+        """Read the whole data set from disk; the docstring of its module lists the locations.
 
         Raises:
-            DataError: if the data are missing or cannot be read; says what to put where.
+            DataError: if the data are missing or unreadable; tells what to put where.
         """
         raise NotImplementedError
 
     def load(self, data_root: Path, seed: int) -> Any:
-        """The data that are used, in splits; `seed` says which samples are held out for choosing.
+        """Read the splits to use; `seed` determines the samples held out for validation.
 
         Raises:
-            DataError: if the data are missing, cannot be read, or are not the whole data set.
+            DataError: if the data are missing, unreadable or incomplete.
         """
         raise NotImplementedError
 
@@ -149,7 +150,7 @@ class DatasetOptions(Settings):
         """`full` after train_samples and test_samples.
 
         Raises:
-            SettingError: if there are not so many.
+            SettingError: if the data set has fewer.
         """
         sizes, unit = {}, self.samples_of_one
         for option in ("train_samples", "test_samples"):
@@ -164,10 +165,10 @@ class DatasetOptions(Settings):
         """`info` after the training samples that `validation` holds out.
 
         Raises:
-            SettingError: if none is left.
+            SettingError: if no training sample is left.
         """
         kept = info.train_samples - validation_size(info.train_samples, self.validation)
         if kept <= 0:
             problem = f"leaves none of {info.train_samples} training samples"
-            raise SettingError("validation", self.validation, problem, "hold out less, or 0 for none")
+            raise SettingError("validation", self.validation, problem, "hold out fewer, or 0 for none")
         return info._replace(train_samples=kept)

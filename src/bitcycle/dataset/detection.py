@@ -1,12 +1,13 @@
-"""Images with objects in boxes, scaled, normalised, padded, and grouped into batches of similar shape; Pascal VOC.
+"""Object detection data: images scaled, normalised, padded and batched by aspect ratio; Pascal VOC.
 
-The shorter side becomes `shorter_side` pixels, unless the longer one would exceed `longer_side`. Normalised images are padded
-with zeros on the right and below to a multiple of 32, by a whole 32 where they have one already, and to the largest of the batch.
-Boxes are x1, y1, x2, y2 in pixels, and grow with the image.
+The shorter side is scaled to `shorter_side` pixels, or less if the longer side would exceed `longer_side`. Normalised
+images are padded with zeros on the right and below to the next larger multiple of 32 (a multiple of 32 is padded by
+another 32), and then to the largest image of the batch. Boxes are x1, y1, x2, y2 in pixels, and are scaled with the
+image.
 
-Source: released code of Better Schedules, cpt_voc. Differs from it in the interpolation (Pillow's bilinear one, which smooths
-when it shrinks), and in the groups, drawn in each epoch among images of the same aspect ratio; the smaller last
-batch of an epoch is not filled up.
+Source: released code of Better Schedules, cpt_voc. Differs from it in the interpolation (Pillow's bilinear, which is
+antialiased), in the groups, which are redrawn in each epoch among images of similar aspect ratio, and in the smaller
+last batch of an epoch, which is not filled up.
 
 Pascal VOC 2012 (Everingham et al. 2015), and a small proxy in the same layout; torchvision lists and downloads them:
 
@@ -14,9 +15,9 @@ Pascal VOC 2012 (Everingham et al. 2015), and a small proxy in the same layout; 
     VOCdevkit/VOC2012/Annotations/NAME.xml              size, and for each object name, difficult and bndbox
     VOCdevkit/VOC2012/JPEGImages/NAME.jpg
 
-Boxes there count pixels from 1 and include both ends; here they begin at 0 and end after the last pixel: x1 - 1, y1 - 1, x2, y2.
-Training uses `train`, 5,717 images, and tests are made with `val`, 5,823, which is what the released code of Better Schedules
-comes to (1,430 batches of 4); annotations of the official test set are not public.
+VOC's boxes count pixels from 1 and include both ends; here they start at 0 and end after the last pixel: x1 - 1, y1 -
+1, x2, y2. Training uses `train` (5,717 images) and testing `val` (5,823 images), consistent with the released code of
+Better Schedules (1,430 batches of 4); annotations of the official test set are not public.
 """
 
 import functools
@@ -45,11 +46,11 @@ from bitcycle.settings import SettingError, setting
 from bitcycle.shapes import DetectionShape
 
 MULTIPLE = 32
-"""Sides of what the network sees: its deepest level but two halves them five times."""
+"""Divisor of the padded height and width: level C5 has a stride of 2^5."""
 
 
 class AnnotatedImage(NamedTuple):
-    """An image as it lies on disk, its size in pixels, and its objects: boxes [M, 4] float32 in pixels, labels int64 [M]."""
+    """An encoded image, its size in pixels, and its objects: boxes [M, 4] float32 in pixels, labels int64 [M]."""
 
     image: EncodedImage
     width: int
@@ -61,21 +62,21 @@ class AnnotatedImage(NamedTuple):
 
 @dataclass
 class DetectionDatasetOptions(DecodingOptions):
-    """Options that every data set of objects in boxes has."""
+    """Options of all detection data sets."""
 
     takes_all_if_fewer = True
 
     class_names: ClassVar[tuple[str, ...]]
-    """The classes, in the order of their numbers."""
+    """Class names, by class number."""
     sizes: ClassVar[tuple[int, int]]
-    """Training and test images of the whole data set."""
+    """Number of training and test images of the whole data set."""
     typical_size: ClassVar[tuple[int, int]]
-    """Width and height in pixels of its typical image, whose cost is counted."""
+    """Width and height in pixels of the typical image, for which cost is counted."""
 
-    shorter_side: int = setting(608, "pixels of scaled shorter sides (cpt_voc: 608); fewer are faster", minimum=16)
-    longer_side: int = setting(1024, "upper limit on the longer side, in pixels (cpt_voc: 1024)", minimum=16)
-    extra_padding: bool = setting(True, "sides that are multiples of 32 get another 32 (cpt_voc); false: they do not")
-    flip: bool = setting(False, "training images are flipped horizontally at random (paper: no; cpt_voc: yes)")
+    shorter_side: int = setting(608, "shorter side of scaled images, in pixels (cpt_voc: 608)", minimum=16)
+    longer_side: int = setting(1024, "maximum of the longer side, in pixels (cpt_voc: 1024)", minimum=16)
+    extra_padding: bool = setting(True, "pad sides that are multiples of 32 by another 32 (cpt_voc)")
+    flip: bool = setting(False, "random horizontal flips of training images (paper: no; cpt_voc: yes)")
     mean: list[float] = setting([0.485, 0.456, 0.406], "mean of each channel, pixels in [0, 1]")
     std: list[float] = setting([0.229, 0.224, 0.225], "standard deviation of each channel", minimum=1e-6)
     workers: int = min(8, os.cpu_count() or 1)
@@ -83,10 +84,10 @@ class DetectionDatasetOptions(DecodingOptions):
     def validate(self) -> None:
         if self.longer_side < self.shorter_side:
             problem = f"is less than shorter_side={self.shorter_side}"
-            raise SettingError("longer_side", self.longer_side, problem, "use at least as much")
+            raise SettingError("longer_side", self.longer_side, problem, "use a value of at least that")
         for option in ("mean", "std"):
             if len(values := getattr(self, option)) not in (1, 3):
-                raise SettingError(option, values, "images have 3 channels", "give one number, or three")
+                raise SettingError(option, values, "images have 3 channels", "give one number or three")
         super().validate()
 
     def full_info(self, data_root: Path) -> DatasetInfo:
@@ -105,7 +106,7 @@ class DetectionDatasetOptions(DecodingOptions):
         return Splits(kept, test, validation)
 
     def scaled_size(self, width: int, height: int) -> tuple[int, int]:
-        """Height and width in pixels that an image is scaled to.
+        """Height and width in pixels of a scaled image.
 
         >>> DetectionDatasetOptions("any").scaled_size(500, 375), DetectionDatasetOptions("any").scaled_size(500, 200)
         ((608, 811), (410, 1024))
@@ -123,10 +124,11 @@ class DetectionDatasetOptions(DecodingOptions):
 
 
 class DetectionBatch(NamedTuple):
-    """A batch of images and their objects, in pixels of the scaled images; of several processes this one's share.
+    """A batch of images and their objects, in pixels of the scaled images; with several processes, a shard of it.
 
-    Images are [N, 3, H, W], float32, normalised, channels-last, H and W multiples of 32; boxes [N, M, 4], 0 for no object; labels
-    [N, M], -1 for none; difficult bool [N, M]; sizes (height, width) before padding; samples those of the whole batch.
+    Images are [N, 3, H, W], float32, normalised, channels-last, with H and W multiples of 32; boxes [N, M, 4], padded
+    with 0; labels [N, M], padded with -1; difficult bool [N, M]; sizes (height, width) before padding; `samples` counts
+    the whole batch.
     """
 
     images: Tensor
@@ -138,16 +140,16 @@ class DetectionBatch(NamedTuple):
 
 
 class DetectionBatches:
-    """Batches of a split's images: training ones, startable at any step, and in iteration all images once, unflipped.
+    """Batches of the images of a split: `starting_at` yields training batches, iteration all images once, unflipped.
 
-    A flip follows from (seed, epoch, sample).
+    Flips depend only on (seed, epoch, sample).
 
     Args:
-        images: as they lie on disk.
-        options: of the data set.
-        batch_size: images of a batch.
-        seed: of order and flips.
-        device: where batches are made.
+        images: the encoded images.
+        options: options of the data set.
+        batch_size: images per batch.
+        seed: seed of order and flips.
+        device: device of batches.
     """
 
     def __init__(
@@ -177,16 +179,16 @@ class DetectionBatches:
         return self._batches((None, group.tolist()) for group in groups)
 
     def starting_at(self, step: int) -> Iterator[DetectionBatch]:
-        """Batches of steps `step`, `step` + 1, and so on without end."""
+        """Yield batches of steps `step`, `step` + 1, ... indefinitely."""
         return self._batches((epoch, batch.tolist()) for epoch, batch in self.epoch.from_step(step, self.order))
 
     def order(self, epoch: int) -> list[Tensor]:
-        """The images of each batch of an epoch, in groups of similar aspect ratio."""
+        """Image indices of each batch of an epoch, grouped by aspect ratio."""
         mixing = derive(derive(self.seed, "groups"), "order", epoch)
         return grouped_order(self.ratios, self.batch_size, len(self.ratios), self.seed, epoch, mixing)
 
     def _batches(self, groups: Iterable[tuple[int | None, list[int]]]) -> Iterator[DetectionBatch]:
-        """The share of the batch of each (epoch, samples), unless it is empty; without epoch nothing is flipped."""
+        """This process's shard of each (epoch, samples), unless it is empty; without an epoch nothing is flipped."""
         shares = ((epoch, group, distributed.local_shard(torch.tensor(group)).tolist()) for epoch, group in groups)
         known, asked = itertools.tee(share for share in shares if share[2])
         pictures = load_batches(self.scaled, (mine for _, _, mine in asked), self.workers, list)
@@ -219,13 +221,13 @@ class DetectionBatches:
 
 
 def _scaled(images: Sequence[AnnotatedImage], sizes: Sequence[tuple[int, int]], index: int) -> Tensor:
-    """An image as bytes [H, W, 3], of the size that it is scaled to."""
+    """A scaled image as uint8 [H, W, 3]."""
     record, (height, width) = images[index], sizes[index]
     picture = open_image(record.image).convert("RGB")
     if picture.size != (record.width, record.height):
         raise DataError(
-            f"{record.image.origin} is {picture.width}x{picture.height} pixels, its annotation says "
-            f"{record.width}x{record.height}. Fetch the data set again."
+            f"{record.image.origin} has {picture.width}x{picture.height} pixels, its annotation "
+            f"{record.width}x{record.height}. Download the data set again."
         )
     scaled = picture.resize((width, height), Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(scaled, dtype=np.uint8))
@@ -246,7 +248,7 @@ class Voc2012(DetectionDatasetOptions):
     typical_size = (500, 375)
     year: ClassVar[str] = "2012"
     splits: ClassVar[tuple[str, ...]] = ("train", "val")
-    """The official lists of images for training, testing and, if there is a third, validation."""
+    """Official image lists for training, testing and, if there are three, validation."""
     folders: ClassVar[tuple[str, ...]] = ("voc2012", ".")
     """Folders below data_root that may contain VOCdevkit."""
 
@@ -261,7 +263,7 @@ class Voc2012(DetectionDatasetOptions):
         return Splits(*found)
 
     def unpacked(self, folder: Path) -> Path:
-        """Where VOCdevkit lies once the archive is unpacked.
+        """Return the folder that contains VOCdevkit, after unpacking the archive.
 
         Raises:
             DataError: if there is no archive.
@@ -298,10 +300,10 @@ class VocSmall(Voc2012):
 
 
 def read_split(root: Path, year: str, split: str, class_names: tuple[str, ...]) -> list[AnnotatedImage]:
-    """The images of a split in Pascal VOC's layout, with their objects; no image is decoded.
+    """Images of a split in Pascal VOC's layout, with their objects; no image is decoded.
 
     Raises:
-        DataError: if a file is missing or says something that cannot be.
+        DataError: if a file is missing or invalid.
     """
     from torchvision.datasets import VOCDetection
 
@@ -327,7 +329,7 @@ def _read_annotation(picture: str, annotation: str, class_names: tuple[str, ...]
             labels.append(class_names.index(element.findtext("name", "")))
             difficult.append(element.findtext("difficult", "0").strip() == "1")
     except (OSError, ElementTree.ParseError, ValueError) as error:
-        raise DataError(f"cannot use {annotation}: {error}. Fetch the data set again.") from error
+        raise DataError(f"cannot use {annotation}: {error}. Download the data set again.") from error
     objects = torch.tensor(boxes, dtype=torch.float32).view(-1, 4), torch.tensor(labels, dtype=torch.int64)
     image = EncodedImage(picture, Path(picture).read_bytes)
     return AnnotatedImage(image, width, height, *objects, torch.tensor(difficult, dtype=torch.bool))

@@ -1,4 +1,4 @@
-"""How the training samples of an epoch are divided into steps, and in which order they come."""
+"""Division of an epoch's training samples into steps, and their order."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
@@ -12,7 +12,7 @@ B = TypeVar("B")
 
 
 class Epoch(NamedTuple):
-    """A pass over the training data: its samples, and those of a full step; the last, smaller step is kept.
+    """A pass over the training data: number of samples, and samples per step; a smaller last step is kept.
 
     >>> epoch = Epoch(samples=50, samples_per_step=16)
     >>> epoch.steps, epoch.samples_of(3), epoch.samples_before(5)
@@ -32,16 +32,17 @@ class Epoch(NamedTuple):
         return min(self.samples_per_step, self.samples - step % self.steps * self.samples_per_step)
 
     def samples_before(self, step: int) -> int:
-        """Samples of all steps before `step`."""
+        """Total samples of all steps before `step`."""
         epochs, position = divmod(step, self.steps)
         return epochs * self.samples + position * self.samples_per_step
 
     def shuffled(self, seed: int, step: int) -> Iterator[tuple[int, Tensor]]:
-        """Epoch and sample numbers of steps `step`, `step` + 1, ... without end, in the order of `epoch_order`."""
+        """Yield epoch and sample indices of steps `step`, `step` + 1, ... indefinitely, in the order of
+        `epoch_order`."""
         return self.from_step(step, lambda epoch: epoch_order(self.samples, seed, epoch).split(self.samples_per_step))
 
     def from_step(self, step: int, batches_of: Callable[[int], Sequence[B]]) -> Iterator[tuple[int, B]]:
-        """Epoch and batch of steps `step`, `step` + 1, ... without end; `batches_of` gives all batches of an epoch."""
+        """Yield epoch and batch of steps `step`, `step` + 1, ...; `batches_of` returns all batches of an epoch."""
         epoch, position = divmod(step, self.steps)
         while True:
             for batch in batches_of(epoch)[position:]:
@@ -55,14 +56,14 @@ def epoch_order(samples: int, seed: int, epoch: int) -> Tensor:
 
 
 def grouped_order(values: Tensor, batch_size: int, pool: int, seed: int, epoch: int, mixing: int) -> list[Tensor]:
-    """The batches of an epoch with samples of similar value together, full ones in random order, the smaller one last.
+    """Batches of an epoch, each of samples with similar values: full batches in random order, a smaller one last.
 
     Args:
-        values: of the samples.
+        values: one value per sample.
         batch_size: samples of a full batch.
-        pool: batches after each other in `epoch_order` whose samples are sorted by value.
-        seed, epoch: what that order depends on.
-        mixing: seed of the order of the batches.
+        pool: number of consecutive batches of `epoch_order` whose samples are sorted by value.
+        seed, epoch: arguments of `epoch_order`.
+        mixing: seed of the order of batches.
     """
     order = epoch_order(len(values), seed, epoch)
     full = len(order) // batch_size * batch_size

@@ -1,4 +1,4 @@
-"""Archives: downloaded from a data set's official source where that may be had without asking, checked and unpacked."""
+"""Archives: download from the official source of a data set where no registration is needed, check and unpack."""
 
 import hashlib
 import shutil
@@ -22,13 +22,13 @@ TIMEOUT_SECONDS = 20
 
 
 def fetch(url: str, path: Path, remedy: str, md5: str | None = None) -> Path:
-    """Download `url` to `path`, which is either complete or absent afterwards.
+    """Download `url` to `path`, which is complete or absent afterwards.
 
-    What has arrived of an interrupted download stays in PATH.part, and the next call goes on there. Of several processes one
-    downloads and the others wait for it.
+    An interrupted download is kept in PATH.part, where the next call continues. If several processes call this, one
+    downloads and the others wait.
 
     Raises:
-        DataError: if it fails or what arrives has not the checksum `md5`; says `remedy`.
+        DataError: if the download fails or does not have the checksum `md5`; contains `remedy`.
     """
     from torchvision.datasets.utils import calculate_md5
 
@@ -56,12 +56,12 @@ def _download(url: str, part: Path) -> None:
         asked = Request(url, headers={"Range": f"bytes={begun}-"} if begun else {})
         source: Any = urlopen(asked, timeout=TIMEOUT_SECONDS)
     except HTTPError as error:
-        if error.code != 416:  # there is nothing after what has arrived, so that it is another file's
+        if error.code != 416:  # 416: the part is longer than the file, so it belongs to another file
             raise
         part.unlink()
         return _download(url, part)
     with source:
-        begun = begun if source.status == 206 else 0  # a server that sends a part only when it says so
+        begun = begun if source.status == 206 else 0  # other answers send the whole file
         length = source.headers.get("Content-Length")
         with (
             wrap_file(source, int(length or 0), description=f"Downloading {url.rpartition('/')[2]}") as reader,
@@ -70,12 +70,12 @@ def _download(url: str, part: Path) -> None:
             shutil.copyfileobj(reader, target, 2**20)
     if length is not None and part.stat().st_size != begun + int(length):
         arrived = f"{part.stat().st_size} of {begun + int(length)} bytes arrived"
-        raise OSError(f"{arrived}; run the same command again to go on")
+        raise OSError(f"{arrived}; run the same command again to continue")
     return None
 
 
 def download(url: str, folder: Path, inside: str, absent: DataError, md5: str | None = None) -> Path:
-    """`folder` with what lies below `inside` in the archive at `url`, which is kept beside it.
+    """Unpack `inside` of the archive at `url` to `folder`, and return `folder`; the archive is kept next to it.
 
     Raises:
         DataError: as `fetch`, with `absent` as the remedy, and `unpack`.
@@ -85,7 +85,7 @@ def download(url: str, folder: Path, inside: str, absent: DataError, md5: str | 
 
 
 def unpack(archive: Path, folder: Path, inside: str = ".") -> Path:
-    """Unpack what lies below `inside` in a tar or zip archive to `folder`, which is complete or absent afterwards.
+    """Unpack the folder `inside` of a tar or zip archive to `folder`, which is complete or absent afterwards.
 
     Raises:
         DataError: if it cannot be unpacked.
@@ -96,15 +96,15 @@ def unpack(archive: Path, folder: Path, inside: str = ".") -> Path:
             shutil.unpack_archive(archive, temporary, filter=None if archive.suffix == ".zip" else "data")
             (Path(temporary) / inside).rename(folder)
     except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
-        if folder.is_dir():  # another process was faster
+        if folder.is_dir():  # another process unpacked it first
             return folder
         problem = str(error).split("\n")[0].rstrip(":")
-        raise DataError(f"cannot unpack {archive} to {folder}: {problem}. Delete it and fetch it again.") from error
+        raise DataError(f"cannot unpack {archive} to {folder}: {problem}. Delete it and download it again.") from error
     return folder
 
 
 def unpack_to_cache(archive: Path) -> Path:
-    """The folder in the user's cache with the content of a small archive.
+    """Unpack a small archive to the user's cache, and return the folder.
 
     Raises:
         DataError: if it cannot be unpacked.

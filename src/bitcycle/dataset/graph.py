@@ -1,17 +1,18 @@
-"""Graphs: nodes with features and a class, edges, an official split of the nodes; Cora, Citeseer and two of OGB.
+"""Graphs: nodes with features and classes, edges, and an official split of the nodes; Cora, Citeseer and two of OGB.
 
-A sample is a node. Without `neighbours` a training step sees the whole graph and its loss is that of all training nodes; with
-them, a step has `training.batch_size` training nodes and so many sampled neighbours in each layer.
+A sample is a node. Without `neighbours`, a training step uses the whole graph and the loss of all training nodes. With
+it, a step uses `training.batch_size` training nodes and the given numbers of sampled neighbours in each layer.
 
 Cora and Citeseer, citation graphs of a few thousand papers, are read from `data_root/NAME/NAME.npz` with the arrays feat_data,
 feat_indices, feat_indptr, feat_shape (the bag-of-words matrix in compressed rows), labels, edge_index [2, E] in both
-directions, train_mask, val_mask, test_mask. Far smaller than the graphs of the papers: for tests and first results only.
+directions, train_mask, val_mask, test_mask. They are far smaller than the graphs of the papers, for tests and first
+results only.
 Source: Sen et al. 2008; split of Yang, Cohen, Salakhutdinov 2016 (github.com/kimiyoung/planetoid).
 
 ogbn-arxiv (169,343 papers, split by year) and ogbn-products (2,449,029 products, split by sales rank): the package `ogb` reads
-`data_root/ogbn_arxiv` and `data_root/ogbn_products` in its own layout and keeps what it has read in `processed/` there; its
-`Evaluator` scores predictions. If a folder is not there, the official archive is downloaded. Source: Hu et al. 2020; Better
-Schedules, section 4.3. The number of symmetrised edges of ogbn-arxiv is OGB's own.
+`data_root/ogbn_arxiv` and `data_root/ogbn_products` in its own layout and caches them in `processed/` there; its
+`Evaluator` scores predictions. A missing folder is downloaded from the official archive. Source: Hu et al. 2020; Better
+Schedules, section 4.3. The number of symmetrised edges of ogbn-arxiv is OGB's.
 """
 
 import contextlib
@@ -43,7 +44,7 @@ E = TypeVar("E", Tensor, Edges)
 class Graph(NamedTuple, Generic[E]):
     """A graph: features [N, F], labels [N] (-1: none), edges, and the nodes of the splits.
 
-    Edges are [2, E] from row 0 to row 1 as they lie on disk, `Edges` as they are used.
+    Edges are [2, E], from row 0 to row 1, as stored; `Edges` as used in training.
     """
 
     features: Tensor
@@ -55,7 +56,7 @@ class Graph(NamedTuple, Generic[E]):
 
 
 class GraphSize(NamedTuple):
-    """The official data set's numbers; `edges` as given, `symmetrised` the edges after that treatment."""
+    """Sizes of the official data set; `edges` as given, `symmetrised` after symmetrisation."""
 
     nodes: int
     edges: int
@@ -77,18 +78,18 @@ SIZES = {
 SPLITS = ("train_mask", "val_mask", "test_mask")
 ARCHIVES = "http://snap.stanford.edu/ogb/data/nodeproppred/"
 ARRAYS = ("feat_data", "feat_indices", "feat_indptr", "feat_shape", "labels", "edge_index", *SPLITS)
-"""What the file of a citation graph holds."""
+"""Arrays in the file of a citation graph."""
 PICKLED = {"numpy.ndarray", "numpy.dtype", "_codecs.encode"}
 PICKLED |= {f"numpy._core.multiarray.{name}" for name in ("_reconstruct", "scalar")}
-"""What arrays are pickled with."""
+"""Classes and functions needed to unpickle arrays."""
 NEW_NODES = {"ogbn_products": (28_371 - 1024) / 1024 / 32}
-"""New nodes for each sampled neighbour, where known: the released code counts 3,670,697,915 operations for 1024 seeds, which
-are those of 28,371 nodes before the last layer (inferred; semantics of its get_flops.py)."""
+"""New nodes per sampled neighbour, where known: the released code counts 3,670,697,915 operations for 1024 seeds, which
+corresponds to 28,371 nodes before the last layer (inferred; semantics of its get_flops.py)."""
 
 
 @dataclass
 class GraphDatasetOptions(DatasetOptions):
-    """Options that every graph has."""
+    """Options of all graph data sets."""
 
     has_validation = True
     takes_all_if_fewer = True
@@ -98,18 +99,18 @@ class GraphDatasetOptions(DatasetOptions):
         "given, symmetrised (reverse edges added, duplicates removed), or doubled (reverse edges added, duplicates kept)",
         choices=("given", "symmetrised", "doubled"),
     )
-    self_loops: bool = setting(True, "an edge from each node to itself (Better Schedules: added; its code: not)")
+    self_loops: bool = setting(True, "add an edge from each node to itself (Better Schedules: yes; its code: no)")
     features: str = setting(
         "raw",
-        "features of nodes: raw, standardised (each column over all nodes), or row_normalised (each node's sum is 1)",
+        "node features: raw, standardised (each feature over all nodes), or row_normalised (sum 1 for each node)",
         choices=("raw", "standardised", "row_normalised"),
     )
     neighbours: Optional[list[int]] = setting(
-        None, "neighbours that each layer samples, that of the input first; null: steps see the whole graph", minimum=1
+        None, "sampled neighbours of each layer, from the input on; null: steps use the whole graph", minimum=1
     )
     sampler: str = setting(
         "hashed",
-        "hashed: the same neighbours on every machine; dgl: its NeighborSampler, as the released code, on as many threads",
+        "hashed: the same neighbours on every machine; dgl: DGL's NeighborSampler, as in the released code",
         choices=tuple(SAMPLERS),
     )
 
@@ -118,7 +119,7 @@ class GraphDatasetOptions(DatasetOptions):
         edges = {"given": size.edges, "symmetrised": size.symmetrised, "doubled": 2 * size.edges}[self.edges]
         edges += size.nodes if self.self_loops else 0
         sampled = None if self.neighbours is None else tuple(self.neighbours)
-        new = NEW_NODES.get(self.name, 1.0)  # for each sampled neighbour
+        new = NEW_NODES.get(self.name, 1.0)  # per sampled neighbour
         degrees = tuple(new * min(count, edges / size.nodes) for count in sampled or ())
         shape = GraphShape(size.features, size.classes, size.nodes, edges, sampled, degrees)
         return DatasetInfo(shape, size.train, size.test)
@@ -133,22 +134,22 @@ class GraphDatasetOptions(DatasetOptions):
         used = raw.labels[torch.cat(raw[3:])]
         if not 0 <= int(used.min()) <= int(used.max()) < size.classes:
             problem = f"{self.name} below {data_root} has classes {int(used.min())} to {int(used.max())}"
-            raise DataError(f"{problem} instead of 0 to {size.classes - 1}. Fetch it again.")
+            raise DataError(f"{problem} instead of 0 to {size.classes - 1}. Download it again.")
         edges = make_edges(self.treated(raw.edges, nodes), nodes)
         counted = self.full_info(data_root).shape
         assert isinstance(counted, GraphShape)
         if len(edges.sources) != counted.edges:
-            logger.warning("the graph has %d edges; costs count %d", len(edges.sources), counted.edges)
+            logger.warning("the graph has %d edges; costs are counted for %d", len(edges.sources), counted.edges)
         limits = (self.train_samples, self.test_samples, self.test_samples)
         splits = (part[fixed_order(len(part), limit)] for part, limit in zip(raw[3:], limits, strict=True))
         return Graph(scaled(raw.features, self.features), raw.labels, edges, *splits)
 
     def accuracy(self, predicted: Tensor, labels: Tensor) -> float:
-        """Share of nodes whose class is predicted, both int64 [N]; by the data set's own rule where it has one."""
+        """Fraction of correctly predicted nodes, both int64 [N]; by the official evaluator if there is one."""
         return int((predicted == labels).sum()) / len(labels)
 
     def treated(self, edges: Tensor, nodes: int) -> Tensor:
-        """The edges [2, E] after `edges` and `self_loops`."""
+        """Apply `edges` and `self_loops` to edges [2, E]."""
         if self.edges != "given":
             edges = torch.cat([edges, edges.flip(0)], dim=1)
         if self.edges == "symmetrised":
@@ -161,7 +162,7 @@ class GraphDatasetOptions(DatasetOptions):
 
 
 def scaled(features: Tensor, how: str) -> Tensor:
-    """Features [N, F] raw, standardised by column (mean 0, population standard deviation 1), or with rows that sum to 1."""
+    """Features [N, F]: raw, standardised by column (mean 0, population standard deviation 1), or with rows of sum 1."""
     if how == "standardised":
         std, mean = torch.std_mean(features, dim=0, correction=0)
         return (features - mean) / torch.where(std > 0, std, 1)
@@ -173,7 +174,7 @@ def scaled(features: Tensor, how: str) -> Tensor:
 
 @dataclass
 class Citation(GraphDatasetOptions):
-    """Options of the citation graphs. Features: each paper's sum is 1, as Kipf and Welling 2017."""
+    """Options of the citation graphs. Features of each paper sum to 1, as in Kipf and Welling 2017."""
 
     features: str = "row_normalised"
 
@@ -189,7 +190,7 @@ class Citation(GraphDatasetOptions):
                 return Graph(features, torch.from_numpy(labels).long(), torch.from_numpy(edges).long(), *splits)
         except FileNotFoundError as error:
             put = f"{file.name} (arrays {', '.join(ARRAYS)}, saved by numpy.savez)"
-            more = f" It is made from ind.{self.name}.* of github.com/kimiyoung/planetoid."
+            more = f" Create it from ind.{self.name}.* of github.com/kimiyoung/planetoid."
             raise missing(self.name, file.parent, put, more) from error
         except UNREADABLE as error:
             raise DataError(f"cannot read {file}: {type(error).__name__}: {error}") from error
@@ -197,7 +198,7 @@ class Citation(GraphDatasetOptions):
 
 @dataclass
 class Ogbn(GraphDatasetOptions):
-    """Options of ogbn-arxiv; those of ogbn-products differ in `conf/dataset/ogbn_products.yaml`."""
+    """Options of ogbn-arxiv; `conf/dataset/ogbn_products.yaml` has those of ogbn-products."""
 
     def read(self, data_root: Path) -> Graph[Tensor]:
         folder, library = data_root / self.name, _ogb()
@@ -206,7 +207,7 @@ class Ogbn(GraphDatasetOptions):
             put = f"the folder {archive}/ of {ARCHIVES}{archive}.zip, as {self.name}/,"
             absent = missing(self.name, data_root, put, " dataset=cora is a small graph.")
             download(f"{ARCHIVES}{archive}.zip", folder, archive, absent)
-        if not list(folder.glob("RELEASE_v*.txt")):  # without which ogb asks the user whether to delete the folder
+        if not list(folder.glob("RELEASE_v*.txt")):  # without it, ogb asks the user whether to delete the folder
             raise DataError(f"{folder} lacks RELEASE_v1.txt of the official archive. Unpack the whole archive there.")
         logger.info("reading %s", folder)
         try:
@@ -216,14 +217,14 @@ class Ogbn(GraphDatasetOptions):
                 splits = official.get_idx_split()
             graph, labels = official[0]
             nodes = (torch.tensor(splits[split], dtype=torch.int64) for split in ("train", "valid", "test"))
-            # copies, as pandas lends its arrays for reading only
+            # copies, as arrays of pandas are read-only
             edges, classes = (torch.tensor(part, dtype=torch.int64) for part in (graph["edge_index"], labels))
-            if self.name == "ogbn_products":  # ogb puts the reverse behind each edge; here they come after all edges
+            if self.name == "ogbn_products":  # ogb interleaves reverse edges; here they come last
                 edges = torch.cat([edges[:, 0::2], edges[:, 1::2]], dim=1)
             return Graph(torch.tensor(graph["node_feat"], dtype=torch.float32), classes.flatten(), edges, *nodes)
         except UNREADABLE as error:
             problem = f"cannot read {folder}: {type(error).__name__}: {str(error).splitlines()[0]}"
-            remedy = "Delete it to fetch the archive again; ogb has to be able to write into its processed/ once."
+            remedy = "Delete it to download the archive again; ogb must be able to write to its processed/ once."
             raise DataError(f"{problem}. {remedy}") from error
 
     def accuracy(self, predicted: Tensor, labels: Tensor) -> float:
@@ -232,14 +233,15 @@ class Ogbn(GraphDatasetOptions):
 
 
 def _ogb() -> Any:
-    """The package, kept from asking the network for its newest version when it is imported."""
+    """Import ogb without its check for newer versions on the network."""
     sys.modules.setdefault("outdated", None)  # type: ignore[arg-type]
     return require("ogb.nodeproppred", "graph")
 
 
 @contextlib.contextmanager
 def _loading_arrays_only() -> Iterator[None]:
-    """`torch.load` reads arrays of numpy, which ogb saves in a way that weights_only=True cannot read, and runs no code."""
+    """Context in which `torch.load` reads NumPy arrays as saved by ogb (weights_only=True cannot) and executes no
+    code."""
     whole = torch.load
     reader = types.SimpleNamespace(__name__=__name__, Unpickler=_ArrayUnpickler, load=pickle.load)
     torch.load = partial(whole, weights_only=False, pickle_module=reader)
@@ -250,10 +252,10 @@ def _loading_arrays_only() -> Iterator[None]:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Reads plain values and arrays of numpy, by the names of its versions 1 and 2, and nothing else."""
+    """Unpickles only plain values and arrays of NumPy 1 and 2."""
 
     def find_class(self, module: str, name: str) -> Any:
         module = module.replace("numpy.core", "numpy._core")
         if f"{module}.{name}" in PICKLED:
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it holds a {module}.{name}, which is no array")
+        raise pickle.UnpicklingError(f"it contains a {module}.{name}, which is not an array")

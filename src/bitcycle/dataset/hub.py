@@ -1,7 +1,7 @@
-"""Data sets in the layout of the Hugging Face hub, read by its library `datasets`: a folder of parquet files, or by name.
+"""Data sets of the Hugging Face hub, read by `datasets`: from a folder of parquet files, or by name.
 
-A name is looked for in the library's cache and at the hub: `HF_HOME`, `HF_ENDPOINT` (a mirror), `HF_HUB_OFFLINE` and the token of
-the login are respected.
+Names are searched in the library's cache and on the hub, respecting `HF_HOME`, `HF_ENDPOINT` (a mirror),
+`HF_HUB_OFFLINE` and the login token.
 """
 
 import socket
@@ -20,12 +20,12 @@ from bitcycle.errors import DataError
 def load_hub(
     where: Path | str, remedy: str, needed: Sequence[str], subset: str | None = None, revision: str | None = None
 ) -> dict[str, Any]:
-    """The splits (`train`, `validation`, `test`) of a folder, or of the data set OWNER/NAME.
+    """Load the splits (`train`, `validation`, `test`) of a folder, or of the data set OWNER/NAME.
 
     Raises:
-        DataError: if it cannot be loaded, or lacks one of the splits that are needed; says `remedy`.
+        DataError: if it cannot be loaded, or lacks one of the splits `needed`; contains `remedy`.
     """
-    import datasets  # takes a second
+    import datasets  # takes a second to import
 
     try:
         if isinstance(where, Path) and has_parquet(where):
@@ -38,13 +38,14 @@ def load_hub(
         lines = str(error.__cause__ or error).splitlines() or [type(error).__name__]
         raise DataError(f"{where} cannot be loaded ({lines[0].rstrip('.')}). {remedy}") from error
     if absent := [split for split in needed if split not in found]:
-        raise DataError(f"{where} has the splits {', '.join(found)}, not {', '.join(absent)}. {remedy}")
+        raise DataError(f"{where} has the splits {', '.join(found)}, but not {', '.join(absent)}. {remedy}")
     return found
 
 
 @contextmanager
 def _offline_without_network(datasets: Any) -> Iterator[None]:
-    """Look into the library's cache alone where the hub's name is unknown: it would try again for half a minute first."""
+    """Context that uses only the library's cache if the hub's host name cannot be resolved, which saves half a
+    minute."""
     from huggingface_hub import constants
 
     before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
@@ -60,13 +61,13 @@ def _offline_without_network(datasets: Any) -> Iterator[None]:
 
 
 def _check_class_names(folder: Path, datasets: Any) -> None:
-    """Refuse files that number classes differently, as `datasets` takes those of the first file for all."""
+    """Reject files with different class numbers, as `datasets` applies those of the first file to all."""
     names: dict[str, list[str]] = {}
     for file in sorted(folder.rglob("*.parquet")):
         for column, feature in datasets.Features.from_arrow_schema(parquet.read_schema(file)).items():
             found = getattr(feature, "names", None)
             if found and names.setdefault(column, found) != found:
-                problem = f"{file} numbers the classes of {column} otherwise ({', '.join(found[:5])} ...)"
+                problem = f"{file} has other class numbers in {column} ({', '.join(found[:5])} ...)"
                 raise DataError(f"{problem} than other files ({', '.join(names[column][:5])} ...); export all alike")
 
 
@@ -76,18 +77,18 @@ def has_parquet(folder: Path) -> bool:
 
 
 def columns(split: Any, names: Sequence[str], origin: object) -> list[list[Any]]:
-    """The values of some columns of a split.
+    """Values of the named columns of a split.
 
     Raises:
-        DataError: if it has no such column.
+        DataError: if the split lacks one of them.
     """
     if lacking := [name for name in names if name not in split.column_names]:
-        raise DataError(f"{origin} has the columns {split.column_names}, not {', '.join(lacking)}. Fetch it again.")
+        raise DataError(f"{origin} has the columns {split.column_names}, not {', '.join(lacking)}. Download it again.")
     return [split.data.table[name].to_pylist() for name in names]
 
 
 def file_bytes(cells: Any, row: int) -> bytes:
-    """The bytes of a file in a column of images or recordings, which holds them or the path of the file."""
+    """Bytes of a file in a column of images or recordings, which contains bytes or paths."""
     cell = cells[row].as_py()
     data: bytes = Path(cell["path"]).read_bytes() if cell["bytes"] is None else cell["bytes"]
     return data

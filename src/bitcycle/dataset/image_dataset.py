@@ -1,15 +1,15 @@
-"""What every data set of images has: normalisation, its splits, parts of them, and batches.
+"""Base of image data sets: normalisation, augmentation, splits, subsets and batches.
 
-The order of batches and augmentation follow from (seed, epoch, sample), so that any step can be the first. Augmentation happens
-on the device, a batch at a time, on unsigned bytes; batches come out normalised and channels-last.
+The order of batches and augmentation depend only on (seed, epoch, sample), so that training can start at any step.
+Augmentation runs on the device, per batch, on unsigned bytes; batches are normalised and channels-last.
 
-Halves of a data set are for training on one and going on with the other:
+Halves of a data set, for training on one and continuing on the other:
 
-    first_classes, second_classes    classes in a random order that is the same for every run (`torch.randperm` of the number of
-                                     classes, generator seeded with 0): its first half, and the rest; of both splits, with
-                                     labels renumbered in the old order
-    first_samples, second_samples    training samples in such a random order, then sorted by class: every other one, so that the
-                                     halves of a class differ by one sample at most; all test samples
+    first_classes, second_classes    first and second half of a random permutation of the classes, fixed for all runs
+                                     (`torch.randperm`, generator seeded with 0), in both splits; labels are renumbered
+                                     in their original order first_samples, second_samples    every other training
+                                     sample in such a permutation, stably sorted by class, so that the halves of a class
+                                     differ by at most one sample; all test samples
 
 Source: FracTrain, section 4.5 and appendix E (adaptation and fine-tuning on CIFAR-100), which does not give the split; no code.
 """
@@ -36,18 +36,18 @@ PARTS = ("all", *CLASSES, *SAMPLES)
 
 @dataclass
 class ImageDatasetOptions(DatasetOptions):
-    """Options that every image data set has."""
+    """Options of all image data sets."""
 
     equal_classes: ClassVar[bool] = False
-    """Whether all classes are known to have equally many samples."""
+    """Whether all classes have the same number of samples."""
 
-    mean: list[float] = setting([0.5], "mean of each channel that images are normalised with, pixels in [0, 1]")
-    std: list[float] = setting([0.5], "standard deviation of each channel, normalised with too", minimum=1e-6)
-    crop_padding: int = setting(0, "zeros around training images before a random crop; 0: no crop", minimum=0)
-    flip: bool = setting(False, "training images are flipped horizontally at random")
+    mean: list[float] = setting([0.5], "mean of each channel for normalisation, pixels in [0, 1]")
+    std: list[float] = setting([0.5], "standard deviation of each channel for normalisation", minimum=1e-6)
+    crop_padding: int = setting(0, "zero padding of training images before a random crop; 0: no crop", minimum=0)
+    flip: bool = setting(False, "random horizontal flips of training images")
     part: str = setting(
         "all",
-        "half of the data: half of the classes, or half of each class's training samples (FracTrain, section 4.5); all: no half",
+        "half of the classes, or half of each class's training samples (FracTrain, section 4.5); all: everything",
         choices=PARTS,
     )
 
@@ -58,11 +58,11 @@ class ImageDatasetOptions(DatasetOptions):
             values = getattr(self, option)
             if len(values) not in (1, full.shape.channels):
                 problem = f"images of {self.name} have {full.shape.channels} channels"
-                raise SettingError(option, values, problem, "give one number, or one for each channel")
+                raise SettingError(option, values, problem, "give one number, or one per channel")
         classes = full.shape.classes
         if self.part in CLASSES and not self.equal_classes:
             remedy = "use first_samples or second_samples, or cifar10 or cifar100"
-            raise SettingError("part", self.part, f"classes of {self.name} need not be of one size", remedy)
+            raise SettingError("part", self.part, f"classes of {self.name} may differ in size", remedy)
         counts = zip(full[1:], (True, False), strict=True)
         sizes = (size_of(self.part, samples, classes, training) for samples, training in counts)
         shape = full.shape._replace(classes=len(classes_of(self.part, classes)))
@@ -82,12 +82,12 @@ class ImageDatasetOptions(DatasetOptions):
 
 
 def first_images(images: Images, count: int | None) -> Images:
-    """The first `count` images of an order that is random but the same for every run; all for None, or if there are no more."""
+    """The first `count` images of a random order that is fixed for all runs; all for None, or if there are no more."""
     return images if count is None or count >= len(images) else images.subset(fixed_order(len(images), count))
 
 
 def validation_mask(labels: Tensor, count: int, seed: int) -> Tensor:
-    """A mask of `count` samples to hold out: as near to the same share of each class as whole numbers allow, else by `seed`.
+    """Mask of `count` held-out samples, stratified by class as far as integers allow, otherwise random by `seed`.
 
     >>> mask = validation_mask(torch.tensor([0] * 8 + [1] * 4), 3, seed=0)
     >>> mask[:8].sum().item(), mask[8:].sum().item()
@@ -97,7 +97,7 @@ def validation_mask(labels: Tensor, count: int, seed: int) -> Tensor:
     classes, sizes = labels.unique(return_counts=True)
     quotas = sizes.double() * count / len(labels)
     counts = quotas.floor().long()
-    # What rounding down leaves goes to the largest remainders; a random order decides among equal ones.
+    # Largest remainder method; ties are broken at random.
     order = torch.randperm(len(classes), generator=generator)
     by_remainder = order[(quotas - counts)[order].argsort(descending=True, stable=True)]
     counts[by_remainder[: count - int(counts.sum())]] += 1
@@ -105,7 +105,7 @@ def validation_mask(labels: Tensor, count: int, seed: int) -> Tensor:
 
 
 def draw_of_classes(labels: Tensor, counts: Mapping[int, int], generator: torch.Generator) -> Tensor:
-    """A mask of so many random samples of each class."""
+    """Mask of the given number of random samples of each class."""
     mask = torch.zeros(len(labels), dtype=torch.bool)
     for label, count in counts.items():
         members = (labels == label).nonzero().flatten()
@@ -114,14 +114,14 @@ def draw_of_classes(labels: Tensor, counts: Mapping[int, int], generator: torch.
 
 
 def classes_of(part: str, classes: int) -> Tensor:
-    """The classes, ascending, that belong to a part of so many."""
+    """Classes of a part, in ascending order, given the number of all classes."""
     if part not in CLASSES:
         return torch.arange(classes)
     return permutation(classes).tensor_split([classes // 2])[CLASSES.index(part)].sort().values
 
 
 def size_of(part: str, samples: int, classes: int, training: bool) -> int:
-    """How many of a split's samples belong to a part, where all classes have equally many."""
+    """Number of samples of a split in a part, if all classes have the same size."""
     if part in CLASSES:
         return samples // classes * len(classes_of(part, classes))
     if part in SAMPLES and training:
@@ -130,7 +130,7 @@ def size_of(part: str, samples: int, classes: int, training: bool) -> int:
 
 
 def take_part(images: Images, part: str, classes: int, training: bool) -> Images:
-    """The images of a split that belong to a part."""
+    """Images of a split that belong to a part."""
     if part in CLASSES:
         kept = classes_of(part, classes)
         chosen = images.subset(torch.isin(images.labels, kept))
@@ -151,16 +151,18 @@ class Batch(NamedTuple):
 
 
 class ImageBatches:
-    """Batches of a split's images: training ones, startable at any step, and in iteration all images once, not augmented.
+    """Batches of the images of a split: `starting_at` yields training batches, iteration all images once, not
+    augmented.
 
-    Of several processes each makes its share only; one that gets nothing of a small last batch of all passes it over.
+    With several processes, each makes its shard only; a process whose shard of a small last batch is empty skips that
+    batch.
 
     Args:
-        images: of the split.
-        options: normalisation and augmentation.
-        batch_size: samples a step, of all processes together.
-        seed: of order and augmentation.
-        device: where batches are made.
+        images: the images of the split.
+        options: options of the data set: normalisation and augmentation.
+        batch_size: samples per step over all processes.
+        seed: seed of order and augmentation.
+        device: device of batches.
     """
 
     def __init__(
@@ -181,7 +183,7 @@ class ImageBatches:
                 yield self._batch(pixels.to(self.device), labels)
 
     def starting_at(self, step: int) -> Iterator[Batch]:
-        """Batches of steps `step`, `step` + 1, and so on without end."""
+        """Yield batches of steps `step`, `step` + 1, ... indefinitely."""
         shares = (
             IndexBatch(distributed.local_shard(indices), derive(self.seed, "crop", epoch))
             for epoch, indices in self.epoch.shuffled(self.seed, step)
@@ -194,12 +196,12 @@ class ImageBatches:
         return Batch(((pixels - self.mean) / self.std).permute(0, 3, 1, 2), labels.to(self.device))
 
     def _augment(self, pixels: Tensor, indices: Tensor, epoch: int) -> Tensor:
-        """Random crop with zero padding and random horizontal flip, from (seed, epoch, sample)."""
+        """Random crop with zero padding and random horizontal flip, determined by (seed, epoch, sample)."""
         padding, size = self.options.crop_padding, pixels.shape[1]
         if not padding and not self.options.flip:
             return pixels
         key = torch.tensor(int32_key(self.seed, "augmentation", epoch), dtype=torch.int32, device=pixels.device)
-        bits = hash_bits(indices.to(torch.int32), key).long() & 0x7FFFFFFF  # 31 of each sample, in whatever batch it is
+        bits = hash_bits(indices.to(torch.int32), key).long() & 0x7FFFFFFF  # 31 bits, independent of the batch
         rows = torch.arange(size, device=pixels.device).repeat(len(indices), 1)
         columns = rows
         if self.options.flip:
@@ -213,5 +215,5 @@ class ImageBatches:
 
 
 def _choice(bits: Tensor, count: int) -> Tensor:
-    """A number in 0 .. count-1 from the lowest 11 bits."""
+    """Map the lowest 11 bits to 0 .. count-1."""
     return (bits & 0x7FF) * count >> 11

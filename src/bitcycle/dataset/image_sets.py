@@ -1,14 +1,15 @@
-"""Image data sets: your own in class folders, in parquet files of the hub's layout or at the hub, ImageNet, CIFAR and digits.
+"""Image data sets: class folders, parquet files in the hub's layout, data sets of the hub, ImageNet, CIFAR and digits.
 
 ImageNet (ILSVRC 2012): 1,281,167 training and 50,000 validation images of 1000 classes, in class folders `train/` and `val/`,
-or as the hub's `ILSVRC/imagenet-1k`. Registration is needed to get it, so it is never downloaded unasked.
+or as the hub's `ILSVRC/imagenet-1k`. It requires registration and is never downloaded without being requested.
 
-CIFAR: 50,000 training and 10,000 test images of 32x32 pixels. Looked for under `data_root` as the official python files, which
-torchvision reads, as Hugging Face parquet files, or as class folders; else `datasets` gets `uoft-cs/cifar10` or
-`uoft-cs/cifar100` from its cache or the hub.
+CIFAR: 50,000 training and 10,000 test images of 32x32 pixels. Searched under `data_root` as the official Python files,
+Hugging Face parquet files, or class folders; otherwise loaded as `uoft-cs/cifar10` or `uoft-cs/cifar100` from the cache
+of `datasets` or the hub.
 
-Digits: 1,797 grey images of 8x8 pixels, part of scikit-learn, the test half of the UCI "Optical Recognition of Handwritten
-Digits" data. Four fifths of each class train, one fifth tests; the split is the same for every run.
+Digits: 1,797 greyscale images of 8x8 pixels, included in scikit-learn, the test half of the UCI "Optical Recognition of
+Handwritten Digits" data. Four fifths of each class are training, one fifth test images; the split is fixed for all
+runs.
 """
 
 from dataclasses import dataclass, replace
@@ -34,23 +35,23 @@ HUB = "ILSVRC/imagenet-1k"
 
 @dataclass
 class CustomImages(ImageDatasetOptions, DecodingOptions):
-    """Options of a data set of your own."""
+    """Options of a user-defined image data set."""
 
-    path: str = setting(MISSING, "folder, absolute or below data_root: train/ and test/ (val/), or class folders alone")
+    path: str = setting(MISSING, "folder, absolute or below data_root: train/ and test/ (or val/), or class folders")
     image_size: Optional[int] = setting(
-        None, "pixels; other images are scaled and cropped; null: that of the first image", minimum=4, maximum=4096
+        None, "size in pixels to scale and crop images to; null: that of the first image", minimum=4, maximum=4096
     )
-    channels: Optional[int] = setting(None, "1 (grey) or 3 (colour); null: those of the first image", minimum=1)
-    label_column: Optional[str] = setting(None, "labels; null: label, labels, fine_label or the only integer column")
-    random_crop: bool = setting(False, "training images: random place, size (8 to 100 %) and aspect ratio (ImageNet)")
+    channels: Optional[int] = setting(None, "1 (greyscale) or 3 (colour); null: as the first image", minimum=1)
+    label_column: Optional[str] = setting(None, "null: label, labels, fine_label or the only integer column")
+    random_crop: bool = setting(False, "random resized crops of training images: 8 to 100 % of the area (ImageNet)")
     resize: Optional[int] = setting(None, "shorter side before the crop (ImageNet: 256); null: image_size", minimum=4)
-    test_fraction: float = setting(0.2, "of each class, to test where no split does", minimum=0.001, maximum=0.9)
+    test_fraction: float = setting(0.2, "test share of each class without a test split", minimum=0.001, maximum=0.9)
 
     def validate(self) -> None:
         if self.channels not in (None, 1, 3):
-            raise SettingError("channels", self.channels, "images are grey or coloured", "use 1, 3 or null")
+            raise SettingError("channels", self.channels, "images are greyscale or colour", "use 1, 3 or null")
         if self.resize is not None and self.image_size is not None and self.resize < self.image_size:
-            problem = f"is smaller than the image_size={self.image_size} that is cut out of it"
+            problem = f"is smaller than the crop, image_size={self.image_size}"
             raise SettingError("resize", self.resize, problem, "use image_size or more, or null")
 
     def full_info(self, data_root: Path) -> DatasetInfo:
@@ -61,13 +62,13 @@ class CustomImages(ImageDatasetOptions, DecodingOptions):
             origin = train.encoded[0].origin
             raise DataError(f"{origin} is {first.size[0]}x{first.size[1]} pixels; set dataset.image_size")
         if len(train.class_names) < 2:
-            raise DataError(f"dataset.path={self.path} holds a single class ({train.class_names[0]}); add another")
+            raise DataError(f"dataset.path={self.path} has a single class ({train.class_names[0]}); add another")
         channels = self.channels or (1 if first.mode in GREY_MODES else 3)
         shape = ImageShape(channels, size, len(train.class_names))
         return DatasetInfo(shape, len(train), len(test))
 
     def read(self, data_root: Path) -> Splits[Images]:
-        """Training and test images, held in memory or decoded batch by batch."""
+        """Training and test images, decoded in memory or batch by batch."""
         splits, shape = self._encoded(data_root), self.full_info(data_root).shape
         assert isinstance(shape, ImageShape)
         framing = Framing(shape.size, self.resize or shape.size, self.random_crop)
@@ -79,8 +80,8 @@ class CustomImages(ImageDatasetOptions, DecodingOptions):
         return Splits(*(replace(split, channels=shape.channels, framing=framing, workers=workers) for split in splits))
 
     def _encoded(self, data_root: Path) -> tuple[EncodedImages, EncodedImages]:
-        """Training and test images as they are stored."""
-        folder = data_root / Path(self.path).expanduser()  # an absolute path stands for itself
+        """Training and test images as stored."""
+        folder = data_root / Path(self.path).expanduser()  # an absolute path replaces data_root
         if not folder.is_dir():
             problem = f"dataset.path={self.path}: {folder} is not a folder"
             raise DataError(f"{problem}. Give an absolute path or one below data_root.")
@@ -91,17 +92,17 @@ class CustomImages(ImageDatasetOptions, DecodingOptions):
 
 @dataclass
 class HubImages(CustomImages):
-    """A data set of the hub with a column of images and one of labels: dataset=hub dataset.path=owner/name.
+    """A data set of the hub with a column of images and a column of labels: dataset=hub dataset.path=owner/name.
 
-    A folder in the hub's layout, absolute or below data_root, is read without network. Runs are named by path, subset and
-    revision, not by what these hold.
+    A folder in the hub's layout, absolute or below data_root, is read without network access. Run names depend on path,
+    subset and revision, not on the content.
     """
 
-    path: str = setting(MISSING, "owner/name at the hub, or a folder in its layout")
-    subset: Optional[str] = setting(None, "configuration of a data set that has several; null: its default")
-    revision: Optional[str] = setting(None, "commit, branch or tag at the hub; null: the newest")
-    train_split: str = setting("train", "name of the split to train on")
-    test_split: Optional[str] = setting(None, "split to test on; null: test, validation, or test_fraction of train")
+    path: str = setting(MISSING, "owner/name on the hub, or a folder in its layout")
+    subset: Optional[str] = setting(None, "configuration of the data set; null: its default")
+    revision: Optional[str] = setting(None, "commit, branch or tag on the hub; null: the latest")
+    train_split: str = setting("train", "name of the training split")
+    test_split: Optional[str] = setting(None, "test split; null: test, validation, or test_fraction of train")
 
     def _encoded(self, data_root: Path) -> tuple[EncodedImages, EncodedImages]:
         folder = data_root / Path(self.path).expanduser()
@@ -122,7 +123,7 @@ class ImageNet(CustomImages):
     name: str = "imagenet"
     path: str = setting(
         "imagenet",
-        f"folder of train/ and val/ or of the hub's parquet files; or {HUB}, 150 GB that datasets gets when logged in",
+        f"folder of train/ and val/, or of the hub's parquet files; or {HUB}, a download of 150 GB that requires login",
     )
     image_size: Optional[int] = 224
     resize: Optional[int] = 256
@@ -147,16 +148,16 @@ class ImageNet(CustomImages):
             return read_hub_images(where, test_split="validation", label_column=self.label_column)
         if not folder.is_dir():
             put = "the class folders train/ and val/ of ILSVRC 2012 (image-net.org, registration needed)"
-            more = f" Or set dataset.path={HUB} to get it from the hub. dataset=image_folder takes any folder."
+            more = f" Or set dataset.path={HUB} to download it from the hub. dataset=image_folder reads any folder."
             raise missing("ImageNet", folder, put, more)
         return super()._encoded(data_root)
 
 
 @dataclass
 class ImageNetMini(ImageNet):
-    """Options of a proxy for ImageNet: 100 photographs of 100 classes in its layout, to try reading and training.
+    """Options of a proxy for ImageNet: 100 photographs of 100 classes in its layout, for trying the pipeline.
 
-    Its validation images are its training images again: accuracies mean nothing.
+    Its validation images are its training images, so accuracies are meaningless.
     """
 
     sizes = (100, 100, 100)
@@ -173,7 +174,7 @@ class ImageNetMini(ImageNet):
         root = unpack_to_cache(archive) if archive.is_file() and not (folder / "train").is_dir() else folder
         found = next((path for path in (root, root / "imagenet-mini") if (path / "train").is_dir()), None)
         if found is None:
-            raise missing(self.name, folder, "imagenet-mini.tar, or the folders train/ and val/ that it holds,")
+            raise missing(self.name, folder, "imagenet-mini.tar, or its folders train/ and val/,")
         return read_folders(found, self.test_fraction)
 
 
@@ -214,7 +215,7 @@ class Cifar(ImageDatasetOptions):
         else:
             put = f"{name}/train-*.parquet and test-*.parquet, {name}/train/CLASS/*.png and test/, or {name}/{OFFICIAL[name]},"
             remedy = missing(name, data_root, put, " dataset=digits needs no download.")
-            logger.info("reading the images of %s, of the cache of datasets or of the hub", where)
+            logger.info("reading the images of %s from the cache of datasets or from the hub", where)
             found = read_hub_images(where, str(remedy), test_split="test")
         return self._checked(Splits(*found), where)
 
@@ -230,20 +231,20 @@ class Cifar(ImageDatasetOptions):
         return Splits(*(Images(torch.from_numpy(split.data), torch.tensor(split.targets)) for split in found))
 
     def _checked(self, splits: Splits[Images], origin: Path | str) -> Splits[Images]:
-        """Refuse anything but the whole data set."""
+        """Reject an incomplete data set."""
         labels = torch.cat([splits.train.labels, splits.test.labels])
         found = len(splits.train), len(splits.test), len(labels.unique()), int(labels.max())
         expected = TRAIN_SAMPLES, TEST_SAMPLES, self.classes, self.classes - 1
-        what = "training and test images, different labels and as highest label"
+        what = "training images, test images, distinct labels and highest label"
         check_whole(self.name, origin, what, found, expected)
         return splits
 
 
 @dataclass
 class CifarSmall(Cifar):
-    """Options of CIFAR-10 at 16x16 pixels, the real images averaged over 2x2 pixels: a proxy with a quarter of the cost.
+    """Options of CIFAR-10 at 16x16 pixels, averaged over 2x2 pixels: a proxy with a quarter of the cost.
 
-    Two CPU cores can train on it to convergence; no paper uses it.
+    Training to convergence is feasible on two CPU cores; no paper uses it.
     """
 
     crop_padding: int = 2
@@ -269,7 +270,7 @@ def halve(pixels: Tensor) -> Tensor:
 
 @dataclass
 class Digits(ImageDatasetOptions):
-    """Options of the digits. Differs from CIFAR's recipe: no flips, since a mirrored digit is no digit."""
+    """Options of the digits. Differs from CIFAR's recipe: no flips, since mirrored digits are not digits."""
 
     name: str = "digits"
     mean: list[float] = setting([0.3060], "mean of each channel, pixels in [0, 1]")
@@ -285,7 +286,7 @@ class Digits(ImageDatasetOptions):
         return Splits(whole.subset(~held_out), whole.subset(held_out))
 
 
-@cache  # a text file, which takes half a second
+@cache  # parsing the text file takes half a second
 def _read_digits() -> Images:
     from sklearn.datasets import load_digits
 

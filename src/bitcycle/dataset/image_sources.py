@@ -1,4 +1,4 @@
-"""Labelled images as they are stored: class folders, and tables in the layout of the Hugging Face hub."""
+"""Stored labelled images: class folders, and tables in the layout of the Hugging Face hub."""
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
@@ -18,10 +18,10 @@ from bitcycle.errors import DataError
 
 @lru_cache(maxsize=4)
 def read_folders(folder: Path, test_fraction: float) -> tuple[EncodedImages, EncodedImages]:
-    """Training and test images of class folders, below train/ and test/ (or val/) or without these.
+    """Training and test images of class folders, below train/ and test/ (or val/) or directly in `folder`.
 
     Raises:
-        DataError: if there are none, or the splits have different classes.
+        DataError: if there are no images, or the splits have different classes.
     """
     train = _first_split(folder, ("train", "training"), None)
     test = train and _first_split(folder, ("test", "val", "valid", "validation", "testing"), train.class_names)
@@ -33,10 +33,10 @@ def _first_split(folder: Path, names: Sequence[str], class_names: tuple[str, ...
 
 
 def read_class_folders(folder: Path) -> EncodedImages:
-    """Images of a folder that has one sub-folder for each class, numbered in the order of names; torchvision lists them.
+    """Images of a folder with one subfolder per class; classes are numbered in the order of their names.
 
     Raises:
-        DataError: if there is no image.
+        DataError: if there are no images.
     """
     if (found := _class_folders(folder, None)) is None:
         raise DataError(
@@ -46,7 +46,7 @@ def read_class_folders(folder: Path) -> EncodedImages:
 
 
 def _class_folders(folder: Path, class_names: tuple[str, ...] | None) -> EncodedImages | None:
-    """The same with classes numbered as those of the training split; None if there is no image."""
+    """Images of class folders, numbered as in the training split; None if there are no images."""
     from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
     subs = sorted(folder.iterdir()) if folder.is_dir() else []
@@ -59,8 +59,8 @@ def _class_folders(folder: Path, class_names: tuple[str, ...] | None) -> Encoded
     classes = class_names or found
     if strangers := set(found) - set(classes):
         raise DataError(
-            f"{folder} has classes that the training split lacks: {', '.join(sorted(strangers))}. Name the class folders of both "
-            "splits alike, or remove these."
+            f"{folder} has classes that the training split lacks: {', '.join(sorted(strangers))}. Use the same class "
+            "folders in both splits, or remove these."
         )
     images = [EncodedImage(path, Path(path).read_bytes) for path, _ in samples]
     labels = torch.tensor([classes.index(names[number]) for _, number in samples])
@@ -68,8 +68,8 @@ def _class_folders(folder: Path, class_names: tuple[str, ...] | None) -> Encoded
 
 
 REMEDY = (
-    "Check dataset.path, dataset.subset, the names of splits and network, log in for gated data, or give a folder in the hub's"
-    " layout."
+    "Check dataset.path, dataset.subset, the split names and the network, log in for gated data, or give a folder in"
+    " the hub's layout."
 )
 
 
@@ -84,7 +84,7 @@ def read_hub_images(
     label_column: str | None = None,
     test_fraction: float = 0.2,
 ) -> tuple[EncodedImages, EncodedImages]:
-    """Training and test images of a folder in the hub's layout, or of a data set there; arguments as the options of `HubImages`.
+    """Training and test images of a data set of the hub or of a folder in its layout; arguments as in `HubImages`.
 
     Raises:
         DataError: if they cannot be loaded, or lack a split, images or labels.
@@ -98,15 +98,16 @@ def read_hub_images(
 
 
 def read_table(split: Any, origin: str, label_column: str | None = None) -> EncodedImages:
-    """The images of a split that `datasets` has loaded: a column of images (`bytes`, or the `path` of a file) and one of labels.
+    """Images of a split loaded by `datasets`, with a column of images (`bytes`, or the `path` of a file) and one of
+    labels.
 
     Args:
-        split: with its table and its features, which may name the classes.
-        origin: where it comes from, for messages.
+        split: the split; its features may name the classes.
+        origin: source of the split, for messages.
         label_column: the column of labels; None means label, labels, fine_label or the only integer column.
 
     Raises:
-        DataError: if it has no such columns, or several that could be the labels.
+        DataError: if there are no such columns, or several candidates for the labels.
     """
     table = split.data.table
     structs = (field for field in table.schema if types.is_struct(field.type))
@@ -122,7 +123,7 @@ def read_table(split: Any, origin: str, label_column: str | None = None) -> Enco
 
 
 def _label_column(schema: Any, wanted: str | None, origin: str) -> str:
-    """The column of labels: the wanted one, one that is called so, or the only integer column."""
+    """Name of the column of labels: the wanted one, one with a common name, or the only integer column."""
     integers = [field.name for field in schema if types.is_integer(field.type)]
     usual = [name for name in ([wanted] if wanted else ["label", "labels", "fine_label"]) if name in integers]
     found: list[str] = usual or ([] if wanted else integers)
@@ -134,21 +135,21 @@ def _label_column(schema: Any, wanted: str | None, origin: str) -> str:
 
 def _labels(column: Any, name: str, origin: str) -> Tensor:
     if column.null_count or not len(column):
-        raise DataError(f"column {name} of {origin} lacks {column.null_count or 'all'} labels; remove these rows")
+        raise DataError(f"column {name} of {origin} lacks {column.null_count or 'all'} labels; remove those rows")
     labels = torch.from_numpy(column.to_numpy().astype(np.int64))
     if int(labels.min()) < 0:
-        problem = f"{int((labels < 0).sum())} negative labels, which often stand for images without one"
-        raise DataError(f"column {name} of {origin} has {problem}; remove these rows, or set dataset.label_column")
+        problem = f"{int((labels < 0).sum())} negative labels, which often denote unlabelled images"
+        raise DataError(f"column {name} of {origin} has {problem}; remove those rows, or set dataset.label_column")
     return labels
 
 
 def both_splits(
     train: EncodedImages, test: EncodedImages | None, test_fraction: float, origin: object
 ) -> tuple[EncodedImages, EncodedImages]:
-    """Training and test images, the latter held out where there is no test split.
+    """Training and test images; if there is no test split, test images are held out of the training images.
 
     Raises:
-        DataError: where the test split has classes that the training split lacks.
+        DataError: if the test split has classes that the training split lacks.
     """
     if test is None:
         held_out = hold_out(train.labels, test_fraction)
@@ -160,7 +161,7 @@ def both_splits(
 
 
 def hold_out(labels: Tensor, fraction: float) -> Tensor:
-    """A mask of the samples held out for testing: a share of each class, at least one; the same for every run.
+    """Mask of the samples held out for testing: a fraction of each class, at least one; fixed for all runs.
 
     Raises:
         DataError: for a class with fewer than two samples.
@@ -168,6 +169,6 @@ def hold_out(labels: Tensor, fraction: float) -> Tensor:
     sizes = dict(zip(*(column.tolist() for column in labels.unique(return_counts=True))))
     for label, size in sizes.items():
         if size < 2:
-            raise DataError(f"class {label} has a single image: add another, or a test split")
+            raise DataError(f"class {label} has a single image; add another, or a test split")
     counts = {label: max(1, round(fraction * size)) for label, size in sizes.items()}
     return draw_of_classes(labels, counts, torch.Generator().manual_seed(0))

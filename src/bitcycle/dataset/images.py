@@ -1,4 +1,4 @@
-"""Labelled images of one size: decoded once and held in memory, or decoded batch by batch where they would not fit."""
+"""Labelled images of equal size: decoded once in memory, or batch by batch if they do not fit."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ from bitcycle.randomness import derive
 from bitcycle.settings import setting
 
 CHUNK = 500
-"""Images that one thread decodes at a time; single ones would cost more to hand out than to decode."""
+"""Images per task of a decoding thread; for single images the overhead would exceed the decoding time."""
 WORTH_KEEPING = 10_000
-"""Images from which decoding takes seconds, and looking them up in the user's cache does not."""
+"""Minimum number of images whose decoded pixels are cached; below, decoding takes less than seconds."""
 MOST_BYTES = 2**29
-"""Bytes of pixels up to which they are kept there: CIFAR's 154 MB, not ImageNet's 193 GB."""
+"""Maximum bytes of cached pixels: CIFAR has 154 MB, ImageNet 193 GB."""
 SMALL = 64
-"""Pixels up to which one thread decodes faster than several."""
+"""Image size in pixels up to which one thread decodes faster than several."""
 GREY_MODES = ("1", "L", "LA", "I", "I;16", "I;16B", "I;16L")
-"""Pillow's modes of grey images; those that begin with I have 16 bits."""
+"""Pillow's modes of greyscale images; those that begin with I have 16 bits."""
 
 
 class EncodedImage(NamedTuple):
-    """One image as its file's bytes or path, with the name to show in errors."""
+    """An image as the bytes or path of its file, with a name for error messages."""
 
     origin: str
     read: Callable[[], bytes]
 
 
 class Framing(NamedTuple):
-    """How an image of any size becomes `size` x `size` pixels.
+    """Transformation of an image of any size to `size` x `size` pixels.
 
-    The shorter side is scaled to `resize` before the centre is cut out (ImageNet: 256 for 224). With `random_crop`, training
-    images are cut out at random places, sizes and aspect ratios instead.
+    The shorter side is scaled to `resize` before a centre crop (ImageNet: 256 for 224). With `random_crop`, training
+    images are random resized crops instead.
     """
 
     size: int
@@ -62,7 +62,7 @@ class Framing(NamedTuple):
 
 
 class IndexBatch(NamedTuple):
-    """Which samples are in a batch, and what their random crops depend on beside their index; None: none is random."""
+    """Sample indices of a batch, and a key for their random crops; None means centre crops."""
 
     indices: Tensor
     crop_seed: int | None = None
@@ -70,11 +70,11 @@ class IndexBatch(NamedTuple):
 
 @dataclass
 class DecodingOptions(DatasetOptions):
-    """Options of data sets whose decoded images may be more than memory holds."""
+    """Options of data sets whose decoded images may exceed memory."""
 
-    memory_gib: float = setting(4.0, "images up to this size are held in memory", minimum=0, affects_result=False)
+    memory_gib: float = setting(4.0, "maximum size of decoded images kept in memory", minimum=0, affects_result=False)
     workers: int = setting(
-        min(16, os.cpu_count() or 1), "processes that decode what is not in memory", minimum=0, affects_result=False
+        min(16, os.cpu_count() or 1), "processes that decode images not kept in memory", minimum=0, affects_result=False
     )
 
 
@@ -94,15 +94,15 @@ class Images:
         return len(self.labels)
 
     def subset(self, chosen: Tensor) -> Images:
-        """The images of indices, or of a mask."""
+        """Images selected by indices or by a mask."""
         return Images(self.pixels[chosen], self.labels[chosen])
 
     def decoded(self) -> Images:
-        """The same images, ready for batches."""
+        """These images, decoded if possible."""
         return self
 
     def to(self, device: torch.device) -> Images:
-        """The same images on a device, where batches are then made."""
+        """These images on a device, where batches are then made."""
         return Images(self.pixels.to(device), self.labels.to(device))
 
     def batches(self, index_batches: Iterable[IndexBatch]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -114,14 +114,13 @@ class Images:
 
 @dataclass(eq=False)
 class EncodedImages(Images):
-    """Labelled images that are decoded once, after a part of them may have been chosen, or when a batch asks for them.
+    """Labelled encoded images, decoded once (possibly after selecting a subset) or per batch.
 
     Args:
-        encoded, labels, class_names: the images, and what labels 0, 1, ... stand for.
-        channels: 1 or 3.
-        framing: how an image becomes `size` x `size` pixels.
-        workers: processes that decode batches ahead, for all that train on this machine together; 0: this one does; None: all
-            images are decoded at once, and held in memory.
+        encoded, labels, class_names: images, their labels, and the names of classes 0, 1, ... channels: 1 or 3.
+            framing: transformation to `size` x `size` pixels. workers: processes on this machine that decode batches
+            ahead, over all training processes; 0 decodes in the training process; None decodes all images once and
+            keeps them in memory.
     """
 
     encoded: Sequence[EncodedImage]
@@ -136,25 +135,25 @@ class EncodedImages(Images):
         return replace(self, encoded=[self.encoded[index] for index in indices], labels=self.labels[chosen])
 
     def decoded(self) -> Images:
-        """The images, which are decoded once on a machine if that takes seconds, not once in each of hundreds of runs."""
+        """The decoded images; if decoding takes seconds, they are cached for other runs on this machine."""
         if self.workers is not None:
             return self
         decode = partial(decode_all, self.encoded, self.channels, self.framing)
         if len(self) < WORTH_KEEPING or len(self) * self.framing.size**2 * self.channels > MOST_BYTES:
             return Images(decode(), self.labels)
-        digest = hashlib.sha256(PIL.__version__.encode())  # of all that decoding depends on
+        digest = hashlib.sha256(PIL.__version__.encode())  # digest of all inputs of decoding
         options = repr((self.channels, self.framing)).encode()
         try:
             for part in itertools.chain([options], (image.read() for image in self.encoded)):
                 digest.update(len(part).to_bytes(8, "little") + part)
         except OSError:
-            return Images(decode(), self.labels)  # which names the image that cannot be read
+            return Images(decode(), self.labels)  # raises an error that names the unreadable image
         name = f"pixels-{digest.hexdigest()[:32]}.npy"
         pixels = kept(name, decode, lambda file: torch.from_numpy(np.load(file)), lambda file, x: np.save(file, x))
         return Images(pixels, self.labels)
 
     def to(self, device: torch.device) -> EncodedImages:
-        return self  # batches are moved one by one
+        return self  # batches are moved individually
 
     def batches(self, index_batches: Iterable[IndexBatch]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         crops = self.framing.random_crop
@@ -183,30 +182,30 @@ def load_batches(
     workers: int,
     collate: Callable[[list[Any]], Any] | None = None,
 ) -> Iterator[Any]:
-    """A batch of `item(key)` for each list of keys, made by so many processes that read ahead.
+    """Yield a batch of `item(key)` for each list of keys, prefetched by `workers` processes.
 
     Raises:
-        DataError: of an item, whichever process finds it.
+        DataError: raised by an item in any process.
     """
     options: dict[str, Any] = {"num_workers": workers, "collate_fn": collate, "worker_init_fn": _leave_process_group}
     try:
         yield from DataLoader(_Items(item), batch_sampler=keys, **options)
-    except DataError as error:  # of a worker, with the worker's traceback in its text
+    except DataError as error:  # from a worker, with the worker's traceback in its message
         raise DataError(str(error).strip().rsplit("DataError: ", 1)[-1]) from error
 
 
 def _leave_process_group(worker: int) -> None:
-    """Ctrl-C and `timeout` signal a whole group; the parent stops its workers itself, when its checkpoint is saved."""
+    """Leave the process group, which Ctrl-C and `timeout` signal: the parent stops workers after its checkpoint."""
     if hasattr(os, "setpgrp"):
         os.setpgrp()
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # SLURM's warning, which may go to every process of a job
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # SLURM's warning, sent to every process of a job
 
 
 def open_image(image: EncodedImage) -> Image.Image:
-    """The decoded image.
+    """Decode an image.
 
     Raises:
-        DataError: if it cannot be read, naming it.
+        DataError: naming the image, if it cannot be read.
     """
     try:
         picture = Image.open(io.BytesIO(image.read()))
@@ -220,7 +219,7 @@ def open_image(image: EncodedImage) -> Image.Image:
 def decode(
     image: EncodedImage, channels: int, framing: Framing, generator: random.Random | None = None
 ) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """An image as uint8 [size, size, channels], framed at random with a generator, at the centre without one."""
+    """An image as uint8 [size, size, channels]: a random crop with a generator, a centre crop without."""
     picture = _as_bytes(open_image(image), channels, image.origin)
     size = (framing.size, framing.size)
     if generator and (box := random_box(*picture.size, generator)):
@@ -232,22 +231,22 @@ def decode(
 
 
 def _as_bytes(picture: Image.Image, channels: int, origin: str) -> Image.Image:
-    """The picture with 8 bits for each of 1 or 3 channels."""
+    """Convert a picture to 1 or 3 channels of 8 bits."""
     is_grey = picture.mode in GREY_MODES
-    if picture.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255
+    if picture.mode.startswith("I"):  # 16 bits, which Pillow would clip at 255
         values = np.asarray(picture).astype(np.int64)
         picture = Image.fromarray((values.clip(0, 65535) // 257).astype(np.uint8))
     elif picture.mode == "F":
-        raise DataError(f"the image {origin} has floating-point pixels, whose range is not known; convert it to 8 bits")
+        raise DataError(f"the image {origin} has floating-point pixels of unknown range; convert it to 8 bits")
     if channels == 1 and not is_grey:
-        raise DataError(f"the image {origin} is coloured, while the first one is grey; set dataset.channels=3")
+        raise DataError(f"the image {origin} is in colour, but the first image is greyscale; set dataset.channels=3")
     return picture.convert("L" if channels == 1 else "RGB")
 
 
 def random_box(width: int, height: int, generator: random.Random) -> tuple[int, int, int, int] | None:
     """A box of 8 % to 100 % of the area and an aspect ratio of 3/4 to 4/3: left, top, right, bottom in pixels.
 
-    The distribution of torchvision's RandomResizedCrop; None where ten tries find no box that fits.
+    The distribution of torchvision's RandomResizedCrop; None if ten attempts find no box that fits.
     """
     for _ in range(10):
         area = width * height * generator.uniform(0.08, 1)
@@ -260,10 +259,10 @@ def random_box(width: int, height: int, generator: random.Random) -> tuple[int, 
 
 
 def decode_all(encoded: Sequence[EncodedImage], channels: int, framing: Framing) -> Tensor:
-    """All images as uint8 [N, size, size, channels], decoded by several threads; says in the log how far it is."""
+    """Decode all images to uint8 [N, size, size, channels] with several threads; logs the progress."""
     size, reported = framing.size, time.monotonic()
     pixels = np.empty((len(encoded), size, size, channels), dtype=np.uint8)
-    workers = 1 if size <= SMALL else None  # threads get in each other's way where an image takes microseconds
+    workers = 1 if size <= SMALL else None  # threads contend if an image takes microseconds
     with ThreadPool(workers) as pool:
         for index, image in enumerate(pool.imap(lambda image: decode(image, channels, framing), encoded, CHUNK)):
             pixels[index] = image

@@ -1,10 +1,10 @@
-"""Who has chosen what: the items of each user in the order of time, without the last one, which tests.
+"""Interactions of users with items: each user's items in chronological order, the last one held out for testing.
 
-MovieLens, and ratings of your own: which user has rated which film, whatever the rating. 20M: 20,000,263 ratings of 26,744
-films by 138,493 users, the official ml-20m/ratings.csv (files.grouplens.org). 100K: 100,000 ratings of 1,682 films by 943
-users, a proxy whose numbers say nothing of the other's. Harper and Konstan 2015. Both may be used for research and come from
-GroupLens alone. Users and items are numbered in the order of their identifiers; ratings of one second stay in the order of the
-file.
+MovieLens and user-defined ratings: an interaction is a rating of a film by a user, whatever its value. 20M: 20,000,263
+ratings of 26,744 films by 138,493 users, the official ml-20m/ratings.csv (files.grouplens.org). 100K: 100,000 ratings
+of 1,682 films by 943 users, a proxy whose results are not comparable. Harper and Konstan 2015. Both are for research
+use and available from GroupLens only. Users and items are numbered in the order of their identifiers; ratings with
+equal timestamps keep the order of the file.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ COLUMNS = ("userId", "movieId", "rating", "timestamp")
 
 
 class Release(NamedTuple):
-    """One official data set: its sizes, the MD5 checksum of its archive, and where it may lie (first the archive's own place)."""
+    """An official data set: sizes, MD5 checksum of the archive, and possible locations (first that of the archive)."""
 
     users: int
     items: int
@@ -54,7 +54,7 @@ SOURCE = "https://files.grouplens.org/datasets/movielens"
 
 
 class Interactions(NamedTuple):
-    """Pairs [P] of user and item, sorted by user and within a user by time, each pair once, numbered from 0."""
+    """Distinct pairs [P] of user and item, numbered from 0, sorted by user and then by time."""
 
     users: Tensor
     items: Tensor
@@ -62,7 +62,7 @@ class Interactions(NamedTuple):
 
 
 class HeldOut(NamedTuple):
-    """For each of U users one item to be found among negatives [U, K] int32: items that the user never chose; -1: no more."""
+    """A held-out item for each of U users, and negatives [U, K] int32, which the user never chose; -1 for padding."""
 
     users: Tensor
     items: Tensor
@@ -71,10 +71,10 @@ class HeldOut(NamedTuple):
 
 @dataclass
 class InteractionOptions(DatasetOptions):
-    """Options that every data set of users and items has. Training samples are interactions, test samples users."""
+    """Options of all data sets of users and items. Training samples are interactions, test samples are users."""
 
     evaluation_negatives: int = setting(
-        999, "items among which the held-out one is to be found (partial table 1: MLPerf 0.5)", minimum=1
+        999, "negatives ranked with the held-out item (partial table 1: MLPerf 0.5)", minimum=1
     )
 
     def info(self, data_root: Path) -> DatasetInfo:
@@ -83,14 +83,14 @@ class InteractionOptions(DatasetOptions):
         return self.limited(full._replace(train_samples=full.train_samples - held_out))
 
     def load(self, data_root: Path, seed: int) -> Splits[Any]:
-        """`Interactions` to train on, and `HeldOut` items; negatives are the same for every run.
+        """Training `Interactions` and `HeldOut` items; negatives are fixed for all runs.
 
-        Of each user the last interaction tests; with `validation` the one before validates for that share of the users, whom
-        `seed` chooses.
+        The last interaction of each user is for testing. With `validation`, the one before it is for validation, for
+        that fraction of users, selected by `seed`.
         """
         everything = self.read(data_root)
         users = everything.shape.users
-        last = everything.users.diff(append=torch.tensor([-1])) != 0  # of each user: they are sorted
+        last = everything.users.diff(append=torch.tensor([-1])) != 0  # last interaction of each user
         tested, count = last.nonzero().flatten(), validation_size(users, self.validation)
         validating = (tested[permutation(users, derive(seed, "validation"))[:count]] - 1).sort().values
         kept = ~last
@@ -109,7 +109,7 @@ class InteractionOptions(DatasetOptions):
 
 
 def unchosen_items(interactions: Interactions, users: Tensor, count: int, seed: int) -> Tensor:
-    """[U, count] different items that each of `users` never chose, at random; -1 where there are fewer."""
+    """Draw [U, count] distinct items that each of `users` never chose; -1 if there are fewer."""
     starts = torch.searchsorted(interactions.users, torch.arange(interactions.shape.users + 1)).tolist()
     items, total = interactions.items.numpy(), interactions.shape.items
     found = np.full((len(users), count), -1, dtype=np.int32)
@@ -118,7 +118,8 @@ def unchosen_items(interactions: Interactions, users: Tensor, count: int, seed: 
         generator = np.random.default_rng([seed, user])
         free = total - len(chosen)
         ranks = generator.choice(free, min(count, free), replace=False, shuffle=False)
-        # The r-th free item is r plus the chosen ones before it, of which the k-th (from 0) has chosen[k] - k free ones before.
+        # The r-th free item is r plus the number of chosen items before it; the k-th chosen one follows chosen[k] - k
+        # free.
         found[row, : len(ranks)] = ranks + np.searchsorted(chosen - np.arange(len(chosen)), ranks, side="right")
     return torch.from_numpy(found)
 
@@ -129,7 +130,7 @@ class MovieLens(InteractionOptions):
 
     @property
     def release(self) -> Release:
-        """Which of the official data sets."""
+        """The official data set."""
         return RELEASES[self.name]
 
     def full_info(self, data_root: Path) -> DatasetInfo:
@@ -153,10 +154,10 @@ class MovieLens(InteractionOptions):
 
 @dataclass
 class Ratings(InteractionOptions):
-    """Options of ratings of your own: a file with the header userId,movieId,rating,timestamp."""
+    """Options of user-defined ratings: a file with the header userId,movieId,rating,timestamp."""
 
     name: str = "ratings"
-    path: str = setting(MISSING, "the file, absolute or below data_root; .gz is unpacked")
+    path: str = setting(MISSING, "file, absolute or below data_root; may be compressed (.gz)")
 
     def full_info(self, data_root: Path) -> DatasetInfo:
         found = self.read(data_root)
@@ -170,7 +171,7 @@ class Ratings(InteractionOptions):
 
 
 def read_ratings(file: Path) -> Interactions:
-    """Interactions of a file of ratings: comma-separated with the header of ml-20m, or tab-separated without (u.data).
+    """Read a file of ratings: comma-separated with the header of ml-20m, or tab-separated without header (u.data).
 
     Raises:
         DataError: if it cannot be read.
@@ -181,9 +182,9 @@ def read_ratings(file: Path) -> Interactions:
     try:
         table = pandas.read_csv(file, engine="pyarrow", **layout)[[COLUMNS[0], COLUMNS[1], COLUMNS[3]]]
     except UNREADABLE as error:
-        remedy = f"Fetch it again; its columns are {', '.join(COLUMNS)}."
+        remedy = f"Download it again; its columns are {', '.join(COLUMNS)}."
         raise DataError(f"cannot read {file}: {error}. {remedy}") from error
     (user_ids, users), (item_ids, items) = (np.unique(table[name], return_inverse=True) for name in COLUMNS[:2])
-    order = np.lexsort((table[COLUMNS[3]], users))  # stable: what happened in one second stays in the order of the file
+    order = np.lexsort((table[COLUMNS[3]], users))  # stable: equal timestamps keep the order of the file
     shape = InteractionShape(len(user_ids), len(item_ids))
     return Interactions(torch.from_numpy(users[order]), torch.from_numpy(items[order]), shape)

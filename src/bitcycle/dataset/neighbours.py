@@ -1,11 +1,11 @@
-"""Neighbour sampling: the part of a graph that the nodes of a batch see when each layer takes so many neighbours of each node.
+"""Neighbour sampling: the subgraph of a batch of nodes if each layer samples a given number of neighbours per node.
 
-Of each node's edges a layer takes min(degree, k), any such set being equally likely (Floyd's algorithm, for all nodes at once).
-Which ones is a hash of (key, layer, node, draw), so a step's sample follows from its number alone, and a resumed run draws what
-the undisturbed run drew, with any number of threads, with or without dgl.
+A layer samples min(degree, k) edges of each node without replacement, uniformly (Floyd's algorithm, vectorised over
+nodes). Samples are hashes of (key, layer, node, draw) and depend only on the step, so a resumed run draws the same
+samples as an uninterrupted one, with any number of threads, with or without dgl.
 
-Source: Hamilton et al. 2017, section 3.2; Better Schedules, section 4.3 (32 neighbours); the released code uses dgl's
-NeighborSampler, which draws without replacement, too, and is here the other choice. Floyd: Bentley and Floyd 1987, algorithm F2.
+Source: Hamilton et al. 2017, section 3.2; Better Schedules, section 4.3 (32 neighbours). The released code uses dgl's
+NeighborSampler, also without replacement, which is the alternative here. Floyd: Bentley and Floyd 1987, algorithm F2.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,8 @@ from bitcycle.randomness import derive, hash_bits, int32_key
 
 
 class Neighbourhood(NamedTuple):
-    """A sampled part of a graph: the nodes whose features it reads, int64 [sources of layer one], and each layer's edges."""
+    """A sampled subgraph: the nodes whose features it reads, int64 [sources of the first layer], and edges of each
+    layer."""
 
     nodes: Tensor
     edges: tuple[Edges, ...]
@@ -30,8 +31,8 @@ class NeighbourSampler:
     """Samples neighbourhoods of a graph.
 
     Args:
-        edges: of the whole graph, on the device where samples are made.
-        neighbours: how many each layer takes of each node, that of the input first.
+        edges: edges of the whole graph, on the device used for sampling.
+        neighbours: number of sampled neighbours per node in each layer, from the input on.
     """
 
     def __init__(self, edges: Edges, neighbours: Sequence[int]) -> None:
@@ -50,7 +51,7 @@ class NeighbourSampler:
         return Neighbourhood(nodes, tuple(reversed(layers)))
 
     def _layer(self, nodes: Tensor, count: int, key: int) -> tuple[Tensor, Edges]:
-        """Sources, which begin with `nodes`, and edges of one layer, numbered by their places among sources and nodes."""
+        """Sources (starting with `nodes`) and edges of one layer, numbered by position among sources and nodes."""
         starts = self.offsets[nodes]
         degrees = self.offsets[nodes + 1] - starts
         chosen = choose(degrees, nodes, count, key)
@@ -68,13 +69,13 @@ class NeighbourSampler:
 
 
 class DglSampler:
-    """The same by dgl's NeighborSampler, whose generator is seeded by the key of each sample: `dataset.sampler=dgl`.
+    """Sampling by dgl's NeighborSampler, with its generator seeded by the key of each sample: `dataset.sampler=dgl`.
 
-    A resumed run draws what the undisturbed run drew, if dgl has as many threads. Differs from `NeighbourSampler` in which
-    neighbours are drawn, not in how many or how likely each is. Arguments and `sample` as there, on a CPU.
+    A resumed run draws the same samples as an uninterrupted one if dgl has the same number of threads. The distribution
+    is that of `NeighbourSampler`, the samples differ. Arguments and `sample` as there, on a CPU.
 
     Raises:
-        RunError: if dgl is not installed; it ends with Python 3.11.
+        RunError: if dgl is not installed; it supports Python up to 3.11.
     """
 
     def __init__(self, edges: Edges, neighbours: Sequence[int]) -> None:
@@ -83,7 +84,7 @@ class DglSampler:
         self.graph = self.dgl.graph(("csc", csc), num_nodes=edges.destinations)
         self.sampler = self.dgl.dataloading.NeighborSampler(
             list(neighbours), fused=False
-        )  # fused: in an order of threads
+        )  # fused sampling depends on the order of threads
 
     def sample(self, seeds: Tensor, *key: int | str) -> Neighbourhood:
         """The neighbourhood of distinct nodes `seeds`, int64 [N], drawn by `key`."""
@@ -93,18 +94,18 @@ class DglSampler:
 
 
 def edges_of(graph: Any) -> Edges:
-    """The edges of a graph or block of dgl, for the layers and networks of this package."""
+    """Edges of a dgl graph or block, for the layers and networks of this package."""
     offsets, sources, _ = graph.adj_tensors("csc")
     return Edges(offsets.int(), sources.int())
 
 
 SAMPLERS: dict[str, type[NeighbourSampler] | type[DglSampler]] = {"hashed": NeighbourSampler, "dgl": DglSampler}
-"""`dataset.sampler` -> what samples."""
+"""`dataset.sampler` -> sampler class."""
 
 
 def choose(degrees: Tensor, nodes: Tensor, count: int, key: int) -> Tensor:
-    """Which of its edges each node takes, int64 [N, count]: `count` distinct ones below its degree, or, of a node that has no
-    more, all of them (0, 1, ...; places from its degree on mean nothing).
+    """Indices of the sampled edges of each node, int64 [N, count]: `count` distinct numbers below its degree, or 0, 1,
+    ... if the degree is at most `count` (entries from the degree on are undefined).
 
     >>> choose(torch.tensor([2, 9]), torch.tensor([0, 1]), 3, key=7)[0].tolist()
     [0, 1, 2]

@@ -1,8 +1,9 @@
-"""Does one sentence follow from the other? XNLI, SICK, and pairs of your own, one sequence of tokens for each pair.
+"""Textual entailment: XNLI, SICK and user-defined sentence pairs, each pair as one sequence of tokens.
 
 XNLI: 392,702 training pairs (MultiNLI, translated), 2,490 validation and 5,010 test pairs in each of 15 languages; Conneau et al.
-2018. Looked for as the hub's `facebook/xnli`, a folder with parquet files for each language; else `datasets` gets it from there.
-SICK: 4,439 + 495 + 4,906 English pairs; Marelli et al. 2014. A small proxy for XNLI; its numbers say nothing of XNLI's.
+2018. Searched in the layout of the hub's `facebook/xnli`, a folder of parquet files per language; otherwise downloaded
+from there. SICK: 4,439 + 495 + 4,906 English pairs; Marelli et al. 2014. A small proxy for XNLI; results are not
+comparable.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ HUB = "facebook/xnli"
 
 
 class TokenPairs(NamedTuple):
-    """Sentence pairs as `[CLS] premise [SEP] hypothesis [SEP]` and padding, of the same length each.
+    """Sentence pairs as `[CLS] premise [SEP] hypothesis [SEP]`, padded to equal length.
 
-    Token numbers [N, T] int32, 0 for padding; segments [N, T] uint8, 1 for the hypothesis and the [SEP] after it; how many
-    tokens are no padding [N]; labels [N].
+    Token ids [N, T] int32, 0 for padding; segment ids [N, T] uint8, 1 for the hypothesis and its [SEP]; number of
+    tokens without padding [N]; labels [N].
     """
 
     ids: Tensor
@@ -46,34 +47,34 @@ class TokenPairs(NamedTuple):
 
 @dataclass
 class SentencePairOptions(DatasetOptions):
-    """Options that every data set of sentence pairs has."""
+    """Options of all data sets of sentence pairs."""
 
     has_validation = True
     sizes: ClassVar[Optional[tuple[int, int]]] = None
-    """Pairs of the official training and test split; None: as many as are there."""
+    """Number of pairs of the official training and test split; None: not fixed."""
 
-    length: int = setting(128, "tokens of a pair, cut or padded (Better Schedules' code: 128)", minimum=8)
+    length: int = setting(128, "tokens per pair, truncated or padded (Better Schedules' code: 128)", minimum=8)
     tokenizer: Optional[str] = setting(
-        None, "folder of a tokenizer.json or vocab.txt, absolute or below data_root; null: trained on the sentences"
+        None, "folder of tokenizer.json or vocab.txt, absolute or below data_root; null: train on the sentences"
     )
-    vocabulary: int = setting(8000, "numbers of tokens that the network has embeddings for, at most", minimum=100)
-    lowercase: bool = setting(False, "a tokenizer that is trained, or read from vocab.txt, ignores case and accents")
+    vocabulary: int = setting(8000, "token embeddings of the network: maximum size of the vocabulary", minimum=100)
+    lowercase: bool = setting(False, "ignore case and accents, for a tokenizer that is trained or read from vocab.txt")
 
     def full_sizes(self, data_root: Path) -> tuple[int, int]:
-        """Pairs of the whole training and test split."""
+        """Number of pairs of the whole training and test split."""
         train, test = self.sizes or (self.table(data_root, split)[0].num_rows for split in ("train", "test"))
         return train, test
 
     def table(self, data_root: Path, split: str) -> tuple[Any, object]:
-        """A split as `datasets` loads it, with the columns premise, hypothesis and label; and where it lies.
+        """A split loaded by `datasets`, with the columns premise, hypothesis and label, and its location.
 
         Raises:
-            DataError: if the data are missing, cannot be read, or lack the split.
+            DataError: if the data are missing, unreadable, or lack the split.
         """
         raise NotImplementedError
 
     def read_split(self, data_root: Path, split: str) -> list[tuple[str, str, int]]:
-        """All pairs of a split: premise, hypothesis and the number of the class.
+        """All pairs of a split: premise, hypothesis and class number.
 
         Raises:
             DataError: if there is no such split, or it lacks a column or a value.
@@ -89,7 +90,7 @@ class SentencePairOptions(DatasetOptions):
         return DatasetInfo(shape, *self.full_sizes(data_root))
 
     def load(self, data_root: Path, seed: int) -> dict[str, TokenPairs]:
-        """The splits that are used, as tokens: train, test, and unless switched off validation."""
+        """The splits to use, as tokens: train, test, and validation unless switched off."""
         used = [split for split in SPLITS if split != "validation" or self.validation != 0]
         pairs = {split: self.read_split(data_root, split) for split in used}
         found = len(pairs["train"]), len(pairs["test"])
@@ -114,7 +115,7 @@ class SentencePairOptions(DatasetOptions):
 
 @dataclass
 class Xnli(SentencePairOptions):
-    """Options of XNLI. Tokens are those of multilingual BERT, 119,547, whose files have to be there."""
+    """Options of XNLI. The tokenizer is that of multilingual BERT (119,547 tokens), whose files are required."""
 
     sizes = (392_702, 5_010)
 
@@ -135,10 +136,10 @@ class Xnli(SentencePairOptions):
 
 @dataclass
 class SentencePairFolder(SentencePairOptions):
-    """Options of sentence pairs of your own: a folder with train-*.parquet, validation-*.parquet and test-*.parquet."""
+    """Options of user-defined sentence pairs: a folder of train-*.parquet, validation-*.parquet and test-*.parquet."""
 
     more: ClassVar[str] = ""
-    """How to get them, for the error that says that they are missing."""
+    """How to obtain the data, for the error message if they are missing."""
 
     name: str = "sentence_pairs"
     path: str = setting(MISSING, "the folder with the parquet files, absolute or below data_root")
@@ -154,7 +155,7 @@ class SentencePairFolder(SentencePairOptions):
 
 @dataclass
 class Sick(SentencePairFolder):
-    """Options of SICK. With its own vocabulary the longest pair has 61 tokens."""
+    """Options of SICK. With a vocabulary trained on it, the longest pair has 61 tokens."""
 
     sizes = (4_439, 4_906)
     more = (

@@ -1,10 +1,10 @@
-"""Recordings of speech with transcripts: features, an alphabet of characters, three splits; your own lists, and spoken digits.
+"""Speech with transcripts: features, an alphabet of characters, three splits; user-defined manifests and spoken digits.
 
-Free Spoken Digit Dataset: the ten digits said by six people, single words at 8 kHz. A small proxy for read speech (WSJ). Each
-digit is recorded 50 times by each person. Official split: recordings 0 to 4 test, 5 to 49 train. Here 5 to 44 are used for
-training, 2,400 recordings; of these, 5 to 9 of each digit and person, 300 recordings, are the validation split, which leaves
-2,100. Licence: CC BY-SA 4.0. Looked for below `data_root/fsdd` as a parquet file (columns audio with `bytes`, transcript,
-digit, speaker, index) or as the project's own folder `recordings/DIGIT_PERSON_INDEX.wav`; else it is downloaded.
+Free Spoken Digit Dataset: the ten digits spoken by six people as single words at 8 kHz. A small proxy for read speech
+(WSJ). Each person recorded each digit 50 times. Official split: recordings 0 to 4 test, 5 to 49 train. Here 5 to 9 of
+each digit and person (300 recordings) are the validation split and 10 to 44 (2,100 recordings) the training split.
+Licence: CC BY-SA 4.0. Searched below `data_root/fsdd` as a parquet file (columns audio with `bytes`, transcript, digit,
+speaker, index) or as the project's folder `recordings/DIGIT_PERSON_INDEX.wav`; otherwise downloaded.
 """
 
 import io
@@ -31,79 +31,79 @@ MANIFEST = "a CSV file with the header audio,transcript, or lines of JSON with t
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 SPEAKERS = 6
 TRAIN, TEST, VALIDATION = range(10, 45), range(5), range(5, 10)
-"""Indices of the recordings of each digit and person that belong to each split."""
+"""Recording indices of each split, for each digit and person."""
 ARCHIVE = "free-spoken-digit-dataset-1.0.10"
 URL = "https://github.com/Jakobovski/free-spoken-digit-dataset/archive/refs/tags/v1.0.10.tar.gz"
 
 
 class Recording(NamedTuple):
-    """One utterance: what it is called in messages, how its encoded bytes are read, and what is said in it."""
+    """An utterance: its name in messages, a function that reads its encoded bytes, and its transcript."""
 
     name: str
     read: Callable[[], bytes]
     transcript: str
 
     def waveform(self, sampling_rate: int) -> Tensor:
-        """The samples [S], float32 in [-1, 1], of WAV, FLAC, SPHERE and whatever soundfile decodes.
+        """The samples [S], float32 in [-1, 1], of WAV, FLAC, SPHERE and other formats that soundfile decodes.
 
         Raises:
-            DataError: if the recording cannot be read, is empty, has another sampling rate or more than one channel.
+            DataError: if the recording cannot be read, is empty, or has another sampling rate or several channels.
             RunError: if soundfile is not installed.
         """
         soundfile = require("soundfile", "speech")
         try:
             samples, rate = soundfile.read(io.BytesIO(self.read()), dtype="float32", always_2d=True)
         except OSError as error:
-            raise DataError(f"cannot read {self.name}: {error}. Correct its path, or put it there.") from error
+            raise DataError(f"cannot read {self.name}: {error}. Correct its path, or add the file.") from error
         except (RuntimeError, TypeError, ValueError) as error:
             problem = f"cannot decode {self.name}: {error}"
-            raise DataError(f"{problem}. Fetch it again, or convert it to WAV with 16-bit PCM.") from error
+            raise DataError(f"{problem}. Download it again, or convert it to WAV with 16-bit PCM.") from error
         if samples.shape[1] != 1:
             raise DataError(f"{self.name} has {samples.shape[1]} channels; convert it to one")
         if rate != sampling_rate:
-            raise DataError(f"{self.name} has {rate} samples a second; set dataset.sampling_rate={rate}, or convert it")
+            raise DataError(f"{self.name} has a rate of {rate} Hz; set dataset.sampling_rate={rate}, or convert it")
         if not len(samples):
-            raise DataError(f"{self.name} holds no samples; remove it, or fetch it again")
+            raise DataError(f"{self.name} has no samples; remove it, or download it again")
         return torch.from_numpy(samples[:, 0].copy())
 
 
 def file_recording(path: Path, transcript: str) -> Recording:
-    """A recording in a file of its own."""
+    """A recording in a file."""
     return Recording(str(path), path.read_bytes, transcript)
 
 
 @dataclass
 class SpeechDatasetOptions(DatasetOptions):
-    """Options that every data set of speech has; HLHLp says nothing of features, these defaults are ours."""
+    """Options of all speech data sets; HLHLp does not specify features, the defaults are ours."""
 
     has_validation = True
 
-    sampling_rate: int = setting(16_000, "samples a second of all recordings", minimum=1000)
-    mel_bands: int = setting(40, "mel bands of a frame; differences make three features of each", minimum=1)
-    window_ms: float = setting(25.0, "length of the window of a frame in milliseconds", minimum=1)
-    hop_ms: float = setting(10.0, "from one frame to the next in milliseconds", minimum=1)
+    sampling_rate: int = setting(16_000, "sampling rate of all recordings in Hz", minimum=1000)
+    mel_bands: int = setting(40, "mel bands per frame; with differences three features each", minimum=1)
+    window_ms: float = setting(25.0, "window length of a frame in milliseconds", minimum=1)
+    hop_ms: float = setting(10.0, "hop between frames in milliseconds", minimum=1)
     nominal_seconds: float = setting(
-        7.8, "length of the utterance whose products stand for all in the cost (WSJ's SI-284: 7.8)", minimum=0.01
+        7.8, "seconds of the utterance whose cost is counted for all (WSJ's SI-284: 7.8)", minimum=0.01
     )
 
     def alphabet(self, data_root: Path) -> tuple[str, ...]:
-        """The characters of all training transcripts in order; CTC has one symbol for each, and the blank.
+        """Sorted characters of all training transcripts; CTC has a symbol for each, and the blank.
 
         Raises:
-            DataError: if transcripts have to be read and are missing.
+            DataError: if transcripts must be read and are missing.
         """
         return tuple(sorted(set("".join(recording.transcript for recording in self.read(data_root).train))))
 
     def load(self, data_root: Path, seed: int) -> Splits[list[Recording]]:
-        """The recordings that are used: `train_samples` limits training, `test_samples` both other splits."""
+        """The recordings to use: `train_samples` limits the training split, `test_samples` the other two."""
         limits = (self.train_samples, self.test_samples, self.test_samples)
         splits = zip(self.read(data_root), limits, strict=True)
         return Splits(*(first_samples(split or [], limit) for split, limit in splits))
 
     def shape(self, transcripts: Iterable[str]) -> SpeechShape:
-        """What such data ask of a network that tells the characters of transcripts apart, and the blank."""
+        """Shape of the data, with a symbol for each character of the transcripts and the blank."""
         frames = self.log_mel.frames(round(self.nominal_seconds * self.sampling_rate))
-        # log-mel bands, their first and their second differences
+        # log-mel bands with first and second differences
         return SpeechShape(3 * self.mel_bands, 1 + len(set("".join(transcripts))), frames)
 
     @property
@@ -118,7 +118,7 @@ class SpeechDatasetOptions(DatasetOptions):
             DataError: if there are none, or one cannot be read.
         """
         if not recordings:
-            raise DataError(f"a split of {self.name} holds no recording; add some")
+            raise DataError(f"a split of {self.name} has no recordings; add some")
         if len(recordings) > 5000:
             logger.info("computing features of %d recordings", len(recordings))
         log_mel = self.log_mel
@@ -128,20 +128,20 @@ class SpeechDatasetOptions(DatasetOptions):
 
 @dataclass
 class SpeechManifest(SpeechDatasetOptions):
-    """Options of your own recordings (WSJ, Aurora-4, ...) by lists of paths and transcripts, one list a split.
+    """Options of user-defined recordings (WSJ, Aurora-4, ...): one list of paths and transcripts per split.
 
-    WSJ: train SI-284, validation dev93, test eval92; transcripts as you want them recognised (lower case, no punctuation).
+    WSJ: train SI-284, validation dev93, test eval92; transcripts normalised as required (lower case, no punctuation).
     """
 
     name: str = "speech_manifest"
     train_manifest: str = setting(
         "speech/train.csv", "list of the training recordings, .csv or .jsonl, absolute or below data_root"
     )
-    validation_manifest: str = setting("speech/validation.csv", "list of the recordings to choose by")
-    test_manifest: str = setting("speech/test.csv", "list of the recordings to test on")
+    validation_manifest: str = setting("speech/validation.csv", "list of the validation recordings")
+    test_manifest: str = setting("speech/test.csv", "list of the test recordings")
 
     def full_info(self, data_root: Path) -> DatasetInfo:
-        """What the lists hold; reads them, and no recording."""
+        """Shape and sizes from the lists; reads no recordings."""
         train, test, _ = self.read(data_root)
         return DatasetInfo(self.shape(each.transcript for each in train), len(train), len(test))
 
@@ -151,13 +151,13 @@ class SpeechManifest(SpeechDatasetOptions):
 
 
 def read_manifest(file: Path) -> list[Recording]:
-    """The recordings that a list names, in its order; runs of white space in transcripts become single spaces.
+    """Recordings of a list, in its order; white space in transcripts is collapsed to single spaces.
 
     A list is a CSV file with the columns `audio` and `transcript`, or a `.jsonl` file whose objects have these keys. Paths are
     absolute or relative to the list's folder.
 
     Raises:
-        DataError: if the list is missing, cannot be read, or a line has no path or no transcript.
+        DataError: if the list is missing or unreadable, or a line lacks a path or a transcript.
     """
     import pandas
 
@@ -166,10 +166,10 @@ def read_manifest(file: Path) -> list[Recording]:
     try:
         table = read(file, dtype=str, encoding="utf-8-sig")
     except (OSError, ValueError) as error:
-        hint = "point dataset.train_manifest, validation_manifest and test_manifest at your lists"
+        hint = "set dataset.train_manifest, validation_manifest and test_manifest to your lists"
         raise DataError(f"cannot read {file}: {error}. It should be {MANIFEST}; {hint}.") from error
     if table.empty:
-        raise DataError(f"{file} lists no recording; it should be {MANIFEST}")
+        raise DataError(f"{file} lists no recordings; it should be {MANIFEST}")
     recordings = []
     for number, row in enumerate(table.to_dict("records"), 1 if is_json else 2):
         audio, transcript = (row.get(column) for column in ("audio", "transcript"))
@@ -201,13 +201,13 @@ class Fsdd(SpeechDatasetOptions):
         parts = (TRAIN, TEST, VALIDATION)
         splits = [[recording for (number, *_), recording in ordered if number in part] for part in parts]
         expected = [len(part) * SPEAKERS * len(WORDS) for part in parts]
-        check_whole(self.name, folder, "recordings to train, test and choose with", [*map(len, splits)], expected)
+        check_whole(self.name, folder, "training, test and validation recordings", [*map(len, splits)], expected)
         return Splits(*splits)
 
 
 def _parquet_digits(folder: Path) -> dict[tuple[int, int, str], Recording]:
-    """Number, digit and speaker -> the recording, of the parquet file in a folder."""
-    split = load_hub(folder, "Fetch it again, or delete it to download the data.", ["train"])["train"]
+    """(index, digit, speaker) -> recording, from the parquet file in a folder."""
+    split = load_hub(folder, "Delete it to download the data again.", ["train"])["train"]
     rows = zip(*columns(split, ("index", "digit", "speaker", "transcript"), folder), strict=True)
     cells = split.data.table["audio"]
     return {
@@ -217,7 +217,7 @@ def _parquet_digits(folder: Path) -> dict[tuple[int, int, str], Recording]:
 
 
 def _file_digits(folder: Path) -> dict[tuple[int, int, str], Recording]:
-    """The same of the project's own folder, which is downloaded if it is missing."""
+    """(index, digit, speaker) -> recording, from the project's folder, which is downloaded if missing."""
     recordings, put = folder / "recordings", "the folder recordings/ of github.com/Jakobovski/free-spoken-digit-dataset"
     if not recordings.is_dir():
         absent = missing("fsdd", folder, f"{put}, or fsdd.parquet,")

@@ -1,14 +1,15 @@
-"""Text as one long sequence of numbered tokens: words between spaces, and <eos> at the end of each line.
+"""Text as a sequence of token ids: words separated by spaces, and <eos> at the end of each line.
 
-Words are numbered by the training file alone, in the order of their first occurrence, or by how often they occur; words of the
-other files that it lacks become <unk>. Official files have been prepared so that there are none.
+Ids are assigned from the training file only, by first occurrence or by frequency; unknown words of the other files
+become <unk>. The official files contain none.
 
-A text is three files of plain text, one paragraph a line, or parquet files in the layout of the hub's `Salesforce/wikitext`.
+A text consists of three plain text files, one paragraph per line, or of parquet files as in the hub's
+`Salesforce/wikitext`.
 
-Penn Treebank is the preparation of Mikolov et al. 2011: 10,000 kinds of words, lower case, without punctuation. It is licensed by
-the Linguistic Data Consortium (LDC99T42) and never downloaded. WikiText: Merity et al. 2016. wikitext2_small trains on the
-validation file of WikiText-2; the first half of the articles of the test file validates, the second one tests: its perplexities
-are comparable with nothing published.
+Penn Treebank is the version of Mikolov et al. 2011: a vocabulary of 10,000 words, lower case, without punctuation. It
+is licensed by the Linguistic Data Consortium (LDC99T42) and never downloaded. WikiText: Merity et al. 2016.
+wikitext2_small uses the validation file of WikiText-2 for training and the first and second half of the articles of the
+test file for validation and testing; its perplexities are not comparable with published ones.
 """
 
 import functools
@@ -30,19 +31,19 @@ from bitcycle.shapes import TokenShape
 
 END, UNKNOWN = "<eos>", "<unk>"
 PIECE = 35
-"""Tokens that train_samples and test_samples count as one sample; the papers' time steps on Penn Treebank."""
+"""Tokens per unit of train_samples and test_samples: the papers' sequence length on Penn Treebank."""
 PATTERNS = ("ptb.{}.txt", "wiki.{}.tokens", "{}.txt")
-"""Names of the files of a split: train, valid or test."""
+"""File names of a split: train, valid or test."""
 HUB = "Salesforce/wikitext"
 SMALL_VALIDATION_LINES = 2226
-"""Lines of WikiText-2's test file that validate in wikitext2_small; an article begins after them."""
+"""Lines of WikiText-2's test file used for validation in wikitext2_small; an article begins after them."""
 
 Lines: TypeAlias = Sequence[Iterable[str]]
-"""The lines of the training, validation and test file."""
+"""Lines of the training, validation and test file."""
 
 
 class TextSize(NamedTuple):
-    """Tokens of the three files, <eos> included, and different ones in the training file."""
+    """Number of tokens of the three files, including <eos>, and size of the vocabulary."""
 
     train: int
     validation: int
@@ -59,7 +60,7 @@ SIZES = {
 
 
 class Text(NamedTuple):
-    """Three splits as token numbers, int64 [tokens], and the tokens by number."""
+    """Three splits as token ids, int64 [tokens], and the vocabulary."""
 
     train: Tensor
     validation: Tensor
@@ -68,21 +69,20 @@ class Text(NamedTuple):
 
     @property
     def size(self) -> TextSize:
-        """How many tokens there are."""
+        """Numbers of tokens."""
         return TextSize(len(self.train), len(self.validation), len(self.test), len(self.vocabulary))
 
 
 def number_tokens(lines: Lines, by_frequency: bool = False) -> Text:
-    """The tokens of three files as numbers.
+    """Convert the lines of three files to token ids.
 
     >>> text = number_tokens([["a b a"], ["b c"], ["a"]])
     >>> text.vocabulary, text.train.tolist(), text.validation.tolist()
     (('a', 'b', '<eos>', '<unk>'), [0, 1, 0, 2], [1, 3, 2])
 
     Args:
-        lines: of the files.
-        by_frequency: number 0 is the most frequent token of the training file, equal ones in the order of occurrence; else the
-            first token is.
+        lines: lines of the three files. by_frequency: assign ids by decreasing frequency in the training file, ties by
+            first occurrence; otherwise by first occurrence.
     """
     numbers: dict[str, int] = {}
     train = _numbered(lines[0], lambda word: numbers.setdefault(word, len(numbers)))
@@ -103,14 +103,14 @@ def _numbered(lines: Iterable[str], number: Callable[[str], int]) -> Tensor:
 
 @dataclass
 class TextDatasetOptions(DatasetOptions):
-    """Options that every data set for language modelling has."""
+    """Options of all text data sets."""
 
     has_validation = True
     samples_of_one = PIECE
 
     order: str = setting(
         "occurrence",
-        "numbers of the tokens: by their first occurrence in the training file, or by frequency, which adaptive softmax needs",
+        "token ids by first occurrence in the training file, or by frequency (required by adaptive softmax)",
         choices=("occurrence", "frequency"),
     )
 
@@ -124,9 +124,9 @@ class TextDatasetOptions(DatasetOptions):
         return DatasetInfo(TokenShape(self.size.vocabulary), self.size.train, self.size.test)
 
     def load(self, data_root: Path, seed: int) -> Text:
-        """The tokens that are used; the vocabulary is always the whole one."""
+        """The tokens to use; the vocabulary is always that of the whole data set."""
         text = number_tokens(self.read(data_root), self.order == "frequency")
-        what = "training, validation and test tokens and kinds of them"
+        what = "training, validation, test and distinct tokens"
         check_whole(self.name, f"what is below {data_root}", what, text.size, self.size)
         train, test = (limit and limit * PIECE for limit in (self.train_samples, self.test_samples))
         return Text(text.train[:train], text.validation[:test], text.test[:test], text.vocabulary)
@@ -142,11 +142,11 @@ def lines_of(path: Path) -> Iterator[str]:
         with open(path, encoding="utf-8") as stream:
             yield from stream
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {path}: {error}. Fetch the file again.") from error
+        raise DataError(f"cannot read {path}: {error}. Download the file again.") from error
 
 
 def find_text(folders: Sequence[Path], splits: Sequence[str] = ("train", "valid", "test")) -> list[Path]:
-    """The files of plain text of all `splits` in the first folder that has them; empty if none has."""
+    """Plain text files of all `splits` in the first folder that has them; empty if there is none."""
     for folder in folders:
         files = ([folder / pattern.format(split) for pattern in PATTERNS] for split in splits)
         found = [file for named in files for file in [*filter(Path.is_file, named)][:1]]
@@ -208,11 +208,11 @@ class WikiTextSmall(TextDatasetOptions):
 
 @dataclass
 class OwnText(TextDatasetOptions):
-    """Options of text of your own; its sizes are read from the files."""
+    """Options of user-defined text; sizes are read from the files."""
 
     name: str = "text"
     path: str = setting(
-        MISSING, "folder with train.txt, valid.txt and test.txt, one paragraph a line, words between spaces"
+        MISSING, "folder of train.txt, valid.txt and test.txt, one paragraph per line, words separated by spaces"
     )
 
     @property
@@ -228,11 +228,11 @@ class OwnText(TextDatasetOptions):
             return found
         problem = "has no train.txt, valid.txt and test.txt" if path.is_dir() else "is not a folder"
         raise DataError(
-            f"dataset.path={path} {problem}; put the three files there, one paragraph a line, words between spaces"
+            f"dataset.path={path} {problem}; put these three files there, one paragraph per line, words between spaces"
         )
 
 
 @functools.lru_cache(maxsize=1)
 def _size(files: tuple[tuple[Path, int], ...]) -> TextSize:
-    """Sizes of files with their times of change; read once in a process as long as they do not change."""
+    """Sizes of files given with their modification times; cached until they change."""
     return number_tokens([lines_of(path) for path, _ in files]).size

@@ -1,4 +1,4 @@
-"""A text as batches of token sequences: several streams that go on from batch to batch, or blocks in random order."""
+"""A text as batches of token sequences: parallel streams continued from batch to batch, or blocks in random order."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from bitcycle.dataset.epoch import Epoch
 from bitcycle.randomness import derive
 
 SHORT_SHARE, LENGTH_DEVIATION, MINIMUM_LENGTH = 0.05, 5.0, 5
-"""Of drawn lengths (Merity et al. 2018): how many are around half of the length, their deviation, and the least of all."""
+"""Random lengths (Merity et al. 2018): probability of half the mean length, standard deviation, and minimum."""
 
 
 class TokenBatch(NamedTuple):
-    """Tokens [T, N] and those that follow each of them [T, N]; whether `inputs` go on from those of the batch before."""
+    """Input tokens [T, N] and target tokens [T, N]; whether the inputs continue those of the previous batch."""
 
     inputs: Tensor
     targets: Tensor
@@ -26,24 +26,24 @@ class TokenBatch(NamedTuple):
 
     @property
     def streams(self) -> int:
-        """N."""
+        """Number of streams N."""
         return self.inputs.shape[1]
 
     def share(self) -> TokenBatch:
-        """The streams or blocks of this process, if several share the batch."""
+        """This process's shard of the streams or blocks."""
         inputs, targets = (distributed.local_shard(part, dim=1) for part in (self.inputs, self.targets))
         return TokenBatch(inputs, targets, self.continues)
 
 
 class TokenStreams:
-    """A text cut into streams of equal length, read side by side from their beginning, some tokens at a time.
+    """A text cut into streams of equal length, read in parallel from their beginning.
 
-    The last batch of an epoch is shorter; tokens that fill no stream are left out (fewer than there are streams).
+    The last batch of an epoch is shorter; the remainder of less than N tokens is dropped.
 
     Args:
         tokens: int64 [tokens].
         streams: N.
-        length: T, tokens of each stream in a batch.
+        length: T, tokens per stream and batch.
     """
 
     def __init__(self, tokens: Tensor, streams: int, length: int) -> None:
@@ -52,11 +52,11 @@ class TokenStreams:
         self.epoch = stream_epoch(len(tokens), streams, length)
 
     def length_of(self, step: int) -> int:
-        """Time steps of the batch of a training step, were the streams without end."""
+        """Time steps of the batch of a training step, ignoring the end of the streams."""
         return self.length
 
     def of_epoch(self) -> Iterator[TokenBatch]:
-        """The batches of an epoch."""
+        """Batches of an epoch."""
         return itertools.islice(self.starting_at(0), self.epoch.steps)
 
     def starting_at(self, step: int) -> Iterator[TokenBatch]:
@@ -70,20 +70,20 @@ class TokenStreams:
 
 
 class DrawnTokenStreams(TokenStreams):
-    """Streams read in batches of drawn length, again and again from the beginning; lengths follow from (seed, step).
+    """Streams read repeatedly in batches of random length, which depends only on (seed, step).
 
         T = max(5, floor(z)),    z ~ Normal(L, 5), with probability 0.05 Normal(L / 2, 5);    less at the end of the streams
 
-    An epoch is as many steps as the streams have batches of the mean length, wherever the reading then is.
+    An epoch has as many steps as the streams have batches of mean length, wherever it ends in the streams.
 
-    Source: Merity et al. 2018, section 5; their released code. Differs from the code in the end of an epoch, which there is
-    that of the streams.
+    Source: Merity et al. 2018, section 5, and released code. Differs from the code, where an epoch ends with the
+    streams.
 
     Args:
         tokens: int64 [tokens].
         streams: N.
         length: L.
-        seed: of the lengths.
+        seed: seed of the lengths.
     """
 
     def __init__(self, tokens: Tensor, streams: int, length: int, seed: int = 0) -> None:
@@ -98,7 +98,7 @@ class DrawnTokenStreams(TokenStreams):
 
 
 def mean_length(length: int) -> int:
-    """The mean of lengths drawn around `length`, rounded; half a step is lost by rounding down each of them.
+    """Rounded mean of the random lengths around `length`; rounding down costs half a step on average.
 
     >>> mean_length(70)
     68
@@ -107,20 +107,20 @@ def mean_length(length: int) -> int:
 
 
 def stream_epoch(tokens: int, streams: int, length: int) -> Epoch:
-    """How an epoch of streams is divided: the last token of a stream is predicted and not read."""
+    """The epoch of streams; the last token of a stream is a target only."""
     return Epoch(max(0, tokens // streams - 1) * streams, length * streams)
 
 
 class TokenBlocks:
-    """A text cut into blocks of equal length, each of which is read from nothing, in an order that follows from (seed, epoch).
+    """A text cut into blocks of equal length without context, in an order that depends only on (seed, epoch).
 
-    What is left at the end and fills no block is read in evaluation only.
+    The remainder that does not fill a block is used in evaluation only.
 
     Args:
         tokens: int64 [tokens].
-        count: N, blocks of a batch.
+        count: N, blocks per batch.
         length: T.
-        seed: of the order.
+        seed: seed of the order.
     """
 
     def __init__(self, tokens: Tensor, count: int, length: int, seed: int = 0) -> None:
@@ -137,7 +137,7 @@ class TokenBlocks:
             yield TokenBatch(self.inputs[numbers].T, self.targets[numbers].T, continues=False)
 
     def of_epoch(self) -> Iterator[TokenBatch]:
-        """All blocks in order, then what is left, as a shorter one."""
+        """All blocks in order, then the remainder as a shorter block."""
         for inputs, targets in zip(self.inputs.split(self.count), self.targets.split(self.count)):
             yield TokenBatch(inputs.T, targets.T, continues=False)
         if len(self.rest) > 1:
@@ -145,5 +145,5 @@ class TokenBlocks:
 
 
 def block_epoch(tokens: int, count: int, length: int) -> Epoch:
-    """How an epoch of blocks is divided, in tokens that are predicted."""
+    """The epoch of blocks, in target tokens."""
     return Epoch(max(0, tokens - 1) // length * length, count * length)

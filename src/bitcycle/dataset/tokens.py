@@ -1,10 +1,9 @@
-"""From text to numbers: a tokenizer of a published network, or WordPiece trained on the training sentences.
+"""Tokenizers: that of a published network, or WordPiece trained on the training sentences.
 
-The pieces that words are written in are learned by merging, the same for the same words, wherever and whenever. They are single
-characters at first, ## in front of those within a word. Again and again the pair of neighbours that is most frequent becomes a
-new piece. Source: Sennrich et al. 2016 (byte pair encoding), as the usual trainers of BERT's WordPiece do it. Differs from that
-of the tokenizers library in what decides among equally frequent pairs: the alphabet, where theirs has the order of a hash table
-with a random seed.
+Pieces are learned by merging, deterministically. Initial pieces are single characters, prefixed by ## within a word;
+then the most frequent pair of adjacent pieces is repeatedly merged into a new piece. Source: Sennrich et al. 2016 (byte
+pair encoding), as in common trainers of BERT's WordPiece. Differs from the tokenizers library in breaking ties between
+equally frequent pairs alphabetically instead of by the order of a randomly seeded hash table.
 """
 
 import hashlib
@@ -28,16 +27,16 @@ from bitcycle.optional_imports import require
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 INSIDE = "##"
 LEAST = 2
-"""Pairs that are rarer than this are not merged."""
+"""Minimum frequency of a pair to be merged."""
 
 
 def find_tokenizer(folder: Path | None, vocabulary: int, lowercase: bool, sentences: list[str]) -> Any:
-    """The tokenizer: read from its folder, or, for None, trained on `sentences` and kept for the next time.
+    """Return the tokenizer: read from its folder, or, for None, trained on `sentences` and cached.
 
-    Training depends on the arguments alone. The result is kept in the user's cache, if that can be written to.
+    Training depends only on the arguments. The result is stored in the user's cache if it is writable.
 
     Raises:
-        DataError: if the folder holds none, or one with more tokens than the network has embeddings for.
+        DataError: if the folder has no tokenizer, or one with more tokens than the network has embeddings.
     """
     tokenizers = require("tokenizers", "entailment")
     if folder is not None:
@@ -52,8 +51,8 @@ def find_tokenizer(folder: Path | None, vocabulary: int, lowercase: bool, senten
         )
     if (size := tokenizer.get_vocab_size()) > vocabulary:
         raise DataError(
-            f"the tokenizer in {folder} has {size} tokens, and dataset.vocabulary is {vocabulary}. Set "
-            f"dataset.vocabulary={size}, or give the tokenizer that belongs to the network."
+            f"the tokenizer in {folder} has {size} tokens, but dataset.vocabulary is {vocabulary}. Set "
+            f"dataset.vocabulary={size}, or use the tokenizer of the network."
         )
     return tokenizer
 
@@ -68,16 +67,16 @@ def _read(tokenizers: Any, folder: Path, lowercase: bool) -> Any:
             if "[UNK]" not in pieces:
                 raise ValueError("unk_token not found in the vocabulary")
             return tokenizers.BertWordPieceTokenizer(pieces, lowercase=lowercase)
-    except Exception as error:  # tokenizers raises no other
-        raise DataError(f"cannot read the tokenizer in {folder}: {error}. Fetch its files again.") from error
+    except Exception as error:  # tokenizers raises plain Exceptions
+        raise DataError(f"cannot read the tokenizer in {folder}: {error}. Download its files again.") from error
     raise DataError(
         f"there is no tokenizer in {folder} (neither tokenizer.json nor vocab.txt). Put the files of the published network there,"
-        " or set dataset.tokenizer to their folder, or to null for one trained on the training data."
+        " or set dataset.tokenizer to their folder, or to null to train one on the training data."
     )
 
 
 def train_word_piece(tokenizers: Any, vocabulary: int, lowercase: bool, sentences: list[str]) -> Any:
-    """BERT's WordPiece (Devlin et al. 2019) with at most `vocabulary` tokens, special ones included."""
+    """BERT's WordPiece (Devlin et al. 2019) with at most `vocabulary` tokens, including special tokens."""
     logger.info("training a tokenizer of at most %d tokens on %d sentences", vocabulary, len(sentences))
     empty = tokenizers.BertWordPieceTokenizer(lowercase=lowercase)
     words: Counter[str] = Counter()
@@ -89,9 +88,10 @@ def train_word_piece(tokenizers: Any, vocabulary: int, lowercase: bool, sentence
 
 
 def encode(tokenizer: Any, pairs: Sequence[tuple[str, str]], length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Pairs as token numbers [N, length] int32, segments [N, length] uint8 and lengths [N]; the longer sentence is cut first."""
+    """Token ids [N, length] int32, segment ids [N, length] uint8 and lengths [N] of pairs; truncates the longer
+    sentence."""
     if (padding := tokenizer.token_to_id("[PAD]")) is None:
-        raise DataError("the tokenizer has no token [PAD], as those of BERT have. Give a tokenizer of BERT's kind.")
+        raise DataError("the tokenizer has no token [PAD]. Use a tokenizer of a BERT model.")
     tokenizer.enable_truncation(length, strategy="longest_first")
     tokenizer.enable_padding(length=length, pad_id=padding, pad_token="[PAD]")
     parts = []
@@ -105,7 +105,7 @@ def encode(tokenizer: Any, pairs: Sequence[tuple[str, str]], length: int) -> tup
 
 
 def word_pieces(words: Counter[str], size: int) -> list[str]:
-    """At most `size` pieces for words with their frequencies: characters, the most frequent first, then merged pieces.
+    """At most `size` pieces of words with frequencies: characters, most frequent first, then merged pieces.
 
     >>> word_pieces(Counter({"low": 5, "lower": 2}), 7)
     ['##o', '##w', 'l', '##e', '##r', '##ow', 'low']
@@ -113,8 +113,8 @@ def word_pieces(words: Counter[str], size: int) -> list[str]:
     known = sorted(words)
     spelled = [" ".join([word[0], *(INSIDE + letter for letter in word[1:])]) for word in known]
     letters: Counter[str] = Counter()
-    counts: Counter[tuple[str, str]] = Counter()  # of each pair of neighbours
-    places: defaultdict[tuple[str, str], set[int]] = defaultdict(set)  # the words that it is in
+    counts: Counter[tuple[str, str]] = Counter()  # of adjacent pairs
+    places: defaultdict[tuple[str, str], set[int]] = defaultdict(set)  # words that contain the pair
 
     def count(place: int, sign: int) -> None:
         for pair in pairwise(spelled[place].split(" ")):
@@ -131,7 +131,7 @@ def word_pieces(words: Counter[str], size: int) -> list[str]:
     heapq.heapify(queue)
     while len(found) < size and queue and queue[0][0] <= -LEAST:
         number, pair = heapq.heappop(queue)
-        if -number != counts[pair]:  # it has changed since it was queued
+        if -number != counts[pair]:  # stale entry of the queue
             heapq.heappush(queue, (-counts[pair], pair))
             continue
         new = pair[0] + pair[1].removeprefix(INSIDE)

@@ -1,12 +1,13 @@
-"""Utterances in memory, training batches of them whose order follows from (seed, epoch), and their features.
+"""Utterances in memory, their features, and training batches in an order that depends only on (seed, epoch).
 
     power      |DFT(w x)|^2 of windows of W samples, H samples apart, w the periodic Hann window, the DFT padded to a power of two
-    mel        m(f) = 2595 log10(1 + f / 700); triangles whose corners are equally far apart in mel from 0 to half the rate
+    mel        m(f) = 2595 log10(1 + f / 700); triangular filters with corners equally spaced in mel from 0 to half the
+    rate
     log-mel    ln max(mel bands, FLOOR)
-    difference d_t = sum_n n (c_{t+n} - c_{t-n}) / (2 sum_n n^2), n = 1, 2, the first and last frame repeated beyond the ends
+    difference d_t = sum_n n (c_{t+n} - c_{t-n}) / (2 sum_n n^2), n = 1, 2, first and last frame repeated at the ends
     normalised (x - mean) / (std + 1e-5), mean and std (biased) of each feature over the frames of the utterance
 
-HLHLp says nothing of its features; these are the usual ones (HTK's formulas, Young et al., The HTK Book, sections 5.4 and 5.9).
+HLHLp does not specify its features; these are the usual ones (Young et al., The HTK Book, sections 5.4 and 5.9).
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from bitcycle.dataset.epoch import Epoch, epoch_order, grouped_order
 from bitcycle.randomness import derive
 
 FLOOR = 1e-8
-"""About the energy that rounding to 16 bits leaves in a mel band: below it there is no signal."""
+"""Approximate energy of 16-bit rounding noise in a mel band."""
 DIFFERENCE_WIDTH = 2
 STD_FLOOR = 1e-5
 
 
 def mel_filters(bands: int, bins: int, sampling_rate: int) -> Tensor:
-    """Weights [bins, bands] of the mel bands; bins are the frequencies from 0 to half the sampling rate, equally far apart."""
+    """Weights [bins, bands] of the mel bands; bins are equally spaced frequencies from 0 to half the sampling rate."""
     top = 2595 * math.log10(1 + sampling_rate / 2 / 700)
     corners = 700 * (10 ** (torch.linspace(0, top, bands + 2, dtype=torch.float64) / 2595) - 1)
     frequencies = torch.linspace(0, sampling_rate / 2, bins, dtype=torch.float64)[:, None]
@@ -39,12 +40,12 @@ def mel_filters(bands: int, bins: int, sampling_rate: int) -> Tensor:
 
 
 class LogMel:
-    """Waveforms [S] to log-mel features [T, bands], T = 1 + floor((max(S, W) - W) / H).
+    """Converts waveforms [S] to log-mel features [T, bands], T = 1 + floor((max(S, W) - W) / H).
 
     Args:
-        sampling_rate: samples a second.
+        sampling_rate: samples per second.
         bands: number of mel bands.
-        window_ms, hop_ms: length of a window, and from one window to the next, in milliseconds.
+        window_ms, hop_ms: window length and hop in milliseconds.
     """
 
     def __init__(self, sampling_rate: int, bands: int = 40, window_ms: float = 25.0, hop_ms: float = 10.0) -> None:
@@ -54,7 +55,7 @@ class LogMel:
         self.filters = mel_filters(bands, self.size // 2 + 1, sampling_rate)
 
     def frames(self, samples: int) -> int:
-        """T, the number of frames of a waveform; one shorter than a window is padded to one."""
+        """T, the number of frames of a waveform; shorter waveforms are padded to a window."""
         return 1 + (max(samples, self.window) - self.window) // self.hop
 
     def __call__(self, waveform: Tensor) -> Tensor:
@@ -67,7 +68,8 @@ class LogMel:
 
 
 def differences(x: Tensor, lengths: Tensor) -> Tensor:
-    """The differences [N, T, F] of features [N, T, F] whose first `lengths` [N] frames are real; other frames are undefined."""
+    """Differences [N, T, F] of features [N, T, F] of which the first `lengths` [N] frames are valid; others are
+    undefined."""
     frames = torch.arange(x.shape[1], device=x.device)
     last = (lengths.to(x.device) - 1).clamp_min(0)[:, None]
 
@@ -81,7 +83,7 @@ def differences(x: Tensor, lengths: Tensor) -> Tensor:
 
 
 def normalise(x: Tensor, lengths: Tensor) -> Tensor:
-    """Features [N, T, F] normalised over the real frames of each utterance; the others become 0."""
+    """Normalise features [N, T, F] over the valid frames of each utterance; other frames become 0."""
     real = (torch.arange(x.shape[1], device=x.device) < lengths.to(x.device)[:, None])[:, :, None]
     count = lengths.to(x.device)[:, None, None].clamp_min(1)
     centred = torch.where(real, x - torch.where(real, x, 0).sum(1, keepdim=True) / count, 0)
@@ -96,13 +98,13 @@ def speech_features(log_mel: Tensor, lengths: Tensor) -> Tensor:
 
 
 BLANK = 0
-"""The symbol of CTC that stands for nothing; characters are numbered from 1."""
+"""CTC's blank symbol; characters are numbered from 1."""
 
 
 class SpeechBatch(NamedTuple):
-    """Features [N, T, F] of utterances, padded with zeros; symbols [N, L], padded with blanks; how much of each is real.
+    """Features [N, T, F], padded with zeros, symbols [N, L], padded with blanks, and the lengths of both.
 
-    Lengths [N] lie on the CPU, where PyTorch's CTC wants them.
+    Lengths [N] are on the CPU, as required by PyTorch's CTC.
     """
 
     features: Tensor
@@ -112,12 +114,12 @@ class SpeechBatch(NamedTuple):
 
 
 class Utterances:
-    """Utterances as log-mel features, kept once in memory, and transcripts.
+    """Utterances as log-mel features in memory, and transcripts.
 
     Args:
         log_mel: features [T, B] of each utterance.
-        transcripts: what is said.
-        alphabet: the characters that have a symbol; others are left out of the targets, and count as errors of recognition.
+        transcripts: the transcripts.
+        alphabet: characters that have a symbol; others are omitted from the targets and count as recognition errors.
     """
 
     def __init__(self, log_mel: Sequence[Tensor], transcripts: Sequence[str], alphabet: Sequence[str]) -> None:
@@ -132,7 +134,7 @@ class Utterances:
         return len(self.transcripts)
 
     def to(self, device: torch.device) -> Utterances:
-        """The same with features and symbols on a device; lengths stay."""
+        """Move features and symbols to a device; lengths stay on the CPU."""
         self.log_mel, self.symbols = ([part.to(device) for part in parts] for parts in (self.log_mel, self.symbols))
         return self
 
@@ -147,17 +149,16 @@ class Utterances:
 
 
 class UtteranceBatches:
-    """The endless sequence of training batches, startable at any step.
+    """The infinite sequence of training batches, which can start at any step.
 
-    The order of an epoch is random. Of `pool` batches after each other in this order, the utterances are then sorted by length,
-    so that little is padded, and the batches are put into a random order again; the smaller last batch stays the last. All
-    of this follows from (seed, epoch).
+    The order of an epoch is random. Utterances of each `pool` consecutive batches are then sorted by length to reduce
+    padding, and the batches are shuffled; a smaller last batch stays last. The order depends only on (seed, epoch).
 
     Args:
         utterances: the training utterances.
-        batch_size: utterances a step.
-        pool: batches among which utterances are sorted by length; 1 leaves the order random.
-        seed: of the order.
+        batch_size: utterances per step.
+        pool: number of batches among which utterances are sorted by length; 1 keeps the order random.
+        seed: seed of the order.
     """
 
     def __init__(self, utterances: Utterances, batch_size: int, pool: int, seed: int) -> None:
@@ -169,7 +170,7 @@ class UtteranceBatches:
         return (self.utterances.batch(indices) for _, indices in self.epoch.from_step(step, self.order))
 
     def order(self, epoch: int) -> list[Tensor]:
-        """The utterances of each batch of an epoch."""
+        """Utterance indices of each batch of an epoch."""
         if self.pool == 1:
             return list(epoch_order(len(self.utterances), self.seed, epoch).split(self.batch_size))
         mixing = derive(self.seed, "batches", epoch)

@@ -121,7 +121,7 @@ def test_settings_that_the_text_cannot_satisfy(tmp_path):
         (lambda: recurrent(name="lstm", tied=True, embedding=5), "cannot be tied"),
         (
             lambda: plan("dataset=text", f"dataset.path={path}", "model=resnet8"),
-            "not made for the data of dataset=text",
+            "does not accept the data of dataset=text",
         ),
     ):
         with pytest.raises(SettingError, match=words):

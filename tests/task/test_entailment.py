@@ -213,7 +213,7 @@ def test_xnli_is_read_by_language_and_refused_in_part(tmp_path):
 
     with pytest.raises(DataError, match=r"facebook/xnli cannot be loaded.*xnli in de .*dataset=sick"):
         Xnli().read_split(tmp_path / "elsewhere", "validation")
-    with pytest.raises(DataError, match="has the splits train, not validation"):
+    with pytest.raises(DataError, match="has the splits train, but not validation"):
         Xnli().read_split(tmp_path, "validation")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bitcycle.campaign import Campaign, Part, Summaries, alone, read_plan, recorded_in, train
+from bitcycle.campaign import Campaign, Part, Summaries, alone, read_plan, train
 from bitcycle.configuration import read_config
 from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, RunError
 from bitcycle.settings import SettingError
@@ -54,8 +55,8 @@ def compose(run):
         return str(error)
 
 
-def campaign(root: Path, *parts: Part) -> Campaign:
-    return Campaign(root, parts, "elsewhere/runs", compose)
+def campaign(root: Path, *parts: Part, recorded=()) -> Campaign:
+    return Campaign(root, parts, "elsewhere/runs", compose, recorded)
 
 
 def finish(folder: RunFolder, seconds: float = 10.0) -> None:
@@ -117,9 +118,8 @@ def test_runs_come_in_the_order_of_the_plan_shared_ones_once_and_failed_ones_las
 
 def test_what_the_summary_holds_is_not_trained_again(root):
     planned = campaign(root, Part("paper/b", scale="smoke")).distinct()
-    write_summary = "scale,hash,seed\n" + f"smoke,{planned[0].key[1]},0\n"
-    (root / "runs.csv").write_text(write_summary)
-    again = Campaign(root, [Part("paper/b", scale="smoke")], "elsewhere/runs", compose, recorded_in(root / "runs.csv"))
+    rows = [{"scale": "smoke", "hash": planned[0].key[1], "seed": "0"}]
+    again = campaign(root, Part("paper/b", scale="smoke"), recorded=rows)
     assert again.next() is not None and again.next().path == planned[1].path
     assert again.progress(workers=1).startswith("1 of 2 runs done")
 
@@ -130,6 +130,18 @@ def test_the_time_left_is_that_of_runs_of_the_same_kind(root):
     again = campaign(root, Part("paper/a", scale="smoke"))
     assert again.progress(workers=2) == "1 of 6 runs done; time left: 0:02:30"  # five runs of a minute, two at a time
     assert "never measured" in planned.progress(workers=2)
+
+
+def test_the_time_left_of_a_kind_that_is_not_finished_here_is_that_of_recorded_runs(root):
+    config = campaign(root, Part("paper/b", scale="smoke")).distinct()[0].config
+    settings = {"training": {"steps": 2 * config.training.steps, "batch_size": config.training.batch_size}}
+    row = {"scale": "smoke", "hash": "0", "seed": "0", "seconds": "120.0", "settings": json.dumps(settings)}
+    row |= {"model": "resnet8", "dataset": "digits", "quantizer": "sbm", "schedule": "static"}
+    planned = campaign(root, Part("paper/a", scale="smoke"), recorded=[row])
+    assert planned.progress(workers=2) == "0 of 6 runs done; time left: 0:03:00"  # six runs of a minute, two at a time
+    assert list(planned.table(workers=2).columns[-2].cells) == ["0:03:00"] * 2
+    finish(planned.distinct()[0].folder, seconds=6)  # this machine is faster, which tells more
+    assert campaign(root, Part("paper/a", scale="smoke"), recorded=[row]).progress(2).endswith("time left: 0:00:15")
 
 
 def test_a_failure_stops_no_other_run_and_is_listed(root, caplog):

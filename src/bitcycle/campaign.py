@@ -18,7 +18,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 from yaml import YAMLError
 
+from bitcycle.analysis.collect import KEY, collect_folders, read_summary
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION, RunError
 from bitcycle.resources import resource_root
 from bitcycle.settings import SettingError, nearest
@@ -41,7 +42,7 @@ from bitcycle.sweep.grid import Overrides, as_text, expand
 from bitcycle.sweep.local import LocalPool, Start, starter, train_command
 from bitcycle.sweep.manifest import record_launch
 from bitcycle.sweep.registry import FINISHED, SCALES, Compose, SweepRun, distinct, index_runs, mark, read_sweep
-from bitcycle.sweep.status import Speeds, sweeps_table
+from bitcycle.sweep.status import Speeds, recorded_seconds, sweeps_table
 from bitcycle.training.file_lock import try_lock
 from bitcycle.training.run_folder import RunFolder
 
@@ -115,8 +116,8 @@ class Campaign:
         parts: of the plan.
         results_root: folder of the run folders.
         compose: composes configurations.
-        recorded: scale, hash and seed of runs whose results have been collected, on any machine; they are not trained again
-            unless other runs of their part need their run folders.
+        recorded: rows of the summary file, of runs on any machine; they are not trained again unless other runs of their part
+            need their run folders, and tell how long runs of their kind take.
     """
 
     def __init__(
@@ -125,10 +126,10 @@ class Campaign:
         parts: Sequence[Part],
         results_root: str,
         compose: Compose,
-        recorded: Collection[tuple[str, ...]] = (),
+        recorded: Sequence[Mapping[str, str]] = (),
     ) -> None:
         self.root, self.parts, self.results_root, self.compose = root, parts, results_root, compose
-        self.recorded = recorded
+        self.recorded, self.seconds = keys_of(recorded), recorded_seconds(recorded)
         self.runs = [self._plan(part) for part in parts]
         self.failed_before = {run.path for run in self.distinct() if run.state == "failed"}
         self.done = {run.path for runs in self.runs for run in runs if run.state in FINISHED}
@@ -178,7 +179,7 @@ class Campaign:
         """Progress and time left, as text."""
         runs = self.distinct()
         failed = sum(code not in (EXIT_DONE, EXIT_INTERRUPTED) for code in self.codes.values())
-        speeds = Speeds(run for run in runs if run.path in self.done)
+        speeds = Speeds((run for run in runs if run.path in self.done), self.seconds)
         left = speeds.left([run for run in runs if run.path not in self.done], workers)
         known = f"{len(self.done)} of {len(runs)} runs done" + (f", {failed} failed" if failed else "")
         return known + (f"; time left: {left}" if left else "")
@@ -186,7 +187,7 @@ class Campaign:
     def table(self, workers: int) -> Table:
         """One row for each part of the plan."""
         names = [f"{part.sweep} at {part.scale} scale\n{part.claim}" for part in self.parts]
-        return sweeps_table(list(zip(names, self.runs, strict=True)), self.progress(workers), workers)
+        return sweeps_table(list(zip(names, self.runs, strict=True)), self.progress(workers), workers, self.seconds)
 
     def failures(self) -> Iterator[str]:
         """One line for each run that failed or has an invalid configuration."""
@@ -212,12 +213,10 @@ class Summaries:
 
     def refresh(self, campaign: Campaign, at_once: bool = False) -> None:
         """Add finished runs missing from the file, unless just attempted. Errors are logged and stop no run."""
-        from bitcycle.analysis.collect import collect_folders
-
         if not at_once and time.monotonic() - self.refreshed < REFRESH_SECONDS:
             return
         try:
-            known = recorded_in(self.summary)
+            known = keys_of(read_summary(self.summary))
             done = [run for run in campaign.distinct() if run.path in campaign.done]
             new = [run.folder.path for run in done if run.key not in known]
             # each with its preliminary runs, such as range tests
@@ -233,11 +232,9 @@ class Summaries:
         self.refreshed = time.monotonic()
 
 
-def recorded_in(summary: Path) -> set[tuple[str, ...]]:
-    """Scale, hash and seed of every run in a summary file."""
-    from bitcycle.analysis.collect import KEY, read_summary
-
-    return {tuple(row[name] for name in KEY) for row in read_summary(summary)}
+def keys_of(rows: Iterable[Mapping[str, str]]) -> set[tuple[str, ...]]:
+    """Scale, hash and seed of every row of a summary file."""
+    return {tuple(row[name] for name in KEY) for row in rows}
 
 
 def train(campaign: Campaign, workers: int, start: Start, summaries: Summaries) -> int:
@@ -318,7 +315,7 @@ def run(given: argparse.Namespace, root: Path) -> int:
     parts = read_plan(given.plan or root / PLAN)
     results_root = str(Path(given.results_root).expanduser())
     with composing(root / "conf") as compose:
-        campaign = Campaign(root, parts, results_root, compose, recorded_in(given.summary))
+        campaign = Campaign(root, parts, results_root, compose, read_summary(given.summary))
         if given.dry_run:
             Console(width=None if Console().is_terminal else 200).print(campaign.table(given.jobs))
             return EXIT_DONE

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 
 from rich.console import Console
 from rich.progress import track
@@ -22,6 +24,10 @@ from bitcycle.training.status import DEFAULT_ROOT, status_table
 NOTE_LETTERS = 70
 
 
+Seconds = dict[tuple[object, ...], list[float]]
+"""Kind of run -> training time of each finished run: seconds per sample, or per run if the length is given in epochs."""
+
+
 class Speeds:
     """Estimates the duration of a run from finished runs of the same kind.
 
@@ -29,19 +35,16 @@ class Speeds:
 
     Args:
         runs: runs in any state. A run whose length is given in steps yields seconds per sample, others seconds per run.
+        recorded: the same from runs on any machine, for kinds of which no run is finished here.
     """
 
-    def __init__(self, runs: Iterable[SweepRun]) -> None:
-        self.seconds: dict[tuple[object, ...], list[float]] = {}
-        for run in runs:
-            summary = run.folder.read_summary() if run.path else {}
-            if "seconds" in summary:
-                for key in _kinds(run):
-                    self.seconds.setdefault(key, []).append(float(summary["seconds"]) / (run.samples or 1))
+    def __init__(self, runs: Iterable[SweepRun], recorded: Seconds | None = None) -> None:
+        finished = [(_names(run), run.samples, run.folder.read_summary().get("seconds")) for run in runs if run.path]
+        self.seconds = (recorded or {}) | _by_kind(finished)
 
     def of(self, run: SweepRun) -> float | None:
         """Remaining training time of a run in seconds; None if no run of its kind is finished."""
-        known = next((self.seconds[key] for key in _kinds(run) if key in self.seconds), None)
+        known = next((self.seconds[key] for key in _kinds(_names(run), run.samples) if key in self.seconds), None)
         if known is None:
             return None
         status = run.folder.read_status()
@@ -56,16 +59,41 @@ class Speeds:
         return " + ".join(time + [f"{unknown} runs of a kind never measured"] * bool(unknown))
 
 
-def _kinds(run: SweepRun) -> list[tuple[object, ...]]:
-    """Kinds of runs with the same duration, from specific to general, from the folder's name without its hash."""
-    kind = tuple(run.folder.path.parent.name.split("-")[:-1])
-    return [(*kind, run.samples), (*kind, run.samples is None), (*kind[:2], run.samples is None)]
+def recorded_seconds(rows: Iterable[Mapping[str, str]]) -> Seconds:
+    """The training time of the runs in a summary file."""
+    return _by_kind(_timed(row) for row in rows if row.get("seconds"))
 
 
-def sweeps_table(sweeps: Sequence[tuple[str, Sequence[SweepRun]]], title: str, workers: int) -> Table:
+def _timed(row: Mapping[str, str]) -> tuple[tuple[str, ...], int | None, str]:
+    names = row["model"], row["dataset"], row["quantizer"], row["schedule"]
+    length = json.loads(row["settings"])["training"]
+    return names, length["steps"] and length["steps"] * length["batch_size"], row["seconds"]
+
+
+def _by_kind(runs: Iterable[tuple[tuple[str, ...], int | None, Any]]) -> Seconds:
+    found: Seconds = {}
+    for names, samples, seconds in runs:
+        for kind in _kinds(names, samples) if seconds is not None else ():
+            found.setdefault(kind, []).append(float(seconds) / (samples or 1))
+    return found
+
+
+def _names(run: SweepRun) -> tuple[str, ...]:
+    """Network, dataset, quantizer and schedule, from the folder's name without its hash."""
+    return tuple(run.folder.path.parent.name.split("-")[:-1])
+
+
+def _kinds(names: tuple[str, ...], samples: int | None) -> list[tuple[object, ...]]:
+    """Kinds of runs with the same duration, from specific to general."""
+    return [(*names, samples), (*names, samples is None), (*names[:2], samples is None)]
+
+
+def sweeps_table(
+    sweeps: Sequence[tuple[str, Sequence[SweepRun]]], title: str, workers: int, recorded: Seconds | None = None
+) -> Table:
     """One row per sweep: number of runs in each state, time left, and a note; the last row counts all distinct runs."""
     everything = distinct(runs for _, runs in sweeps)
-    speeds = Speeds(everything)
+    speeds = Speeds(everything, recorded)
     rows = [(name, [(run, run.state) for run in runs]) for name, runs in [*sweeps, ("all, each run once", everything)]]
     shown = [state for state in STATES if any(state == its for _, states in rows for _, its in states)]
     table = Table("sweep", "runs", *shown, "time left", "note", title=title)

@@ -13,7 +13,7 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from bitcycle.dataset import DATASETS, DatasetOptions
 from bitcycle.hardware import HARDWARE, HardwareOptions
@@ -185,7 +185,7 @@ def _declared_keys(node: DictConfig, prefix: str) -> Iterator[str]:
         return
     for field in dataclasses.fields(kind):
         yield f"{prefix}{field.name}"
-        if OmegaConf.is_dict(child := _child(node, field.name)):
+        if not OmegaConf.is_missing(node, field.name) and OmegaConf.is_dict(child := node[field.name]):
             yield from _declared_keys(child, f"{prefix}{field.name}.")
 
 
@@ -193,16 +193,12 @@ def _undeclared(node: DictConfig, prefix: str) -> Iterator[tuple[str, Any]]:
     """Keys that the dataclass of their node does not declare, with their values."""
     kind = OmegaConf.get_type(node)
     declared = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
-    for key in map(str, node):
-        child = _child(node, key)
+    for key, child in node.items_ex(resolve=False):
+        name = prefix + str(key)
         if key not in declared:
-            yield f"{prefix}{key}", child
-        elif OmegaConf.is_dict(child) and OmegaConf.get_type(child) is not dict:
-            yield from _undeclared(child, f"{prefix}{key}.")
-
-
-def _child(node: DictConfig, key: str) -> Any:
-    return None if key not in node or OmegaConf.is_missing(node, key) else node[key]
+            yield name, child
+        elif OmegaConf.is_dict(child) and OmegaConf.get_type(child) is not dict and not OmegaConf.is_missing(node, key):
+            yield from _undeclared(child, f"{name}.")
 
 
 def _to_settings(node: DictConfig, path: str) -> Any:
@@ -210,9 +206,10 @@ def _to_settings(node: DictConfig, path: str) -> Any:
     values: dict[str, Any] = {}
     for key in map(str, node):
         full_key = f"{path}.{key}".lstrip(".")
-        if OmegaConf.is_missing(node, key):
-            raise SettingError(full_key, MISSING, "is not given and has no default", f"set {full_key}=...")
-        value = node[key]
+        try:
+            value = node[key]
+        except MissingMandatoryValue:
+            raise SettingError(full_key, MISSING, "is not given and has no default", f"set {full_key}=...") from None
         if OmegaConf.is_dict(value) and OmegaConf.get_type(value) is not dict:
             value = _to_settings(value, full_key)
         elif OmegaConf.is_config(value):

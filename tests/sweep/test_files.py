@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from functools import cache
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
 
 from bitcycle.configuration import GROUPS, RunConfig, read_config
-from bitcycle.sweep.composition import Composer
 from bitcycle.sweep.grid import Overrides
 from bitcycle.sweep.registry import SCALES, Sweep, read_sweep
 from bitcycle.training.identity import run_hash, run_path
 from bitcycle.training.plan import make_plan
-from tests.conftest import ROOT, hydra_config
+from tests.conftest import COMPOSER, ROOT
 
 SWEEPS = ROOT / "sweeps"
 FILES = sorted(path.relative_to(SWEEPS).with_suffix("").as_posix() for path in SWEEPS.glob("*/*.yaml"))
@@ -91,24 +88,6 @@ FILES_OF_WEIGHTS = ("model.initial_weights", "model.backbone_weights", "model.we
 @cache
 def sweep(item: str) -> Sweep:
     return read_sweep(SWEEPS / f"{item}.yaml")
-
-
-@cache
-def hydra_config_once(*arguments: str) -> DictConfig:
-    return hydra_config(list(arguments))
-
-
-def composed(arguments: list[str]) -> DictConfig:
-    """As Hydra composes; schedules and quantizers, which set nothing outside their groups, once for all."""
-    alone = [argument for argument in arguments if argument.startswith(("schedule=", "quantizer="))]
-    config = copy.deepcopy(hydra_config_once(*(argument for argument in arguments if argument not in alone)))
-    for argument in alone:
-        group = argument.partition("=")[0]
-        config[group] = hydra_config_once(argument)[group]
-    return config
-
-
-COMPOSER = Composer(composed)
 
 
 @cache

@@ -158,10 +158,13 @@ class Cyclic(ScheduleOptions):
         def at(time: int) -> Precision:
             return self.precision(min(time * self._time_unit(length), last - self.end_at_q_max), length)
 
-        parts: list[tuple[Precision, int]] = []
-        for start in range(0, duration, period):
-            for first, end in ((start, start + half), (start + half, start + period)):
-                parts += _monotone_course(at, first, min(end, duration))
+        def cycle(start: int) -> list[tuple[Precision, int]]:
+            middle, end = min(start + half, duration), min(start + period, duration)
+            return [*_monotone_course(at, start, middle), *_monotone_course(at, middle, end)]
+
+        whole = (duration - 1) // period  # cycles before the last one; those of the same parity are alike
+        first_two = [cycle(number * period) for number in range(min(whole, 2))]
+        parts = [part for number in range(whole) for part in first_two[number % 2]] + cycle(whole * period)
         steps = [(precision, count * self._time_unit(length)) for precision, count in joined(parts)]
         precision, count = steps.pop()
         count -= sum(count for _, count in [*steps, (precision, count)]) - length.total_steps  # of a truncated epoch

@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bitcycle.configuration import TYPES, RunConfig, read_config, register_schemas
+from bitcycle.configuration import PRESETS, TYPES, RunConfig, read_config, register_schemas
 from bitcycle.hydra_errors import explain_hydra
 from bitcycle.settings import SettingError
 from bitcycle.sweep.grid import Overrides, command_line
@@ -24,7 +25,7 @@ from bitcycle.sweep.grid import Overrides, command_line
 GROUPS = (*TYPES, "training", "scale")
 """Settings that select a file of `conf/`; all others set values in the selected files."""
 ALONE = ("schedule", "quantizer")
-"""Independent groups: their files set nothing outside the group, and no other file sets anything inside it."""
+"""Independent groups: their options are presets, which set nothing outside the group, and no file sets anything inside it."""
 
 
 class Composer:
@@ -46,9 +47,11 @@ class Composer:
         Raises:
             HydraException, OmegaConfBaseException: for an unknown setting or a value of the wrong type, as Hydra does.
         """
-        choices = {key: value for key, value in run.items() if key in GROUPS or not _is_plain(key)}
+        alone = {key: run[key] for key in ALONE if run.get(key) in PRESETS[key]}
+        choices = {k: v for k, v in run.items() if (k in GROUPS or not _is_plain(k)) and k not in alone}
         try:
-            return self._with_values(self._chosen(choices), {k: v for k, v in run.items() if k not in choices})
+            found = self._chosen(choices, alone)
+            return self._with_values(found, {k: v for k, v in run.items() if k not in choices | alone})
         except (HydraException, OmegaConfBaseException):
             return self._compose(command_line(run))  # raises Hydra's own error
 
@@ -64,21 +67,18 @@ class Composer:
                 self._checked[key] = explain_hydra(error)
         return self._checked[key]
 
-    def _chosen(self, choices: Overrides) -> DictConfig:
-        """A new configuration with these group choices, in which the independent groups are inserted separately."""
-        alone = {key: value for key, value in choices.items() if key in ALONE}
-        found = self._once({key: value for key, value in choices.items() if key not in alone})
-        OmegaConf.set_readonly(found, False)
-        for group, option in alone.items():
-            found[group] = self._once({group: option})[group]
-        return found
+    def _chosen(self, choices: Overrides, alone: Overrides) -> DictConfig:
+        """A new configuration with these group choices, in which presets of independent groups are inserted.
 
-    def _once(self, choices: Overrides) -> DictConfig:
-        """A copy of the cached composition. It is kept as a pickle, which loads in a seventh of a deep copy's time."""
+        Hydra's composition is kept as a pickle, which loads in a seventh of a deep copy's time.
+        """
         name = str(sorted(choices.items()))
         if name not in self._composed:
             self._composed[name] = pickle.dumps(self._compose(command_line(choices)))
         found: DictConfig = pickle.loads(self._composed[name])
+        OmegaConf.set_readonly(found, False)
+        for group, option in alone.items():
+            found[group] = ConfigStore.instance().load(f"{group}/{option}.yaml").node
         return found
 
     def _with_values(self, found: DictConfig, values: Mapping[str, str]) -> DictConfig:

@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 export HYDRA_FULL_ERROR := 1
-# PYTHONPATH could point to another checkout, which would be tested instead of this one
-unexport PYTHONPATH
+# PYTHONPATH could point to another checkout, which would be tested instead of this one; without bytecode every process compiles
+# all modules anew, which costs the tests a minute
+unexport PYTHONPATH PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup docs demo test test-all test-slurm fuzz lint bench bench-check status reproduce campaign manifest collect figures browser costs readme lock clean

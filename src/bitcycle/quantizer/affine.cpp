@@ -1,9 +1,10 @@
-// The affine quantizer of affine.py on a CPU: the same numbers bit for bit, in PyTorch's own threads, as nodes of its autograd.
+// CPU implementation of the affine quantizer of affine.py: bitwise identical results, in PyTorch's threads, as autograd
+// nodes.
 //
 //     n = 2^b - 1,   s = max(r / n, 1e-8),   Q(x) = s rint(clamp((x - z) / s + u, 0, n)) + z
 //
-// A tensor is seen as [outer, groups, inner]; each group has a range of its own, over outer and inner. Compile without
-// contraction of a * b + c, which would round once where PyTorch rounds twice.
+// A tensor is viewed as [outer, groups, inner]; each group has its own range over outer and inner. Compile without
+// contraction of a * b + c (-ffp-contract=off), which would round once where PyTorch rounds twice.
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
@@ -31,7 +32,7 @@ using at::Tensor;
 using torch::autograd::variable_list;
 
 struct Keys {
-    const int32_t* layers = nullptr;  // none: round to nearest
+    const int32_t* layers = nullptr;  // null: round to nearest
     int64_t count = 1;
     int32_t step = 0;
 };
@@ -45,13 +46,14 @@ Tensor channels_last(const Tensor& x) { return x.dim() >= 4 ? x.movedim(1, -1).c
 
 Tensor unflat(const Tensor& flat, const Tensor& like) { return like.dim() >= 4 ? flat.movedim(-1, 1) : flat; }
 
-// x, contiguous as the view says, quantized with the ranges of its groups, which `ranges` gets if it is not null
+// Quantizes x, contiguous in the layout of the view, with one range per group; stores the ranges in `ranges` unless it
+// is null
 Tensor quantize(const Tensor& x, View view, int64_t bits, const Keys& keys, std::vector<Range>* ranges = nullptr) {
     TORCH_CHECK(x.numel() > 0, "cannot quantize a tensor without elements");
     Tensor y = at::empty(x.sizes(), x.options());
     const float* from = x.const_data_ptr<float>();
     float* to = y.mutable_data_ptr<float>();
-    const int64_t step = view.size() / keys.count;  // elements of a key
+    const int64_t step = view.size() / keys.count;  // elements per key
     std::vector<Range> own;
     std::vector<Range>& found = ranges ? *ranges : own;
     found.resize(view.groups);
@@ -87,9 +89,9 @@ Tensor quantize(const Tensor& x, View view, int64_t bits, const Keys& keys, std:
 int64_t number(const Tensor& scalar) { return *scalar.const_data_ptr<int64_t>(); }
 int32_t key(const Tensor& scalar) { return *scalar.const_data_ptr<int32_t>(); }
 
-// ---- the way back ----
+// ---- backward ----
 
-// PyTorch 2.13 counts references to nodes in the nodes, 2.11 beside them
+// PyTorch 2.13 stores the reference count in the node, 2.11 uses a shared_ptr
 template <class Node>
 auto new_node() {
     if constexpr (std::is_same_v<decltype(torch::autograd::Edge::function), std::shared_ptr<torch::autograd::Node>>) {
@@ -114,7 +116,8 @@ Tensor straight_through(const Tensor& x, Tensor y) {
 
 enum class Ranges { TENSOR, POSITIONS, STEPS, SEQUENCES };
 
-// Quantized with one range for the tensor, for each position [N, positions, F], each time step or each of its sequences [T, N, F]
+// Quantizes with one range per tensor, per position of [N, positions, F], per time step of [T, N, F], or per sequence
+// of each step
 Tensor quantize_gradient(const Tensor& gradient, const Tensor& bits, const Tensor& step_key, const Tensor& layer_keys,
                          bool stochastic, int64_t ranges) {
     at::NoGradGuard no_grad;
@@ -142,12 +145,12 @@ struct QuantizeGradient : torch::autograd::Node {
     }
 };
 
-// x itself, the same memory, whose gradient will be quantized
+// Returns x (same memory), whose gradient will be quantized
 Tensor with_quantized_gradient(const Tensor& x, const Tensor& bits, const Tensor& step_key, const Tensor& layer_keys,
                                bool stochastic, int64_t ranges) {
     Tensor y;
     {
-        at::AutoDispatchBelowADInplaceOrView below;  // no view, which an in-place ReLU behind the layer could not change
+        at::AutoDispatchBelowADInplaceOrView below;  // not a view, which a subsequent in-place ReLU could not modify
         y = x.detach();
     }
     if (at::GradMode::is_enabled() && x.requires_grad()) {
@@ -160,9 +163,9 @@ Tensor with_quantized_gradient(const Tensor& x, const Tensor& bits, const Tensor
     return y;
 }
 
-// ---- the way forward ----
+// ---- forward ----
 
-// With one range for the tensor, towards which the running one moves
+// One range per tensor; updates the running range
 Tensor quantize_and_observe(const Tensor& x, const Tensor& bits, Tensor running_zero_point, Tensor running_range, double momentum) {
     Tensor y;
     {
@@ -181,7 +184,7 @@ Tensor quantize_and_observe(const Tensor& x, const Tensor& bits, Tensor running_
     return straight_through(x, y);
 }
 
-// Into a range that is known
+// Quantizes within a given range
 Tensor quantize_clamped(const Tensor& x, const Tensor& bits, const Tensor& zero_point, const Tensor& value_range) {
     Tensor y;
     {
@@ -200,7 +203,7 @@ Tensor quantize_clamped(const Tensor& x, const Tensor& bits, const Tensor& zero_
     return straight_through(x, y);
 }
 
-// With one range for each row: all that belongs to an index of dimension 0 (of a weight), or the last dimension
+// One range per row: per index of dimension 0 (of a weight), or over the last dimension
 Tensor quantize_rows(const Tensor& x, const Tensor& bits, bool of_weight) {
     Tensor y;
     {
@@ -217,14 +220,14 @@ Tensor quantize_rows(const Tensor& x, const Tensor& bits, bool of_weight) {
     return straight_through(x, y);
 }
 
-// What `running` becomes when it sees the values one after another, summed up as PyTorch does
+// Updates `running` with the values in turn, with the summation order of PyTorch
 void observe_in_turn(Tensor running, const Tensor& values, double momentum) {
     const int64_t count = values.numel();
     const Tensor weights = at::pow(momentum, at::arange(count - 1, -1, -1, values.options()));
     running.copy_(running * std::pow(momentum, count) + (weights * values).sum() * (1 - momentum));
 }
 
-// x [T, N, F] with one range for each time step, which the running one sees in turn
+// Quantizes x [T, N, F] with one range per time step; updates the running range with each in turn
 Tensor quantize_sequence(const Tensor& x, const Tensor& bits, Tensor running_zero_point, Tensor running_range, double momentum) {
     Tensor y;
     {

@@ -12,12 +12,12 @@
 
 namespace bitcycle {
 
-constexpr int64_t GRAIN = 1 << 15;  // elements that are worth a thread of their own
+constexpr int64_t GRAIN = 1 << 15;  // minimum elements per thread
 
 struct Range {
     float low = std::numeric_limits<float>::infinity(), high = -std::numeric_limits<float>::infinity();
 
-    void include(const Range& other) {  // nan once is nan for ever
+    void include(const Range& other) {  // nan is sticky
         low = other.low < low || other.low != other.low ? other.low : low;
         high = other.high > high || other.high != other.high ? other.high : high;
     }
@@ -35,11 +35,11 @@ inline Range serial_range(const float* x, int64_t count) {
                 const float value = x[i + lane];
                 low[lane] = value < low[lane] ? value : low[lane];
                 high[lane] = value > high[lane] ? value : high[lane];
-                sum[lane] += value - value;  // 0, or nan from the first nan or infinity on
+                sum[lane] += value - value;  // 0, or nan after the first nan or infinity
             }
         for (int64_t lane = 0; lane < LANES; lane++) {
             range.include({low[lane], high[lane]});
-            if (sum[lane] != 0)  // whether it is nan or infinite is seen one by one
+            if (sum[lane] != 0)  // distinguish nan from infinity element by element
                 for (int64_t j = lane; j < i; j += LANES) range.include({x[j], x[j]});
         }
     }
@@ -47,7 +47,7 @@ inline Range serial_range(const float* x, int64_t count) {
     return range;
 }
 
-// The smallest and the largest element; nan if there is one
+// Minimum and maximum; nan if there is any nan
 inline Range range_of(const float* x, int64_t count) {
     if (count <= GRAIN || at::get_num_threads() == 1) return serial_range(x, count);
     std::vector<Range> parts(at::get_num_threads());
@@ -85,7 +85,7 @@ struct Affine {
     }
 };
 
-// Noise of the elements from counter `first` on
+// Noise of elements, starting at counter `first`
 struct Noise {
     bool is_there = false;
     uint32_t key = 0, first = 0;

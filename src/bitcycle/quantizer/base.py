@@ -30,9 +30,9 @@ class TensorQuantizer(nn.Module):
     """
 
     is_quantizer = True
-    """Its arithmetic is no product of the network: costs leave it out."""
+    """Marks quantizers, whose arithmetic is excluded from costs."""
     works_each_step = False
-    """Whether `begin_step` does anything."""
+    """Whether `begin_step` must be called before each training step."""
     samples_are_independent = False
     """Whether in evaluation mode the result for a sample is independent of the other samples."""
     has_blocks = False
@@ -131,7 +131,7 @@ class GradientQuantizer(nn.Module):
     """Identity in the forward pass; quantizes the gradient in the backward pass."""
 
     is_quantizer = True
-    """Its arithmetic is no product of the network: costs leave it out."""
+    """Marks quantizers, whose arithmetic is excluded from costs."""
     has_blocks = False
     """Whether it implements `along`, as the quantizers of its weights and activations do."""
     has_codes = False

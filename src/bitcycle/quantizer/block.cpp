@@ -1,8 +1,9 @@
-// Quantizers with a scale for each block (block.py, mx.py, nvfp4.py) on a CPU: the same numbers bit for bit, in PyTorch's own
-// threads, without copies into and out of blocks.
+// CPU implementation of quantizers with one scale per block (block.py, mx.py, nvfp4.py): bitwise identical results, in
+// PyTorch's threads, without copies into and out of blocks.
 //
-// A tensor is seen as [rows, length, inner]; a block is `size` neighbours along `length`, and the last one of a row may be shorter.
-// Noise is counted as if it were padded. Compile without contraction of a * b + c, as affine.cpp.
+// A tensor is viewed as [rows, length, inner]; a block has `size` consecutive elements along `length`, and the last
+// block of a row may be shorter. Noise counters include its padding. Compile without contraction of a * b + c, as
+// affine.cpp.
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
@@ -23,7 +24,7 @@ namespace {
 
 using at::Tensor;
 
-inline uint32_t magnitude(float x) { return std::bit_cast<uint32_t>(x) & 0x7FFFFFFFu; }  // in the order of |x|, nan last
+inline uint32_t magnitude(float x) { return std::bit_cast<uint32_t>(x) & 0x7FFFFFFFu; }  // ordered as |x|, nan last
 inline int32_t exponent_of(uint32_t bits) { return static_cast<int32_t>(bits >> 23 & 0xFF) - 127; }
 inline float power_of_two(int32_t exponent) { return std::bit_cast<float>(static_cast<uint32_t>(exponent + 127) << 23); }
 constexpr uint32_t INFINITE = 0x7F800000u;
@@ -48,7 +49,7 @@ struct Element {
 
 constexpr Element E4M3{3, -6, 8, 448.0f};
 
-// How a block is scaled: by a power of two (MX), or by a number in E4M3 times one of the tensor (NVFP4)
+// Scale of a block: a power of two (MX), or an E4M3 number times the scale of the tensor (NVFP4)
 struct PowerOfTwo {
     float down1, down2, up1, up2;
 
@@ -78,10 +79,10 @@ struct OfTensor {
 
 struct Shape {
     int64_t rows, length, inner, size;
-    int64_t blocks() const { return (length + size - 1) / size; }  // of a row
+    int64_t blocks() const { return (length + size - 1) / size; }  // per row
 };
 
-// Blocks whose elements lie side by side
+// Blocks of contiguous elements
 template <class Scale, bool STOCHASTIC>
 void quantize_contiguous(const float* from, float* to, int64_t count, const Element& element, float of_tensor, Noise noise) {
     uint32_t top = 0;
@@ -94,7 +95,7 @@ void quantize_contiguous(const float* from, float* to, int64_t count, const Elem
             to[i] = scale.apply(from[i], element);
 }
 
-// Blocks that lie across, `LANES` at a time
+// Blocks of strided elements, `LANES` blocks at a time
 template <class Scale, bool STOCHASTIC>
 void quantize_across(const float* from, float* to, int64_t count, int64_t inner, const Element& element, float of_tensor, Noise noise) {
     constexpr int64_t LANES = 64;
@@ -132,7 +133,7 @@ void quantize(const float* from, float* to, Shape shape, const Element& element,
     });
 }
 
-// The scale of the tensor: its largest finite magnitude stands at the end of the range
+// Scale of the tensor, which maps its largest finite magnitude to the end of the range
 float scale_of_tensor(const float* x, int64_t count, const Element& element) {
     uint32_t top = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -143,7 +144,8 @@ float scale_of_tensor(const float* x, int64_t count, const Element& element) {
     return scale > 0 ? scale : 1.0f;
 }
 
-// x with blocks of `size` along `dim`, `groups` equal parts of it apart; element: mantissa, lowest, highest, largest
+// Quantizes x in blocks of `size` along `dim`, separately in `groups` equal parts; element: mantissa, lowest, highest,
+// largest
 Tensor quantize_blocks(const Tensor& x, int64_t dim, int64_t size, int64_t groups, const Tensor& element, const Tensor& bits,
                        const std::optional<Tensor>& key, bool tensor_scale) {
     at::NoGradGuard no_grad;

@@ -1,8 +1,8 @@
-// The convolution of codes: sums of products of 8-bit integers in the instructions of a CPU (AVX-512 VNNI), one thread.
+// Convolution of codes: sums of products of 8-bit integers with AVX-512 VNNI instructions, single-threaded.
 //
 //     y[p, o] = s_x s_o sum n[p + k, c] m[o, k, c] + (s_x z_o sum n[p + k, c] + rest[p, o])
 //
-// One instruction multiplies 4 input channels of a pixel with 4 input channels of 16 output channels.
+// One instruction multiplies 4 input channels of a pixel by the weights of 16 output channels.
 
 #pragma once
 
@@ -21,7 +21,7 @@ struct Shape {
     int64_t places() const { return out_height * out_width; }
 };
 
-constexpr int64_t LANES = 16;  // output channels of an instruction
+constexpr int64_t LANES = 16;  // output channels per instruction
 
 // Weights m [O, K, K, C] as [O / 16, K K C / 4, 16, 4]
 inline std::vector<int8_t> packed_weight(const int8_t* m, const Shape& s) {
@@ -39,16 +39,16 @@ struct Epilogue {
     int64_t rest_step;
 };
 
-// Convolves image after image
+// Convolves one image at a time
 class Convolution {
     Shape s;
     const int8_t* weight;
     Epilogue epilogue;
-    int64_t wide, high;              // of a padded image
+    int64_t wide, high;              // width and height of a padded image
     std::vector<uint8_t> padded;     // [high, wide, C], 0 around the image
-    std::vector<int32_t> sums, columns, windows;  // of the codes: of padded pixels, in a row's columns, in its windows
+    std::vector<int32_t> sums, columns, windows;  // sums of codes: per padded pixel, per column of a row, per window
 
-    // P neighbouring places of an output row, B blocks of 16 output channels
+    // P adjacent positions of an output row, B blocks of 16 output channels
     template <int P, int B>
     void places(int64_t row, int64_t column, int64_t block, float* y) const {
         const int64_t taps = s.channels / 4, of_block = s.kernel * s.kernel * s.channels * LANES;
@@ -92,7 +92,7 @@ class Convolution {
         for (; column < s.out_width; column++) places<1, B>(row, column, block, y);
     }
 
-    // The sums of the codes in the windows of an output row: of columns first, then of these
+    // Sums of codes in the windows of an output row: first over columns, then over the window's columns
     void sum_windows(int64_t row) {
         const int32_t* from = &sums[row * s.stride * wide];
         for (int64_t column = 0; column < wide; column++) {

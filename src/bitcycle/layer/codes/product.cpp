@@ -1,4 +1,5 @@
-// compute=codes for convolutions on a CPU with 8-bit products: quantization, product and gradients as one node of autograd.
+// compute=codes for convolutions on a CPU with 8-bit products: quantization, product and gradients as one autograd
+// node.
 // See product.py for the equations.
 
 #include <ATen/Parallel.h>
@@ -26,7 +27,7 @@ int64_t number(const Tensor& scalar) { return *scalar.const_data_ptr<int64_t>();
 int32_t key(const Tensor& scalar) { return *scalar.const_data_ptr<int32_t>(); }
 Tensor nhwc(const Tensor& x) { return x.movedim(1, -1).contiguous(); }
 
-// Loops of their own, whose pointers and numbers nothing else can change: bytes that are written could be anything
+// Separate loops so that the compiler can rule out aliasing: writes through byte pointers may alias anything
 
 void encode_elements(const float* __restrict from, uint8_t* __restrict to, int64_t count, Affine affine) {
     for (int64_t i = 0; i < count; i++) to[i] = static_cast<uint8_t>(static_cast<int32_t>(affine.code(from[i])));
@@ -53,7 +54,7 @@ void encode_centred(const float* __restrict from, float* __restrict to, int8_t* 
 void rectify(const float* from, float* to, uint8_t* __restrict passed, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         const float x = from[i];
-        passed[i] = x < 0 || x == 0 ? 0 : 1;  // nan passes
+        passed[i] = x < 0 || x == 0 ? 0 : 1;  // 1 for nan
         to[i] = x < 0 ? 0 : x;
     }
 }
@@ -66,7 +67,7 @@ struct Weight {
     Tensor integers, decoded, scale, zero_point;  // [O, K, K, C] int8 and float32, [O] twice
 };
 
-// One range for each output channel
+// One range per output channel
 Weight encode_weight(const Tensor& weight, int64_t bits) {
     const Tensor rows = nhwc(weight);
     const int64_t out = rows.size(0), terms = rows.numel() / out;
@@ -95,7 +96,7 @@ Tensor encode(const Tensor& x, const Affine& affine) {
     return integers;
 }
 
-// Quantized gradient and its codes, from a gradient [N, H', W', O]
+// Quantized gradient and its codes, for a gradient [N, H', W', O]
 std::pair<Tensor, Tensor> encode_gradient(const Tensor& gradient, const Affine& affine, int64_t bits, const Noise& noise) {
     Tensor quantized = at::empty(gradient.sizes(), gradient.options());
     Tensor integers = at::empty(gradient.sizes(), gradient.options().dtype(at::kChar));
@@ -114,7 +115,7 @@ std::pair<Tensor, Tensor> encode_gradient(const Tensor& gradient, const Affine& 
     return {quantized, integers};
 }
 
-// What is added to each element beside the products: bias, and what the zero point of x contributes inside of the image
+// Terms added to the products: bias, and the contribution of x's zero point inside the image
 Tensor rest_of(const Tensor& bias, const Weight& w, float zero_point, const Shape& s) {
     Tensor rest = bias.defined() ? bias.detach().contiguous() : at::zeros({s.out_channels}, w.scale.options());
     if (zero_point == 0) return rest;
@@ -174,7 +175,7 @@ struct CodeConvolution : torch::autograd::Function<CodeConvolution> {
     }
 
     static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-        TORCH_CHECK(!at::GradMode::is_enabled(), "a layer that computes codes has no second derivative: use compute=simulate");
+        TORCH_CHECK(!at::GradMode::is_enabled(), "compute=codes has no second derivative: use compute=simulate");
         const auto saved = context->get_saved_variables();
         const auto numbers = context->saved_data["numbers"].toDoubleVector();
         const auto n = context->saved_data["shape"].toIntVector(), needed = context->saved_data["needed"].toIntVector();
@@ -190,7 +191,7 @@ struct CodeConvolution : torch::autograd::Function<CodeConvolution> {
             of_weight = gradient_of_weight(saved[0], codes, s, {numbers[0], numbers[1], step, zero}).movedim(-1, 1);
         }
         if (needed[0] || needed[2]) {
-            const Tensor like = at::empty(saved[0].sizes(), gradient.options()).movedim(-1, 1);  // for its shape
+            const Tensor like = at::empty(saved[0].sizes(), gradient.options()).movedim(-1, 1);  // for its shape only
             const int64_t out_channels[] = {s.out_channels};
             const auto found = at::convolution_backward(
                 quantized.movedim(-1, 1), like, saved[1].movedim(-1, 1), at::OptionalIntArrayRef(out_channels), {s.stride, s.stride},
@@ -211,7 +212,7 @@ Tensor convolve_codes(const Tensor& x, const Tensor& weight, const std::optional
                                   running_zero_point, running_range, momentum, training, stochastic, stride, padding);
 }
 
-// The gradient [O, K, K, C] of a weight, from the codes x [N, H, W, C] and g [N, H', W', O], both contiguous
+// Gradient [O, K, K, C] of a weight from the codes x [N, H, W, C] and g [N, H', W', O], both contiguous
 Tensor sum_weight_gradient(const Tensor& x, const Tensor& g, int64_t kernel, int64_t stride, int64_t padding, double x_scale,
                            double x_zero, double g_scale, double g_zero) {
     const Shape s{x.size(0), x.size(1), x.size(2), x.size(3), g.size(1), g.size(2), g.size(3), kernel, stride, padding};
@@ -219,7 +220,7 @@ Tensor sum_weight_gradient(const Tensor& x, const Tensor& g, int64_t kernel, int
     return gradient_of_weight(x, g, s, {x_scale, x_zero, g_scale, g_zero});
 }
 
-// ---- the ReLU that keeps which elements passed ----
+// ---- mask-saving ReLU ----
 
 struct MaskSavingRelu : torch::autograd::Function<MaskSavingRelu> {
     static Tensor forward(AutogradContext* context, const Tensor& x, bool inplace) {
@@ -237,7 +238,7 @@ struct MaskSavingRelu : torch::autograd::Function<MaskSavingRelu> {
     }
 
     static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-        TORCH_CHECK(!at::GradMode::is_enabled(), "a ReLU that keeps a mask has no second derivative: use compute=simulate");
+        TORCH_CHECK(!at::GradMode::is_enabled(), "the mask-saving ReLU has no second derivative: use compute=simulate");
         const Tensor passed = context->get_saved_variables()[0];
         const Tensor gradient = gradients[0].strides() == passed.strides() ? gradients[0] : at::empty_like(passed, gradients[0].options()).copy_(gradients[0]);
         Tensor of_x = at::empty_like(gradient);

@@ -1,12 +1,12 @@
-// The gradient of a convolution's weight as a sum of integers, in the 8-bit instructions of a CPU (AVX-512 VNNI).
+// Weight gradient of a convolution as integer sums with 8-bit AVX-512 VNNI instructions.
 //
-//     dW[o, k, c] = sum over images and output pixels p of  G[p, o] X[p + k, c],    X = x_scale x + x_zero inside of the image,
+//     dW[o, k, c] = sum over images and output pixels p of  G[p, o] X[p + k, c],    X = x_scale x + x_zero inside the image,
 //                                                                                   G = g_scale g + g_zero
 //
-// is  x_scale (g_scale sum g x + g_zero sum x) + x_zero (g_scale sum g + g_zero sum 1),  all four sums over the pixels p for which
-// p + k lies inside. Codes x are 0 ... 255, g are -128 ... 127; sums are exact, so that threads change nothing. One instruction
-// multiplies 4 pixels of 16 input channels with 4 pixels of an output channel; for that both are laid out anew, a few images at
-// a time, so that they stay in the cache.
+// equals x_scale (g_scale sum g x + g_zero sum x) + x_zero (g_scale sum g + g_zero sum 1),  with all four sums over the
+// pixels p for which p + k is inside the image. Codes x are 0 ... 255, g are -128 ... 127; sums are exact and
+// independent of the number of threads. One instruction multiplies 4 pixels of 16 input channels by 4 pixels of an
+// output channel; both are first copied to a suitable layout, a few images at a time, so that they stay in the cache.
 
 #pragma once
 
@@ -22,9 +22,9 @@
 
 namespace bitcycle {
 
-constexpr int64_t PIXELS = 4;          // of an instruction, and 16 input channels
-constexpr int64_t MOST_TERMS = 65000;  // of a sum of products in 32 bits: 255 * 128 * 65,000 < 2^31
-constexpr int64_t CACHED = 1 << 16;    // bytes of codes that are laid out at a time, if an image is not larger
+constexpr int64_t PIXELS = 4;          // per instruction, of 16 input channels
+constexpr int64_t MOST_TERMS = 65000;  // terms of a 32-bit sum of products: 255 * 128 * 65,000 < 2^31
+constexpr int64_t CACHED = 1 << 16;    // bytes of codes copied at a time (at least one image)
 
 struct Steps {
     double x_scale, x_zero, g_scale, g_zero;
@@ -47,15 +47,15 @@ void accumulate(const From* __restrict from, int64_t count, To* __restrict to) {
     for (int64_t i = 0; i < count; i++) to[i] += from[i];
 }
 
-// The sums over a range of images.
+// Sums over a range of images
 template <int K>
 class Sums {
-    static constexpr int64_t TILE = K == 1 ? 16 : 8;  // output channels whose sums are in registers together
+    static constexpr int64_t TILE = K == 1 ? 16 : 8;  // output channels with sums in registers
 
     Shape s;
-    int64_t groups, rows, input_blocks, output_tiles;         // of 4 pixels in a row, padded rows, of channels
-    int64_t x_tap, x_row, x_image, x_block = 0;               // bytes between places of the input's new layout
-    int64_t g_row, g_channel, g_image;                        // and of the gradient's
+    int64_t groups, rows, input_blocks, output_tiles;         // 4-pixel groups per row, padded rows, channel blocks
+    int64_t x_tap, x_row, x_image, x_block = 0;               // strides in bytes of the input's layout
+    int64_t g_row, g_channel, g_image;                        // strides in bytes of the gradient's layout
     std::vector<uint8_t> x_layout, x_line, g_line;
     std::vector<int8_t> g_layout;
     std::vector<int32_t> narrow;
@@ -73,7 +73,8 @@ class Sums {
         terms = 0;
     }
 
-    // [height, width, channels] -> [channels / 16, padded rows, kernel's columns, width / 4, 16, 4], zero outside of the image
+    // [height, width, channels] -> [channels / 16, padded rows, kernel columns, width / 4, 16, 4], zero outside the
+    // image
     void lay_out_input(const uint8_t* x, uint8_t* to) {
         for (int64_t row = 0; row < rows; row++) {
             const int64_t from = row - s.padding;
@@ -95,7 +96,7 @@ class Sums {
         }
     }
 
-    // [height, width, channels] -> [channels, height, width], rows filled up with zeros to groups of 4
+    // [height, width, channels] -> [channels, height, width], rows padded with zeros to multiples of 4
     void lay_out_gradient(const int8_t* g, int8_t* to) {
         for (int64_t row = 0; row < s.out_height; row++) {
             std::memcpy(g_line.data(), g + row * s.out_width * s.out_channels, s.out_width * s.out_channels);
@@ -109,7 +110,7 @@ class Sums {
         }
     }
 
-    // A tile of output channels, 16 input channels, one row of the kernel
+    // For a tile of output channels, 16 input channels, and one row of the kernel
     void multiply(const uint8_t* x, const int8_t* g, int64_t images, int32_t* sums) const {
         __m512i sum[TILE][K];
         for (int64_t o = 0; o < TILE; o++)
@@ -134,7 +135,7 @@ class Sums {
     }
 
    public:
-    std::vector<int32_t> x_pixels, g_pixels;  // sums over the images of each element
+    std::vector<int32_t> x_pixels, g_pixels;  // per pixel, summed over images
 
     explicit Sums(const Shape& shape) : s(shape) {
         groups = (s.out_width + PIXELS - 1) / PIXELS;
@@ -149,7 +150,7 @@ class Sums {
         const int64_t together = std::clamp<int64_t>(CACHED / (x_size + g_size), 1, std::max<int64_t>(images, 1));
         x_block = together * x_image;
         x_layout.resize(input_blocks * x_block), g_layout.resize(together * g_image);
-        const int64_t read = (groups * PIXELS - 1) * s.stride + K;  // pixels of a row, some of them beyond its end
+        const int64_t read = (groups * PIXELS - 1) * s.stride + K;  // pixels read per row, possibly beyond its end
         x_line.assign(std::max(read, s.width + 2 * s.padding) * s.channels, 0);
         g_line.assign(groups * PIXELS * s.out_channels, 0);
         narrow.assign(input_blocks * output_tiles * K * TILE * K * LANES, 0);
@@ -174,7 +175,7 @@ class Sums {
         }
     }
 
-    // sum g x for 16 input channels from `channel` on
+    // sum g x for 16 input channels, starting at `channel`
     void products(int64_t o, int64_t row, int64_t column, int64_t channel, int64_t* to) const {
         const int64_t at = place(channel / LANES, o / TILE, row) + ((o % TILE) * K + column) * LANES;
         accumulate(&narrow[at], LANES, to);

@@ -160,7 +160,7 @@ def test_dry_run_of_a_schedule_that_reacts(command):
     assert bounds["least"]["relative_to_static"] == pytest.approx((9 + 2 * 18) / 192, rel=0.01)
     assert bounds["most"]["relative_to_static"] == 1
     out = command("schedule=pfq", "model=resnet38", "dry_run=true")[1]
-    assert "the schedule reacts to the training: between" in out
+    assert "the schedule depends on training: between" in out
 
 
 def test_dry_run_of_a_schedule_that_depends_on_the_input(command):

@@ -122,7 +122,7 @@ def test_manual_stages_are_equally_long_unless_told():
         ("pfq", {"epsilon": -1}, "use 0 or more"),
         ("pfq", {"steps_per_epoch": None}, "set epoch_steps"),
         ("pfq_manual", {"boundaries": [0.5]}, "4 stages have 3 boundaries"),
-        ("pfq_manual", {"boundaries": [0.5, 0.2, 0.9]}, "are not in order"),
+        ("pfq_manual", {"boundaries": [0.5, 0.2, 0.9]}, "are not ascending"),
     ],
 )
 def test_nonsense_is_refused(name, options, words):

@@ -255,5 +255,5 @@ def test_a_task_refuses_data_and_a_model_shapes_of_another_kind(digits):
 
     with pytest.raises(SettingError, match="omit task="):
         digits().config.task.check(Songs(name="songs"))
-    with pytest.raises(SettingError, match="not made for the data of dataset=songs"):
+    with pytest.raises(SettingError, match="does not accept the data of dataset=songs"):
         check_kind(digits().config.model, "songs", (1, 2))

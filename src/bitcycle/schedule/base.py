@@ -117,13 +117,13 @@ class Schedule:
 
     @property
     def summary(self) -> str:
-        """What is known about the precision in advance if it is not `fixed`."""
-        return f"from {'/'.join(map(str, self(0)))} on, depending on the training"
+        """Description of what is known in advance about a precision that is not `fixed`."""
+        return f"starts at {'/'.join(map(str, self(0)))}, depends on training"
 
     @property
     def follows(self) -> str:
-        """What the precision depends on if it is not `fixed`, in words."""
-        return "reacts to the training"
+        """Description of what a precision that is not `fixed` depends on."""
+        return "depends on training"
 
     def check_step(self, step: int) -> None:
         """Raise SettingError for a step outside the run."""
@@ -163,12 +163,12 @@ class Schedule:
 
     @property
     def min_cost(self) -> list[tuple[Precision, int]]:
-        """The possible course with the fewest bits: [(precision, steps), ...]."""
+        """Cheapest possible course: [(precision, steps), ...]."""
         return self.run_lengths if self.fixed else [(self.lowest, self.steps)]
 
     @property
     def max_cost(self) -> list[tuple[Precision, int]]:
-        """The possible course with the most bits."""
+        """Most expensive possible course."""
         return self.run_lengths if self.fixed else [(self.reference, self.steps)]
 
 

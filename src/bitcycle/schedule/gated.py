@@ -27,7 +27,7 @@ OPTION_LISTS: dict[str, Pairs] = {
 
 
 class Family(NamedTuple):
-    """Settings that the paper or its code varies between families of networks.
+    """Settings that differ between families of networks in the paper or its code.
 
     Attributes:
         paper, code: names of the option lists.

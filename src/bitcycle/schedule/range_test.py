@@ -1,4 +1,4 @@
-"""The precision range test of CPT: finds the lowest precision at which training makes progress, by raising it in training."""
+"""CPT's precision range test: raises the precision during training to find the lowest at which training progresses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_q_min(value: object) -> None:
 
 @dataclass
 class RangeTestRule(Settings):
-    """How long each precision is tried, and which rise in accuracy counts as progress."""
+    """Duration of each precision, and the rise in accuracy that counts as progress."""
 
     level_steps: Optional[int] = setting(
         None, "range test: steps at each precision; null: 390, or a sixteenth of the run if that is less", minimum=1
@@ -60,7 +60,7 @@ class RangeTestRule(Settings):
             raise SettingError("level_steps", self.level_steps, problem, remedy)
         if window > steps:
             raise SettingError(
-                "window", window, f"is longer than the {steps} steps of a precision", "choose it shorter"
+                "window", window, f"is longer than the {steps} steps of a precision", "use a shorter window"
             )
 
 
@@ -81,7 +81,7 @@ class RangeTest(RangeTestRule, ScheduleOptions):
         for b = q_min .. q_max - 1:  train S more steps at b bits
                                      A := mean training accuracy of the last w of them
                                      found b, if A - r > threshold;  r := max(r, A)
-        found q_max, if no other
+        found q_max, if there was no rise
 
     Weights and optimizer state carry over from one precision to the next; after a precision with a non-finite loss, which is
     never chosen, they are reset. The gradient has q_max bits unless `gradient` is set. The learning rate and its warm-up are
@@ -284,7 +284,7 @@ class UndecidedSchedule(Schedule):
     def summary(self) -> str:
         test = self.preliminary
         bound = test.bind(self.length.total_steps)
-        return f"q_min is found first, by {bound.lengths[0]} steps per precision from {test.q_min} bits on"
+        return f"a range test finds q_min first, with {bound.lengths[0]} steps per precision from {test.q_min} bits"
 
     @property
     def precisions(self) -> set[Precision]:

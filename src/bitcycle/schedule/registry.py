@@ -71,26 +71,26 @@ SCHEDULES: dict[str, Preset[ScheduleOptions]] = registry(
         "deficit": Preset(Deficit, "q_min inside a window of the run, q_max outside", "Better Schedules, section 5"),
         "pfq_manual": Preset(
             Staged,
-            "stages of rising precision, equally long unless schedule.boundaries says otherwise",
+            "stages of rising precision, of equal length unless schedule.boundaries is set",
             "FracTrain, appendix A; CPT, figure 1 and table 1",
         ),
         "pfq": Preset(
             Pfq,
-            "stages of rising precision, the next one when the loss becomes flat",
+            "stages of rising precision; the next stage begins when the loss becomes flat",
             "FracTrain, section 3.1 and algorithm 1",
         ),
         "dfq": Preset(
             Dfq,
-            "gates choose the bits of each block for each sample, at a target cost",
+            "gates choose the bits per block and sample, for a target cost",
             "FracTrain, section 3.2 and appendix F",
         ),
         "fractrain": Preset(
             FracTrain,
-            "DFQ whose target cost rises in stages, the next one when the loss becomes flat",
+            "DFQ with a target cost that rises in stages, whenever the loss becomes flat",
             "FracTrain, section 3.3, algorithm 2 and appendix G",
         ),
         "hlhlp": Preset(
-            Hlhlp, "float, 2, 8 and 2 bits in turn, starting from weights chosen by validation and flatness", HLHLP
+            Hlhlp, "phases of float, 2, 8 and 2 bits, starting from weights selected by validation and flatness", HLHLP
         ),
         "hlhlhlp": Preset(
             Hlhlp,
@@ -110,12 +110,12 @@ SCHEDULES: dict[str, Preset[ScheduleOptions]] = registry(
         ),
         "partial_pretrain": Preset(
             PartialPretrain,
-            "float for a part of the run, then low precision; a complete learning rate schedule in each part",
+            "float training, then low precision, each with a complete learning rate schedule",
             "partial pre-training, section 3 and algorithm 1; with quantizer=pact_binary and training=partial",
         ),
         "range_test": Preset(
             RangeTest,
-            "finds q_min: precision rises until training accuracy does, then the run ends (precision range test)",
+            "precision range test: raises precision until training accuracy rises, to find q_min, then ends the run",
             "CPT, section 3.3; with schedule.q_min=auto a cyclic schedule does this first",
         ),
     }

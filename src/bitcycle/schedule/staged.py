@@ -68,7 +68,7 @@ class Staged(StageOptions):
                 )
             if sorted(self.boundaries) != self.boundaries:
                 raise SettingError(
-                    "boundaries", self.boundaries, "are not in order", f"write {sorted(self.boundaries)}"
+                    "boundaries", self.boundaries, "are not ascending", f"write {sorted(self.boundaries)}"
                 )
 
     def precision(self, step: int, length: RunLength) -> Precision:

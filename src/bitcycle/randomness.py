@@ -4,8 +4,6 @@ A hash has no state, so a resumed run uses the same numbers as an uninterrupted 
 (seed, epoch), augmentation on (seed, epoch, sample), noise on (seed, step, layer, element).
 """
 
-from __future__ import annotations
-
 import operator
 import zlib
 

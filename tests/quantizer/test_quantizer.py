@@ -11,7 +11,7 @@ from torch import nn
 import bitcycle
 from bitcycle.layer import PrecisionState
 from bitcycle.quantizer import Sbm, SbmActivation, SbmWeight, compiler_works
-from bitcycle.quantizer.affine import quantize_stochastically
+from bitcycle.quantizer.affine import quantize_per_tensor
 from bitcycle.quantizer.noise import uniform
 from bitcycle.randomness import derive, int32_key
 from bitcycle.settings import SettingError
@@ -160,7 +160,7 @@ def test_noise_of_other_seeds_steps_layers_and_elements_is_unrelated():
             "mirrored",
         )
     layers = [
-        quantize_stochastically(torch.linspace(0, 1, 1000), torch.tensor(2), torch.tensor(5, dtype=torch.int32), key)
+        quantize_per_tensor(torch.linspace(0, 1, 1000), torch.tensor(2), torch.tensor(5, dtype=torch.int32), key)
         for key in torch.arange(2, dtype=torch.int32)
     ]
     assert not torch.equal(*layers)

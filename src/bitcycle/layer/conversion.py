@@ -1,7 +1,5 @@
 """Conversion of a float model: the rule for which layers are quantized, and their replacement."""
 
-from __future__ import annotations
-
 import fnmatch
 import logging
 from collections import Counter

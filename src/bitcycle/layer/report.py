@@ -1,7 +1,5 @@
 """Report of a conversion: the treatment of each layer, and the quantized share of the arithmetic."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass

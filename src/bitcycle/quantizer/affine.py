@@ -9,6 +9,8 @@ Source: released code of CPT and FracTrain, modules/quantize.py. All functions h
 float32: eager and compiled results are bitwise identical on a CPU.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -48,10 +50,15 @@ def encode(
     return torch.minimum(code.clamp_min(0), levels).round(), scale
 
 
-def quantize_per_tensor(x: Tensor, bits: Tensor) -> Tensor:
-    """Fake-quantize with one minimum and maximum over the whole tensor."""
+def quantize_per_tensor(x: Tensor, bits: Tensor, *keys: Tensor) -> Tensor:
+    """Fake-quantize with one minimum and maximum over the whole tensor; `keys` as of `keyed_noise`."""
     low, high = torch.aminmax(x)
-    return fake_quantize(x, low, high - low, bits)
+    return fake_quantize(x, low, high - low, bits, keyed_noise(x, keys))
+
+
+def keyed_noise(x: Tensor, keys: Sequence[Tensor]) -> Tensor | None:
+    """The noise of unbiased stochastic rounding by keys (step, layer) in the shape of x; without keys None: round to nearest."""
+    return uniform(x.shape, keys[0] ^ keys[1]) if keys else None
 
 
 def quantize_per_row(rows: Tensor, bits: Tensor) -> Tensor:
@@ -60,15 +67,11 @@ def quantize_per_row(rows: Tensor, bits: Tensor) -> Tensor:
     return fake_quantize(rows, low, high - low, bits)
 
 
-def quantize_stochastically(x: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
-    """Fake-quantize a flat tensor with one range and unbiased stochastic rounding, with the noise of (step, layer)."""
-    return quantize_share_stochastically(x, *torch.aminmax(x), bits, step_key, layer_key)
-
-
 def quantize_share_stochastically(
     x: Tensor, low: Tensor, high: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor, first: Tensor | None = None
 ) -> Tensor:
-    """The same for a shard of a tensor, with the range of the whole tensor and the index of its first element in it."""
+    """Fake-quantize a shard of a tensor with the range of the whole tensor and stochastic rounding, given the index of its first
+    element in the tensor."""
     return fake_quantize(x, low, high - low, bits, uniform(x.shape, step_key ^ layer_key, first))
 
 
@@ -77,15 +80,10 @@ def position_range(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.amin(2, keepdim=True).amin(0, keepdim=True), x.amax(2, keepdim=True).amax(0, keepdim=True)
 
 
-def quantize_per_position(x: Tensor, bits: Tensor, noise: Tensor | None = None) -> Tensor:
-    """Fake-quantize [N, P, F] with one minimum and maximum for each of the P positions, over samples and features."""
+def quantize_per_position(x: Tensor, bits: Tensor, *keys: Tensor) -> Tensor:
+    """Fake-quantize [N, P, F] with one minimum and maximum for each of the P positions; `keys` as of `keyed_noise`."""
     low, high = position_range(x)
-    return fake_quantize(x, low, high - low, bits, noise)
-
-
-def quantize_positions_stochastically(x: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
-    """`quantize_per_position` with unbiased stochastic rounding, with the noise of (step, layer)."""
-    return quantize_per_position(x, bits, uniform(x.shape, step_key ^ layer_key))
+    return fake_quantize(x, low, high - low, bits, keyed_noise(x, keys))
 
 
 def quantize_and_observe(

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from bitcycle.quantizer import affine
-from bitcycle.quantizer.noise import uniform
 
 MOST_BITS = 8
 
@@ -85,21 +84,10 @@ def _middle(bits: Tensor, like: Tensor) -> Tensor:
     return (1 << (bits - 1)).to(like.dtype)
 
 
-def encode_gradient(
-    x: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`affine.quantize_stochastically` that also returns codes: quantized x, int8 integers, scale and minimum."""
-    return _centred(x, bits, uniform(x.shape, step_key ^ layer_key))
-
-
-def encode_gradient_to_nearest(x: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def encode_gradient(x: Tensor, bits: Tensor, *keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`affine.quantize_per_tensor` that also returns codes: quantized x, int8 integers, scale and minimum."""
-    return _centred(x, bits, None)
-
-
-def _centred(x: Tensor, bits: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     low, high = torch.aminmax(x)
-    code, scale = affine.encode(x, low, high - low, bits, noise)
+    code, scale = affine.encode(x, low, high - low, bits, affine.keyed_noise(x, keys))
     return code * scale + low, (code - _middle(bits, x)).to(torch.int8), scale, low
 
 

@@ -53,18 +53,16 @@ class SbmGradient(GradientQuantizer):
             limits = distributed.all_min_max(*torch.aminmax(matrix))
             quantized = self._quantize_share(matrix, limits, bits, step_key, layer_key)
             return unflat(quantized.reshape(-1), like=gradient)
-        vector = flat(gradient)
-        if self.stochastic:
-            function = kernel(affine.quantize_stochastically, self.compile_kernel)
-            return unflat(function(vector, bits, step_key, layer_key), like=gradient)
-        return unflat(kernel(affine.quantize_per_tensor, self.compile_kernel)(vector, bits), like=gradient)
+        keys = (step_key, layer_key) if self.stochastic else ()
+        function = kernel(affine.quantize_per_tensor, self.compile_kernel)
+        return unflat(function(flat(gradient), bits, *keys), like=gradient)
 
     def encode(
         self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor
     ) -> tuple[Tensor, GradientCodes]:
-        function = codes.encode_gradient if self.stochastic else codes.encode_gradient_to_nearest
         keys = (step_key, layer_key) if self.stochastic else ()
-        quantized, integers, scale, low = kernel(function, self.compile_kernel)(flat(gradient), bits, *keys)
+        function = kernel(codes.encode_gradient, self.compile_kernel)
+        quantized, integers, scale, low = function(flat(gradient), bits, *keys)
         step = float(scale)  # in float64, as an error of z' is multiplied by the number of elements
         zero_point = float(low) + (1 << (int(bits) - 1)) * step
         return unflat(quantized, like=gradient), GradientCodes(shaped(integers, like=gradient), step, zero_point)
@@ -111,11 +109,9 @@ class SbmPositionGradient(SbmGradient):
         if distributed.current_shard() is not None:
             limits = distributed.all_min_max(*affine.position_range(positions))
             quantized = self._quantize_share(positions, limits, bits, step_key, layer_key)
-        elif self.stochastic:
-            function = kernel(affine.quantize_positions_stochastically, self.compile_kernel)
-            quantized = function(positions, bits, step_key, layer_key)
         else:
-            quantized = kernel(affine.quantize_per_position, self.compile_kernel)(positions, bits)
+            keys = (step_key, layer_key) if self.stochastic else ()
+            quantized = kernel(affine.quantize_per_position, self.compile_kernel)(positions, bits, *keys)
         return quantized.to(gradient.dtype).view(gradient.shape)
 
 

@@ -130,7 +130,18 @@ class CodeConvolution(CodeProduct):
         )
 
     def product(self, codes: Codes, weight: WeightCodes, bias: Tensor | None) -> Tensor:
-        return convolve(codes, weight, bias, self)
+        """The convolution [N, C, H, W] -> [N, O, H', W'] of codes with the weight [O, C / groups, k, k] of a layer."""
+        layer = self.layer
+        y = convolve_integers(codes.integers, weight.integers, codes.scale * weight.scale, layer)
+        rest = y.new_zeros(1, *y.shape[1:]) if bias is None else bias.view(-1, 1, 1).expand(1, *y.shape[1:])
+        if _begins_above_zero(codes):
+            inside = torch.ones(1, 1, *codes.integers.shape[2:], device=y.device)
+            sums = self.decoded_weight(weight).sum(1, keepdim=True)
+            rest = rest + codes.zero_point * F.conv2d(inside, sums, None, *_geometry(layer)[:3])
+        rest = rest.contiguous(memory_format=torch.channels_last)
+        images = (_by_group(image, layer.groups) for image in (y, _window_sums(codes.integers, self), rest))
+        kernel(_add_offsets, self.compile)(*images, (codes.scale * weight.zero_point).view(layer.groups, -1))
+        return y
 
     def gradients(self, gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]) -> Gradients:
         return gradients_of_convolution(gradient, x, weight, needed, self.layer)
@@ -140,7 +151,16 @@ class CodeLinear(CodeProduct):
     """The computation of a `QuantizedLinear` on codes."""
 
     def product(self, codes: Codes, weight: WeightCodes, bias: Tensor | None) -> Tensor:
-        return multiply(codes, weight, bias, self)
+        """The product [..., F] -> [..., O] of codes with the transposed weight [O, F] of a layer."""
+        rows = codes.integers.flatten(0, -2)
+        y = multiply_integers(rows, weight.integers, codes.scale * weight.scale)
+        window = kernel(_row_sums, self.compile)(rows)
+        rest = y.new_zeros(y.shape[1]) if bias is None else bias
+        if _begins_above_zero(codes):
+            rest = rest + codes.zero_point * self.decoded_weight(weight).sum(1)
+        images = (y[:, None, None], window[:, None, None, None], rest[None, None, None])
+        kernel(_add_offsets, self.compile)(*images, (codes.scale * weight.zero_point)[None])
+        return y.view(*codes.integers.shape[:-1], -1)
 
     def gradients(self, gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]) -> Gradients:
         return gradients_of_linear(gradient, x, weight, needed)
@@ -207,34 +227,6 @@ def _backward_of_integers(
     x = torch.empty_like(codes.integers, dtype=gradient.dtype)  # only its shape is used
     of_x, _, of_bias = product.gradients(gradient, x, weight, (needed[0], False, needed[2]))
     return of_x, of_weight, of_bias
-
-
-def convolve(codes: Codes, weight: WeightCodes, bias: Tensor | None, product: CodeConvolution) -> Tensor:
-    """The convolution [N, C, H, W] -> [N, O, H', W'] of codes with the weight [O, C / groups, k, k] of a layer."""
-    layer = product.layer
-    y = convolve_integers(codes.integers, weight.integers, codes.scale * weight.scale, layer)
-    rest = y.new_zeros(1, *y.shape[1:]) if bias is None else bias.view(-1, 1, 1).expand(1, *y.shape[1:])
-    if _begins_above_zero(codes):
-        inside = torch.ones(1, 1, *codes.integers.shape[2:], device=y.device)
-        sums = product.decoded_weight(weight).sum(1, keepdim=True)
-        rest = rest + codes.zero_point * F.conv2d(inside, sums, None, *_geometry(layer)[:3])
-    rest = rest.contiguous(memory_format=torch.channels_last)
-    images = (_by_group(image, layer.groups) for image in (y, _window_sums(codes.integers, product), rest))
-    kernel(_add_offsets, product.compile)(*images, (codes.scale * weight.zero_point).view(layer.groups, -1))
-    return y
-
-
-def multiply(codes: Codes, weight: WeightCodes, bias: Tensor | None, product: CodeProduct) -> Tensor:
-    """The product [..., F] -> [..., O] of codes with the transposed weight [O, F] of a layer."""
-    rows = codes.integers.flatten(0, -2)
-    y = multiply_integers(rows, weight.integers, codes.scale * weight.scale)
-    window = kernel(_row_sums, product.compile)(rows)
-    rest = y.new_zeros(y.shape[1]) if bias is None else bias
-    if _begins_above_zero(codes):
-        rest = rest + codes.zero_point * product.decoded_weight(weight).sum(1)
-    images = (y[:, None, None], window[:, None, None, None], rest[None, None, None])
-    kernel(_add_offsets, product.compile)(*images, (codes.scale * weight.zero_point)[None])
-    return y.view(*codes.integers.shape[:-1], -1)
 
 
 def _begins_above_zero(codes: Codes) -> bool:

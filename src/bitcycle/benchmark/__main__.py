@@ -1,8 +1,6 @@
 """`make bench`, or `python -m bitcycle.benchmark --help`: measure, print tables, and record them in
 results/benchmark."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@ rounds, in which kernels are compiled and memory is allocated, are excluded. A r
 rounds. With one CPU thread, time is processor time, which excludes other programs; otherwise it is wall-clock time.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Training steps of several networks on synthetic data, float and quantized in several variants."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Time of each quantizer relative to reading and writing its tensor once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

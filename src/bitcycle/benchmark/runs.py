@@ -1,7 +1,5 @@
 """Throughput of the data pipeline, and of short runs in parallel, per hour."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Tables of a recorded benchmark, for the terminal and for README.md."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

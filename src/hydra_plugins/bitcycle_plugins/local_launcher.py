@@ -1,7 +1,5 @@
 """Hydra launcher for this machine: parallel runs, each in a separate process."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

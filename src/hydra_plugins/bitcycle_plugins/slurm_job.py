@@ -3,8 +3,6 @@
 It does not import PyTorch, which would delay the installation of the signal handlers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

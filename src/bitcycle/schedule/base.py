@@ -194,13 +194,19 @@ class FeedbackSchedule(Schedule):
         """Record the mean training loss and accuracy (0 to 1) of the last `observation_steps` steps."""
         raise NotImplementedError
 
+    @cached_property
+    def indicator(self) -> Any:
+        """What the observations so far amount to, with `state_dict` and `load_state_dict`."""
+        raise NotImplementedError
+
     def state_dict(self) -> dict[str, Any]:
         """State to save in a checkpoint."""
-        raise NotImplementedError
+        state: dict[str, Any] = self.indicator.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        raise NotImplementedError
+        self.indicator.load_state_dict(state)
 
 
 @dataclass(frozen=True)

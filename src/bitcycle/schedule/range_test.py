@@ -263,12 +263,6 @@ class RangeTestSchedule(SearchSchedule):
         self.check_step(step)
         return self.options.at(self.indicator.level)
 
-    def state_dict(self) -> dict[str, Any]:
-        return self.indicator.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.indicator.load_state_dict(state)
-
 
 @dataclass(frozen=True)
 class UndecidedSchedule(Schedule):

@@ -163,12 +163,6 @@ class LossPlateauSchedule(FeedbackSchedule):
         if self.stage < self.last_stage:
             self.indicator.update(loss)
 
-    def state_dict(self) -> dict[str, Any]:
-        return self.indicator.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.indicator.load_state_dict(state)
-
 
 @dataclass(frozen=True)
 class PfqSchedule(LossPlateauSchedule):

@@ -218,7 +218,6 @@ def test_gradients_of_attention_and_aggregation():
     assert (scores.needs_input_gradient, scores.needs_weight_gradient) == (True, False)  # x itself needs none
     assert (mixed.needs_input_gradient, mixed.needs_weight_gradient) == (True, True)
     assert (aggregation.needs_input_gradient, aggregation.needs_weight_gradient) == (True, False)
-    assert aggregation.weight_elements == 0
 
 
 def test_attention_of_a_quantized_model_is_charged_for_activations():

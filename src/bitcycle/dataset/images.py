@@ -117,10 +117,11 @@ class EncodedImages(Images):
     """Labelled encoded images, decoded once (possibly after selecting a subset) or per batch.
 
     Args:
-        encoded, labels, class_names: images, their labels, and the names of classes 0, 1, ... channels: 1 or 3.
-            framing: transformation to `size` x `size` pixels. workers: processes on this machine that decode batches
-            ahead, over all training processes; 0 decodes in the training process; None decodes all images once and
-            keeps them in memory.
+        encoded, labels, class_names: images, their labels, and the names of classes 0, 1, ...
+        channels: 1 or 3.
+        framing: transformation to `size` x `size` pixels.
+        workers: processes on this machine that decode batches ahead, over all training processes; 0 decodes in the training
+            process; None decodes all images once and keeps them in memory.
     """
 
     encoded: Sequence[EncodedImage]

@@ -81,8 +81,9 @@ def number_tokens(lines: Lines, by_frequency: bool = False) -> Text:
     (('a', 'b', '<eos>', '<unk>'), [0, 1, 0, 2], [1, 3, 2])
 
     Args:
-        lines: lines of the three files. by_frequency: assign ids by decreasing frequency in the training file, ties by
-            first occurrence; otherwise by first occurrence.
+        lines: lines of the three files.
+        by_frequency: assign ids by decreasing frequency in the training file, ties by first occurrence; otherwise by first
+            occurrence.
     """
     numbers: dict[str, int] = {}
     train = _numbered(lines[0], lambda word: numbers.setdefault(word, len(numbers)))

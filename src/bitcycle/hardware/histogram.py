@@ -16,9 +16,9 @@ class SampleCounts:
     """Samples of one run by precision.
 
     Attributes:
-        histogram: samples by precision, for every operation without an entry in `per_operation`. per_operation: name of
-            an operation, or of a module that contains operations -> their counts, for networks that choose bits per
-            sample (DFQ). The longest matching name applies. Samples that skip the operation are not counted. Operations
+        histogram: samples by precision, for every operation without an entry in `per_operation`.
+        per_operation: name of an operation, or of a module that contains operations -> their counts, for networks that choose
+            bits per sample (DFQ). The longest matching name applies. Samples that skip the operation are not counted. Operations
             with fixed bits use these sample counts but keep their bits.
     """
 

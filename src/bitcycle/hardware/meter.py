@@ -25,9 +25,10 @@ class CostMeter:
         """Add `samples` training samples at `precision`.
 
         Args:
-            precision: bits of these samples. samples: number of samples. operation: an operation, or a module that
-                contains operations, whose bits are chosen per sample; the samples then count for it alone, and must be
-                added once more without it for the run. Do not add samples that skip it.
+            precision: bits of these samples.
+            samples: number of samples.
+            operation: an operation, or a module that contains operations, whose bits are chosen per sample; the samples then
+                count for it alone, and must be added once more without it for the run. Do not add samples that skip it.
         """
         counts = self.histogram if operation is None else self.per_operation[operation]
         counts[precision] += samples

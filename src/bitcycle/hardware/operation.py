@@ -40,14 +40,15 @@ class Operation:
             graph: a sparse product, index_add or the like), embedding (a lookup: no multiply-accumulate) or unknown
             (other arithmetic, always float32).
         macs: multiply-accumulates of the forward product over `Workload.samples` samples.
-        product: dimensions of one group's matrix product over `Workload.samples` samples. groups: number of such
-            products. input_positions: positions of the input map (height times width for a convolution), the m of the
-            error product. weight_elements, input_elements, output_elements: sizes of the operands over
-            `Workload.samples` samples. needs_input_gradient: False for a layer that reads the network's input, whose
-            error product is never computed. fixed_precision: its bits if no schedule changes them (float32 for a layer
-            that is not quantized), else None. needs_weight_gradient: False for a frozen weight, and for a matmul whose
-            second operand needs no gradient. storage: for each of weights, activations and gradients, scheduled bits ->
-            stored bits per element, including the share of a scale; empty where both are equal.
+        product: dimensions of one group's matrix product over `Workload.samples` samples.
+        groups: number of such products.
+        input_positions: positions of the input map (height times width for a convolution), the m of the error product.
+        input_elements, output_elements: sizes of the operands over `Workload.samples` samples.
+        needs_input_gradient: False for a layer that reads the network's input, whose error product is never computed.
+        fixed_precision: its bits if no schedule changes them (float32 for a layer that is not quantized), else None.
+        needs_weight_gradient: False for a frozen weight, and for a matmul whose second operand needs no gradient.
+        storage: for each of weights, activations and gradients, scheduled bits -> stored bits per element, including the share
+            of a scale; empty where both are equal.
     """
 
     name: str
@@ -56,7 +57,6 @@ class Operation:
     product: MatrixProduct
     groups: int
     input_positions: int
-    weight_elements: int
     input_elements: int
     output_elements: int
     needs_input_gradient: bool

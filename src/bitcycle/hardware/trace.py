@@ -218,7 +218,6 @@ class _Recorder(TorchDispatchMode):
     def _add_product(self, product: Product) -> None:
         name, module = self._running()
         moving, held = product.moving, product.held
-        without_weight = product.kind in ("matmul", "aggregation")
         wanted = torch.is_grad_enabled() or moving.requires_grad  # gradients are disabled where features are frozen
         self.operations.append(
             Operation(
@@ -228,7 +227,6 @@ class _Recorder(TorchDispatchMode):
                 product=product.shape,
                 groups=product.groups,
                 input_positions=product.input_positions,
-                weight_elements=0 if without_weight else held.numel(),
                 input_elements=moving.numel() + (held.numel() if product.kind == "matmul" else 0),
                 output_elements=product.output.numel(),
                 needs_input_gradient=moving.requires_grad,
@@ -250,7 +248,6 @@ class _Recorder(TorchDispatchMode):
                 product=MatrixProduct(1, 1, macs),
                 groups=1,
                 input_positions=1,
-                weight_elements=0,
                 input_elements=sum(tensor.numel() for tensor in inputs),
                 output_elements=sum(tensor.numel() for tensor in outputs),
                 needs_input_gradient=needs_gradient,

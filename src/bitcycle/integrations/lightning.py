@@ -21,8 +21,8 @@ class PrecisionCallback(Callback):
 
     Args:
         schedule: name of a schedule, whose length is set to the trainer's number of steps, or a result of
-            `bitcycle.schedule`. quantizer: name or options; the module is converted before its optimizers are created,
-            unless already converted.
+            `bitcycle.schedule`.
+        quantizer: name or options; the module is converted before its optimizers are created, unless already converted.
         hardware: name of the cost model.
         seed: seed of stochastic rounding.
         conversion: further arguments of `quantize_model`.

@@ -30,14 +30,7 @@ class Call(NamedTuple):
     reads: object
 
 
-class Order(NamedTuple):
-    """The calls of a model's layers in order, and the source of the order: execution, torch.fx or registration."""
-
-    calls: tuple[Call, ...]
-    source: str
-
-
-def find_order(model: nn.Module, layers: Mapping[str, nn.Module], sample: Any = None) -> Order:
+def find_order(model: nn.Module, layers: Mapping[str, nn.Module], sample: Any = None) -> tuple[Call, ...]:
     """The order in which the layers and embeddings of `model` run.
 
     Args:
@@ -49,17 +42,17 @@ def find_order(model: nn.Module, layers: Mapping[str, nn.Module], sample: Any = 
     watched = {**layers, **{name: m for name, m in model.named_modules() if isinstance(m, nn.Embedding)}}
     registered = tuple(Call(name, name) for name, _ in model.named_modules() if name in watched)
     if sample is None and hasattr(model, "float_layers"):  # its rule refers to layers, not embeddings
-        return Order(tuple(call for call in registered if call.name in layers), "registration")
+        return tuple(call for call in registered if call.name in layers)
     try:
         if sample is not None:
-            return Order(_run(model, watched, sample), "execution")
+            return _run(model, watched, sample)
         if hasattr(model, "dummy_inputs"):
-            return Order(_run(model, watched, model.dummy_inputs), "execution")
-        return Order(_symbolic(model, watched), "torch.fx")
+            return _run(model, watched, model.dummy_inputs)
+        return _symbolic(model, watched)
     except Exception:  # untraceable control flow can raise any exception
         if sample is not None:
             raise
-        return Order(registered, "registration")
+        return registered
 
 
 def _run(model: nn.Module, watched: Mapping[str, nn.Module], sample: Any) -> tuple[Call, ...]:
@@ -103,15 +96,15 @@ def _symbolic(model: nn.Module, watched: Mapping[str, nn.Module]) -> tuple[Call,
 
 
 def layer_roles(
-    layers: Mapping[str, nn.Module], order: Order, has_weight: Callable[[nn.Module], bool]
+    layers: Mapping[str, nn.Module], order: Sequence[Call], has_weight: Callable[[nn.Module], bool]
 ) -> dict[str, tuple[str, ...]]:
     """Roles of the convertible layers.
 
     first, last: see above; shortcut: its name contains the word shortcut or skip, or downsample if it is a 1x1 convolution (as
     in layer2.0.downsample.0 or conv_shortcut); depthwise: a convolution with one input channel per group.
     """
-    touched = [call for call in order.calls if call.name not in layers or has_weight(layers[call.name])]
-    missing = [name for name in layers if all(call.name != name for call in order.calls)]
+    touched = [call for call in order if call.name not in layers or has_weight(layers[call.name])]
+    missing = [name for name in layers if all(call.name != name for call in order)]
     weighted = [call for call in touched if call.name in layers]
     first = _group(touched[0], touched) if touched else set()
     last = _group(weighted[-1], weighted) if len(weighted) > 1 else set()

@@ -97,7 +97,7 @@ EIGHT = Precision(8, 8, 8)
 ONE_PRODUCT = Workload(
     (
         Operation(
-            *("product", "linear", 1, MatrixProduct(1, 1, 1), 1, 1, 1, 1, 1, True, None, True),
+            *("product", "linear", 1, MatrixProduct(1, 1, 1), 1, 1, 1, 1, True, None, True),
             storage=tuple(Mx().storage_bits(role) for role in ROLES),
         ),
     )

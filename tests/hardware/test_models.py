@@ -212,7 +212,7 @@ def test_what_each_count_adds():
 
 
 def test_only_products_with_a_weight(network):
-    attention = Operation("a", "matmul", 1000, MatrixProduct(10, 10, 10), 1, 10, 0, 200, 100, True, None)
+    attention = Operation("a", "matmul", 1000, MatrixProduct(10, 10, 10), 1, 10, 200, 100, True, None)
     both = dataclasses.replace(network, operations=(*network.operations, attention))
     better = BitOps(convention="better")
     assert better.cost(both, {P4: 1}, P8).gbitops == better.cost(network, {P4: 1}, P8).gbitops

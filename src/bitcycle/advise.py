@@ -89,13 +89,11 @@ class Candidate:
     Attributes:
         settings: as on the command line.
         cost: relative to static bits of the baseline.
-        evidence: accuracy difference in recorded runs; None: no such runs.
     """
 
     settings: str
     key: Key
     cost: float
-    evidence: Evidence | None = None
 
 
 def baseline_of(config: RunConfig) -> Precision:

@@ -32,13 +32,13 @@ from bitcycle.sweep.manifest import MANIFEST, read_manifest
 from bitcycle.training.plan import Plan, make_plan
 
 COST_STEPS = 2000
-"""Steps over which a candidate's cost is summed; the number is arbitrary, as schedules are relative to the run's length."""
+"""Steps over which a candidate's cost is summed; arbitrary, as schedules scale with the run's length."""
 LOWEST = 3
 """Lowest precision of a candidate in bits, as in the papers."""
 SHORTER = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-"""Lengths of shortened baseline runs as a fraction of the full run: what the budget buys without a schedule."""
+"""Lengths of shortened baseline runs as fractions of the full run: the alternative to a schedule at equal cost."""
 ENOUGH_SEEDS = 5
-COLUMNS = ("cost, %", "points", "95 % interval", "seeds", "how sure", "settings (schedule.*)")
+COLUMNS = ("cost, %", "points", "95 % interval", "seeds", "confidence", "settings (schedule.*)")
 WIDTH = 118
 """Width of the table in characters if the output is not a terminal."""
 MEASURES = ("latency", "energy", "bitops")
@@ -88,7 +88,7 @@ class Candidate:
 
     Attributes:
         settings: as on the command line.
-        cost: relative to static bits of the baseline.
+        cost: cost divided by that of the static baseline.
     """
 
     settings: str
@@ -233,7 +233,7 @@ def choose_group(
     """The group of recorded runs that covers most of the wanted settings: its name and its evidence.
 
     Args:
-        rows: of results/summary/runs.csv.
+        rows: rows of results/summary/runs.csv.
         wanted: settings of candidates.
         baseline: bits of the static baseline.
         board: hashes of runs that take precedence.
@@ -318,9 +318,9 @@ def _advise(arguments: Sequence[str]) -> int:
     words = {**OWN, **given}
     overrides = [argument for argument in arguments if argument.partition("=")[0] not in OWN]
     if any(override.startswith("schedule") for override in overrides):
-        raise SettingError("schedule", "...", "is what this command searches for", "leave it out")
+        raise SettingError("schedule", "...", "is chosen by this command", "omit it")
     if words["measure"] not in ("", *MEASURES):
-        raise SettingError("measure", words["measure"], "is not a cost", f"use {', '.join(MEASURES)}, or leave it out")
+        raise SettingError("measure", words["measure"], "is not a cost", f"use {', '.join(MEASURES)}, or omit it")
     summary = Path(words["summary"]) if words["summary"] else resource_root() / SUMMARY
     found = advise(_configured(overrides), _percent(words["budget"]), words["measure"] or None, summary)
     if words["json"] == "true":

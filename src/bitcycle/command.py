@@ -169,7 +169,7 @@ def pictures(plan: Plan, summary: dict[str, Any]) -> Iterator[Path]:
 
 
 def guarded(action: Callable[[], int]) -> int:
-    """The exit code of an action; known errors become one line on standard error, unknown ones a traceback."""
+    """Run an action and return its exit code; known errors are printed as one line, unknown ones with a traceback."""
     try:
         return action()
     except SettingError as error:
@@ -177,7 +177,7 @@ def guarded(action: Callable[[], int]) -> int:
     except (HydraException, OmegaConfBaseException) as error:
         return _complain("wrong configuration", explain_hydra(error), EXIT_WRONG_CONFIGURATION)
     except ValueError as error:
-        if "Config group override" not in str(error):  # Hydra's own check comes before its own kind of error
+        if "Config group override" not in str(error):  # this check of Hydra raises a plain ValueError
             logger.exception("unexpected error; this is a bug of bitcycle or of a library")
             return EXIT_FAILED
         return _complain(

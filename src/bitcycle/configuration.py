@@ -27,18 +27,18 @@ from bitcycle.task import TASKS, TaskOptions
 
 @dataclasses.dataclass
 class RunConfig(Settings):
-    """The configuration of one run: one field for each configuration group, and settings of no group."""
+    """The configuration of one run: a field for each configuration group, and settings outside of groups."""
 
-    schedule: ScheduleOptions = setting(MISSING, "the precision of each training step")
-    model: ModelOptions = setting(MISSING, "the network that is trained")
-    dataset: DatasetOptions = setting(MISSING, "the training and evaluation data")
-    task: TaskOptions = setting(MISSING, "what is learned: loss and metrics")
+    schedule: ScheduleOptions = setting(MISSING, "precision of each training step")
+    model: ModelOptions = setting(MISSING, "network to train")
+    dataset: DatasetOptions = setting(MISSING, "training and evaluation data")
+    task: TaskOptions = setting(MISSING, "loss and metrics")
     quantizer: QuantizerOptions = setting(MISSING, "how tensors are quantized, and which layers stay float")
     hardware: HardwareOptions = setting(MISSING, "how cost is counted", affects_result=False)
     training: TrainingOptions = setting(
         TrainingOptions, "length, optimizer, learning rate, evaluation, devices, checkpoints"
     )
-    logging: LoggingOptions = setting(LoggingOptions, "where metrics go besides metrics.jsonl", affects_result=False)
+    logging: LoggingOptions = setting(LoggingOptions, "destinations of metrics", affects_result=False)
     scale: str = setting("paper", "size of the experiment", choices=("paper", "mini", "smoke"), affects_result=False)
     seed: int = setting(0, "seed of weights, data order, augmentation and noise", minimum=0, affects_result=False)
     data_root: str = setting(
@@ -88,7 +88,7 @@ TYPES: dict[str, type[Settings]] = {
 def register_schemas() -> None:
     """Make presets known to Hydra as `GROUP: NAME`, and dataclasses as `/schema/GROUP: CLASS`, for the files of `conf/`."""
     store = ConfigStore.instance()
-    # Hydra copies the store with all schemas for each composed configuration, but never modifies it
+    # Hydra copies the store with all schemas for every composition, but never modifies it
     setattr(store, "__deepcopy__", lambda memo: store)  # noqa: B010, as mypy knows no such attribute
     for group, presets in PRESETS.items():
         for name, preset in presets.items():
@@ -104,7 +104,7 @@ _registered: dict[tuple[str, str], type[Settings]] = {}
 
 
 def _register(group: str, name: str, kind: type[Settings], values: Mapping[str, Any] | None = None) -> None:
-    """Register one dataclass or preset, once: converting all of them takes a tenth of a second."""
+    """Register a dataclass or preset once; converting all of them takes a tenth of a second."""
     if _registered.get((group, name)) is not kind:
         node = OmegaConf.merge(OmegaConf.structured(kind), values) if values else kind
         ConfigStore.instance().store(group=group, name=name, node=node)

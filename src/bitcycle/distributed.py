@@ -136,7 +136,8 @@ def all_min_max(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def all_gather(x: Tensor) -> Tensor:
-    """The tensors of all processes, [processes, ...]; by a sum of padded tensors, as backends differ in what they gather."""
+    """Tensors of all processes, [processes, ...]; implemented as a sum of padded tensors, which all backends
+    support."""
     everything = x.new_zeros(world_size(), *x.shape)
     everything[rank()] = x.detach()
     dist.all_reduce(everything)
@@ -162,7 +163,7 @@ def elements_of_batch(x: Tensor) -> int:
 
 
 def pick(x: Tensor, numbers: Tensor) -> Tensor:
-    """The elements `numbers` of the whole batch, of which x is this process's shard."""
+    """Elements with indices `numbers` of the whole batch, of which x is this process's shard."""
     vector = x.reshape(-1)
     if _shard is None:
         return vector[numbers]
@@ -193,4 +194,4 @@ def broadcast(value: int) -> int:
 def barrier() -> None:
     """Return when all processes have called it."""
     if world_size() > 1:
-        dist.all_reduce(torch.zeros(()))  # the sum needs all of them
+        dist.all_reduce(torch.zeros(()))  # completes only when all processes take part

@@ -19,12 +19,12 @@ INTRODUCTION = """\
 bitcycle trains neural networks at a precision that varies during training.
 
     python train.py schedule=RTH model=resnet74                one run; finished runs are skipped, interrupted ones resumed
-    python train.py schedule=RTH model=resnet74 dry_run=true   what would run and what it would cost; trains nothing
+    python train.py schedule=RTH model=resnet74 dry_run=true   the plan of the run and its cost; trains nothing
     python train.py -m schedule=static,CR,RTH seed=0,1,2       every combination; -m +sweeps=cpt/table2: a table of a paper
     python train.py --help schedule                            options and settings of a group; --help schedule=RTH: of one
 
-`bitcycle`, where the package is installed, is the same command from any folder. GROUP=NAME chooses an option of a group,
-GROUP.SETTING=VALUE changes a setting; lists are written [0.5,0.75], nothing is null."""
+If the package is installed, `bitcycle` is the same command from any folder. GROUP=NAME chooses an option of a group,
+GROUP.SETTING=VALUE changes a setting; lists are written [0.5,0.75], no value is null."""
 CLOSING = """\
 Exit codes: 0 done or already done; 1 the run failed; 2 the configuration is wrong; 3 the data are missing; 75 interrupted,
 run the same command again. --hydra-help explains Hydra's own flags (-m, --cfg job, -sc for tab completion)."""
@@ -34,11 +34,11 @@ COMMON = (
 )
 """The most frequently changed settings."""
 TOP, LOGGING = "settings", "logging"
-"""Topics besides the groups: the settings of no group, and those of logging."""
+"""Topics besides the groups: settings outside of groups, and logging."""
 
 
 def help_text(conf: Path, topic: str = "") -> str:
-    """The help on a topic: none (overview, at most 70 lines), a group, GROUP=NAME, settings (of no group) or logging.
+    """Return the help on a topic: none (overview, at most 70 lines), a group, GROUP=NAME, settings, or logging.
 
     Args:
         conf: folder of the configuration files.

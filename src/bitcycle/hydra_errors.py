@@ -11,12 +11,12 @@ from bitcycle.settings import SettingError, nearest
 SWEEPS = "sweeps"
 """The group of the sweep files, which need -m."""
 _REFUSALS = (
-    (r"is not Optional", "cannot be null", "give a value, or leave {key} out"),
+    (r"is not Optional", "cannot be null", "give a value, or omit {key}"),
     (r"could not be converted to (\w+)", "has the wrong type", "give a value of type {0}"),
     (r"is not a ListConfig", "is not a list", "write {key}=[{value}]"),
     (r"is not a subclass of (\w+)", "is a group of several settings", "set one of them, as in {key}.name={value}"),
 )
-"""Pattern of OmegaConf's message about a wrong type -> our problem and remedy."""
+"""Pattern of OmegaConf's message about a wrong type -> problem and remedy of our message."""
 
 
 def unknown_setting(key: str) -> SettingError:
@@ -65,7 +65,7 @@ def _explain_sweep(text: str) -> str | None:
         folder = re.search(r"provider=bitcycle, path=file://(.*)", text)
         files = Path(folder[1], SWEEPS).glob("*/*.yaml") if folder else ()
         known = sorted(f"{file.parent.name}/{file.stem}" for file in files)
-        return str(SettingError(f"+{SWEEPS}", missing[1], "there is no such file", nearest(missing[1], known)))
+        return str(SettingError(f"+{SWEEPS}", missing[1], "does not exist", nearest(missing[1], known)))
     if plain := re.search(rf"'{SWEEPS}'. No match in the defaults list.*?\+{SWEEPS}=(\S+)", text, re.DOTALL):
         name = plain[1].rstrip(".")
         return str(SettingError(SWEEPS, name, "is not in the defaults list", f"write a + before it: +{SWEEPS}={name}"))

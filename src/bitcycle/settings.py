@@ -51,7 +51,8 @@ def setting(
         help: one sentence for `--help`, with the paper's section if a paper fixes the value.
         choices: the allowed values.
         minimum, maximum: inclusive bounds of a number (or of each number of a list).
-        affects_result: False if it cannot change a run's numbers (logging, paths); it is then not part of the run's name.
+        affects_result: False if it cannot change a run's results (logging, paths); then it is not part of the run's
+            name.
         content: for paths of weight files: the run's name depends on the content, not on the path.
         unused: accepted for the convenience of sweeps, but without effect; a single run warns if it is set.
     """
@@ -131,7 +132,7 @@ class Settings:
         """Check constraints between fields; override to add some."""
 
     def identity(self) -> dict[str, Any]:
-        """What identifies a run besides its settings, such as a digest of code that a setting points to."""
+        """Values that identify a run besides its settings, such as a digest of code that a setting refers to."""
         return {}
 
 
@@ -201,7 +202,7 @@ def _check_type(field: dataclasses.Field[Any], value: Any, declared: Any) -> Non
         return
     kinds = [get_origin(kind) or kind for kind in allowed]
     if isinstance(value, float) and not math.isfinite(value):
-        raise SettingError(field.name, value, "is not a finite number", "use one")
+        raise SettingError(field.name, value, "is not a finite number", "use a finite number")
     remedy = "give " + " or ".join(_WORDS.get(kind, f"a {kind.__name__}") for kind in kinds)
     raise SettingError(field.name, value, "has the wrong type", remedy)
 

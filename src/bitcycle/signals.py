@@ -16,9 +16,10 @@ STOP_SIGNALS = tuple(
 
 
 def stop_at_once() -> None:
-    """From now on each of these signals ends this process with exit code 75: outside the training loop nothing is lost.
+    """Make each of these signals end this process with exit code 75, as outside the training loop nothing is lost.
 
-    Not by an exception: libraries with optional imports, as PyTorch with numpy, would swallow it and continue half imported.
+    No exception is raised, since libraries with optional imports, such as PyTorch with NumPy, would catch it during
+    import.
     """
     for number in STOP_SIGNALS:
         signal.signal(number, _stop)
@@ -43,7 +44,7 @@ def handled_by(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None
 
 @contextmanager
 def noted() -> Iterator[list[int]]:
-    """The list of these signals that came while this is active: they stop nothing, somebody has to look."""
+    """Context that collects these signals in a list instead of stopping the process; the caller must check the list."""
     received: list[int] = []
     with handled_by(lambda number, frame: received.append(number)):
         yield received

@@ -15,7 +15,7 @@ def board() -> str:
     """The board's plot with scale, number of runs and caption, taken from its page."""
     picture = re.search(r"^!\[.*\]\((.*)\)\n\n(.*)$", PAGE.read_text(), re.MULTILINE)
     if picture is None:
-        return "There is no plot yet: less than half of the board is trained."
+        return "There is no plot yet: less than half of the board has been trained."
     status = PAGE.read_text().splitlines()[2].partition(" ")[2]
     what = "Accuracy against training cost of all methods of the five papers"
     file = (PAGE.parent / picture[1]).relative_to(ROOT)

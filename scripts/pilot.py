@@ -1,6 +1,8 @@
-"""Gather the runs with which a regime was chosen: `python scripts/pilot.py RUNS [RUNS ...]` adds to results/summary/pilot.csv.
+"""Collect the pilot runs that a regime was chosen from: `python scripts/pilot.py RUNS [RUNS ...]` adds to
+results/summary/pilot.csv.
 
-The training accuracy is the mean over the last 100 steps, with crops and flips; runs that were given up say how far they came.
+The training accuracy is the mean over the last 100 steps, with crops and flips; for aborted runs the number of steps is
+given.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def row_of(folder: Path) -> dict[str, Any] | None:
 
 
 def main(roots: list[str]) -> None:
-    """Add one row for each run below the roots; it replaces an older one of the same run."""
+    """Add one row for each run below the roots; it replaces an older row of the same run."""
     with PILOT.open(newline="") as stream:
         known = {tuple(row[name] for name in KEY): row for row in csv.DictReader(stream)}
     folders = sorted(path.parent for root in roots for path in Path(root).rglob("metrics.jsonl"))

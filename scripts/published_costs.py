@@ -1,9 +1,9 @@
-"""Compare every cost number that the papers print with what the cost models say.
+"""Compare every cost number published in the papers with the cost models.
 
     python scripts/published_costs.py [FOLDER]          default: results/published
 
-Reads the published numbers from the CSV files in FOLDER and writes results/published_costs.csv and .md: each number beside
-ours, with residual and tolerance; then those that cannot be derived, with the reason. Trains nothing.
+Reads the published numbers from the CSV files in FOLDER and writes results/published_costs.csv and .md: each number
+with ours, residual and tolerance; then those that cannot be derived, with the reason. Trains nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ METRICS = {
     "training_cost_reduction": ("bitops_saving_pct", 1),
     "training_cost_reduction_factor": ("bitops_saving_factor", 1),
 }
-"""Metric in the CSV files -> its name here, and the sign that turns a change into a saving. Others are no costs."""
+"""Metric in the CSV files -> its name here, and the sign that turns a change into a saving. Other metrics are not
+costs."""
 
 PAPERS = {"cpt": "CPT", "fractrain": "FracTrain", "better": "Better Schedules"}
 IN_THE_TEXT = {
@@ -52,14 +53,14 @@ COLUMNS = ("paper", "table", "model", "dataset", "method", "fw", "bw", "metric")
 
 @dataclass(frozen=True)
 class Comparison:
-    """A published number beside ours; a string in place of ours says why there is none."""
+    """A published number and ours; instead of ours, a string may give the reason why there is none."""
 
     number: Number
     ours: Derived | str
 
     @property
     def residual(self) -> float:
-        """Ours relative to what is published, minus 1."""
+        """Our number divided by the published number, minus 1."""
         assert isinstance(self.ours, Derived)
         return self.ours.ours / self.number.published - 1
 
@@ -70,7 +71,7 @@ class Comparison:
         return self.residual > 0 if self.ours.tolerance == MORE_THAN else abs(self.residual) <= self.ours.tolerance
 
     def row(self) -> dict[str, str]:
-        """The comparison as words."""
+        """The comparison as cells of text."""
         row = {column: getattr(self.number, column) for column in COLUMNS} | {
             "published": f"{self.number.published:.6g}"
         }
@@ -87,7 +88,7 @@ class Comparison:
 
 
 def read_numbers(folder: Path) -> list[tuple[str, Number]]:
-    """All published cost numbers in a folder of CSV files, each with the table or figure where it stands."""
+    """All published cost numbers in a folder of CSV files, each with its table or figure."""
     return [entry for path in sorted(folder.glob("*_*.csv")) for entry in _read_file(path)]
 
 
@@ -121,14 +122,14 @@ def _number(row: dict[str, str]) -> Number:
 
 
 def _forward_bits(row: dict[str, str]) -> str:
-    """As printed; where the network chooses them, the compute percentage that it is given."""
+    """Forward bits as printed; if the network chooses them, its target compute percentage."""
     if row["fw_bits"] == "dynamic":
         return row["schedule"].replace("cp ", "cp=")
     return row["fw_bits"] or "-".join(dict.fromkeys(filter(None, (row["q_min"], row["q_max"]))))
 
 
 def compare(folder: Path = FOLDER) -> list[Comparison]:
-    """Every published number, and those that follow from two of them, beside ours."""
+    """Compare every published number, and numbers derived from two of them, with ours."""
     entries = read_numbers(folder)
     book = [number for _, number in entries]
     items = {(number.paper, number.table): item for item, number in entries}
@@ -160,7 +161,7 @@ def write(comparisons: list[Comparison]) -> None:
 
 
 def markdown(comparisons: list[Comparison]) -> str:
-    """The comparison for reading."""
+    """The comparison as Markdown."""
     derived = [comparison for comparison in comparisons if isinstance(comparison.ours, Derived)]
     missing = [comparison for comparison in comparisons if isinstance(comparison.ours, str)]
     columns = list(derived[0].row())

@@ -1,4 +1,4 @@
-"""How each cost number of the papers follows from networks, schedules and the cost models; see `published_costs.py`."""
+"""Derivation of each cost number of the papers from networks, schedules and cost models; see `published_costs.py`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from bitcycle.schedule import Precision, Schedule, schedule
 STEPS, BATCH = 64_000, 128
 EIGHT = Precision(8, 8, 8)
 MORE_THAN = float("inf")
-"""Tolerance of a number that is printed as a lower bound."""
+"""Tolerance of a number printed as a lower bound."""
 READ = "~"
-"""Relation of a number that was read from the picture of a figure."""
+"""Relation of a number read from a figure."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Derived:
-    """Our value of a number, the relative tolerance within which it should agree, and what to know of it."""
+    """Our value of a number, its relative tolerance, and a note."""
 
     ours: float
     tolerance: float
@@ -88,7 +88,7 @@ def network(model: str, dataset: str) -> Workload:
     """An image classifier for ImageNet or, with 10 classes, for CIFAR: the papers print one cost for both data sets."""
     name = "mobilenet_v2" if model == "MobileNetV2" else model.lower().replace("-", "")
     if dataset == "ImageNet":
-        import torchvision  # takes seconds
+        import torchvision  # takes seconds to import
 
         return trace(getattr(torchvision.models, name)(weights=None), torch.zeros(1, 3, 224, 224))
     float_network = MODELS[name]().build(ImageShape(3, 32, 10))
@@ -118,7 +118,7 @@ def cost_of(hardware: HardwareOptions, work: Workload, bound: Schedule, samples_
 
 @cache
 def cpt_cost(hardware: str, model: str, dataset: str, fw: str, bw: str) -> Cost:
-    """The cost of one of CPT's runs."""
+    """The cost of a run of CPT."""
     return cost_of(HARDWARE[hardware](convention="cpt"), network(model, dataset), cpt_schedule(fw, bw))
 
 
@@ -139,7 +139,7 @@ def cpt(number: Number, book: Book) -> Derived | str:
 
 
 def cpt_text(number: Number, book: Book) -> Derived | str:
-    """The saving in section 3.2."""
+    """The saving stated in section 3.2."""
     cost = cpt_cost("bitops", number.model, "CIFAR-10/100", number.fw, number.bw)
     return Derived(cost.saving_percent, 0.01, "table 2 prints 37.1 for it, from rounded costs")
 
@@ -161,7 +161,7 @@ def cpt_language(number: Number, book: Book) -> Derived | str:
 
 PTB_STEPS = 1327 * 40
 PTB_ELEMENTWISE = 15_200_000
-"""Elementwise operations of a PTB mini-batch that the released code counts beside the products."""
+"""Elementwise operations of a PTB mini-batch that the released code counts in addition to products."""
 
 BETTER_SCHEDULES = {
     "static": ("static", 5, 2, PTB_STEPS),
@@ -174,7 +174,7 @@ BETTER_SCHEDULES = {
 
 
 def better(number: Number, book: Book) -> Derived | str:
-    """What the text says of PTB, XNLI, VOC and OGBN-Products; relative costs do not depend on the network."""
+    """Numbers in the text on PTB, XNLI, VOC and OGBN-Products; relative costs do not depend on the network."""
     name, q_min, cycles, steps = BETTER_SCHEDULES[number.schedule]
     if number.dataset == "OGBN-Products":
         name, q_min, cycles, steps = "RR", 3, 8, 193 * 80
@@ -196,7 +196,7 @@ COMPUTE_PERCENTAGE = {"DFQ": 3.0, "FracTrain": statistics.mean((1.5, 2, 2.5, 3))
 
 
 def bit_mix(percentage: float) -> dict[Precision, int]:
-    """Bits of a network whose learned ones are not printed, from its compute percentage; an assumption.
+    """Assumed bits of a network with unpublished learned bits, from its compute percentage.
 
     Weights of 4 bits; activations and gradients between two of the paper's options, mixed to give `percentage`.
     """
@@ -210,7 +210,7 @@ def bit_mix(percentage: float) -> dict[Precision, int]:
 
 @cache
 def full_run(hardware: str, model: str, method: str) -> Cost:
-    """The cost of a run to its end."""
+    """The cost of a whole run."""
     static = {EIGHT: PUBLISHED_IMAGES}
     histogram = static if method in STATIC_METHODS else bit_mix(COMPUTE_PERCENTAGE[method])
     return HARDWARE[hardware](convention="fractrain").cost(network(model, "CIFAR-10"), histogram, EIGHT)
@@ -218,7 +218,7 @@ def full_run(hardware: str, model: str, method: str) -> Cost:
 
 @cache
 def full_macs(model: str, dataset: str, method: str = "SBM", percentage: float | None = None, bw: int = 8) -> float:
-    """Effective MACs of a run to its end, at 8 bits forward and `bw` backward, or at a compute percentage."""
+    """Effective MACs of a whole run, at 8 bits forward and `bw` backward, or at a compute percentage."""
     percentage = COMPUTE_PERCENTAGE.get(method, percentage)
     precision = Precision(8, 8, bw) if percentage is None else FLOAT_PRECISION
     options = BitOps(convention="fractrain")
@@ -227,7 +227,7 @@ def full_macs(model: str, dataset: str, method: str = "SBM", percentage: float |
 
 
 def fraction(number: Number, method: str, book: Book) -> float:
-    """The part of the run that a row of table 3 counts: up to the best accuracy, by its printed MACs."""
+    """The fraction of the run counted in a row of table 3, up to the best accuracy, from its printed MACs."""
     macs = table3(number, method, "effective_macs", book).published
     return macs / full_macs(number.model, number.dataset, method)
 
@@ -245,7 +245,7 @@ def to_best(number: Number, hardware: str, quantity: str, method: str, book: Boo
 
 
 def fractrain_table3(number: Number, book: Book) -> Derived | str:
-    """Energy and latency follow from the printed MACs; these depend on when the best accuracy came."""
+    """Energy and latency follow from the printed MACs, which depend on the step of the best accuracy."""
     if number.metric == "effective_macs":
         return _fractrain_macs(number, book)
     if number.metric == "computation_saving_pct":
@@ -269,7 +269,7 @@ def _fractrain_macs(number: Number, book: Book) -> Derived | str:
 
 
 def _fractrain_ratio(number: Number, hardware: str, quantity: str, book: Book) -> float:
-    """FracTrain relative to SBM, or to the cheapest or dearest static method where a range is printed."""
+    """FracTrain relative to SBM, or to the cheapest or most expensive static method if a range is printed."""
     ours = to_best(number, hardware, quantity, "FracTrain", book)
     methods = STATIC_METHODS if number.relation.startswith("range") else ("SBM",)
     static = [to_best(number, hardware, quantity, method, book) for method in methods]
@@ -285,7 +285,7 @@ def fractrain_fpga(number: Number, book: Book) -> Derived | str:
 
 
 def fractrain_table4(number: Number, book: Book) -> Derived | str:
-    """ImageNet: only a run at a mean compute percentage can be told."""
+    """ImageNet: only a run at a mean compute percentage can be derived."""
     if number.metric == "effective_macs" and number.method == "FracTrain":
         mean = statistics.mean((3, 3.5, 4, 4.5))
         return Derived(
@@ -314,7 +314,7 @@ def _unknown_best(number: Number, bw: int) -> str:
 
 
 def because(reason: str) -> Derivation:
-    """The derivation of numbers that have none."""
+    """The derivation of numbers that cannot be derived, for a reason."""
     return lambda number, book: reason
 
 
@@ -348,7 +348,7 @@ DERIVATIONS: dict[str, Derivation] = {
 
 
 def recomputed(book: Book) -> Book:
-    """Numbers that are not printed but follow from two that are, and can be compared where these cannot, or not alone."""
+    """Numbers that follow from two printed numbers, and are comparable even if these are not."""
     found = []
     for n in book:
         if n.table == "5" and n.paper == "CPT" and (n.fw, n.method, n.metric) == ("6", "SBM", "gbitops"):

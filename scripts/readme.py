@@ -31,7 +31,7 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 COSTS = ROOT / "results" / "published_costs.md"
 SHOWN = ("float32", "static 8", "CR 3-8", "RTH 3-8")
-"""Settings that the table of results shows, as `bits_of` names them."""
+"""Settings in the table of results, named as by `bits_of`."""
 GRIDS = ROOT / "docs" / "pictures" / "formats.png"
 PICTURE = ROOT / "results" / "pictures" / "schedules.png"
 
@@ -102,7 +102,7 @@ ONE_PRODUCT = Workload(
         ),
     )
 )
-"""A network with a single product that computes all three passes."""
+"""A network with a single product and all three passes."""
 
 
 def merged(options: ScheduleOptions) -> Counter[Precision]:
@@ -179,7 +179,8 @@ def deviations() -> str:
 
 
 def lengths_table() -> str:
-    """Accuracy less that of static precision by length, images and rate: ResNet-8 on CIFAR-10, q_max 8, batches of 32."""
+    """Accuracy minus that of static precision, by length, images and rate: ResNet-8 on CIFAR-10, q_max 8, batches of
+    32."""
     runs: dict[tuple[int, int, float], dict[str, list[Mapping[str, str]]]] = defaultdict(lambda: defaultdict(list))
     for row in read_summary(ROOT / SUMMARY):
         settings = json.loads(row["settings"])
@@ -221,7 +222,7 @@ def lengths_table() -> str:
 
 
 def controlled_table() -> str:
-    """PFQ (3, 4, 6, 8 bits) less static 8 bits, seed by seed, by the number of steps, in the interpolating regime."""
+    """PFQ (3, 4, 6, 8 bits) minus static 8 bits, paired by seed, by number of steps, in the interpolating regime."""
     wanted = {"static": (None, None), "pfq": ([3, 4, 6, 8], [6, 6, 8, 8])}
     runs: dict[int, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for row in read_summary(ROOT / SUMMARY):
@@ -274,7 +275,7 @@ def pilot_table() -> str:
 
 
 def fidelity_table() -> str:
-    """How far training diverges from the released code."""
+    """Divergence of our training from that of the released code."""
     with open((ROOT / SUMMARY).parent / "fidelity.csv", newline="") as stream:
         rows = list(csv.DictReader(stream))
     titles = (

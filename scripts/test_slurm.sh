@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A SLURM cluster of this one machine in a scratch folder, a sweep on it, and the end of both: `make test-slurm`.
-# Needs slurmctld, slurmd and munged (Debian: slurm-wlm, munge), which root has installed here if they are missing.
-# Everything listens on 127.0.0.1 and is stopped again, whatever happens. Usage: scripts/test_slurm.sh PYTHON
+# Starts a one-machine SLURM cluster in a scratch folder, runs a sweep on it, and stops it: `make test-slurm`.
+# Needs slurmctld, slurmd and munged (Debian: slurm-wlm, munge); installs them if they are missing and it runs as root.
+# All daemons listen on 127.0.0.1 and are always stopped at the end. Usage: scripts/test_slurm.sh PYTHON
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$1
@@ -26,7 +26,7 @@ stop() {
     status=$?
     trap '' EXIT INT TERM HUP
     [ "$status" = 0 ] || tail -n 20 "$scratch"/log/* >&2 || true
-    if [ ${#daemons[@]} = 3 ]; then # jobs first, as nobody ends them when slurmd is gone
+    if [ ${#daemons[@]} = 3 ]; then # jobs first, as slurmd must end them
         timeout 10 scancel --quiet --full --signal=KILL --user="$(id -u)" || true
         timeout 10 scancel --quiet --user="$(id -u)" || true
         for _ in $(seq 40); do
@@ -42,7 +42,7 @@ stop() {
         done
         kill -KILL "${daemons[i]}" 2> /dev/null || true
     done
-    for process in /proc/[0-9]*; do # what still runs and was started with this configuration
+    for process in /proc/[0-9]*; do # processes that still run with this configuration
         if tr '\0' '\n' 2> /dev/null < "$process/environ" | grep -qxF "SLURM_CONF=$SLURM_CONF"; then
             kill -KILL "${process#/proc/}" 2> /dev/null || true
         fi
@@ -72,7 +72,7 @@ configure() {
 		SlurmUser=$(id -un)
 		SlurmdUser=$(id -un)
 		AuthType=auth/munge
-		# a job that was put back waits until its old credential has expired
+		# a requeued job waits until its old credential has expired
 		AuthInfo=socket=$scratch/munge.socket,cred_expire=5
 		StateSaveLocation=$scratch/state
 		SlurmdSpoolDir=$scratch/spool
@@ -130,4 +130,4 @@ start
 say "cluster of $(timeout 10 sinfo --noheader --format='%D node, %C CPUs (allocated/idle/other/total)') is up"
 BITCYCLE_SCRATCH_CLUSTER=yes timeout --signal=INT --kill-after=30 1200 \
     "$python" -m pytest -n 0 -q --basetemp="$scratch/test" tests/slurm/sweep.py &
-wait $! # so that a signal is heeded at once
+wait $! # so that signals are handled at once

@@ -1,11 +1,13 @@
-"""Train a network of the released code and ours side by side: same weights, batches and bits, and print how far they part.
+"""Train a network of the released code and ours in lockstep, with equal weights, batches and bits, and print their
+divergence.
 
     python scripts/twin_run.py NAME CHECKOUT [--steps 40]     one comparison; CHECKOUT is a clone of the released code
     python scripts/twin_run.py --list                         the comparisons, and which repository each needs
 
-Both train in float64 on a CPU with gradients rounded to nearest, each with its own copy of the same optimizer. The record goes to
-results/summary/fidelity.csv, from which `make readme` writes results/notes/fidelity.md. What released code of its time needs to
-run today (CUDA calls on a CPU, names that libraries have dropped) is patched from outside; none of it is part of this repository.
+Both train in float64 on a CPU with gradients rounded to nearest, each with its own instance of the optimizer. The
+record is written to results/summary/fidelity.csv, from which `make readme` writes results/notes/fidelity.md. The
+released code is patched from outside to run today (CUDA calls on a CPU, names that libraries have removed); none of it
+is part of this repository.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ COLUMNS = (
     "torch",
 )
 EQUAL = 1e-9
-"""Relative difference of losses up to which two runs count as equal; one rounding tie that falls the other way exceeds it."""
+"""Relative difference of losses up to which two runs count as equal; a single rounding tie broken differently exceeds
+it."""
 
 
 @dataclass
@@ -46,10 +49,10 @@ class Twin:
     """Two networks with equal weights.
 
     Attributes:
-        losses: their loss and ours for a step, after setting both to the step's bits.
-        weights: pairs of parameters that are to stay equal: theirs, ours.
+        losses: returns their loss and ours for a step, after setting the bits of the step in both.
+        weights: pairs (theirs, ours) of parameters that should stay equal.
         optimizer: makes an optimizer of parameters; each network has its own.
-        after: called with the step, their loss and ours once the step is done, for schedules that follow the loss.
+        after: called with step, their loss and ours after each step, for schedules that depend on the loss.
     """
 
     losses: Callable[[int], tuple[Tensor, Tensor]]
@@ -60,7 +63,7 @@ class Twin:
 
 @dataclass(frozen=True)
 class Case:
-    """A comparison: the module of `scripts/twins` with a function `build(checkout, variant)`, and what it compares."""
+    """A comparison: a module of `scripts/twins` with a function `build(checkout, variant)`, and its description."""
 
     module: str
     variant: str
@@ -89,14 +92,14 @@ CASES = {
 def pairs_of(
     theirs: nn.Module, ours: nn.Module, rename: Callable[[str], str | None] = str
 ) -> list[tuple[nn.Parameter, nn.Parameter]]:
-    """Parameters of both, matched by name; ours get the weights of theirs.
+    """Pairs of parameters matched by name, after copying their weights to ours.
 
     Args:
         theirs, ours: the two networks.
-        rename: the name of a parameter of theirs in ours; None for one that nothing reads.
+        rename: maps a name of their parameter to ours, or to None if the parameter is unused.
 
     Raises:
-        ValueError: where a parameter has no counterpart of its shape.
+        ValueError: if a parameter has no counterpart of its shape.
     """
     own = dict(ours.named_parameters())
     pairs = []
@@ -115,7 +118,7 @@ def pairs_of(
 
 
 def released(checkout: Path, folder: str) -> None:
-    """Make a folder of the checkout importable, with what it needs to run on a CPU of today."""
+    """Make a folder of the checkout importable, and patch PyTorch so that it runs on a CPU."""
     if not (checkout / folder).is_dir():
         sys.exit(f"{checkout} has no folder {folder}: give a clone of the repository that --list names")
     sys.path.insert(0, str(checkout / folder))
@@ -124,12 +127,12 @@ def released(checkout: Path, folder: str) -> None:
 
 
 def to_nearest(module: Any) -> None:
-    """Gradients of the released code rounded to nearest: the default of `stochastic`, its last argument."""
+    """Make the released code round gradients to nearest, by the default of its last argument, `stochastic`."""
     module.quantize_grad.__defaults__ = (*module.quantize_grad.__defaults__[:-1], False)
 
 
 def train(twin: Twin, steps: int) -> Iterator[tuple[float, float, float]]:
-    """Their loss, the difference of losses and the largest difference of weights, step by step."""
+    """Yield their loss, the difference of losses and the largest difference of weights, step by step."""
     optimizers = [twin.optimizer([pair[side] for pair in twin.weights]) for side in (0, 1)]
     for step in range(steps):
         losses = twin.losses(step)
@@ -172,7 +175,7 @@ def compare(name: str, checkout: Path, steps: int) -> dict[str, Any]:
 
 
 def record(row: dict[str, Any]) -> None:
-    """Put a row into the record in place of an older one of its name."""
+    """Add a row to the record, replacing an older row of its name."""
     rows = {name: {} for name in CASES}
     if RECORD.exists():
         with RECORD.open(newline="") as stream:

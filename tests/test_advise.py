@@ -155,7 +155,7 @@ def test_superseded_runs_do_not_count_and_the_board_comes_first(summary):
     ("arguments", "words"),
     [
         (["budget=cheap"], "write budget=60"),
-        (["schedule=RTH"], "leave it out"),
+        (["schedule=RTH"], "omit it"),
         (["measure=money"], "latency, energy, bitops"),
         ([*START, "measure=latency"], "hardware=tensorcore"),
     ],

@@ -137,7 +137,7 @@ def test_tab_completion_completes_groups(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "problem", "remedy"),
     [
-        (["-m", "+sweeps=cpt/table99"], "there is no such file", "did you mean 'cpt/table"),
+        (["-m", "+sweeps=cpt/table99"], "does not exist", "did you mean 'cpt/table"),
         (["+sweeps=cpt/table2"], "is a sweep of several runs", "write python train.py -m +sweeps=cpt/table2"),
         (["-m", "sweeps=cpt/table2"], "is not in the defaults list", "write a + before it: +sweeps=cpt/table2"),
         (["-m", "+sweeps=cpt/table2", "scale=huge"], "does not exist", "mini, paper, smoke"),

@@ -26,7 +26,7 @@ Cr = SCHEDULES["CR"].kind
         (make(Cr, q_min="3"), "q_min", "whole number"),
         (make(Cr, q_min=None), "q_min", "whole number"),
         (make(Cr, q_min=True), "q_min", "whole number"),
-        (make(TrainingOptions, steps=None, epochs=float("inf")), "epochs", "use one"),
+        (make(TrainingOptions, steps=None, epochs=float("inf")), "epochs", "use a finite number"),
         (make(TrainingOptions, steps=2.5), "steps", "a whole number or null"),
         (make(TrainingOptions, deterministic="yes"), "deterministic", "true or false"),
         (make(OptimizerOptions, name=3), "name", "a word"),

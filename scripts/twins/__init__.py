@@ -1,1 +1,2 @@
-"""How a network of the released code and ours are built with the same weights, one module for each kind of network."""
+"""Construction of pairs of networks, the released code's and ours, with equal weights; one module per type of
+network."""

@@ -24,7 +24,7 @@ DEPTHWISE = (8, 16)
 
 
 def names_in_ours(theirs: nn.Module) -> Callable[[str], str]:
-    """How our network calls a parameter of theirs."""
+    """Map names of their parameters to ours."""
     blocks = list(
         dict.fromkeys(name.split(".")[0] for name, _ in theirs.named_parameters() if name.startswith("group"))
     )
@@ -46,11 +46,11 @@ def names_in_ours(theirs: nn.Module) -> Callable[[str], str]:
 
 
 def build(checkout: Path, variant: str) -> Twin:
-    """The variant is the network, with -8 where gradients have 8 bits."""
+    """The variant is the network, with suffix -8 for gradients of 8 bits."""
     released(checkout, "cpt_cifar")
     models = import_module("models")
     to_nearest(import_module("modules.quantize"))
-    models.DWS_BITS, models.DWS_GRAD_BITS = DEPTHWISE  # which the released file uses and does not define
+    models.DWS_BITS, models.DWS_GRAD_BITS = DEPTHWISE  # used but not defined in the released file
     network, _, gradient = variant.partition("-")
     theirs = getattr(models, "cifar10_" + {"resnet38": "resnet_38"}.get(network, network))()
     shape = ImageShape(3, 32, 10)

@@ -1,4 +1,5 @@
-"""RetinaNet of Better Schedules with a ResNet-18: cpt_voc/retinanet, on made-up images and boxes, random weights."""
+"""RetinaNet of Better Schedules with a ResNet-18: cpt_voc/retinanet, on random images and boxes, with random
+weights."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ NAMES = {
 
 
 def build(checkout: Path, variant: str) -> Twin:
-    """One image with one box a step; statistics of batch normalisation are frozen, as there; gradients float."""
+    """One image with one box per step; batch normalisation statistics are frozen, as there; float gradients."""
     released(checkout, "cpt_voc")
     to_nearest(import_module("retinanet.quantize"))
     module = import_module("retinanet.model")
@@ -51,7 +52,7 @@ def build(checkout: Path, variant: str) -> Twin:
         image = torch.randn(1, 3, SIZE, SIZE, generator=generator)
         corner = (
             torch.rand(2, generator=generator) * SIZE / 2
-        )  # no whole pixels, at which overlaps meet thresholds exactly
+        )  # no integer coordinates, for which overlaps can equal thresholds exactly
         box = torch.cat([corner, corner + 24 + torch.rand(2, generator=generator) * 8])[None]
         label = torch.randint(CLASSES, (1,), generator=generator)
         bits = control.step(step)
@@ -65,7 +66,7 @@ def build(checkout: Path, variant: str) -> Twin:
 
 
 def name_in_ours(name: str) -> str:
-    """How our network calls a parameter of theirs."""
+    """Map a name of their parameters to ours."""
     for pattern, other in NAMES.items():
         if re.fullmatch(pattern, name):
             return re.sub(pattern, other, name)

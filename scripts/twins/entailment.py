@@ -1,4 +1,4 @@
-"""BERT of Better Schedules for XNLI: cpt_xnli/models.py, two small layers with random weights, on made-up tokens."""
+"""BERT of Better Schedules for XNLI: cpt_xnli/models.py, two small layers with random weights, on random tokens."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SIZES = {"layers": 2, "hidden": 32, "heads": 4, "intermediate": 64}
 
 
 def additive(mask: Tensor) -> Tensor:
-    """[N, T] of ones and zeros -> what is added to the scores of attention, [N, 1, 1, T]."""
+    """Additive attention mask [N, 1, 1, T] from a mask [N, T] of ones and zeros."""
     return (1.0 - mask[:, None, None, :].double()) * torch.finfo(torch.float64).min
 
 
 def build(checkout: Path, variant: str) -> Twin:
-    """Without dropout, whose noise is drawn in another way; gradients float."""
-    transformers.models.bert.load_tf_weights_in_bert = None  # dropped since; the released file imports it, unused here
+    """Without dropout, whose random numbers differ; float gradients."""
+    transformers.models.bert.load_tf_weights_in_bert = None  # removed since; imported but not used by the released file
     released(checkout, "cpt_xnli")
     to_nearest(import_module("modules.quantize"))
     config = transformers.BertConfig(
@@ -43,7 +43,7 @@ def build(checkout: Path, variant: str) -> Twin:
         num_labels=CLASSES,
     )
     models = import_module("models")
-    # Three methods that transformers has changed or dropped since.
+    # Three methods that transformers has changed or removed since.
     models.BertPreTrainedModel.init_weights = lambda network: network.apply(network._init_weights)
     models.BertPreTrainedModel.get_head_mask = lambda *_: [None] * SIZES["layers"]
     models.BertPreTrainedModel.get_extended_attention_mask = lambda _, mask, *__: additive(mask)

@@ -73,7 +73,7 @@ def build(checkout: Path, variant: str) -> Twin:
 
 
 def names_in_ours(theirs: nn.Module) -> Callable[[str], str | None]:
-    """How our network calls a parameter of theirs; None for what nothing reads: third batch norms, the last block's gate."""
+    """Map names of their parameters to ours; None for unused ones: third batch norms, the last block's gate."""
     widening = {name.split("_")[0] for name, _ in theirs.named_parameters() if "_ds" in name}
 
     def rename(name: str) -> str | None:
@@ -99,18 +99,19 @@ def names_in_ours(theirs: nn.Module) -> Callable[[str], str | None]:
 
 
 def indicator_of(checkout: Path) -> Any:
-    """Their indicator of a flat loss, read out of the script that it stands in, whose import would start a training."""
+    """Their loss plateau indicator, extracted from its script, which would start training if imported."""
     source = ast.parse((checkout / "fractrain_cifar" / "train_frac.py").read_text())
     found = next(node for node in source.body if isinstance(node, ast.ClassDef) and node.name == "loss_diff_indicator")
     scope: dict[str, Any] = {"np": np}
     exec(
         compile(ast.Module([found], []), "train_frac.py", "exec"), scope
-    )  # the class alone, of a file that the user named
+    )  # only this class, from a file given by the user
     return scope["loss_diff_indicator"](THRESHOLD, DECAY)
 
 
 class Cost:
-    """The cost term as train_frac.py computes it, from formulas: blocks weigh the same, target + 0.5 at a turning point."""
+    """The cost term of train_frac.py, reimplemented: blocks have equal weight, the target rises by 0.5 at a turning
+    point."""
 
     def __init__(self, indicator: Any) -> None:
         self.indicator, self.state = indicator, SimpleNamespace(turning_points=0, epochs=0, losses=0.0)
@@ -119,11 +120,11 @@ class Cost:
 
     @property
     def target(self) -> float:
-        """In percent of float32."""
+        """Current target, in percent of float32."""
         return TARGET + 0.5 * self.state.turning_points
 
     def term(self, masks: list[list[Tensor]]) -> Tensor:
-        """What is added to the loss of a batch."""
+        """The term added to the loss of a batch."""
         cost = sum(
             (mask.sum() * c for block in masks for mask, c in zip(block, self.costs, strict=True)), torch.zeros(())
         )
@@ -131,7 +132,7 @@ class Cost:
         return cost * BETA * (-1 if percentage < self.target else 1)
 
     def observe(self, loss: float) -> None:
-        """The mean loss of an epoch."""
+        """Record the mean loss of an epoch."""
         state = self.state
         state.epochs += 1
         if state.epochs <= 10:

@@ -23,17 +23,17 @@ HIDDEN, LAYERS = 64, 3
 
 
 def build(checkout: Path, variant: str) -> Twin:
-    """The variant is the aggregation, float or quantized; without dropout, whose noise is drawn in another way."""
+    """The variant is the aggregation, float or quantized; without dropout, whose random numbers differ."""
     import dgl
 
     dgl.function.copy_src = dgl.function.copy_u  # its name since dgl 1.0
     released(checkout, "cpt_gnn")
     to_nearest(import_module("modules.quantize"))
-    torch.set_default_dtype(torch.float32)  # in which the files are read
+    torch.set_default_dtype(torch.float32)  # type of the files
     graph = Citation(name="cora").read(Path(os.environ["BITCYCLE_DATA"]))
     torch.set_default_dtype(torch.float64)
     nodes, width = graph.features.shape
-    pairs_of_nodes = torch.cat([graph.edges, torch.arange(nodes).expand(2, nodes)], dim=1)  # each node sees itself
+    pairs_of_nodes = torch.cat([graph.edges, torch.arange(nodes).expand(2, nodes)], dim=1)  # self-loops
     features, labels, chosen = graph.features.double(), graph.labels, graph.train
     network = dgl.graph(tuple(pairs_of_nodes), num_nodes=nodes)
     arguments = (width, HIDDEN, 7, LAYERS - 1, relu, 0.0)

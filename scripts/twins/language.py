@@ -1,4 +1,4 @@
-"""The LSTM of Better Schedules on Penn Treebank: cpt_ptb/models.py, on made-up tokens."""
+"""The LSTM of Better Schedules on Penn Treebank: cpt_ptb/models.py, on random tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES = {
 
 
 def build(checkout: Path, variant: str) -> Twin:
-    """Without dropout, whose noise is drawn in another way; the state goes from step to step without its graph."""
+    """Without dropout, whose random numbers differ; the state is detached between steps."""
     released(checkout, "cpt_ptb")
     to_nearest(import_module("modules.quantize"))
     theirs = import_module("models").PTB_QLSTM(VOCABULARY, HIDDEN, HIDDEN, dropout=0.0)

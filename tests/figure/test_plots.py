@@ -13,9 +13,8 @@ from bitcycle.analysis.statistics import over_seeds
 from bitcycle.figure import board, data
 from bitcycle.figure.data import ItemData, differences, panels_of, status_line
 from bitcycle.figure.drawn import Drawn
-from bitcycle.figure.forest import forest
 from bitcycle.figure.make import draw_item, make_item, titled
-from bitcycle.figure.plots import side_by_side
+from bitcycle.figure.plots import forest, side_by_side
 from bitcycle.figure.style import Drawing
 from tests.conftest import ROOT
 from tests.figures_cases import CYCLIC, ITEMS, SMALL, STATIC, claim_result, data_of, made_up, proxied
@@ -118,7 +117,7 @@ def test_forest_has_a_panel_for_each_unit():
         claim_result("cpt/table5-c1", estimate=2.0, unit="ppl"),
         claim_result("partial/fig1-c1", estimate=1.2, unit="x"),
     ]
-    figure = forest(rows)
+    figure = forest(rows).figure
     assert [axes.get_xlabel() for axes in figure.axes] == ["pp", "ppl", "ratio"]
     assert [axes.lines[0].get_xdata()[0] for axes in figure.axes] == [0, 0, 1]  # where there is no effect
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["cpt/fig1-c1", "cpt/fig1-c2"]

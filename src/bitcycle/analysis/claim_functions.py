@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import pairwise
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 from bitcycle.analysis import labels
 from bitcycle.analysis.aggregation import Cell, Run
@@ -18,13 +18,8 @@ STEPS = 64_000
 """Of the runs that formulas are about."""
 COARSE = 6_400
 """Enough to order schedules by cost, in a tenth of the time."""
-
-
-class Computed(NamedTuple):
-    """Whether a claim about formulas holds, and the numbers."""
-
-    holds: bool
-    measured: str
+Computed = tuple[bool, str]
+"""Whether a claim about formulas holds, and the numbers."""
 
 
 # Formulas
@@ -52,7 +47,7 @@ def schedule_groups(options: Mapping[str, float]) -> Computed:
     groups = [[cost_of(name) for name in members] for members in labels.GROUPS.values()]
     ordered = all(max(low) < min(high) for low, high in pairwise([*groups, [1.0]]))
     words = ", ".join(f"{name} {min(cost):.3f} to {max(cost):.3f}" for name, cost in zip(labels.GROUPS, groups))
-    return Computed(ordered, f"relative costs at 3 to 8 bits, 8 cycles: {words}")
+    return ordered, f"relative costs at 3 to 8 bits, 8 cycles: {words}"
 
 
 def _bits(name: str, cycles: int) -> list[int]:
@@ -64,7 +59,7 @@ def schedule_bounds(options: Mapping[str, float]) -> Computed:
     """Every schedule ends at q_max and stays within its bounds."""
     every = [_bits(name, cycles) for name in SUITE for cycles in (2, 8)]
     held = [bits[-1] == 8 and min(bits) >= 3 and max(bits) <= 8 for bits in every]
-    return Computed(all(held), f"{sum(held)} of {len(held)} schedules with 2 and 8 cycles")
+    return all(held), f"{sum(held)} of {len(held)} schedules with 2 and 8 cycles"
 
 
 def cosine_shape(options: Mapping[str, float]) -> Computed:
@@ -72,7 +67,7 @@ def cosine_shape(options: Mapping[str, float]) -> Computed:
     bits = _bits("CR", 8)
     restarts = 1 + sum(later < earlier for earlier, later in pairwise(bits))
     holds = set(bits) == set(range(3, 9)) and restarts == 8
-    return Computed(holds, f"values {min(bits)} to {max(bits)}, {restarts} cycles")
+    return holds, f"values {min(bits)} to {max(bits)}, {restarts} cycles"
 
 
 def cosine_savings(options: Mapping[str, float]) -> Computed:
@@ -80,7 +75,7 @@ def cosine_savings(options: Mapping[str, float]) -> Computed:
     bounds = {word: [int(bits) for bits in word.split("-")] for word in options}
     ours = {word: 100 * (1 - cost_of("CR", low, high, 32, STEPS)) for word, (low, high) in bounds.items()}
     holds = all(abs(ours[word] - percent) <= 0.1 for word, percent in options.items())
-    return Computed(holds, "savings " + ", ".join(f"{word}: {saved:.2f} %" for word, saved in ours.items()))
+    return holds, "savings " + ", ".join(f"{word}: {saved:.2f} %" for word, saved in ours.items())
 
 
 def gate_share(options: Mapping[str, float]) -> Computed:
@@ -92,7 +87,7 @@ def gate_share(options: Mapping[str, float]) -> Computed:
         gate = channels * hidden + hidden * embedding + 4 * state * (embedding + state) + state * count
         shares.append(gate / (2 * 9 * channels**2 * side**2))
     words = f"{100 * min(shares):.3f} to {100 * max(shares):.3f} % of the MACs of a block"
-    return Computed(max(shares) < 0.005, words)
+    return max(shares) < 0.005, words
 
 
 COMPUTED: dict[str, Callable[[Mapping[str, float]], Computed]] = {

@@ -329,7 +329,7 @@ def contrast(
     ours: Sequence[Cell],
     theirs: Sequence[Cell],
     match: Sequence[str],
-    metrics: tuple[str, str],
+    metrics: Sequence[str],
     minus: tuple[Sequence[Cell], Sequence[str]] | None = None,
 ) -> Contrast:
     """Pair the cells of two arms.
@@ -341,6 +341,12 @@ def contrast(
         metrics: of the two arms.
         minus: cells whose values are first taken off those of both arms, and the facts in which they agree with these.
     """
+
+    def terms(cell: Cell, coefficient: float, metric: str) -> list[Term]:
+        base = partners(cell, *minus) if minus else []
+        less = [(-coefficient / len(base), one, metric) for one in base]
+        return [] if minus and not base else [(coefficient, cell, metric), *less]
+
     units: dict[frozenset[tuple[str, float]], Unit] = {}
     wanted = filled = 0
     for cell in ours:
@@ -348,19 +354,10 @@ def contrast(
         if not others:
             continue
         wanted += 1
-        second = [term for other in others for term in _terms(other, -1 / len(others), metrics[1], minus)]
-        unit = Unit(tuple(_terms(cell, 1.0, metrics[0], minus)), tuple(second))
+        second = [term for other in others for term in terms(other, -1 / len(others), metrics[1])]
+        unit = Unit(tuple(terms(cell, 1.0, metrics[0])), tuple(second))
         if unit.ours and unit.theirs and all(part.runs for part in unit.cells) and unit.by_seed:
             filled += 1
             if unit.name:
                 units.setdefault(unit.name, unit)
     return Contrast(tuple(units.values()), wanted, filled)
-
-
-def _terms(
-    cell: Cell, coefficient: float, metric: str, minus: tuple[Sequence[Cell], Sequence[str]] | None
-) -> list[Term]:
-    base = partners(cell, *minus) if minus else []
-    if minus and not base:
-        return []
-    return [(coefficient, cell, metric), *((-coefficient / len(base), one, metric) for one in base)]

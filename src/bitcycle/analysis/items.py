@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 
 from bitcycle.csv_files import read_csv
+from bitcycle.settings import setting
 
 PUBLISHED = Path("results/published")
 SWEEPS = Path("sweeps")
@@ -24,23 +25,14 @@ Published = dict[str, str]
 
 @dataclass(frozen=True)
 class Item:
-    """One figure, table or listing.
+    """One figure, table or listing: a row of results/published/items.csv."""
 
-    Attributes:
-        paper: key of PAPERS.
-        name: fig3, table1, ...
-        kind: one of KINDS.
-        title: what it shows.
-        sweep: PAPER/ITEM of the sweep file that trains its runs; empty if it needs none.
-        runs: number of trainings at paper scale.
-    """
-
-    paper: str
-    name: str
-    kind: str
-    title: str
-    sweep: str
-    runs: int
+    paper: str = setting(MISSING, "key of PAPERS")
+    name: str = setting(MISSING, "fig3, table1, ...")
+    kind: str = setting(MISSING, "one of KINDS")
+    title: str = setting(MISSING, "what it shows")
+    sweep: str = setting(MISSING, "PAPER/ITEM of the sweep file that trains its runs; empty if it needs none")
+    runs: int = setting(MISSING, "number of trainings at paper scale")
 
     @property
     def id(self) -> str:

@@ -6,14 +6,11 @@ import re
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from bitcycle.analysis import labels
 from bitcycle.analysis.aggregation import Cell, Run
+from bitcycle.analysis.claims import Claim
 from bitcycle.analysis.contrast import Contrast, Pool, readings
-
-if TYPE_CHECKING:
-    from bitcycle.analysis.claims import Claim
 
 TOO_FAR = {("imagenet", "digits")}
 """(paper's data, ours): the difficulty that the claim is about is not there."""

@@ -60,8 +60,7 @@ def evaluate(claim: Claim, cells: Sequence[Cell], pool: Pool) -> Found | None:
     elif claim.function:
         tests = [_per_seed(claim, ours, theirs) for theirs in arms or [[]]]
     else:
-        minus = None if claim.minus is None else (select(cells, claim.where, claim.minus), claim.minus_match)
-        contrasts = _contrasts(claim, ours, arms, minus)
+        contrasts = _contrasts(claim, cells, ours, arms)
         tests = [_tested(claim, one, pool) for one in contrasts]
         return _joined(claim, tests, contrasts)
     return _joined(claim, tests, tests[0].contrasts if tests[0] else [])
@@ -83,12 +82,7 @@ def _joined(claim: Claim, found: Sequence[Found | None], contrasts: list[Contras
     return max(tests, key=weakness)._replace(values=joint, contrasts=contrasts)
 
 
-def _contrasts(
-    claim: Claim,
-    ours: Sequence[Cell],
-    arms: Sequence[Sequence[Cell]],
-    minus: tuple[Sequence[Cell], Sequence[str]] | None,
-) -> list[Contrast]:
+def _contrasts(claim: Claim, cells: Sequence[Cell], ours: Sequence[Cell], arms: list[list[Cell]]) -> list[Contrast]:
     """One contrast for each arm b; for each setting or pair where all have to fulfil the predicate alone."""
     if claim.predicate == "all_equivalent":
         filled = [cell for cell in ours if cell.runs]
@@ -97,6 +91,7 @@ def _contrasts(
         return _distinct(replace(one, wanted=len(ours), filled=len(filled)) for one in every if one.units)
     if not arms:
         return [_bare(ours, claim.metrics[0])]
+    minus = None if claim.minus is None else (select(cells, claim.where, claim.minus), claim.minus_match)
     whole = [contrast(ours, theirs, claim.match, claim.metrics, minus) for theirs in arms]
     if claim.predicate == "none_better":
         return _distinct(replace(one, units=(unit,)) for one in whole for unit in one.units)

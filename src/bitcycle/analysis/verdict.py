@@ -139,8 +139,8 @@ def _empty(claim: Claim) -> ClaimResult:
 def _without_runs(claim: Claim, results: Mapping[str, Results]) -> ClaimResult:
     row = _empty(claim)
     if claim.predicate == "computed":
-        found = FORMULAS[claim.function](claim.options)
-        return replace(row, verdict=COMPUTED, holds=found.holds, reason=found.measured)
+        holds, measured = FORMULAS[claim.function](claim.options)
+        return replace(row, verdict=COMPUTED, holds=holds, reason=measured)
     if claim.predicate == "none":
         return replace(row, verdict=NO_TEST, reason=claim.reason)
     some = any(results[item].done for item in (claim.item, *claim.items) if item in results)

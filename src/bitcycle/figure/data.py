@@ -14,16 +14,13 @@ from bitcycle.analysis.aggregation import Cell, Results, find_results
 from bitcycle.analysis.contrast import Pool, Selector, contrast, fact, readings, select, value
 from bitcycle.analysis.items import PUBLISHED, SWEEPS, Item, Published, read_published
 from bitcycle.analysis.labels import dataset_label, model_label, panel_of
+from bitcycle.analysis.preconditions import CEILING
 from bitcycle.analysis.statistics import Estimate, over_seeds
 from bitcycle.settings import setting
 from bitcycle.sweep.manifest import MANIFEST, read_manifest
 from bitcycle.sweep.registry import Sweep, read_sweep
 
 ANALYSE = "python -m bitcycle.measurement.after_sweep"
-CEILING = 99.0
-"""An accuracy (%) above which settings cannot be told apart: differences there are no test."""
-
-
 DESCRIPTIONS = Path(__file__).parent / "papers"
 """PAPER.yaml says of the items of a paper how they are drawn, and how their numbers are found in our runs."""
 
@@ -169,6 +166,20 @@ def by_length(panel: Panel) -> list[Panel]:
     return [replace(panel, cells=cells) for cells in alike]
 
 
+def comparable(data: ItemData, split: str = "", same_length: bool = False) -> list[Panel]:
+    """The panels with a baseline, room for a difference, and something beside it; none below half of the cells of the item."""
+    found = panels_of(data, split) if data.complete_enough else []
+    if same_length:
+        found = [part for panel in found for part in by_length(panel)]
+    kept = []
+    for panel in found:
+        first = panel.first(data.spec.base)
+        accuracy = value(first, data.spec.column) if first and "accuracy" in first.runs[0].row["metric"] else None
+        if first and len(panel.cells) > 1 and not (accuracy and accuracy.mean > CEILING):
+            kept.append(panel)
+    return kept
+
+
 def differences(panel: Panel, base: Cell | None, column: str) -> dict[int, Estimate]:
     """Index of a cell -> its difference to a baseline of equal seeds; without a baseline its own value.
 
@@ -190,12 +201,6 @@ def cost_against(cell: Cell, base: Cell | None, column: str = "gbitops") -> floa
         return own.mean / other.mean
     relative = value(cell, "relative_to_static")
     return relative.mean if relative else None
-
-
-def at_ceiling(base: Cell | None, column: str) -> bool:
-    """Whether the baseline leaves no room for a difference."""
-    found = value(base, column) if base and "accuracy" in base.runs[0].row["metric"] else None
-    return found is not None and found.mean > CEILING
 
 
 def metric_name(cells: Sequence[Cell]) -> str:

@@ -12,7 +12,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
-from matplotlib.figure import Figure, SubFigure
 
 from bitcycle.analysis.aggregation import Cell, Results
 from bitcycle.analysis.labels import forward_bits, highest, phase_method
@@ -53,13 +52,10 @@ def draw_contours(axes: Axes, surface: Result) -> None:
     axes.set_yticks(np.linspace(y[0], y[-1], 5))
 
 
-def draw_plane(
-    figure: Figure | SubFigure, axes: Any, plane: Result, names: Sequence[str], column: str, label: str
-) -> None:
+def draw_plane(axes: Any, plane: Result, names: Sequence[str], column: str, label: str) -> None:
     """The plane through three networks as a 3-D surface, the networks on it.
 
     Args:
-        figure: for the colour bar.
         axes: of the projection 3d.
         plane: its result.
         names: of the networks.
@@ -87,7 +83,7 @@ def draw_plane(
     axes.tick_params(labelsize=6.5, pad=-1)
     axes.set_xlabel("weights, along u", fontsize=7.5, labelpad=-4)
     axes.set_ylabel("weights, along v", fontsize=7.5, labelpad=-4)
-    figure.colorbar(shown, ax=axes, shrink=0.55, pad=0.02, label=label)
+    axes.figure.colorbar(shown, ax=axes, shrink=0.55, pad=0.02, label=label)
 
 
 def radial_rise(surface: Result, rings: int = 5) -> dict[float, float]:
@@ -168,7 +164,7 @@ def planes(data: ItemData, split: str, height: str, label: str) -> Drawing | Non
     figure = plt.figure(figsize=(5.2 * len(found), 5.0), layout="constrained")
     for index, (plane, names) in enumerate(found):
         axes = figure.add_subplot(1, len(found), index + 1, projection="3d")
-        draw_plane(figure, axes, plane, names, height, label)
+        draw_plane(axes, plane, names, height, label)
         axes.set_title(", ".join(names))
     return Drawing(figure, f"{described_surface(found[0][0])}; quantized weights as plain numbers.")
 

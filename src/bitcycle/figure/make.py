@@ -23,7 +23,6 @@ from bitcycle.csv_files import write_csv
 from bitcycle.figure import board, landscape, plots, recorded, schematic
 from bitcycle.figure.data import ItemData, gather
 from bitcycle.figure.drawn import Drawn, inputs_of
-from bitcycle.figure.forest import draw_forest
 from bitcycle.figure.page import Entry, write_pages
 from bitcycle.figure.style import Drawing
 from bitcycle.figure.table import as_records, tables_of
@@ -75,7 +74,9 @@ def make_all(
         found = {entry.data.item.id: entry.data.results for entry in entries}
         claims = judge(read_claims(root / PUBLISHED, papers), found, pool)
         write_claims(claims, target / "summary" / "claims.csv")
-        intervals = draw_forest(claims, target / "pictures" / "claims", drawn)
+        shown = [row for row in claims if row.estimate is not None and (row.decided or row.leaning)]
+        inputs = [vars(row) for row in shown]
+        intervals = drawn.picture("claims", inputs, target / "pictures" / "claims", lambda: plots.forest(shown))
     write_pages(target, entries, claims, intervals)
     return entries
 

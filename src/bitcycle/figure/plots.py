@@ -18,12 +18,13 @@ from bitcycle.analysis.contrast import Selector, fact, select, value
 from bitcycle.analysis.items import Published
 from bitcycle.analysis.labels import split_of
 from bitcycle.analysis.statistics import Estimate
+from bitcycle.analysis.verdict import ClaimResult
 from bitcycle.figure.data import (
     ItemData,
     Panel,
     Spec,
-    at_ceiling,
     by_length,
+    comparable,
     cost_against,
     differences,
     metric_name,
@@ -70,15 +71,6 @@ def draw_points(axes: Axes, look: Look, points: Iterable[Point]) -> None:
 # Cost against accuracy
 
 
-def drawable(data: ItemData, split: str = "", same_length: bool = False) -> list[Panel]:
-    """The panels with a baseline, room for a difference, and something beside it; none below half of the cells of the item."""
-    found = panels_of(data, split) if data.complete_enough else []
-    if same_length:
-        found = [part for panel in found for part in by_length(panel)]
-    several = [panel for panel in found if len(panel.cells) > 1]
-    return [p for p in several if (first := p.first(data.spec.base)) and not at_ceiling(first, data.spec.column)]
-
-
 def looks(data: ItemData, name: str) -> Looks:
     """The look of a cell by a fact: that of a method, or for numbers a shade and a mark; `suite` is that of Better Schedules."""
     if name == "suite":
@@ -108,7 +100,7 @@ def tradeoff(
         cost: published metric against which accuracies that were read from the paper's picture have a panel of their own.
         published_base: what rows of the paper's baseline say.
     """
-    shown, read = drawable(data, split, same_length=True), bool(cost and data.digitized)
+    shown, read = comparable(data, split, same_length=True), bool(cost and data.digitized)
     if not shown and not read:
         return None
     figure, axes = panels(len(shown) + read)
@@ -215,7 +207,7 @@ def points_by_setting(
         note: end of the caption.
     """
     base, column = data.spec.base if differences_to_base else None, data.spec.column
-    shown = drawable(data) if base else panels_of(data) if data.complete_enough else []
+    shown = comparable(data) if base else panels_of(data) if data.complete_enough else []
     if not shown:
         return None
     figure, axes = panels(len(shown))
@@ -358,6 +350,50 @@ def splits(data: ItemData) -> Drawing | None:
     words = "iterations in full precision", "iterations in all"
     label_axes(axes[0], shown[0].name, *words)
     label_axes(axes[1], f"{shown[0].name}: budgets with an even split", *words)
-    return Drawing(
-        figure, f"Each square is one training ({data.results.trials}); the leftmost column is 1 bit throughout."
-    )
+    caption = f"Each square is one training ({data.results.trials}); the leftmost column is 1 bit throughout."
+    return Drawing(figure, caption)
+
+
+# Claims
+
+RATIO = "x"
+"""The unit of effects that are ratios."""
+VERDICT_LOOKS = {"supported": "#0072b2", "contradicted": "#d55e00", "undecided": "0.45"}
+
+
+def forest(rows: Sequence[ClaimResult]) -> Drawing | None:
+    """The intervals of claims with an estimate, ours beside what is published, one panel for each unit; None without claims."""
+    if not rows:
+        return None
+    units: dict[str, list[ClaimResult]] = {}
+    for row in rows:
+        units.setdefault(row.unit, []).append(row)
+    figure, axes = panels(len(units), columns=1, width=8.5, height=1.0)
+    heights = [0.24 * len(found) + 0.75 for found in units.values()]
+    figure.set_size_inches(8.5, sum(heights) + 0.5)
+    place: Any = axes[0].get_subplotspec()
+    place.get_gridspec().set_height_ratios(heights)
+    for (unit, found), part in zip(units.items(), axes):
+        part.axvline(1 if unit == RATIO else 0, color="0.5", linewidth=0.8)  # no effect
+        _forest_panel(part, found)
+        part.set_xlabel("ratio" if unit == RATIO else unit or "effect")
+    legend(figure, axes)
+    words = "Filled: decided, hollow: leaning; lines: confidence intervals; diamonds: the published effect, in another setting."
+    return Drawing(figure, words)
+
+
+def _forest_panel(axes: Axes, rows: Sequence[ClaimResult]) -> None:
+    for place, row in enumerate(rows):
+        found = row.leaning or row.verdict
+        colour = VERDICT_LOOKS.get(found, "0.45")
+        middle = float(row.estimate or 0.0)
+        ends = [middle if end is None else end for end in (row.low, row.high)]
+        axes.plot(ends, [place] * 2, color=colour, linewidth=1.4)
+        look: dict[str, Any] = {"color": colour, "markerfacecolor": colour if row.decided else "white", "markersize": 5}
+        words = f"ours: {row.verdict}" if row.decided else f"ours: leaning, {found}"
+        axes.plot([middle], [place], "o", label=words, **look)
+        if row.published_value is not None:
+            axes.plot([row.published_value], [place], "D", color="black", markerfacecolor="none", label="published")
+    axes.set_yticks(range(len(rows)), [row.claim_id for row in rows], fontsize=7.5)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)

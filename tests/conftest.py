@@ -45,9 +45,8 @@ def golden_json(name: str):
 
 
 def configure(*overrides: str) -> RunConfig:
-    """The configuration of `python train.py OVERRIDES`."""
-    chosen = dict(override.partition("=")[::2] for override in overrides)
-    return read_config(COMPOSER(chosen) if len(chosen) == len(overrides) else hydra_config(list(overrides)))
+    """The configuration of `python train.py OVERRIDES`; the last value of a setting counts."""
+    return read_config(COMPOSER(dict(override.partition("=")[::2] for override in overrides)))
 
 
 def hydra_config(arguments: list[str]) -> DictConfig:

@@ -108,6 +108,8 @@ FOUR_PHASES = [*CHOOSING, "training.steps=32"]
 
 SLOW = {
     *("schedule=CT", "schedule=LR", "schedule=LT", "schedule=RR", "schedule=RTV", "schedule=ER", "schedule=ETV"),
+    *("schedule=CR", "schedule=RTH", "schedule=triangular", "schedule=cosine_anneal", "schedule=gradient_cycle"),
+    *("schedule=deficit", "schedule=fine_tuning", "schedule=dfq"),
     *(
         "schedule=ETH",
         "schedule=hlhlhlp",
@@ -184,7 +186,7 @@ RESUME: dict[str, list[str]] = {
     "learning_rate=cyclic": ["training.learning_rate.name=cyclic"],
     "weight averaging": [
         *("schedule=CR", "quantizer=uniform_l2", "schedule.gradient_min=32", *SHORT, "dataset.train_samples=32"),
-        *("training.weight_averaging.start=0.3", "training.weight_averaging.every=0.1"),
+        *("training.weight_averaging.start=0.3", "training.weight_averaging.every=0.25"),
     ],
     "weight averaging in phases": [
         *("schedule=hlhlp", *FOUR_PHASES),

@@ -144,8 +144,10 @@ signal.signal(signal.SIGTERM, stop)
 pathlib.Path({str(tmp_path / "started")!r}).touch()
 time.sleep(60)
 """)
-    sweep = "import sys, pathlib; from bitcycle.sweep.forkserver import Forked\n"
-    sweep += f"run = Forked({stopping!r}, pathlib.Path({str(tmp_path / 'output')!r}), {{}})\nsys.stdin.read()"
+    sweep = "import sys, pathlib; from bitcycle.sweep import forkserver\nforkserver.PRELOAD = []  # which the run does not need\n"
+    sweep += (
+        f"run = forkserver.Forked({stopping!r}, pathlib.Path({str(tmp_path / 'output')!r}), {{}})\nsys.stdin.read()"
+    )
     killed = subprocess.Popen([sys.executable, "-c", sweep], stdin=subprocess.PIPE)
     wait_for(tmp_path / "started")
     killed.kill()

@@ -150,8 +150,7 @@ def test_two_processes_do_not_train_the_same_run(digits, tmp_path):
     assert "another process is training this run" in done.stderr
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "garbage", "one flipped bit"])
-def test_a_damaged_checkpoint_falls_back_to_the_previous_one(digits, finished_digits, monkeypatch, damage):
+def test_a_damaged_checkpoint_falls_back_to_the_previous_one(digits, finished_digits, monkeypatch):
     plan = digits("training.checkpoint_seconds=0")
     folder = plan.folder
     with monkeypatch.context() as patch:
@@ -163,23 +162,29 @@ def test_a_damaged_checkpoint_falls_back_to_the_previous_one(digits, finished_di
         )
         with pytest.raises(Crash):
             execute(plan)
-    last = folder.checkpoint.last
-    content = last.read_bytes()
-    flipped = bytearray(content)
-    flipped[len(content) // 2] ^= 1
-    damaged = {
-        "truncated": content[: len(content) // 2],
-        "empty": b"",
-        "garbage": os.urandom(2000),
-        "one flipped bit": flipped,
-    }
-    last.write_bytes(damaged[damage])
+    folder.checkpoint.last.write_bytes(damaged(folder.checkpoint.last.read_bytes())["one flipped bit"])
     with open(folder.metrics, "ab") as stream:
         stream.write(b'{"kind": "train", "st')  # the torn line of a crash
     assert read_records(folder.metrics)[-1]["step"] == 24
     execute(plan)
     assert "skipping the damaged checkpoint" in folder.log.read_text()
     assert_equal(result(folder), result(finished_digits().folder))
+
+
+def damaged(content: bytes) -> dict[str, bytes]:
+    middle = len(content) // 2
+    flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+    return {"truncated": content[:middle], "empty": b"", "garbage": os.urandom(2000), "one flipped bit": flipped}
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "garbage", "one flipped bit"])
+def test_every_damage_is_noticed(tmp_path, caplog, damage):
+    folder = CheckpointFolder(tmp_path)
+    for step in (1, 2):
+        folder.save({"step": step, "weights": torch.ones(1000)})
+    folder.last.write_bytes(damaged(folder.last.read_bytes())[damage])
+    assert folder.load(CPU)["step"] == 1
+    assert "skipping the damaged checkpoint" in caplog.text
 
 
 def test_two_damaged_checkpoints_are_an_error_with_a_remedy(tmp_path):

@@ -67,7 +67,7 @@ def _scattered_sum(args: Any, output: Tensor, depends: Depends) -> Product | Non
     """index_add and similar, (self, dim, index, source[, reduction]): aggregation without sparse matrices."""
     source, index = args[3], args[2]
     if len(args) > 4 and args[4] not in ("sum", "mean"):
-        return None  # a maximum or product over neighbours is no sum of products
+        return None  # a maximum or product over neighbours is not a sum of products
     width = source.shape[-1] if source.dim() > 1 else 1
     edges = source.numel() // width if width else 0
     return Product("aggregation", MatrixProduct(edges, width, 1), 1, edges, source, index, output)

@@ -245,8 +245,8 @@ class Sbm(QuantizerOptions):
     )
     quantized_bias: Optional[bool] = setting(
         None,
-        "quantize biases to the bits of the weights, with one range per bias (Better Schedules' code); null: as the network says"
-        " (true for entailment and retinanet), else float32",
+        "quantize biases to the bits of the weights, with one range per bias (Better Schedules' code); null: set by the"
+        " network (true for entailment and retinanet), else float32",
     )
 
     def configure_for(self, model: nn.Module) -> Sbm:

@@ -226,13 +226,13 @@ class UniformL2(UniformActivationOptions):
     name: str = "uniform_l2"
     granularity: str = setting(
         "layer",
-        "one step per layer or per output channel (row); HLHLp 3.1 does not say",
+        "one step per layer or per output channel (row); not specified by HLHLp 3.1",
         choices=("layer", "row"),
     )
     update: str = setting(
         "stage",
         "when the step of a weight is computed from the master weights: when the bits change (stage), also at each epoch, or"
-        " by one iteration at every step (HLHLp 3.1 does not say)",
+        " by one iteration at every step (not specified by HLHLp 3.1)",
         choices=("stage", "epoch", "step"),
     )
 

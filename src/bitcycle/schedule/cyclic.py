@@ -53,7 +53,7 @@ class Cyclic(ScheduleOptions):
     rounding: str = setting(
         "rint", "rounding to whole bits; CPT prints ceil, its code and costs use rint", choices=ROUNDINGS
     )
-    unit: str = setting("iteration", "unit of the step t; CPT's text says epoch", choices=("iteration", "epoch"))
+    unit: str = setting("iteration", "unit of the step t; epoch in CPT's text", choices=("iteration", "epoch"))
     period_rounding: str = setting(
         "ceil",
         "period if cycles does not divide T: ceil(T/n), floor(T/n) (CIFAR code), floor(T/n)+1 (GNN and PTB code), or"

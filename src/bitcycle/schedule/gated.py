@@ -232,8 +232,8 @@ class Dfq(ScheduleOptions):
     def configure_for(self, family: str | None, blocks: int) -> ScheduleOptions:
         if blocks == 0:
             remedy = (
-                "use a network of blocks, as model=resnet20 or model=mobilenet_v2 (a network of your own lists its blocks in an "
-                "attribute block_names), or another schedule, as schedule=pfq"
+                "use a network of blocks, as model=resnet20 or model=mobilenet_v2 (user-defined: with an attribute "
+                "block_names), or another schedule, as schedule=pfq"
             )
             raise SettingError(
                 "name", self.name, "chooses bits block by block, and the network names no blocks", remedy

@@ -32,7 +32,7 @@ class PhasedOptions(ScheduleOptions):
         choices=("shape", "constant"),
     )
     keep_optimizer: bool = setting(
-        False, "keep momentum and moments at a phase transition (HLHLp and partial pre-training do not say)"
+        False, "keep momentum and moments at a phase transition (not specified by HLHLp and partial pre-training)"
     )
     reset_bn: bool = setting(False, "reset batch norm's running statistics at a phase transition")
 

@@ -15,7 +15,7 @@ class PlateauIndicator:
     of the run (or their largest, `peak`), a turning point is reached when the window is full and
 
         |l_j - l_w| / S <= threshold     for every j < w             difference = window       (as in the released code)
-        |l_j - l_(j+1)| / S <= threshold  for every j < w             difference = consecutive  (as FracTrain, algorithm 1, says)
+        |l_j - l_(j+1)| / S <= threshold  for every j < w             difference = consecutive  (FracTrain, algorithm 1)
 
     A turning point empties the window and multiplies the threshold by alpha, at most `max_decays` times.
 

@@ -38,7 +38,7 @@ class Deficit(ScheduleOptions):
     """q_min inside a window of the run, q_max outside it, gradients at q_max throughout.
 
     Source: Better Schedules, section 5 (critical learning periods). Differs from the authors' code in measuring the window
-    as a fraction of the run unless `unit` says otherwise; their CIFAR deficit runs include the last step (`inclusive`).
+    as a fraction of the run unless `unit` is set; their CIFAR deficit runs include the last step (`inclusive`).
     """
 
     name: str = "deficit"

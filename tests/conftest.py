@@ -159,9 +159,9 @@ class ForkedTraining:
 
 @cache
 def _processes() -> BaseContext:
-    """Processes that are forked from one that has imported everything, which takes seconds."""
+    """Processes that are forked from one that has imported everything and registered all schemas, which takes seconds."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["bitcycle.command"])
+    context.set_forkserver_preload(["bitcycle.sweep.preload", "bitcycle.command"])
     return context
 
 

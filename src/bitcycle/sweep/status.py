@@ -61,13 +61,10 @@ class Speeds:
 
 def recorded_seconds(rows: Iterable[Mapping[str, str]]) -> Seconds:
     """The training time of the runs in a summary file."""
-    return _by_kind(_timed(row) for row in rows if row.get("seconds"))
-
-
-def _timed(row: Mapping[str, str]) -> tuple[tuple[str, ...], int | None, str]:
-    names = row["model"], row["dataset"], row["quantizer"], row["schedule"]
-    length = json.loads(row["settings"])["training"]
-    return names, length["steps"] and length["steps"] * length["batch_size"], row["seconds"]
+    timed = [(row, json.loads(row["settings"])["training"]) for row in rows if row.get("seconds")]
+    samples = [length["steps"] and length["steps"] * length["batch_size"] for _, length in timed]
+    kinds = (tuple(row[name] for name in ("model", "dataset", "quantizer", "schedule")) for row, _ in timed)
+    return _by_kind(zip(kinds, samples, (row["seconds"] for row, _ in timed)))
 
 
 def _by_kind(runs: Iterable[tuple[tuple[str, ...], int | None, Any]]) -> Seconds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Optional
@@ -47,27 +47,16 @@ def _content(paper: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ItemData:
-    """Everything that is known of an item.
+    """Everything that is known of an item."""
 
-    Attributes:
-        item: what it is.
-        results: our runs.
-        published: its published numbers.
-        digitized: those that were read from its picture.
-        root: of the repository, with its configuration and sweeps.
-        file: its sweep file; None if it has none.
-        sweep: what that says.
-        pool: all recorded runs, whose deviation serves where a setting has few seeds.
-    """
-
-    item: Item
-    results: Results
-    published: Sequence[Published] = ()
-    digitized: Sequence[Published] = ()
-    root: Path = Path()
-    file: Optional[Path] = None
-    sweep: Sweep = Sweep()
-    pool: Pool = field(default_factory=lambda: Pool(()))
+    item: Item = setting(MISSING, "what it is")
+    results: Results = setting(MISSING, "our runs")
+    published: Sequence[Published] = setting((), "its published numbers")
+    digitized: Sequence[Published] = setting((), "those that were read from its picture")
+    root: Path = setting(Path(), "of the repository, with its configuration and sweeps")
+    file: Optional[Path] = setting(None, "its sweep file; None if it has none")
+    sweep: Sweep = setting(Sweep(), "what that says")
+    pool: Pool = setting(Pool(()), "all recorded runs, whose deviation serves where a setting has few seeds")
 
     @property
     def spec(self) -> Spec:
@@ -111,19 +100,12 @@ def gather(item: Item, pool: Pool, root: Path) -> ItemData:
 
 @dataclass(frozen=True)
 class Panel:
-    """Cells that share our network and data, and so may be compared; each training is in one of them only.
+    """Cells that share our network and data, and so may be compared; each training is in one of them only."""
 
-    Attributes:
-        name: our network and data.
-        proxy_for: networks and data of the paper that they stand for; empty if they are the paper's own.
-        cells: with the settings as they were run, whatever the paper has in their place.
-        pool: all recorded runs.
-    """
-
-    name: str
-    proxy_for: tuple[str, ...]
-    cells: tuple[Cell, ...]
-    pool: Pool = field(default_factory=lambda: Pool(()))
+    name: str = setting(MISSING, "our network and data")
+    proxy_for: tuple[str, ...] = setting(MISSING, "the paper's networks and data that they stand for, if others")
+    cells: tuple[Cell, ...] = setting(MISSING, "with the settings as they were run, not those of the paper")
+    pool: Pool = setting(MISSING, "all recorded runs")
 
     @property
     def title(self) -> str:
@@ -194,9 +176,9 @@ def differences(panel: Panel, base: Cell | None, column: str) -> dict[int, Estim
     return found
 
 
-def cost_against(cell: Cell, base: Cell | None, column: str = "gbitops") -> float | None:
+def cost_against(cell: Cell, base: Cell | None) -> float | None:
     """Cost relative to a baseline; where that has none, to the run's own static q_max."""
-    own, other = value(cell, column), value(base, column) if base else None
+    own, other = value(cell, "gbitops"), value(base, "gbitops") if base else None
     if own and other and other.mean:
         return own.mean / other.mean
     relative = value(cell, "relative_to_static")

@@ -63,13 +63,9 @@ class Drawn:
         self.path.write_text(json.dumps(self.known, indent=0, sort_keys=True) + "\n")
 
     def picture(self, name: str, inputs: list[Any], path: Path, draw: Callable[[], Drawing | None]) -> Picture | None:
-        """The picture of `path` without ending: drawn, unless it is there and its inputs are the same; None if there is none.
+        """The picture of `path` without ending: drawn, unless it is there and all that it is drawn from is the same.
 
-        Args:
-            name: of the picture.
-            inputs: all that it is drawn from.
-            path: where it is.
-            draw: returns a Drawing, or None where there is nothing to draw; stale files are removed then.
+        None where `draw` has nothing to draw; stale files are removed then.
         """
         digest = digest_of(json.dumps([self.code, inputs], sort_keys=True, default=str).encode())
         files = [path.with_name(path.name + suffix) for suffix in (".png", ".svg")]

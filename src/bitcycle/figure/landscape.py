@@ -53,15 +53,7 @@ def draw_contours(axes: Axes, surface: Result) -> None:
 
 
 def draw_plane(axes: Any, plane: Result, names: Sequence[str], column: str, label: str) -> None:
-    """The plane through three networks as a 3-D surface, the networks on it.
-
-    Args:
-        axes: of the projection 3d.
-        plane: its result.
-        names: of the networks.
-        column: what is drawn upwards, and its label.
-        label: of that axis.
-    """
+    """The plane through three named networks as a 3-D surface of a column, the networks on it; axes of the projection 3d."""
     x, y, heights = grid_of(plane, column)
     heights = np.nan_to_num(heights, nan=np.nanmax(heights))
     mesh = np.meshgrid(x, y)
@@ -150,14 +142,7 @@ def planes_of(results: Results, split: str) -> list[tuple[Result, list[str]]]:
 
 
 def planes(data: ItemData, split: str, height: str, label: str) -> Drawing | None:
-    """The planes through three networks.
-
-    Args:
-        data: of the item.
-        split: on which they were measured.
-        height: column that is drawn upwards.
-        label: of that axis.
-    """
+    """The planes through three networks, measured on the train or test split; the column `height` is drawn upwards."""
     found = planes_of(data.results, split)
     if not found:
         return None
@@ -170,15 +155,7 @@ def planes(data: ItemData, split: str, height: str, label: str) -> Drawing | Non
 
 
 def measured(data: ItemData, measurement: str, by: str, column: str, label: str) -> Drawing | None:
-    """A measurement of each network by corruption, noise or size of the box.
-
-    Args:
-        data: of the item.
-        measurement: its kind.
-        by: its column of categories.
-        column: its column of numbers.
-        label: of the axis.
-    """
+    """A measurement of each network: its column of numbers by its column of categories (corruption, noise, size of the box)."""
     series: dict[Look, list[Point]] = {}
     for cell, phase in itertools.product(data.results.done if data.complete_enough else (), (None, 1, 2)):
         groups: dict[str, list[float]] = {}

@@ -44,7 +44,7 @@ KINDS: dict[str, Callable[..., Optional[Drawing]]] = {
         *(schematic.diagram, schematic.suite_picture, schematic.cosine_picture, schematic.static_and_cyclic),
     )
 }
-"""Kind of picture -> what draws it, from the item and the options that papers/PAPER.yaml gives it."""
+"""Kind of picture -> what draws it, from the item and the options of papers/PAPER.yaml; `look` is the fact of `plots.looks`."""
 
 
 def draw_item(data: ItemData) -> Drawing | None:
@@ -57,13 +57,9 @@ def draw_item(data: ItemData) -> Drawing | None:
 def make_all(
     root: Path, target: Path, summary: Path | None = None, papers: Sequence[str] = tuple(PAPERS)
 ) -> list[Entry]:
-    """Write every item and the pages; returns the entries of the page.
+    """Write every item of some papers of a repository, and the pages, below `target`; returns the entries of the page.
 
-    Args:
-        root: the repository.
-        target: folder of what is written, as results of the repository.
-        summary: the file of finished runs; None: results/summary/runs.csv of the repository.
-        papers: keys of those to make.
+    The finished runs are those of the file `summary`; None: of results/summary/runs.csv of the repository.
     """
     path = summary or root / SUMMARY
     pool = Pool(read_runs(read_summary(path), path))

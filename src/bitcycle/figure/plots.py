@@ -91,14 +91,10 @@ def looks(data: ItemData, name: str) -> Looks:
 def tradeoff(
     data: ItemData, look: str, split: str = "", cost: str = "", published_base: Mapping[str, str] | None = None
 ) -> Drawing | None:
-    """Differences to static 8 bits, seed by seed, against cost relative to it; one panel for each network and data of ours.
+    """Differences to static 8 bits, seed by seed, against relative cost; one panel for each network and data (and fact `split`).
 
-    Args:
-        data: of the item.
-        look: fact that says how a setting looks, see `looks`.
-        split: fact of a further division into panels.
-        cost: published metric against which accuracies that were read from the paper's picture have a panel of their own.
-        published_base: what rows of the paper's baseline say.
+    Accuracies that were read from the paper's picture have a panel of their own, against the published metric `cost`;
+    `published_base` is what rows of the paper's baseline say.
     """
     shown, read = comparable(data, split, same_length=True), bool(cost and data.digitized)
     if not shown and not read:
@@ -196,15 +192,8 @@ def points_by_setting(
 ) -> Drawing | None:
     """Our results at places on an axis: differences to a baseline, seed by seed, or without one the results themselves.
 
-    Args:
-        data: of the item.
-        place: fact that says where a cell stands: a number, a category, or None for nowhere.
-        look: fact that says how it looks, see `looks`.
-        x: label of that axis.
-        differences_to_base: False for the results themselves where the item has a baseline.
-        log: whether the axis is logarithmic.
-        line: whether points of equal looks are joined.
-        note: end of the caption.
+    The fact `place` says where a cell stands: at a number, at a category, or for None nowhere. `line` joins points of equal
+    looks; `note` ends the caption.
     """
     base, column = data.spec.base if differences_to_base else None, data.spec.column
     shown = comparable(data) if base else panels_of(data) if data.complete_enough else []
@@ -219,11 +208,11 @@ def points_by_setting(
                 if (where := fact(alike.cells[index], place)) is not None:
                     series.setdefault(looks(data, look)(alike.cells[index]), []).append(point(where, gap))
         draw_series(part, series, line, log)
+        metric = metric_name(panel.cells)
         if base is not None:
             part.axhline(0, color="0.5", linewidth=0.8)
-        label_axes(
-            part, panel.title, x, metric_name(panel.cells) + (", difference to static" if base is not None else "")
-        )
+            metric += ", difference to static"
+        label_axes(part, panel.title, x, metric)
     legend(figure, axes)
     words = "Differences to static precision of equal seeds" if base else "Means over seeds"
     return Drawing(figure, f"{words}; {INTERVALS}; n = {data.results.trials.removeprefix('n = ')}.{note}")
@@ -254,14 +243,14 @@ def log_axis(axes: Axes, places: Iterable[float]) -> None:
     axes.minorticks_off()
 
 
-def apart(places: Sequence[float], share: float = 0.1) -> list[float]:
+def apart(places: Sequence[float]) -> list[float]:
     """Those of the ascending places whose labels fit beside each other on a logarithmic axis.
 
     >>> apart([1, 2, 2.1, 4, 100])
     [1, 2, 4, 100]
     """
     kept: list[float] = []
-    least = (places[-1] / places[0]) ** share if places and places[0] > 0 else 1.0
+    least = (places[-1] / places[0]) ** 0.1 if places and places[0] > 0 else 1.0
     for here in places:
         if not kept or here >= kept[-1] * least:
             kept.append(here)
@@ -272,14 +261,7 @@ def apart(places: Sequence[float], share: float = 0.1) -> list[float]:
 
 
 def curves(data: ItemData, look: str, x: str = "step", keep: Selector | None = None) -> Drawing | None:
-    """Evaluations over the run, mean and standard deviation over seeds; None where runs have too few for a curve.
-
-    Args:
-        data: of the item.
-        look: fact that says how a cell looks, see `looks`.
-        x: step or gbitops.
-        keep: facts of the cells to draw.
-    """
+    """Evaluations over steps or gbitops, mean and standard deviation over seeds; None where runs have too few for a curve."""
     every = [(panel, select(panel.cells, keep or {})) for panel in panels_of(data) if data.complete_enough]
     shown = [(panel, drawn) for panel, cells in every if (drawn := [cell for cell in cells if evaluations(cell)])]
     if not shown:
@@ -299,7 +281,7 @@ def evaluations(cell: Cell) -> list[dict[str, list[Any]]]:
     return [curve for curve in found if len(curve["step"]) >= LEAST_EVALUATIONS]
 
 
-def draw_curve(axes: Axes, cell: Cell, look: Look, x: str = "step") -> None:
+def draw_curve(axes: Axes, cell: Cell, look: Look, x: str) -> None:
     """The mean curve of a cell with its band."""
     found = evaluations(cell)
     length = min(len(curve["step"]) for curve in found)
@@ -315,14 +297,7 @@ def draw_curve(axes: Axes, cell: Cell, look: Look, x: str = "step") -> None:
 
 
 def heat(axes: Axes, values: pd.Series, label: str, difference: bool = False) -> None:
-    """A heat map with a colour map that tells order, of differences one with its middle at 0.
-
-    Args:
-        axes: where it is drawn.
-        values: with an index of places on the vertical and on the horizontal axis.
-        label: of the values.
-        difference: whether they are differences.
-    """
+    """A heat map of values by vertical and horizontal place, in colours that tell order; of differences with the middle at 0."""
     grid = values.unstack()
     largest = float(values.abs().max())
     ends = {"vmin": -largest, "vmax": largest, "cmap": "RdBu"} if difference else {"cmap": ORDERED}
@@ -365,9 +340,7 @@ def forest(rows: Sequence[ClaimResult]) -> Drawing | None:
     """The intervals of claims with an estimate, ours beside what is published, one panel for each unit; None without claims."""
     if not rows:
         return None
-    units: dict[str, list[ClaimResult]] = {}
-    for row in rows:
-        units.setdefault(row.unit, []).append(row)
+    units = {unit: [row for row in rows if row.unit == unit] for unit in dict.fromkeys(row.unit for row in rows)}
     figure, axes = panels(len(units), columns=1, width=8.5, height=1.0)
     heights = [0.24 * len(found) + 0.75 for found in units.values()]
     figure.set_size_inches(8.5, sum(heights) + 0.5)

@@ -16,13 +16,7 @@ from bitcycle.training.run_folder import RunFolder, read_json, read_records
 
 AT_Q_MAX = "_at_q_max"
 FORWARD, BACKWARD, ACCURACY, LOSS, FOUND = "#0072b2", "0.5", "#009e73", "#e69f00", "#d55e00"
-ABOVE: dict[str, Any] = {
-    "loc": "lower right",
-    "bbox_to_anchor": (1.0, 1.0),
-    "ncols": 2,
-    "frameon": False,
-    "fontsize": 8,
-}
+ABOVE: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": 2, "frameon": False, "fontsize": 8}
 """Where the legend of the upper half is."""
 Records = list[dict[str, Any]]
 

@@ -60,26 +60,20 @@ def suite_look(cell: Cell) -> Look:
 
 def suite_legend(figure: Figure) -> None:
     """The legend of that encoding."""
-    words = {"repeated": "repeated", "vertical": "triangular, mirrored values"}
-    words["horizontal"] = "triangular, mirrored time"
-    looks: list[dict[str, Any]] = [
-        {"marker": "s", "color": colour, "label": profile} for profile, colour in PROFILES.items()
-    ]
-    looks += [{"marker": mark, "color": "0.6", "label": words[form]} for form, mark in FORMS.items()]
-    looks += [{"marker": "s", "color": "0.35", "label": "static"}]
-    looks += [
-        {"marker": "o", "color": "0.8", "mec": edge, "label": f"q_max = {q}"} for edge, q in (("black", 8), ("0.8", 6))
-    ]
+    words = {"vertical": "triangular, mirrored values", "horizontal": "triangular, mirrored time"}
+    looks = [Look(profile, colour, "s") for profile, colour in PROFILES.items()]
+    looks += [Look(words.get(form, form), "0.6", mark) for form, mark in FORMS.items()]
+    looks += [Look("static", "0.35", "s"), Look("q_max = 8", "0.8", "o", "black"), Look("q_max = 6", "0.8", "o")]
     columns = 5 if figure.get_figwidth() > 8 else 3
-    handles = [Line2D([], [], linestyle="none", **look) for look in looks]
+    handles = [Line2D([], [], ls="", marker=m, color=c, mec=edge or c, label=label) for label, c, m, edge in looks]
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
 
 
-def draw_suite(path: Path, cycles: int = 8) -> Path:
-    """Draw all ten schedules between 3 and 8 bits with their savings; writes `path` and an SVG file beside it."""
+def draw_suite(path: Path) -> Path:
+    """Draw all ten schedules, 3 to 8 bits and eight cycles, with their savings; writes `path` and an SVG file beside it."""
     figure, axes = panels(len(LAYOUT), columns=5, width=2.2, height=1.7)
     for part, name in zip(axes, LAYOUT):
-        bound = schedule(name, q_min=3, q_max=8, cycles=cycles, total_steps=LONG)
+        bound = schedule(name, q_min=3, q_max=8, cycles=8, total_steps=LONG)
         draw_bits(part, bound, PROFILES[SUITE[name][0]])
         part.set_title(f"{name} saves {100 * (1 - relative_cost(bound)):.0f} % ({group_of(name)})", fontsize=9)
         part.set_xticks([0, 0.5, 1], ["0", f"{LONG // 2000}k", f"{LONG // 1000}k"])
@@ -140,12 +134,7 @@ def static_and_cyclic(data: ItemData) -> Drawing:
 
 
 def diagram(data: ItemData, name: str) -> Drawing:
-    """Boxes with arrows between them: where a layer quantizes (better, figure 1), how a gate chooses (fractrain, figure 2).
-
-    Args:
-        data: of the item.
-        name: in page/diagrams.yaml.
-    """
+    """Boxes with arrows of page/diagrams.yaml: where a layer quantizes (better, figure 1), how a gate chooses (fractrain, 2)."""
     found = yaml.safe_load(DIAGRAMS.read_text())[name]
     figure, axes = plt.subplots(figsize=(8.2, 4.0), layout="constrained")
     axes.set(xlim=(0, 10.4), ylim=(0.1, 4.2))

@@ -70,13 +70,13 @@ class Drawing(NamedTuple):
     caption: str
 
 
-def look_of(method: str, label: str = "") -> Look:
+def look_of(method: str) -> Look:
     """The look of a method.
 
-    >>> look_of("CPT"), look_of("unknown", "other")
+    >>> look_of("CPT"), look_of("other")
     (Look(label='CPT', colour='#0072b2', marker='o', edge=None), Look(label='other', colour='0.5', marker='o', edge=None))
     """
-    return Look(label or method, *LOOKS.get(method, ("0.5", "o")))
+    return Look(method, *LOOKS.get(method, ()))
 
 
 def panels(count: int, columns: int = 3, width: float = 0.0, height: float = 2.9) -> tuple[Figure, list[Axes]]:

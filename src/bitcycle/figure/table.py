@@ -26,7 +26,7 @@ from bitcycle.training.run_folder import RunFolder
 
 MACS_PER_GBITOP = 1e9 / 32**2
 """Effective MACs of FracTrain: bit operations of a float MAC count 32 x 32."""
-LABELS = ("group", "model", "dataset", "method", "schedule", "fw_bits", "bw_bits", "setting")
+LABELS = ("group", "model", "dataset", "method", "schedule", "fw_bits", "bw_bits", "setting", "metric", "unit")
 COLUMNS = {
     "top5_accuracy": (f"{EVALUATED}test_accuracy_top5", 1.0),
     "wer": (f"{EVALUATED}test_wer", 1.0),
@@ -36,16 +36,8 @@ COLUMNS = {
     "energy": ("energy_j", 1e-3),
 }
 """Published metrics that are not the main one of a run: the number of ours, see `contrast.reading`, and its factor."""
-MAIN = (
-    "test_accuracy",
-    "validation_accuracy",
-    "top1_accuracy",
-    "perplexity",
-    "test_perplexity",
-    "cer",
-    "hr_at_10",
-    "map",
-)
+MAIN = ("test_accuracy", "top1_accuracy", "perplexity", "test_perplexity", "cer", "hr_at_10", "map")
+"""Published metrics that are the main one of a run."""
 WORDS = {"range_min": "from", "range_max": "to", "~": "about", "<=": "at most", ">": "more than", "<": "below"}
 """Relation of a printed number to what is meant -> words before it."""
 
@@ -90,8 +82,6 @@ def published_table(data: ItemData) -> Table:
     records = [
         {
             **{name.replace("_", " "): row[name] for name in LABELS},
-            "metric": row["metric"],
-            "unit": row["unit"],
             "published": printed(row),
             "published deviation": row["std"],
             **beside(row, one),

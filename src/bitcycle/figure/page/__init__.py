@@ -142,14 +142,7 @@ def details(row: ClaimResult) -> str:
 def write_pages(
     folder: Path, entries: Sequence[Entry], claims: Sequence[ClaimResult], forest: Picture | None = None
 ) -> None:
-    """Write index.html, README.md and the page of each item below a folder.
-
-    Args:
-        folder: results.
-        entries: the items.
-        claims: rows of claims.csv.
-        forest: the picture of the intervals of claims.
-    """
+    """Write index.html, README.md and the page of each item below a folder; `forest` shows the intervals of claims."""
     order = {name: place for place, name in enumerate(dict.fromkeys(row.claim_id for row in claims))}
     rows = [claim_words(row) for row in sorted(claims, key=lambda row: (_state(row), order[row.claim_id]))]
     papers: dict[str, list[Entry]] = {}

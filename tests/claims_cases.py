@@ -20,7 +20,8 @@ def cell(*values: float, scale: str = "mini", steps: int = 1000, curve: dict | N
     actual = settings.pop("actual", {})
     paper = {name.replace("__", "."): str(value) for name, value in settings.items()}
     paper = {"model": "resnet74", "dataset": "cifar10", "quantizer": "sbm", **paper}
-    ours = {"model": "resnet8", "dataset": "cifar10", "schedule": paper.get("schedule", ""), **actual}
+    model = "resnet8" if scale == "mini" else paper["model"]
+    ours = {"model": model, "dataset": "cifar10", "schedule": paper.get("schedule", ""), **actual}
     nested = {key: {"name": value} for key, value in ours.items()}
     nested["schedule"].update({key.partition(".")[2]: value for key, value in paper.items() if "schedule." in key})
     common = {"scale": scale, "hash": str(sorted(paper.items())), "metric": "test_accuracy", **ours}
@@ -31,7 +32,7 @@ def cell(*values: float, scale: str = "mini", steps: int = 1000, curve: dict | N
         vars(run)["curve"] = curve or {}
         vars(run)["analyses"] = []
         runs.append(run)
-    return Cell(paper, ours, tuple(runs), "resnet8, cifar10" if scale == "mini" else "")
+    return Cell(paper, ours, tuple(runs))
 
 
 def verdict(claim: Claim | str, *cells: Cell, scale: str = "mini", pool: Pool | None = None) -> ClaimResult:

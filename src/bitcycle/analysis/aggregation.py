@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional
@@ -15,9 +15,7 @@ from bitcycle.analysis.deviation import group_of
 from bitcycle.measurement.artifacts import ANALYSES, Result, collected
 from bitcycle.sweep.grid import Overrides
 from bitcycle.sweep.manifest import Place
-
-SCALES = ("paper", "mini", "smoke")
-"""From the one that shows most to the one that shows only that it runs."""
+from bitcycle.sweep.registry import SCALES
 
 
 @dataclass(frozen=True)
@@ -63,19 +61,11 @@ def read_runs(rows: Iterable[Mapping[str, str]], summary: Path) -> list[Run]:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of an experiment: what the paper trains, and our runs of it, one for each seed.
+    """One cell of an experiment: what the paper trains, and our runs of it, one for each seed."""
 
-    Attributes:
-        paper: its settings at paper scale.
-        ours: its settings at the scale of the runs.
-        runs: finished ones; empty if there is none yet.
-        proxy: NETWORK, DATA[, N samples] where ours are not the paper's.
-    """
-
-    paper: Overrides
-    ours: Overrides
-    runs: tuple[Run, ...] = ()
-    proxy: str = ""
+    paper: Overrides  # its settings at paper scale
+    ours: Overrides  # its settings at the scale of the runs
+    runs: tuple[Run, ...] = ()  # finished ones
 
     def setting(self, key: str, default: Any = None) -> Any:
         """A setting as in the paper, or as our runs have it; groups by the name of the option."""
@@ -115,16 +105,11 @@ def plain(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Results:
-    """The cells of an item at one scale.
+    """The cells of an item at one scale."""
 
-    Attributes:
-        scale: of the runs; None if there are none.
-        cells: all of them, with and without runs.
-    """
-
-    scale: Optional[str] = None
-    cells: tuple[Cell, ...] = ()
-    others: tuple[Results, ...] = field(default=())
+    scale: Optional[str] = None  # of the runs; None if there are none
+    cells: tuple[Cell, ...] = ()  # with and without runs
+    others: tuple[Results, ...] = ()  # at other scales
 
     @property
     def done(self) -> tuple[Cell, ...]:
@@ -150,19 +135,14 @@ class Results:
 
 
 def find_results(places: Iterable[Place], runs: Sequence[Run]) -> Results:
-    """The runs of an item at the scale where most of its cells have some; the larger scale of two equal ones.
-
-    Args:
-        places: the manifest of its sweep; what is superseded does not count.
-        runs: all finished runs.
-    """
+    """Those runs that the manifest of an item names, at the scale where most cells have some (of two equal ones the larger)."""
     by_name: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: int(run.row["seed"])):
         by_name[run.row["scale"], run.row["hash"]].append(run)
     cells: dict[str, list[Cell]] = {scale: [] for scale in SCALES}
     for place in (place for place in places if not place.superseded):
         found = tuple(by_name[place.scale, place.hash])
-        cells[place.scale].append(Cell(dict(place.paper), dict(place.ours), found, place.proxy))
+        cells[place.scale].append(Cell(dict(place.paper), dict(place.ours), found))
     at_scales = [Results(scale, tuple(found)) for scale, found in cells.items()]
     some = sorted((r for r in at_scales if r.done), key=lambda r: (r.scale == "smoke", -len(r.done) / len(r.cells)))
     if not some:

@@ -60,24 +60,17 @@ class Claim(Settings):
     function: str = setting("", "of `claim_functions`: a number of each seed in place of a metric, or what is computed")
     options: Any = setting({}, "of a computed claim")
     items: list[str] = setting([], "more items whose cells count, of the same paper")
-    reference: Any = setting(
-        0.0, "of the comparison, in the unit shown; without b the published number, or one by network"
-    )
+    reference: Any = setting(0.0, "of the comparison, as shown; without b the published number, or one by network")
     margin: Optional[float] = setting(None, "of equivalence or non-inferiority", minimum=0)
     margin_percent: Optional[float] = setting(None, "the same in percent of the mean of b", minimum=0)
-    display: str = setting(
-        "", "how a difference of logarithms is shown, see `contrast.DISPLAYS`", choices=("", *DISPLAYS)
-    )
+    display: str = setting("", "how a difference of logarithms is shown", choices=("", *DISPLAYS))
     also: list[Any] = setting([], "fields of further tests which have to hold, too")
     requires: list[str] = setting([], "preconditions beyond those of every claim, see `preconditions`")
     too_far: Any = setting({}, "networks that cannot show what it says, and why")
     moments: int = setting(0, "evaluations that it needs of each run", minimum=0)
-    looks: int = setting(
-        1, "numbers of seeds under which it was tested so far, by which its p is multiplied", minimum=1
-    )
+    looks: int = setting(1, "how often it was tested as seeds were added; multiplies its p-value", minimum=1)
     lengths: str = setting(
-        "equal",
-        "of trainings; converged: may differ where they pass over their data often enough",
+        *("equal", "of trainings; converged: may differ where they pass over their data often enough"),
         choices=("equal", "converged", "free"),
     )
     reason: str = setting("", "why it is not tested")
@@ -147,9 +140,8 @@ def rule_of(claim: Claim, margin: float | None = None) -> str:
     """The rule that is applied, in one sentence."""
     if claim.predicate in ("computed", "none"):
         return PREDICATES[claim.predicate]
-    default = (
-        f"{claim.margin_percent or PERCENT_OF_PERPLEXITY:g} % of b" if "perplexity" in claim.unit else f"{POINTS:g}"
-    )
+    percent = f"{claim.margin_percent or PERCENT_OF_PERPLEXITY:g} % of b"
+    default = percent if "perplexity" in claim.unit else f"{POINTS:g}"
     limit = claim.margin if claim.margin is not None else margin
     words = PREDICATES[claim.predicate].format(
         reference="the published number" if isinstance(claim.reference, Mapping) else f"{float(claim.reference):g}",

@@ -22,7 +22,6 @@ from bitcycle.analysis.statistics import OWN_SEEDS, Estimate, over_seeds
 Selector = Mapping[str, Any]
 """Fact or setting -> its value, or a list of them."""
 
-
 EVALUATED, PHASE = "evaluation: ", "phase: "
 """What precedes the name of a number of the last evaluation, and the number of a phase, from 1 on, whose last metric is meant."""
 FACTS: dict[str, Callable[[Cell], Any]] = {
@@ -41,7 +40,7 @@ FACTS: dict[str, Callable[[Cell], Any]] = {
     "precision": labels.precision_of,
     "split": lambda cell: f"{labels.split_of(cell):.3g}",
     "steps": lambda cell: int(cell.runs[0].row["total_steps"]) if cell.runs else cell.setting("training.steps"),
-    "start": labels.start_of,
+    "start": lambda cell: float(cell.setting("schedule.start", 0.5)) if labels.schedule_of(cell) == "delayed" else 0.0,
     "window": lambda cell: "{:g}-{:g}".format(*labels.window_of(cell)),
     "window_start": lambda cell: f"{labels.window_of(cell)[0]:g}",
     "window_end": lambda cell: labels.window_of(cell)[1],
@@ -167,11 +166,7 @@ def value(cell: Cell, metric: str, factor: float = 1.0) -> Estimate | None:
 
 @dataclass(frozen=True)
 class Pool:
-    """All recorded runs.
-
-    Attributes:
-        runs: of every item.
-    """
+    """All recorded runs, of every item."""
 
     runs: Sequence[Run]
     known: dict[tuple[Any, ...], tuple[Optional[float], int]] = field(default_factory=dict)
@@ -216,7 +211,6 @@ def _span(run: Run) -> tuple[float, float, str] | None:
 
 # Contrasts
 
-
 Term = tuple[float, Cell, str]
 """Coefficient, cell, metric."""
 
@@ -256,17 +250,11 @@ class Unit:
 
 @dataclass(frozen=True)
 class Contrast:
-    """The comparisons of a claim.
+    """The comparisons of a claim."""
 
-    Attributes:
-        units: that have trainings, each once.
-        wanted: how many cells of the first arm have a planned partner.
-        filled: how many of these have trainings.
-    """
-
-    units: tuple[Unit, ...]
-    wanted: int
-    filled: int
+    units: tuple[Unit, ...]  # those that have trainings, each once
+    wanted: int  # how many cells of the first arm have a planned partner
+    filled: int  # how many of these have trainings
 
     @property
     def table(self) -> pd.DataFrame:
@@ -335,8 +323,6 @@ def contrast(
     """Pair the cells of two arms.
 
     Args:
-        ours: the first arm.
-        theirs: the second.
         match: facts in which partners agree; all of the second arm without any.
         metrics: of the two arms.
         minus: cells whose values are first taken off those of both arms, and the facts in which they agree with these.

@@ -27,15 +27,10 @@ GROUP = ("scale", "model", "data", "metric", "steps", "batch")
 
 def group_of(row: Row, settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Scale, network, data, metric, steps and batch size: runs with the same ones are taken to have the same deviation."""
+    samples = settings.get("dataset", {}).get("train_samples")
+    data = row.get("dataset", "") + ("" if samples is None else f" ({samples:,} samples)")
     batch_size = str(settings.get("training", {}).get("batch_size", ""))
-    return row["scale"], row.get("model", ""), data_of(row, settings), row["metric"], row["total_steps"], batch_size
-
-
-def data_of(row: Row, settings: Mapping[str, Any] | None = None) -> str:
-    """The data set of a row of runs.csv, with the number of samples if a part was trained on: `cifar10 (1,000 samples)`."""
-    found = json.loads(row["settings"]) if settings is None else settings
-    samples = found.get("dataset", {}).get("train_samples")
-    return row.get("dataset", "") if samples is None else f"{row['dataset']} ({samples:,} samples)"
+    return row["scale"], row.get("model", ""), data, row["metric"], row["total_steps"], batch_size
 
 
 def spreads(rows: Iterable[Row]) -> pd.DataFrame:
@@ -59,13 +54,9 @@ def spreads(rows: Iterable[Row]) -> pd.DataFrame:
 
 
 def pooled(values: Mapping[tuple[str, str], float]) -> tuple[float | None, int]:
-    """The deviation beside the effects of settings and seeds, by least squares, and its degrees of freedom.
-
-    Args:
-        values: (setting, seed) -> number; settings with one seed say nothing.
-    """
+    """The deviation of (setting, seed) -> number beside the effects of both, by least squares, and its degrees of freedom."""
     table = pd.DataFrame([(*key, value) for key, value in values.items()], columns=["setting", "seed", "value"])
-    table = table[table.duplicated("setting", keep=False)]
+    table = table[table.duplicated("setting", keep=False)]  # a setting with one seed says nothing
     if table.empty:
         return None, 0
     design, numbers = pd.get_dummies(table[["setting", "seed"]], dtype=float).to_numpy(), table["value"].to_numpy()
@@ -78,8 +69,6 @@ def pooled(values: Mapping[tuple[str, str], float]) -> tuple[float | None, int]:
 HEAD = """\
 | data, network | scale | steps, batch | settings | runs | standard deviation | residual | detectable, n = 3 | n = 10 | hours |
 |---|---|---|---|---|---|---|---|---|---|"""
-
-
 LEAST_FREEDOM = 4
 """Degrees of freedom below which the table leaves out what an estimate would pretend to know: two settings with two seeds each
 have one, and may agree to the digit by chance."""

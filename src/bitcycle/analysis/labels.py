@@ -47,19 +47,6 @@ DATASETS = {
     "fsdd": "spoken digits",
     "voc_small": "PascalVOC, a small part",
 }
-NETWORKS = {
-    "ptb": "lstm",
-    "wikitext2": "lstm_hlhlp",
-    "wikitext103": "transformer",
-    "xnli": "mbert",
-    "voc2012": "retinanet",
-    "movielens_20m": "ncf",
-    "speech_manifest": "speech_lstm",
-    "ogbn_arxiv": "gcn",
-    "ogbn_products": "graphsage",
-    "imagenet": "resnet18",
-}
-"""The network of a data set where a sweep does not say it; resnet20 for all others."""
 GROUPS = {"Large": ("RR", "RTH"), "Medium": ("LR", "LT", "CR", "CT", "RTV", "ETV"), "Small": ("ER", "ETH")}
 """Savings groups of Better Schedules, section 3.2."""
 STATIC_QUANTIZERS = {"sbm": "SBM", "dorefa": "DoReFa", "wageubn": "WAGEUBN"}
@@ -84,13 +71,12 @@ def dataset_label(name: str) -> str:
 
 def model_of(cell: Cell) -> str:
     """The paper's name of a cell's network."""
-    name = cell.paper.get("model") or NETWORKS.get(str(cell.setting("dataset", "cifar10")), "resnet20")
-    return model_label(name)
+    return model_label(str(cell.setting("model")))
 
 
 def dataset_of(cell: Cell) -> str:
     """The paper's name of a cell's data."""
-    return dataset_label(str(cell.setting("dataset", "cifar10")))
+    return dataset_label(str(cell.setting("dataset")))
 
 
 def panel_of(cell: Cell) -> str:
@@ -193,11 +179,6 @@ def window_of(cell: Cell) -> tuple[float, float]:
     if schedule_of(cell) != "deficit":
         return 0.0, 0.0
     return float(cell.setting("schedule.start", 0) or 0), float(cell.setting("schedule.end", 0.25))
-
-
-def start_of(cell: Cell) -> float:
-    """The share of the run at which the cycles begin."""
-    return float(cell.setting("schedule.start", 0.5)) if schedule_of(cell) == "delayed" else 0.0
 
 
 def highest(bits: str) -> int:

@@ -65,17 +65,9 @@ def sharpness(run: Run) -> float | None:
 
 
 def changed_error(run: Run, kind: str, column: str, phase: int | None = None) -> float | None:
-    """The mean error over all corruptions or noises.
-
-    Args:
-        run: of the network.
-        kind: corruption or noise, whose first column says which.
-        column: of the error.
-        phase: of the network.
-    """
-    errors = [
-        [float(row[column]) for row in result.rows if row[kind] != CLEAN] for result in results_of([run], kind, phase)
-    ]
+    """The mean error over all corruptions or noises, of a column of the results of this kind."""
+    results = results_of([run], kind, phase)
+    errors = [[float(row[column]) for row in result.rows if row[kind] != CLEAN] for result in results]
     return _mean([statistics.fmean(one) for one in errors if one])
 
 

@@ -49,12 +49,11 @@ def failed(claim: Claim, contrasts: Sequence[Contrast], runs: Sequence[Run], poo
 
 def proxy_label(cell: Cell) -> str:
     """NETWORK, DATA[, N images] of a cell whose runs are not the paper's; empty for the paper's own."""
-    if not cell.proxy:
+    if cell.runs[0].row["scale"] == "paper" and not cell.stand_ins:
         return ""
-    model, data, *samples = cell.proxy.split(", ")
-    words = [labels.model_label(model), labels.dataset_label(data)]
-    words += [f"{int(count.split()[0]):,} {'images' if data in IMAGES else 'samples'}" for count in samples]
-    return ", ".join(words)
+    model, data, samples = (cell.actual(key) for key in ("model", "dataset", "dataset.train_samples"))
+    part = f", {samples:,} {'images' if data in IMAGES else 'samples'}" if samples else ""
+    return f"{labels.model_label(model)}, {labels.dataset_label(data)}{part}"
 
 
 def near_enough(claim: Claim, cells: Sequence[Cell]) -> tuple[list[Cell], str]:

@@ -31,23 +31,14 @@ from bitcycle.analysis.statistics import Estimate, PValues
 
 
 class Found(NamedTuple):
-    """What a test found.
-
-    Attributes:
-        values: p-values of the claim and of its contrary.
-        tested: the contrast as it was tested.
-        shown: the estimate in the unit that is shown; None without one.
-        interval: of that.
-        margin: that was tested.
-        contrasts: behind it, for preconditions.
-    """
+    """What a test found."""
 
     values: PValues
-    tested: Estimate
-    shown: float | None
-    interval: tuple[float, float] | None
+    tested: Estimate  # the contrast as it was tested
+    shown: float | None  # the estimate in the unit that is shown
+    interval: tuple[float, float] | None  # of that
     margin: float | None
-    contrasts: list[Contrast]
+    contrasts: list[Contrast]  # behind it, for preconditions
 
 
 def evaluate(claim: Claim, cells: Sequence[Cell], pool: Pool) -> Found | None:

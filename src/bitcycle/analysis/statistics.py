@@ -25,19 +25,12 @@ MOST_SEEDS = 10_000
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds, as of a contrast.
-
-    Attributes:
-        mean: the estimate.
-        error: its standard error; None where no deviation is known.
-        df: degrees of freedom of the error.
-        n: number of seeds.
-    """
+    """A mean over seeds, as of a contrast."""
 
     mean: float
-    error: float | None
-    df: float
-    n: int
+    error: float | None  # standard error; None where no deviation is known
+    df: float  # degrees of freedom of the error
+    n: int  # seeds
 
     @property
     def deviation(self) -> float | None:

@@ -25,14 +25,8 @@ from bitcycle.analysis.predicates import Found, evaluate
 from bitcycle.csv_files import read_csv, write_csv
 from bitcycle.settings import setting
 
-SUPPORTED, CONTRADICTED, UNDECIDED, COMPUTED, NO_TEST, NOT_RUN = VERDICTS = (
-    "supported",
-    "contradicted",
-    "undecided",
-    "computed",
-    "no test",
-    "not run",
-)
+VERDICTS = ("supported", "contradicted", "undecided", "computed", "no test", "not run")
+SUPPORTED, CONTRADICTED, UNDECIDED, COMPUTED, NO_TEST, NOT_RUN = VERDICTS
 CLAIMS = Path("results/summary/claims.csv")
 SCALES = ("paper", "mini")
 """Scales that count; smoke runs say nothing."""
@@ -105,10 +99,7 @@ def _as_text(value: Any) -> str:
 def judge(claims: Sequence[Claim], results: Mapping[str, Results], pool: Pool | None = None) -> list[ClaimResult]:
     """The verdict on every claim at every scale that has trainings for it; p-values of one scale are corrected together.
 
-    Args:
-        claims: what to judge.
-        results: item -> its runs.
-        pool: all recorded runs; None: those of the results.
+    `results` are those of each item; `pool` is all recorded runs, or None for those of the results.
     """
     if pool is None:
         runs = [run for one in results.values() for scale in (one, *one.others) for run in scale.runs]

@@ -21,11 +21,12 @@ from bitcycle.figure.data import ItemData, Panel, cost_against, metric_name, our
 from bitcycle.figure.plots import draw_points, label_axes, log_axis, point, side_by_side
 from bitcycle.figure.style import Drawing, Look, legend, panels
 from bitcycle.figure.table import Table, interval, number, signed
+from bitcycle.schedule import SUITE
 
 COLUMN = "final"
 FAMILIES = {
     "static": ("static, by its bits", "0.35", "s"),
-    **dict.fromkeys(("CR", "CT", "LR", "LT", "RR", "RTV", "RTH", "ER", "ETV", "ETH"), ("cyclic", "#0072b2", "o")),
+    **dict.fromkeys(SUITE, ("cyclic", "#0072b2", "o")),
     "pfq": ("PFQ", "#009e73", "P"),
     "dfq": ("DFQ", "#cc79a7", "X"),
     "fractrain": ("FracTrain", "#d55e00", "*"),
@@ -134,13 +135,11 @@ def draw_board(data: ItemData) -> Drawing | None:
     label_axes(left, f"{main.network}: a proxy" if data.results.scale != "paper" else main.network, cost, metric, 60)
     label_axes(right, f"against {reference(rows)}", cost, f"{metric}, difference")
     legend(figure, (left, right), 5)
-    words = "means over seeds with 95 % intervals; black outline and line: the Pareto front of the means"
-    equal = f"right: differences to {reference(rows)}, paired by seed"
-    if "equal" in reference(rows):
-        equal += ", with its steps reduced to match the cost (interpolated)"
+    how = ", with its steps reduced to match the cost (interpolated)" if "equal" in reference(rows) else ""
     return Drawing(
         figure,
-        f"Left: {words}; {equal}; points of nearly equal cost are drawn side by side."
+        "Left: means over seeds with 95 % intervals; black outline and line: the Pareto front of the means; right: differences"
+        f" to {reference(rows)}, paired by seed{how}; points of nearly equal cost are drawn side by side."
         f" {data.results.trials}; {others(rows, main.network)}",
     )
 

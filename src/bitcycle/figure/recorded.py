@@ -16,13 +16,12 @@ from bitcycle.figure.style import ORDERED, Drawing, legend, panels
 
 def range_tests(data: ItemData) -> Drawing | None:
     """Training accuracy while the precision rises, and the bound that is found."""
-    cells = [(panel, cell) for panel in panels_of(data) for cell in panel.cells]
-    runs = [(panel, cell, cell.runs[0]) for panel, cell in cells if cell.runs[0].curve.get("range_test")]
-    if not runs or not data.complete_enough:
+    cells = [(panel, cell) for panel in panels_of(data) for cell in panel.cells if "range_test" in cell.runs[0].curve]
+    if not cells or not data.complete_enough:
         return None
-    figure, axes = panels(len(runs), width=4.5, columns=2)
-    for (panel, cell, run), part in zip(runs, axes):
-        test, seen = run.curve["range_test"], run.curve["observations"]
+    figure, axes = panels(len(cells), width=4.5, columns=2)
+    for (panel, cell), part in zip(cells, axes):
+        test, seen = (cell.runs[0].curve[name] for name in ("range_test", "observations"))
         part.plot(seen["step"], seen["accuracy"], color=FORWARD, linewidth=0.8, alpha=0.6)
         draw_levels(part, test)
         label_axes(part, f"{panel.name}: found {fact(cell, 'q_min found')} bits", "optimizer step")

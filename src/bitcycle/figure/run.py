@@ -38,9 +38,8 @@ def draw_run(plan: Plan) -> Path:
 
 def recorded_precision(train: Records) -> list[tuple[Precision, int]]:
     """The precision that a run recorded, at each of its records: [(precision, steps), ...]."""
-    ends = [record["step"] for record in train]
-    lengths = [end - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-    return [(Precision(*record["precision"]), steps) for record, steps in zip(train, lengths, strict=True)]
+    starts = [0, *(record["step"] for record in train[:-1])]
+    return [(Precision(*r["precision"]), r["step"] - start) for start, r in zip(starts, train)]
 
 
 def draw_precision(axes: Axes, lengths: list[tuple[Precision, int]]) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from bitcycle.analysis.claim_functions import relative_cost
 from bitcycle.analysis.collect import CURVES, SUMMARY, read_curve, read_summary
-from bitcycle.analysis.deviation import data_of, spread_table
+from bitcycle.analysis.deviation import group_of as deviation_group
+from bitcycle.analysis.deviation import spread_table
 from bitcycle.analysis.labels import group_of
 from bitcycle.benchmark.table import recorded
 from bitcycle.figure.schematic import draw_formats, draw_suite, values_of
@@ -120,9 +121,10 @@ def results_table() -> str:
         return "No runs are recorded yet."
     groups: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
     for row in rows:
-        training = json.loads(row["settings"])["training"]
+        settings = json.loads(row["settings"])
+        training, data = settings["training"], deviation_group(row, settings)[2]
         length = f"{row['total_steps']} of {training['batch_size']}, {training['learning_rate']['initial']:g}"
-        name = f"{data_of(row)}, {row['model']}", row["scale"], length, row["metric"]
+        name = f"{data}, {row['model']}", row["scale"], length, row["metric"]
         groups[name].append(row)
     lines = [
         f"| data, network | scale | steps, batch, learning rate | metric | {' | '.join(SHOWN)} | settings | runs |",

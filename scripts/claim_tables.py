@@ -57,7 +57,7 @@ def decided_list() -> str:
     computed = sum(row.verdict == "computed" for row in rows)
     undecided = sum(not row.decided for row in tested)
     counts = f"{computed} claims are computed from schedules and cost models alone; {undecided} were tested and remain undecided."
-    return "\n".join([*sorted(sentences), "", counts])
+    return "\n".join([*sorted(sentences, key=lambda text: ("leaning" in text[:12], text)), "", counts])
 
 
 def untested_table() -> str:

@@ -48,7 +48,7 @@ def test_images_and_labels_of_a_folder_in_the_hubs_layout(hub, tmp_path):
 
 
 def test_splits_that_are_not_there(hub, tmp_path):
-    with pytest.raises(DataError, match="has the splits train, validation, not dev"):
+    with pytest.raises(DataError, match="has the splits train, validation, but not dev"):
         HubImages(name="hub", path="hub", test_split="dev").info(tmp_path)
 
 

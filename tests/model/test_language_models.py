@@ -145,7 +145,7 @@ def test_adaptive_softmax_is_a_distribution_and_its_losses_those_of_all_words():
 
 def test_transformers_that_make_no_sense():
     for options, words in (
-        ({"heads": 7}, "divided among 7 heads"),
+        ({"heads": 7}, "divisible by 7 heads"),
         ({"cutoffs": [9, 3]}, "ascending"),
         ({"cutoffs": [9], "quantize_head": True}, "stays float"),
         ({"cutoffs": [3, 9, 20], "width": 16}, "last band's width 0"),

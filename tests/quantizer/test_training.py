@@ -324,7 +324,7 @@ REFUSED = {
     "quantizer=uniform_l2 schedule.gradient=32 schedule.q_max=9": (
         "uniform_l2",
         "2 to 8 bits, not to 9",
-        "2 to 8 or 32",
+        "2 to 8 bits (or 32",
     ),
     "quantizer=uniform_l2 schedule=CR schedule.gradient_min=32 schedule.q_min=1": ("uniform_l2", "not to 1"),
     "quantizer=multibit schedule.gradient=32": ("multibit", "1 to 4 bits, not to 8"),

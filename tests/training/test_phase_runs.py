@@ -204,7 +204,7 @@ def test_the_previous_checkpoint_finds_the_weights_that_it_chooses_from(digits, 
 
 def test_damaged_weights_to_choose_from_are_an_error_with_a_remedy(tmp_path):
     folder = CheckpointFolder(tmp_path)
-    with pytest.raises(RunError, match="Delete that folder to start over"):
+    with pytest.raises(RunError, match="Delete the folder to restart"):
         folder.load_candidate(3, CPU)
     folder.save_candidate(3, {"weight": torch.ones(2)})
     folder.save_candidate(4, {"weight": torch.ones(2)})

@@ -100,8 +100,8 @@ def test_contours_show_what_there_is():
         contours(replace(data, results=Results("paper", flat)), "cpt_method_bits")
     panels = [axes for axes in figure.axes if axes.get_title()]
     assert [bool(axes.collections) for axes in panels[:2]] == [True, True]
-    assert "3 pairs of random directions" in panels[2].get_title()
-    assert "21 x 21 points on 10 training images" in caption
+    assert "3 pairs of random directions" in panels[2].get_title().replace("\n", " ")
+    assert "21 x 21 points on 10 training images" in caption and "Trainings of each network: 1." in caption
     plt.close("all")
 
 

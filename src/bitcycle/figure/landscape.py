@@ -19,7 +19,7 @@ from bitcycle.analysis.landscape import results_of, rise
 from bitcycle.analysis.statistics import over_seeds
 from bitcycle.figure.data import ItemData, panels_of
 from bitcycle.figure.plots import Point, draw_series, label_axes, looks, point
-from bitcycle.figure.style import ORDERED, Drawing, Look, legend, panels
+from bitcycle.figure.style import LOOKS, ORDERED, Drawing, Look, legend, panels
 from bitcycle.measurement.artifacts import Result
 
 LEVELS = np.arange(0.1, 10, 0.5)
@@ -99,12 +99,14 @@ def described_surface(result: Result) -> str:
 def contours(data: ItemData, look: str) -> Drawing | None:
     """Contours of the loss around each network, and how far it rises over all pairs of directions."""
     cells = [(cell, found) for p in panels_of(data) for cell in p.cells if (found := results_of(cell.runs, "surface"))]
-    if not data.complete_enough or 2 * len(cells) < len(data.results.done):
+    if not data.complete_enough or len(cells) < len(data.results.done):  # a comparison needs its baseline
         return None
     figure, axes = panels(len(cells) + 1, width=3.0, height=3.0, columns=len(cells) + 1)
     series: dict[Look, list[Point]] = {}
     for (cell, found), part in zip(cells, axes):
         shade = looks(data, look)(cell)
+        known = next((LOOKS[name] for name in LOOKS if shade.label.startswith(name)), shade[1:3])  # "CPT 3-8 bits"
+        shade = shade._replace(colour=known[0], marker=known[1])
         draw_contours(part, min(found, key=lambda result: result.options.get("seed", 0)))
         label_axes(part, shade.label)
         rises = [radial_rise(surface) for surface in found]
@@ -113,13 +115,15 @@ def contours(data: ItemData, look: str) -> Drawing | None:
         series[shade] = [(radius, statistics.fmean(v), (min(v), max(v))) for radius, v in values.items()]
     draw_series(axes[-1], series, line=True)
     words = f"mean over {max(len(found) for _, found in cells)} pairs of random directions"
-    label_axes(axes[-1], words, "distance in lengths of the filters", "rise of the loss")
+    label_axes(axes[-1], words, "distance in lengths of the filters", "rise of the loss", 30)
     shown = ScalarMappable(Normalize(LEVELS[0], LEVELS[-1]), ORDERED)
     figure.colorbar(shown, ax=axes[-2], label="loss (cross-entropy)", shrink=0.7)
     legend(figure, axes[-1:])
     words = " / ".join(dict.fromkeys(described_surface(found[0]) for _, found in cells))
     pairs = "contours: the first pair of directions; bars: smallest and largest of all pairs"
-    return Drawing(figure, f"{panels_of(data)[0].title}. {words}; {pairs}. One training each.")
+    counts = sorted({sum(bool(results_of((run,), "surface")) for run in cell.runs) for cell, _ in cells})
+    trainings = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    return Drawing(figure, f"{panels_of(data)[0].title}. {words}; {pairs}. Trainings of each network: {trainings}.")
 
 
 def network_name(cell: Cell, phase: int | None) -> str:

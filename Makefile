@@ -47,8 +47,8 @@ test-all: $(VENV)/.ready lint ## the same with slow tests: all combinations of t
 test-slurm: $(VENV)/.ready ## run a sweep on a temporary SLURM cluster on this machine; as root, installs SLURM if necessary
 	scripts/test_slurm.sh "$(abspath $(RUN))"
 
-fuzz: $(VENV)/.ready ## kill runs at random moments and compare them bit by bit with uninterrupted ones: KILLS=1000 JOBS=2 SEED=0
-	OMP_NUM_THREADS=1 $(RUN) -m tests.fuzz --kills $(or $(KILLS),1000) --jobs $(or $(JOBS),1) --seed $(or $(SEED),0)
+fuzz: $(VENV)/.ready ## kill runs at random moments and compare them bit by bit with uninterrupted ones, or go on: KILLS=1000 JOBS=2 SEED=0 RECORD=file
+	OMP_NUM_THREADS=1 $(RUN) -m tests.fuzz --kills $(or $(KILLS),1000) --jobs $(or $(JOBS),1) --seed $(or $(SEED),0) $(if $(RECORD),--record "$(RECORD)")
 
 lint: $(VENV)/.ready ## ruff and mypy
 	$(VENV)/bin/ruff check .

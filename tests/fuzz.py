@@ -3,13 +3,13 @@
 What is run is drawn: rows of the settings table, crossings of its tasks with all schedules and quantizers, and trainings by
 other libraries with our callbacks, each with a seed of its own. Each start is forked from a process that has imported everything,
 gets SIGKILL after a random time, and goes on from what then lies in its folder. Draws can be repeated, moments cannot.
+Each run is recorded when it ends, and the same command goes on from the record; to try a run again, delete its row.
 """
-
-from __future__ import annotations
 
 import argparse
 import csv
 import dataclasses
+import itertools
 import multiprocessing
 import os
 import random
@@ -208,15 +208,16 @@ def fuzz_run(number: int, seed: int, folder: Path) -> Case:
     return case
 
 
-def fuzz(kills: int, jobs: int, seed: int, folder: Path) -> Iterator[Case]:
-    """Cases as they end, until that many kills have been made."""
+def fuzz(kills: int, jobs: int, seed: int, folder: Path, known: list[Case]) -> Iterator[Case]:
+    """Cases that are not known yet, as they end, until there are that many kills with those of the known ones."""
     context = multiprocessing.get_context("fork")
+    known_numbers = {case.number for case in known}
+    numbers = (number for number in itertools.count() if number not in known_numbers)
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        number, done, running = 0, 0, set()
+        done, running = sum(case.kills for case in known), set()
         while done < kills:
             while len(running) < jobs:
-                running.add(pool.submit(fuzz_run, number, seed, folder))
-                number += 1
+                running.add(pool.submit(fuzz_run, next(numbers), seed, folder))
             ended, running = wait(running, return_when=FIRST_COMPLETED)
             for future in ended:
                 case = future.result()
@@ -226,34 +227,45 @@ def fuzz(kills: int, jobs: int, seed: int, folder: Path) -> Iterator[Case]:
             yield future.result()
 
 
+def read_record(path: Path) -> list[Case]:
+    """The cases of a record; none if there is no such file."""
+    if not path.exists():
+        return []
+    with open(path, newline="") as stream:
+        return [
+            Case(**{each.name: each.type(row[each.name]) for each in dataclasses.fields(Case)})
+            for row in csv.DictReader(stream)
+        ]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--seed", type=int, default=0, help="of the draws")
-    parser.add_argument("--record", type=Path, default=RECORD, help="written when all is done")
+    parser.add_argument("--record", type=Path, default=RECORD, help="gets a row when a run ends; those it has count")
     parser.add_argument("--folder", type=Path, help="for the runs; those that ended otherwise stay there")
     options = parser.parse_args()
     torch.set_num_threads(1)
     preload()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="bitcycle-fuzz-"))
-    cases: list[Case] = []
+    cases = read_record(options.record)
+    options.record.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, open(options.record, "a", newline="", buffering=1) as stream:
+        writer = csv.DictWriter(stream, [field.name for field in dataclasses.fields(Case)], lineterminator="\n")
+        if not stream.tell():
+            writer.writeheader()
         patch.setattr(os, "fsync", lambda descriptor: None)  # a killed process loses nothing without it
         for name, make in MAKERS.values():
             make(folder / name, patch)
-        for case in fuzz(options.kills, options.jobs, options.seed, folder):
+        for case in fuzz(options.kills, options.jobs, options.seed, folder, list(cases)):
             cases.append(case)
+            writer.writerow(dataclasses.asdict(case))
             if case.outcome != "equal":
                 print(f"{case.number} {case.source}, seed {case.seed}: {case.outcome}", flush=True)
             elif len(cases) % 20 == 0:
                 print(f"{len(cases)} runs, {sum(case.kills for case in cases)} kills", flush=True)
-    options.record.parent.mkdir(parents=True, exist_ok=True)
-    with open(options.record, "w", newline="") as stream:
-        writer = csv.DictWriter(stream, [field.name for field in dataclasses.fields(Case)], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(dataclasses.asdict(case) for case in sorted(cases, key=lambda case: case.number))
     unequal = sum(case.outcome != "equal" for case in cases)
     kills = sum(case.kills for case in cases)
     print(f"{kills} kills of {len(cases)} runs, of which {unequal} ended otherwise; {time.monotonic() - began:.0f} s")

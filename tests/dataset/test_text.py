@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pyarrow
 import pyarrow.parquet as parquet
 import pytest
 import torch
 
-from bitcycle.dataset.text import OwnText, PennTreebank, TextSize, WikiText, WikiTextSmall, number_tokens
+from bitcycle.dataset.text import OwnText, PennTreebank, TextSize, WikiText, WikiTextSmall, most_frequent, number_tokens
 from bitcycle.dataset.token_stream import TokenBlocks, TokenStreams
 from bitcycle.errors import DataError
 from bitcycle.model.recurrent_language_model import RecurrentLanguageModelOptions
 from bitcycle.settings import SettingError
+from bitcycle.shapes import TokenShape
 from bitcycle.task.language_modelling import BlockLanguageModellingOptions, LanguageModellingOptions
 from tests.conftest import plan
 from tests.text_data import write_text
@@ -152,3 +155,22 @@ def test_blocks_are_read_in_an_order_of_each_epoch():
     assert torch.equal(torch.cat([next(again).inputs.T for _ in range(3)]), torch.cat([epochs[1][2:], epochs[2]]))
     evaluated = torch.cat([batch.targets.T.flatten() for batch in blocks.of_epoch()])
     assert evaluated.tolist() == list(range(1, 12))
+
+
+def test_vocabulary_keeps_the_most_frequent_words() -> None:
+    """ids by frequency; other words become <unk>, which stays in the vocabulary even if it is rare"""
+    lines = [["b a b c", "b a"], ["c b"], ["d"]]
+    text = most_frequent(number_tokens(lines, by_frequency=True), 3)
+    assert text.vocabulary == ("b", "a", "<unk>")  # <eos> is as frequent as a, but comes later
+    assert [part.tolist() for part in text[:3]] == [[0, 1, 0, 2, 2, 0, 1, 2], [2, 0, 2], [2, 2]]
+    with_unknown = most_frequent(number_tokens([["<unk> <unk> a a a b"], ["b"], ["a"]], by_frequency=True), 2)
+    assert with_unknown.vocabulary == ("a", "<unk>")
+    assert [part.tolist() for part in with_unknown[:3]] == [[1, 1, 0, 0, 0, 1, 1], [1, 1], [0, 1]]
+
+
+def test_vocabulary_is_the_size_of_the_networks_output(tmp_path: Path) -> None:
+    """`dataset.vocabulary` counts in shapes before data are read, and is refused above the data set's own"""
+    options = WikiTextSmall(vocabulary=2000)
+    assert options.info(tmp_path).shape == TokenShape(2000)
+    with pytest.raises(SettingError, match=r"vocabulary=20000.*only 13777.*use at most 13777"):
+        WikiTextSmall(vocabulary=20_000).info(tmp_path)

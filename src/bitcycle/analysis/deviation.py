@@ -27,8 +27,9 @@ GROUP = ("scale", "model", "data", "metric", "steps", "batch")
 
 def group_of(row: Row, settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Scale, network, data, metric, steps and batch size: runs with the same ones are taken to have the same deviation."""
-    samples = settings.get("dataset", {}).get("train_samples")
-    data = row.get("dataset", "") + ("" if samples is None else f" ({samples:,} samples)")
+    dataset = settings.get("dataset", {})
+    parts = {"samples": dataset.get("train_samples"), "words": dataset.get("vocabulary")}
+    data = row.get("dataset", "") + "".join(f" ({number:,} {what})" for what, number in parts.items() if number)
     batch_size = str(settings.get("training", {}).get("batch_size", ""))
     return row["scale"], row.get("model", ""), data, row["metric"], row["total_steps"], batch_size
 

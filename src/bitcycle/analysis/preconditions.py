@@ -48,11 +48,13 @@ def failed(claim: Claim, contrasts: Sequence[Contrast], runs: Sequence[Run], poo
 
 
 def proxy_label(cell: Cell) -> str:
-    """NETWORK, DATA[, N images] of a cell whose runs are not the paper's; empty for the paper's own."""
+    """NETWORK, DATA[, N words][, N images] of a cell whose runs are not the paper's; empty for the paper's own."""
     if cell.runs[0].row["scale"] == "paper" and not cell.stand_ins:
         return ""
-    model, data, samples = (cell.actual(key) for key in ("model", "dataset", "dataset.train_samples"))
-    part = f", {samples:,} {'images' if data in IMAGES else 'samples'}" if samples else ""
+    model, data = cell.actual("model"), cell.actual("dataset")
+    words, samples = cell.actual("dataset.vocabulary"), cell.actual("dataset.train_samples")
+    part = f", {words:,} words" if words else ""
+    part += f", {samples:,} {'images' if data in IMAGES else 'samples'}" if samples else ""
     return f"{labels.model_label(model)}, {labels.dataset_label(data)}{part}"
 
 

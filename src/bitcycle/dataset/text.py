@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Optional, TypeAlias
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions, check_whole, missing
 from bitcycle.dataset.hub import columns, has_parquet, load_hub
 from bitcycle.errors import DataError
-from bitcycle.settings import MISSING, setting
+from bitcycle.settings import MISSING, SettingError, setting
 from bitcycle.shapes import TokenShape
 
 END, UNKNOWN = "<eos>", "<unk>"
@@ -97,6 +97,20 @@ def number_tokens(lines: Lines, by_frequency: bool = False) -> Text:
     return Text(splits[0], splits[1], splits[2], tuple(vocabulary))
 
 
+def most_frequent(text: Text, size: int) -> Text:
+    """`text` with the `size` most frequent tokens of the training file; all others become <unk>.
+
+    >>> text = most_frequent(number_tokens([["a b a"], ["b c"], ["a"]], by_frequency=True), 2)
+    >>> text.vocabulary, text.train.tolist()
+    (('a', '<unk>'), [0, 1, 0, 1])
+    """
+    words = list(text.vocabulary[:size])
+    unknown = words.index(UNKNOWN) if UNKNOWN in words else size - 1
+    words[unknown] = UNKNOWN
+    train, validation, test = (part.where(part < size, unknown) for part in text[:3])
+    return Text(train, validation, test, tuple(words))
+
+
 def _numbered(lines: Iterable[str], number: Callable[[str], int]) -> Tensor:
     tokens = array("i", (number(word) for line in lines for word in (*line.split(), END)))
     return torch.from_numpy(np.array(tokens, dtype=np.int64))
@@ -115,20 +129,38 @@ class TextDatasetOptions(DatasetOptions):
         choices=("occurrence", "frequency"),
     )
 
+    vocabulary: Optional[int] = setting(
+        None,
+        "size of the vocabulary: only the most frequent tokens of the training file, in that order; the others become "
+        "<unk>; null: all",
+        minimum=2,
+    )
+
     @property
     def size(self) -> TextSize:
         """Sizes of the whole data set."""
         return SIZES[self.name]
 
     def full_info(self, data_root: Path) -> DatasetInfo:
-        """Sizes in tokens."""
-        return DatasetInfo(TokenShape(self.size.vocabulary), self.size.train, self.size.test)
+        """Sizes in tokens.
+
+        Raises:
+            SettingError: if the data set has fewer distinct tokens than `vocabulary`.
+        """
+        size = self.size
+        if self.vocabulary is not None and self.vocabulary > size.vocabulary:
+            problem = f"{self.name} has only {size.vocabulary} distinct tokens"
+            raise SettingError(
+                "vocabulary", self.vocabulary, problem, f"use at most {size.vocabulary}, or null for all"
+            )
+        return DatasetInfo(TokenShape(self.vocabulary or size.vocabulary), size.train, size.test)
 
     def load(self, data_root: Path, seed: int) -> Text:
-        """The tokens to use; the vocabulary is always that of the whole data set."""
-        text = number_tokens(self.read(data_root), self.order == "frequency")
+        """The tokens to use; `vocabulary` counts the whole training file, whatever part of it `train_samples` leaves."""
+        text = number_tokens(self.read(data_root), self.order == "frequency" or self.vocabulary is not None)
         what = "training, validation, test and distinct tokens"
         check_whole(self.name, f"what is below {data_root}", what, text.size, self.size)
+        text = text if self.vocabulary is None else most_frequent(text, self.vocabulary)
         train, test = (limit and limit * PIECE for limit in (self.train_samples, self.test_samples))
         return Text(text.train[:train], text.validation[:test], text.test[:test], text.vocabulary)
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-KEY = ("network", "width", "data", "images", "steps", "schedule", "seed")
+KEY = ("network", "width", "data", "samples", "steps", "schedule", "seed")
 PILOT = Path(__file__).parent.parent / "results" / "summary" / "pilot.csv"
 
 
 def row_of(folder: Path) -> dict[str, Any] | None:
-    """Network, data, length and accuracies of one run; None before its first evaluation."""
+    """Network, data, length, and accuracy or perplexity of one run; None before its first evaluation."""
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     training = [record for record in records if record["kind"] == "train"]
     evaluations = [record for record in records if record["kind"] == "evaluation"]
@@ -32,15 +32,16 @@ def row_of(folder: Path) -> dict[str, Any] | None:
     found = json.loads(summary.read_text()).get("found", {}) if summary.exists() else {}
     return {
         "network": config.model.name,
-        "width": config.model.get("width", 16),
+        "width": config.model.get("width", config.model.get("hidden", 16)),
         "data": config.dataset.name,
-        "images": config.dataset.train_samples,
+        "samples": config.dataset.train_samples,
         "steps": training[-1]["step"] if found else config.training.steps,
         "done": training[-1]["step"],
         "schedule": config.schedule.name,
         "seed": config.seed,
         "training_accuracy": round(sum(record["accuracy"] for record in last) / len(last), 2),
-        "test_accuracy": evaluations[-1]["test_accuracy"],
+        "test_accuracy": evaluations[-1].get("test_accuracy", ""),
+        "test_perplexity": evaluations[-1].get("test_perplexity", ""),
         "found_q_min": found.get("q_min", ""),
     }
 

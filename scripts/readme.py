@@ -263,15 +263,16 @@ def pilot_table() -> str:
     with open((ROOT / SUMMARY).parent / "pilot.csv", newline="") as stream:
         rows = list(csv.DictReader(stream))
     lines = [
-        "| network | images | steps | schedule, seed | training accuracy | test accuracy |",
+        "| network | images, or pieces of 35 words | steps | schedule, seed | training accuracy | test accuracy or perplexity |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
         steps = row["steps"] if row["done"] == row["steps"] else f"stopped at {row['done']} of {row['steps']}"
         network = f"{row['network']}, width {row['width']}"
         run = f"{row['schedule']}, {row['seed']}" + (f": finds {row['found_q_min']} bits" if row["found_q_min"] else "")
+        test = row["test_accuracy"] or f"perplexity {float(row['test_perplexity']):.2f}"
         lines.append(
-            f"| {network} | {row['images']} | {steps} | {run} | {row['training_accuracy']} | {row['test_accuracy']} |"
+            f"| {network} | {row['samples'] or 'all'} | {steps} | {run} | {row['training_accuracy']} | {test} |"
         )
     return "\n".join(lines)
 

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 import torch
 
 from bitcycle.benchmark import networks as networks_module
+from bitcycle.files import read_records
 from bitcycle.layer.codes import weight_gradient
 from bitcycle.shapes import ImageShape
 from bitcycle.training.run import execute
-from bitcycle.training.run_folder import read_records
 from tests.conftest import GOLDEN, plan
 from tests.settings import CHOOSING, QUANTIZER_SCHEDULES, QUICK_STAGES
 

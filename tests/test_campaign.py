@@ -14,9 +14,10 @@ import pytest
 from bitcycle.campaign import Campaign, Part, Summaries, alone, read_plan, train
 from bitcycle.configuration import read_config
 from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, RunError
+from bitcycle.files import write_json
 from bitcycle.settings import SettingError
 from bitcycle.sweep.local import start_interpreter
-from bitcycle.training.run_folder import RunFolder, write_json
+from bitcycle.training.run_folder import RunFolder
 from tests.conftest import COMPOSER, ROOT
 
 SWEEP = """

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bitcycle.training.run_folder import RunFolder, read_json
+from bitcycle.files import read_json
+from bitcycle.training.run_folder import RunFolder
 from tests.conftest import ROOT, plan, run_train
 
 WRONG = {

@@ -11,13 +11,14 @@ import time
 import pytest
 
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED
+from bitcycle.files import write_json
 from bitcycle.reproduce import ItemState, Reproduction, items_table, train_all
 from bitcycle.settings import SettingError
 from bitcycle.sweep import registry
 from bitcycle.sweep.local import start_interpreter
 from bitcycle.sweep.registry import distinct, sweep_index
 from bitcycle.sweep.status import Speeds, sweeps_table
-from bitcycle.training.run_folder import RunFolder, write_json
+from bitcycle.training.run_folder import RunFolder
 from tests.conftest import ROOT
 
 FIRST = """

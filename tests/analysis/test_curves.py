@@ -8,7 +8,8 @@ import json
 import pytest
 
 from bitcycle.analysis.collect import curve_of, read_curve, write_curve
-from bitcycle.training.run_folder import RunFolder, write_json
+from bitcycle.files import write_json
+from bitcycle.training.run_folder import RunFolder
 
 # Curves of runs
 

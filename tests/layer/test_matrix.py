@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from bitcycle.files import read_json, read_records
 from bitcycle.quantizer import QUANTIZERS
 from bitcycle.schedule import SCHEDULES
 from bitcycle.settings import SettingError
 from bitcycle.task import TASKS as KNOWN_TASKS
 from bitcycle.training.run import execute
-from bitcycle.training.run_folder import read_json, read_records
 from tests.conftest import plan
 from tests.made_data import with_made_data
 from tests.settings import OPTIONS, QUANTIZER_SCHEDULES, TASKS

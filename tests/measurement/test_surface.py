@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from bitcycle.files import read_records
 from bitcycle.measurement.artifacts import read_result
 from bitcycle.measurement.command import run_command
 from bitcycle.measurement.finished_run import load_run
 from bitcycle.measurement.job import Job, Network
 from bitcycle.measurement.surface import Surface, SurfaceOptions, directions, filter_normalised
-from bitcycle.training.run_folder import RunFolder, read_records
+from bitcycle.training.run_folder import RunFolder
 from tests.measurement.conftest import CPU, DOMAINS, job
 
 

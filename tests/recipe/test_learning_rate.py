@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bitcycle.files import read_records
 from bitcycle.recipe.learning_rate import LearningRateOptions
 from bitcycle.settings import SettingError
 from bitcycle.training.run import execute
-from bitcycle.training.run_folder import read_records
 from tests.conftest import configure, golden_json
 from tests.settings import RESUME
 

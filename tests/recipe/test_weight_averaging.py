@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import bitcycle
+from bitcycle.files import read_json, read_records
 from bitcycle.recipe.weight_averaging import WeightAverage, WeightAveragingOptions, estimate_statistics
 from bitcycle.settings import SettingError
 from bitcycle.training.run import build_trainer, execute
-from bitcycle.training.run_folder import read_json, read_records
 
 CPU = torch.device("cpu")
 AVERAGING = ["training.weight_averaging.start=0.5", "training.weight_averaging.every=0.1"]

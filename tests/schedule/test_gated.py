@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from bitcycle.figure.run import draw_run
+from bitcycle.files import read_records
 from bitcycle.layer import PrecisionController
 from bitcycle.schedule import Precision, schedule
 from bitcycle.schedule.gated import FAMILIES, OPTION_LISTS, Dfq, FracTrain
 from bitcycle.settings import SettingError
 from bitcycle.training.run import execute
-from bitcycle.training.run_folder import read_records
 from tests.conftest import configure, plan
 from tests.settings import OPTIONS
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from bitcycle.analysis.collect import summary_row
+from bitcycle.files import read_json, read_records
 from bitcycle.schedule import Precision, schedule
 from bitcycle.schedule.range_test import FirstRangeTest
 from bitcycle.settings import SettingError
@@ -22,7 +23,6 @@ from bitcycle.training.identity import run_hash
 from bitcycle.training.loop import Trainer
 from bitcycle.training.report import plan_report
 from bitcycle.training.run import execute
-from bitcycle.training.run_folder import read_json, read_records
 from tests.conftest import GOLDEN, configure
 from tests.training.test_resume import UNTIMED, Crash
 

@@ -13,6 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from bitcycle.errors import RunError
+from bitcycle.files import write_json
 from bitcycle.settings import SettingError
 from bitcycle.signals import noted
 from bitcycle.sweep.registry import SweepRun, mark
@@ -26,7 +27,6 @@ from bitcycle.sweep.slurm import (
     read_queue,
     wait_for_jobs,
 )
-from bitcycle.training.run_folder import write_json
 from hydra_plugins.bitcycle_plugins.slurm_launcher import SlurmLauncher
 from tests.conftest import ROOT
 from tests.slurm_cases import JobInSlurm, calls, fake

@@ -9,6 +9,7 @@ from torch import nn
 
 from bitcycle.dataset.detection import VocSmall
 from bitcycle.errors import RunError
+from bitcycle.files import read_records
 from bitcycle.layer import QuantizedConv2d
 from bitcycle.model import DetectionShape
 from bitcycle.model.retinanet import Predictions, RetinaNet, RetinaNetOptions
@@ -22,7 +23,6 @@ from bitcycle.task.base import TaskSetup
 from bitcycle.task.detection import Detection, DetectionOptions
 from bitcycle.task.detection_loss import NOTHING, detection_losses, focal_terms, match, smooth_l1
 from bitcycle.training.run import execute
-from bitcycle.training.run_folder import read_records
 from tests.conftest import plan
 from tests.detection_cases import write_voc_small
 from tests.quantizer.test_golden import arrays

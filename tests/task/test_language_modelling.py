@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from bitcycle.dataset.text import SIZES
+from bitcycle.files import read_records
 from bitcycle.task import TaskSetup
 from bitcycle.training.run import build_trainer, execute
-from bitcycle.training.run_folder import read_records
 from tests.conftest import plan
 from tests.text_data import write_text
 

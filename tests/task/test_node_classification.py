@@ -16,13 +16,13 @@ from bitcycle.dataset import graph as graphs
 from bitcycle.dataset.graph import SIZES, Citation, Ogbn, scaled
 from bitcycle.dataset.neighbours import DglSampler, edges_of
 from bitcycle.errors import DataError
+from bitcycle.files import read_records
 from bitcycle.layer import QuantizedGraphConvolution, QuantizedSageConvolution
 from bitcycle.layer.sparse import Edges, make_edges
 from bitcycle.randomness import derive
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 from bitcycle.training.run import build_trainer, execute
-from bitcycle.training.run_folder import read_records
 from tests.conftest import configure, plan
 from tests.graph_data import TINY, write_citation, write_ogbn
 

@@ -15,10 +15,10 @@ from torch import nn
 
 import bitcycle.dataset.images as images_module
 from bitcycle import distributed
+from bitcycle.files import read_json, read_records, write_json
 from bitcycle.layer import share_batch_norm
 from bitcycle.quantizer import QUANTIZERS
 from bitcycle.training.run import execute
-from bitcycle.training.run_folder import read_json, read_records, write_json
 from tests.conftest import plan
 from tests.dataset.test_dataset import write_folders
 from tests.made_data import MAKERS, PAIRS, TEXT, VOC

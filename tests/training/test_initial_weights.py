@@ -13,12 +13,12 @@ from bitcycle.dataset.base import Splits
 from bitcycle.dataset.image_dataset import PARTS, classes_of
 from bitcycle.dataset.image_sets import Cifar, Digits
 from bitcycle.dataset.images import Images
+from bitcycle.files import read_json
 from bitcycle.model import ImageShape
 from bitcycle.settings import SettingError
 from bitcycle.training.identity import run_hash
 from bitcycle.training.loop import Trainer
 from bitcycle.training.run import execute
-from bitcycle.training.run_folder import read_json
 from tests.conftest import configure
 
 HALVES = [("first_classes", "second_classes"), ("first_samples", "second_samples")]

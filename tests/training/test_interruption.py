@@ -14,10 +14,11 @@ import torch
 
 from bitcycle.analysis.collect import collect
 from bitcycle.errors import RunError
+from bitcycle.files import read_json, read_records
 from bitcycle.training.interruption import StopSignal
 from bitcycle.training.loop import Trainer
 from bitcycle.training.run import execute
-from bitcycle.training.run_folder import RunFolder, read_json, read_records
+from bitcycle.training.run_folder import RunFolder
 from bitcycle.training.status import status_table
 from tests.conftest import ROOT, plan, run_train, train_command
 from tests.dataset.test_dataset import write_folders

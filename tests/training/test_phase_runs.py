@@ -12,6 +12,7 @@ from rich.console import Console
 from torch import nn
 
 from bitcycle.errors import RunError
+from bitcycle.files import read_records
 from bitcycle.layer import step_ratio
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
@@ -21,7 +22,6 @@ from bitcycle.training.loop import Trainer
 from bitcycle.training.phases import Candidate, best_candidates, choose
 from bitcycle.training.report import plan_report, summary_report
 from bitcycle.training.run import execute
-from bitcycle.training.run_folder import read_records
 from tests.settings import CHOOSING
 from tests.training.test_resume import Crash, assert_equal, crash_at, result
 

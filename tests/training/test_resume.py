@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from bitcycle.errors import RunError
+from bitcycle.files import read_json, read_records
 from bitcycle.quantizer import compiler_works
 from bitcycle.training.checkpoint import CheckpointFolder
 from bitcycle.training.loop import Trainer
 from bitcycle.training.run import execute
-from bitcycle.training.run_folder import RunFolder, read_json, read_records
+from bitcycle.training.run_folder import RunFolder
 from tests.conftest import ForkedTraining, run_train
 from tests.made_data import with_made_data
 from tests.settings import RESUME, SLOW, run_of

@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bitcycle import distributed
 from bitcycle.errors import RunError
+from bitcycle.files import read_json
 from bitcycle.layer import share_batch_norm
 from bitcycle.layer.batch_norm import SharedBatchNorm
 from bitcycle.model.retinanet import RetinaNet
@@ -17,7 +18,6 @@ from bitcycle.quantizer import QUANTIZERS, compiler_works
 from bitcycle.settings import SettingError
 from bitcycle.training.distributed import check_sharing, own_gpu, process_variables
 from bitcycle.training.run import execute
-from bitcycle.training.run_folder import read_json
 from tests.conftest import plan, run_train
 from tests.pair import variables
 from tests.training.test_distributed import SMALL

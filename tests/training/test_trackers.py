@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bitcycle.files import read_records
 from bitcycle.training.run import execute, labels
-from bitcycle.training.run_folder import read_records
 from bitcycle.training.trackers import RunLabels, TensorBoardTracker, WandbTracker
 from tests.conftest import configure
 

@@ -10,18 +10,17 @@ import torch
 
 from bitcycle.dataset import DatasetOptions
 from bitcycle.errors import RunError
+from bitcycle.files import read_json, read_records, write_atomically
 from bitcycle.model import check_kind
 from bitcycle.quantizer import compiler_works
 from bitcycle.quantizer.cpp_operators import AFFINE, are_compiled
 from bitcycle.recipe.optimizer import OptimizerOptions
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
-from bitcycle.training.checkpoint import write_atomically
 from bitcycle.training.compilation import wants_compilation
 from bitcycle.training.loop import Trainer
 from bitcycle.training.metrics_log import JsonLines
 from bitcycle.training.run import build_trainer, execute
-from bitcycle.training.run_folder import read_json, read_records
 from bitcycle.training.status import status_table
 from tests.settings import OPTIONS
 
@@ -202,6 +201,16 @@ def test_atomic_writes_leave_the_old_file_on_failure(tmp_path):
         write_atomically(path, fail)
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_files_are_written_where_folders_cannot_be_opened(tmp_path, monkeypatch):
+    def open_folder(folder, flags):
+        raise PermissionError(13, "Permission denied", folder)
+
+    monkeypatch.setattr("sys.platform", "win32")
+    monkeypatch.setattr("os.open", open_folder)
+    write_atomically(tmp_path / "file", lambda stream: stream.write(b"whole"))
+    assert (tmp_path / "file").read_bytes() == b"whole"
 
 
 def test_metrics_on_a_full_disk_say_so():

@@ -19,9 +19,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from bitcycle.csv_files import read_csv, write_csv
+from bitcycle.files import read_object, read_records, write_atomically
 from bitcycle.measurement.artifacts import ANALYSES, copy_results, run_name
-from bitcycle.training.checkpoint import write_atomically
-from bitcycle.training.run_folder import RunFolder, read_object, read_records
+from bitcycle.training.run_folder import RunFolder
 
 SUMMARY = Path("results/summary/runs.csv")
 RUNS = Path("results/runs")

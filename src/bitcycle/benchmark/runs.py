@@ -14,7 +14,7 @@ from bitcycle.benchmark.measure import timed
 from bitcycle.dataset import DATASETS
 from bitcycle.dataset.image_dataset import ImageBatches
 from bitcycle.dataset.images import Images
-from bitcycle.training.run_folder import write_json
+from bitcycle.files import write_json
 
 ROOT = Path(__file__).parents[3]
 RUN = ["dataset=digits", "model=resnet8", "scale=smoke", "schedule=RTH", "training.steps=200", "training.threads=1"]

@@ -10,9 +10,10 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from bitcycle.figure.style import legend, panels, save
+from bitcycle.files import read_json, read_records
 from bitcycle.schedule import Precision
 from bitcycle.training.plan import Plan
-from bitcycle.training.run_folder import RunFolder, read_json, read_records
+from bitcycle.training.run_folder import RunFolder
 
 AT_Q_MAX = "_at_q_max"
 FORWARD, BACKWARD, ACCURACY, LOSS, FOUND = "#0072b2", "0.5", "#009e73", "#e69f00", "#d55e00"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bitcycle.csv_files import write_csv
-from bitcycle.training.checkpoint import write_atomically
+from bitcycle.files import write_atomically
 from bitcycle.training.run_folder import RunFolder
 
 Row = dict[str, Any]

@@ -13,12 +13,13 @@ from torch import nn
 
 from bitcycle.configuration import GROUPS, RunConfig, read_config
 from bitcycle.errors import RunError
+from bitcycle.files import read_records
 from bitcycle.layer import PrecisionController
 from bitcycle.layer.phase_transition import carry_quantized
 from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import SettingError
 from bitcycle.training.plan import Plan, make_plan
-from bitcycle.training.run_folder import RunFolder, read_records
+from bitcycle.training.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, RunError
+from bitcycle.files import read_object, write_json
 from bitcycle.sweep.progress import SweepProgress, tell
-from bitcycle.training.run_folder import RunFolder, read_object, write_json
+from bitcycle.training.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 

@@ -9,40 +9,9 @@ from typing import Any, BinaryIO
 import torch
 
 from bitcycle.errors import RunError
+from bitcycle.files import sync_folder, write_atomically
 
 logger = logging.getLogger(__name__)
-
-
-def write_atomically(path: Path, write: Any) -> None:
-    """Create or replace a file atomically: after a crash it has either the old or the new content.
-
-    Args:
-        path: the file.
-        write: called with a binary stream.
-
-    Raises:
-        OSError: if it cannot be written (full disk); the old file is then unchanged.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as stream:
-            write(stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make renames in a folder survive a power failure."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class CheckpointFolder:
@@ -76,7 +45,7 @@ class CheckpointFolder:
         if self.last.exists():
             os.replace(self.last, self.previous)
         os.replace(fresh, self.last)
-        _sync_folder(self.last.parent)
+        sync_folder(self.last.parent)
 
     def _write(self, path: Path, state: dict[str, Any]) -> None:
         def write(stream: BinaryIO) -> None:

@@ -17,12 +17,12 @@ from bitcycle import distributed
 from bitcycle.allocator import keep_freed_memory
 from bitcycle.configuration import to_plain
 from bitcycle.errors import RunError
+from bitcycle.files import read_object, write_atomically
 from bitcycle.hardware import CostMeter
 from bitcycle.layer import PrecisionController
 from bitcycle.layer.compilation import channels_last
 from bitcycle.schedule import SearchSchedule
 from bitcycle.task import Task, TaskSetup
-from bitcycle.training.checkpoint import write_atomically
 from bitcycle.training.compilation import wants_compilation
 from bitcycle.training.display import ProgressBar, log_to_file
 from bitcycle.training.distributed import check_sharing, explained, shared_model
@@ -32,7 +32,7 @@ from bitcycle.training.loop import Trainer
 from bitcycle.training.metrics_log import JsonLines, MetricsLog, NoLines
 from bitcycle.training.outcome import Best
 from bitcycle.training.plan import Plan
-from bitcycle.training.run_folder import RunFolder, read_object
+from bitcycle.training.run_folder import RunFolder
 from bitcycle.training.trackers import RunLabels, TensorBoardTracker, Tracker, WandbTracker
 
 logger = logging.getLogger(__name__)

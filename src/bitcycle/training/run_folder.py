@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Iterator
@@ -12,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from bitcycle.errors import RunError
-from bitcycle.training.checkpoint import CheckpointFolder, write_atomically
+from bitcycle.files import read_object, write_json
+from bitcycle.training.checkpoint import CheckpointFolder
 from bitcycle.training.file_lock import try_lock
 
 
@@ -119,40 +119,3 @@ class RunFolder:
                 known = f"pid {status['pid']} on {status['host']}" if status.keys() >= {"pid", "host"} else "just begun"
                 raise RunError(f"another process is training this run ({known}): {self.path}. Wait for it.")
             yield
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically."""
-    write_atomically(path, lambda stream: stream.write((json.dumps(value, indent=2) + "\n").encode()))
-
-
-def read_json(path: Path) -> Any:
-    """The content of a JSON file, or None if it is missing or damaged."""
-    try:
-        return json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError, UnicodeDecodeError):
-        return None
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if the file is missing, damaged, or contains something else."""
-    value = read_json(path)
-    return value if isinstance(value, dict) else {}
-
-
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSON-lines file; an incomplete last line, as after a crash, is ignored.
-
-    Raises:
-        RunError: if another line is not a JSON object.
-    """
-    if not path.exists():
-        return []
-    *lines, _ = path.read_bytes().split(b"\n")  # after the last newline: nothing, or an incomplete line
-    records = []
-    for number, line in enumerate(lines, 1):
-        try:
-            records.append(dict(json.loads(line)))
-        except (ValueError, TypeError) as error:
-            raise RunError(f"line {number} of {path} is damaged ({error}); restore the file") from error
-    return records

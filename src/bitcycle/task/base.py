@@ -1,9 +1,9 @@
 """The interface between the training loop and a task: batches, a loss and metrics."""
 
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -160,3 +160,15 @@ def check_shares(batch_size: int, **splits: Sized | None) -> None:
         if size < distributed.world_size():
             problem = f"gives an evaluation batch of {size} samples, too few for {distributed.world_size()} processes"
             raise SettingError(name, size, problem, "evaluate more, or start fewer processes")
+
+
+T = TypeVar("T")
+
+
+def evaluation_splits(batches: Callable[..., T], data: Any, dataset: Any, size: int, setup: TaskSetup) -> dict[str, T]:
+    """The batches of the splits `test` and, if there is one, `validation`, of `size` samples each; see `check_shares`."""
+    check_shares(size, test_samples=data.test, validation=data.validation)
+    splits = [(name, getattr(data, name)) for name in ("test", "validation")]
+    return {
+        name: batches(split, dataset, size, setup.seed, setup.device) for name, split in splits if split is not None
+    }

@@ -13,7 +13,7 @@ from bitcycle.dataset import DatasetInfo
 from bitcycle.dataset.image_dataset import Batch, ImageBatches, ImageDatasetOptions
 from bitcycle.settings import setting
 from bitcycle.shapes import ImageShape
-from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, check_shares
+from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, evaluation_splits
 
 
 @dataclass
@@ -51,16 +51,10 @@ class Classification(Task):
         dataset, shape = setup.dataset, setup.info.shape
         assert isinstance(dataset, ImageDatasetOptions) and isinstance(shape, ImageShape)
         data, size = dataset.load(setup.data_root, setup.seed), options.evaluation_batch_size
-        check_shares(size, test_samples=data.test, validation=data.validation)
         self.options, self.classes = options, shape.classes
         self.majority_baseline = float(data.train.labels.bincount().max()) / len(data.train)
         self.training_batches = ImageBatches(data.train, dataset, setup.batch_size, setup.seed, setup.device)
-        splits = {"test": data.test, "validation": data.validation}
-        self.splits = {
-            name: ImageBatches(images, dataset, size, setup.seed, setup.device)
-            for name, images in splits.items()
-            if images is not None
-        }
+        self.splits = evaluation_splits(ImageBatches, data, dataset, size, setup)
 
     def batches(self, step: int) -> Iterator[Batch]:
         return self.training_batches.starting_at(step)

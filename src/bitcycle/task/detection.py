@@ -27,7 +27,7 @@ from bitcycle.settings import SettingError, setting
 from bitcycle.shapes import DetectionShape
 from bitcycle.task.anchors import anchors, decode
 from bitcycle.task.average_precision import AveragePrecision
-from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, check_shares
+from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, evaluation_splits
 from bitcycle.task.detection_loss import NOTHING, DetectionLosses, detection_losses, match
 
 
@@ -119,17 +119,11 @@ class Detection(Task):
         dataset, size = setup.dataset, options.evaluation_batch_size
         assert isinstance(dataset, DetectionDatasetOptions)
         data = dataset.load(setup.data_root, setup.seed)
-        check_shares(size, test_samples=data.test, validation=data.validation)
         self.options, self.classes, self.device = options, len(dataset.class_names), setup.device
         counts = torch.cat([image.labels for image in data.train]).bincount()
         self.majority_baseline = float(counts.max() / counts.sum())
         self.training_batches = DetectionBatches(data.train, dataset, setup.batch_size, setup.seed, setup.device)
-        splits = {"test": data.test, "validation": data.validation}
-        self.splits = {
-            name: DetectionBatches(images, dataset, size, setup.seed, setup.device)
-            for name, images in splits.items()
-            if images is not None
-        }
+        self.splits = evaluation_splits(DetectionBatches, data, dataset, size, setup)
 
     def batches(self, step: int) -> Iterator[DetectionBatch]:
         return self.training_batches.starting_at(step)

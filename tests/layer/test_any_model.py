@@ -1,7 +1,5 @@
 """Networks that are not ours: which layers are converted, what stays float and why, attention, compilation."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy

@@ -1,7 +1,5 @@
 """What some claims need beyond a contrast: numbers that follow from formulas, and statistics of several trainings of one seed."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -7,8 +7,6 @@ row: evaluations, training loss, bits and cost over the steps, phases, levels of
 Equal runs give equal bytes.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import sys

@@ -1,7 +1,5 @@
 """Contrasts of settings: which cells a claim selects and pairs, their numbers seed by seed, and the estimate over seeds."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import defaultdict

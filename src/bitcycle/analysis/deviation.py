@@ -9,8 +9,6 @@ comparison sees is the deviation s that remains in the model
 so that a difference between two settings with the same n seeds has the deviation s sqrt(2), see `statistics.detectable`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """The inventory: every figure, table and listing of the five papers, and their published numbers."""
 
-from __future__ import annotations
-
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 

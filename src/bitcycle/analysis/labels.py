@@ -1,7 +1,5 @@
 """What the papers call the cells of our experiments (network, data, method, bits)."""
 
-from __future__ import annotations
-
 import re
 
 from bitcycle.analysis.aggregation import Cell

@@ -1,7 +1,5 @@
 """What measurements of finished networks say in a number: how far the loss rises around them, how sharp they are, how robust."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """When a claim cannot be tested by the runs that are there: the reasons, in the order in which they are asked for."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Tests of claims on the cells of their items: the estimate, its interval and p-values, by predicate."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import defaultdict

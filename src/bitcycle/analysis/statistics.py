@@ -4,8 +4,6 @@ Seeds are the independent units. An estimate has its deviation from its own seed
 settings of the same network, data and length (`deviation.pooled`); with neither there is no interval and no test.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from bisect import bisect_left

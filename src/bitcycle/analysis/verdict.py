@@ -5,8 +5,6 @@ all claims of the scale (Holm), is below 0.05, and leaning where the uncorrected
 scope says which trainings it is about.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace

@@ -4,8 +4,6 @@ Static 8 bits trained for a part of the steps says what its accuracy is at a sma
 linearly, seed by seed, and a method is compared with it at the method's own cost, on the same network and data alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """What pictures, tables and the page read of an item: its runs grouped by what may be compared, and differences seed by seed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from functools import cache

@@ -1,7 +1,5 @@
 """What is around trained networks: contours as Li et al. draw them, its rise, planes through three networks in 3-D."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections.abc import Sequence

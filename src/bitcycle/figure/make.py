@@ -4,8 +4,6 @@ Nothing is trained and nothing is downloaded. A picture is drawn again only wher
 changed. Items without runs show what the paper prints, and the command that trains them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Optional

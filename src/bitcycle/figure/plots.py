@@ -1,7 +1,5 @@
 """The kinds of plot that all papers share: cost against accuracy, points by setting, curves, heat maps."""
 
-from __future__ import annotations
-
 import statistics
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence

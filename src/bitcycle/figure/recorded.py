@@ -1,7 +1,5 @@
 """What single runs recorded, as papers show it: range tests, bits and loss over the run, the bits that gates choose."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from matplotlib import colormaps

@@ -1,7 +1,5 @@
 """The picture of one run: precision above, accuracy and loss below; of a range test, accuracy precision by precision."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Pictures that need no runs, drawn from the code itself: schedules, the quantized layer, the gated layer, number formats."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 from pathlib import Path
 from typing import Any

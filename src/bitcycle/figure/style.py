@@ -1,7 +1,5 @@
 """How pictures look, the same in all of them: colours, marks, titles; and files that are equal bytes when nothing has changed."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable
 from pathlib import Path

@@ -16,8 +16,6 @@ Without sweeps on the command line, all files of `sweeps/` are used. The command
 as `scale`, `results_root`, `data_root` and `dry_run=true`.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Result files that analyses write to run folders, and their collected copies in results/summary/analyses."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """The command line of an analysis: run folders, options, and data root."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """A finished run, loaded from its folder: configuration and trained network at the precision of the last evaluation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any

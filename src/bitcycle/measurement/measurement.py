@@ -1,7 +1,5 @@
 """Loss and error of a network on fixed images, on the network's device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 import torch

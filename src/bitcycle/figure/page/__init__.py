@@ -1,7 +1,5 @@
 """The results page, the README of the results and the page of each item, from templates; no network is needed to read them."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

@@ -148,8 +148,15 @@ def test_sub_commands_explain_themselves(word, monkeypatch, capsys):
     assert len(capsys.readouterr().out) > 60
 
 
-@pytest.mark.parametrize("words", [("figures", "better"), ("collect", "no/such/folder"), ("status", "huge")])
-def test_sub_commands_refuse_arguments_that_they_do_not_have(words, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (("figures", "better"), "write bitcycle figures, which takes no arguments"),
+        (("collect", "no/such/folder"), ""),
+        (("status", "huge"), "scale"),
+    ],
+)
+def test_sub_commands_refuse_arguments_that_they_do_not_have(words, remedy, monkeypatch, tmp_path, capsys):
     """`figures better` once replaced the verdicts on all papers with those on one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["bitcycle", *words])
@@ -157,6 +164,7 @@ def test_sub_commands_refuse_arguments_that_they_do_not_have(words, monkeypatch,
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code not in (0, None) and not list(tmp_path.iterdir())
+    assert remedy in capsys.readouterr().err
 
 
 def test_help_that_nobody_reads_to_the_end():

@@ -93,7 +93,7 @@ configure() {
 		ReturnToService=2
 		KillWait=30
 		MinJobAge=3600
-		MaxArraySize=3
+		MaxArraySize=2
 		NodeName=$host NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
 		PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP
 	CONF

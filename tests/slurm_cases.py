@@ -1,7 +1,5 @@
 """What the tests of slurm share."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -37,9 +35,10 @@ class JobInSlurm:
 
     def start(self, script, max_timeouts=1, warning_seconds=100):
         command = ["sh", "-c", script]
-        arguments = (command, str(self.folder), str(self.folder / "2.json"), max_timeouts, warning_seconds)
+        arguments = (command, self.folder / "2.json", str(self.folder), max_timeouts, warning_seconds)
         (self.folder / "started").unlink(missing_ok=True)
-        code = f"from hydra_plugins.bitcycle_plugins.slurm_job import SlurmJob; SlurmJob(*{arguments!r})()"
+        code = "from pathlib import PosixPath; from hydra_plugins.bitcycle_plugins.slurm_job import SlurmJob"
+        code += f"; SlurmJob(*{arguments!r})()"
         environment = {
             **os.environ,
             "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",

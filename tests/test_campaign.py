@@ -1,7 +1,5 @@
 """`make campaign`: the order of a plan, what is left out, interruptions, failures, and what is gathered."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -10,15 +8,17 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from bitcycle.campaign import Campaign, Part, Summaries, alone, read_plan, train
 from bitcycle.configuration import read_config
 from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, RunError
 from bitcycle.files import write_json
+from bitcycle.model import build_seeded
 from bitcycle.settings import SettingError
-from bitcycle.sweep.local import start_interpreter
+from bitcycle.sweep.local import LocalPool
 from bitcycle.training.run_folder import RunFolder
-from tests.conftest import COMPOSER, ROOT
+from tests.conftest import COMPOSER, ROOT, configure
 
 SWEEP = """
 hydra: {sweeper: {grids: [{dataset: digits, model: resnet8, training.steps: 4, schedule: [CR, LR, RR]}], trials: {smoke: 2}}}
@@ -64,16 +64,6 @@ def finish(folder: RunFolder, seconds: float = 10.0) -> None:
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.write_status("done", 4, 4)
     write_json(folder.summary, {"final": 1, "seconds": seconds})
-
-
-class NoSummaries(Summaries):
-    """Counts how often it is asked."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def refresh(self, campaign: Campaign, at_once: bool = False) -> None:
-        self.asked += 1
 
 
 def test_a_plan_is_read_and_a_wrong_one_refused(tmp_path):
@@ -147,10 +137,10 @@ def test_the_time_left_of_a_kind_that_is_not_finished_here_is_that_of_recorded_r
 
 def test_a_failure_stops_no_other_run_and_is_listed(root, caplog):
     planned = campaign(root, Part("paper/a", scale="smoke", seeds=1))
-    summaries = NoSummaries()
-    assert train(planned, 1, start_interpreter, summaries) == EXIT_FAILED
+    asked = []
+    assert train(planned, LocalPool(1, method="spawn"), lambda: asked.append(len(planned.done))) == EXIT_FAILED
     assert (root / "log.txt").read_text().split() == ["CR", "LR", "RR"]
-    assert summaries.asked == 4
+    assert asked == [1, 1, 2]
     assert [line for line in planned.failures() if "exit code 1" in line and "LR" in line]
 
 
@@ -161,9 +151,7 @@ def test_a_signal_stops_the_runs_and_begins_no_others(root):
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=interrupt).start()
-    assert (
-        train(campaign(root, Part("paper/a", scale="smoke")), 1, start_interpreter, NoSummaries()) == EXIT_INTERRUPTED
-    )
+    assert train(campaign(root, Part("paper/a", scale="smoke")), LocalPool(1, method="spawn")) == EXIT_INTERRUPTED
     assert len((root / "log.txt").read_text().split()) == 1
 
 
@@ -176,6 +164,31 @@ def test_a_run_that_begins_from_another_follows_it(root):
     planned = campaign(root, Part("paper/c", scale="smoke"), Part("paper/b", scale="smoke"))
     assert planned.distinct()[0].path is None
     assert planned.next() == first
+    assert [line for line in planned.failures() if "no such file or folder" in line and "1 runs" in line]
+    finish(first.folder)
+    weights_of(first.folder)
+    planned.ended(first, EXIT_DONE)
+    assert not list(planned.failures())
+    assert planned.next() == planned.distinct()[0] != first  # the plan's order
+
+
+def weights_of(folder: RunFolder) -> None:
+    config = configure("dataset=digits", "model=resnet8")
+    model = build_seeded(config.model, config.dataset.info(config.data_folder).shape, 0)
+    folder.checkpoint.last.parent.mkdir(parents=True)
+    torch.save({"model": model.state_dict()}, folder.checkpoint.last)
+
+
+def test_a_run_in_another_process_is_waited_for(root, monkeypatch):
+    first, second = campaign(root, Part("paper/b", scale="smoke")).distinct()
+    finish(second.folder)
+    planned = campaign(root, Part("paper/b", scale="smoke"))
+    lock = first.folder.lock()
+    lock.__enter__()
+    threading.Timer(0.5, lambda: (finish(first.folder), lock.__exit__(None, None, None))).start()
+    assert train(planned, LocalPool(1, method="spawn")) == EXIT_DONE
+    assert planned.done == {first.path, second.path}
+    assert not (root / "log.txt").exists()
 
 
 def test_two_campaigns_in_one_folder_are_refused(tmp_path):

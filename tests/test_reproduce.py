@@ -1,12 +1,11 @@
 """`make reproduce` and `make status` on a small folder of sweeps: order, interruption, states, and what comes out."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -15,7 +14,7 @@ from bitcycle.files import write_json
 from bitcycle.reproduce import ItemState, Reproduction, items_table, train_all
 from bitcycle.settings import SettingError
 from bitcycle.sweep import registry
-from bitcycle.sweep.local import start_interpreter
+from bitcycle.sweep.local import LocalPool
 from bitcycle.sweep.registry import distinct, sweep_index
 from bitcycle.sweep.status import Speeds, sweeps_table
 from bitcycle.training.run_folder import RunFolder
@@ -135,35 +134,33 @@ def test_states_and_the_time_that_is_left(small):
 # Training all.
 
 
-def test_a_run_that_begins_from_another_comes_after_it_and_none_is_tried_twice(small, monkeypatch, caplog):
+def test_a_run_that_begins_from_another_comes_after_it_and_none_is_tried_twice(small):
     first = sweep_index(small, "smoke")["paper/b"][0]
-    rounds = []
+    trained, begins_from = [], []
 
     class Pool:
-        stopped_by = None
+        stopped_by, workers = None, 1
 
-        def __init__(self, *arguments):
-            pass
+        def serve(self, take, ended):
+            while (taken := take()) is not None:
+                run, command = taken
+                trained.append(run.path)
+                begins_from.append(any(argument.startswith("model.initial_weights=") for argument in command))
+                finish(run.folder)
+                ended(run, 0)
 
-        def run(self, commands):
-            rounds.append(commands)
-            if len(rounds) == 1:
-                finish(first.folder)
-            return [0] * len(commands)
-
-    monkeypatch.setattr("bitcycle.reproduce.LocalPool", Pool)
-    trained = train_all(Reproduction(small, "smoke", workers=1), start=None)
-    assert [len(commands) for commands in rounds] == [5, 1]
-    assert any(argument.startswith("model.initial_weights=") for argument in rounds[1][0])
-    assert trained == (EXIT_DONE, False)
+    assert train_all(Reproduction(small, "smoke"), Pool()) == EXIT_DONE
+    assert len(set(trained)) == len(trained) == 6
+    assert trained[0] == first.path
+    assert begins_from == [False, False, True, False, False, False]  # as soon as it can, in the order of the sweeps
 
 
 def test_an_interrupted_reproduction_goes_on_with_what_is_missing(small):
     """Every run takes a moment and leaves a finished folder; the first command is stopped after one."""
     (small / "sweeps" / "paper" / "a.yaml").unlink()
-    what = Reproduction(small, "smoke", workers=1)
+    what, pool = Reproduction(small, "smoke"), partial(LocalPool, 1, method="spawn")
     (small / "folders.json").write_text(
-        json.dumps([[run.arguments, run.path] for run in distinct(what.index().values())])
+        json.dumps([[run.arguments, run.path] for run in distinct(sweep_index(small, "smoke").values())])
     )
     (small / "train.py").write_text(TRAIN)
 
@@ -177,16 +174,16 @@ def test_an_interrupted_reproduction_goes_on_with_what_is_missing(small):
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=interrupt).start()
-    assert train_all(what, start_interpreter) == (EXIT_INTERRUPTED, True)
+    assert train_all(what, pool()) == EXIT_INTERRUPTED
     assert 1 <= finished() < 4
-    assert train_all(what, start_interpreter) == (EXIT_DONE, False)
+    assert train_all(what, pool()) == EXIT_DONE
     assert finished() == 4
     assert len((small / "log.txt").read_text().splitlines()) <= 5  # only the one that was stopped ran twice
 
 
 def test_the_table_of_items_says_what_is_missing(tmp_path):
     states = [ItemState("a/fig1", 2, 2, 4, ""), ItemState("a/table1", 1, 2, 4, "1 cells without runs")]
-    table = items_table(states, Reproduction(tmp_path, "smoke", 1))
+    table = items_table(states, Reproduction(tmp_path, "smoke"))
     assert [list(column.cells) for column in table.columns][1:] == [
         ["2 of 2", "1 of 2"],
         ["4", "4"],

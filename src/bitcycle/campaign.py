@@ -9,7 +9,8 @@ The plan is a YAML file, by default `sweeps/campaign.yaml`; the entries of its l
         only: {schedule: [static, CR]}
 
 After an interruption the same command resumes the campaign; runs in the summary are not trained again. A failed run does not
-stop the others; runs that failed before come last. Results are added to results/summary as runs end.
+stop the others; runs that failed before come last, and runs in progress in other processes are waited for. Results are added to
+results/summary as runs end. `make reproduce` trains every sweep as one campaign.
 """
 
 import argparse
@@ -18,7 +19,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,9 +41,19 @@ from bitcycle.sweep.composition import composing
 from bitcycle.sweep.execution import worst
 from bitcycle.sweep.forkserver import NICENESS, PRIORITY_VARIABLE
 from bitcycle.sweep.grid import Overrides, as_text, expand
-from bitcycle.sweep.local import LocalPool, Start, starter, train_command
+from bitcycle.sweep.local import POLL_SECONDS, LocalPool, train_command
 from bitcycle.sweep.manifest import record_launch
-from bitcycle.sweep.registry import FINISHED, SCALES, Compose, SweepRun, distinct, index_runs, mark, read_sweep
+from bitcycle.sweep.registry import (
+    FINISHED,
+    SCALES,
+    UNFINISHED,
+    Compose,
+    SweepRun,
+    distinct,
+    index_runs,
+    mark,
+    read_sweep,
+)
 from bitcycle.sweep.status import Speeds, recorded_seconds, sweeps_table
 from bitcycle.training.file_lock import try_lock
 from bitcycle.training.run_folder import RunFolder
@@ -51,6 +63,8 @@ logger = logging.getLogger("bitcycle.campaign")  # as a command this module is c
 PLAN = "sweeps/campaign.yaml"
 REFRESH_SECONDS = 180.0
 """Minimum interval between updates of the summary while runs are in progress."""
+TELL_SECONDS = 60.0
+"""The same between reports of the progress."""
 
 
 @dataclass(frozen=True)
@@ -130,13 +144,13 @@ class Campaign:
     ) -> None:
         self.root, self.parts, self.results_root, self.compose = root, parts, results_root, compose
         self.recorded, self.seconds = keys_of(recorded), recorded_seconds(recorded)
-        self.runs = [self._plan(part) for part in parts]
+        self.runs = [self._mark(index_runs(part.expand(root, results_root), compose)) for part in parts]
         self.failed_before = {run.path for run in self.distinct() if run.state == "failed"}
         self.done = {run.path for runs in self.runs for run in runs if run.state in FINISHED}
         self.codes: dict[str, int] = {}
 
-    def _plan(self, part: Part) -> list[SweepRun]:
-        runs = index_runs(part.expand(self.root, self.results_root), self.compose)
+    def _mark(self, runs: list[SweepRun]) -> list[SweepRun]:
+        """The runs of a part, recorded ones marked unless an invalid run may need their folders."""
         if any(run.path is None for run in runs):
             return runs
         return mark(runs, {run.path for run in runs if run.key in self.recorded}, "recorded")
@@ -153,27 +167,37 @@ class Campaign:
 
     def plan_again(self) -> None:
         """Recompose invalid runs, whose initial weights may exist by now."""
-        self.runs = [
-            self._plan(part) if any(run.path is None for run in runs) else runs
-            for part, runs in zip(self.parts, self.runs, strict=True)
-        ]
-        self.done |= {run.path for runs in self.runs for run in runs if run.elsewhere}
+        for runs in self.runs:
+            if any(run.path is None for run in runs):
+                planned = [[run] if run.path else index_runs([run.overrides], self.compose) for run in runs]
+                runs[:] = self._mark([run for each in planned for run in each])
+                self.done |= {run.path for run in runs if run.elsewhere}
 
     def next(self) -> SweepRun | None:
         """The first run to be trained that this command has not started; None if there is none now."""
         left = [run for run in self.distinct() if run.path and run.path not in self.done | self.codes.keys()]
         for run in sorted(left, key=lambda run: run.path in self.failed_before):
-            if run.state in ("missing", "resumable", "failed"):
+            if run.state in UNFINISHED:
                 return run
         return None
 
     def ended(self, run: SweepRun, code: int) -> None:
         """Record the exit code of a run."""
-        assert run.path is not None
-        self.codes[run.path] = code
+        self.codes[str(run.path)] = code
         if code == EXIT_DONE:
             self.done.add(run.path)
         self.plan_again()
+
+    def wait_for_others(self) -> bool:
+        """Wait until no other process trains one of the runs; returns False if none did."""
+        elsewhere = [run for run in self.distinct() if run.state == "running"]
+        if elsewhere:
+            logger.info("waiting for %d runs that another process is training", len(elsewhere))
+        while any(run.folder.is_in_use() for run in elsewhere):
+            time.sleep(POLL_SECONDS)
+        self.done |= {run.path for run in elsewhere if run.state == "done"}
+        self.plan_again()
+        return bool(elsewhere)
 
     def progress(self, workers: int) -> str:
         """Progress and time left, as text."""
@@ -190,13 +214,14 @@ class Campaign:
         return sweeps_table(list(zip(names, self.runs, strict=True)), self.progress(workers), workers, self.seconds)
 
     def failures(self) -> Iterator[str]:
-        """One line for each run that failed or has an invalid configuration."""
-        for run in self.distinct():
-            if run.path is None:
-                yield f"wrong configuration: {run.problem} [{' '.join(run.arguments)}]"
-            elif self.codes.get(run.path, EXIT_DONE) not in (EXIT_DONE, EXIT_INTERRUPTED):
-                reason = run.folder.read_status().get("reason") or f"exit code {self.codes[run.path]}"
-                yield f"failed: {reason} [{run.path}]"
+        """One line for each failed run, and for each reason why configurations are invalid."""
+        wrong = {run.problem: run for run in self.distinct() if run.path is None}
+        counts = Counter(run.problem for run in self.distinct())
+        for problem, run in wrong.items():
+            yield f"wrong configuration: {problem} [{' '.join(run.arguments)}; {counts[problem]} runs]"
+        for path, code in self.codes.items():
+            if code not in (EXIT_DONE, EXIT_INTERRUPTED):
+                yield f"failed: {RunFolder(Path(path)).read_status().get('reason') or f'exit code {code}'} [{path}]"
 
 
 class Summaries:
@@ -237,8 +262,9 @@ def keys_of(rows: Iterable[Mapping[str, str]]) -> set[tuple[str, ...]]:
     return {tuple(row[name] for name in KEY) for row in rows}
 
 
-def train(campaign: Campaign, workers: int, start: Start, summaries: Summaries) -> int:
-    """Train every missing run; returns the worst exit code."""
+def train(campaign: Campaign, pool: LocalPool, after_run: Callable[[], None] = lambda: None) -> int:
+    """Train every missing run, none twice; returns the worst exit code. `after_run` is called when a run has ended."""
+    told = float("-inf")
 
     def take() -> tuple[SweepRun, list[str]] | None:
         run = campaign.next()
@@ -248,16 +274,19 @@ def train(campaign: Campaign, workers: int, start: Start, summaries: Summaries) 
         return run, train_command(campaign.root, run.arguments)
 
     def ended(run: SweepRun, code: int) -> None:
+        nonlocal told
         campaign.ended(run, code)
-        logger.info(campaign.progress(workers))
-        summaries.refresh(campaign)
+        if time.monotonic() - told >= TELL_SECONDS:
+            logger.info(campaign.progress(pool.workers))
+            told = time.monotonic()
+        after_run()
 
-    pool = LocalPool(workers, start=start)
     pool.serve(take, ended)
-    summaries.refresh(campaign, at_once=True)
+    while pool.stopped_by is None and campaign.wait_for_others():
+        pool.serve(take, ended)
     for line in campaign.failures():
         logger.error(line)
-    logger.info(campaign.progress(workers))
+    logger.info(campaign.progress(pool.workers))
     if pool.stopped_by is not None:
         print("interrupted: run the same command again to resume", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -325,7 +354,9 @@ def run(given: argparse.Namespace, root: Path) -> int:
             campaign.record_cells()
             logger.info(campaign.progress(given.jobs))
             summaries.refresh(campaign)
-            return train(campaign, given.jobs, starter(), summaries)
+            code = train(campaign, LocalPool(given.jobs, gpus=0), lambda: summaries.refresh(campaign))
+            summaries.refresh(campaign, at_once=True)
+            return code
 
 
 if __name__ == "__main__":

@@ -5,10 +5,7 @@ After an interruption the same command resumes. The output is in results/reprodu
 """
 
 import argparse
-import logging
 import sys
-import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,19 +14,14 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION
+from bitcycle.campaign import Campaign, Part, train
+from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from bitcycle.resources import resource_root
 from bitcycle.signals import stop_at_once
+from bitcycle.sweep.composition import composing
 from bitcycle.sweep.execution import worst
-from bitcycle.sweep.local import LocalPool, Start, starter, train_command, useful_workers
-from bitcycle.sweep.registry import SCALES, SweepIndex, SweepRun, distinct, sweep_index
-from bitcycle.sweep.status import show_progress
-
-logger = logging.getLogger("bitcycle.reproduce")  # as a command this module is called __main__
-
-POLL_SECONDS = 1.0
-BEGUN = ("missing", "resumable", "failed")
-"""States of runs that this command trains."""
+from bitcycle.sweep.local import LocalPool, useful_workers
+from bitcycle.sweep.registry import SCALES, sweep_files
 
 
 @dataclass(frozen=True)
@@ -39,15 +31,11 @@ class Reproduction:
     Attributes:
         root: folder of `train.py`, `conf`, `sweeps` and `results/published`.
         scale: paper, mini or smoke.
-        workers: number of parallel runs.
-        gpus: number of GPUs that they share.
         results_root: folder of the run folders.
     """
 
     root: Path
     scale: str
-    workers: int
-    gpus: int = 0
     results_root: str = "results/runs"
 
     @property
@@ -55,50 +43,12 @@ class Reproduction:
         """Output folder."""
         return Path("results") / "reproduce" / self.scale
 
-    def index(self) -> SweepIndex:
-        """All runs; runs whose initial weights have been trained since the last call become valid."""
-        return sweep_index(self.root, self.scale, self.results_root, show_progress)
 
-
-class Trained(NamedTuple):
-    """The worst exit code of the runs, and whether a signal stopped them."""
-
-    code: int
-    stopped: bool
-
-
-def train_all(what: Reproduction, start: Start) -> Trained:
-    """Train every unfinished run.
-
-    Runs are trained in rounds, as a run that starts from the weights of another sweep can only be composed once these exist.
-    If only runs in progress in other processes are left, they are waited for. No run is tried twice.
-    """
-    tried: set[str] = set()
-    codes: list[int] = []
-    while True:
-        states = [(run, run.state) for run in distinct(what.index().values())]
-        counts = Counter(state for _, state in states)
-        logger.info("%d runs: %s", len(states), ", ".join(f"{count} {state}" for state, count in counts.items()))
-        chosen = [run for run, state in states if state in BEGUN and run.path not in tried]
-        elsewhere = [run for run, state in states if state == "running"]
-        if chosen:
-            tried |= {str(run.path) for run in chosen}
-            pool = LocalPool(min(what.workers, len(chosen)), what.gpus, start)
-            codes += pool.run([train_command(what.root, run.arguments) for run in chosen])
-            if pool.stopped_by is not None:
-                return Trained(EXIT_INTERRUPTED, True)
-        elif elsewhere:
-            logger.info("waiting for %d runs that another process is training", len(elsewhere))
-            while any(run.folder.is_in_use() for run in elsewhere):
-                time.sleep(POLL_SECONDS)
-        else:
-            return Trained(worst([*codes, *_complain([run for run, state in states if state == "wrong"])]), False)
-
-
-def _complain(wrong: Sequence[SweepRun]) -> list[int]:
-    for problem, count in Counter(run.problem for run in wrong).items():
-        logger.error("wrong configuration of %d runs: %s", count, problem)
-    return [EXIT_WRONG_CONFIGURATION] * len(wrong)
+def train_all(what: Reproduction, pool: LocalPool) -> int:
+    """Train every unfinished run of every sweep; returns the worst exit code."""
+    parts = [Part(name, scale=what.scale) for name in sweep_files(what.root)]
+    with composing(what.root / "conf") as compose:
+        return train(Campaign(what.root, parts, what.results_root, compose), pool)
 
 
 def analyse(what: Reproduction) -> int:
@@ -155,23 +105,20 @@ def items_table(states: Sequence[ItemState], what: Reproduction) -> Table:
     return table
 
 
-def reproduce(what: Reproduction) -> int:
+def reproduce(what: Reproduction, pool: LocalPool) -> int:
     """Train, analyse and draw; the exit code is 0 if every item is complete."""
-    trained = train_all(what, starter(what.gpus))
-    if trained.stopped:
-        print("interrupted: run the same command again to resume", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    trained = train_all(what, pool)
+    if trained == EXIT_INTERRUPTED:
+        return trained
     analysed = analyse(what)
     states = draw(what)
     Console(width=None if Console().is_terminal else 120).print(items_table(states, what))
     complete = EXIT_FAILED if any(state.problem for state in states) else EXIT_DONE
-    return worst([trained.code, analysed, complete])
+    return worst([trained, analysed, complete])
 
 
 def main() -> int:
     """Run the command; returns the exit code."""
-    import torch
-
     from bitcycle.command import guarded
     from bitcycle.training.display import set_up_console
 
@@ -182,9 +129,8 @@ def main() -> int:
     arguments = parser.parse_args()
     stop_at_once()
     set_up_console()
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    workers = arguments.workers or useful_workers(arguments.runs_per_gpu)
-    return guarded(lambda: reproduce(Reproduction(resource_root(), arguments.scale, workers, gpus)))
+    pool = LocalPool(arguments.workers or useful_workers(arguments.runs_per_gpu))
+    return guarded(lambda: reproduce(Reproduction(resource_root(), arguments.scale), pool))
 
 
 if __name__ == "__main__":

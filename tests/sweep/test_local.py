@@ -1,7 +1,5 @@
 """Runs side by side on one machine, forked or not, and sweeps from the command line."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing.forkserver
 import os
@@ -17,8 +15,8 @@ import pytest
 
 from bitcycle.errors import EXIT_INTERRUPTED
 from bitcycle.settings import SettingError
-from bitcycle.sweep.forkserver import PRELOAD, Forked
-from bitcycle.sweep.local import LocalPool, start_interpreter
+from bitcycle.sweep.forkserver import PRELOAD, start
+from bitcycle.sweep.local import LocalPool
 from bitcycle.sweep.registry import Sweep
 from bitcycle.training.run_folder import RunFolder
 from tests.conftest import run_train
@@ -44,7 +42,7 @@ def test_every_command_is_run_and_keeps_its_exit_code(workers, tmp_path, script)
     write = "import pathlib, sys; pathlib.Path({!r}).touch(); sys.exit({})"
     commands = [script(write.format(str(tmp_path / str(code)), code)) for code in (0, 1, 3, 2)]
     commands.append(script("import os; os.kill(os.getpid(), 9)"))
-    assert LocalPool(workers).run(commands) == [0, 1, 3, 2, -9]
+    assert LocalPool(workers, method="spawn").run(commands) == [0, 1, 3, 2, -9]
     assert len(list(tmp_path.iterdir())) == 4
 
 
@@ -55,7 +53,7 @@ here = pathlib.Path({str(tmp_path)!r}) / str(os.getpid())
 here.touch(); time.sleep(0.3); count = len(list(here.parent.iterdir())); here.unlink()
 raise SystemExit(count)
 """
-    assert max(LocalPool(2).run([script(code)] * 5)) == 2
+    assert max(LocalPool(2, method="spawn").run([script(code)] * 5)) == 2
 
 
 def test_gpus_are_dealt_out_in_turn(script):
@@ -69,15 +67,7 @@ def test_gpus_are_dealt_out_in_turn(script):
 def test_a_forked_run_keeps_its_exit_code_and_none_stops_another(script, tmp_path):
     codes = ["raise SystemExit(3)", "import os; os.kill(os.getpid(), 9)", "import os; os._exit(5)", "1 / 0", "pass"]
     for workers in (1, 3):
-        assert LocalPool(workers, start=Forked).run([script(code) for code in codes]) == [3, -9, 5, 1, 0]
-
-
-def ended(run: Forked) -> int:
-    deadline = time.monotonic() + 180
-    while (code := run.poll()) is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert code is not None
-    return code
+        assert LocalPool(workers, method="forkserver").run([script(code) for code in codes]) == [3, -9, 5, 1, 0]
 
 
 @pytest.fixture
@@ -92,7 +82,8 @@ def fresh_fork_server():
     server.set_forkserver_preload(before)
 
 
-def test_a_forked_run_is_as_if_python_had_started_it(script, tmp_path, fresh_fork_server):
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_run_is_as_if_python_had_started_it(method, script, tmp_path, fresh_fork_server):
     code = """
 import atexit, json, os, sys, torch
 import beside
@@ -104,14 +95,16 @@ torch.ones(300, 300) @ torch.ones(300, 300)
     command = script(code, "a=1", "b")
     (Path(command[0]).parent / "beside.py").touch()
     environment = {"COLOUR": "red", "OMP_NUM_THREADS": "2"}
-    assert ended(Forked(command, tmp_path / "output", environment)) == 0
+    run = start(command, tmp_path / "output", environment, method)
+    run.join(180)
+    assert run.exitcode == 0
     facts, *others = (tmp_path / "output").read_text().splitlines()
     assert json.loads(facts) == ["__main__", ["a=1", "b"], "red", 2, True]
-    assert others == [" imported", "at exit"]
+    assert others == [" imported" if method == "forkserver" else " ", "at exit"]
 
 
-@pytest.mark.parametrize("forked", [False, True])
-def test_a_signal_stops_all_runs_gracefully_and_begins_no_others(tmp_path, script, forked):
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_signal_stops_all_runs_gracefully_and_begins_no_others(tmp_path, script, method):
     code = f"""
 import os, pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
@@ -127,7 +120,7 @@ time.sleep(60)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
-    pool = LocalPool(2, start=Forked if forked else start_interpreter)
+    pool = LocalPool(2, method=method)
     assert pool.run([script(code)] * 3) == [EXIT_INTERRUPTED] * 3
     assert pool.stopped_by == signal.SIGINT
     assert len(list(tmp_path.iterdir())) == 2  # the third was not begun
@@ -145,9 +138,8 @@ pathlib.Path({str(tmp_path / "started")!r}).touch()
 time.sleep(60)
 """)
     sweep = "import sys, pathlib; from bitcycle.sweep import forkserver\nforkserver.PRELOAD = []  # which the run does not need\n"
-    sweep += (
-        f"run = forkserver.Forked({stopping!r}, pathlib.Path({str(tmp_path / 'output')!r}), {{}})\nsys.stdin.read()"
-    )
+    output = str(tmp_path / "output")
+    sweep += f"run = forkserver.start({stopping!r}, pathlib.Path({output!r}), {{}}, 'forkserver')\nsys.stdin.read()"
     killed = subprocess.Popen([sys.executable, "-c", sweep], stdin=subprocess.PIPE)
     wait_for(tmp_path / "started")
     killed.kill()

@@ -1,9 +1,6 @@
 """Waiting for SLURM's jobs, records, and the launcher."""
 
-from __future__ import annotations
-
 import os
-import shutil
 import signal
 import time
 from contextlib import nullcontext
@@ -47,8 +44,7 @@ def soon_lost(monkeypatch):
 
 @pytest.fixture
 def array(tmp_path):
-    with new_array(tmp_path, [tmp_path / f"run{number}" for number in range(3)], "test") as found:
-        return found
+    return new_array(tmp_path, [tmp_path / f"run{number}" for number in range(3)], "test")
 
 
 def queue_of(array, *states):
@@ -156,8 +152,8 @@ def test_the_log_of_a_job_is_its_own(tmp_path, array):
     assert array[1].log == array[1].array
     (array[1].array / "17_1_0_log.out").touch()
     assert array[1].log.name == "17_1_0_log.out"
-    with new_array(tmp_path, [tmp_path / "alone"], "test") as [job]:
-        (job.array / "18_0_log.out").touch()
+    [job] = new_array(tmp_path, [tmp_path / "alone"], "test")
+    (job.array / "18_0_log.out").touch()
     assert job.log.name == "18_0_log.out"
 
 
@@ -222,7 +218,7 @@ def test_what_is_in_the_queue_is_not_submitted_again(slurm, tmp_path, impatient)
     first = launcher(
         results, array_parallelism=6, setup=["module load nothing"], additional_parameters={"constraint": "a100"}
     )
-    assert [job.return_value for job in first.launch_into(runs[:4], folders[:4])] == [75] * 4
+    assert first.launch_into(runs[:4], folders[:4]) == [75] * 4
     assert len(calls(slurm, "sbatch")) == 2
     script = (slurm / "sbatch.script.1").read_text()
     for option in ("array=0-1%2", "requeue", "signal=USR1@120", "constraint=a100"):
@@ -231,7 +227,7 @@ def test_what_is_in_the_queue_is_not_submitted_again(slurm, tmp_path, impatient)
     assert "--cpus-per-task=2 " in script.splitlines()[-1] and "kill-on-bad-exit" not in script
     second = launcher(results)
     assert second.queued(folders) == set(folders[:4])
-    assert [job.return_value for job in second.launch_into(runs, folders)] == [75] * 5
+    assert second.launch_into(runs, folders) == [75] * 5
     assert len(calls(slurm, "sbatch")) == 3
 
 
@@ -251,7 +247,7 @@ def test_arrays_that_slurm_refuses_leave_the_others_alone(slurm, tmp_path, impat
     )
     runs = [[f"seed={number}"] for number in range(6)]
     codes = launcher(tmp_path).launch_into(runs, [tmp_path / run[0] for run in runs])
-    assert [job.return_value for job in codes] == [75] * 3 + [1] * 3
+    assert codes == [75] * 3 + [1] * 3
 
 
 def test_what_is_wrong_is_said(slurm, tmp_path):
@@ -264,7 +260,7 @@ def test_what_is_wrong_is_said(slurm, tmp_path):
 
 
 def test_a_machine_without_slurm(tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda command: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RunError, match="hydra/launcher=local"):
         read_queue()
     assert launcher(tmp_path).queued([tmp_path / "seed=0"]) == set()  # nothing submitted, nothing to ask

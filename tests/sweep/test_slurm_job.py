@@ -1,7 +1,5 @@
 """What a job in SLURM does with signals and exit codes."""
 
-from __future__ import annotations
-
 import os
 import signal
 
@@ -84,7 +82,7 @@ def test_a_run_that_finishes_while_it_is_asked_to_stop_is_done(job):
 def test_a_requeue_that_is_refused_is_no_loss(job):
     job.say("RUNNING", requeue='echo "no such luck" >&2; exit 1')
     assert job.stopped(STOPS, signal.SIGTERM) == 75
-    assert job.outcome == (75, "stopped, and SLURM does not requeue it: no such luck", 0)
+    assert job.outcome == (75, "stopped, and SLURM does not requeue it: scontrol failed: no such luck", 0)
 
 
 def test_a_run_that_does_not_stop_goes_on_from_its_last_checkpoint(job):

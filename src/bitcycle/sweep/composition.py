@@ -3,8 +3,6 @@
 It takes a tenth of Hydra's time per configuration.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,11 +40,7 @@ class Composer:
         self._parser = OverridesParser.create()
 
     def __call__(self, run: Overrides) -> DictConfig:
-        """Compose the configuration of a run.
-
-        Raises:
-            HydraException, OmegaConfBaseException: for an unknown setting or a value of the wrong type, as Hydra does.
-        """
+        """The configuration of a run; raises Hydra's errors for an unknown setting or a value of the wrong type."""
         alone = {key: run[key] for key in ALONE if run.get(key) in PRESETS[key]}
         choices = {k: v for k, v in run.items() if (k in GROUPS or not _is_plain(k)) and k not in alone}
         try:

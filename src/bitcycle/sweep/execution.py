@@ -1,7 +1,5 @@
 """Report of a sweep before its launch, selection of the runs to launch, and exit code of the sweep."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter
@@ -47,23 +45,20 @@ def report(runs: Sequence[SweepRun], title: str, dry_run: str) -> list[SweepRun]
     Runs that are done, invalid, or in progress outside a job queue are omitted. If `dry_run` is true or json, all runs
     are also printed to standard output, as a table with state and cost or as JSON.
     """
-    states = [run.state for run in runs]
-    title = f"{title}: {count_states(states)}" if title else count_states(states)
+    states = [(run, run.state) for run in runs]
+    title = (f"{title}: " if title else "") + count_states([state for _, state in states])
     if dry_run == "json":
-        facts = (
-            {"overrides": run.overrides, "state": state, "run_dir": run.path, "problem": run.reason or None}
-            for run, state in zip(runs, states, strict=True)
-        )
-        print(json.dumps(list(facts)))
+        facts = [(run.overrides, state, run.path, run.reason or None) for run, state in states]
+        print(json.dumps([dict(zip(("overrides", "state", "run_dir", "problem"), each)) for each in facts]))
     elif dry_run == "true":
         Console(width=None if Console().is_terminal else 200).print(sweep_table(runs, title))
     print(title, file=sys.stderr)
-    for run, state in zip(runs, states, strict=True):
+    for run, state in states:
         if state == "wrong":
             print(f"wrong configuration: {run.problem} [{' '.join(run.arguments)}]", file=sys.stderr)
         elif state == "running":
             print(f"skipped, as another process is training it: {run.path}", file=sys.stderr)
-    return [run for run, state in zip(runs, states, strict=True) if state not in ("done", "running", "wrong")]
+    return [run for run, state in states if state not in ("done", "running", "wrong")]
 
 
 def count_states(states: Sequence[str]) -> str:

@@ -1,10 +1,8 @@
-"""Runs forked from multiprocessing's fork server, which has imported their modules: this can take longer than a run.
+"""A run as a separate process with its own session, output and exit code; its crash does not affect other runs.
 
-Each run is a separate process with its own session, output and exit code, and its crash does not affect the others.
-When the sweep's process ends, even by SIGKILL, each run saves a checkpoint and stops.
+On Linux without a GPU, runs are forked from multiprocessing's fork server, which has imported their modules, as this can take
+longer than a run. When the sweep's process ends, even by SIGKILL, each run saves a checkpoint and stops.
 """
-
-from __future__ import annotations
 
 import atexit
 import contextlib
@@ -15,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 PRELOAD = [
@@ -23,7 +22,7 @@ PRELOAD = [
     *("datasets", "sklearn.datasets", "pandas", "transformers.models.bert.modeling_bert"),
 ]
 """Modules that runs import, some of them lazily; missing packages are skipped. The server computes nothing, as neither
-compute threads nor CUDA survive a fork; runs on a GPU are started without it."""
+compute threads nor CUDA survive a fork; runs on a GPU are started in new interpreters."""
 
 PRIORITY_VARIABLE = "BITCYCLE_PRIORITY"
 """Environment variable with the scheduling priority of a forked run."""
@@ -31,32 +30,28 @@ NICENESS = {"idle": 19, "low": 10, "normal": 0}
 """Priority -> niceness. idle: only CPU time that no other process uses; low: a tenth of a normal process's share."""
 
 
-class Forked:
-    """A run in progress, with the interface of subprocess.Popen; see `local.Start` for the arguments."""
+def start(command: Sequence[str], output: Path, environment: Mapping[str, str], method: str) -> BaseProcess:
+    """Start a run; its exit code is negative if a signal killed it.
 
-    def __init__(self, command: Sequence[str], output: Path, environment: Mapping[str, str]) -> None:
-        context = multiprocessing.get_context("forkserver")
+    Args:
+        command: script or `-m` module, with arguments.
+        output: file for its output.
+        environment: additional environment variables.
+        method: forkserver or, for a new interpreter, spawn.
+    """
+    context = multiprocessing.get_context(method)
+    if method == "forkserver":
         context.set_forkserver_preload(PRELOAD)
-        arguments = (list(command), str(output), {**os.environ, **environment})
-        self._process = context.Process(target=_become, args=arguments)
-        self._process.start()
-        assert self._process.pid is not None
-        self.pid = self._process.pid
-
-    def poll(self) -> int | None:
-        """Exit code of the run, negative if a signal killed it; None while it is running."""
-        return self._process.exitcode
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal to the run, unless it has ended."""
-        if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+    arguments = (list(command), str(output), {**os.environ, **environment})
+    process: BaseProcess = context.Process(target=_become, args=arguments)  # type: ignore[attr-defined]
+    process.start()
+    return process
 
 
 def _become(command: Sequence[str], output: str, environment: Mapping[str, str]) -> None:
-    """Turn the forked process into the run: set up what a new interpreter would have, then run the command."""
-    os.setsid()
+    """Turn this process into the run: set up what an interpreter that a shell starts would have, then run the command."""
+    if hasattr(os, "setsid"):
+        os.setsid()
     with open(os.devnull, "rb") as nothing, open(output, "ab") as stream:
         for file, descriptor in ((nothing, 0), (stream, 1), (stream, 2)):
             os.dup2(file.fileno(), descriptor)
@@ -102,6 +97,8 @@ def lower(priority: str) -> None:
 
 def restore(pid: int) -> None:
     """Restore the normal priority of a session leader as far as permissions allow."""
+    if sys.platform != "linux":
+        return
     with contextlib.suppress(OSError):
         os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
     with contextlib.suppress(OSError):

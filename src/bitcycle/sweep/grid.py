@@ -1,7 +1,5 @@
 """Expansion of a sweep, a list of grids, to lists of overrides. Pure functions of plain values."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence

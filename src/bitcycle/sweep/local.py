@@ -1,18 +1,13 @@
-"""Parallel runs on this machine, each in a separate process.
-
-On Linux without a GPU, runs are forked from a process that has imported their modules (`forkserver.py`).
-"""
-
-from __future__ import annotations
+"""Parallel runs on this machine, each in a separate process (`forkserver.py`)."""
 
 import logging
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +15,7 @@ import torch
 
 from bitcycle.errors import EXIT_INTERRUPTED
 from bitcycle.signals import noted
-from bitcycle.sweep.forkserver import Forked, restore
+from bitcycle.sweep.forkserver import restore, start
 from bitcycle.sweep.progress import SweepProgress, tell
 
 logger = logging.getLogger(__name__)
@@ -29,16 +24,13 @@ POLL_SECONDS = 0.2
 MEMORY_OF_A_RUN = 3 * 2**30
 """Bytes of main memory reserved for a run (CIFAR-10 in memory and PyTorch: 1 to 2 GiB)."""
 
-Process = subprocess.Popen[bytes] | Forked
-Start = Callable[[Sequence[str], Path, Mapping[str, str]], Process]
-"""(script with arguments, output file, additional environment variables) -> the started process."""
 K = TypeVar("K")
 
 
 def useful_workers(runs_per_gpu: int = 1) -> int:
     """Default number of parallel runs: `runs_per_gpu` per GPU, or one per CPU core, limited by main memory."""
-    if torch.cuda.is_available():
-        return torch.cuda.device_count() * runs_per_gpu
+    if gpus := torch.cuda.device_count():
+        return gpus * runs_per_gpu
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not available on this system
@@ -51,35 +43,18 @@ def useful_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def start_interpreter(command: Sequence[str], output: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a run in a new interpreter."""
-    with open(output, "wb") as stream:
-        return subprocess.Popen(
-            [sys.executable, *command],
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
-
-
-def starter(gpus: int = 0) -> Start:
-    """The start function: fork server on Linux without a GPU, else new interpreters (CUDA does not survive a fork)."""
-    return start_interpreter if gpus or sys.platform != "linux" else Forked
-
-
 class LocalPool:
     """Runs scripts in parallel. The failure of a run does not stop the others; a signal stops all of them gracefully.
 
     Args:
         workers: number of parallel runs.
-        gpus: number of GPUs, to which runs are assigned in turn; 0: none.
-        start: starts a run.
+        gpus: number of GPUs, to which runs are assigned in turn; 0: none; None: all.
+        method: how runs are started, see `forkserver.start`; None: forked if possible. CUDA does not survive a fork.
     """
 
-    def __init__(self, workers: int, gpus: int = 0, start: Start = start_interpreter) -> None:
-        self.workers, self.gpus, self.start = max(1, workers), gpus, start
+    def __init__(self, workers: int, gpus: int | None = None, method: str | None = None) -> None:
+        self.workers, self.gpus = max(1, workers), torch.cuda.device_count() if gpus is None else gpus
+        self.method = method or ("spawn" if self.gpus or sys.platform != "linux" else "forkserver")
         self.stopped_by: int | None = None
 
     def run(self, commands: Sequence[Sequence[str]]) -> list[int]:
@@ -102,7 +77,7 @@ class LocalPool:
             take: returns the next run as (key, script with arguments), or None if there is none until another run ends.
             ended: called with key and exit code of each run that has ended.
         """
-        running: dict[int, tuple[K, Sequence[str], Process]] = {}  # by slot; each slot has a GPU and an output file
+        running: dict[int, tuple[K, Sequence[str], BaseProcess]] = {}  # by slot; each slot has a GPU and an output file
         is_empty, passed_on = False, 0
         with tempfile.TemporaryDirectory() as scratch, noted() as signals:
             while running or not is_empty:
@@ -114,9 +89,11 @@ class LocalPool:
                     is_empty = taken is None
                     if taken is not None:
                         slot = min(set(range(self.workers)) - running.keys())
-                        running[slot] = *taken, self.start(taken[1], Path(scratch, str(slot)), self._environment(slot))
+                        output = Path(scratch, str(slot))
+                        output.touch()  # as a run may end before it opens the file
+                        running[slot] = *taken, start(taken[1], output, self._environment(slot), self.method)
                 for slot, (key, command, process) in list(running.items()):
-                    code, output = process.poll(), Path(scratch, str(slot))
+                    code, output = process.exitcode, Path(scratch, str(slot))
                     if code is not None:
                         del running[slot]
                         is_empty = False
@@ -137,12 +114,13 @@ class LocalPool:
         return {}
 
 
-def _stop(processes: Sequence[Process], number: int) -> None:
+def _stop(processes: Sequence[BaseProcess], number: int) -> None:
     """Make runs save a checkpoint and stop."""
     logger.warning("%s: stopping %d runs; each saves a checkpoint", signal.Signals(number).name, len(processes))
     for process in processes:
+        assert process.pid is not None
         restore(process.pid)  # at idle priority, writing the checkpoint could take long
-        process.send_signal(signal.SIGTERM)
+        process.terminate()
 
 
 def train_command(root: Path, arguments: Sequence[str]) -> list[str]:

@@ -7,8 +7,6 @@ to a cell, the old run no longer counts in tables and verdicts; its row is kept,
 run is in the summary.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys
@@ -18,7 +16,7 @@ from datetime import date
 from pathlib import Path
 
 from bitcycle.csv_files import read_csv, write_csv
-from bitcycle.errors import EXIT_DONE, EXIT_WRONG_CONFIGURATION
+from bitcycle.errors import EXIT_DONE
 from bitcycle.settings import SettingError
 from bitcycle.sweep.composition import composing
 from bitcycle.sweep.grid import Overrides, substitute
@@ -161,14 +159,11 @@ def record_all(root: Path, scales: Sequence[str] = SCALES, folder: Path | None =
 def main(arguments: Sequence[str] | None = None) -> int:
     """Plan all sweeps of this repository at the scales on the command line, by default all."""
     scales = tuple(sys.argv[1:] if arguments is None else arguments) or SCALES
-    try:
-        cells = record_all(Path.cwd(), scales)
-    except SettingError as error:
-        print(f"wrong configuration: {error}", file=sys.stderr)
-        return EXIT_WRONG_CONFIGURATION
-    print(f"{MANIFEST}: {cells} cells at {', '.join(scales)} scale")
+    print(f"{MANIFEST}: {record_all(Path.cwd(), scales)} cells at {', '.join(scales)} scale")
     return EXIT_DONE
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from bitcycle.command import guarded
+
+    sys.exit(guarded(main))

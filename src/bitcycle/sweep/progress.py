@@ -1,7 +1,5 @@
 """Progress of a sweep and the outcome of each run, on the console."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import time

@@ -4,8 +4,6 @@ All code that launches, counts or records runs uses it. As composing thousands o
 `sweep_index` caches them in the user's cache until a file of the sweeps, the configuration or the code changes.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +12,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+from rich.progress import track
 from yaml import YAMLError
 
 from bitcycle.cache import remembered
@@ -29,27 +29,15 @@ SCALES = ("paper", "mini", "smoke")
 STATES = ("done", "recorded", "running", "queued", "resumable", "failed", "missing", "wrong")
 FINISHED = ("done", "recorded")
 """States of runs that need no training."""
+UNFINISHED = ("missing", "resumable", "failed")
+"""States of runs that need training and that no other process trains."""
 Compose = Callable[[Overrides], RunConfig | str]
 """Settings of a run -> its validated configuration, or an error message."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs of one item.
-
-    Attributes:
-        title: content of the figure or table, in one line.
-        published: file of published numbers in results/published, without extension; empty if there is none.
-        runs: number of training runs at paper scale, including shared ones, as in the inventory of experiments.
-        hours: estimated total time at paper scale on one data-centre GPU.
-        grids: see `grid.expand`.
-        trials: scale -> number of seeds, starting at 0.
-        at_scale: scale -> replacements, see `grid.substitute`. `regime: NAME` inserts those of sweeps/regimes.yaml,
-            `leave_out: {setting: value}` drops the runs with this value, `seed: null` makes `trials` determine the
-            seeds.
-        note: proxy datasets and networks, and our choices where the paper is silent.
-        analyses: analyses of the finished runs, see `bitcycle.measurement.after_sweep`.
-    """
+    """The runs of one item: the fields of a sweep file, which `sweeps/README.md` explains."""
 
     title: str = ""
     published: str = ""
@@ -92,11 +80,7 @@ class Sweep:
         return first + [{**cell, "seed": seed} for seed in seeds[1:] for cell in cells if "seed" not in cell]
 
     def replacements(self, scale: str) -> dict[str, Any]:
-        """The replacements of a scale, including those of its regime; explicit replacements override the regime's.
-
-        Raises:
-            SettingError: for a regime that is not in `sweeps/regimes.yaml`.
-        """
+        """The replacements of a scale over those of its regime; raises SettingError for an unknown regime."""
         own = dict(self.at_scale.get(scale) or {})
         name = own.pop("regime", None)
         if name is None:
@@ -108,11 +92,7 @@ class Sweep:
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Read a sweep file.
-
-    Raises:
-        SettingError: for a file that is missing, not YAML, lacks `hydra.sweeper`, or has an unknown field.
-    """
+    """Read a sweep file; raises SettingError if it is missing, not YAML, lacks `hydra.sweeper`, or has an unknown field."""
     try:
         content: Any = OmegaConf.to_container(OmegaConf.load(path))
         return Sweep(**content["hydra"]["sweeper"])
@@ -121,11 +101,7 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def sweep_files(root: Path) -> dict[str, Path]:
-    """PAPER/ITEM -> sweep file, for all sweeps of a repository.
-
-    Raises:
-        SettingError: if there are none.
-    """
+    """PAPER/ITEM -> sweep file, for all sweeps of a repository; raises SettingError if there are none."""
     files = sorted((root / "sweeps").glob("*/*.yaml"))
     if not files or not (root / "conf").is_dir():
         raise SettingError("sweeps", root, "has no folders conf and sweeps", "run this in the repository's root folder")
@@ -197,10 +173,6 @@ class SweepRun:
         return self.problem or str((self.state == "failed" and self.folder.read_status().get("reason")) or "")
 
 
-SweepIndex = dict[str, list[SweepRun]]
-"""PAPER/ITEM -> distinct runs."""
-
-
 def index_runs(runs: Iterable[Overrides], compose: Compose) -> list[SweepRun]:
     """The distinct runs of a sweep.
 
@@ -227,22 +199,15 @@ def mark(runs: Iterable[SweepRun], chosen: Collection[str | None], state: str) -
     return [replace(run, elsewhere=state) if run.path in chosen else run for run in runs]
 
 
-def sweep_index(
-    root: Path, scale: str, results_root: str = "results/runs", watch: Callable[..., Any] = iter
-) -> SweepIndex:
-    """The runs of every sweep file of a repository.
-
-    `watch` iterates over the sweeps while they are composed, and may show a progress bar.
-
-    Raises:
-        SettingError: for an unknown scale, or if there are no sweep files.
-    """
+def sweep_index(root: Path, scale: str, results_root: str = "results/runs") -> dict[str, list[SweepRun]]:
+    """PAPER/ITEM -> runs of every sweep file of a repository; raises SettingError for an unknown scale, or if there are none."""
     settings = {"scale": scale, "results_root": results_root}
     expanded = {name: read_sweep(file).expand(scale, settings) for name, file in sweep_files(root).items()}
 
     def compose_all() -> dict[str, RunConfig | str]:
+        shown = track(list(expanded.values()), "composing sweeps", console=Console(stderr=True), transient=True)
         with composing(root / "conf") as compose:
-            return {str(run): compose(run) for runs in watch(list(expanded.values())) for run in runs}
+            return {str(run): compose(run) for runs in shown for run in runs}
 
     digest = hashlib.sha256(str(expanded).encode())
     for file in sorted((root / "conf").rglob("*.yaml")):

@@ -5,27 +5,20 @@ job, the logs and submitit's files. From it, a later process learns which job tr
 squeue and scontrol; job accounting (sacct) is not needed.
 """
 
-from __future__ import annotations
-
-import functools
 import logging
 import os
 import re
-import shutil
 import subprocess
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, RunError
 from bitcycle.files import read_object, write_json
 from bitcycle.sweep.progress import SweepProgress, tell
-from bitcycle.training.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
@@ -41,16 +34,11 @@ ENDED = (
 
 
 class QueueEntry(NamedTuple):
-    """A job in SLURM's queue: its id as scontrol and scancel expect it, its state, and why it is waiting."""
+    """A job in SLURM's queue: its id as scontrol and scancel expect it, its state, and why it waits."""
 
     job: str
     state: str
     reason: str
-
-    @property
-    def is_active(self) -> bool:
-        """Whether SLURM still runs or will run the job."""
-        return self.state not in ENDED
 
 
 Queue = dict[tuple[str, int], QueueEntry]
@@ -58,14 +46,9 @@ Queue = dict[tuple[str, int], QueueEntry]
 
 
 def read_queue() -> Queue:
-    """All jobs of this user that SLURM lists.
-
-    Raises:
-        RunError: if SLURM does not answer.
-    """
-    return parse_queue(
-        ask("squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}", "--format=%i|%j|%T|%r")
-    )
+    """All jobs of this user that SLURM lists; raises RunError if it does not answer."""
+    options = ("--noheader", "--array", "--states=all", f"--user={os.getuid()}", "--format=%i|%j|%T|%r")
+    return parse_queue(ask("squeue", *options))
 
 
 def parse_queue(text: str) -> Queue:
@@ -91,21 +74,17 @@ def largest_array(configuration: str) -> int:
 
 
 def ask(*command: str) -> str:
-    """Run one of SLURM's commands and return its output.
-
-    Raises:
-        RunError: if the command is not installed, fails, or times out.
-    """
-    if shutil.which(command[0]) is None:
-        remedy = "use hydra/launcher=slurm where jobs are submitted, or hydra/launcher=local"
-        raise RunError(f"no {command[0]} on this machine: {remedy}")
-    run = functools.partial(subprocess.run, capture_output=True, text=True, check=True, timeout=TIMEOUT_SECONDS)
+    """The output of one of SLURM's commands; raises RunError if it is not installed, fails, or times out."""
     try:  # in a separate session, so that Ctrl-C reaches only the sweep
-        return run(command, start_new_session=True).stdout
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, start_new_session=True)
+    except OSError as error:
+        remedy = "use hydra/launcher=slurm where jobs are submitted, or hydra/launcher=local"
+        raise RunError(f"no {command[0]} on this machine: {remedy}") from error
     except subprocess.TimeoutExpired as error:
         raise RunError(f"{command[0]} has not answered for {TIMEOUT_SECONDS:.0f} s") from error
-    except subprocess.CalledProcessError as error:
-        raise RunError(f"{command[0]} failed: {error.stderr.strip()}") from error
+    if done.returncode:
+        raise RunError(f"{command[0]} failed: {done.stderr.strip()}")
+    return done.stdout
 
 
 class Outcome(NamedTuple):
@@ -144,46 +123,32 @@ class SubmittedJob(NamedTuple):
         """The job's entry in SLURM's queue, if any."""
         return queue.get((self.array.name, self.number))
 
+    def is_active(self, queue: Queue) -> bool:
+        """Whether SLURM still runs or will run the job."""
+        entry = self.entry(queue)
+        return entry is not None and entry.state not in ENDED
 
-@contextmanager
-def new_array(root: Path, runs: Sequence[Path], prefix: str) -> Iterator[list[SubmittedJob]]:
-    """Record a job array on disk before the body of the with statement submits it.
 
-    The record survives if this process is killed; an error in the body removes it.
+def new_array(root: Path, runs: Sequence[Path], prefix: str) -> list[SubmittedJob]:
+    """Record a job array of these run folders on disk, below the folder of all runs; PREFIX-NUMBER names its jobs.
 
-    Args:
-        root: folder of all runs.
-        runs: run folders of the jobs.
-        prefix: beginning of the jobs' name.
+    This comes before its submission, so that it is known even if this process is killed in between.
     """
     folder = root.absolute() / ".slurm" / f"{prefix}-{uuid.uuid4().hex[:8]}"
     jobs = [SubmittedJob(folder, index, run.absolute()) for index, run in enumerate(runs)]
     folder.mkdir(parents=True)
-    record = {"submitted": datetime.now(UTC).isoformat(), "runs": [os.fspath(job.run) for job in jobs]}
-    write_json(folder / "array.json", record)
-    try:
-        yield jobs
-    except Exception:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+    write_json(folder / "array.json", {"runs": [os.fspath(job.run) for job in jobs]})
+    return jobs
 
 
 def jobs_in_queue(root: Path, runs: Sequence[Path], ask: Callable[[], Queue] = read_queue) -> dict[Path, SubmittedJob]:
-    """Run folder -> newest job, for the runs that have no exit code and that SLURM still runs or will run.
-
-    Raises:
-        RunError: if the state of submitted jobs is needed and SLURM does not answer.
-    """
+    """Run folder -> job, for the runs that SLURM still runs or will run; raises RunError if it does not answer."""
     wanted = {run.absolute() for run in runs}
-    records = [(path.parent, read_object(path)) for path in (root.absolute() / ".slurm").glob("*/array.json")]
-    records.sort(key=lambda record: str(record[1].get("submitted")))
-    jobs = [
-        SubmittedJob(array, i, Path(run)) for array, found in records for i, run in enumerate(found.get("runs", []))
-    ]
+    arrays = [(path.parent, read_object(path).get("runs", [])) for path in root.absolute().glob(".slurm/*/array.json")]
+    jobs = [SubmittedJob(array, i, Path(run)) for array, its in arrays for i, run in enumerate(its)]
     unfinished = [job for job in jobs if job.run in wanted and job.outcome is None]
     queue = ask() if unfinished else {}
-    entries = [(job, job.entry(queue)) for job in unfinished]
-    return {job.run: job for job, entry in entries if entry is not None and entry.is_active}
+    return {job.run: job for job in unfinished if job.is_active(queue)}
 
 
 class Waiter:
@@ -209,8 +174,8 @@ class Waiter:
         except RunError as error:
             self.queue = None
             logger.warning("%s; asking again in %.0f s", error, self.poll_seconds)
-        looked = {number: job.outcome or self._given_up(number, job) for number, job in self.waiting.items()}
-        ended = {number: outcome for number, outcome in looked.items() if outcome is not None}
+        looked = ((number, job.outcome or self._given_up(number, job)) for number, job in self.waiting.items())
+        ended = {number: outcome for number, outcome in looked if outcome is not None}
         self.waiting = {number: job for number, job in self.waiting.items() if number not in ended}
         return ended
 
@@ -218,15 +183,16 @@ class Waiter:
         """The outcome of a run whose job ended some time ago without writing an exit code; None for all other jobs."""
         if self.queue is None:
             return None
-        entry = job.entry(self.queue)
-        if entry is not None and entry.is_active:
+        if job.is_active(self.queue):
             self._missing_since.pop(number, None)
             return None
         if time.monotonic() - self._missing_since.setdefault(number, time.monotonic()) < LOST_AFTER_SECONDS:
             return None
+        from bitcycle.training.run_folder import RunFolder  # with PyTorch, which a job imports this module without
+
         if RunFolder(job.run).state() == "done":
             return Outcome(EXIT_DONE)
-        if entry is None:
+        if (entry := job.entry(self.queue)) is None:
             return Outcome(EXIT_FAILED, "the job wrote no exit code, and SLURM no longer lists it")
         return Outcome(EXIT_FAILED, f"job {entry.job} ended without an exit code; its state in SLURM is {entry.state}")
 
@@ -242,9 +208,9 @@ class Waiter:
 
 
 def wait_for_jobs(waiter: Waiter, signals: Sequence[int], arguments: Sequence[Sequence[str]]) -> list[int]:
-    """Wait for the jobs of runs and return the exit code of each run; 75 for runs still in SLURM when a signal arrives.
+    """Wait for the jobs, by number of the run; returns the exit code of each run.
 
-    The waiter has the jobs by number of the run; runs without a job could not be submitted and count as failed.
+    It is 75 for runs still in SLURM when a signal arrives, and 1 for runs without a job, which could not be submitted.
     """
     jobs = dict(waiter.waiting)
     codes = [EXIT_INTERRUPTED if number in jobs else EXIT_FAILED for number in range(len(arguments))]

@@ -1,7 +1,5 @@
 """`make status`: the runs in a folder, and the run states and remaining time of every sweep."""
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys
@@ -11,18 +9,15 @@ from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
-from bitcycle.errors import EXIT_DONE, EXIT_WRONG_CONFIGURATION
+from bitcycle.errors import EXIT_DONE
 from bitcycle.resources import resource_root
-from bitcycle.settings import SettingError
 from bitcycle.sweep.local import useful_workers
 from bitcycle.sweep.registry import FINISHED, SCALES, STATES, SweepRun, distinct, sweep_index
 from bitcycle.training.status import DEFAULT_ROOT, status_table
 
 NOTE_LETTERS = 70
-
 
 Seconds = dict[tuple[object, ...], list[float]]
 """Kind of run -> training time of each finished run: seconds per sample, or per run if the length is given in epochs."""
@@ -114,11 +109,6 @@ def _note(states: Sequence[tuple[SweepRun, str]]) -> str:
     return "; ".join(notes).replace("\n", " ")[:NOTE_LETTERS]
 
 
-def show_progress(sweeps: Sequence[object]) -> Iterable[object]:
-    """Show a progress bar on a terminal while sweeps are composed."""
-    return track(sweeps, "composing sweeps", console=Console(stderr=True), transient=True)
-
-
 def main() -> int:
     """Print the tables of the scales on the command line, by default of all with runs; returns the exit code."""
     console = Console(width=None if Console().is_terminal else 180)
@@ -126,15 +116,13 @@ def main() -> int:
     if not scales:
         console.print(status_table(DEFAULT_ROOT))
     for scale in scales:
-        try:
-            index = sweep_index(resource_root(), scale, str(DEFAULT_ROOT), show_progress)
-        except SettingError as error:
-            print(f"wrong configuration: {error}", file=sys.stderr)
-            return EXIT_WRONG_CONFIGURATION
+        index = sweep_index(resource_root(), scale, str(DEFAULT_ROOT))
         console.print(status_table(DEFAULT_ROOT / scale))
         console.print(sweeps_table(list(index.items()), f"sweeps at scale {scale}", useful_workers()))
     return EXIT_DONE
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from bitcycle.command import guarded
+
+    sys.exit(guarded(main))

@@ -1,9 +1,7 @@
 """Hydra sweeper: expands a list of grids instead of a single product, and launches only the missing runs."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -18,7 +16,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from bitcycle.errors import EXIT_WRONG_CONFIGURATION
+from bitcycle.errors import EXIT_DONE, EXIT_WRONG_CONFIGURATION
 from bitcycle.settings import SettingError
 from bitcycle.sweep.grid import expand
 
@@ -42,14 +40,14 @@ class SweepsSearchPath(SearchPathPlugin):
 
 
 @runtime_checkable
-class QueueLauncher(Protocol):
-    """A launcher whose jobs outlive the sweep's process and are identified by their run folders."""
+class RunLauncher(Protocol):
+    """A launcher that knows runs by their folders and returns exit codes, as ours do."""
 
     def queued(self, folders: Sequence[Path]) -> set[Path]:
-        """The run folders whose runs are queued or in progress."""
+        """The run folders whose runs are in a queue that outlives the sweep's process."""
 
-    def launch_into(self, job_overrides: Sequence[Sequence[str]], folders: Sequence[Path]) -> Sequence[JobReturn]:
-        """Submit the runs that are neither queued nor in progress, and wait for all runs."""
+    def launch_into(self, job_overrides: Sequence[Sequence[str]], folders: Sequence[Path]) -> list[int]:
+        """Launch the runs that are not queued, and wait for all; returns their exit codes."""
 
 
 class GridSweeper(Sweeper):
@@ -89,7 +87,7 @@ class GridSweeper(Sweeper):
         fixed, swept = _settings(overrides)
         wanted = [run for extra in expand([swept], fixed) for run in sweep.expand(extra.get("scale", "paper"), extra)]
         runs = index_runs(wanted, self.compose)
-        if isinstance(self.runner, QueueLauncher):
+        if isinstance(self.runner, RunLauncher):
             unfinished = [run.folder.path for run in runs if run.state not in ("done", "wrong")]
             runs = mark(runs, {str(path) for path in self.runner.queued(unfinished)}, "queued")
         dry_run = fixed.get("dry_run", "false").lower()  # Hydra says True
@@ -102,17 +100,20 @@ class GridSweeper(Sweeper):
             record_launch(names[0], fixed.get("scale", "paper"), hashes, self.compose, Path.cwd())
         if dry_run == "false":
             if missing:
-                codes += [_exit_code(job) for job in self._launch(missing, _group(overrides, fixed))]
+                codes += self._launch(missing, names, fixed)
             from bitcycle.figure.table import show_sweep
 
             show_sweep("".join(names[:1]), [run.folder for run in located])
         raise SweepEnded(worst(codes))
 
-    def _launch(self, runs: Sequence[SweepRun], more: Sequence[str]) -> Sequence[JobReturn]:
-        arguments = [[*run.arguments, *more] for run in runs]
-        if isinstance(self.runner, QueueLauncher):
+    def _launch(self, runs: "Sequence[SweepRun]", names: Sequence[str], fixed: Mapping[str, str]) -> list[int]:
+        """The exit codes of runs; in Weights & Biases the name of the sweep file is their group."""
+        grouped = fixed.get("logging.wandb", "disabled") != "disabled" and "logging.group" not in fixed
+        group = [f"logging.group={name}" for name in names[:1] if grouped]
+        arguments = [[*run.arguments, *group] for run in runs]
+        if isinstance(self.runner, RunLauncher):
             return self.runner.launch_into(arguments, [run.folder.path for run in runs])
-        return self.runner.launch(arguments, initial_job_idx=0)
+        return [_exit_code(job) for job in self.runner.launch(arguments, initial_job_idx=0)]
 
 
 def _refuse_processes() -> None:
@@ -125,21 +126,14 @@ def _refuse_processes() -> None:
 
 
 def _exit_code(job: JobReturn) -> int:
-    """The exit code of a run. Our launchers return it; Hydra's own launchers return a metric or raise an exception."""
+    """The exit code of a run of one of Hydra's own launchers, which return a metric or raise an exception."""
     from bitcycle.command import JobFailed
 
     try:
-        value = job.return_value
+        _ = job.return_value
     except JobFailed as failure:
         return failure.code
-    return value if isinstance(value, int) else 0
-
-
-def _group(overrides: Sequence[Override], fixed: dict[str, str]) -> list[str]:
-    """The setting that makes the name of the sweep file the group of the runs in Weights & Biases, if it is used."""
-    names = [override.get_value_element_as_str() for override in overrides if override.key_or_group == GROUP]
-    wanted = fixed.get("logging.wandb", "disabled") != "disabled" and "logging.group" not in fixed
-    return [f"logging.group={names[0]}"] if names and wanted else []
+    return EXIT_DONE
 
 
 def _settings(overrides: Sequence[Override]) -> tuple[dict[str, str], dict[str, list[str]]]:

@@ -2,15 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
-from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig
 
 
 class LocalLauncher(BasicLauncher):
-    """Runs the jobs of a sweep on this machine.
+    """Runs the jobs of a sweep on this machine: those of other sweepers, which need their metrics, one after the other.
 
     Args:
         workers: number of parallel runs; None: see `bitcycle.sweep.local.useful_workers`.
@@ -21,29 +19,19 @@ class LocalLauncher(BasicLauncher):
         super().__init__()
         self.workers, self.runs_per_gpu = workers, runs_per_gpu
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run every job and return its exit code; for other sweepers, run sequentially and return the metric."""
-        import torch
+    def queued(self, folders: Sequence[Path]) -> set[Path]:
+        """The run folders whose runs wait in a queue: none."""
+        return set()
 
-        from bitcycle.sweep.local import LocalPool, starter, train_command, useful_workers
+    def launch_into(self, job_overrides: Sequence[Sequence[str]], folders: Sequence[Path]) -> list[int]:
+        """Run every job in parallel and return the exit codes."""
+        from bitcycle.sweep.local import LocalPool, train_command, useful_workers
 
-        assert self.config is not None
-        if not self.config.hydra.sweeper._target_.startswith("hydra_plugins.bitcycle_plugins."):
-            return super().launch(job_overrides, initial_job_idx)  # in this process, which receives the return values
-        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         workers = min(self.workers or useful_workers(self.runs_per_gpu), len(job_overrides))
-        commands = [train_command(root_of(self.config), overrides) for overrides in job_overrides]
-        codes = LocalPool(workers, gpus, starter(gpus)).run(commands)
-        return [returned(overrides, code) for overrides, code in zip(job_overrides, codes, strict=True)]
+        return LocalPool(workers).run([train_command(root_of(self.config), words) for words in job_overrides])
 
 
-def root_of(config: DictConfig) -> Path:
+def root_of(config: DictConfig | None) -> Path:
     """The parent folder of `conf/`."""
+    assert config is not None, "the launcher has not been set up"
     return Path(next(s.path for s in config.hydra.runtime.config_sources if s.provider == "main")).parent
-
-
-def returned(overrides: Sequence[str], code: int) -> JobReturn:
-    """Hydra's job result for an exit code."""
-    done: Any = JobReturn(overrides=overrides, status=JobStatus.COMPLETED)
-    done.return_value = code
-    return done

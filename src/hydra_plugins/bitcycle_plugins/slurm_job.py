@@ -3,23 +3,24 @@
 It does not import PyTorch, which would delay the installation of the signal handlers.
 """
 
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
+from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, RunError
+from bitcycle.files import read_object, write_json
+from bitcycle.sweep.slurm import ask
 
 WARNING = getattr(signal, "SIGUSR1", signal.SIGTERM)  # Windows, which has no SLURM, imports this module too
 """Signal before the time limit, requested by the launcher."""
 
 
+@dataclass
 class SlurmJob:
     """One run as a job. The job ends when the run has ended; after an interruption it is requeued and resumes the run.
 
@@ -37,38 +38,34 @@ class SlurmJob:
     The outcome is written to a small file, as SLURM may not have job accounting:
     {"job": id, "code": exit code or null before the run has ended, "reason": why it failed, "timeouts": count so far}.
 
-    Args:
+    Attributes:
         command: command line of the run.
-        folder: working directory.
         outcome: path of the file with the outcome.
+        folder: working directory.
         max_timeouts: maximum number of continuations after the time limit.
         warning_seconds: time between the warning and the time limit.
     """
 
-    def __init__(
-        self, command: Sequence[str], folder: str, outcome: str, max_timeouts: int, warning_seconds: float
-    ) -> None:
-        self.command, self.folder, self.outcome = list(command), folder, Path(outcome)
-        self.max_timeouts, self.warning_seconds = max_timeouts, warning_seconds
+    command: list[str]
+    outcome: Path
+    folder: str
+    max_timeouts: int
+    warning_seconds: float
 
     def __call__(self) -> None:
-        """Run the job.
-
-        Raises:
-            SystemExit: with the exit code of the run, so that SLURM calls a failed run FAILED.
-        """
+        """Run the job; raises SystemExit with the exit code of the run, so that SLURM calls a failed run FAILED."""
         import submitit
 
         self.received: list[int] = []
         for number in (signal.SIGTERM, WARNING, signal.SIGINT):
             signal.signal(number, lambda number, frame: self.received.append(number))
         self.job = submitit.JobEnvironment().job_id  # 7_2; the last job's SLURM_JOB_ID would mean the whole array
-        self.timeouts = int(self._left().get("timeouts") or 0)
+        self.timeouts = int(read_object(self.outcome).get("timeouts") or 0)
         task = os.environ.get("SLURM_PROCID", "0")
-        if task == "0":
-            self._write(None)
-            sys.exit(self._after_run(self._train()))
-        sys.exit(self._after_process(task, self._train()))
+        if task != "0":
+            sys.exit(self._after_process(task, self._train()))
+        self._write(None)
+        sys.exit(self._after_run(self._train()))
 
     def _train(self) -> int:
         """Start the run, forward signals to it, and return its exit code."""
@@ -98,23 +95,22 @@ class SlurmJob:
         if self.received or code in (EXIT_DONE, EXIT_INTERRUPTED):
             return EXIT_DONE
         code, reason = explained(code)
-        if self._left().get("code") is None:
+        if read_object(self.outcome).get("code") is None:
             self._write(code, f"process {task}: {reason or f'exit code {code}'}")
         return code
 
     def _after_run(self, code: int) -> int:
         """Exit code of the first task after its process has ended by itself or because of a signal."""
-        failure: int | None = self._left().get("code")
+        failure: int | None = read_object(self.outcome).get("code")
         if code != EXIT_DONE and failure is not None:
             return failure  # another process failed, which ended this one
         if code == EXIT_DONE or not self.received:
             code, reason = explained(code)
             self._write(code, reason)
-        else:
-            code, reason = EXIT_INTERRUPTED, self._go_on_later()
-            if reason:
-                self._write(code, reason)
-        return code
+            return code
+        if problem := self._go_on_later():
+            self._write(EXIT_INTERRUPTED, problem)
+        return EXIT_INTERRUPTED
 
     def _go_on_later(self) -> str:
         """Requeue the job of an interrupted run, unless SLURM does; returns why this failed, else an empty string."""
@@ -131,18 +127,8 @@ class SlurmJob:
         refused = problem and job_state(self.job) == "RUNNING"  # else SLURM has requeued or ended it in the meantime
         return f"stopped, and SLURM does not requeue it: {problem}" if refused else ""
 
-    def _left(self) -> dict[str, Any]:
-        """The current content of the outcome file; empty if there is none."""
-        try:
-            return dict(json.loads(self.outcome.read_text()))
-        except (OSError, ValueError, TypeError):
-            return {}
-
     def _write(self, code: int | None, reason: str | None = None) -> None:
-        record = {"job": self.job, "code": code, "reason": reason, "timeouts": self.timeouts}
-        temporary = self.outcome.with_suffix(".tmp")
-        temporary.write_text(json.dumps(record) + "\n")
-        os.replace(temporary, self.outcome)
+        write_json(self.outcome, {"job": self.job, "code": code, "reason": reason, "timeouts": self.timeouts})
 
 
 def explained(code: int) -> tuple[int, str | None]:
@@ -160,32 +146,28 @@ def explained(code: int) -> tuple[int, str | None]:
 def job_state(job: str) -> str:
     """The state of a job according to SLURM's controller; retries until it answers, as the job ends in any case."""
     while True:
-        answer = _scontrol("show", "job", "--oneliner", job)
-        if found := re.search(r"\bJobState=(\w+)", answer.stdout):
-            return found[1]
-        if "Invalid job id" in answer.stderr:
-            return "UNKNOWN"
-        say(f"scontrol: {answer.stderr.strip()}")
+        try:
+            if found := re.search(r"\bJobState=(\w+)", ask("scontrol", "show", "job", "--oneliner", job)):
+                return found[1]
+        except RunError as error:
+            if "Invalid job id" in str(error):
+                return "UNKNOWN"
+            say(str(error))
         time.sleep(5)
 
 
 def requeue(job: str) -> str:
     """Requeue a running job; returns SLURM's error message if it refuses, else an empty string."""
+    problem = ""
     for pause in (1.0, 2.0, 0.0):
-        answer = _scontrol("requeue", job)
-        if answer.returncode == 0:
+        try:
+            ask("scontrol", "requeue", job)
             say("requeued")
             return ""
+        except RunError as error:
+            problem = str(error)
         time.sleep(pause)
-    return answer.stderr.strip() or f"scontrol ended with {answer.returncode}"
-
-
-def _scontrol(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = ["scontrol", *arguments]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return subprocess.CompletedProcess(command, 1, "", str(error))
+    return problem
 
 
 def say(message: str) -> None:

@@ -1,19 +1,18 @@
-"""Hydra launcher for SLURM clusters, based on hydra-submitit-launcher: one job of an array for each run.
+"""Hydra launcher for SLURM clusters: one job of an array for each run, submitted with submitit.
 
-It has the parameters of hydra-submitit-launcher and submits with submitit. Waiting for jobs is implemented here, as
-submitit needs sacct, which not every cluster has, and loses the results of all runs when one fails. So is the reaction
-of a job to interruption, see `slurm_job`.
+It has the parameters of hydra-submitit-launcher. Waiting for jobs is implemented here, as submitit needs sacct, which not
+every cluster has, and loses the results of all runs when one fails. So is the reaction of a job to interruption, see
+`slurm_job`: submitit ignores the SIGTERM of a preemption.
 """
-
-from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
@@ -22,13 +21,11 @@ from omegaconf import DictConfig
 
 from bitcycle.errors import RunError
 from bitcycle.optional_imports import require
-from bitcycle.settings import SettingError, nearest
+from bitcycle.settings import SettingError
 from bitcycle.signals import noted
-from hydra_plugins.bitcycle_plugins.local_launcher import returned, root_of
+from bitcycle.sweep.slurm import SubmittedJob, Waiter, ask, jobs_in_queue, largest_array, new_array, wait_for_jobs
+from hydra_plugins.bitcycle_plugins.local_launcher import root_of
 from hydra_plugins.bitcycle_plugins.slurm_job import WARNING, SlurmJob
-
-if TYPE_CHECKING:
-    from bitcycle.sweep.slurm import SubmittedJob
 
 logger = logging.getLogger("bitcycle.sweep.slurm")
 
@@ -55,13 +52,7 @@ class SlurmLauncher(Launcher):
         self.context, self.config = hydra_context, config
 
     def queued(self, folders: Sequence[Path]) -> set[Path]:
-        """The run folders whose jobs SLURM still runs or will run.
-
-        Raises:
-            RunError: if the state of submitted jobs is needed and SLURM does not answer.
-        """
-        from bitcycle.sweep.slurm import jobs_in_queue
-
+        """The run folders whose jobs SLURM still runs or will run; raises RunError if it does not answer."""
         present = jobs_in_queue(Path(self.config.results_root), folders)
         return {folder for folder in folders if folder.absolute() in present}
 
@@ -74,58 +65,53 @@ class SlurmLauncher(Launcher):
 
         load = self.context.config_loader.load_sweep_config
         folders = [locate(read_config(without_hydra(load(self.config, list(words))))) for words in job_overrides]
-        jobs = self.launch_into(job_overrides, [folder.path for folder in folders])
-        for job, folder in zip(jobs, folders, strict=True):
-            if code := job.return_value:
+        codes = self.launch_into(job_overrides, [folder.path for folder in folders])
+        jobs = [JobReturn(overrides=words, status=JobStatus.COMPLETED) for words in job_overrides]
+        for job, code, folder in zip(jobs, codes, folders, strict=True):
+            if code:
                 job.status, job.return_value = JobStatus.FAILED, JobFailed(code)
             else:
                 found = [objective(folder.read_summary(), name) for name in self.config.logging.objective]
                 job.return_value = found[0] if len(found) == 1 else found
         return jobs
 
-    def launch_into(self, job_overrides: Sequence[Sequence[str]], folders: Sequence[Path]) -> Sequence[JobReturn]:
-        """Submit every run that is not in the queue yet, wait for all runs, and return their exit codes.
+    def launch_into(self, job_overrides: Sequence[Sequence[str]], folders: Sequence[Path]) -> list[int]:
+        """Submit the runs that are not in the queue, wait for all, and return their exit codes.
 
         Raises:
             RunError: if SLURM does not answer or rejects all jobs.
         """
-        from bitcycle.sweep.slurm import Waiter, jobs_in_queue, wait_for_jobs
-
-        runs = list(enumerate(zip(job_overrides, folders, strict=True)))
+        places = [folder.absolute() for folder in folders]
         with noted() as signals:
-            present = jobs_in_queue(Path(self.config.results_root), folders)
-            jobs = {i: present[folder.absolute()] for i, (_, folder) in runs if folder.absolute() in present}
+            jobs = jobs_in_queue(Path(self.config.results_root), places)
             if jobs:
                 logger.info("%d runs are in SLURM already: waiting for them", len(jobs))
-            if absent := [run for run in runs if run[0] not in jobs]:
+            if absent := [run for run in zip(job_overrides, places, strict=True) if run[1] not in jobs]:
                 jobs |= self._submit(absent, signals)
-            codes = wait_for_jobs(Waiter(jobs, self.own["poll_seconds"]), signals, job_overrides)
-        return [returned(overrides, code) for overrides, code in zip(job_overrides, codes, strict=True)]
+            numbered = {number: jobs[place] for number, place in enumerate(places) if place in jobs}
+            return wait_for_jobs(Waiter(numbered, self.own["poll_seconds"]), signals, job_overrides)
 
-    def _submit(
-        self, runs: Sequence[tuple[int, tuple[Sequence[str], Path]]], signals: Sequence[int]
-    ) -> dict[int, SubmittedJob]:
+    def _submit(self, runs: Sequence[tuple[Sequence[str], Path]], signals: Sequence[int]) -> dict[Path, SubmittedJob]:
         """Submit runs as job arrays until SLURM rejects one; runs that were not submitted are not in the result."""
-        from bitcycle.sweep.slurm import ask, largest_array, new_array
-
         root = Path(self.config.results_root)
         largest = min(self.own["array_size"] or sys.maxsize, largest_array(ask("scontrol", "show", "config")))
         arrays = -(-len(runs) // largest)
-        jobs: dict[int, SubmittedJob] = {}
+        jobs: dict[Path, SubmittedJob] = {}
         for part in range(arrays):
             chosen = runs[len(runs) * part // arrays : len(runs) * (part + 1) // arrays]
             if signals:
                 break
+            array = new_array(root, [folder for _, folder in chosen], self.own["name"])
             try:
-                with new_array(root, [folder for _, (_, folder) in chosen], self.own["name"]) as array:
-                    submitted = self._submit_array(array, [words for _, (words, _) in chosen], arrays)
-            except RunError as error:
+                submitted = self._submit_array(array, [words for words, _ in chosen], arrays)
+            except (RunError, SettingError) as error:
+                shutil.rmtree(array[0].array)
                 if not jobs:
                     raise
                 left = len(runs) - len(jobs)
                 logger.error("%d runs were not submitted: %s. Run the same command again later", left, error)
                 break
-            jobs |= {number: job for (number, _), job in zip(chosen, array, strict=True)}
+            jobs |= {job.run: job for job in array}
             logger.info("submitted %d runs: job %s, name %s", len(chosen), submitted, array[0].array.name)
         return jobs
 
@@ -135,10 +121,8 @@ class SlurmLauncher(Launcher):
 
         timeouts = self.own["max_num_timeout"] if self.own["requeue"] else 0
         commands = [[sys.executable, *train_command(root_of(self.config), overrides)] for overrides in job_overrides]
-        tasks = [
-            SlurmJob(command, os.getcwd(), os.fspath(job.outcome_file), timeouts, self.own["signal_delay_s"])
-            for job, command in zip(array, commands, strict=True)
-        ]
+        more = (os.getcwd(), timeouts, self.own["signal_delay_s"])
+        tasks = [SlurmJob(command, job.outcome_file, *more) for job, command in zip(array, commands, strict=True)]
         with _outside_of_jobs():
             executor = self.executor(array[0].array, arrays)
             try:
@@ -147,17 +131,7 @@ class SlurmLauncher(Launcher):
                 raise RunError(f"SLURM rejects the jobs: {str(error).strip()}") from error
 
     def executor(self, folder: Path, arrays: int) -> Any:
-        """submitit's executor for one of several job arrays, with the parameters of this launcher.
-
-        Raises:
-            SettingError: for a parameter that hydra-submitit-launcher does not have.
-        """
-        theirs = require("hydra_plugins.hydra_submitit_launcher.config", "slurm")
-        common, known = theirs.BaseQueueConf.__dataclass_fields__, theirs.SlurmQueueConf.__dataclass_fields__
-        for key, value in self.parameters.items():
-            if key not in known:
-                problem, remedy = "is not a parameter of this launcher", nearest(key, [*known, *OWN])
-                raise SettingError(f"hydra.launcher.{key}", value, problem, remedy)
+        """submitit's executor of one of several arrays; raises SettingError for a parameter that submitit does not have."""
         given, own = self.parameters.get, self.own
         tasks = int(given("tasks_per_node") or given("gpus_per_node") or 1)  # one per GPU
         # srun does not inherit this option from sbatch
@@ -176,8 +150,11 @@ class SlurmLauncher(Launcher):
                 **own["additional_parameters"],
             },
         }
-        values = {key if key in common else f"slurm_{key}": value for key, value in self.parameters.items()}
-        executor.update_parameters(**values | chosen)
+        try:
+            executor.update_parameters(**{f"slurm_{key}": value for key, value in self.parameters.items()}, **chosen)
+        except NameError as error:
+            problem, remedy = str(error).partition("\n")[0], "conf/hydra/launcher/slurm.yaml documents the usual ones"
+            raise SettingError("hydra.launcher", ", ".join(self.parameters), problem, remedy) from error
         return executor
 
 

@@ -43,6 +43,7 @@ from bitcycle.sweep.forkserver import NICENESS, PRIORITY_VARIABLE
 from bitcycle.sweep.grid import Overrides, as_text, expand
 from bitcycle.sweep.local import POLL_SECONDS, LocalPool, train_command
 from bitcycle.sweep.manifest import record_launch
+from bitcycle.sweep.progress import TELL_SECONDS
 from bitcycle.sweep.registry import (
     FINISHED,
     SCALES,
@@ -63,8 +64,6 @@ logger = logging.getLogger("bitcycle.campaign")  # as a command this module is c
 PLAN = "sweeps/campaign.yaml"
 REFRESH_SECONDS = 180.0
 """Minimum interval between updates of the summary while runs are in progress."""
-TELL_SECONDS = 60.0
-"""The same between reports of the progress."""
 
 
 @dataclass(frozen=True)

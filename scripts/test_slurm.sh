@@ -128,6 +128,6 @@ trap 'exit 130' INT TERM HUP
 configure
 start
 say "cluster of $(timeout 10 sinfo --noheader --format='%D node, %C CPUs (allocated/idle/other/total)') is up"
-BITCYCLE_SCRATCH_CLUSTER=yes timeout --signal=INT --kill-after=30 1200 \
+BITCYCLE_SCRATCH_CLUSTER=yes timeout --signal=INT --kill-after=30 2400 \
     "$python" -m pytest -n 0 -q --basetemp="$scratch/test" tests/slurm/sweep.py &
 wait $! # so that signals are handled at once

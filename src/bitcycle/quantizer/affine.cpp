@@ -11,19 +11,16 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/pow.h>
-#include <c10/util/intrusive_ptr.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <memory>
-#include <type_traits>
 #include <vector>
 
 #include "affine.h"
+#include "node.h"
 
 namespace bitcycle {
 namespace {
@@ -90,16 +87,6 @@ int64_t number(const Tensor& scalar) { return *scalar.const_data_ptr<int64_t>();
 int32_t key(const Tensor& scalar) { return *scalar.const_data_ptr<int32_t>(); }
 
 // ---- backward ----
-
-// PyTorch 2.13 stores the reference count in the node, 2.11 uses a shared_ptr
-template <class Node>
-auto new_node() {
-    if constexpr (std::is_same_v<decltype(torch::autograd::Edge::function), std::shared_ptr<torch::autograd::Node>>) {
-        return std::make_shared<Node>();
-    } else {
-        return c10::make_intrusive<Node>();
-    }
-}
 
 struct StraightThrough : torch::autograd::Node {
     variable_list apply(variable_list&& gradients) override { return std::move(gradients); }

@@ -40,15 +40,17 @@ def are_compiled(source: Path) -> bool:
     return is_compiled(source)
 
 
+def apply_to(x: Tensor) -> bool:
+    """Whether operators apply to x, a float32 tensor on a CPU, and no trace records operations."""
+    return (
+        x.is_cpu
+        and x.dtype == torch.float32
+        and type(x) in _PLAIN
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch.compiler.is_compiling()
+    )
+
+
 def cpp_operators(x: Tensor, compile: bool, source: Path = AFFINE) -> Any | None:
-    """The operators, if enabled and applicable to x; None otherwise, and while a trace records operations."""
-    if (
-        not compile
-        or not x.is_cpu
-        or x.dtype != torch.float32
-        or type(x) not in _PLAIN
-        or torch._C._len_torch_dispatch_stack()
-        or torch.compiler.is_compiling()
-    ):
-        return None
-    return operators(source)
+    """The operators, if enabled and applicable to x; None otherwise."""
+    return operators(source) if compile and apply_to(x) else None

@@ -4,6 +4,7 @@ import logging
 
 from torch import nn
 
+from bitcycle.layer.codes.batch_norm import CodeBatchNorm2d
 from bitcycle.layer.codes.mask_saving_relu import MaskSavingReLU
 from bitcycle.layer.codes.product import code_product
 from bitcycle.layer.codes.recomputation import RecomputingBatchNorm2d
@@ -29,9 +30,8 @@ def compute_codes(model: nn.Module, compile: bool, recompute: bool) -> nn.Module
         kinds = ", ".join(sorted({layer.quantizer_options.name for layer in layers}))
         message = "compute=codes: %d of %d quantized layers compute as compute=simulate (quantizer %s)"
         logger.info(message, len(layers) - able, len(layers), kinds)
-    twins: dict[type[nn.Module], type[nn.Module]] = {nn.ReLU: MaskSavingReLU} if able else {}
-    if able and recompute:
-        twins[nn.BatchNorm2d] = RecomputingBatchNorm2d
+    norm: type[nn.Module] = RecomputingBatchNorm2d if recompute else CodeBatchNorm2d
+    twins: dict[type[nn.Module], type[nn.Module]] = {nn.ReLU: MaskSavingReLU, nn.BatchNorm2d: norm} if able else {}
     model = replace_modules(model, lambda m: twin_of(m, twins[type(m)]) if type(m) in twins else m)
     for module in model.modules():
         if isinstance(module, MaskSavingReLU):

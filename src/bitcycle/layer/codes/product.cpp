@@ -12,20 +12,17 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include "../../quantizer/affine.h"
+#include "batch_norm.h"
 #include "convolution.h"
 #include "weight_gradient.h"
 
 namespace bitcycle {
 namespace {
 
-using at::Tensor;
 using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 int64_t number(const Tensor& scalar) { return *scalar.const_data_ptr<int64_t>(); }
 int32_t key(const Tensor& scalar) { return *scalar.const_data_ptr<int32_t>(); }
-Tensor nhwc(const Tensor& x) { return x.movedim(1, -1).contiguous(); }
 
 // Separate loops so that the compiler can rule out aliasing: writes through byte pointers may alias anything
 
@@ -49,18 +46,6 @@ void encode_centred(const float* __restrict from, float* __restrict to, int8_t* 
         to[i] = code * affine.scale + affine.zero_point;
         codes[i] = static_cast<int8_t>(static_cast<int32_t>(code - middle));
     }
-}
-
-void rectify(const float* from, float* to, uint8_t* __restrict passed, int64_t count) {
-    for (int64_t i = 0; i < count; i++) {
-        const float x = from[i];
-        passed[i] = x < 0 || x == 0 ? 0 : 1;  // 1 for nan
-        to[i] = x < 0 ? 0 : x;
-    }
-}
-
-void mask(const float* __restrict from, const uint8_t* __restrict passed, float* __restrict to, int64_t count) {
-    for (int64_t i = 0; i < count; i++) to[i] = passed[i] ? from[i] : 0.0f;
 }
 
 struct Weight {
@@ -124,7 +109,9 @@ Tensor rest_of(const Tensor& bias, const Weight& w, float zero_point, const Shap
     return (added[0].movedim(0, -1) + rest).contiguous();
 }
 
-Tensor convolve(const Tensor& integers, const Affine& affine, const Weight& w, const Tensor& bias, const Shape& s) {
+// `moments`, unless null, become those of the output
+Tensor convolve(const Tensor& integers, const Affine& affine, const Weight& w, const Tensor& bias, const Shape& s,
+                std::shared_ptr<const Moments>* moments) {
     const Tensor rest = rest_of(bias, w, affine.zero_point, s);
     const Tensor scales = w.scale * affine.scale, offsets = w.zero_point * affine.scale;
     const auto packed = packed_weight(w.integers.const_data_ptr<int8_t>(), s);
@@ -133,10 +120,15 @@ Tensor convolve(const Tensor& integers, const Affine& affine, const Weight& w, c
     Tensor y = at::empty({s.images, s.out_height, s.out_width, s.out_channels}, rest.options());
     const uint8_t* from = integers.const_data_ptr<uint8_t>();
     float* to = y.mutable_data_ptr<float>();
+    MomentSums sums(Units(s.images, s.places(), s.out_channels));
     at::parallel_for(0, s.images, 1, [&](int64_t first, int64_t last) {
         Convolution convolution(s, packed.data(), epilogue);
-        for (int64_t i = first; i < last; i++) convolution.image(from + i * s.x_size(), to + i * s.places() * s.out_channels);
+        for (int64_t i = first; i < last; i++) {
+            convolution.image(from + i * s.x_size(), to + i * s.places() * s.out_channels);
+            if (moments) sums.add_image(to, i);
+        }
     });
+    if (moments) *moments = std::make_shared<Moments>(sums.moments());
     return y;
 }
 
@@ -151,14 +143,15 @@ struct CodeConvolution : torch::autograd::Function<CodeConvolution> {
     static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                           const Tensor& weight_bits, const Tensor& activation_bits, const Tensor& gradient_bits,
                           const Tensor& step_key, const Tensor& layer_key, Tensor running_zero_point, Tensor running_range,
-                          double momentum, bool training, bool stochastic, int64_t stride, int64_t padding) {
+                          double momentum, bool training, bool stochastic, int64_t stride, int64_t padding,
+                          std::shared_ptr<const Moments>* moments) {
         const Tensor from = nhwc(x);
         Shape s{x.size(0), x.size(2), x.size(3), x.size(1), 0, 0, weight.size(0), weight.size(2), stride, padding};
         s.out_height = (s.height + 2 * padding - s.kernel) / stride + 1, s.out_width = (s.width + 2 * padding - s.kernel) / stride + 1;
         const int64_t bits = number(activation_bits);
         float low = running_zero_point.item<float>(), value_range = running_range.item<float>();
         if (training) {
-            const Range range = range_of(from.const_data_ptr<float>(), from.numel());
+            const Range range = noted_range(x, from.const_data_ptr<float>());
             running_zero_point.fill_(observed(low, range.low, momentum));
             running_range.fill_(observed(value_range, range.high - range.low, momentum));
             low = range.low, value_range = range.high - range.low;
@@ -171,7 +164,9 @@ struct CodeConvolution : torch::autograd::Function<CodeConvolution> {
         context->saved_data["shape"] = std::vector<int64_t>{s.images, s.height, s.width, s.channels, s.out_height, s.out_width,
                                                             s.out_channels, s.kernel, s.stride, s.padding};
         context->saved_data["needed"] = std::vector<int64_t>{x.requires_grad(), weight.requires_grad(), bias.has_value() && bias->requires_grad()};
-        return convolve(integers, affine, w, bias.value_or(Tensor()), s).movedim(-1, 1);
+        const Tensor y = convolve(integers, affine, w, bias.value_or(Tensor()), s, moments);
+        at::AutoDispatchBelowADInplaceOrView below;  // not a view, which a ReLU in place could not modify
+        return y.movedim(-1, 1);
     }
 
     static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -182,7 +177,7 @@ struct CodeConvolution : torch::autograd::Function<CodeConvolution> {
         const Shape s{n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9]};
         const int64_t bits = number(saved[2]);
         const Tensor gradient = nhwc(gradients[0]);
-        const Affine affine(range_of(gradient.const_data_ptr<float>(), gradient.numel()), bits);
+        const Affine affine(noted_range(gradients[0], gradient.const_data_ptr<float>()), bits);
         const Noise noise{numbers[2] != 0, static_cast<uint32_t>(key(saved[3]) ^ key(saved[4])), 0};
         const auto [quantized, codes] = encode_gradient(gradient, affine, bits, noise);
         Tensor of_x, of_weight, of_bias;
@@ -198,7 +193,7 @@ struct CodeConvolution : torch::autograd::Function<CodeConvolution> {
                 {s.padding, s.padding}, {1, 1}, false, {0, 0}, 1, {needed[0] != 0, false, needed[2] != 0});
             of_x = std::get<0>(found), of_bias = std::get<2>(found);
         }
-        variable_list found(15);
+        variable_list found(16);
         found[0] = of_x, found[1] = of_weight, found[2] = of_bias;
         return found;
     }
@@ -208,8 +203,13 @@ Tensor convolve_codes(const Tensor& x, const Tensor& weight, const std::optional
                       const Tensor& activation_bits, const Tensor& gradient_bits, const Tensor& step_key, const Tensor& layer_key,
                       Tensor running_zero_point, Tensor running_range, double momentum, bool training, bool stochastic,
                       int64_t stride, int64_t padding) {
-    return CodeConvolution::apply(x, weight, bias, weight_bits, activation_bits, gradient_bits, step_key, layer_key,
-                                  running_zero_point, running_range, momentum, training, stochastic, stride, padding);
+    std::shared_ptr<const Moments> moments;
+    const bool before_norm = training && !bias.has_value();  // batch norm follows most convolutions without a bias
+    const Tensor y = CodeConvolution::apply(x, weight, bias, weight_bits, activation_bits, gradient_bits, step_key, layer_key,
+                                            running_zero_point, running_range, momentum, training, stochastic, stride, padding,
+                                            before_norm ? &moments : nullptr);
+    if (moments) take_note(y, std::nullopt, moments);
+    return y;
 }
 
 // Gradient [O, K, K, C] of a weight from the codes x [N, H, W, C] and g [N, H', W', O], both contiguous
@@ -220,45 +220,12 @@ Tensor sum_weight_gradient(const Tensor& x, const Tensor& g, int64_t kernel, int
     return gradient_of_weight(x, g, s, {x_scale, x_zero, g_scale, g_zero});
 }
 
-// ---- mask-saving ReLU ----
-
-struct MaskSavingRelu : torch::autograd::Function<MaskSavingRelu> {
-    static Tensor forward(AutogradContext* context, const Tensor& x, bool inplace) {
-        Tensor y = inplace ? x : at::empty_like(x);
-        Tensor passed = at::empty_like(x, x.options().dtype(at::kByte));
-        const float* from = x.const_data_ptr<float>();
-        float* to = y.mutable_data_ptr<float>();
-        uint8_t* elements = passed.mutable_data_ptr<uint8_t>();
-        at::parallel_for(0, x.numel(), GRAIN, [&](int64_t first, int64_t last) {
-            rectify(from + first, to + first, elements + first, last - first);
-        });
-        if (inplace) context->mark_dirty({y});
-        context->save_for_backward({passed});
-        return y;
-    }
-
-    static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-        TORCH_CHECK(!at::GradMode::is_enabled(), "the mask-saving ReLU has no second derivative: use compute=simulate");
-        const Tensor passed = context->get_saved_variables()[0];
-        const Tensor gradient = gradients[0].strides() == passed.strides() ? gradients[0] : at::empty_like(passed, gradients[0].options()).copy_(gradients[0]);
-        Tensor of_x = at::empty_like(gradient);
-        const float* from = gradient.const_data_ptr<float>();
-        const uint8_t* elements = passed.const_data_ptr<uint8_t>();
-        float* to = of_x.mutable_data_ptr<float>();
-        at::parallel_for(0, gradient.numel(), GRAIN, [&](int64_t first, int64_t last) {
-            mask(from + first, elements + first, to + first, last - first);
-        });
-        return {of_x, Tensor()};
-    }
-};
-
-Tensor mask_saving_relu(Tensor x, bool inplace) { return MaskSavingRelu::apply(x, inplace); }
-
 }  // namespace
 }  // namespace bitcycle
 
 TORCH_LIBRARY_FRAGMENT(bitcycle, library) {
     library.def("convolve_codes", &bitcycle::convolve_codes);
     library.def("sum_weight_gradient", &bitcycle::sum_weight_gradient);
+    library.def("batch_norm", &bitcycle::batch_norm);
     library.def("mask_saving_relu", &bitcycle::mask_saving_relu);
 }

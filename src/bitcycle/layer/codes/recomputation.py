@@ -8,8 +8,10 @@ recomputes the product, bit for bit. Not in the authors' code.
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+
+from bitcycle.layer.codes.batch_norm import CodeBatchNorm2d
 
 _Recipe = Callable[[], Tensor]
 
@@ -20,8 +22,8 @@ def remember(y: Tensor, recipe: _Recipe) -> Tensor:
     return y
 
 
-class RecomputingBatchNorm2d(nn.BatchNorm2d):
-    """A torch.nn.BatchNorm2d that saves the recipe of its input instead of the input."""
+class RecomputingBatchNorm2d(CodeBatchNorm2d):
+    """A batch norm that saves the recipe of its input instead of the input."""
 
     def forward(self, x: Tensor) -> Tensor:
         recipe: _Recipe | None = getattr(x, "recipe", None)

@@ -12,6 +12,10 @@ import bitcycle
 from bitcycle.schedule import SCHEDULES, SUITE, Precision, schedule
 from bitcycle.schedule.base import RunLength, ScheduleOptions
 from bitcycle.schedule.cyclic import Cyclic
+from bitcycle.schedule.phased import Hlhlp, PartialPretrain
+from bitcycle.schedule.precision import joined
+from bitcycle.schedule.staged import Staged
+from bitcycle.schedule.static import Deficit, Static
 from bitcycle.settings import SettingError
 from tests.conftest import golden_json
 
@@ -272,6 +276,21 @@ def test_course_found_by_bisection_is_that_of_every_step(profile, form, unit):
             )  # fmt: skip
             length = RunLength(steps, 7)
             assert options.course(length) == ScheduleOptions.course(options, length)
+
+
+def test_precision_changes_only_where_a_schedule_says_so():
+    edges = (0, 0.25, 0.333, 1, 2, 2.5, 7, 90)
+    windows = [(start, end) for start in edges for end in edges if start <= end]
+    schedules = [Staged(), Staged(boundaries=[0, 0.5, 1]), Staged(boundaries=[0.1, 0.1, 0.7]), Hlhlp(), Static()]
+    schedules += [Hlhlp(lengths=[50, 30, 1e-9, 30]), *(PartialPretrain(split=split) for split in (0, 0.3, 1))]
+    for unit in ("fraction", "step", "epoch"):
+        for start, end in windows:
+            if end <= 1 or unit != "fraction":
+                schedules += [Deficit(start=start, end=end, unit=unit, inclusive=kind) for kind in (False, True)]
+    for options in schedules:
+        for length in (RunLength(1, 1), RunLength(7, 3), RunLength(40, 6)):
+            expected = joined((options.precision(step, length), 1) for step in range(length.total_steps))
+            assert options.course(length) == expected, (options, length)
 
 
 def test_cycles_that_do_not_divide_the_run_end_well_when_exact():

@@ -6,7 +6,7 @@ from bitcycle.schedule.gated import Dfq, FracTrain, GatedSchedule, GateOptions
 from bitcycle.schedule.phase import Phase
 from bitcycle.schedule.phased import Hlhlp, PartialPretrain, PhasedOptions
 from bitcycle.schedule.plateau import PlateauIndicator
-from bitcycle.schedule.precision import FLOAT, Precision, run_lengths
+from bitcycle.schedule.precision import FLOAT, Precision
 from bitcycle.schedule.range_test import RangeTest, RangeTestSchedule, UndecidedSchedule
 from bitcycle.schedule.registry import SCHEDULES, SUITE, schedule
 from bitcycle.schedule.staged import Pfq, PfqSchedule, Staged
@@ -41,6 +41,5 @@ __all__ = [
     "Staged",
     "Static",
     "UndecidedSchedule",
-    "run_lengths",
     "schedule",
 ]

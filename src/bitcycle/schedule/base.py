@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from bitcycle.schedule.phase import Phase
-from bitcycle.schedule.precision import Precision, effective, joined, run_lengths
+from bitcycle.schedule.precision import Precision, effective, joined
 from bitcycle.settings import MISSING, SettingError, Settings, setting
 
 if TYPE_CHECKING:
@@ -47,9 +49,14 @@ class ScheduleOptions(Settings):
         """Bits of `step`, counted from 0, in a run of `length`. A pure function."""
         raise NotImplementedError
 
+    def changes(self, length: RunLength) -> Sequence[int]:
+        """The steps at which the precision can change, ascending from 0 and at most `total_steps`; by default all."""
+        return range(length.total_steps)
+
     def course(self, length: RunLength) -> list[tuple[Precision, int]]:
         """The run-length encoded precision of all steps of a run: [(precision, steps), ...]."""
-        return run_lengths(self.precision(step, length) for step in range(length.total_steps))
+        parts = pairwise([*self.changes(length), length.total_steps])
+        return joined((self.precision(start, length), end - start) for start, end in parts if start < end)
 
     @property
     def reference(self) -> Precision:

@@ -56,10 +56,10 @@ class PhasedOptions(ScheduleOptions):
         return Precision(*(max(bits) for bits in zip(*precisions)))
 
     def precision(self, step: int, length: RunLength) -> Precision:
-        return self._precision_of(bisect.bisect_right(self._boundaries(length), step) - 1)
+        return self._precision_of(bisect.bisect_right(self.changes(length), step) - 1)
 
     def phases(self, length: RunLength) -> tuple[Phase, ...]:
-        boundaries = self._boundaries(length)
+        boundaries = self.changes(length)
         placed = [
             replace(self._common(self.recipe(index)), start=start, steps=end - start)
             for index, (start, end) in enumerate(zip(boundaries, [*boundaries[1:], length.total_steps]))
@@ -73,8 +73,7 @@ class PhasedOptions(ScheduleOptions):
             problem = f"the run has only {length.total_steps} steps, less than one for some of its {asked} phases"
             raise SettingError("name", self.name, problem, "train longer, as training.steps=400, or plan fewer phases")
 
-    def _boundaries(self, length: RunLength) -> list[int]:
-        """First step of each phase."""
+    def changes(self, length: RunLength) -> list[int]:
         total = sum(self.shares)
         before = [0.0, *accumulate(self.shares)][:-1]
         return [round(length.total_steps * share / total) for share in before]

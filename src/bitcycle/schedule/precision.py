@@ -29,15 +29,6 @@ def effective(precision: Precision) -> Precision:
     return precision if min(precision.weight, precision.activation) < FLOAT else precision._replace(gradient=FLOAT)
 
 
-def run_lengths(precisions: Iterable[Precision]) -> list[tuple[Precision, int]]:
-    """Run-length encoding of precisions: [(precision, steps), ...].
-
-    >>> run_lengths([Precision(3, 3, 8)] * 2 + [Precision(4, 4, 8)])
-    [(Precision(weight=3, activation=3, gradient=8), 2), (Precision(weight=4, activation=4, gradient=8), 1)]
-    """
-    return [(precision, sum(1 for _ in group)) for precision, group in groupby(precisions)]
-
-
 def joined(course: Iterable[tuple[Precision, int]]) -> list[tuple[Precision, int]]:
     """A course with adjacent parts of equal precision merged and empty parts removed.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Optional
@@ -72,10 +73,12 @@ class Staged(StageOptions):
                 )
 
     def precision(self, step: int, length: RunLength) -> Precision:
+        return self.of_stage(bisect.bisect_right(self.changes(length), step) - 1)
+
+    def changes(self, length: RunLength) -> Sequence[int]:
         count = len(self.stages)
         boundaries = self.boundaries if self.boundaries is not None else [k / count for k in range(1, count)]
-        stage = bisect.bisect_right([round(b * length.total_steps) for b in boundaries], step)
-        return self.of_stage(stage)
+        return [0, *(round(boundary * length.total_steps) for boundary in boundaries)]
 
 
 @dataclass

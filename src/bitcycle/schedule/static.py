@@ -1,5 +1,7 @@
 """Static precision, and static precision with a window of low precision."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -29,8 +31,8 @@ class Static(ScheduleOptions):
     def precision(self, step: int, length: RunLength) -> Precision:
         return self.reference
 
-    def course(self, length: RunLength) -> list[tuple[Precision, int]]:
-        return [(self.reference, length.total_steps)]
+    def changes(self, length: RunLength) -> Sequence[int]:
+        return (0,)
 
 
 @dataclass
@@ -62,12 +64,19 @@ class Deficit(ScheduleOptions):
             raise SettingError("unit", self.unit, "the length of an epoch is not known", "bind with steps_per_epoch")
 
     def precision(self, step: int, length: RunLength) -> Precision:
-        start, end, position = self.start, self.end, step
-        if self.unit == "fraction":
-            start, end = round(start * length.total_steps), round(end * length.total_steps)
-        elif self.unit == "epoch":
-            assert length.steps_per_epoch is not None
-            position = step // length.steps_per_epoch
+        start, end, unit = self._window(length)
+        position = step // unit
         low = start <= position < end or (self.inclusive and position == end)
         bits = self.q_min if low else self.q_max
         return Precision(bits, bits, self.q_max)
+
+    def changes(self, length: RunLength) -> Sequence[int]:
+        start, end, unit = self._window(length)
+        edges = (0, math.ceil(start), math.ceil(end), math.ceil(end) + 1)  # the last one if inclusive
+        return [min(edge * unit, length.total_steps) for edge in edges]
+
+    def _window(self, length: RunLength) -> tuple[float, float, int]:
+        """Where the window begins and ends, in units of so many steps."""
+        if self.unit == "fraction":
+            return round(self.start * length.total_steps), round(self.end * length.total_steps), 1
+        return self.start, self.end, length.steps_per_epoch or 1 if self.unit == "epoch" else 1

@@ -151,7 +151,9 @@ class Trainer:
         samples = self.epoch.samples_of(self.step)
         self.controller.step(self.step, samples=samples)
         own = (distributed.rank(),) if distributed.rank() else ()
-        torch.manual_seed(derive(self.seed, "step", self.step, *own))  # for modules that draw noise, such as dropout
+        seed = derive(self.seed, "step", self.step, *own)  # for modules that draw noise, such as dropout
+        # torch.manual_seed would format three tracebacks for devices that are not there, a millisecond each
+        (torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed)(seed)
         rate = self.phases.rate(self.step) * self.plateau.multiplier * self.task.rate_factor(batch)
         for group in self.optimizer.param_groups:
             group["lr"] = rate

@@ -192,6 +192,7 @@ def load_batches(
     try:
         yield from DataLoader(_Items(item), batch_sampler=keys, **options)
     except DataError as error:  # from a worker, with the worker's traceback in its message
+        error.__traceback__ = None  # whose frames would keep the other workers for seconds
         raise DataError(str(error).strip().rsplit("DataError: ", 1)[-1]) from error
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import logging
 import multiprocessing
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,6 +26,7 @@ from omegaconf import DictConfig
 
 from bitcycle.command import main
 from bitcycle.configuration import RunConfig, read_config, register_schemas
+from bitcycle.sweep import forkserver
 from bitcycle.sweep.composition import Composer
 from bitcycle.training.plan import Plan, make_plan
 from bitcycle.training.run import execute
@@ -30,6 +34,10 @@ from bitcycle.training.run import execute
 # The same examples in every run, and no deadline: a busy machine is no failure.
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
+
+# The other modules are of no use to runs on small images, and importing them takes seconds.
+OTHERS = ("datasets", "pandas", "transformers")
+forkserver.PRELOAD = [name for name in forkserver.PRELOAD if not name.startswith(OTHERS)]
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "data" / "golden"
@@ -61,6 +69,11 @@ COMPOSER = Composer(hydra_config)
 
 def plan(*overrides: str) -> Plan:
     return make_plan(configure(*overrides))
+
+
+def pytest_collection_finish() -> None:
+    """Full garbage collections, for which statsmodels and others ask, pass over what was imported: half a second each."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -104,8 +117,23 @@ def finished_digits(tmp_path_factory):
 
 
 @pytest.fixture
+def copied_digits(digits, finished_digits):
+    """Plans of finished smoke runs on the digits, each in a folder of its own."""
+
+    def make(*overrides: str) -> Plan:
+        made = digits(*overrides)
+        shutil.copytree(finished_digits(*overrides).folder.path, made.folder.path)
+        return made
+
+    return make
+
+
+@pytest.fixture
 def command(monkeypatch, capsys, tmp_path):
     """Runs `python train.py ARGUMENTS` in this process: (exit code, standard output, standard error)."""
+    monkeypatch.setattr(
+        logging.getLogger("bitcycle"), "handlers", []
+    )  # which write into the streams of an earlier test
 
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["train.py", *arguments, f"results_root={tmp_path}/runs"])
@@ -159,9 +187,9 @@ class ForkedTraining:
 
 @cache
 def _processes() -> BaseContext:
-    """Processes that are forked from one that has imported everything and registered all schemas, which takes seconds."""
+    """Forks of the server from which sweeps fork their runs, as a process has only one; starting it takes seconds."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["bitcycle.sweep.preload", "bitcycle.command"])
+    context.set_forkserver_preload(forkserver.PRELOAD)
     return context
 
 
@@ -169,6 +197,7 @@ def _train_py(arguments: Sequence[str], environment: dict[str, str], outputs: Se
     os.setsid()
     for number, path in enumerate(outputs, 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+    multiprocessing.set_start_method(None, force=True)
     os.chdir(ROOT)
     os.environ.clear()
     os.environ.update(environment)

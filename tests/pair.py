@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bitcycle.command import main as train
+from bitcycle.sweep import forkserver
 from bitcycle.training.distributed import process_group
 from tests.conftest import ROOT
 
@@ -93,6 +94,9 @@ def exit_codes(children: list[int]) -> list[int]:
 
 def main() -> int:
     folder, alone, *together = sys.argv[1:]
+    for name in forkserver.PRELOAD:  # what every process of a pair would import otherwise, for seconds
+        if not name.startswith("bitcycle"):
+            importlib.import_module(name)
     tests = importlib.import_module("tests.training.test_distributed")
     signal.alarm(PATIENCE)  # not faulthandler, which would hang in the children
     getattr(tests, alone)(Path(folder))

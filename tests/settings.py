@@ -185,7 +185,9 @@ RESUME: dict[str, list[str]] = {
     "optimizer=adamw": ["training.optimizer.name=adamw", "training.clip_norm=0.5", "training.evaluation_steps=null"],
     "learning_rate=cyclic": ["training.learning_rate.name=cyclic"],
     "weight averaging": [
-        *("schedule=CR", "quantizer=uniform_l2", "schedule.gradient_min=32", *SHORT, "dataset.train_samples=32"),
+        *("schedule=CR", "quantizer=uniform_l2", "schedule.gradient_min=32", "schedule.q_min=2"),
+        *("dataset.train_samples=32", "training.steps=16", "training.evaluation_steps=8", "schedule.cycles=2"),
+        "schedule.q_max=3",
         *("training.weight_averaging.start=0.3", "training.weight_averaging.every=0.25"),
     ],
     "weight averaging in phases": [
@@ -197,7 +199,7 @@ RESUME: dict[str, list[str]] = {
     ],
     "initial weights": ["schedule=CR", "dataset.part=second_samples", f"model.initial_weights={WEIGHTS}"],
     "augmentation": ["dataset.crop_padding=2", "dataset.flip=true", "schedule=ER"],
-    "dataset=voc_small": [*DETECTION, "schedule=CR"],
+    "dataset=voc_small": [*DETECTION, "schedule=CR", "training.evaluation_steps=6"],
     "streamed images": [
         *("dataset=image_folder", f"dataset.path={IMAGES}", "dataset.memory_gib=0", "dataset.random_crop=true"),
         *("dataset.train_samples=40", "dataset.test_samples=8", "training.batch_size=8", "dataset.workers=0"),

@@ -56,13 +56,21 @@ def copy(tmp_path_factory):
     for name in COPIED:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.egg-info"))
         else:
             shutil.copy(ROOT / name, folder / name)
     for diff in DIFFS:
         for path, lines in files_of(diff):
             apply(folder / path, lines)
     return folder
+
+
+DOCTEST_AND_TRAIN = """
+import doctest, runpy
+from bitcycle.quantizer import pot
+assert not doctest.testmod(pot).failed
+runpy.run_path("train.py", run_name="__main__")
+"""
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -87,11 +95,10 @@ def test_so_many_files_are_touched():
 def test_what_is_added_trains(copy):
     chosen = ("dataset=bars", "model=perceptron", "quantizer=pot", "schedule=halving")
     settings = ("scale=smoke", "training.steps=8", "training.log_steps=1", "training.evaluation_steps=8")
-    run(copy, "train.py", *chosen, *settings, f"results_root={copy}/runs")
+    run(copy, "-c", DOCTEST_AND_TRAIN, *chosen, *settings, f"results_root={copy}/runs")
     (metrics,) = (copy / "runs").rglob("metrics.jsonl")
     records = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [record["precision"][0] for record in records if record["kind"] == "train"] == [8, 8, 8, 8, 3, 3, 3, 3]
-    run(copy, "-m", "doctest", "src/bitcycle/quantizer/pot.py")
 
 
 def test_what_is_added_is_judged(copy):

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -127,10 +124,7 @@ def test_nearest_key_knows_abbreviations():
 
 def test_tab_completion_completes_groups(tmp_path):
     """What the README documents: Hydra's completion works with train.py."""
-    query = {**os.environ, "COMP_LINE": "train.py schedule=RT", "COMP_POINT": "20"}
-    done = subprocess.run(
-        [sys.executable, "train.py", "-sc", "query=bash"], capture_output=True, text=True, cwd=ROOT, env=query
-    )
+    done = run_train("-sc", "query=bash", env={"COMP_LINE": "train.py schedule=RT", "COMP_POINT": "20"})
     assert {"schedule=RTH", "schedule=RTV"} <= set(done.stdout.split()), done.stderr
 
 

@@ -50,12 +50,6 @@ def wheel(tmp_path_factory):
     return folder / "site"
 
 
-def run_installed(site: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-P", "-m", "bitcycle", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
-
-
 def test_wheel_has_everything_that_a_checkout_has(wheel):
     inside = wheel / "bitcycle" / "resources"
     for folder in ("conf", "sweeps", "results/published", "results/manifest"):
@@ -72,18 +66,25 @@ def test_wheel_has_everything_that_a_checkout_has(wheel):
 
 
 def test_installed_command_trains_from_an_empty_folder(wheel, tmp_path):
-    """With configuration and plugins of the wheel alone."""
+    """And knows the sweeps, with configuration and plugins of the wheel alone."""
     run = ["dataset=digits", "model=resnet8", "scale=smoke", "training.steps=2", "training.evaluation_steps=null"]
-    done = run_installed(wheel, tmp_path, *run)
-    assert done.returncode == 0, done.stderr
+    environment = {**os.environ, "PYTHONPATH": str(wheel), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-P", "-c", TWO_COMMANDS, *run]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
     [summary] = (tmp_path / "results" / "runs").rglob("summary.json")
     assert json.loads(summary.read_text())["total_steps"] == 2
-
-
-def test_installed_command_knows_the_sweeps(wheel, tmp_path):
-    done = run_installed(wheel, tmp_path, "-m", "+sweeps=cpt/table22")
-    assert done.returncode == 2
     assert "did you mean 'cpt/table2'" in done.stderr, done.stderr
+
+
+TWO_COMMANDS = """
+import sys
+from bitcycle.cli import main
+sys.argv[0] = "bitcycle"
+assert main() == 0
+sys.argv[1:] = ["-m", "+sweeps=cpt/table22"]
+sys.exit(main())
+"""
 
 
 def imported_by(statement: str) -> set[str]:

@@ -15,7 +15,7 @@ import pytest
 
 from bitcycle.cli import SUB_COMMANDS
 from bitcycle.help import help_text
-from tests.conftest import ROOT, configure
+from tests.conftest import ROOT, configure, run_train
 
 README = (ROOT / "README.md").read_text()
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -42,9 +42,10 @@ SNIPPETS = {f"{name} {count}": block for count, (name, kind, block) in enumerate
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS)
-def test_python_snippets_run(snippet, capsys):
+def test_python_snippets_run(snippet, capsys, monkeypatch):
     """In the order of a reader, each by itself; what a comment behind print(...) says is what is printed."""
     code = SNIPPETS[snippet]
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: run_train(*command[3:]))  # python -m bitcycle ...
     exec(compile(code, snippet, "exec"), {"__name__": snippet})
     printed = capsys.readouterr().out.splitlines()
     for line, expected in zip(printed, re.findall(r"^print\(.*\)  # (Precision\(.*\))$", code, re.MULTILINE)):

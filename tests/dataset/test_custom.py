@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 
 import numpy as np
 import pyarrow as pa
@@ -142,6 +143,7 @@ def test_an_unreadable_image_of_a_stream_is_one_line(tmp_path, workers):
         next(ImageBatches(train, folder_options(tmp_path), 6, 0, CPU).starting_at(0))
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith(f"cannot read the image {tmp_path}/dog/")
+    assert not multiprocessing.active_children()  # the workers end with the error, not when the memory is collected
 
 
 def test_only_what_is_used_is_decoded(tmp_path):

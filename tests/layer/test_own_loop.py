@@ -223,10 +223,11 @@ def test_averages_of_weights_leave_bits_and_keys_alone():
     assert control.meter.histogram.total() == 32  # the average was not called
 
 
-def test_a_controller_resumes_in_another_loop():
+@pytest.mark.parametrize("schedule", ["CR", "triangular", "cosine_anneal", "gradient_cycle"])
+def test_a_controller_resumes_in_another_loop(schedule):
     def build(total: int = 6):
         model = bitcycle.quantize_model(signed_network(nn.ReLU), float_layers=[])
-        return model, bitcycle.PrecisionController(model, bitcycle.schedule("CR", cycles=2, total_steps=total))
+        return model, bitcycle.PrecisionController(model, bitcycle.schedule(schedule, cycles=2, total_steps=total))
 
     def train(model, control, steps):
         for step in steps:

@@ -13,7 +13,9 @@ from bitcycle.settings import SettingError
 from bitcycle.training.run import build_trainer, execute
 
 CPU = torch.device("cpu")
-AVERAGING = ["training.weight_averaging.start=0.5", "training.weight_averaging.every=0.1"]
+AVERAGING = ["training.weight_averaging.start=0.5", "training.weight_averaging.every=0.25"]
+FEW_SEARCHES = ["uniform_l2", "schedule.gradient_min=32", "schedule.q_min=2", "schedule.q_max=3"]
+"""uniform_l2 searches its steps when the bits change."""
 
 
 def test_when_the_released_code_would_average():
@@ -86,7 +88,7 @@ def test_choices_of_gates_are_counted_in_training_only(digits, tmp_path):
     options = ["schedule=dfq", "training.steps=8", "training.evaluation_steps=4"]
     plain = execute(digits(*options, f"results_root={tmp_path}/plain"))
     averaging = execute(digits(*options, *AVERAGING, f"results_root={tmp_path}/averaging"))
-    assert averaging["averaged"]["weights"] == 5
+    assert averaging["averaged"]["weights"] == 3
     for key in ("samples", "cost", "gates", "final"):
         assert averaging[key] == plain[key]
 
@@ -118,10 +120,10 @@ def test_each_phase_has_an_average_of_its_own(digits):
     assert ["test_accuracy_averaged" in record for record in evaluations] == [True, True]
 
 
-@pytest.mark.parametrize("quantizer", [["sbm"], ["uniform_l2", "schedule.gradient_min=32"]], ids=lambda q: q[0])
+@pytest.mark.parametrize("quantizer", [["sbm"], FEW_SEARCHES], ids=lambda q: q[0])
 def test_training_does_not_notice_the_average(digits, tmp_path, quantizer):
-    options = ["schedule=CR", f"quantizer={quantizer[0]}", *quantizer[1:], "training.steps=32"]
-    options.append("training.evaluation_steps=16")
+    options = ["schedule=CR", f"quantizer={quantizer[0]}", *quantizer[1:], "training.steps=12"]
+    options += ["training.evaluation_steps=6", "schedule.cycles=2"]
     plain = digits(*options, f"results_root={tmp_path}/plain")
     averaging = digits(*options, *AVERAGING, f"results_root={tmp_path}/averaging")
     summaries = execute(plain), execute(averaging)
@@ -129,10 +131,10 @@ def test_training_does_not_notice_the_average(digits, tmp_path, quantizer):
     torch.testing.assert_close(states[1]["model"], states[0]["model"], rtol=0, atol=0)
     assert states[0]["average"] == {"count": 0, "state": {}}
     assert summaries[0]["final"] == summaries[1]["final"] and "averaged" not in summaries[0]
-    steps = range(16, 33, 3)
+    steps = range(6, 13, 3)
     assert states[1]["average"]["count"] == len(steps) == summaries[1]["averaged"]["weights"]
     evaluations = [record for record in read_records(averaging.folder.metrics) if record["kind"] == "evaluation"]
-    assert [record["step"] for record in evaluations if "test_accuracy_averaged" in record] == [16, 32]
+    assert [record["step"] for record in evaluations if "test_accuracy_averaged" in record] == [6, 12]
     assert summaries[1]["averaged"]["final"] == evaluations[-1]["test_accuracy_averaged"]
     assert read_json(averaging.folder.summary)["averaged"]["best"] == max(
         r["test_accuracy_averaged"] for r in evaluations

@@ -1,7 +1,6 @@
 """Runs side by side on one machine, forked or not, and sweeps from the command line."""
 
 import json
-import multiprocessing.forkserver
 import os
 import re
 import signal
@@ -15,7 +14,7 @@ import pytest
 
 from bitcycle.errors import EXIT_INTERRUPTED
 from bitcycle.settings import SettingError
-from bitcycle.sweep.forkserver import PRELOAD, start
+from bitcycle.sweep.forkserver import start
 from bitcycle.sweep.local import LocalPool
 from bitcycle.sweep.registry import Sweep
 from bitcycle.training.run_folder import RunFolder
@@ -70,25 +69,14 @@ def test_a_forked_run_keeps_its_exit_code_and_none_stops_another(script, tmp_pat
         assert LocalPool(workers, method="forkserver").run([script(code) for code in codes]) == [3, -9, 5, 1, 0]
 
 
-@pytest.fixture
-def fresh_fork_server():
-    """The fork server of sweeps, as a process has one only: that of the tests' own commands, which imports less, ends before."""
-    server = multiprocessing.forkserver._forkserver
-    before = server._preload_modules
-    server._stop()
-    server.set_forkserver_preload(PRELOAD)
-    yield
-    server._stop()
-    server.set_forkserver_preload(before)
-
-
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_a_run_is_as_if_python_had_started_it(method, script, tmp_path, fresh_fork_server):
+def test_a_run_is_as_if_python_had_started_it(method, script, tmp_path):
     code = """
-import atexit, json, os, sys, torch
+import atexit, json, multiprocessing, os, sys, torch
 import beside
 atexit.register(lambda: print("at exit"))
 print(json.dumps([__name__, sys.argv[1:], os.environ["COLOUR"], torch.get_num_threads(), os.getsid(0) == os.getpid()]))
+print(multiprocessing.get_start_method() == multiprocessing.get_all_start_methods()[0])
 print(sys.stdin.read(), "imported" if "sklearn.datasets" in sys.modules else "", file=sys.stderr)
 torch.ones(300, 300) @ torch.ones(300, 300)
 """
@@ -98,8 +86,9 @@ torch.ones(300, 300) @ torch.ones(300, 300)
     run = start(command, tmp_path / "output", environment, method)
     run.join(180)
     assert run.exitcode == 0
-    facts, *others = (tmp_path / "output").read_text().splitlines()
+    facts, is_started_alike, *others = (tmp_path / "output").read_text().splitlines()
     assert json.loads(facts) == ["__main__", ["a=1", "b"], "red", 2, True]
+    assert is_started_alike == "True"
     assert others == [" imported" if method == "forkserver" else " ", "at exit"]
 
 
@@ -157,17 +146,13 @@ def wait_for(path: Path) -> None:
 # From the command line.
 
 
-def sweep(tmp_path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    return run_train("-m", *SMALL, f"results_root={tmp_path}/runs", *overrides)
-
-
-def test_a_failing_run_stops_no_other_and_gives_the_exit_code(tmp_path):
+def test_a_failing_run_stops_no_other_and_gives_the_exit_code(command, tmp_path):
     planned = stock([{"seed": "0"}], tmp_path)[0].folder
     planned.path.parent.mkdir(parents=True)
     planned.path.touch()  # a file where the folder of the first run should be
-    done = sweep(tmp_path, "seed=0,1")
-    assert done.returncode == 1, done.stderr
-    assert re.search(r"failed .*\bseed=0\b.* \(exit code 1\)", done.stderr), done.stderr
+    code, _, errors = command("-m", *SMALL, "seed=0,1")
+    assert code == 1, errors
+    assert re.search(r"failed .*\bseed=0\b.* \(exit code 1\)", errors), errors
     assert RunFolder(planned.path.parent / "seed=1").state() == "done"
 
 

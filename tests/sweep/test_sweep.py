@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 import pytest
 from omegaconf import OmegaConf
@@ -13,8 +12,8 @@ from bitcycle.sweep.composition import Composer
 from bitcycle.sweep.execution import count_states, report, sweep_table, worst
 from bitcycle.sweep.grid import command_line, expand, substitute
 from bitcycle.sweep.registry import Sweep, read_sweep
-from tests.conftest import hydra_config, run_train
-from tests.sweep_cases import SMALL, stock
+from tests.conftest import hydra_config
+from tests.sweep_cases import stock
 
 # Expansion: plain values in, plain values out.
 
@@ -201,10 +200,3 @@ def test_the_table_shows_what_sets_runs_apart_and_what_they_cost(tmp_path):
 def test_the_worst_exit_code_is_reported():
     assert worst([0, 1, 0]) == 1 and worst([1, 3]) == 3 and worst([3, 2]) == 2 and worst([2, 75]) == 75
     assert worst([-9]) == worst([139]) == 1 and worst([]) == 0
-
-
-# From the command line.
-
-
-def sweep(tmp_path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    return run_train("-m", *SMALL, f"results_root={tmp_path}/runs", *overrides)

@@ -38,7 +38,6 @@ RAGGED = (
 
 SAME: dict[str, list[str]] = {
     "none": ["quantizer=none", "dataset.crop_padding=1"],
-    "static": ["schedule=static"],
     "RTH": ["schedule=RTH"],
     "partial": ["schedule=partial_pretrain", "quantizer=pact_binary", "model=resnet8_extra_skip"],
     "pfq": ["schedule=pfq", "schedule.epoch_steps=2", "schedule.epsilon=0.5", "schedule.alpha=1"],
@@ -61,18 +60,22 @@ BOXES = [
     *[x for x in DETECTION if "cycles" not in x],
     *EXACT,
     "training.batch_size=3",
-    "dataset.test_samples=5",
+    "dataset.test_samples=3",
     "task.evaluation_batch_size=2",
 ]
 TASKS: dict[str, list[str]] = {
     "lstm": [*STREAMS, "model=lstm2", *RTH, *FEW],
-    "gru": [*STREAMS, "model=gru_hlhlp", "model.dropout_embedding=0", "quantizer=dorefa", *EXACT, *FEW],
-    "transformer": [*UNDROPPED, *EXACT, "model.quantize_head=true", *FEW],
     "transformer adaptive": [*UNDROPPED, "model.cutoffs=[10]", "model.tail_dropout=0", "quantizer=dorefa", *FEW],
     "entailment": [*ENTAILMENT, *EXACT, "model.dropout=0", "training.batch_size=7", "dataset.test_samples=9", *FEW],
     "detection": [*BOXES, *FEW, "training.steps=3"],
 }
 """The same for the other tasks, without dropout, whose noise each process draws for its share."""
+SAME_SLOWLY: dict[str, list[str]] = {
+    "static": ["schedule=static"],
+    "gru": [*STREAMS, "model=gru_hlhlp", "model.dropout_embedding=0", "quantizer=dorefa", *EXACT, *FEW],
+    "transformer": [*UNDROPPED, *EXACT, "model.quantize_head=true", *FEW],
+}
+"""The same for `make test-all`."""
 
 RESUMED = {
     "images": ["schedule=RTH", "training.steps=12", "training.evaluation_steps=5"],
@@ -129,8 +132,12 @@ def lose_and_stop(folder: Path) -> None:
             assert status["state"] == "failed" and "another process" in status["reason"], status
 
 
-def train_the_same(folder: Path) -> None:
-    for case, settings in (SAME | TASKS).items():
+def train_the_same_slowly(folder: Path) -> None:
+    train_the_same(folder, SAME_SLOWLY)
+
+
+def train_the_same(folder: Path, cases: dict[str, list[str]] = SAME | TASKS) -> None:
+    for case, settings in cases.items():
         place = folder / ("pair" if distributed.rank() == 0 or case == "partial" else "nowhere")
         in_double(planned(place, case, settings))
     assert not (folder / "nowhere").exists()
@@ -265,8 +272,11 @@ def assert_alike(found, expected, **tolerance) -> None:
 
 @pytest.mark.parametrize("case", [*SAME, *TASKS])
 def test_two_processes_give_what_one_gives(pair, case):
-    settings = (SAME | TASKS)[case]
-    one, two = planned(pair / "one", case, settings), planned(pair / "pair", case, settings).folder
+    assert_the_same(pair, case, (SAME | TASKS)[case])
+
+
+def assert_the_same(folder: Path, case: str, settings: list[str]) -> None:
+    one, two = planned(folder / "one", case, settings), planned(folder / "pair", case, settings).folder
     in_double(one)
     assert_alike(read_records(two.metrics), read_records(one.folder.metrics), rel=1e-5)  # metrics are float32
     losses = [[r["loss"] for r in read_records(run.metrics) if r["kind"] == "train"] for run in (two, one.folder)]
@@ -290,10 +300,12 @@ def test_two_processes_that_crash_go_on_exactly(pair, case):
 
 
 @pytest.mark.slow
-def test_two_processes_of_other_tasks_that_crash_go_on_exactly(tmp_path):
+def test_two_processes_in_other_cases(tmp_path):
     make_data(tmp_path)
-    done = run_pair(tmp_path, "nothing", "crash_and_resume_slowly")
+    done = run_pair(tmp_path, "nothing", "crash_and_resume_slowly", "train_the_same_slowly")
     assert done.returncode == 0, done.stderr
+    for case, settings in SAME_SLOWLY.items():
+        assert_the_same(tmp_path, case, settings)
     for case, settings in RESUMED_SLOWLY.items():
         assert_resumed(tmp_path, case, settings)
 

@@ -7,7 +7,10 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
+from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,10 +20,11 @@ from bitcycle.errors import RunError
 from bitcycle.files import read_json, read_records
 from bitcycle.training.interruption import StopSignal
 from bitcycle.training.loop import Trainer
+from bitcycle.training.plan import Plan
 from bitcycle.training.run import execute
 from bitcycle.training.run_folder import RunFolder
 from bitcycle.training.status import status_table
-from tests.conftest import ROOT, plan, run_train, train_command
+from tests.conftest import ROOT, ForkedTraining, digits_plan, plan, run_train, train_command
 from tests.dataset.test_dataset import write_folders
 from tests.training.test_resume import Crash
 
@@ -28,24 +32,16 @@ ALL = ("dataset.train_samples=null", "dataset.test_samples=null")
 SMALL = ("dataset=digits", "model=resnet8", "scale=smoke")
 
 
-def start(*overrides: str, **options) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        train_command(*overrides), cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment, **options
-    )
-
-
-def wait_for(path, process: subprocess.Popen[str]) -> None:
+def wait_for_training(path: Path) -> None:
     deadline = time.monotonic() + 120
-    while not list(path.rglob("metrics.jsonl")):
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < deadline
+    while not list(path.rglob("metrics.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_while_libraries_are_imported(number, tmp_path):
-    process = start(*SMALL, f"results_root={tmp_path}")
+    command = train_command(*SMALL, f"results_root={tmp_path}")
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     time.sleep(0.7)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
@@ -53,14 +49,14 @@ def test_a_signal_while_libraries_are_imported(number, tmp_path):
     assert errors.strip() == "interrupted: run the same command again"
 
 
-def test_an_interruption_ends_the_sweep(tmp_path):
-    process = start(
-        *("-m", *SMALL, "training.steps=100000", "seed=0,1", "hydra.launcher.workers=1", f"results_root={tmp_path}")
-    )
-    wait_for(tmp_path, process)
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 75, errors
+def test_an_interruption_ends_the_sweep(command, tmp_path):
+    def interrupt():
+        wait_for_training(tmp_path)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt).start()
+    code, _, errors = command("-m", *SMALL, "training.steps=100000", "seed=0,1", "hydra.launcher.workers=1")
+    assert code == 75, errors
     (status,) = tmp_path.rglob("status.json")  # seed 1 was not begun
     assert RunFolder(status.parent).state() == "resumable"
     assert "Traceback" not in errors
@@ -69,20 +65,16 @@ def test_an_interruption_ends_the_sweep(tmp_path):
 def test_a_signal_to_the_whole_group_is_no_failure_of_the_processes_that_decode(tmp_path):
     write_folders(tmp_path / "data" / "train", {"cat": 40, "dog": 40}, size=(8, 8))
     overrides = ["dataset=image_folder", f"dataset.path={tmp_path}/data", "dataset.memory_gib=0", "dataset.workers=2"]
-    process = start(
-        *overrides,
-        *("model=resnet8", "scale=smoke", *ALL, "training.steps=100000", "training.batch_size=8"),
-        f"results_root={tmp_path}/runs",
-        start_new_session=True,
-    )
-    wait_for(tmp_path / "runs", process)
+    overrides += ["model=resnet8", "scale=smoke", *ALL, "training.steps=100000", "training.batch_size=8"]
+    process = ForkedTraining(tmp_path, *overrides, f"results_root={tmp_path}/runs")  # in a session of its own
+    wait_for_training(tmp_path / "runs")
     time.sleep(1)
     os.killpg(process.pid, signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 75, errors
+    done = process.wait(timeout=60)
+    assert done.returncode == 75, done.stderr
     (status,) = (tmp_path / "runs").rglob("status.json")
     assert RunFolder(status.parent).state() == "resumable"
-    assert "Traceback" not in errors
+    assert "Traceback" not in done.stderr
 
 
 def test_nothing_interrupts_a_save():
@@ -95,9 +87,9 @@ def test_nothing_interrupts_a_save():
     assert stop.received == "SIGINT"
 
 
-def interrupted(digits, monkeypatch, *overrides: str):
-    """A run that crashed before step 40, with checkpoints before."""
-    planned = digits("training.checkpoint_seconds=0", *overrides)
+@pytest.fixture(scope="module")
+def crashed(tmp_path_factory):
+    """Plans of runs that crashed before step 40, with checkpoints before."""
     train_step = Trainer.train_step
 
     def dying(self, batch):
@@ -105,16 +97,33 @@ def interrupted(digits, monkeypatch, *overrides: str):
             raise Crash
         train_step(self, batch)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "train_step", dying)
-        with pytest.raises(Crash):
-            execute(planned)
-    return planned
+    @cache
+    def make(*overrides: str) -> Plan:
+        planned = digits_plan(tmp_path_factory.mktemp("crashed"), "training.checkpoint_seconds=0", *overrides)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Trainer, "train_step", dying)
+            with pytest.raises(Crash):
+                execute(planned)
+        return planned
+
+    return make
+
+
+@pytest.fixture
+def interrupted(digits, crashed):
+    """The same, each in a folder of its own."""
+
+    def make(*overrides: str) -> Plan:
+        planned = digits("training.checkpoint_seconds=0", *overrides)
+        shutil.copytree(crashed(*overrides).folder.path, planned.folder.path)
+        return planned
+
+    return make
 
 
 @pytest.mark.parametrize("damage", ["deleted", "cut"])
-def test_lost_metrics_are_noticed(digits, monkeypatch, damage):
-    planned = interrupted(digits, monkeypatch)
+def test_lost_metrics_are_noticed(interrupted, damage):
+    planned = interrupted()
     if damage == "deleted":
         planned.folder.metrics.unlink()
     else:
@@ -131,8 +140,8 @@ def test_a_damaged_line_is_named(tmp_path):
             read_records(path)
 
 
-def test_a_checkpoint_of_another_run_is_passed_over(digits, monkeypatch):
-    ours, theirs = interrupted(digits, monkeypatch), interrupted(digits, monkeypatch, "schedule=RTH")
+def test_a_checkpoint_of_another_run_is_passed_over(interrupted):
+    ours, theirs = interrupted(), interrupted("schedule=RTH")
     shutil.copy(theirs.folder.checkpoint.last, ours.folder.checkpoint.last)
     summary = execute(ours)
     assert "which belongs to another run" in ours.folder.log.read_text()
@@ -143,8 +152,8 @@ def test_a_checkpoint_of_another_run_is_passed_over(digits, monkeypatch):
         execute(theirs)
 
 
-def test_a_checkpoint_of_other_code_is_one_line(digits, monkeypatch):
-    planned = interrupted(digits, monkeypatch)
+def test_a_checkpoint_of_other_code_is_one_line(interrupted):
+    planned = interrupted()
     for path in (planned.folder.checkpoint.last, planned.folder.checkpoint.previous):
         state = torch.load(path, weights_only=True)
         state["model"].popitem()
@@ -153,8 +162,8 @@ def test_a_checkpoint_of_other_code_is_one_line(digits, monkeypatch):
         execute(planned)
 
 
-def test_another_number_of_threads_is_said(digits, monkeypatch):
-    planned = interrupted(digits, monkeypatch)
+def test_another_number_of_threads_is_said(interrupted):
+    planned = interrupted()
     environment = read_json(planned.folder.environment)
     planned.folder.environment.write_text(json.dumps({**environment, "threads": environment["threads"] + 1}))
     execute(planned)
@@ -169,8 +178,8 @@ def test_results_that_cannot_be_written(tmp_path):
 
 
 @pytest.mark.parametrize("content", ['["a list"]', "torn", ""])
-def test_a_damaged_summary_is_written_again(digits, content, tmp_path):
-    planned = digits()
+def test_a_damaged_summary_is_written_again(copied_digits, content, tmp_path):
+    planned = copied_digits()
     summary = execute(planned)
     planned.folder.summary.write_text(content)
     assert status_table(tmp_path / "runs").row_count == 1
@@ -179,8 +188,8 @@ def test_a_damaged_summary_is_written_again(digits, content, tmp_path):
     assert status_table(tmp_path / "runs").row_count == 1
 
 
-def test_a_run_that_was_killed_does_not_look_alive(digits, monkeypatch, tmp_path):
-    planned = interrupted(digits, monkeypatch)
+def test_a_run_that_was_killed_does_not_look_alive(interrupted, tmp_path):
+    planned = interrupted()
     (state,) = status_table(tmp_path / "runs").columns[1].cells
     assert state == "stopped"
     with planned.folder.lock():
@@ -188,16 +197,15 @@ def test_a_run_that_was_killed_does_not_look_alive(digits, monkeypatch, tmp_path
     assert state == "running"
 
 
-def test_folders_that_are_not_whole_are_left_out_of_the_collection(digits, tmp_path, capsys):
-    planned = digits()
-    execute(planned)
+def test_folders_that_are_not_whole_are_left_out_of_the_collection(copied_digits, tmp_path, capsys):
+    planned = copied_digits()
     planned.folder.config.unlink()
     assert collect(tmp_path / "runs", tmp_path / "summary.csv") == []
     assert str(planned.folder.path) in capsys.readouterr().err
 
 
-def test_a_finished_run_is_counted_as_asked(digits):
-    execute(digits("schedule=CR"))
+def test_a_finished_run_is_counted_as_asked(digits, copied_digits):
+    copied_digits("schedule=CR")
     other = digits("schedule=CR", "hardware=bitfusion")
     summary = execute(other)
     assert summary["cost"]["total"] == other.cost().summary()

@@ -81,10 +81,9 @@ def test_a_run_goes_through_its_phases(digits, monkeypatch):
     }
 
 
-def test_the_test_images_choose_nothing(digits, monkeypatch, tmp_path):
+def test_the_test_images_choose_nothing(digits, finished_digits, monkeypatch):
     """With other values of the test metric a run trains the same weights."""
-    plain, other = (digits("schedule=hlhlp", *CHOOSING, f"results_root={tmp_path}/{name}") for name in ("a", "b"))
-    execute(plain)
+    plain, other = (make("schedule=hlhlp", *CHOOSING) for make in (finished_digits, digits))
     values = iter(range(1000))
     monkeypatch.setattr(
         Classification, "evaluate", lambda self, model: {"test_accuracy": float((7 * next(values)) % 50)}
@@ -103,8 +102,8 @@ def test_the_test_images_choose_nothing(digits, monkeypatch, tmp_path):
     ],
     ids=lambda overrides: " ".join(overrides[:2]),
 )
-def test_cost_of_a_run_in_phases_equals_its_prediction(digits, overrides):
-    plan = digits(*overrides)
+def test_cost_of_a_run_in_phases_equals_its_prediction(finished_digits, overrides):
+    plan = finished_digits(*overrides)
     assert execute(plan)["cost"]["total"] == plan.describe()["cost"]
 
 
@@ -125,12 +124,10 @@ def test_splits_of_partial_pretraining_train(digits, split):
     assert all((alpha == 3) == (split == 1) for alpha in alphas)
 
 
-def test_fine_tuning_and_hlhlp_share_their_first_phase(digits, tmp_path):
+def test_fine_tuning_and_hlhlp_share_their_first_phase(finished_digits):
     """Same seed, same length of a phase: the float networks are equal, as the paper compares them."""
-    whole = digits("schedule=hlhlp", *CHOOSING)
-    tuning = digits("schedule=fine_tuning", *CHOOSING, "training.steps=32")
-    for plan in (whole, tuning):
-        execute(plan)
+    whole = finished_digits("schedule=hlhlp", *CHOOSING)
+    tuning = finished_digits("schedule=fine_tuning", *CHOOSING, "training.steps=32")
     measured = [
         [{**r, "cost": None} for r in records(plan, "evaluation") if r["step"] <= 16] for plan in (whole, tuning)
     ]
@@ -275,8 +272,8 @@ def test_dry_run_counts_the_evaluations_of_each_phase(digits, interval):
     assert [phase["evaluations"] for phase in plan.describe()["phases"]] == counted
 
 
-def test_reports_tell_of_phases(digits):
-    plan = digits("schedule=hlhlp", *CHOOSING)
+def test_reports_tell_of_phases(finished_digits):
+    plan = finished_digits("schedule=hlhlp", *CHOOSING)
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(plan_report(plan))
     planned = console.export_text()

@@ -56,9 +56,7 @@ def _become(command: Sequence[str], output: str, environment: Mapping[str, str])
         for file, descriptor in ((nothing, 0), (stream, 1), (stream, 2)):
             os.dup2(file.fileno(), descriptor)
     sys.stdin = open(0)
-    multiprocessing.set_start_method(
-        None, force=True
-    )  # a child of a fork server would start its workers by another one
+    multiprocessing.set_start_method(None, force=True)  # workers would be started as this process was
     os.environ.clear()
     os.environ.update(environment)
     if chosen := environment.get(PRIORITY_VARIABLE):

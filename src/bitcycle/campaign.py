@@ -174,7 +174,8 @@ class Campaign:
 
     def next(self) -> SweepRun | None:
         """The first run to be trained that this command has not started; None if there is none now."""
-        left = [run for run in self.distinct() if run.path and run.path not in self.done | self.codes.keys()]
+        begun = self.done | self.codes.keys()
+        left = [run for run in self.distinct() if run.path and run.path not in begun]
         for run in sorted(left, key=lambda run: run.path in self.failed_before):
             if run.state in UNFINISHED:
                 return run

@@ -112,6 +112,21 @@ def test_a_cumulative_average_is_one():
     torch.testing.assert_close(norm.running_var, plain.running_var)
 
 
+@pytest.mark.parametrize("operator", ["batch norm", "ReLU", "convolution"])
+def test_gradients_that_others_hold_stay_as_they_are(operator):
+    """Gradients are changed in place only if nobody else sees them."""
+    x, gradient = images(3, 16, 5, 5).requires_grad_(), images(3, 16, 5, 5, seed=1)
+    layer = {"batch norm": norm_of(16), "ReLU": relu(False), "convolution": nn.Conv2d(16, 16, 1, bias=False)}[operator]
+    if operator == "convolution":
+        layer = bitcycle.quantize_model(layer, float_layers=[], compile=True, compute="codes")
+    before, kept = gradient.clone(), []
+    y = layer(x)
+    y.backward(gradient, retain_graph=True)
+    y.register_hook(kept.append)
+    (y * 1).backward(gradient)
+    assert torch.equal(gradient, before) and all(torch.equal(each, before) for each in kept) and kept
+
+
 def test_what_is_read_between_batch_norm_and_its_relu_has_its_own_gradient():
     """Also a hook on the output of batch norm: then the ReLU does not become part of it."""
     x, gradient = images(3, 16, 5, 5), images(3, 16, 5, 5, seed=1)

@@ -21,6 +21,8 @@ needs_library = pytest.mark.skipif(library() is None, reason="no compiler, or a 
 
 CONVOLUTIONS = {
     "3x3": (16, 16, {"kernel_size": 3, "padding": 1}),
+    "few channels": (3, 16, {"kernel_size": 3, "padding": 1}),
+    "odd channels": (21, 16, {"kernel_size": 1}),
     "channels": (48, 32, {"kernel_size": 3, "padding": 1}),
     "stride": (16, 32, {"kernel_size": 3, "padding": 1, "stride": 2}),
     "long stride": (16, 16, {"kernel_size": 3, "stride": 3}),
@@ -116,7 +118,6 @@ def test_other_gradients_are_decoded(number, monkeypatch):
 @pytest.mark.parametrize(
     "layer",
     [
-        nn.Conv2d(3, 16, 3),
         nn.Conv2d(16, 10, 3),
         nn.Conv2d(16, 16, 5),
         nn.Conv2d(16, 16, (1, 3)),

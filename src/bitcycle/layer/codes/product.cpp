@@ -4,6 +4,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
@@ -24,14 +25,15 @@ using torch::autograd::AutogradContext;
 int64_t number(const Tensor& scalar) { return *scalar.const_data_ptr<int64_t>(); }
 int32_t key(const Tensor& scalar) { return *scalar.const_data_ptr<int32_t>(); }
 
-// Separate loops so that the compiler can rule out aliasing: writes through byte pointers may alias anything
+// Separate loops, without dependences between elements: writes through byte pointers may alias anything
 
 void encode_elements(const float* __restrict from, uint8_t* __restrict to, int64_t count, Affine affine) {
     for (int64_t i = 0; i < count; i++) to[i] = static_cast<uint8_t>(static_cast<int32_t>(affine.code(from[i])));
 }
 
-void encode_centred(const float* __restrict from, float* __restrict to, int8_t* __restrict codes, int64_t count, Affine affine,
-                    float middle, Noise noise) {
+// `to` may be `from`
+void encode_centred(const float* from, float* to, int8_t* codes, int64_t count, Affine affine, float middle, Noise noise) {
+#pragma GCC ivdep
     for (int64_t i = 0; i < count; i++) {
         const float code = affine.code(from[i], noise.at(noise.first + static_cast<uint32_t>(i)));
         to[i] = code * affine.scale + affine.zero_point;
@@ -39,13 +41,19 @@ void encode_centred(const float* __restrict from, float* __restrict to, int8_t* 
     }
 }
 
-void encode_centred(const float* __restrict from, float* __restrict to, int8_t* __restrict codes, int64_t count, Affine affine,
-                    float middle) {
+void encode_centred(const float* from, float* to, int8_t* codes, int64_t count, Affine affine, float middle) {
+#pragma GCC ivdep
     for (int64_t i = 0; i < count; i++) {
         const float code = affine.code(from[i]);
         to[i] = code * affine.scale + affine.zero_point;
         codes[i] = static_cast<int8_t>(static_cast<int32_t>(code - middle));
     }
+}
+
+// Codes with zeros as further channels up to a multiple of 16
+Tensor padded(const Tensor& integers) {
+    const int64_t missing = (LANES - integers.size(-1) % LANES) % LANES, limits[] = {0, missing};
+    return missing ? at::constant_pad_nd(integers, limits) : integers;
 }
 
 struct Weight {
@@ -81,9 +89,9 @@ Tensor encode(const Tensor& x, const Affine& affine) {
     return integers;
 }
 
-// Quantized gradient and its codes, for a gradient [N, H', W', O]
-std::pair<Tensor, Tensor> encode_gradient(const Tensor& gradient, const Affine& affine, int64_t bits, const Noise& noise) {
-    Tensor quantized = at::empty(gradient.sizes(), gradient.options());
+// Quantized gradient and its codes, for a gradient [N, H', W', O]; in its memory if it is `ours`
+std::pair<Tensor, Tensor> encode_gradient(const Tensor& gradient, const Affine& affine, int64_t bits, const Noise& noise, bool ours) {
+    Tensor quantized = ours ? gradient : at::empty(gradient.sizes(), gradient.options());
     Tensor integers = at::empty(gradient.sizes(), gradient.options().dtype(at::kChar));
     const float middle = static_cast<float>(int64_t{1} << (bits - 1));
     const float* from = gradient.const_data_ptr<float>();
@@ -132,11 +140,12 @@ Tensor convolve(const Tensor& integers, const Affine& affine, const Weight& w, c
     return y;
 }
 
-Tensor gradient_of_weight(const Tensor& integers, const Tensor& gradient, const Shape& s, const Steps& steps) {
+// [O, K, K, channels] from codes of at least as many channels
+Tensor gradient_of_weight(const Tensor& integers, const Tensor& gradient, const Shape& s, const Steps& steps, int64_t channels) {
     Tensor out = at::empty({s.out_channels, s.kernel, s.kernel, s.channels}, integers.options().dtype(at::kFloat));
     (s.kernel == 1 ? weight_gradient<1> : weight_gradient<3>)(integers.const_data_ptr<uint8_t>(), gradient.const_data_ptr<int8_t>(),
                                                               out.mutable_data_ptr<float>(), s, steps, at::get_num_threads());
-    return out;
+    return out.narrow(-1, 0, channels).contiguous();
 }
 
 struct CodeConvolution : torch::autograd::Function<CodeConvolution> {
@@ -157,8 +166,9 @@ struct CodeConvolution : torch::autograd::Function<CodeConvolution> {
             low = range.low, value_range = range.high - range.low;
         }
         const Affine affine(low, value_range, bits);
-        const Weight w = encode_weight(weight, number(weight_bits));
-        const Tensor integers = encode(from, affine);
+        Weight w = encode_weight(weight, number(weight_bits));
+        const Tensor integers = padded(encode(from, affine));
+        w.integers = padded(w.integers), s.channels = integers.size(-1);
         context->save_for_backward({integers, w.decoded, gradient_bits, step_key, layer_key});
         context->saved_data["numbers"] = std::vector<double>{affine.scale, affine.zero_point, static_cast<double>(stochastic)};
         context->saved_data["shape"] = std::vector<int64_t>{s.images, s.height, s.width, s.channels, s.out_height, s.out_width,
@@ -176,17 +186,18 @@ struct CodeConvolution : torch::autograd::Function<CodeConvolution> {
         const auto n = context->saved_data["shape"].toIntVector(), needed = context->saved_data["needed"].toIntVector();
         const Shape s{n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9]};
         const int64_t bits = number(saved[2]);
+        const bool ours = is_ours(gradients[0]);
         const Tensor gradient = nhwc(gradients[0]);
         const Affine affine(noted_range(gradients[0], gradient.const_data_ptr<float>()), bits);
         const Noise noise{numbers[2] != 0, static_cast<uint32_t>(key(saved[3]) ^ key(saved[4])), 0};
-        const auto [quantized, codes] = encode_gradient(gradient, affine, bits, noise);
+        const auto [quantized, codes] = encode_gradient(gradient, affine, bits, noise, ours);
         Tensor of_x, of_weight, of_bias;
         if (needed[1]) {
             const double step = affine.scale, zero = affine.zero_point + static_cast<double>(int64_t{1} << (bits - 1)) * step;
-            of_weight = gradient_of_weight(saved[0], codes, s, {numbers[0], numbers[1], step, zero}).movedim(-1, 1);
+            of_weight = gradient_of_weight(saved[0], codes, s, {numbers[0], numbers[1], step, zero}, saved[1].size(-1)).movedim(-1, 1);
         }
         if (needed[0] || needed[2]) {
-            const Tensor like = at::empty(saved[0].sizes(), gradient.options()).movedim(-1, 1);  // for its shape only
+            const Tensor like = at::empty({s.images, s.height, s.width, saved[1].size(-1)}, gradient.options()).movedim(-1, 1);  // for its shape only
             const int64_t out_channels[] = {s.out_channels};
             const auto found = at::convolution_backward(
                 quantized.movedim(-1, 1), like, saved[1].movedim(-1, 1), at::OptionalIntArrayRef(out_channels), {s.stride, s.stride},
@@ -215,9 +226,10 @@ Tensor convolve_codes(const Tensor& x, const Tensor& weight, const std::optional
 // Gradient [O, K, K, C] of a weight from the codes x [N, H, W, C] and g [N, H', W', O], both contiguous
 Tensor sum_weight_gradient(const Tensor& x, const Tensor& g, int64_t kernel, int64_t stride, int64_t padding, double x_scale,
                            double x_zero, double g_scale, double g_zero) {
-    const Shape s{x.size(0), x.size(1), x.size(2), x.size(3), g.size(1), g.size(2), g.size(3), kernel, stride, padding};
-    TORCH_CHECK(s.channels % LANES == 0 && s.out_channels % LANES == 0 && s.places() <= MOST_TERMS && (kernel == 1 || kernel == 3));
-    return gradient_of_weight(x, g, s, {x_scale, x_zero, g_scale, g_zero});
+    const Tensor codes = padded(x);
+    const Shape s{x.size(0), x.size(1), x.size(2), codes.size(3), g.size(1), g.size(2), g.size(3), kernel, stride, padding};
+    TORCH_CHECK(s.out_channels % LANES == 0 && s.places() <= MOST_TERMS && (kernel == 1 || kernel == 3));
+    return gradient_of_weight(codes, g, s, {x_scale, x_zero, g_scale, g_zero}, x.size(3));
 }
 
 }  // namespace

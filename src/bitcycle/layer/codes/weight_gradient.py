@@ -3,9 +3,9 @@
     dL/dW[o, c, k] = sum over images and positions p of G[p, o] X[p + k, c],      G = s n + z,   X = s' n' + z'
                    = s s' sum n n' + z s' sum n' + s z' sum n + z z' sum 1     over positions p with p + k inside the image
 
-for 1x1 and 3x3 convolutions of multiples of 16 channels, on CPUs with 8-bit products (AVX-512 VNNI). The sums are exact and the
-rest is computed in float64, so that the result is more accurate than float32 sums of decoded tensors, in about a third of their
-time. Not in the authors' code, which multiplies float32 tensors.
+for 1x1 and 3x3 convolutions with multiples of 16 output channels, on CPUs with 8-bit products (AVX-512 VNNI). The sums are
+exact and the rest is computed in float64, so that the result is more accurate than float32 sums of decoded tensors, in about
+a third of their time. Not in the authors' code, which multiplies float32 tensors.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ def sums_integers(layer: QuantizedLayer, integers: Tensor) -> bool:
         and layer.stride[0] == layer.stride[1]
         and not isinstance(layer.padding, str)
         and layer.padding[0] == layer.padding[1]
-        and layer.in_channels % _CHANNELS == 0
         and layer.out_channels % _CHANNELS == 0
         and math.prod(size + 2 * int(layer.padding[0]) for size in integers.shape[2:]) <= _MOST_PLACES
         and library() is not None

@@ -69,6 +69,9 @@ def test_float_layers_takes_names_and_containers_and_refuses_what_matches_nothin
     assert plan[1].reason == "float_layers: 1"
     with pytest.raises(SettingError, match="matches a layer"):
         conversion_plan(model, Sbm(float_layers=["2.x"]))
+    for name in ("", "last"):  # an empty string once left no layer float
+        with pytest.raises(SettingError, match="is not a list"):
+            bitcycle.quantize_model(model, float_layers=name)
 
 
 @pytest.mark.parametrize(
@@ -173,6 +176,22 @@ def test_checkpointing_changes_no_number():
     assert all(map(torch.equal, *found))
 
 
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize(("bits", "tolerance"), [(32, 1e-6), (12, 0.02)])
+def test_second_derivatives_pass_straight_through_rounded_gradients(bits, tolerance, compile):
+    """A penalty on gradients, as in WGAN-GP, trains a converted network as it does the float one."""
+    torch.manual_seed(0)
+    plain, x = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(16, 6, requires_grad=True)
+    model = bitcycle.quantize_model(copy.deepcopy(plain), float_layers=[], compile=compile)
+    bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=bits, total_steps=1)).step(0)
+    for network in (plain, model):
+        (gradient,) = torch.autograd.grad(network(x).sum(), x, create_graph=True)
+        (gradient.norm(dim=1) - 1).square().mean().backward()
+    for name in ("0.weight", "0.bias", "2.weight"):
+        expected, found = (network.get_parameter(name).grad for network in (plain, model))
+        assert (found - expected).norm() < tolerance * expected.norm()
+
+
 @pytest.mark.parametrize("sample", [None, torch.zeros(1, 2)])
 def test_a_model_without_parameters_is_refused_by_name(sample):
     with pytest.raises(SettingError, match="no layer of the model would be quantized"):
@@ -193,6 +212,9 @@ LAYERS = {
     "conv1d": (nn.Conv1d(4, 6, 3, stride=2, padding=1, groups=2), (2, 4, 9)),
     "conv3d": (nn.Conv3d(2, 3, 3, padding=1), (2, 2, 4, 4, 4)),
     "transposed": (nn.ConvTranspose2d(3, 4, 3, stride=2, output_padding=1), (2, 3, 5, 5)),
+    "transposed in groups": (nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2), (2, 4, 5, 5)),
+    "transposed 1d": (nn.ConvTranspose1d(4, 6, 3, dilation=2), (2, 4, 5)),
+    "transposed 3d": (nn.ConvTranspose3d(2, 3, 2, stride=2), (2, 2, 3, 3, 3)),
 }
 
 
@@ -217,6 +239,16 @@ def test_transposed_weights_have_a_range_for_each_output_channel():
     model[0].precision.set(Precision(1, 32, 32))
     weight = model[0].quantized_weight()
     assert all(len(weight[:, channel].unique()) == 2 for channel in range(3))
+
+
+def test_transposed_weights_in_groups_have_a_range_for_each_output_channel():
+    model = bitcycle.quantize_model(nn.ConvTranspose1d(6, 4, 3, groups=2), float_layers=[])
+    model.precision.set(Precision(1, 32, 32))
+    weight = model.quantized_weight()
+    for group in range(2):
+        for channel in range(2):
+            whole, found = (each[3 * group : 3 * group + 3, channel] for each in (model.weight, weight))
+            torch.testing.assert_close(found.unique(), torch.stack([whole.min(), whole.max()]))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 import bitcycle
 from bitcycle.hardware import trace
 from bitcycle.schedule import Precision
+from bitcycle.settings import SettingError
 
 
 def encoder() -> nn.Module:
@@ -86,6 +88,19 @@ def test_samples_that_are_told_win_over_those_that_are_seen():
         for _ in range(2):  # gradients of two halves
             model({"features": torch.randn(5, 4)})
     assert sum(control.meter.histogram.values()) == 30
+
+
+@pytest.mark.parametrize("samples", [-1, 2.5, "4"])
+def test_a_number_of_samples_is_a_whole_number(samples):
+    model = bitcycle.quantize_model(nn.Linear(2, 2), float_layers=[])
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("CR", total_steps=10))
+    with pytest.raises((SettingError, TypeError), match=r"samples=-1|integer"):
+        control.step(0, samples=samples)
+
+
+def test_a_controller_needs_a_schedule():
+    with pytest.raises(SettingError, match=r"schedule=CR.*bitcycle.schedule\('CR', total_steps"):
+        bitcycle.PrecisionController(bitcycle.quantize_model(nn.Linear(2, 2), float_layers=[]), "CR")
 
 
 def test_a_model_without_quantized_layers_is_noticed():
@@ -310,6 +325,47 @@ def test_checkpointed_activations_are_observed_once(reentrant):
         states.append([*model.state_dict().values(), model[0].weight.grad])
         assert control.cost().samples == 32
     assert all(torch.equal(a, b) for a, b in zip(*states))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_inside_a_model_leaves_the_cost_alone(reentrant):
+    """Reentrant checkpointing runs without gradients, which the trace once took for a part that is not trained."""
+    from torch.utils.checkpoint import checkpoint
+
+    class Checkpointed(nn.Sequential):
+        def forward(self, x):
+            return self[4](checkpoint(lambda y: self[3](self[2](self[1](y))), self[0](x), use_reentrant=reentrant))
+
+    parts = nn.Linear(6, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 2)
+    costs = []
+    for kind in (nn.Sequential, Checkpointed):
+        model = bitcycle.quantize_model(kind(*copy.deepcopy(parts)), float_layers=[])
+        control = bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=8, total_steps=1))
+        control.step(0)
+        model(torch.randn(4, 6)).sum().backward()
+        costs.append(control.cost().gbitops)
+    assert costs[0] == costs[1]
+
+
+def test_products_of_functions_are_named_at_the_first_step(caplog):
+    class Functional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+
+        def forward(self, x):
+            return nn.functional.linear(self.layer(x), self.head.weight)
+
+    model = bitcycle.quantize_model(Functional(), float_layers=[])
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=8, total_steps=2))
+    for step in range(2):
+        control.step(step)
+        model(torch.randn(4, 8))
+    assert [record.getMessage() for record in caplog.records if "functions" in record.getMessage()] == [
+        "27 % of the multiply-accumulates are computed by functions and stay float, mostly in Functional; use modules such as"
+        " nn.Linear, nn.MultiheadAttention and bitcycle.layer.MatrixProduct to quantize them"
+    ]
 
 
 def test_samples_are_counted_where_they_are():

@@ -80,17 +80,21 @@ def test_each_product_of_a_convolution_has_blocks_along_what_it_sums_over(option
     close(layer.bias.grad, g.sum((0, 2, 3)))
 
 
-def test_each_product_of_a_transposed_convolution_has_blocks_along_what_it_sums_over():
-    layer = nn.ConvTranspose2d(40, 36, 3, stride=2, bias=False)
-    weight, x = layer.weight.detach().clone(), random(33, 40, 4, 4)
+@pytest.mark.parametrize("groups", [1, 2, 36])
+def test_each_product_of_a_transposed_convolution_has_blocks_along_what_it_sums_over(groups):
+    layer = nn.ConvTranspose2d(72, 36, 3, stride=2, bias=False, groups=groups)
+    weight, x = layer.weight.detach().clone(), random(33, 72, 4, 4)
     y, (of_x,), g = trained_step(layer, x)
+
+    def grouped(tensor: Tensor, dim: int, element: str = FORWARD) -> Tensor:
+        return torch.cat([q(part, dim, element) for part in tensor.chunk(groups, dim)], dim)
 
     def gradients(x: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         x, w = x.clone().requires_grad_(), w.clone().requires_grad_()
-        return torch.autograd.grad(F.conv_transpose2d(x, w, stride=2), (x, w), g)
+        return torch.autograd.grad(F.conv_transpose2d(x, w, stride=2, groups=groups), (x, w), g)
 
-    close(y, F.conv_transpose2d(q(x, 1), q(weight, 0), stride=2))
-    close(of_x, gradients(x, q(weight, 1), q(g, 1, BACKWARD))[0])
+    close(y, F.conv_transpose2d(grouped(x, 1), grouped(weight, 0), stride=2, groups=groups))
+    close(of_x, gradients(x, q(weight, 1), grouped(g, 1, BACKWARD))[0])
     close(layer.weight.grad, gradients(q(x, 0), weight, q(g, 0, BACKWARD))[1])
 
 

@@ -130,6 +130,13 @@ def test_nonsense_is_refused_with_a_remedy(arguments, words):
         bitcycle.quantize(torch.zeros(3), **arguments)
 
 
+@pytest.mark.parametrize("x", [torch.arange(3), torch.tensor([True]), torch.ones(3, dtype=torch.complex64), [0.0, 1.0]])
+def test_only_floating_point_tensors_are_quantized(x):
+    """Whole numbers were once rounded down to whole numbers again."""
+    with pytest.raises(SettingError, match=r"x=.*x\.float\(\)"):
+        bitcycle.quantize(x, 3)
+
+
 def noise(*parts, count=100_000):
     return uniform((count,), torch.tensor(int32_key(*parts), dtype=torch.int32))
 

@@ -37,6 +37,13 @@ def relative_cost(bound) -> float:
     return total / (bound.length.total_steps * (w * a + w * g + a * g))
 
 
+@pytest.mark.parametrize("length", [10.5, float("nan"), "10", True, 0, -1])
+@pytest.mark.parametrize("name", ["total_steps", "steps_per_epoch"])
+def test_a_length_is_a_positive_whole_number(name, length):
+    with pytest.raises(SettingError, match=f"{name}=.*1 or more"):
+        schedule("CR", **{"total_steps": 10, name: length})
+
+
 @pytest.mark.parametrize(
     "case",
     golden_json("schedules")["cases"],

@@ -115,12 +115,14 @@ def _without_values(error: RuntimeError, model: nn.Module) -> SettingError:
 
 @contextmanager
 def _taken_apart(model: nn.Module) -> Iterator[None]:
-    """Context that decomposes attention and recurrent layers into products, in one thread as samples are small."""
+    """Context that decomposes attention, recurrent and checkpointed layers into products; in one thread, as samples are small."""
     backends: list[Any] = [torch.backends.mkldnn, torch.backends.cudnn]
     enabled = [backend.enabled for backend in backends]
     fast, threads = torch.backends.mha.get_fastpath_enabled(), torch.get_num_threads()
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    reentrant = torch.utils.checkpoint.CheckpointFunction
     try:
+        torch.utils.checkpoint.CheckpointFunction = _NotCheckpointed  # type: ignore[assignment, misc]
         for backend, was_enabled in zip(backends, enabled):
             backend.enabled = was_enabled and not recurrent
         torch.backends.mha.set_fastpath_enabled(False)
@@ -132,6 +134,15 @@ def _taken_apart(model: nn.Module) -> Iterator[None]:
             backend.enabled = was_enabled
         torch.backends.mha.set_fastpath_enabled(fast)
         torch.set_num_threads(threads)
+        torch.utils.checkpoint.CheckpointFunction = reentrant  # type: ignore[misc]
+
+
+class _NotCheckpointed:
+    """Reentrant checkpointing without the checkpoints, in which the recorder would see no tensor that requires a gradient."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], _preserve: bool, *arguments: Any) -> Any:
+        return function(*arguments)
 
 
 def _eagerly(model: nn.Module) -> AbstractContextManager[None]:

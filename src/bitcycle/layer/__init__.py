@@ -11,7 +11,14 @@ from bitcycle.layer.conversion import (
     convertible_layers,
     quantize_model,
 )
-from bitcycle.layer.convolution import QuantizedConv1d, QuantizedConv2d, QuantizedConv3d, QuantizedConvTranspose2d
+from bitcycle.layer.convolution import (
+    QuantizedConv1d,
+    QuantizedConv2d,
+    QuantizedConv3d,
+    QuantizedConvTranspose1d,
+    QuantizedConvTranspose2d,
+    QuantizedConvTranspose3d,
+)
 from bitcycle.layer.embedding import QuantizableEmbedding, QuantizedEmbedding
 from bitcycle.layer.gate import Gates
 from bitcycle.layer.gated_block import GatedBlock
@@ -40,7 +47,9 @@ __all__ = [
     "QuantizedConv1d",
     "QuantizedConv2d",
     "QuantizedConv3d",
+    "QuantizedConvTranspose1d",
     "QuantizedConvTranspose2d",
+    "QuantizedConvTranspose3d",
     "QuantizedEmbedding",
     "QuantizedGRU",
     "QuantizedGraphConvolution",

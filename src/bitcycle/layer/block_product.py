@@ -132,7 +132,7 @@ def copies_of(layer: Any, key: Tensor | None = None) -> Copies:
     """
     axes, groups = layer.axes, getattr(layer, "groups", 1)
     inputs, outputs = axes.inputs, axes.outputs
-    if groups > 1 and layer.weight.shape[1] == 1:  # depthwise
+    if 1 < groups == layer.in_channels:  # depthwise
         groups, inputs, outputs = 1, 0, 0
     state = layer.precision
     weight_bits, bits, gradient_bits = (

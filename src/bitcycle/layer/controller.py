@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,8 +17,9 @@ from torch.utils._pytree import tree_leaves
 from bitcycle import distributed
 from bitcycle.hardware import Cost, CostMeter, HardwareOptions, Workload, hardware_options, trace
 from bitcycle.layer.compilation import not_compiled
+from bitcycle.layer.conversion import PRODUCT_LAYERS
 from bitcycle.layer.gate_record import GateRecord
-from bitcycle.layer.quantized import QuantizedLayer
+from bitcycle.layer.quantized import NOTICED_SHARE, QuantizedLayer
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
 from bitcycle.randomness import int32_key
@@ -61,6 +63,9 @@ class PrecisionController:
         batch_dimension: int = 0,
         rank: int | None = None,
     ) -> None:
+        if not isinstance(schedule, Schedule):
+            remedy = f"give bitcycle.schedule({schedule!r}, total_steps=...)"
+            raise SettingError("schedule", schedule, "is not a schedule bound to the length of a run", remedy)
         self.schedule, self.seed, self.rank, self.batch_dimension = schedule, seed, rank, batch_dimension
         self.states = precision_states(model)
         layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
@@ -96,10 +101,13 @@ class PrecisionController:
         """Set the bits and the noise of step t; count `samples` training samples at these bits, if given.
 
         Raises:
-            SettingError (a ValueError): for a step outside the schedule's run, and for bits that the quantizer does not support.
-            TypeError: if t is not a whole number (Python's, NumPy's, or a tensor's).
+            SettingError (a ValueError): for a step outside the schedule's run, for bits that the quantizer does not support, and
+                for a negative number of samples.
+            TypeError: if t or samples is not a whole number (Python's, NumPy's, or a tensor's).
         """
-        t = operator.index(t)
+        t, samples = operator.index(t), operator.index(samples)
+        if samples < 0:
+            raise SettingError("samples", samples, "is negative", "give the number of samples of the step")
         precision = self.schedule(t)
         if precision != self.precision:
             self._check(precision)
@@ -258,7 +266,9 @@ class PrecisionController:
             with torch.autograd.graph.saved_tensors_hooks(
                 lambda x: x, lambda x: x
             ):  # overrides the hooks of checkpointing
-                self._start_meter(trace(model, *arguments, samples=samples, **keywords).within(prefix))
+                workload = trace(model, *arguments, samples=samples, **keywords)
+            _name_functions(model, workload)
+            self._start_meter(workload.within(prefix))
         if self._is_told:
             self._add_told()
         else:
@@ -305,6 +315,22 @@ def _core(model: nn.Module) -> nn.Module:
             break
         model = inner
     return model
+
+
+def _name_functions(model: nn.Module, workload: Workload) -> None:
+    """Warn of products of functions (linear, einsum, scaled_dot_product_attention), which conversion cannot reach."""
+    modules, found = dict(model.named_modules()), Counter[str]()
+    for operation in workload.operations:
+        known = isinstance(modules.get(operation.module), PRODUCT_LAYERS) or operation.kind == "unknown"
+        if operation.is_float and not known:
+            found[operation.module] += operation.macs
+    share = sum(found.values()) / max(workload.macs, 1)
+    if share > NOTICED_SHARE and any(isinstance(module, QuantizedProduct) for module in modules.values()):
+        logger.warning(
+            "%.0f %% of the multiply-accumulates are computed by functions and stay float, mostly in %s; use modules such as"
+            " nn.Linear, nn.MultiheadAttention and bitcycle.layer.MatrixProduct to quantize them",
+            *(100 * share, ", ".join(name for name, _ in found.most_common(3))),
+        )
 
 
 def _samples(arguments: tuple[Any, ...], keywords: dict[str, Any], dimension: int) -> int:

@@ -35,7 +35,7 @@ DEFAULT_FLOAT_LAYERS = ("first", "last", "shortcut")
 DEFAULT_SIGNED_INPUTS = ("first",)
 """Default of layers with signed inputs if a model defines none: the layer that reads the data."""
 
-_PRODUCT_LAYERS = (nn.modules.conv._ConvNd, nn.Linear, nn.Bilinear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+PRODUCT_LAYERS = (nn.modules.conv._ConvNd, nn.Linear, nn.Bilinear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 _LIBRARIES = ("transformers", "dgl")
 """Libraries with their own layers, supported by a module of the same name in `bitcycle.integrations`."""
 
@@ -57,15 +57,10 @@ def convertible_layers(model: nn.Module) -> dict[str, nn.Module]:
     conversion adds to the model.
     """
     integrations = _integrations(model)  # importing them registers conversions
-    layers = {name: module for name, module in model.named_modules() if _is_convertible(module)}
+    layers = {n: module for n, module in model.named_modules() if type_before_parametrizations(module) in CONVERSIONS}
     for integration in integrations:
         layers |= getattr(integration, "added_products", lambda _: {})(model)
     return layers
-
-
-def _is_convertible(module: nn.Module) -> bool:
-    grouped = isinstance(module, nn.ConvTranspose2d) and module.groups > 1
-    return type_before_parametrizations(module) in CONVERSIONS and not grouped
 
 
 def _integrations(model: nn.Module) -> list[ModuleType]:
@@ -205,6 +200,8 @@ def quantize_model(
             "recompute", recompute, "has no codes to compute from", "use compute=codes, or recompute=false"
         )
     options = quantizer_options(quantizer)
+    if isinstance(float_layers, str):  # whose letters would be patterns
+        raise SettingError("float_layers", float_layers, "is not a list", f"use [{float_layers!r}]")
     if float_layers is not None:
         options = type(options)(**{**vars(options), "float_layers": list(float_layers)})
     if isinstance(options, NoQuantizer):
@@ -304,7 +301,7 @@ def _name_untouched(model: nn.Module) -> None:
     untouched = Counter(
         type(module).__name__
         for module in model.modules()
-        if isinstance(module, _PRODUCT_LAYERS)
+        if isinstance(module, PRODUCT_LAYERS)
         and type_before_parametrizations(module) not in CONVERSIONS
         and not hasattr(module, "precision")
         and not getattr(module, "stays_float", False)  # a model.FloatLinear

@@ -1,6 +1,6 @@
-"""Quantized convolutions in one to three dimensions, and transposed ones in two.
+"""Quantized convolutions and transposed convolutions in one to three dimensions, with any number of groups.
 
-A transposed convolution's weight [in, out, k, k] is also quantized with one range per output channel.
+A transposed convolution's weight [in, out / groups, ...] is also quantized with one range per output channel.
 """
 
 from typing import Any
@@ -36,29 +36,50 @@ class QuantizedConv3d(QuantizedConvolution, nn.Conv3d):
     """A quantized torch.nn.Conv3d: [N, C, D, H, W] -> [N, C', D', H', W']."""
 
 
-class QuantizedConvTranspose2d(QuantizedLayer, nn.ConvTranspose2d):
-    """A quantized torch.nn.ConvTranspose2d with one group. Shapes as there: [N, C, H, W] -> [N, C', H', W']."""
+class QuantizedTransposedConvolution(QuantizedLayer):
+    """Mixin that quantizes transposed convolutions in any number of dimensions; shapes as in PyTorch."""
 
     has_positions = False
     axes = Axes(1, 0, 1, by_position=True)
+    convolve: Product
+    _output_padding: Any
 
     def rows_of(self, weight: Tensor) -> Tensor:
-        return weight.transpose(0, 1)
+        """[in, out / groups, ...] <-> [out, in / groups, ...]."""
+        return weight.unflatten(0, (self.groups, -1)).transpose(1, 2).flatten(0, 1)
 
     def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
-        sizes: Any = (self.stride, self.padding, self.kernel_size, 2, self.dilation)
-        padding = self._output_padding(x, output_size, *sizes)
+        dimensions = len(self.kernel_size)
+        padding = self._output_padding(
+            x, output_size, self.stride, self.padding, self.kernel_size, dimensions, self.dilation
+        )
+        geometry = (self.stride, self.padding, padding, self.groups, self.dilation)
+        return self.quantized_product(x, lambda *operands: self.convolve(*operands, *geometry))
 
-        def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            geometry: Any = (self.stride, self.padding, padding, self.groups, self.dilation)
-            return F.conv_transpose2d(x, weight, bias, *geometry)
 
-        return self.quantized_product(x, product)
+class QuantizedConvTranspose1d(QuantizedTransposedConvolution, nn.ConvTranspose1d):
+    """A quantized torch.nn.ConvTranspose1d: [N, C, L] -> [N, C', L']."""
+
+    convolve = staticmethod(F.conv_transpose1d)
+
+
+class QuantizedConvTranspose2d(QuantizedTransposedConvolution, nn.ConvTranspose2d):
+    """A quantized torch.nn.ConvTranspose2d: [N, C, H, W] -> [N, C', H', W']."""
+
+    convolve = staticmethod(F.conv_transpose2d)
+
+
+class QuantizedConvTranspose3d(QuantizedTransposedConvolution, nn.ConvTranspose3d):
+    """A quantized torch.nn.ConvTranspose3d: [N, C, D, H, W] -> [N, C', D', H', W']."""
+
+    convolve = staticmethod(F.conv_transpose3d)
 
 
 CONVERSIONS |= {
     nn.Conv1d: QuantizedConv1d,
     nn.Conv2d: QuantizedConv2d,
     nn.Conv3d: QuantizedConv3d,
+    nn.ConvTranspose1d: QuantizedConvTranspose1d,
     nn.ConvTranspose2d: QuantizedConvTranspose2d,
+    nn.ConvTranspose3d: QuantizedConvTranspose3d,
 }

@@ -5,6 +5,7 @@ if neither is possible, the order of registration is used. Layers that read the 
 and value are treated alike. An embedding that precedes them is the first layer; embeddings stay float.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -44,11 +45,12 @@ def find_order(model: nn.Module, layers: Mapping[str, nn.Module], sample: Any = 
     if sample is None and hasattr(model, "float_layers"):  # its rule refers to layers, not embeddings
         return tuple(call for call in registered if call.name in layers)
     try:
-        if sample is not None:
-            return _run(model, watched, sample)
-        if hasattr(model, "dummy_inputs"):
-            return _run(model, watched, model.dummy_inputs)
-        return _symbolic(model, watched)
+        with warnings.catch_warnings(action="ignore"):  # of a forward pass without values
+            if sample is not None:
+                return _run(model, watched, sample)
+            if hasattr(model, "dummy_inputs"):
+                return _run(model, watched, model.dummy_inputs)
+            return _symbolic(model, watched)
     except Exception:  # untraceable control flow can raise any exception
         if sample is not None:
             raise

@@ -104,21 +104,24 @@ Tensor straight_through(const Tensor& x, Tensor y) {
 enum class Ranges { TENSOR, POSITIONS, STEPS, SEQUENCES };
 
 // Quantizes with one range per tensor, per position of [N, positions, F], per time step of [T, N, F], or per sequence
-// of each step
+// of each step; straight through, for second derivatives
 Tensor quantize_gradient(const Tensor& gradient, const Tensor& bits, const Tensor& step_key, const Tensor& layer_keys,
                          bool stochastic, int64_t ranges) {
-    at::NoGradGuard no_grad;
+    Tensor y;
+    {
+        at::NoGradGuard no_grad;
         const Keys keys = stochastic ? Keys{layer_keys.const_data_ptr<int32_t>(), layer_keys.numel(), key(step_key)} : Keys{};
-    const bool flat = ranges == static_cast<int64_t>(Ranges::TENSOR);
-    const Tensor x = flat ? channels_last(gradient) : gradient.contiguous();
-    if (number(bits) <= 0) return flat ? unflat(x.clone(), gradient) : x.clone();
-    const int64_t size = x.numel(), first = x.size(0), last = x.size(-1);
-    View view{1, 1, size};
-    if (ranges == static_cast<int64_t>(Ranges::POSITIONS)) view = {first, size / std::max<int64_t>(1, first * last), last};
-    if (ranges == static_cast<int64_t>(Ranges::STEPS)) view = {1, first, size / std::max<int64_t>(1, first)};
-    if (ranges == static_cast<int64_t>(Ranges::SEQUENCES)) view = {1, size / std::max<int64_t>(1, last), last};
-    const Tensor y = quantize(x, view, number(bits), keys);
-    return flat ? unflat(y, gradient) : y;
+        const bool flat = ranges == static_cast<int64_t>(Ranges::TENSOR);
+        const Tensor x = flat ? channels_last(gradient) : gradient.contiguous();
+        const int64_t size = x.numel(), first = x.size(0), last = x.size(-1);
+        View view{1, 1, size};
+        if (ranges == static_cast<int64_t>(Ranges::POSITIONS)) view = {first, size / std::max<int64_t>(1, first * last), last};
+        if (ranges == static_cast<int64_t>(Ranges::STEPS)) view = {1, first, size / std::max<int64_t>(1, first)};
+        if (ranges == static_cast<int64_t>(Ranges::SEQUENCES)) view = {1, size / std::max<int64_t>(1, last), last};
+        y = number(bits) > 0 ? quantize(x, view, number(bits), keys) : x.clone();
+        y = flat ? unflat(y, gradient) : y;
+    }
+    return straight_through(gradient, y);
 }
 
 struct QuantizeGradient : torch::autograd::Node {

@@ -62,3 +62,14 @@ def with_gradient(
 def backward_only(function: Callable[..., Tensor], x: Tensor, *arguments: Any) -> Tensor:
     """x itself; in the backward pass its gradient is replaced by function(dL/dx, *arguments)."""
     return _BackwardOnly.apply(x, function, *arguments)
+
+
+def twice_differentiable(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """function(gradient, *arguments), straight-through if the backward pass is itself differentiated (create_graph)."""
+
+    def differentiable(gradient: Tensor, *arguments: Any) -> Tensor:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return _StraightThrough.apply(gradient, function, *arguments)
+        return function(gradient, *arguments)
+
+    return differentiable

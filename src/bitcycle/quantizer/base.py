@@ -10,7 +10,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from bitcycle.quantizer.autograd import backward_only, straight_through
+from bitcycle.quantizer.autograd import backward_only, straight_through, twice_differentiable
 from bitcycle.quantizer.codes import Codes, GradientCodes, WeightCodes
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.layout import flat, unflat
@@ -143,7 +143,7 @@ class GradientQuantizer(nn.Module):
 
     def forward(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         """x, whose gradient will be quantized with the noise of (step_key, layer_key)."""
-        return backward_only(self.quantize, x, bits, step_key, layer_key)
+        return backward_only(twice_differentiable(self.quantize), x, bits, step_key, layer_key)
 
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         """The gradient quantized with the noise of (step_key, layer_key); dimension 0 counts samples."""
@@ -165,7 +165,7 @@ class GradientQuantizer(nn.Module):
 
     def quantize_sequence(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
         """x [T, N, F], whose gradient will be quantized separately for each time step, with layer_keys [T]."""
-        return backward_only(self.quantize_steps, x, bits, step_key, layer_keys)
+        return backward_only(twice_differentiable(self.quantize_steps), x, bits, step_key, layer_keys)
 
     def quantize_steps(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
         """The gradient [T, N, F] of a recurrent layer, quantized separately for each of its T time steps."""

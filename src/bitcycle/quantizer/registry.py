@@ -103,9 +103,13 @@ def quantize(
         signed: whether an activation is not the output of a ReLU.
 
     Raises:
-        SettingError (a ValueError): for an unknown quantizer or role, or bits that the quantizer does not support.
+        SettingError (a ValueError): for an unknown quantizer or role, bits that the quantizer does not support, or x that is not
+            a floating-point tensor.
     """
     options = quantizer_options(quantizer)
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise SettingError("x", kind, "is not a tensor of floating-point numbers", "convert it, e.g. by x.float()")
     if role not in ROLES:
         raise SettingError("role", role, "is not a role of a tensor", nearest(role, ROLES))
     encoded = torch.tensor(encode_bits(bits), device=x.device)

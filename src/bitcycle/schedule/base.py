@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from bitcycle.schedule.phase import Phase
@@ -24,12 +25,11 @@ class RunLength:
     steps_per_epoch: int | None = None
 
     def __post_init__(self) -> None:
-        if self.total_steps < 1:
-            raise SettingError("total_steps", self.total_steps, "a run has at least one step", "use 1 or more")
-        if self.steps_per_epoch is not None and self.steps_per_epoch < 1:
-            raise SettingError(
-                "steps_per_epoch", self.steps_per_epoch, "an epoch has at least one step", "use 1 or more"
-            )
+        for name, value in vars(self).items():
+            if value is None and name == "steps_per_epoch":
+                continue
+            if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+                raise SettingError(name, value, "is not a positive whole number", "use 1 or more")
 
 
 @dataclass

@@ -133,9 +133,10 @@ class Bert(ModelOptions):
             hidden_dropout_prob=self.dropout,
             attention_probs_dropout_prob=self.dropout,
         )
+        file = _weights_file(self.weights) if self.weights is not None else None  # before seconds of random weights
         bert = transformers.BertModel(config)
-        if self.weights is not None:
-            _load(bert, self.weights)
+        if file is not None:
+            _load(bert, file)
         elif self.initial_weights is None:
             _warn_of_random_weights(self.name)
         return BertClassifier(bert, shape.classes)
@@ -150,21 +151,30 @@ def _warn_of_random_weights(name: str) -> None:
     )
 
 
-def _load(bert: nn.Module, path: str) -> None:
-    """Load published weights of the network with or without a head.
+def _weights_file(path: str) -> Path:
+    """The file of published weights in a folder.
 
     Raises:
-        SettingError (a ValueError): if they are missing or do not fit.
+        SettingError (a ValueError): if there is none.
     """
     folder = Path(path).expanduser()
     file = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
     if file is None:
         remedy = "put model.safetensors or pytorch_model.bin of the published network there"
         raise SettingError("weights", path, "contains no weights", remedy)
+    return file
+
+
+def _load(bert: nn.Module, file: Path) -> None:
+    """Load published weights of the network with or without a head.
+
+    Raises:
+        SettingError (a ValueError): if they do not fit.
+    """
     found = {_present_name(name): value for name, value in read_weights(file, "weights").items()}
     remedy = "give weights of the same network, and its dataset.vocabulary and dataset.tokenizer"
-    load_weights(bert, found, "weights", path, remedy)
-    logger.info("loaded BERT weights from %s", path)
+    load_weights(bert, found, "weights", str(file.parent), remedy)
+    logger.info("loaded BERT weights from %s", file.parent)
 
 
 def _present_name(name: str) -> str:

@@ -20,10 +20,11 @@ from bitcycle.analysis.labels import group_of
 from bitcycle.benchmark.table import recorded
 from bitcycle.figure.schematic import draw_formats, draw_suite, values_of
 from bitcycle.hardware import MatrixProduct, Operation, TensorCore, Workload
-from bitcycle.hardware.tensorcore import RATES
+from bitcycle.hardware.latency import RATES
 from bitcycle.quantizer import QUANTIZERS, ROLES, NoQuantizer
 from bitcycle.quantizer.base import bits_in_words
-from bitcycle.quantizer.mx import BLOCK, FORMATS, SCALE_BITS, Mx
+from bitcycle.quantizer.block import SCALE_BITS
+from bitcycle.quantizer.mx import BLOCK, FORMATS, Mx
 from bitcycle.schedule import SCHEDULES, SUITE, Precision, ScheduleOptions, Static, schedule
 from board import board, board_list
 from claim_tables import claims_table, decided_list, untested_table, verdicts_table

@@ -41,7 +41,7 @@ def force(model: nn.Module, choices: torch.Tensor) -> None:
     def choose(index: int, x: torch.Tensor) -> torch.Tensor:
         if index == 0:
             model.gates._begin()
-        mask = F.one_hot(choices[index], len(model.gates.options.options)).float().requires_grad_()
+        mask = F.one_hot(choices[index], len(model.gates.options.pairs)).float().requires_grad_()
         if model.training:
             model.gates.chosen[index] += mask.detach().sum(0).long()
             model.gates._samples, cost = len(mask), (mask * model.gates.option_costs[index]).sum()

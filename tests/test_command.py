@@ -181,8 +181,8 @@ def test_dry_run_of_a_schedule_that_depends_on_the_input(command):
 
 def test_networks_without_blocks_are_refused_before_any_data_are_read(command, monkeypatch, tmp_path):
     monkeypatch.setattr("bitcycle.training.network.remembered", lambda kind, identity, make: make())
-    monkeypatch.delattr("bitcycle.model.resnet_cifar.CifarResNet.block_family")
-    network = "bitcycle.model.resnet_cifar.CifarResNet"
+    monkeypatch.delattr("bitcycle.model.resnet.CifarResNet.block_family")
+    network = "bitcycle.model.resnet.CifarResNet"
     monkeypatch.setattr(f"{network}.block_names", property(lambda _: (), lambda *_: None), raising=False)
     code, _, err = command("schedule=dfq", "model=resnet20", f"data_root={tmp_path}/absent")
     assert code == 2

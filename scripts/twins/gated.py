@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 import bitcycle
 from bitcycle.layer import penalty
 from bitcycle.model import ImageShape
-from bitcycle.model.resnet_cifar import CifarResNet
+from bitcycle.model.resnet import CifarResNet
 from bitcycle.quantizer.registry import quantizer_options
 from twin_run import Twin, pairs_of, released, to_nearest
 

@@ -143,11 +143,7 @@ def _candidate(plan: Plan, measure: str, options: ScheduleOptions, settings: str
 
 
 def relative(cost: Cost, measure: str) -> float:
-    """A cost as a fraction of the reference cost.
-
-    Raises:
-        SettingError: if the cost model does not compute this measure.
-    """
+    """A cost as a fraction of the reference cost. Raises SettingError if the cost model does not compute this measure."""
     found = {
         "latency": cost.latency_relative_to_static,
         "energy": cost.energy_relative_to_static,
@@ -265,11 +261,8 @@ def recorded_runs(summary: Path, quantizer: str) -> tuple[list[dict[str, Any]], 
 
 
 def advise(config: RunConfig, budget: float, measure: str | None, summary: Path) -> dict[str, Any]:
-    """The candidates within `budget` (a fraction of the baseline's cost), cheapest first.
-
-    Raises:
-        SettingError (a ValueError): for incompatible settings, or a measure that the cost model does not compute.
-    """
+    """The candidates within `budget` (a fraction of the baseline's cost), cheapest first. Raises SettingError for
+    incompatible settings, or a measure that the cost model does not compute."""
     plan = make_plan(config)
     baseline = baseline_of(plan.config)
     if measure is None:
@@ -331,11 +324,7 @@ def _advise(arguments: Sequence[str]) -> int:
 
 
 def _percent(text: str) -> float:
-    """A budget in percent as a fraction.
-
-    Raises:
-        SettingError: if it is not a percentage.
-    """
+    """A budget in percent as a fraction. Raises SettingError if it is not a percentage."""
     try:
         number = float(text.rstrip("%"))
     except ValueError:

@@ -16,11 +16,8 @@ T = TypeVar("T")
 
 
 def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/bitcycle`, or `~/.cache/bitcycle`; created if missing, safe to delete at any time.
-
-    Raises:
-        OSError: if it cannot be created.
-    """
+    """`$XDG_CACHE_HOME/bitcycle`, or `~/.cache/bitcycle`; created if missing, safe to delete at any time. Raises OSError if
+    it cannot be created."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     folder = Path(cache) / "bitcycle"
     folder.mkdir(parents=True, exist_ok=True)

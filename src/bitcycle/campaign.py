@@ -87,11 +87,7 @@ class Part:
     seeds: int | None = None
 
     def expand(self, root: Path, results_root: str) -> list[Overrides]:
-        """The settings of every run.
-
-        Raises:
-            SettingError: for a sweep or a scale that does not exist.
-        """
+        """The settings of every run. Raises SettingError for a sweep or a scale that does not exist."""
         sweep = read_sweep(root / "sweeps" / f"{self.sweep}.yaml")
         if self.seeds is not None:
             sweep = replace(sweep, trials={**sweep.trials, self.scale: self.seeds})
@@ -104,11 +100,7 @@ class Part:
 
 
 def read_plan(path: Path) -> list[Part]:
-    """The parts of a plan, in order.
-
-    Raises:
-        SettingError: if the file is missing or not a plan.
-    """
+    """The parts of a plan, in order. Raises SettingError if the file is missing or not a plan."""
     remedy = "see the beginning of bitcycle/campaign.py for the form of a plan"
     try:
         content: Any = OmegaConf.to_container(OmegaConf.load(path))
@@ -296,11 +288,8 @@ def train(campaign: Campaign, pool: LocalPool, after_run: Callable[[], None] = l
 
 @contextmanager
 def alone(results_root: Path) -> Iterator[None]:
-    """Reject a second campaign in the same folder, which would take over this one's results.
-
-    Raises:
-        RunError: if another campaign is running.
-    """
+    """Reject a second campaign in the same folder, which would take over this one's results. Raises RunError if another
+    campaign is running."""
     results_root.mkdir(parents=True, exist_ok=True)
     with open(results_root / ".campaign.lock", "a") as stream:
         if not try_lock(stream):

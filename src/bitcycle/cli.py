@@ -47,11 +47,8 @@ SUB_COMMANDS = {
 
 
 def main(conf: Path | None = None) -> int:
-    """Run the command line in `sys.argv` and return the exit code; `conf` is the folder of the configuration files.
-
-    Raises:
-        SystemExit: if a sub-command raises it, and for arguments that it does not have.
-    """
+    """Run the command line in `sys.argv` and return the exit code; `conf` is the folder of the configuration files. Raises
+    SystemExit if a sub-command raises it, and for arguments that it does not have."""
     stop_at_once()  # importing PyTorch takes seconds; a cluster may send a signal meanwhile
     word = sys.argv[1] if len(sys.argv) > 1 else ""
     if word in SUB_COMMANDS:

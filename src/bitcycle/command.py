@@ -117,11 +117,7 @@ def run(config: DictConfig, found: list[float]) -> int:
 
 
 def objective(summary: Mapping[str, Any], name: str) -> float:
-    """The number in a run's summary that `logging.objective` names.
-
-    Raises:
-        SettingError: if this run has no such number.
-    """
+    """The number in a run's summary that `logging.objective` names. Raises SettingError if this run has no such number."""
     places: dict[str, tuple[str, ...]] = {
         "mean_of_last": ("mean_of_last", "mean"),
         "validation": ("validation", "final"),

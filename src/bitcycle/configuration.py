@@ -112,11 +112,8 @@ def _register(group: str, name: str, kind: type[Settings], values: Mapping[str, 
 
 
 def read_config(config: DictConfig) -> RunConfig:
-    """The validated configuration of a run.
-
-    Raises:
-        SettingError (a ValueError): for an unknown key, a value of the wrong type or out of range, naming field and remedy.
-    """
+    """The validated configuration of a run. Raises SettingError for an unknown key, a value of the wrong type or out of
+    range, naming field and remedy."""
     refuse_unknown_keys(config)
     try:
         run: RunConfig = _to_settings(config, "")

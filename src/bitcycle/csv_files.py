@@ -35,11 +35,7 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, An
 
 
 def read_csv(path: Path, missing_ok: bool = False) -> list[dict[str, str]]:
-    """The rows of a table; with `missing_ok`, an empty list if there is no file.
-
-    Raises:
-        FileNotFoundError: if there is no file.
-    """
+    """The rows of a table; with `missing_ok`, an empty list if there is no file. Raises FileNotFoundError if there is no file."""
     if missing_ok and not path.exists():
         return []
     with open(path, newline="") as stream:

@@ -131,6 +131,8 @@ def all_max(x: Tensor) -> Tensor:
 
 def all_min_max(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """Elementwise minimum of `low` and maximum of `high` over the shards of the batch, in one message."""
+    if _shard is None:
+        return low, high
     negative, high = all_max(torch.stack([-low, high])).unbind()
     return -negative, high
 

@@ -9,11 +9,7 @@ from bitcycle.errors import RunError
 
 
 def require(module: str, extra: str) -> Any:
-    """The module, imported now.
-
-    Raises:
-        RunError: if it is not installed; names the packages of its extra.
-    """
+    """The module, imported now. Raises RunError if it is not installed; names the packages of its extra."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

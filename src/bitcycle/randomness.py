@@ -4,9 +4,11 @@ A hash has no state, so a resumed run uses the same numbers as an uninterrupted 
 (seed, epoch), augmentation on (seed, epoch, sample), noise on (seed, step, layer, element).
 """
 
+import math
 import operator
 import zlib
 
+import torch
 from torch import Tensor
 
 _MASK64 = (1 << 64) - 1
@@ -51,3 +53,17 @@ def hash_bits(counter: Tensor, key: Tensor) -> Tensor:
     mixed = mixed ^ ((mixed >> 15) & 0x1FFFF)
     mixed = (mixed + key) * _MULTIPLIER_2  # without the second key, different keys would permute the same values
     return mixed ^ ((mixed >> 16) & 0xFFFF)
+
+
+def uniform_noise(shape: tuple[int, ...], key: Tensor, first: Tensor | None = None) -> Tensor:
+    """Uniform noise in [-1/2, 1/2) on the 24-bit grid of float32, for stochastic rounding: element i from counter i.
+
+    Args:
+        shape: shape of the result.
+        key: int32 tensor with one element, or with leading dimensions before those of `shape`: noise for each element.
+        first: int32, the counter of the first element if the tensor is a shard of a larger one; None: 0.
+    """
+    counter = torch.arange(math.prod(shape), dtype=torch.int32, device=key.device).view(shape)
+    if first is not None:
+        counter = counter + first
+    return ((hash_bits(counter, key) >> 8) & 0xFFFFFF).to(torch.float32) * 2.0**-24 - 0.5

@@ -4,11 +4,8 @@ from pathlib import Path
 
 
 def resource_root() -> Path:
-    """The folder with `conf`, `sweeps`, `results/published` and `results/summary` of this installation.
-
-    Raises:
-        FileNotFoundError: if there is no such folder.
-    """
+    """The folder with `conf`, `sweeps`, `results/published` and `results/summary` of this installation. Raises
+    FileNotFoundError if there is no such folder."""
     package = Path(__file__).resolve().parent
     for root in (package / "resources", package.parents[1]):  # wheel; checkout
         if (root / "conf" / "config.yaml").is_file():

@@ -99,11 +99,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 @dataclasses.dataclass
 class Settings:
-    """Base of all configuration dataclasses; checks types, choices and bounds when constructed.
-
-    Raises:
-        SettingError: for a value of the wrong type, or outside its choices or bounds.
-    """
+    """Base of all configuration dataclasses; checks types, choices and bounds when constructed. Raises SettingError for a
+    value of the wrong type, or outside its choices or bounds."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Fields redeclared with only a value inherit help text, choices and bounds from the base class."""
@@ -153,11 +150,8 @@ class Preset(Generic[S_co]):
         self.kind, self.summary, self.source, self.values = kind, summary, source, values
 
     def __call__(self, **values: Any) -> S_co:
-        """The options with some values changed.
-
-        Raises:
-            SettingError: for a setting that this class does not have, or an invalid value.
-        """
+        """The options with some values changed. Raises SettingError for a setting that this class does not have, or an
+        invalid value."""
         for name, value in values.items():
             if name not in self.kind.__dataclass_fields__:
                 problem = f"{self.values['name']} has no such setting"
@@ -171,11 +165,7 @@ def registry(presets: Mapping[str, Preset[S_co]]) -> dict[str, Preset[S_co]]:
 
 
 def chosen(group: str, presets: Mapping[str, Preset[S_co]], name: str) -> Preset[S_co]:
-    """The option `name` of a group.
-
-    Raises:
-        SettingError (a ValueError): for an unknown name.
-    """
+    """The option `name` of a group. Raises SettingError for an unknown name."""
     if name not in presets:
         raise SettingError(group, name, "does not exist", nearest(name, presets))
     return presets[name]

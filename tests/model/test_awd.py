@@ -13,7 +13,7 @@ from bitcycle.dataset.token_stream import DrawnTokenStreams
 from bitcycle.files import read_json
 from bitcycle.layer import penalty, quantize_model
 from bitcycle.model import TokenShape
-from bitcycle.model.awd_language_model import AwdLanguageModelOptions, locked_dropout
+from bitcycle.model.recurrent_language_model import AwdLanguageModelOptions, locked_dropout
 from bitcycle.recipe.weight_averaging import WeightAveragingOptions
 from bitcycle.settings import SettingError
 from bitcycle.training.run import build_trainer, execute

@@ -8,8 +8,8 @@ from torch import nn
 
 from bitcycle.layer import QuantizedEmbedding, quantize_model
 from bitcycle.model import MODELS, TokenShape
-from bitcycle.model.adaptive_vocabulary import AdaptiveVocabulary
 from bitcycle.model.recurrent_language_model import RecurrentLanguageModelOptions, hold_at_zero
+from bitcycle.model.transformer_language_model import AdaptiveVocabulary
 from bitcycle.settings import SettingError
 from tests.conftest import plan
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import bitcycle
 from bitcycle.quantizer import QUANTIZERS, quantize_mx
-from bitcycle.quantizer.element import ELEMENTS, elements_by_bits, round_to_element
+from bitcycle.quantizer.format import ELEMENTS, elements_by_bits, round_to_element
 from bitcycle.quantizer.mx import FORMATS
 from bitcycle.schedule import SUITE
 from bitcycle.settings import SettingError

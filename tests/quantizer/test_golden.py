@@ -8,12 +8,10 @@ import torch
 from torch import nn
 
 from bitcycle.quantizer import PactBinary, Ttq, dorefa, wageubn
-from bitcycle.quantizer.binary import BinaryWeight, binarize, clipped_gradient
 from bitcycle.quantizer.l2_step import fixed_point, optimal_step
 from bitcycle.quantizer.multibit import decompose, reconstruct
-from bitcycle.quantizer.pact import PactActivation, pact
-from bitcycle.quantizer.ternary import ternarize
-from bitcycle.quantizer.ttq import TrainedTernaryWeight
+from bitcycle.quantizer.pact_binary import BinaryWeight, PactActivation, binarize, clipped_gradient, pact
+from bitcycle.quantizer.ternary import TrainedTernaryWeight, ternarize
 from bitcycle.quantizer.uniform import quantize_symmetric
 from tests.conftest import ROOT
 

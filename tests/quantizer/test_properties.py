@@ -15,8 +15,8 @@ import bitcycle
 from bitcycle.quantizer import QUANTIZERS, QuantizerOptions, compiler_works, dorefa, encode_bits, wageubn
 from bitcycle.quantizer.compile_utils import Kernel
 from bitcycle.quantizer.l2_step import SortedMagnitudes, fixed_point, optimal_step, uniform_codes
-from bitcycle.quantizer.pact import MINIMUM_ALPHA, PactActivation, pact
-from bitcycle.quantizer.ttq import trained_ternary
+from bitcycle.quantizer.pact_binary import MINIMUM_ALPHA, PactActivation, pact
+from bitcycle.quantizer.ternary import trained_ternary
 from bitcycle.randomness import int32_key
 from bitcycle.schedule import FLOAT
 

@@ -11,9 +11,8 @@ from torch import nn
 import bitcycle
 from bitcycle.layer import PrecisionState
 from bitcycle.quantizer import Sbm, SbmActivation, SbmWeight, compiler_works
-from bitcycle.quantizer.affine import quantize_per_tensor
-from bitcycle.quantizer.noise import uniform
-from bitcycle.randomness import derive, int32_key
+from bitcycle.quantizer.affine import quantize_stochastically
+from bitcycle.randomness import derive, int32_key, uniform_noise
 from bitcycle.settings import SettingError
 from tests.conftest import golden_arrays
 
@@ -138,7 +137,7 @@ def test_only_floating_point_tensors_are_quantized(x):
 
 
 def noise(*parts, count=100_000):
-    return uniform((count,), torch.tensor(int32_key(*parts), dtype=torch.int32))
+    return uniform_noise((count,), torch.tensor(int32_key(*parts), dtype=torch.int32))
 
 
 def test_noise_is_uniform():
@@ -168,10 +167,9 @@ def test_noise_of_other_seeds_steps_layers_and_elements_is_unrelated():
             "far",
             "mirrored",
         )
-    layers = [
-        quantize_per_tensor(torch.linspace(0, 1, 1000), torch.tensor(2), torch.tensor(5, dtype=torch.int32), key)
-        for key in torch.arange(2, dtype=torch.int32)
-    ]
+    whole = (torch.linspace(0, 1, 1000), torch.tensor(0.0), torch.tensor(1.0), torch.tensor(2))
+    step = torch.tensor(5, dtype=torch.int32)
+    layers = [quantize_stochastically(*whole, step, layer) for layer in torch.arange(2, dtype=torch.int32)]
     assert not torch.equal(*layers)
 
 

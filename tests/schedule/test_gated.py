@@ -105,9 +105,9 @@ def test_target_of_fractrain_rises_with_the_turning_points():
 
 
 def test_defaults_fit_the_network():
-    assert plan("schedule=dfq", "model=resnet8").schedule.options.gates.gate_sizes == (32, 16, 16)
+    assert plan("schedule=dfq", "model=resnet8").schedule.options.gates.sizes == (32, 16, 16)
     mobile = plan("schedule=dfq", "model=mobilenet_v2")
-    assert mobile.schedule.options.gates.gate_sizes == (64, 32, 32)
+    assert mobile.schedule.options.gates.sizes == (64, 32, 32)
     assert mobile.schedule(0) == Precision(4, 8, 10)
     treatments = {rule.name: rule.treatment for rule in mobile.layers}
     assert [treatments[name] for name in ("conv1", "blocks.0.conv1", "blocks.0.conv2", "conv2", "fc")] == [

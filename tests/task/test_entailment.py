@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from bitcycle.dataset.sentence_pairs import SentencePairFolder, Sick, Xnli
-from bitcycle.dataset.tokens import SPECIAL, find_tokenizer, train_word_piece
+from bitcycle.dataset.sentence_pairs import SPECIAL, SentencePairFolder, Sick, Xnli, find_tokenizer, train_word_piece
 from bitcycle.errors import DataError, RunError
 from bitcycle.hardware import trace
 from bitcycle.layer import MatrixProduct, QuantizedLinear, QuantizedMatrixProduct, quantize_model

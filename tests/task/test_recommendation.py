@@ -22,8 +22,7 @@ from bitcycle.model import MODELS, InteractionShape
 from bitcycle.quantizer import PactBinary, Sbm
 from bitcycle.settings import SettingError
 from bitcycle.task import TASKS, TaskSetup
-from bitcycle.task.negatives import NegativeSampler
-from bitcycle.task.recommendation import discounted_gain, hit_rate, popularity_ranks, ranks_of_first
+from bitcycle.task.recommendation import NegativeSampler, discounted_gain, hit_rate, popularity_ranks, ranks_of_first
 from bitcycle.training.run import execute
 from tests.conftest import plan
 

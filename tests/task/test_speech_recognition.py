@@ -17,9 +17,8 @@ from bitcycle.dataset.utterances import BLANK
 from bitcycle.files import read_json, read_records
 from bitcycle.task import SpeechRecognitionOptions
 from bitcycle.task.ctc import ctc_loss, edit_distances, greedy
-from bitcycle.task.prefix_search import PrefixSearch, log_add
+from bitcycle.task.prefix_search import PrefixSearch, WordTrigram, log_add
 from bitcycle.task.speech_recognition import SpeechEvaluation, losses_of, scores
-from bitcycle.task.word_trigram import WordTrigram
 from bitcycle.training.run import execute
 from tests.conftest import configure, plan
 from tests.speech_data import RATE, digit_rows, write_digits, write_manifests

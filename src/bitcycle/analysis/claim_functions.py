@@ -79,7 +79,7 @@ def cosine_savings(options: Mapping[str, float]) -> Computed:
 def gate_share(options: Mapping[str, float]) -> Computed:
     """MACs of a gate relative to its block, for the blocks of the ResNets on 32 x 32 images."""
     gates = Dfq(family="resnet").gates
-    (hidden, embedding, state), count = gates.gate_sizes, len(gates.options)
+    (hidden, embedding, state), count = gates.sizes, len(gates.pairs)
     shares = []
     for channels, side in ((16, 32), (32, 16), (64, 8)):
         gate = channels * hidden + hidden * embedding + 4 * state * (embedding + state) + state * count

@@ -110,11 +110,7 @@ class Claim(Settings):
 
 
 def read_claims(published: Path = PUBLISHED, papers: Iterable[str] | None = None) -> list[Claim]:
-    """The claims of all papers that have a file, or of some.
-
-    Raises:
-        SettingError: for a field or predicate that does not exist.
-    """
+    """The claims of all papers that have a file, or of some. Raises SettingError for a field or predicate that does not exist."""
     claims = []
     order = list(PAPERS)
     files = sorted((published / "claims").glob("*.yaml"))

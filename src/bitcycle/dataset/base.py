@@ -41,6 +41,11 @@ class Splits(NamedTuple, Generic[S]):
     test: S
     validation: S | None = None
 
+    @property
+    def evaluated(self) -> dict[str, S]:
+        """The splits that are evaluated, by name."""
+        return {"test": self.test} | ({} if self.validation is None else {"validation": self.validation})
+
 
 def permutation(samples: int, seed: int = 0) -> Tensor:
     """A permutation of 0 .. samples-1 that depends only on the seed."""
@@ -71,11 +76,7 @@ def missing(name: str, folder: Path, put: str, more: str = "") -> DataError:
 
 
 def check_whole(name: str, origin: object, what: str, found: Sequence[int], expected: Sequence[int]) -> None:
-    """Reject an incomplete data set.
-
-    Raises:
-        DataError: if the numbers of `what` are not as expected.
-    """
+    """Reject an incomplete data set. Raises DataError if the numbers of `what` are not as expected."""
     if tuple(found) != tuple(expected):
         numbers, official = (", ".join(map(str, sizes)) for sizes in (found, expected))
         remedy = "Download it again, or set data_root= (or BITCYCLE_DATA) to the complete data set"
@@ -114,11 +115,8 @@ class DatasetOptions(Settings):
             raise SettingError("validation", self.validation, problem, "omit it")
 
     def full_info(self, data_root: Path) -> DatasetInfo:
-        """Shape and sizes of the whole data set; reads no data if the official sizes are known.
-
-        Raises:
-            DataError: if sizes must be read and the data are missing.
-        """
+        """Shape and sizes of the whole data set; reads no data if the official sizes are known. Raises DataError if sizes
+        must be read and the data are missing."""
         raise NotImplementedError
 
     def info(self, data_root: Path) -> DatasetInfo:
@@ -131,27 +129,17 @@ class DatasetOptions(Settings):
         return self.without_validation(self.limited(self.full_info(data_root)))
 
     def read(self, data_root: Path) -> Any:
-        """Read the whole data set from disk; the docstring of its module lists the locations.
-
-        Raises:
-            DataError: if the data are missing or unreadable; tells what to put where.
-        """
+        """Read the whole data set from disk; the docstring of its module lists the locations. Raises DataError if the data
+        are missing or unreadable."""
         raise NotImplementedError
 
     def load(self, data_root: Path, seed: int) -> Any:
-        """Read the splits to use; `seed` determines the samples held out for validation.
-
-        Raises:
-            DataError: if the data are missing, unreadable or incomplete.
-        """
+        """Read the splits to use; `seed` determines the samples held out for validation. Raises DataError if the data are
+        missing, unreadable or incomplete."""
         raise NotImplementedError
 
     def limited(self, full: DatasetInfo) -> DatasetInfo:
-        """`full` after train_samples and test_samples.
-
-        Raises:
-            SettingError: if the data set has fewer.
-        """
+        """`full` after train_samples and test_samples. Raises SettingError if the data set has fewer."""
         sizes, unit = {}, self.samples_of_one
         for option in ("train_samples", "test_samples"):
             wanted, most = getattr(self, option), getattr(full, option) // unit
@@ -162,11 +150,7 @@ class DatasetOptions(Settings):
         return full._replace(**sizes)
 
     def without_validation(self, info: DatasetInfo) -> DatasetInfo:
-        """`info` after the training samples that `validation` holds out.
-
-        Raises:
-            SettingError: if no training sample is left.
-        """
+        """`info` after the training samples that `validation` holds out. Raises SettingError if no training sample is left."""
         kept = info.train_samples - validation_size(info.train_samples, self.validation)
         if kept <= 0:
             problem = f"leaves none of {info.train_samples} training samples"

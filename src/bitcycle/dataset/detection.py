@@ -263,11 +263,7 @@ class Voc2012(DetectionDatasetOptions):
         return Splits(*found)
 
     def unpacked(self, folder: Path) -> Path:
-        """Return the folder that contains VOCdevkit, after unpacking the archive.
-
-        Raises:
-            DataError: if there is no archive.
-        """
+        """Return the folder that contains VOCdevkit, after unpacking the archive. Raises DataError if there is no archive."""
         from torchvision.datasets.voc import DATASET_YEAR_DICT
 
         source = DATASET_YEAR_DICT[self.year]
@@ -300,11 +296,8 @@ class VocSmall(Voc2012):
 
 
 def read_split(root: Path, year: str, split: str, class_names: tuple[str, ...]) -> list[AnnotatedImage]:
-    """Images of a split in Pascal VOC's layout, with their objects; no image is decoded.
-
-    Raises:
-        DataError: if a file is missing or invalid.
-    """
+    """Images of a split in Pascal VOC's layout, with their objects; no image is decoded. Raises DataError if a file is
+    missing or invalid."""
     from torchvision.datasets import VOCDetection
 
     try:

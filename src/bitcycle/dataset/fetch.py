@@ -75,21 +75,15 @@ def _download(url: str, part: Path) -> None:
 
 
 def download(url: str, folder: Path, inside: str, absent: DataError, md5: str | None = None) -> Path:
-    """Unpack `inside` of the archive at `url` to `folder`, and return `folder`; the archive is kept next to it.
-
-    Raises:
-        DataError: as `fetch`, with `absent` as the remedy, and `unpack`.
-    """
+    """Unpack `inside` of the archive at `url` to `folder`, and return `folder`; the archive is kept next to it. Raises
+    DataError as `fetch`, with `absent` as the remedy, and `unpack`."""
     archive = fetch(url, folder.with_name(url.rpartition("/")[2]), str(absent), md5)
     return unpack(archive, folder, inside)
 
 
 def unpack(archive: Path, folder: Path, inside: str = ".") -> Path:
-    """Unpack the folder `inside` of a tar or zip archive to `folder`, which is complete or absent afterwards.
-
-    Raises:
-        DataError: if it cannot be unpacked.
-    """
+    """Unpack the folder `inside` of a tar or zip archive to `folder`, which is complete or absent afterwards. Raises
+    DataError if it cannot be unpacked."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
@@ -104,11 +98,7 @@ def unpack(archive: Path, folder: Path, inside: str = ".") -> Path:
 
 
 def unpack_to_cache(archive: Path) -> Path:
-    """Unpack a small archive to the user's cache, and return the folder.
-
-    Raises:
-        DataError: if it cannot be unpacked.
-    """
+    """Unpack a small archive to the user's cache, and return the folder. Raises DataError if it cannot be unpacked."""
     with open(archive, "rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()[:16]
     folder = cache_folder() / f"{archive.stem}-{digest}"

@@ -20,11 +20,8 @@ from bitcycle.errors import DataError
 def load_hub(
     where: Path | str, remedy: str, needed: Sequence[str], subset: str | None = None, revision: str | None = None
 ) -> dict[str, Any]:
-    """Load the splits (`train`, `validation`, `test`) of a folder, or of the data set OWNER/NAME.
-
-    Raises:
-        DataError: if it cannot be loaded, or lacks one of the splits `needed`; contains `remedy`.
-    """
+    """Load the splits (`train`, `validation`, `test`) of a folder, or of the data set OWNER/NAME. Raises DataError if it
+    cannot be loaded, or lacks one of the splits `needed`; contains `remedy`."""
     import datasets  # takes a second to import
 
     try:
@@ -77,11 +74,7 @@ def has_parquet(folder: Path) -> bool:
 
 
 def columns(split: Any, names: Sequence[str], origin: object) -> list[list[Any]]:
-    """Values of the named columns of a split.
-
-    Raises:
-        DataError: if the split lacks one of them.
-    """
+    """Values of the named columns of a split. Raises DataError if the split lacks one of them."""
     if lacking := [name for name in names if name not in split.column_names]:
         raise DataError(f"{origin} has the columns {split.column_names}, not {', '.join(lacking)}. Download it again.")
     return [split.data.table[name].to_pylist() for name in names]

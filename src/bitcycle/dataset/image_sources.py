@@ -18,11 +18,8 @@ from bitcycle.errors import DataError
 
 @lru_cache(maxsize=4)
 def read_folders(folder: Path, test_fraction: float) -> tuple[EncodedImages, EncodedImages]:
-    """Training and test images of class folders, below train/ and test/ (or val/) or directly in `folder`.
-
-    Raises:
-        DataError: if there are no images, or the splits have different classes.
-    """
+    """Training and test images of class folders, below train/ and test/ (or val/) or directly in `folder`. Raises DataError
+    if there are no images, or the splits have different classes."""
     train = _first_split(folder, ("train", "training"), None)
     test = train and _first_split(folder, ("test", "val", "valid", "validation", "testing"), train.class_names)
     return both_splits(train or read_class_folders(folder), test, test_fraction, folder)
@@ -33,11 +30,8 @@ def _first_split(folder: Path, names: Sequence[str], class_names: tuple[str, ...
 
 
 def read_class_folders(folder: Path) -> EncodedImages:
-    """Images of a folder with one subfolder per class; classes are numbered in the order of their names.
-
-    Raises:
-        DataError: if there are no images.
-    """
+    """Images of a folder with one subfolder per class; classes are numbered in the order of their names. Raises DataError if
+    there are no images."""
     if (found := _class_folders(folder, None)) is None:
         raise DataError(
             f"no images in class sub-folders of {folder}; expected {folder}/CLASS/IMAGE.png or {folder}/train/CLASS/IMAGE.png"
@@ -84,11 +78,8 @@ def read_hub_images(
     label_column: str | None = None,
     test_fraction: float = 0.2,
 ) -> tuple[EncodedImages, EncodedImages]:
-    """Training and test images of a data set of the hub or of a folder in its layout; arguments as in `HubImages`.
-
-    Raises:
-        DataError: if they cannot be loaded, or lack a split, images or labels.
-    """
+    """Training and test images of a data set of the hub or of a folder in its layout; arguments as in `HubImages`. Raises
+    DataError if they cannot be loaded, or lack a split, images or labels."""
     splits = load_hub(where, remedy, [train_split, *([test_split] if test_split else [])], subset, revision)
     usual = (name for name in ("test", "validation") if name in splits and name != train_split)
     found = test_split or next(usual, None)
@@ -146,11 +137,8 @@ def _labels(column: Any, name: str, origin: str) -> Tensor:
 def both_splits(
     train: EncodedImages, test: EncodedImages | None, test_fraction: float, origin: object
 ) -> tuple[EncodedImages, EncodedImages]:
-    """Training and test images; if there is no test split, test images are held out of the training images.
-
-    Raises:
-        DataError: if the test split has classes that the training split lacks.
-    """
+    """Training and test images; if there is no test split, test images are held out of the training images. Raises DataError
+    if the test split has classes that the training split lacks."""
     if test is None:
         held_out = hold_out(train.labels, test_fraction)
         return train.subset(~held_out), train.subset(held_out)
@@ -161,11 +149,8 @@ def both_splits(
 
 
 def hold_out(labels: Tensor, fraction: float) -> Tensor:
-    """Mask of the samples held out for testing: a fraction of each class, at least one; fixed for all runs.
-
-    Raises:
-        DataError: for a class with fewer than two samples.
-    """
+    """Mask of the samples held out for testing: a fraction of each class, at least one; fixed for all runs. Raises DataError
+    for a class with fewer than two samples."""
     sizes = dict(zip(*(column.tolist() for column in labels.unique(return_counts=True))))
     for label, size in sizes.items():
         if size < 2:

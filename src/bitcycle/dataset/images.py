@@ -204,11 +204,7 @@ def _leave_process_group(worker: int) -> None:
 
 
 def open_image(image: EncodedImage) -> Image.Image:
-    """Decode an image.
-
-    Raises:
-        DataError: naming the image, if it cannot be read.
-    """
+    """Decode an image. Raises DataError naming the image, if it cannot be read."""
     try:
         picture = Image.open(io.BytesIO(image.read()))
         picture.load()

@@ -171,11 +171,8 @@ class Ratings(InteractionOptions):
 
 
 def read_ratings(file: Path) -> Interactions:
-    """Read a file of ratings: comma-separated with the header of ml-20m, or tab-separated without header (u.data).
-
-    Raises:
-        DataError: if it cannot be read.
-    """
+    """Read a file of ratings: comma-separated with the header of ml-20m, or tab-separated without header (u.data). Raises
+    DataError if it cannot be read."""
     import pandas
 
     layout: dict[str, Any] = {"sep": "\t", "names": COLUMNS} if file.name == "u.data" else {}

@@ -87,11 +87,8 @@ class SpeechDatasetOptions(DatasetOptions):
     )
 
     def alphabet(self, data_root: Path) -> tuple[str, ...]:
-        """Sorted characters of all training transcripts; CTC has a symbol for each, and the blank.
-
-        Raises:
-            DataError: if transcripts must be read and are missing.
-        """
+        """Sorted characters of all training transcripts; CTC has a symbol for each, and the blank. Raises DataError if
+        transcripts must be read and are missing."""
         return tuple(sorted(set("".join(recording.transcript for recording in self.read(data_root).train))))
 
     def load(self, data_root: Path, seed: int) -> Splits[list[Recording]]:
@@ -112,11 +109,7 @@ class SpeechDatasetOptions(DatasetOptions):
         return LogMel(self.sampling_rate, self.mel_bands, self.window_ms, self.hop_ms)
 
     def utterances(self, recordings: Sequence[Recording], alphabet: Sequence[str]) -> Utterances:
-        """Features of recordings.
-
-        Raises:
-            DataError: if there are none, or one cannot be read.
-        """
+        """Features of recordings. Raises DataError if there are none, or one cannot be read."""
         if not recordings:
             raise DataError(f"a split of {self.name} has no recordings; add some")
         if len(recordings) > 5000:

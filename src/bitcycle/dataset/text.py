@@ -166,11 +166,7 @@ class TextDatasetOptions(DatasetOptions):
 
 
 def lines_of(path: Path) -> Iterator[str]:
-    """The lines of a file.
-
-    Raises:
-        DataError: if it cannot be read.
-    """
+    """The lines of a file. Raises DataError if it cannot be read."""
     try:
         with open(path, encoding="utf-8") as stream:
             yield from stream

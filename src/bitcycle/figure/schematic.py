@@ -18,9 +18,9 @@ from bitcycle.analysis.claim_functions import relative_cost
 from bitcycle.analysis.labels import group_of, schedule_of
 from bitcycle.figure.data import ItemData
 from bitcycle.figure.style import FORMS, ORDERED, PROFILES, Drawing, Look, panels, save
-from bitcycle.quantizer.element import ELEMENTS, Element
+from bitcycle.quantizer.format import ELEMENTS, Element
 from bitcycle.schedule import SUITE, Cyclic, Schedule, schedule
-from bitcycle.schedule.profile import growth_profile
+from bitcycle.schedule.cyclic import growth_profile
 
 STEPS = 1600
 LONG = 64_000

@@ -3,15 +3,13 @@
 from bitcycle.hardware.base import CONVENTIONS, PASSES, PUBLISHED_IMAGES, Cost, HardwareOptions, LayerCost
 from bitcycle.hardware.bitfusion import BitFusion
 from bitcycle.hardware.bitops import BitOps
-from bitcycle.hardware.combined import AllHardware
 from bitcycle.hardware.histogram import Histogram, SampleCounts
+from bitcycle.hardware.latency import TensorCore, Zc706
 from bitcycle.hardware.meter import CostMeter
 from bitcycle.hardware.operation import FLOAT_PRECISION, MatrixProduct, Operation, Workload
-from bitcycle.hardware.registry import HARDWARE, hardware_options
+from bitcycle.hardware.registry import HARDWARE, AllHardware, hardware_options
 from bitcycle.hardware.table import CostTable, cost_table, saving
-from bitcycle.hardware.tensorcore import TensorCore
 from bitcycle.hardware.trace import trace
-from bitcycle.hardware.zc706 import Zc706
 
 __all__ = [
     "CONVENTIONS",

@@ -16,8 +16,11 @@ Effective MACs are what Better Schedules calls BitOps.
 Source: CPT, tables 2, 3 and 5; FracTrain, section 4.1; Better Schedules, section 4.1. Sums are exact integers.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from operator import mul
+from typing import Any
 
 from bitcycle.hardware.base import PASSES, Cost, HardwareOptions, LayerCost
 from bitcycle.hardware.histogram import Histogram, SampleCounts
@@ -50,11 +53,11 @@ class BitOps(HardwareOptions):
         scale = self.images_per_sample(counts.samples) / workload.samples
         weights_only = self.rule("count") in ("weights_only", "weights_and_norm")
         not_counted = ("matmul", "aggregation") if weights_only else ()
-        layers = [
-            self._layer_cost(operation, counts.of(operation), scale)
-            for operation in workload.operations
-            if operation.kind not in not_counted
-        ]
+        layers = []
+        for operation in workload.operations:
+            if operation.kind not in not_counted:
+                passes = self.sums(operation, self.widths_of, counts.of(operation), mul)
+                layers.append(LayerCost(operation.name, *(_exact(part * scale) for part in passes)))
         elements = self._elementwise(workload)
         if elements:
             bits = [
@@ -70,15 +73,20 @@ class BitOps(HardwareOptions):
         layers = self.layer_costs(workload, SampleCounts({precision: samples}))
         return sum((Fraction(layer.total) for layer in layers), Fraction(0))
 
-    def _layer_cost(self, operation: Operation, histogram: Histogram, scale: Fraction) -> LayerCost:
-        sums: dict[str, int | Fraction] = dict.fromkeys(PASSES, 0)
-        counted = self.passes_of(operation)
+    def sums(
+        self,
+        operation: Operation,
+        widths: Callable[[Operation, Precision], Any],
+        histogram: Histogram,
+        cost_of_mac: Callable[[Any, Any], Any],
+    ) -> list[Any]:
+        """Cost of each pass of an operation: multiply-accumulates times the cost of one, by the `widths` of its operands."""
+        sums, counted = dict.fromkeys(PASSES, 0), self.passes_of(operation)
         for scheduled, samples in histogram.items():
-            w, a, g = self.widths_of(operation, scheduled)
-            bits = {"forward": w * a, "error": w * g, "weight_gradient": a * g}
-            for name in PASSES:
-                sums[name] += operation.macs * samples * bits[name] * counted[name]
-        return LayerCost(operation.name, *(_exact(sums[name] * scale) for name in PASSES))
+            w, a, g = widths(operation, scheduled)
+            for name, operands in zip(PASSES, ((w, a), (w, g), (a, g))):
+                sums[name] += operation.macs * samples * counted[name] * cost_of_mac(*operands)
+        return list(sums.values())
 
     def _elementwise(self, workload: Workload) -> int:
         """Elementwise operations (normalisation, pooling, activation functions) that the convention counts as MACs.

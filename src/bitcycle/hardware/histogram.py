@@ -38,12 +38,8 @@ class SampleCounts:
         return next((self.per_operation[name] for name in names if name in self.per_operation), self.histogram)
 
     def check(self, workload: Workload) -> None:
-        """Reject invalid counts.
-
-        Raises:
-            SettingError (a ValueError): for bits outside 1 to 32, negative counts, a name that is not in the workload,
-                and more samples of an operation than of the run.
-        """
+        """Reject invalid counts. Raises SettingError for bits outside 1 to 32, negative counts, a name that is not in the
+        workload, and more samples of an operation than of the run."""
         for histogram in (self.histogram, *self.per_operation.values()):
             _check_histogram(histogram)
         known = {name for o in workload.operations for name in (o.name, *_enclosing(o.module))}
@@ -56,11 +52,7 @@ class SampleCounts:
 
 
 def check_precision(precision: Precision) -> None:
-    """Reject bits that are not integers from 1 to 32.
-
-    Raises:
-        SettingError (a ValueError): naming the invalid bits.
-    """
+    """Reject bits that are not integers from 1 to 32. Raises SettingError naming the invalid bits."""
     for role, bits in precision._asdict().items():
         if not isinstance(bits, int) or not 1 <= bits <= FLOAT:
             problem = "is not a whole number of bits from 1 to 32"

@@ -12,14 +12,15 @@ from bitcycle.layer.conversion import (
     quantize_model,
 )
 from bitcycle.layer.convolution import (
+    QuantizableEmbedding,
     QuantizedConv1d,
     QuantizedConv2d,
     QuantizedConv3d,
     QuantizedConvTranspose1d,
     QuantizedConvTranspose2d,
     QuantizedConvTranspose3d,
+    QuantizedEmbedding,
 )
-from bitcycle.layer.embedding import QuantizableEmbedding, QuantizedEmbedding
 from bitcycle.layer.gate import Gates
 from bitcycle.layer.gated_block import GatedBlock
 from bitcycle.layer.graph import QuantizedGraphConvolution, QuantizedSageConvolution

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from bitcycle.hardware import Workload
 from bitcycle.hardware.operation import FLOAT_PRECISION, Operation
-from bitcycle.schedule import GateOptions, Precision
+from bitcycle.schedule import Dfq, Precision
 
 Counts = Sequence[Sequence[int]]
 """Samples by block and option."""
@@ -53,7 +53,7 @@ class Choices:
     """The gated blocks of a network and their options."""
 
     blocks: tuple[Block, ...]
-    gates: GateOptions
+    gates: Dfq
 
     @property
     def precisions(self) -> tuple[Precision | None, ...]:
@@ -100,7 +100,7 @@ class Choices:
             depthwise = [o for o in operations if o.fixed_precision is not None and not o.is_float]
             fixed.append(sum(o.macs * _bits(o.fixed_precision) / 1024 for o in depthwise))
             fixed_float.append(3.0 * sum(o.macs for o in depthwise))
-        if self.gates.block_weight == "equal":
+        if (self.gates.block_weight or self.gates.facts.block_weight) == "equal":
             weights, fixed, fixed_float = [1.0] * len(weights), [0.0] * len(fixed), [0.0] * len(fixed)
         reference = fixed_float if self.gates.depthwise_reference == "float32" else fixed
         mean = sum(weights) / len(weights)

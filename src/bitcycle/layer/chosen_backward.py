@@ -126,11 +126,7 @@ class ReplayedProduct:
         self.layer, self.replay = layer, replay
 
     def accepts(self, x: Tensor) -> bool:
-        """Whether the block is trained.
-
-        Raises:
-            SettingError (a ValueError): under autocast, which changes the operands of products.
-        """
+        """Whether the block is trained. Raises SettingError under autocast, which changes the operands of products."""
         if self.replay.tape is not None and torch.is_autocast_enabled(x.device.type):
             problem = "replays float32 products, and autocast is on"
             raise SettingError("schedule.backward", "chosen", problem, "train in float32, or use schedule.backward=all")
@@ -331,11 +327,8 @@ def _scattered(parts: list[tuple[Tensor, Tensor]], like: Tensor) -> Tensor:
 
 
 def prepare_replay(block: nn.Module, name: str) -> Replay:
-    """Make layers and batch norms of a block use a tape; the block is changed in place.
-
-    Raises:
-        SettingError (a ValueError): if a module of the block cannot be replayed.
-    """
+    """Make layers and batch norms of a block use a tape; the block is changed in place. Raises SettingError if a module of
+    the block cannot be replayed."""
     replay = Replay()
     for module in block.modules():
         if reason := _obstacle(module):

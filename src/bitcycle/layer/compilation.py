@@ -32,11 +32,8 @@ def has_numbers(x: Tensor) -> bool:
 
 
 def refuse_tracing() -> None:
-    """Reject tracers that would freeze the current bits, or the ranges of one batch, into a graph.
-
-    Raises:
-        SettingError (a ValueError): under torch.jit.trace and torch.fx.symbolic_trace.
-    """
+    """Reject tracers that would freeze the current bits, or the ranges of one batch, into a graph. Raises SettingError under
+    torch.jit.trace and torch.fx.symbolic_trace."""
     tracer = "torch.jit.trace" if torch.jit._trace.is_tracing() else "torch.fx.symbolic_trace" if _is_symbolic() else ""
     if tracer:
         remedy = "use torch.export.export or torch.compile, or bitcycle.export_onnx"

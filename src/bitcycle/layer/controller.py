@@ -213,11 +213,8 @@ class PrecisionController:
             self._record.count_choices(True)
 
     def cost(self) -> Cost:
-        """The cost of the steps so far, in total and relative to the same steps at static q_max.
-
-        Raises:
-            RuntimeError: before the first training batch, when shapes are not known yet.
-        """
+        """The cost of the steps so far, in total and relative to the same steps at static q_max. Raises RuntimeError before
+        the first training batch, when shapes are not known yet."""
         if self._meter is None:
             raise RuntimeError(
                 "the cost is not known before the first forward pass in training mode; train one step first, and give the"

@@ -23,7 +23,7 @@ from bitcycle.layer.roles import ROLES
 from bitcycle.layer.state import PrecisionState
 from bitcycle.layer.twin import replace_modules, twin_of
 from bitcycle.quantizer import NoQuantizer, QuantizerOptions, quantizer_options
-from bitcycle.schedule import GateOptions, Precision, Schedule
+from bitcycle.schedule import Dfq, Precision, Schedule
 from bitcycle.settings import SettingError
 
 logger = logging.getLogger(__name__)
@@ -95,17 +95,14 @@ def has_signed_input(model: nn.Module, name: str, found: Sequence[str]) -> bool:
     return bool(_match(name, found, getattr(model, "signed_inputs", DEFAULT_SIGNED_INPUTS)))
 
 
-def gates_of(model: nn.Module, schedule: Schedule | None) -> GateOptions | None:
-    """The gate options of `model` under `schedule`; None if the schedule determines the bits.
-
-    Raises:
-        SettingError: if the schedule needs blocks and the model has none, or if it was made for another family of networks.
-    """
+def gates_of(model: nn.Module, schedule: Schedule | None) -> Dfq | None:
+    """The gate options of `model` under `schedule`; None if the schedule determines the bits. Raises SettingError if the
+    schedule needs blocks and the model has none, or if it was made for another family of networks."""
     if schedule is None:
         return None
     family, names = getattr(model, "block_family", None), getattr(model, "block_names", ())
-    gates = schedule.options.configure_for(family, len(names)).gates
-    if gates != schedule.options.gates:
+    gates, before = schedule.options.configure_for(family, len(names)).gates, schedule.options.gates
+    if gates is not None and before is not None and gates.facts != before.facts:
         problem = f"the network is of the family {family}, and the schedule was made for another"
         raise SettingError("family", None, problem, f"make it with bitcycle.schedule(..., family={family!r})")
     return gates
@@ -114,11 +111,8 @@ def gates_of(model: nn.Module, schedule: Schedule | None) -> GateOptions | None:
 def conversion_plan(
     model: nn.Module, options: QuantizerOptions, schedule: Schedule | None = None, sample: Any = None
 ) -> list[LayerRule]:
-    """The treatment of each convertible layer of `model` by `quantize_model`.
-
-    Raises:
-        SettingError (a ValueError): if an entry of options.float_layers is neither a role nor matches a layer's name.
-    """
+    """The treatment of each convertible layer of `model` by `quantize_model`. Raises SettingError if an entry of
+    options.float_layers is neither a role nor matches a layer's name."""
     gates, rule = gates_of(model, schedule), getattr(model, "float_layers", DEFAULT_FLOAT_LAYERS)
     float_layers = options.float_rule(rule if gates is None else ("first", *rule))
     layers, found = convertible_layers(model), layer_roles(model, sample)
@@ -140,14 +134,14 @@ def conversion_plan(
     return plan
 
 
-def _depthwise_precision(options: QuantizerOptions, gates: GateOptions | None) -> Precision | None:
+def _depthwise_precision(options: QuantizerOptions, gates: Dfq | None) -> Precision | None:
     """Fixed bits of depthwise convolutions, from the quantizer or else the schedule; None: as all other layers."""
     if options.depthwise_bits is not None:
         forward, gradient = options.depthwise_bits
         return Precision(forward, forward, gradient)
     if gates is None or gates.depthwise_bits is None:
         return None
-    return Precision(gates.weight_bits, *gates.depthwise_bits)
+    return Precision(gates.bits_of_weights, *gates.depthwise_bits)
 
 
 def quantize_model(
@@ -239,7 +233,7 @@ def _check_weights(model: nn.Module) -> None:
 
 
 def _convert(
-    model: nn.Module, plan: list[LayerRule], options: QuantizerOptions, gates: GateOptions | None, compile: bool
+    model: nn.Module, plan: list[LayerRule], options: QuantizerOptions, gates: Dfq | None, compile: bool
 ) -> nn.Module:
     """The model with the layers of `plan` quantized."""
     options = options.configure_for(model)
@@ -269,11 +263,7 @@ def _convert(
 
 
 def _quantized(rule: LayerRule, layer: nn.Module, context: Context, device: torch.device) -> nn.Module:
-    """The quantized counterpart of one layer.
-
-    Raises:
-        SettingError: naming the layer, if it has none.
-    """
+    """The quantized counterpart of one layer. Raises SettingError naming the layer, if it has none."""
     if isinstance(getattr(layer, "weight", None), Tensor) and "weight" not in layer._parameters:
         problem = (
             f"layer {rule.name!r} ({rule.kind}) recomputes its weight at each call (weight_norm, spectral_norm, prune)"

@@ -1,4 +1,4 @@
-"""Quantized convolutions and transposed convolutions in one to three dimensions, with any number of groups.
+"""Quantized convolutions and transposed convolutions in one to three dimensions, with any number of groups; embeddings.
 
 A transposed convolution's weight [in, out / groups, ...] is also quantized with one range per output channel.
 """
@@ -8,6 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bitcycle import distributed
 from bitcycle.layer.bifurcation import Product
 from bitcycle.layer.block_product import CONVOLUTION, Axes
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
@@ -75,6 +76,27 @@ class QuantizedConvTranspose3d(QuantizedTransposedConvolution, nn.ConvTranspose3
     convolve = staticmethod(F.conv_transpose3d)
 
 
+class QuantizableEmbedding(nn.Embedding):
+    """A torch.nn.Embedding that conversion quantizes.
+
+    Source: HLHLp, after Xu et al. 2018, who quantize embedding and softmax weight of a language model; Better Schedules keeps
+    embeddings float, and so does the conversion of an ordinary torch.nn.Embedding. As a lookup is not a product, its result is
+    not quantized as an activation, nor its gradient: y_t = Q_weight(E)[w_t].
+    """
+
+
+class QuantizedEmbedding(QuantizedLayer, QuantizableEmbedding):
+    """The quantized counterpart of `QuantizableEmbedding`. Shapes as of torch.nn.Embedding: [...] -> [..., E]."""
+
+    bias = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.adapted:
+            with distributed.sharded(0):  # all processes have the whole table
+                self.adapt(self.weight)
+        return F.embedding(input, self.quantized_weight(self.call_keys().coarse))
+
+
 CONVERSIONS |= {
     nn.Conv1d: QuantizedConv1d,
     nn.Conv2d: QuantizedConv2d,
@@ -82,4 +104,5 @@ CONVERSIONS |= {
     nn.ConvTranspose1d: QuantizedConvTranspose1d,
     nn.ConvTranspose2d: QuantizedConvTranspose2d,
     nn.ConvTranspose3d: QuantizedConvTranspose3d,
+    QuantizableEmbedding: QuantizedEmbedding,
 }

@@ -109,11 +109,7 @@ def load_finalized(model: nn.Module, path: str | Path) -> nn.Module:
 
 
 def _layers(model: nn.Module) -> dict[str, QuantizedLayer]:
-    """Layers with a weight.
-
-    Raises:
-        SettingError: if the weights have blocks, whose copies along different dimensions differ.
-    """
+    """Layers with a weight. Raises SettingError if the weights have blocks, whose copies along different dimensions differ."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
     for layer in layers.values():
         if layer.weight_quantizer.has_blocks:

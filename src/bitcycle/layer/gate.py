@@ -27,7 +27,7 @@ from bitcycle.layer.choices import BlockCosts, Choices
 from bitcycle.layer.state import PrecisionState
 from bitcycle.quantizer.autograd import straight_through
 from bitcycle.randomness import int32_key
-from bitcycle.schedule import FLOAT, GateOptions, Precision
+from bitcycle.schedule import FLOAT, Dfq, Precision
 
 Memory = tuple[Tensor, Tensor]
 
@@ -66,13 +66,13 @@ class Gates(nn.Module):
     def __init__(self, choices: Choices, channels: list[int]) -> None:
         super().__init__()
         gates, blocks = choices.gates, len(choices.blocks)
-        hidden, embedding, state = gates.gate_sizes
-        copies, options = 1 if gates.shared else blocks, len(gates.options)
+        hidden, embedding, state = gates.sizes
+        copies, options = 1 if gates.shared else blocks, len(gates.pairs)
         self.choices = choices
         self.embeddings = nn.ModuleList(Embedding(width, hidden, embedding) for width in channels)
         self.cells = nn.ModuleList(nn.LSTMCell(embedding, state) for _ in range(copies))
         self.projections = nn.ModuleList(nn.Linear(state, options) for _ in range(copies))
-        if gates.initial == "fan_out":
+        if gates.facts.initial == "fan_out":
             self.apply(_initialise)
         self.states = nn.ModuleList(
             PrecisionState(precision or Precision(FLOAT, FLOAT, FLOAT), fixed=True, noise_key=int32_key("option", k))
@@ -91,7 +91,7 @@ class Gates(nn.Module):
         self.register_buffer(name, value, persistent=False)
 
     @property
-    def options(self) -> GateOptions:
+    def options(self) -> Dfq:
         """The options of the gates."""
         return self.choices.gates
 
@@ -148,7 +148,7 @@ class Gates(nn.Module):
         return {**self.__dict__, "_memory": None, "_cost": None, "_samples": 0}
 
     def extra_repr(self) -> str:
-        return f"{' '.join(self.options.words)}, weights {self.options.weight_bits}"
+        return f"{' '.join(self.options.words)}, weights {self.options.bits_of_weights}"
 
 
 def sign(percentage: Tensor, target: Tensor, target_range: float = 0.0, relax: float = 0.0) -> Tensor:

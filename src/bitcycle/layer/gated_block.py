@@ -23,7 +23,7 @@ from bitcycle.layer.gate import Gates
 from bitcycle.layer.quantized import QuantizedLayer
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
-from bitcycle.schedule import GateOptions
+from bitcycle.schedule import Dfq
 from bitcycle.settings import SettingError
 
 SHORTCUTS = ("shortcut", "downsample")
@@ -191,7 +191,7 @@ def _samples_are_independent(block: nn.Module) -> bool:
     return True
 
 
-def gate_blocks(model: nn.Module, options: GateOptions, seed: int = 0) -> nn.Module:
+def gate_blocks(model: nn.Module, options: Dfq, seed: int = 0) -> nn.Module:
     """Wrap the blocks that `model.block_names` lists, in the order of execution, and add their gates as `model.gates`.
 
     Args:

@@ -1,4 +1,11 @@
-"""Quantized graph layers: the layers of `graph_convolution.py` with rows quantized before each product and sum.
+"""Graph layers: a graph convolution and a GraphSAGE layer with mean aggregator, in float and with quantized rows.
+
+    GraphConvolution   y = D_in^-1/2 A D_out^-1/2 x W + c             x [N, in], W [in, out], c [out]
+    SageConvolution    y = x_own W_own^T + mean_neighbours(x) W_neighbour^T + c         W [out, in]
+
+The product with W precedes the sum over neighbours if it shortens the rows (in > out), otherwise it follows. Degrees are at least
+1. Source: Kipf and Welling 2017; Hamilton et al. 2017; Better Schedules, section 4.3 and released code, cpt_gnn, after DGL's
+layers. The quantized layers quantize rows before each product and sum.
 
 With row(x; b) the affine quantizer with one range per row (node, or row of a weight; a bias is one row), and gq(y; g) the
 identity whose gradient is quantized to g bits with one range per tensor:
@@ -22,26 +29,131 @@ A quantizer without ranges per row (`QuantizerOptions.row_activation`) only quan
 activations as in any layer; bias and aggregate are float.
 """
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor, nn
 
 from bitcycle.layer.bifurcation import Product
 from bitcycle.layer.block_product import Axes, block_product, copies_of
 from bitcycle.layer.constant import LastResult
-from bitcycle.layer.graph_convolution import Aggregation, GraphConvolution, RowLinear, SageConvolution
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
 from bitcycle.layer.quantized_product import Context, Noisy, Quantized
-from bitcycle.layer.sparse import Edges
+from bitcycle.layer.sparse import Edges, neighbour_mean, neighbour_sum
 from bitcycle.layer.twin import twin_of
 from bitcycle.quantizer.sbm import SbmRows
 from bitcycle.settings import SettingError
 
 
-class RowQuantization(Noisy):
-    """Quantization of rows and their gradient in a graph layer, outside of its product with a weight.
+class Aggregation(nn.Module):
+    """Sum, or `mean`, over the edges: [sources, F] -> [destinations, F]. A module so that its cost is listed separately."""
 
-    Raises:
-        SettingError: if the quantizer has no ranges per row.
+    def __init__(self, mean: bool = False) -> None:
+        super().__init__()
+        self.function: Callable[[Tensor, Edges], Tensor] = neighbour_mean if mean else neighbour_sum
+
+    def forward(self, h: Tensor, edges: Edges) -> Tensor:
+        return self.function(h, edges)
+
+
+class GraphConvolution(nn.Module):
+    """y = D_in^-1/2 A D_out^-1/2 x W + c; x [sources, in] -> [destinations, out].
+
+    Args:
+        in_features, out_features: columns of x and y.
+        quantized_aggregation: whether a quantized layer sums over neighbours by the paper's Q-Agg, else FP-Agg.
+        quantized_norm: whether a quantized layer also quantizes the features before scaling by degrees.
     """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        quantized_aggregation: bool = False,
+        quantized_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.quantized_aggregation, self.quantized_norm = quantized_aggregation, quantized_norm
+        self.weight = nn.Parameter(torch.empty(in_features, out_features))
+        self.bias = nn.Parameter(torch.empty(out_features))
+        self.aggregate: nn.Module = Aggregation()
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier-uniform weight, zero bias, as in the released code."""
+        nn.init.xavier_uniform_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor, edges: Edges) -> Tensor:
+        h = self.scaled_sources(x, edges)
+        if self.in_features > self.out_features:
+            h = self.aggregate(self.product(h), edges)
+        else:
+            h = self.product(self.aggregate(h, edges))
+        return self.add_bias(self.scale(h, edges.in_degrees().rsqrt(), "destinations"))
+
+    def scaled_sources(self, x: Tensor, edges: Edges) -> Tensor:
+        """Each row of x divided by the square root of its node's out-degree."""
+        return self.scale(x, edges.out_degrees(len(x)).rsqrt(), "sources")
+
+    def scale(self, x: Tensor, factors: Tensor, side: str) -> Tensor:
+        """Each row of the `side` (sources or destinations) times its factor [rows, 1]."""
+        return x * factors
+
+    def product(self, h: Tensor) -> Tensor:
+        """h W."""
+        return h @ self.weight
+
+    def add_bias(self, h: Tensor) -> Tensor:
+        """h + c."""
+        return h + self.bias
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}"
+
+
+class RowLinear(nn.Linear):
+    """x W^T with x [N, in], W [out, in]: half of a SAGE layer. A subclass, so that it is only converted with its layer."""
+
+
+class SageConvolution(nn.Module):
+    """y = x_own W_own^T + mean(x) W_neighbour^T + c; x [sources, in] -> [destinations, out]; x_own are the first rows of x.
+
+    Args:
+        in_features, out_features: columns of x and y.
+        quantized_aggregation: whether a quantized layer averages neighbours by the paper's Q-Agg, else FP-Agg.
+    """
+
+    def __init__(self, in_features: int, out_features: int, quantized_aggregation: bool = False) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.quantized_aggregation = quantized_aggregation
+        self.neighbour: nn.Module = RowLinear(in_features, out_features, bias=False)
+        self.own: nn.Module = RowLinear(in_features, out_features, bias=False)
+        self.bias = nn.Parameter(torch.zeros(out_features))
+        self.aggregate: nn.Module = Aggregation(mean=True)
+        nn.init.xavier_uniform_(self.neighbour.weight, gain=2**0.5)
+
+    def forward(self, x: Tensor, edges: Edges) -> Tensor:
+        own = self.own(x[: edges.destinations])
+        if self.in_features > self.out_features:
+            mean = self.aggregate(self.neighbour(x), edges)
+        else:
+            mean = self.neighbour(self.aggregate(x, edges))
+        return self.add_bias(own + mean)
+
+    def add_bias(self, h: Tensor) -> Tensor:
+        """h + c."""
+        return h + self.bias
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}"
+
+
+class RowQuantization(Noisy):
+    """Quantization of rows and their gradient in a graph layer, outside of its product with a weight. Raises SettingError if
+    the quantizer has no ranges per row."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()

@@ -100,11 +100,8 @@ class QuantizedLayer(QuantizedProduct):
 
     @not_compiled
     def adapt(self, x: Tensor) -> None:
-        """Let the quantizers adapt to changed bits or mode.
-
-        Raises:
-            SettingError (a ValueError): if x has negative values and the quantizer does not support them.
-        """
+        """Let the quantizers adapt to changed bits or mode. Raises SettingError if x has negative values and the quantizer
+        does not support them."""
         weight: Tensor = self.weight
         precision = self.precision.precision
         if not (has_numbers(weight) and has_numbers(x)):  # without values there is nothing to adapt to

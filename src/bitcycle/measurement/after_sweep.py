@@ -42,11 +42,8 @@ KINDS: dict[str, type[AnalysisOptions]] = {
 
 
 def read_entry(entry: Mapping[str, Any], scale: str) -> tuple[list[AnalysisOptions], list[dict[str, Any]]]:
-    """Read an entry of `analyses` at a scale: the options for each seed, and the selected networks.
-
-    Raises:
-        SettingError: for an unknown kind or option, or if the kind needs a different number of networks.
-    """
+    """Read an entry of `analyses` at a scale: the options for each seed, and the selected networks. Raises SettingError for
+    an unknown kind or option, or if the kind needs a different number of networks."""
     given = {key: value for key, value in entry.items() if key != "at_scale"} | entry.get("at_scale", {}).get(scale, {})
     name, networks, seeds = str(given.pop("kind", "")), given.pop("networks", []), given.pop("seeds", None)
     if name not in KINDS:
@@ -60,11 +57,8 @@ def read_entry(entry: Mapping[str, Any], scale: str) -> tuple[list[AnalysisOptio
 
 
 def groups_of(runs: Sequence[SweepRun], networks: Sequence[Mapping[str, Any]], count: int) -> Iterator[list[Any]]:
-    """The networks of each analysis as (run, phase): every run, or for each seed the selected ones.
-
-    Raises:
-        SettingError: if no run of the sweep has the settings of a selected network.
-    """
+    """The networks of each analysis as (run, phase): every run, or for each seed the selected ones. Raises SettingError if no
+    run of the sweep has the settings of a selected network."""
     if not networks:
         yield from ([(run, None)] for run in runs)
         return
@@ -137,11 +131,7 @@ def analyse(sweeps: Mapping[str, Sweep], fixed: Mapping[str, str], conf: Path) -
 
 
 def sweeps_with_analyses(root: Path, names: Sequence[str] = ()) -> dict[str, Sweep]:
-    """The named sweeps of a repository, by default all that have analyses.
-
-    Raises:
-        SettingError: for an unknown sweep.
-    """
+    """The named sweeps of a repository, by default all that have analyses. Raises SettingError for an unknown sweep."""
     every = sorted(f"{path.parent.name}/{path.stem}" for path in (root / "sweeps").glob("*/*.yaml"))
     if strangers := [name for name in names if name not in every]:
         raise SettingError("sweeps", strangers[0], "no such sweep", nearest(strangers[0], every))

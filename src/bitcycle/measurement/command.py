@@ -30,11 +30,8 @@ def parser(kind: type[AnalysisOptions], description: str) -> argparse.ArgumentPa
 
 
 def read_options(kind: type[AnalysisOptions], given: dict[str, Any]) -> AnalysisOptions:
-    """Read options from strings of a command line or values of a sweep file.
-
-    Raises:
-        SettingError: for an unknown option or an invalid value.
-    """
+    """Read options from strings of a command line or values of a sweep file. Raises SettingError for an unknown option or an
+    invalid value."""
     types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
     if strangers := [name for name in given if name not in types]:
         problem = f"is not an option of analysis={kind.kind}"

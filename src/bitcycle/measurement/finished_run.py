@@ -66,11 +66,8 @@ class FinishedRun:
 
 
 def read_run_config(folder: RunFolder, data_root: str | None = None) -> RunConfig:
-    """Read the configuration of a run from `config.yaml` in its folder, with another `data_root` if given.
-
-    Raises:
-        RunError: if the file cannot be read, or was written by an incompatible version.
-    """
+    """Read the configuration of a run from `config.yaml` in its folder, with another `data_root` if given. Raises RunError if
+    the file cannot be read, or was written by an incompatible version."""
     try:
         loaded: Any = OmegaConf.load(folder.config)
         kinds = {group: OmegaConf.structured(options[loaded[group].name]) for group, options in GROUPS.items()}

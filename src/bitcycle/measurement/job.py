@@ -85,11 +85,7 @@ class Network:
 
     @property
     def identity(self) -> Row:
-        """Scale, hash and seed of the run, and the phase.
-
-        Raises:
-            RunError: if the run is not finished.
-        """
+        """Scale, hash and seed of the run, and the phase. Raises RunError if the run is not finished."""
         summary = self.folder.read_summary()
         if self.folder.state() != "done":
             raise RunError(f"no finished run in {self.folder.path}; run its command until it is done")

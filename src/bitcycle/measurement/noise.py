@@ -54,15 +54,8 @@ SPECTRUM_SIZE = 512
 
 
 def mix(signal: Tensor, noise: Tensor, snr_db: float) -> Tensor:
-    """Mix signal and noise [S] at a signal-to-noise ratio of `snr_db`, in float64; a silent signal stays silent.
-
-    Raises:
-        ValueError: if the noise is silent.
-
-    >>> mixed = mix(torch.tensor([1.0, -1.0]), torch.tensor([3.0, 3.0]), snr_db=0)
-    >>> mixed.tolist()
-    [2.0, 0.0]
-    """
+    """Mix signal and noise [S] at a signal-to-noise ratio of `snr_db`, in float64; a silent signal stays silent. Raises
+    ValueError if the noise is silent."""
     x, n = signal.double(), noise.double()
     signal_power, noise_power = x.square().mean(), n.square().mean()
     if noise_power == 0:
@@ -264,14 +257,7 @@ class NoiseTest(Analysis):
 
 
 def read_snr(text: str) -> tuple[float, float]:
-    """Parse an SNR in dB; returns lower and upper bound.
-
-    Raises:
-        SettingError: if the text is not an SNR.
-
-    >>> read_snr("10"), read_snr("5:15")
-    ((10.0, 10.0), (5.0, 15.0))
-    """
+    """Parse an SNR in dB; returns lower and upper bound. Raises SettingError if the text is not an SNR."""
     low, _, high = text.partition(":")
     try:
         bounds = float(low), float(high or low)

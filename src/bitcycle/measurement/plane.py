@@ -70,11 +70,7 @@ class Basis(NamedTuple):
 
 
 def plane_through(first: Tensor, second: Tensor, third: Tensor) -> Basis:
-    """The plane through three vectors, in float64.
-
-    Raises:
-        RunError: if the vectors lie on a line.
-    """
+    """The plane through three vectors, in float64. Raises RunError if the vectors lie on a line."""
     one, two, three = (vector.double() for vector in (first, second, third))
     u, third_side = two - one, three - one
     dx = float(u.norm())
@@ -89,11 +85,8 @@ def plane_through(first: Tensor, second: Tensor, third: Tensor) -> Basis:
 
 
 class Plane(Analysis):
-    """The plane through three networks of one architecture; the first unit is the networks, the others are grid rows.
-
-    Raises:
-        RunError: if the networks differ in parameters or dataset, or lie on a line.
-    """
+    """The plane through three networks of one architecture; the first unit is the networks, the others are grid rows. Raises
+    RunError if the networks differ in parameters or dataset, or lie on a line."""
 
     columns = ("network", "x", "y", "loss", "error_percent")
 

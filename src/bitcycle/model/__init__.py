@@ -3,7 +3,7 @@
 from bitcycle.model.base import ModelOptions, build_seeded, check_kind
 from bitcycle.model.mobilenet_v2_cifar import CifarMobileNetV2, MobileNetV2Cifar
 from bitcycle.model.registry import MODELS
-from bitcycle.model.resnet_cifar import CifarResNet, ResNetCifar
+from bitcycle.model.resnet import CifarResNet, ResNetCifar
 from bitcycle.model.speech_lstm import SpeechLstm, SpeechLstmOptions
 from bitcycle.shapes import (
     DetectionShape,

@@ -45,11 +45,8 @@ class ModelOptions(Settings):
 
 
 def check_kind(options: ModelOptions, dataset: str, shape: Shape) -> None:
-    """Check that a network accepts the data of a data set.
-
-    Raises:
-        SettingError: for data of another type or an unsupported size.
-    """
+    """Check that a network accepts the data of a data set. Raises SettingError for data of another type or an unsupported
+    size."""
     if not isinstance(shape, options.takes):
         problem = f"does not accept the data of dataset={dataset}"
         fitting = "omit model= for the default of the data set, or see `python train.py --help` for others"
@@ -62,3 +59,10 @@ def build_seeded(options: ModelOptions, shape: Shape, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return options.build(shape)
+
+
+class FloatLinear(nn.Linear):
+    """A linear layer that is never quantized, whatever the quantizer's rule for float layers."""
+
+    stays_float = True
+    """Suppresses the warning about layers without a quantized counterpart."""

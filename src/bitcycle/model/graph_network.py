@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitcycle.layer.graph_convolution import GraphConvolution, SageConvolution
+from bitcycle.layer.graph import GraphConvolution, SageConvolution
 from bitcycle.layer.sparse import Edges
 from bitcycle.model.base import ModelOptions
 from bitcycle.settings import SettingError, setting

@@ -1,16 +1,13 @@
 """Registry of models by name."""
 
-from bitcycle.model.awd_language_model import AwdLanguageModelOptions
 from bitcycle.model.base import ModelOptions
 from bitcycle.model.bert import Bert
 from bitcycle.model.custom import CustomModel, TimmModel
 from bitcycle.model.graph_network import Gcn, GraphSage
 from bitcycle.model.mobilenet_v2_cifar import MobileNetV2Cifar
 from bitcycle.model.ncf import Ncf
-from bitcycle.model.recurrent_language_model import RecurrentLanguageModelOptions
-from bitcycle.model.resnet_cifar import ResNetCifar
-from bitcycle.model.resnet_extra_skip import ResNetExtraSkipCifar, ResNetExtraSkipImagenet
-from bitcycle.model.resnet_imagenet import ResNetImagenet
+from bitcycle.model.recurrent_language_model import AwdLanguageModelOptions, RecurrentLanguageModelOptions
+from bitcycle.model.resnet import ResNetCifar, ResNetExtraSkipCifar, ResNetExtraSkipImagenet, ResNetImagenet
 from bitcycle.model.retinanet import RetinaNetOptions
 from bitcycle.model.speech_lstm import SpeechLstmOptions
 from bitcycle.model.transformer_language_model import TransformerOptions

@@ -44,11 +44,8 @@ def _unpickled(file: Path) -> Any:
 
 
 def load_weights(model: nn.Module, found: Mapping[str, Tensor], field: str, path: str, remedy: str) -> None:
-    """Load the weights that the model has; others are left out.
-
-    Raises:
-        SettingError (a ValueError): naming a weight that is missing or of another shape.
-    """
+    """Load the weights that the model has; others are left out. Raises SettingError naming a weight that is missing or of
+    another shape."""
     expected = model.state_dict()
     for name, value in expected.items():
         if name not in found or found[name].shape != value.shape:

@@ -12,8 +12,7 @@ from bitcycle.quantizer.pact_binary import PactBinary
 from bitcycle.quantizer.registry import QUANTIZERS, NoQuantizer, encode_bits, quantize, quantizer_options
 from bitcycle.quantizer.sbm import Sbm, SbmActivation, SbmRows, SbmWeight
 from bitcycle.quantizer.sbm_gradient import SbmGradient
-from bitcycle.quantizer.ternary import Ternary
-from bitcycle.quantizer.ttq import Ttq
+from bitcycle.quantizer.ternary import Ternary, Ttq
 from bitcycle.quantizer.uniform import UniformL2
 from bitcycle.quantizer.wageubn import Wageubn
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bitcycle.quantizer.noise import uniform
+from bitcycle.randomness import uniform_noise
 
 MINIMUM_SCALE = 1e-8
 """Minimum of the step s; a (nearly) constant tensor stays (nearly) unchanged."""
@@ -50,15 +50,9 @@ def encode(
     return torch.minimum(code.clamp_min(0), levels).round(), scale
 
 
-def quantize_per_tensor(x: Tensor, bits: Tensor, *keys: Tensor) -> Tensor:
-    """Fake-quantize with one minimum and maximum over the whole tensor; `keys` as of `keyed_noise`."""
-    low, high = torch.aminmax(x)
-    return fake_quantize(x, low, high - low, bits, keyed_noise(x, keys))
-
-
 def keyed_noise(x: Tensor, keys: Sequence[Tensor]) -> Tensor | None:
     """The noise of unbiased stochastic rounding by keys (step, layer) in the shape of x; without keys None: round to nearest."""
-    return uniform(x.shape, keys[0] ^ keys[1]) if keys else None
+    return uniform_noise(x.shape, keys[0] ^ keys[1]) if keys else None
 
 
 def quantize_per_row(rows: Tensor, bits: Tensor) -> Tensor:
@@ -67,12 +61,20 @@ def quantize_per_row(rows: Tensor, bits: Tensor) -> Tensor:
     return fake_quantize(rows, low, high - low, bits)
 
 
-def quantize_share_stochastically(
+def quantize_stochastically(
     x: Tensor, low: Tensor, high: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor, first: Tensor | None = None
 ) -> Tensor:
-    """Fake-quantize a shard of a tensor with the range of the whole tensor and stochastic rounding, given the index of its first
-    element in the tensor."""
-    return fake_quantize(x, low, high - low, bits, uniform(x.shape, step_key ^ layer_key, first))
+    """Fake-quantize between `low` and `high` with unbiased stochastic rounding.
+
+    Args:
+        x: a tensor, or this process's shard of one.
+        low, high: minimum and maximum of the whole tensor, broadcastable to x.
+        bits: int64 scalar.
+        step_key, layer_key: keys of the noise; layer_key may have the shape [T, 1, 1], for T time steps of x [T, N, F].
+        first: index of the shard's first element in the whole tensor (or time step); None: 0.
+    """
+    shape = x.shape[1:] if layer_key.dim() == x.dim() else x.shape
+    return fake_quantize(x, low, high - low, bits, uniform_noise(shape, step_key ^ layer_key, first))
 
 
 def position_range(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,26 +82,17 @@ def position_range(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.amin(2, keepdim=True).amin(0, keepdim=True), x.amax(2, keepdim=True).amax(0, keepdim=True)
 
 
-def quantize_per_position(x: Tensor, bits: Tensor, *keys: Tensor) -> Tensor:
-    """Fake-quantize [N, P, F] with one minimum and maximum for each of the P positions; `keys` as of `keyed_noise`."""
-    low, high = position_range(x)
-    return fake_quantize(x, low, high - low, bits, keyed_noise(x, keys))
+def time_step_range(gradient: Tensor, by_sequence: bool) -> tuple[Tensor, Tensor]:
+    """Minimum and maximum of each time step of [T, N, F], [T, 1, 1], or of each of its sequences, [T, N, 1].
+
+    The released code of Better Schedules (cpt_ptb) has one range per sequence.
+    """
+    low, high = torch.aminmax(gradient if by_sequence else gradient.flatten(1), dim=-1)
+    shape = (*low.shape, *[1] * (3 - low.dim()))
+    return low.view(shape), high.view(shape)
 
 
 def quantize_and_observe(
-    x: Tensor, bits: Tensor, running_zero_point: Tensor, running_range: Tensor, momentum: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Fake-quantize with the range of this batch, and update the running range.
-
-        running <- momentum * running + (1 - momentum) * current          if bits > 0; unchanged at full precision
-
-    Returns:
-        the quantized tensor, the new running zero point and the new running range.
-    """
-    return quantize_share_and_observe(x, *torch.aminmax(x), bits, running_zero_point, running_range, momentum)
-
-
-def quantize_share_and_observe(
     x: Tensor,
     low: Tensor,
     high: Tensor,
@@ -108,7 +101,13 @@ def quantize_share_and_observe(
     running_range: Tensor,
     momentum: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same for a shard of a tensor, with the range of the whole."""
+    """Fake-quantize between the minimum and maximum of this batch, and update the running range.
+
+        running <- momentum * running + (1 - momentum) * current          if bits > 0; unchanged at full precision
+
+    Returns:
+        the quantized tensor, the new running zero point and the new running range.
+    """
     value_range = high - low
     quantized = fake_quantize(x, low, value_range, bits)
     return quantized, *observed(running_zero_point, running_range, low, value_range, bits, momentum)
@@ -121,49 +120,6 @@ def observed(
     zero_point = torch.where(bits > 0, running_zero_point * momentum + low * (1 - momentum), running_zero_point)
     observed_range = torch.where(bits > 0, running_range * momentum + value_range * (1 - momentum), running_range)
     return zero_point, observed_range
-
-
-def quantize_time_steps(gradient: Tensor, bits: Tensor, by_sequence: bool, noise_keys: Tensor | None = None) -> Tensor:
-    """Fake-quantize [T, N, F] with one range per time step, or per sequence of each time step (`by_sequence`).
-
-    Args:
-        gradient: gradient of T time steps of a recurrent layer.
-        bits: int64 scalar.
-        by_sequence: as in the released code of Better Schedules (cpt_ptb).
-        noise_keys: int32 [T]; None rounds to nearest.
-    """
-    return quantize_share_of_time_steps(gradient, *time_step_range(gradient, by_sequence), bits, noise_keys)
-
-
-def time_step_range(gradient: Tensor, by_sequence: bool) -> tuple[Tensor, Tensor]:
-    """Minimum and maximum of each time step of [T, N, F], [T, 1, 1], or of each of its sequences, [T, N, 1]."""
-    low, high = torch.aminmax(gradient if by_sequence else gradient.flatten(1), dim=-1)
-    shape = (*low.shape, *[1] * (3 - low.dim()))
-    return low.view(shape), high.view(shape)
-
-
-def quantize_share_of_time_steps(
-    gradient: Tensor,
-    low: Tensor,
-    high: Tensor,
-    bits: Tensor,
-    noise_keys: Tensor | None = None,
-    first: Tensor | None = None,
-) -> Tensor:
-    """The same for a shard of the N sequences, with the ranges of the whole and the index of its first element in it."""
-    noise = None if noise_keys is None else uniform(gradient.shape[1:], noise_keys.view(-1, 1, 1), first)
-    return fake_quantize(gradient, low, high - low, bits, noise)
-
-
-def quantize_each(x: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Fake-quantize each row of a matrix with its own range; also returns minima and ranges."""
-    return quantize_share_of_each(x, *torch.aminmax(x, dim=1), bits)
-
-
-def quantize_share_of_each(x: Tensor, low: Tensor, high: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same for a part of each row, with the range of the whole row."""
-    value_range = high - low
-    return fake_quantize(x, low.unsqueeze(1), value_range.unsqueeze(1), bits), low, value_range
 
 
 def observed_in_turn(running: Tensor, values: Tensor, bits: Tensor, momentum: float) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 import torch
 from torch import Tensor, nn
@@ -100,11 +100,8 @@ class TensorQuantizer(nn.Module):
         return self.non_negative or type(self).prepare is not TensorQuantizer.prepare
 
     def accept_signed(self, x: Tensor) -> None:
-        """Quantize signed inputs such as x from now on; recorded in the state dict.
-
-        Raises:
-            SettingError (a ValueError): if the quantizer does not support signed inputs.
-        """
+        """Quantize signed inputs such as x from now on; recorded in the state dict. Raises SettingError if the quantizer does
+        not support signed inputs."""
         self.non_negative = False
         self.register_buffer("signed_inputs", torch.ones((), dtype=torch.bool, device=x.device))
 
@@ -193,6 +190,9 @@ class FloatGradient(GradientQuantizer):
 class QuantizerOptions(Settings):
     """Options common to all quantizers, and factories for the modules of a quantized layer."""
 
+    float_roles: ClassVar[Sequence[str] | None] = None
+    """Roles of the layers that stay float by default; None: those that the model's own rule names."""
+
     name: str = setting(MISSING, "the quantizer's name, as in quantizer=NAME")
     float_layers: Optional[list[str]] = setting(
         None,
@@ -218,11 +218,8 @@ class QuantizerOptions(Settings):
         return range(1, FLOAT)
 
     def check_bits(self, role: str, bits: int) -> None:
-        """Check that this quantizer supports `bits` for tensors of `role`.
-
-        Raises:
-            SettingError (a ValueError): naming the quantizer, the bits it has and what to do.
-        """
+        """Check that this quantizer supports `bits` for tensors of `role`. Raises SettingError naming the quantizer, the bits
+        it has and what to do."""
         offered = self.bits(role)
         if bits in (0, FLOAT) or bits in offered:
             return
@@ -253,21 +250,14 @@ class QuantizerOptions(Settings):
 
     def check_ends(self, lowest: Precision, highest: Precision) -> None:
         """Check that this quantizer supports a schedule from `lowest` to `highest` bits; `check` covers its single steps.
-
-        Raises:
-            SettingError (a ValueError): naming the quantizer, the bits it has and what to do.
-        """
+        Raises SettingError naming the quantizer, the bits it has and what to do."""
 
     def storage_bits(self, role: str) -> Mapping[int, Fraction]:
         """Scheduled bits -> stored bits per element of `role`, including its share of scales, where the two differ."""
         return {}
 
     def check_sharing(self) -> None:
-        """Check that this quantizer supports data-parallel training.
-
-        Raises:
-            SettingError (a ValueError): naming the setting and what to do.
-        """
+        """Check that this quantizer supports data-parallel training. Raises SettingError naming the setting and what to do."""
 
     @property
     def initial_precision(self) -> Precision:
@@ -277,7 +267,8 @@ class QuantizerOptions(Settings):
 
     def float_rule(self, model_rule: Sequence[str]) -> list[str]:
         """Roles and patterns of the layers that stay float in a model whose own rule is `model_rule`."""
-        return list(model_rule) if self.float_layers is None else list(self.float_layers)
+        default = model_rule if self.float_roles is None else self.float_roles
+        return list(default if self.float_layers is None else self.float_layers)
 
     def weight(self, compile: bool) -> TensorQuantizer:
         """A new quantizer of a layer's weight."""

@@ -7,6 +7,9 @@ dimension is given, blocks run along the channels of [N, C, H, W] (dimension 1),
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +20,11 @@ from bitcycle.quantizer.base import GradientQuantizer, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.cpp_operators import BLOCK as OPERATORS
 from bitcycle.quantizer.cpp_operators import cpp_operators
-from bitcycle.quantizer.element import Element, elements_by_bits
-from bitcycle.quantizer.noise import uniform
+from bitcycle.quantizer.format import Element, FormatOptions, elements_by_bits
+from bitcycle.randomness import uniform_noise
+from bitcycle.settings import SettingError, setting
 
+SCALE_BITS = 8
 Function = Callable[..., Tensor]
 """(blocks [count, size, inner] float32, element [4], bits, noise or None) -> quantized blocks; 0 bits returns them unchanged."""
 
@@ -71,6 +76,7 @@ class Blocks(torch.nn.Module):
         block: elements of a block.
         compile: fuse the function into one kernel, or call the equivalent C++ operator.
         tensor_scale: whether there are E4M3 scales per block and one per tensor (NVFP4) instead of powers of two (MX).
+        stochastic: whether gradients are rounded stochastically.
     """
 
     has_blocks = True
@@ -81,11 +87,14 @@ class Blocks(torch.nn.Module):
         function: Function,
         formats: Mapping[int, Element],
         block: int,
-        compile: bool = False,
-        tensor_scale: bool = False,
+        compile: bool,
+        tensor_scale: bool,
+        stochastic: bool = False,
     ) -> None:
         super().__init__()
         self.function, self.block, self.compile_kernel, self.tensor_scale = function, block, compile, tensor_scale
+        self.stochastic = stochastic
+        self.samples_are_independent = self.steps_are_independent = not tensor_scale
         self.register_buffer("elements", elements_by_bits(formats), persistent=False)
 
     def quantized(self, x: Tensor, bits: Tensor, dim: int, groups: int, key: Tensor | None = None) -> Tensor:
@@ -103,9 +112,6 @@ class Blocks(torch.nn.Module):
 class BlockQuantizer(Blocks, TensorQuantizer):
     """Weights or activations with one scale per block, rounded to nearest, straight-through; arguments as of `Blocks`."""
 
-    samples_are_independent = True
-    steps_are_independent = True
-
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         return straight_through(self.along, x, bits, _features(x))
 
@@ -114,19 +120,7 @@ class BlockQuantizer(Blocks, TensorQuantizer):
 
 
 class BlockGradient(Blocks, GradientQuantizer):
-    """Gradients with one scale per block; arguments as of `Blocks`, and whether they are rounded stochastically."""
-
-    def __init__(
-        self,
-        function: Function,
-        formats: Mapping[int, Element],
-        block: int,
-        stochastic: bool = True,
-        compile: bool = False,
-        tensor_scale: bool = False,
-    ) -> None:
-        super().__init__(function, formats, block, compile, tensor_scale)
-        self.stochastic = stochastic
+    """Gradients with one scale per block; arguments as of `Blocks`."""
 
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         return self.along(gradient, bits, _features(gradient), step_key ^ layer_key)
@@ -136,4 +130,44 @@ class BlockGradient(Blocks, GradientQuantizer):
 
 
 def _with_noise(blocks: Tensor, element: Tensor, bits: Tensor, key: Tensor, function: Function) -> Tensor:
-    return function(blocks, element, bits, uniform(blocks.shape, key))
+    return function(blocks, element, bits, uniform_noise(blocks.shape, key))
+
+
+@dataclass
+class BlockOptions(FormatOptions):
+    """Options of a quantizer with blocks."""
+
+    tensor_scale: ClassVar[bool] = False
+    """Whether there is also a scale for the whole tensor."""
+
+    stochastic: bool = setting(True, "round gradients stochastically; false: to nearest, halves to even")
+
+    def quantize_blocks(self) -> Function:
+        """The function that quantizes blocks."""
+        raise NotImplementedError
+
+    @property
+    def block_size(self) -> int:
+        """Elements that share a scale."""
+        raise NotImplementedError
+
+    @property
+    def scale_share(self) -> Fraction:
+        return Fraction(SCALE_BITS, self.block_size)
+
+    def weight(self, compile: bool) -> BlockQuantizer:
+        return BlockQuantizer(*self._blocks("weight", compile))
+
+    def activation(self, compile: bool, signed: bool = False) -> BlockQuantizer:
+        return BlockQuantizer(*self._blocks("activation", compile))
+
+    def gradient(self, compile: bool) -> BlockGradient:
+        return BlockGradient(*self._blocks("gradient", compile), self.stochastic)
+
+    def _blocks(self, role: str, compile: bool) -> tuple[Function, Mapping[int, Element], int, bool, bool]:
+        return self.quantize_blocks(), self.formats(role), self.block_size, compile, self.tensor_scale
+
+    def check_sharing(self) -> None:
+        """Refuse data-parallel training, as blocks of the weight's gradient run along the samples."""
+        problem = "divides the samples of a batch into blocks, which would change with the number of processes"
+        raise SettingError("name", self.name, problem, "train in one process, or use quantizer=fp8 or quantizer=sbm")

@@ -85,7 +85,7 @@ def _middle(bits: Tensor, like: Tensor) -> Tensor:
 
 
 def encode_gradient(x: Tensor, bits: Tensor, *keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`affine.quantize_per_tensor` that also returns codes: quantized x, int8 integers, scale and minimum."""
+    """The quantized gradient x with one range, and its codes: int8 integers, scale and minimum; `keys` as of `keyed_noise`."""
     low, high = torch.aminmax(x)
     code, scale = affine.encode(x, low, high - low, bits, affine.keyed_noise(x, keys))
     return code * scale + low, (code - _middle(bits, x)).to(torch.int8), scale, low

@@ -29,8 +29,8 @@ from bitcycle.quantizer.autograd import with_gradient
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.layout import flat, samples, unflat
-from bitcycle.quantizer.noise import uniform
 from bitcycle.quantizer.sbm import SbmActivation
+from bitcycle.randomness import uniform_noise
 from bitcycle.settings import setting
 
 
@@ -98,7 +98,7 @@ def quantize_gradient_stochastically(
     gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor, first: Tensor | None = None
 ) -> Tensor:
     """`quantize_gradient` with the noise of (step, layer), starting at element `first` of the batch."""
-    return quantize_gradient(gradient, bits, uniform(gradient.shape, step_key ^ layer_key, first))
+    return quantize_gradient(gradient, bits, uniform_noise(gradient.shape, step_key ^ layer_key, first))
 
 
 class DorefaWeight(TensorQuantizer):

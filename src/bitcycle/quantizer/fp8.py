@@ -29,10 +29,9 @@ from torch import Tensor
 from bitcycle import distributed
 from bitcycle.quantizer.base import GradientQuantizer, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
-from bitcycle.quantizer.element import ELEMENTS, Element, elements_by_bits, round_to_element
-from bitcycle.quantizer.format import FormatOptions
+from bitcycle.quantizer.format import ELEMENTS, Element, FormatOptions, elements_by_bits, round_to_element
 from bitcycle.quantizer.layout import flat, rows, unflat
-from bitcycle.quantizer.noise import uniform
+from bitcycle.randomness import uniform_noise
 from bitcycle.settings import setting
 
 LARGEST_SCALE = 2.0**126
@@ -111,7 +110,7 @@ class Fp8Gradient(Scaling, GradientQuantizer):
         if not self.stochastic:
             return self.quantized(gradient, bits)
         matrix = rows(gradient)
-        noise = uniform(matrix.shape, step_key ^ layer_key, distributed.first_element(matrix))
+        noise = uniform_noise(matrix.shape, step_key ^ layer_key, distributed.first_element(matrix))
         return self.quantized(gradient, bits, noise.view(-1))
 
     def quantize_steps(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:

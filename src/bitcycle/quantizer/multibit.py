@@ -14,7 +14,6 @@ Xu et al. 2018. A vector is an output channel of a weight; of an activation it i
 network), or a whole sample of a convolution's input. Straight-through without a mask. No code was released.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -128,6 +127,8 @@ class MultibitActivation(MultibitWeight):
 class Multibit(QuantizerOptions):
     """Options of sums of sign vectors."""
 
+    float_roles = ()
+
     name: str = "multibit"
     method: str = setting(
         "refined",
@@ -138,9 +139,6 @@ class Multibit(QuantizerOptions):
 
     def bits(self, role: str) -> range:
         return range(1, MAXIMUM_BITS + 1) if role != "gradient" else range(0)
-
-    def float_rule(self, model_rule: Sequence[str]) -> list[str]:
-        return super().float_rule(())
 
     def weight(self, compile: bool) -> MultibitWeight:
         return MultibitWeight(self.method, self.rounds)

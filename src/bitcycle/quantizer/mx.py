@@ -1,7 +1,7 @@
 """mx: the OCP Microscaling formats, blocks of 32 elements of 4, 6 or 8 bits that share a power-of-two scale.
 
     X = 2^(max(floor(log2 max |x|), ...) - h)          of the block, h the exponent of the element's largest value
-    Q(x) = X round(x / X)                               round to the element, saturated (see element.py)
+    Q(x) = X round(x / X)                               round to the element, saturated (see format.py)
 
     weight, activation    rounded to nearest, halves to even, straight-through
     gradient              rounded stochastically unless `stochastic` is false
@@ -25,27 +25,16 @@ rounding, which theirs draws from a generator: outputs equal those of their emul
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 
 import torch
 from torch import Tensor
 
-from bitcycle.quantizer.block import BlockGradient, BlockQuantizer, join, split
-from bitcycle.quantizer.element import (
-    ELEMENTS,
-    Element,
-    elements_by_bits,
-    exponent_of,
-    power_of_two,
-    round_to_element,
-)
-from bitcycle.quantizer.format import FormatOptions
-from bitcycle.quantizer.noise import uniform
-from bitcycle.randomness import int32_key
+from bitcycle.quantizer.block import BlockOptions, Function, join, split
+from bitcycle.quantizer.format import ELEMENTS, Element, elements_by_bits, exponent_of, power_of_two, round_to_element
+from bitcycle.randomness import int32_key, uniform_noise
 from bitcycle.settings import SettingError, nearest, setting
 
 BLOCK = 32
-SCALE_BITS = 8
 LOWEST_SCALE = -127
 FORMATS: dict[str, Element] = {
     f"mx{'' if name.startswith('int') else f'fp{element.bits}_'}{name}": element for name, element in ELEMENTS.items()
@@ -106,7 +95,7 @@ def quantize_mx(
     row = elements_by_bits({form.bits: form})[form.bits].to(x.device)
     blocks, noise = split(x, dim, block), None
     if rounding == "stochastic":
-        noise = uniform(blocks.shape, torch.tensor(int32_key(seed), dtype=torch.int32, device=x.device))
+        noise = uniform_noise(blocks.shape, torch.tensor(int32_key(seed), dtype=torch.int32, device=x.device))
         rounding = "even"
     return join(quantize_blocks(blocks, row, torch.ones_like(row[0]), noise, rounding), x, dim)
 
@@ -120,7 +109,7 @@ def _by_width(names: list[str], field: str) -> Mapping[int, Element]:
 
 
 @dataclass
-class Mx(FormatOptions):
+class Mx(BlockOptions):
     """Options of the microscaling quantizer."""
 
     name: str = "mx"
@@ -133,7 +122,6 @@ class Mx(FormatOptions):
         ["mxfp4_e2m1", "mxfp6_e2m3", "mxfp8_e5m2"], "formats of gradients, selected the same way", choices=FORMATS
     )
     block: int = setting(BLOCK, "elements that share a scale (the specification: 32)", minimum=1, maximum=1024)
-    stochastic: bool = setting(True, "round gradients stochastically; false: to nearest, halves to even")
 
     def validate(self) -> None:
         super().validate()
@@ -144,24 +132,9 @@ class Mx(FormatOptions):
         field = "gradient_formats" if role == "gradient" else "forward_formats"
         return _by_width(getattr(self, field), field)
 
+    def quantize_blocks(self) -> Function:
+        return quantize_blocks
+
     @property
-    def scale_share(self) -> Fraction:
-        return Fraction(SCALE_BITS, self.block)
-
-    def weight(self, compile: bool) -> BlockQuantizer:
-        return BlockQuantizer(quantize_blocks, self.formats("weight"), self.block, compile)
-
-    def activation(self, compile: bool, signed: bool = False) -> BlockQuantizer:
-        return BlockQuantizer(quantize_blocks, self.formats("activation"), self.block, compile)
-
-    def gradient(self, compile: bool) -> BlockGradient:
-        return BlockGradient(quantize_blocks, self.formats("gradient"), self.block, self.stochastic, compile)
-
-    def check_sharing(self) -> None:
-        refuse_sharing(self.name)
-
-
-def refuse_sharing(name: str) -> None:
-    """Raise SettingError in data-parallel training, as blocks of the weight's gradient run along the samples."""
-    problem = "divides the samples of a batch into blocks, which would change with the number of processes"
-    raise SettingError("name", name, problem, "train in one process, or use quantizer=fp8 or quantizer=sbm")
+    def block_size(self) -> int:
+        return self.block

@@ -21,16 +21,12 @@ stay in BF16 (here: `float_layers`).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 
 import torch
 from torch import Tensor
 
-from bitcycle.quantizer.block import BlockGradient, BlockQuantizer
-from bitcycle.quantizer.element import ELEMENTS, Element, round_to_element
-from bitcycle.quantizer.format import FormatOptions
-from bitcycle.quantizer.mx import SCALE_BITS, refuse_sharing
-from bitcycle.settings import setting
+from bitcycle.quantizer.block import BlockOptions, Function
+from bitcycle.quantizer.format import ELEMENTS, Element, round_to_element
 
 BLOCK = 16
 SCALE = ELEMENTS["e4m3"]
@@ -50,31 +46,18 @@ def quantize_blocks(blocks: Tensor, element: Tensor, bits: Tensor, noise: Tensor
 
 
 @dataclass
-class Nvfp4(FormatOptions):
+class Nvfp4(BlockOptions):
     """Options of NVFP4."""
 
     name: str = "nvfp4"
-    stochastic: bool = setting(True, "round gradients stochastically; false: to nearest, halves to even")
+    tensor_scale = True
 
     def formats(self, role: str) -> Mapping[int, Element]:
         return {4: ELEMENTS["e2m1"]}
 
+    def quantize_blocks(self) -> Function:
+        return quantize_blocks
+
     @property
-    def scale_share(self) -> Fraction:
-        return Fraction(SCALE_BITS, BLOCK)
-
-    def weight(self, compile: bool) -> BlockQuantizer:
-        return BlockQuantizer(quantize_blocks, self.formats("weight"), BLOCK, compile, tensor_scale=True)
-
-    def activation(self, compile: bool, signed: bool = False) -> BlockQuantizer:
-        quantizer = BlockQuantizer(quantize_blocks, self.formats("activation"), BLOCK, compile, tensor_scale=True)
-        quantizer.samples_are_independent = quantizer.steps_are_independent = False  # they share the tensor's scale
-        return quantizer
-
-    def gradient(self, compile: bool) -> BlockGradient:
-        return BlockGradient(
-            quantize_blocks, self.formats("gradient"), BLOCK, self.stochastic, compile, tensor_scale=True
-        )
-
-    def check_sharing(self) -> None:
-        refuse_sharing(self.name)
+    def block_size(self) -> int:
+        return BLOCK

@@ -13,8 +13,7 @@ from bitcycle.quantizer.mx import Mx
 from bitcycle.quantizer.nvfp4 import Nvfp4
 from bitcycle.quantizer.pact_binary import PactBinary
 from bitcycle.quantizer.sbm import Sbm
-from bitcycle.quantizer.ternary import Ternary
-from bitcycle.quantizer.ttq import Ttq
+from bitcycle.quantizer.ternary import Ternary, Ttq
 from bitcycle.quantizer.uniform import UniformL2
 from bitcycle.quantizer.wageubn import Wageubn
 from bitcycle.randomness import int32_key
@@ -55,11 +54,7 @@ QUANTIZERS: dict[str, Preset[QuantizerOptions]] = registry(
 
 
 def quantizer_options(quantizer: str | QuantizerOptions) -> QuantizerOptions:
-    """The options of a quantizer given by name, or the options themselves.
-
-    Raises:
-        SettingError (a ValueError): for an unknown name.
-    """
+    """The options of a quantizer given by name, or the options themselves. Raises SettingError for an unknown name."""
     return quantizer if isinstance(quantizer, QuantizerOptions) else chosen("quantizer", QUANTIZERS, quantizer)()
 
 

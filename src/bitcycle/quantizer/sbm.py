@@ -124,9 +124,7 @@ class SbmActivation(TensorQuantizer):
         if observed:
             self.calibrated = None
         elif self.calibrated is None:
-            low, high = torch.aminmax(flat(x))
-            if distributed.current_shard() is not None:
-                low, high = distributed.all_min_max(low, high)
+            low, high = distributed.all_min_max(*torch.aminmax(flat(x)))
             self.calibrated = low, high - low
             logger.info("an activation is quantized in evaluation before any training: using the range of this batch")
 
@@ -194,21 +192,17 @@ class SbmActivation(TensorQuantizer):
 
     def _quantize_steps(self, x: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         matrix = rows(x)
-        if distributed.current_shard() is None:
-            y, low, value_range = kernel(affine.quantize_each, self.compile_kernel)(matrix, bits)
-        else:
-            limits = distributed.all_min_max(*torch.aminmax(matrix, dim=1))
-            y, low, value_range = kernel(affine.quantize_share_of_each, self.compile_kernel)(matrix, *limits, bits)
-        return unflat(y.reshape(-1), like=x), low, value_range
+        low, high = distributed.all_min_max(*torch.aminmax(matrix, dim=1))
+        limits = (low[:, None], (high - low)[:, None])
+        y = kernel(affine.fake_quantize, self.compile_kernel)(matrix, *limits, bits)
+        return unflat(y.reshape(-1), like=x), low, high - low
 
     def _quantize(self, x: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        vector, observed = flat(x), (bits, self.running_zero_point, self.running_range, self.momentum)
-        if distributed.current_shard() is None:
-            y, zero_point, value_range = kernel(affine.quantize_and_observe, self.compile_kernel)(vector, *observed)
-        else:  # collectives cannot be part of a kernel
-            limits = distributed.all_min_max(*torch.aminmax(vector))
-            function = kernel(affine.quantize_share_and_observe, self.compile_kernel)
-            y, zero_point, value_range = function(vector, *limits, *observed)
+        vector = flat(x)
+        limits = distributed.all_min_max(*torch.aminmax(vector))  # collectives cannot be part of a kernel
+        observer = (self.running_zero_point, self.running_range, self.momentum)
+        function = kernel(affine.quantize_and_observe, self.compile_kernel)
+        y, zero_point, value_range = function(vector, *limits, bits, *observer)
         return unflat(y, like=x), zero_point, value_range
 
     def rounded(self, x: Tensor, bits: Tensor) -> Tensor:

@@ -48,14 +48,17 @@ class SbmGradient(GradientQuantizer):
         if (native := self._native(gradient)) is not None:
             options = (self.stochastic, self._range(gradient))
             return native.quantize_gradient(gradient, bits, step_key, layer_key, *options)
-        if distributed.current_shard() is not None:
-            matrix = rows(gradient)
-            limits = distributed.all_min_max(*torch.aminmax(matrix))
-            quantized = self._quantize_share(matrix, limits, bits, step_key, layer_key)
-            return unflat(quantized.reshape(-1), like=gradient)
-        keys = (step_key, layer_key) if self.stochastic else ()
-        function = kernel(affine.quantize_per_tensor, self.compile_kernel)
-        return unflat(function(flat(gradient), bits, *keys), like=gradient)
+        matrix = rows(gradient)
+        limits = distributed.all_min_max(*torch.aminmax(matrix))
+        quantized = self._round(matrix, limits, bits, step_key, layer_key, distributed.first_element(matrix))
+        return unflat(quantized.reshape(-1), like=gradient)
+
+    def _round(self, x: Tensor, limits: tuple[Tensor, Tensor], bits: Tensor, *noise: Tensor | None) -> Tensor:
+        """x between the limits of the whole batch, with the noise (step key, layer key, first element) if stochastic."""
+        low, high = limits
+        if not self.stochastic:
+            return kernel(affine.fake_quantize, self.compile_kernel)(x, low, high - low, bits)
+        return kernel(affine.quantize_stochastically, self.compile_kernel)(x, low, high, bits, *noise)
 
     def encode(
         self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor
@@ -67,25 +70,12 @@ class SbmGradient(GradientQuantizer):
         zero_point = float(low) + (1 << (int(bits) - 1)) * step
         return unflat(quantized, like=gradient), GradientCodes(shaped(integers, like=gradient), step, zero_point)
 
-    def _quantize_share(
-        self, x: Tensor, limits: tuple[Tensor, Tensor], bits: Tensor, step_key: Tensor, layer_key: Tensor
-    ) -> Tensor:
-        """Quantize this process's shard of a gradient with the range of the whole batch."""
-        if not self.stochastic:
-            low, high = limits
-            return kernel(affine.fake_quantize, self.compile_kernel)(x, low, high - low, bits)
-        function = kernel(affine.quantize_share_stochastically, self.compile_kernel)
-        return function(x, *limits, bits, step_key, layer_key, distributed.first_element(x))
-
     def quantize_steps(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
-        keys, x = step_key ^ layer_keys if self.stochastic else None, flat(gradient).view(gradient.shape)
-        if distributed.current_shard() is None:
-            quantized = kernel(affine.quantize_time_steps, self.compile_kernel)(x, bits, self.by_sequence, keys)
-        else:
-            limits = affine.time_step_range(x, self.by_sequence)
-            limits = limits if self.by_sequence else distributed.all_min_max(*limits)
-            function = kernel(affine.quantize_share_of_time_steps, self.compile_kernel)
-            quantized = function(x, *limits, bits, keys, distributed.first_element(x[0]))
+        x = flat(gradient).view(gradient.shape)
+        limits = affine.time_step_range(x, self.by_sequence)
+        limits = limits if self.by_sequence else distributed.all_min_max(*limits)
+        layer_keys = layer_keys.view(-1, 1, 1)
+        quantized = self._round(x, limits, bits, step_key, layer_keys, distributed.first_element(x[0]))
         return unflat(quantized.reshape(-1), like=gradient)
 
 
@@ -106,12 +96,8 @@ class SbmPositionGradient(SbmGradient):
             return super().quantize(gradient, bits, step_key, layer_key)
         positions = gradient.detach().reshape(len(gradient), -1, gradient.shape[-1])
         positions = positions.float() if positions.dtype in HALF else positions
-        if distributed.current_shard() is not None:
-            limits = distributed.all_min_max(*affine.position_range(positions))
-            quantized = self._quantize_share(positions, limits, bits, step_key, layer_key)
-        else:
-            keys = (step_key, layer_key) if self.stochastic else ()
-            quantized = kernel(affine.quantize_per_position, self.compile_kernel)(positions, bits, *keys)
+        limits = distributed.all_min_max(*affine.position_range(positions))
+        quantized = self._round(positions, limits, bits, step_key, layer_key, distributed.first_element(positions))
         return quantized.to(gradient.dtype).view(gradient.shape)
 
 

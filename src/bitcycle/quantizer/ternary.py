@@ -1,20 +1,31 @@
-"""ternary: weights in {-a, 0, +a}, with a threshold at a fraction of their mean magnitude.
+"""Ternary weights: symmetric values from the current weights (ternary), or two trained values (ttq).
 
-    th = f mean |w| of the layer, f = 2/3,   a = mean of |w| above th,   w_q = a sign(w) [|w| > th], straight-through
+    ternary    th = f mean |w| of the layer, f = 2/3,   a = mean of |w| above th,   w_q = a sign(w) [|w| > th], straight-through
+    ttq        th = t max |w| of the layer, t = 0.05;   w_q = Wp where w > th,  -Wn where w < -th,  else 0;   Wp = Wn = 1 at first
+               dL/dw  = g (Wp, 1, Wn) on (positive, zero, negative) weights, g = dL/dw_q
+               dL/dWp = sum of g over the positive,   dL/dWn = - sum of g over the negative ones
 
 >>> from bitcycle.quantizer import quantize
 >>> quantize(torch.tensor([[-1.0, 0.25, 2.0]]), 2, quantizer="ternary", role="weight").tolist()
 [[-1.5, 0.0, 1.5]]
+>>> quantize(torch.tensor([[-1.0, 0.04, 0.3]]), 2, quantizer="ttq", role="weight").tolist()
+[[-1.0, 0.0, 1.0]]
 
-Source: HLHLp, section 4.2, which cites HitNet (Wang et al. 2018) for its ternary recurrent networks; no code was released.
-Differs from HitNet in omitting its stochastic activations and slope factor: HLHLp has 4-level activations, here those of
-uniform_l2.
+Source of ternary: HLHLp, section 4.2, which cites HitNet (Wang et al. 2018) for its ternary recurrent networks; no code was
+released. Differs from HitNet in omitting its stochastic activations and slope factor: HLHLp has 4-level activations, here those
+of uniform_l2, as for ttq.
+
+Source of ttq: HLHLp, section 3.2, after Zhu et al. 2017, "Trained ternary quantization". The TTQ paper prints dL/dWn without the
+minus; its authors' code, which uses automatic differentiation, has it. `grad_sign=published` follows the print. No
+difference from the authors' code is known: as there, Wp and Wn are not kept positive and have no weight decay, and first and
+last layer stay float.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bitcycle.quantizer.base import TensorQuantizer
 from bitcycle.quantizer.uniform import UniformActivationOptions
@@ -54,3 +65,75 @@ class Ternary(UniformActivationOptions):
 
     def weight(self, compile: bool) -> TernaryWeight:
         return TernaryWeight(self.threshold)
+
+
+def ternary_signs(weight: Tensor, threshold: float) -> Tensor:
+    """+1 above threshold * max |w|, -1 below its negative, else 0."""
+    limit = threshold * weight.abs().amax()
+    return (weight > limit).to(weight.dtype) - (weight < -limit).to(weight.dtype)
+
+
+def trained_ternary(weight: Tensor, positive: Tensor, negative: Tensor, threshold: float, bits: Tensor) -> Tensor:
+    """Wp, 0 or -Wn for each weight; 0 bits returns the weight."""
+    signs = ternary_signs(weight, threshold)
+    return torch.where(bits > 0, torch.where(signs > 0, positive, torch.where(signs < 0, -negative, 0)), weight)
+
+
+class _TrainedTernary(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, weight: Tensor, positive: Tensor, negative: Tensor, bits: Tensor, threshold: float, published: bool
+    ) -> Tensor:
+        ctx.save_for_backward(weight, positive, negative, bits)
+        ctx.threshold, ctx.published = threshold, published
+        return trained_ternary(weight, positive, negative, threshold, bits)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        weight, positive, negative, bits = ctx.saved_tensors
+        gradient = gradients[0]
+        signs = torch.where(bits > 0, ternary_signs(weight, ctx.threshold), 0)
+        of_weight = gradient * torch.where(signs > 0, positive, torch.where(signs < 0, negative, 1))
+        of_positive = torch.where(signs > 0, gradient, 0).sum()
+        of_negative = torch.where(signs < 0, gradient, 0).sum() * (1 if ctx.published else -1)
+        return of_weight, of_positive, of_negative, None, None, None
+
+
+class TrainedTernaryWeight(TensorQuantizer):
+    """Asymmetric ternary weights with trainable values, which do not change in the float phase (0 bits)."""
+
+    def __init__(self, threshold: float, published_sign: bool) -> None:
+        super().__init__()
+        self.threshold, self.published_sign = threshold, published_sign
+        self.positive = nn.Parameter(torch.ones(()))
+        self.negative = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor, bits: Tensor) -> Tensor:
+        return _TrainedTernary.apply(x, self.positive, self.negative, bits, self.threshold, self.published_sign)
+
+
+@dataclass
+class Ttq(UniformActivationOptions):
+    """Options of trained ternary quantization."""
+
+    float_roles = (
+        "first",
+        "last",
+    )  # as in the authors' code; a classifier with Wp = Wn = 1, without batch norm, hardly trains
+
+    name: str = "ttq"
+    threshold: float = setting(
+        0.05, "threshold of zero weights, times the layer's max |w| (0.05 in TTQ)", minimum=0, maximum=1
+    )
+    grad_sign: str = setting(
+        "derivative",
+        "sign of dL/dWn: minus the sum over the negative weights, as in the derivative and the authors' code, or plus, as"
+        " printed in the TTQ paper (published)",
+        choices=("derivative", "published"),
+    )
+
+    def bits(self, role: str) -> range:
+        return range(2, 3) if role == "weight" else super().bits(role)
+
+    def weight(self, compile: bool) -> TrainedTernaryWeight:
+        return TrainedTernaryWeight(self.threshold, self.grad_sign == "published")

@@ -17,7 +17,6 @@ after a change of bits, from the layer's master weights and from the batch at it
 Evaluation at other bits than training computes separate steps, from the current weights and from its first batch.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -202,6 +201,8 @@ class UniformActivationOptions(QuantizerOptions):
     Source: HLHLp, section 4.1 ("all layers in the models including the first and the last ones are quantized").
     """
 
+    float_roles = ()
+
     activation_levels: str = setting(
         "l2",
         "levels of quantized activations: l2, with the L2-optimal step of one batch, or unit, from -1 to 1 if signed"
@@ -211,9 +212,6 @@ class UniformActivationOptions(QuantizerOptions):
 
     def bits(self, role: str) -> range:
         return range(2, 9) if role != "gradient" else range(0)
-
-    def float_rule(self, model_rule: Sequence[str]) -> list[str]:
-        return super().float_rule(())
 
     def activation(self, compile: bool, signed: bool = False) -> TensorQuantizer:
         return (UniformActivation if self.activation_levels == "l2" else UnitActivation)(signed, compile)

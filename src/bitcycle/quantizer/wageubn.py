@@ -31,7 +31,7 @@ from bitcycle import distributed
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.layout import flat, unflat
-from bitcycle.quantizer.noise import uniform
+from bitcycle.randomness import uniform_noise
 from bitcycle.settings import SettingError, setting
 
 GRADIENT_UNIT = 2.0**-14
@@ -139,7 +139,7 @@ class WageubnWeightGradient(GradientQuantizer):
 
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         vector = flat(gradient)
-        noise = uniform(vector.shape, step_key ^ layer_key)
+        noise = uniform_noise(vector.shape, step_key ^ layer_key)
         quantized = quantize_weight_gradient(vector, power_of_two_range(gradient), self.constant, noise)
         return unflat(torch.where(bits > 0, quantized, vector), like=gradient)
 

@@ -1,15 +1,13 @@
 """Precision schedules: functions of the training step, without dependence on PyTorch."""
 
-from bitcycle.schedule.base import FeedbackSchedule, RunLength, Schedule, ScheduleOptions, SearchSchedule
+from bitcycle.schedule.base import FeedbackSchedule, Phase, RunLength, Schedule, ScheduleOptions, SearchSchedule
 from bitcycle.schedule.cyclic import Cyclic, Delayed
-from bitcycle.schedule.gated import Dfq, FracTrain, GatedSchedule, GateOptions
-from bitcycle.schedule.phase import Phase
+from bitcycle.schedule.gated import Dfq, FracTrain, GatedSchedule
 from bitcycle.schedule.phased import Hlhlp, PartialPretrain, PhasedOptions
-from bitcycle.schedule.plateau import PlateauIndicator
 from bitcycle.schedule.precision import FLOAT, Precision
 from bitcycle.schedule.range_test import RangeTest, RangeTestSchedule, UndecidedSchedule
 from bitcycle.schedule.registry import SCHEDULES, SUITE, schedule
-from bitcycle.schedule.staged import Pfq, PfqSchedule, Staged
+from bitcycle.schedule.staged import Pfq, PfqSchedule, PlateauIndicator, Staged
 from bitcycle.schedule.static import Deficit, Static
 
 __all__ = [
@@ -22,7 +20,6 @@ __all__ = [
     "Dfq",
     "FeedbackSchedule",
     "FracTrain",
-    "GateOptions",
     "GatedSchedule",
     "Hlhlp",
     "PartialPretrain",

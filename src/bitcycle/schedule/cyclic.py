@@ -1,4 +1,8 @@
-"""Cyclic precision: the ten schedules of Better Schedules, the three patterns of CPT, cycles of the gradient, late starts."""
+"""Cyclic precision: the ten schedules of Better Schedules, the three patterns of CPT, cycles of the gradient, late starts.
+
+A growth profile is a function g from [0, 1] to [0, 1] along which precision rises within one cycle. Source: Better Schedules,
+section 3.2, step one. The paper gives no constants; the defaults are those of the authors' code.
+"""
 
 import dataclasses
 import math
@@ -10,15 +14,66 @@ from typing import Any, Optional
 
 from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions
 from bitcycle.schedule.precision import Precision, joined
-from bitcycle.schedule.profile import PROFILES, growth_profile
 from bitcycle.schedule.range_test import AUTO, FirstRangeTest, RangeTest, RangeTestRule, UndecidedSchedule, check_q_min
 from bitcycle.settings import MISSING, SettingError, setting
 
+PROFILES = ("linear", "cosine", "exponential", "rex")
 LARGEST_PERIOD = 10**6
 """Up to this length, precision computed in float64 is monotone within half a cycle, as in exact arithmetic: successive steps
 differ by more than the rounding error of the profile."""
 FORMS = ("repeated", "vertical", "horizontal", "within", "annealing")
 ROUNDINGS: dict[str, Callable[[float], int]] = {"rint": round, "ceil": math.ceil, "floor": math.floor}
+
+
+def linear(z: float) -> float:
+    """g(z) = z.
+
+    >>> linear(0.25)
+    0.25
+    """
+    return z
+
+
+def cosine(z: float) -> float:
+    """g(z) = (1 - cos(pi z)) / 2 (CPT, equation 1).
+
+    >>> round(cosine(0.5), 6)
+    0.5
+    """
+    return (1 - math.cos(math.pi * z)) / 2
+
+
+def exponential(z: float, k: float = 4.0, renormalise: bool = False) -> float:
+    """g(z) = 1 - exp(-k z), rises early and saturates; `renormalise` divides by g(1) = 1 - exp(-k).
+
+    The paper gives no k. The authors' code has k = 4 without renormalisation, which ends at 0.982.
+
+    >>> round(exponential(1.0), 3), exponential(1.0, renormalise=True)
+    (0.982, 1.0)
+    """
+    scale = 1 - math.exp(-k) if renormalise else 1.0
+    return (1 - math.exp(-k * z)) / scale
+
+
+def rex(z: float, d: float = 0.9) -> float:
+    """g(z) = (1-d) z / (1 - d z), low for long and rising late: 1 - rex decay of the REX paper with constant d.
+
+    The paper cites REX, whose own constant is d = 1/2; the authors' code and all costs in the paper's text have d = 0.9.
+
+    >>> round(rex(0.5), 4), round(rex(0.5, d=0.5), 4)
+    (0.0909, 0.3333)
+    """
+    return (1 - d) * z / (1 - d * z)
+
+
+def growth_profile(name: str, rex_d: float, exp_k: float, renormalise: bool) -> Callable[[float], float]:
+    """The profile called `name` with its constants bound."""
+    return {
+        "linear": linear,
+        "cosine": cosine,
+        "exponential": lambda z: exponential(z, exp_k, renormalise),
+        "rex": lambda z: rex(z, rex_d),
+    }[name]
 
 
 @dataclass

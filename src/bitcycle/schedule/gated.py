@@ -53,49 +53,6 @@ FAMILIES = {
 """Families of networks; the paper gives no list for ImageNet, hence the code's (FracTrain, appendix F; released code)."""
 
 
-@dataclass(frozen=True)
-class GateOptions:
-    """Configuration of the gates of a network, with all defaults resolved.
-
-    Attributes:
-        options: options of a block, in the order of the gate's outputs.
-        weight_bits: fixed precision of the weights in the blocks.
-        depthwise_bits: fixed (forward, gradient) bits of depthwise convolutions; None: chosen with the block.
-        gate_sizes, initial, block_weight: as in `Family`.
-        shared: one LSTM and projection shared by all blocks, or one for each.
-        backward: `all` candidates for all samples, or only the `chosen` candidate of each sample.
-        remask_gradient: in each layer of a candidate, zero the gradient of samples that did not choose it.
-        beta, cost_reduction, adaptive_beta, target_range, relax: the cost term of the loss.
-        depthwise_reference: cost of depthwise convolutions in the denominator of cp.
-    """
-
-    options: Pairs
-    weight_bits: int
-    depthwise_bits: tuple[int, int] | None
-    gate_sizes: tuple[int, int, int]
-    initial: str
-    block_weight: str
-    shared: bool
-    backward: str
-    remask_gradient: bool
-    beta: float
-    cost_reduction: str
-    adaptive_beta: bool
-    target_range: float
-    relax: float
-    depthwise_reference: str
-
-    @property
-    def precisions(self) -> tuple[Precision | None, ...]:
-        """The bits of each option; None skips the block."""
-        return tuple(Precision(self.weight_bits, a, g) if a else None for a, g in self.options)
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The options as FracTrain writes them, activation/gradient bits: 0/0, 2/6, ..."""
-        return tuple(f"{activation}/{gradient}" for activation, gradient in self.options)
-
-
 @dataclass
 class Dfq(ScheduleOptions):
     """DFQ: a recurrent gate chooses the bits of activations and gradients for each sample and block, or skips the block.
@@ -208,26 +165,28 @@ class Dfq(ScheduleOptions):
         return tuple((pair[0], pair[1]) for pair in self.options)
 
     @property
-    def gates(self) -> GateOptions:
-        facts, depthwise = self.facts, self.depthwise_bits
-        hidden, embedding, state = self.gate_sizes or facts.gate_sizes
-        return GateOptions(
-            options=self.pairs,
-            weight_bits=self.weight_bits or facts.weight_bits,
-            depthwise_bits=(depthwise[0], depthwise[1]) if depthwise is not None else None,
-            gate_sizes=(hidden, embedding, state),
-            initial=facts.initial,
-            block_weight=self.block_weight or facts.block_weight,
-            shared=self.shared,
-            backward=self.backward,
-            remask_gradient=self.remask_gradient,
-            beta=self.beta,
-            cost_reduction=self.cost_reduction,
-            adaptive_beta=self.adaptive_beta,
-            target_range=self.target_range,
-            relax=self.relax,
-            depthwise_reference=self.depthwise_reference,
-        )
+    def precisions(self) -> tuple[Precision | None, ...]:
+        """The bits of each option, in the order of the gate's outputs; None skips the block."""
+        return tuple(Precision(self.bits_of_weights, a, g) if a else None for a, g in self.pairs)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The options as FracTrain writes them, activation/gradient bits: 0/0, 2/6, ..."""
+        return tuple(f"{activation}/{gradient}" for activation, gradient in self.pairs)
+
+    @property
+    def bits_of_weights(self) -> int:
+        """`weight_bits`, or the family's."""
+        return self.weight_bits or self.facts.weight_bits
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """`gate_sizes`, or the family's."""
+        return tuple(self.gate_sizes or self.facts.gate_sizes)
+
+    @property
+    def gates(self) -> Dfq:
+        return self
 
     def configure_for(self, family: str | None, blocks: int) -> ScheduleOptions:
         if blocks == 0:
@@ -243,7 +202,7 @@ class Dfq(ScheduleOptions):
     def precision(self, step: int, length: RunLength) -> Precision:
         """The bits of layers outside the blocks: the highest that a block can choose."""
         activation, gradient = (max(bits) for bits in zip(*self.pairs))
-        return Precision(self.gates.weight_bits, activation, gradient)
+        return Precision(self.bits_of_weights, activation, gradient)
 
     def bind(self, total_steps: int, steps_per_epoch: int | None = None) -> GatedSchedule:
         return GatedSchedule(self, RunLength(total_steps, steps_per_epoch))
@@ -302,8 +261,9 @@ class GatedSchedule(Schedule):
 
     @property
     def summary(self) -> str:
-        gates = self.options.gates
-        return f"depends on the input: {' '.join(gates.words)} (a/g) for each sample and block, weights {gates.weight_bits}"
+        gates = self.options
+        words = f"{' '.join(gates.words)} (a/g) for each sample and block, weights {gates.bits_of_weights}"
+        return f"depends on the input: {words}"
 
     @property
     def compute_target(self) -> float:
@@ -312,7 +272,7 @@ class GatedSchedule(Schedule):
 
     @property
     def precisions(self) -> set[Precision]:
-        chosen = {precision for precision in self.options.gates.precisions if precision is not None}
+        chosen = {precision for precision in self.options.precisions if precision is not None}
         return chosen | {self.options.precision(0, self.length)}
 
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Optional
 
-from bitcycle.schedule.base import RunLength, ScheduleOptions
-from bitcycle.schedule.phase import STARTS, Phase
+from bitcycle.schedule.base import STARTS, Phase, RunLength, ScheduleOptions
 from bitcycle.schedule.precision import FLOAT, Precision
 from bitcycle.settings import SettingError, setting
 

@@ -137,11 +137,7 @@ class TaskOptions(Settings):
         raise NotImplementedError
 
     def build(self, setup: TaskSetup) -> Task:
-        """Return the task with its data.
-
-        Raises:
-            DataError: if the data are missing or unreadable.
-        """
+        """Return the task with its data. Raises DataError if the data are missing or unreadable."""
         raise NotImplementedError
 
 

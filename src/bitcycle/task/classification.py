@@ -37,11 +37,7 @@ class ClassificationOptions(TaskOptions):
 
 
 class Classification(Task):
-    """A classification task on splits of images.
-
-    Raises:
-        SettingError (a ValueError): if there are more processes than images to evaluate.
-    """
+    """A classification task on splits of images. Raises SettingError if there are more processes than images to evaluate."""
 
     metric = "test_accuracy"
     validation_metric = "validation_accuracy"

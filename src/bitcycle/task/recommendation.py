@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from bitcycle.dataset import DatasetInfo
 from bitcycle.dataset.epoch import Epoch
 from bitcycle.dataset.interactions import HeldOut, InteractionOptions, Interactions
+from bitcycle.randomness import hash_bits, int32_key
 from bitcycle.settings import setting
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
-from bitcycle.task.negatives import NegativeSampler
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,41 @@ class InteractionBatch(NamedTuple):
     users: Tensor
     items: Tensor
     targets: Tensor
+
+
+class NegativeSampler:
+    """Stateless uniform sampling of the items that a user has not chosen in `interactions`, so that training can resume.
+
+    The r-th item that a user has not chosen is r plus the number of chosen items before it. As c_k - k unchosen items
+    precede the k-th chosen item c_k, this is the number of k with c_k - k <= r, found by one binary search for all
+    samples.
+
+    Args:
+        interactions: the chosen items.
+        device: device of the samples.
+    """
+
+    def __init__(self, interactions: Interactions, device: torch.device) -> None:
+        users, items = interactions.shape
+        self.items, self.stride = items, items + 1
+        keys = (interactions.users * self.stride + interactions.items).sort().values
+        owner = torch.div(keys, self.stride, rounding_mode="floor")
+        counts = torch.bincount(owner, minlength=users)
+        starts = counts.cumsum(0) - counts
+        position = torch.arange(len(keys)) - starts[owner]
+        self.keys = (keys - position).to(device)
+        self.starts, self.free = starts.to(device), (items - counts).to(device)
+
+    def item(self, users: Tensor, ranks: Tensor) -> Tensor:
+        """Items with the given ranks (from 0) among those not chosen by each of `users`."""
+        before = torch.searchsorted(self.keys, users * self.stride + ranks, right=True) - self.starts[users]
+        return (ranks + before).clamp_max(self.items - 1)  # a user who has chosen everything gets the last item
+
+    def draw(self, users: Tensor, numbers: Tensor, seed: int, epoch: int) -> Tensor:
+        """Draw one item for each of `users`; the result depends only on the user and (seed, epoch, number)."""
+        key = torch.tensor(int32_key(seed, "negatives", epoch), dtype=torch.int32, device=users.device)
+        bits = hash_bits(numbers.to(torch.int32), key).long() & 0x7FFFFFFF
+        return self.item(users, bits * self.free[users] >> 31)
 
 
 @dataclass
@@ -79,11 +114,8 @@ class Recommendation(Task):
         self.users, self.items = data.train.users.to(self.device), data.train.items.to(self.device)
         self.sampler = NegativeSampler(data.train, self.device)
         self.majority_baseline = options.negatives / (1 + options.negatives)
-        splits = {"test": data.test, "validation": data.validation}
         self.splits = {
-            name: HeldOut(*(part.to(self.device) for part in split))
-            for name, split in splits.items()
-            if split is not None
+            name: HeldOut(*(part.to(self.device) for part in split)) for name, split in data.evaluated.items()
         }
         self.popularity = hit_rate(popularity_ranks(data.train, data.test))
         logger.info("recommending the most popular items has test_hr10 %.2f", self.popularity)

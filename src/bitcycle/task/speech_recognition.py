@@ -22,8 +22,7 @@ from bitcycle.settings import setting
 from bitcycle.shapes import SpeechShape
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
 from bitcycle.task.ctc import ctc_loss, edit_distances, greedy
-from bitcycle.task.prefix_search import PrefixSearch
-from bitcycle.task.word_trigram import WordTrigram
+from bitcycle.task.prefix_search import PrefixSearch, WordTrigram
 
 
 @dataclass

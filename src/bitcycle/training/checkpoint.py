@@ -33,11 +33,8 @@ class CheckpointFolder:
         return self.last.exists() or self.previous.exists()
 
     def save(self, state: dict[str, Any]) -> None:
-        """Write `state` as the last checkpoint and keep the previous one.
-
-        Raises:
-            RunError: if it cannot be written; existing checkpoints are then unchanged.
-        """
+        """Write `state` as the last checkpoint and keep the previous one. Raises RunError if it cannot be written; existing
+        checkpoints are then unchanged."""
         if not self.writes:
             return
         fresh = self.last.with_name("next.pt")
@@ -66,20 +63,12 @@ class CheckpointFolder:
         return self.folder / f"candidate-{step}.pt"
 
     def save_candidate(self, step: int, weights: dict[str, Any]) -> None:
-        """Save candidate weights for a later phase.
-
-        Raises:
-            RunError: if they cannot be written.
-        """
+        """Save candidate weights for a later phase. Raises RunError if they cannot be written."""
         if self.writes:
             self._write(self.candidate(step), weights)
 
     def load_candidate(self, step: int, device: torch.device) -> dict[str, Any]:
-        """Load candidate weights.
-
-        Raises:
-            RunError: if they are missing or damaged.
-        """
+        """Load candidate weights. Raises RunError if they are missing or damaged."""
         path = self.candidate(step)
         problem = _damage(path)
         if problem is not None:

@@ -135,22 +135,15 @@ def process_group(device: str) -> Iterator[None]:
 
 
 def own_gpu(local_rank: int, gpus: int) -> int:
-    """The GPU index of a process; SLURM may expose only its own GPU to each task.
-
-    Raises:
-        RunError: if there are fewer GPUs than processes.
-    """
+    """The GPU index of a process; SLURM may expose only its own GPU to each task. Raises RunError if there are fewer GPUs
+    than processes."""
     if gpus == 1 or local_rank < gpus:
         return local_rank % max(gpus, 1)
     raise RunError(f"no GPU for process {local_rank} of this machine: start at most {gpus} processes per machine")
 
 
 def check_sharing(plan: Plan) -> None:
-    """Check that several processes can train this run.
-
-    Raises:
-        SettingError (a ValueError): for a setting that requires a single process.
-    """
+    """Check that several processes can train this run. Raises SettingError for a setting that requires a single process."""
     config, number = plan.config, distributed.world_size()
     if number == 1:
         return

@@ -24,11 +24,8 @@ FIELD = "initial_weights"
 
 
 def weights_file(path: str) -> Path:
-    """The checkpoint file for `path`, which is either the file itself or the folder of a finished run.
-
-    Raises:
-        SettingError (a ValueError): if there is no checkpoint.
-    """
+    """The checkpoint file for `path`, which is either the file itself or the folder of a finished run. Raises SettingError if
+    there is no checkpoint."""
     given = Path(path).expanduser()
     if given.is_file():
         return given
@@ -44,11 +41,8 @@ def weights_file(path: str) -> Path:
 
 
 def content_digest(path: str) -> str:
-    """A digest of names and values of all weights in a checkpoint, independent of how it was saved.
-
-    Raises:
-        SettingError (a ValueError): if it cannot be read.
-    """
+    """A digest of names and values of all weights in a checkpoint, independent of how it was saved. Raises SettingError if it
+    cannot be read."""
     file = weights_file(path).resolve()
     return _digest(str(file), file.stat().st_mtime_ns)
 
@@ -63,11 +57,7 @@ def _digest(path: str, changed: int) -> str:
 
 
 def load_initial_weights(options: ModelOptions, model: nn.Module) -> None:
-    """Load `options.initial_weights`, if given, into the float model.
-
-    Raises:
-        SettingError (a ValueError): if the weights do not fit the model.
-    """
+    """Load `options.initial_weights`, if given, into the float model. Raises SettingError if the weights do not fit the model."""
     if options.initial_weights is None:
         return
     fitting, left_out = fitting_weights(options, model)
@@ -78,11 +68,8 @@ def load_initial_weights(options: ModelOptions, model: nn.Module) -> None:
 
 
 def fitting_weights(options: ModelOptions, model: nn.Module) -> tuple[dict[str, Tensor], list[str]]:
-    """The initial weights that fit the float model, and the names of classifier weights that are not loaded.
-
-    Raises:
-        SettingError (a ValueError): if the weights do not fit the model.
-    """
+    """The initial weights that fit the float model, and the names of classifier weights that are not loaded. Raises
+    SettingError if the weights do not fit the model."""
     if options.initial_weights is None:
         return {}, []
     found, expected = (

@@ -212,11 +212,8 @@ class Trainer:
         bar.update(self.step, f"bits {'/'.join(map(str, precision or ()))}  loss {loss:.3f}")
 
     def check_finite(self) -> None:
-        """Stop a diverged run before it is evaluated or saved.
-
-        Raises:
-            RunError: if the loss of a step since the last record is not finite.
-        """
+        """Stop a diverged run before it is evaluated or saved. Raises RunError if the loss of a step since the last record is
+        not finite."""
         total = float(self.logged.sums[0])
         if not math.isfinite(total) and not isinstance(self.controller.schedule, SearchSchedule):
             raise RunError(

@@ -18,11 +18,8 @@ class JsonLines:
     """An append-only file with one JSON object per line, which can be truncated to the state at a checkpoint."""
 
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
-        """Open the file and truncate it to `keep_bytes`.
-
-        Raises:
-            RunError: if it is shorter, for example after being edited or deleted.
-        """
+        """Open the file and truncate it to `keep_bytes`. Raises RunError if it is shorter, for example after being edited or
+        deleted."""
         path.touch()
         size = path.stat().st_size
         if size < keep_bytes:
@@ -34,11 +31,7 @@ class JsonLines:
         self.stream = open(path, "ab")
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append a record.
-
-        Raises:
-            RunError: if the disk is full.
-        """
+        """Append a record. Raises RunError if the disk is full."""
         try:
             self.stream.write(json.dumps(record).encode() + b"\n")
             self.stream.flush()

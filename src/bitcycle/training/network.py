@@ -59,11 +59,7 @@ def outline(options: ModelOptions, shape: Shape) -> Outline:
 def network(
     options: ModelOptions, info: DatasetInfo, task: TaskOptions, quantizer: QuantizerOptions, schedule: Schedule
 ) -> Network:
-    """The converted network.
-
-    Raises:
-        SettingError: if quantizer, schedule and network are incompatible.
-    """
+    """The converted network. Raises SettingError if quantizer, schedule and network are incompatible."""
 
     def make() -> Network:
         model = options.build(info.shape)

@@ -221,20 +221,14 @@ def make_plan(config: RunConfig) -> Plan:
 
 
 def locate(config: RunConfig) -> RunFolder:
-    """The folder of the run that `config` describes, without planning the run.
-
-    Raises:
-        SettingError (a ValueError): if the schedule chooses by validation but the configuration has no validation data.
-    """
+    """The folder of the run that `config` describes, without planning the run. Raises SettingError if the schedule chooses by
+    validation but the configuration has no validation data."""
     return RunFolder(run_path(_with_validation(config)))
 
 
 def hash_of(config: RunConfig) -> str:
-    """The hash in the name of the run of `config`, including an automatic validation split.
-
-    Raises:
-        SettingError (a ValueError): as in `locate`.
-    """
+    """The hash in the name of the run of `config`, including an automatic validation split. Raises SettingError as in
+    `locate`."""
     return run_hash(_with_validation(config))
 
 
@@ -243,11 +237,8 @@ VALIDATION_SHARE = 0.1
 
 
 def _with_validation(config: RunConfig) -> RunConfig:
-    """The configuration with a validation split, added if the schedule chooses weights and none is configured.
-
-    Raises:
-        SettingError: if the schedule chooses by validation but validation data are disabled.
-    """
+    """The configuration with a validation split, added if the schedule chooses weights and none is configured. Raises
+    SettingError if the schedule chooses by validation but validation data are disabled."""
     share, by_plateau = config.dataset.validation, config.training.learning_rate.name == "plateau"
     if share or config.dataset.has_validation or not (config.schedule.chooses or by_plateau):
         return config

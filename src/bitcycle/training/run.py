@@ -162,11 +162,7 @@ def _write_beginning(plan: Plan, trainer: Trainer, device: torch.device) -> None
 
 
 def _check_common_start(trainer: Trainer) -> None:
-    """Check that all processes see the checkpoints of process 0.
-
-    Raises:
-        RunError: if this process would start at another step.
-    """
+    """Check that all processes see the checkpoints of process 0. Raises RunError if this process would start at another step."""
     first = distributed.broadcast(trainer.step)
     if trainer.step != first:
         raise RunError(
@@ -217,11 +213,7 @@ def _warn_of_other_machine(before: dict[str, Any], now: dict[str, Any]) -> None:
 
 
 def set_up_torch(plan: Plan) -> torch.device:
-    """Choose the device and make its computations reproducible.
-
-    Raises:
-        RunError: if a GPU is requested but not available.
-    """
+    """Choose the device and make its computations reproducible. Raises RunError if a GPU is requested but not available."""
     options = plan.config.training
     device = choose_device(options.device)
     if options.threads is not None:
@@ -236,11 +228,7 @@ def set_up_torch(plan: Plan) -> torch.device:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device with a given name: cpu, cuda, cuda:1, mps, or auto.
-
-    Raises:
-        RunError: if the device does not exist.
-    """
+    """The device with a given name: cpu, cuda, cuda:1, mps, or auto. Raises RunError if the device does not exist."""
     kind, _, number = name.partition(":")
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"

@@ -100,11 +100,8 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the folder for this process, if it writes.
-
-        Raises:
-            RunError: if another process is training this run, or the folder cannot be written.
-        """
+        """Lock the folder for this process, if it writes. Raises RunError if another process is training this run, or the
+        folder cannot be written."""
         if not self.writes:
             yield
             return

@@ -50,11 +50,7 @@ def numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 class WandbTracker:
-    """Weights & Biases; offline by default, so that nothing leaves the machine.
-
-    Raises:
-        RunError: if wandb is not installed.
-    """
+    """Weights & Biases; offline by default, so that nothing leaves the machine. Raises RunError if wandb is not installed."""
 
     def __init__(self, options: LoggingOptions, folder: Path, labels: RunLabels, config: dict[str, Any]) -> None:
         self.run = require("wandb", "wandb").init(
@@ -78,11 +74,8 @@ class WandbTracker:
 
 
 class TensorBoardTracker:
-    """TensorBoard event files in the run folder; events after the checkpoint that a run resumes from are hidden.
-
-    Raises:
-        RunError: if tensorboard is not installed.
-    """
+    """TensorBoard event files in the run folder; events after the checkpoint that a run resumes from are hidden. Raises
+    RunError if tensorboard is not installed."""
 
     def __init__(self, folder: Path, first_step: int) -> None:
         require("tensorboard", "tensorboard")

@@ -84,12 +84,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A candidate setting with its cost as a fraction of the static baseline's.
-
-    Attributes:
-        settings: as on the command line.
-        cost: cost divided by that of the static baseline.
-    """
+    """A candidate setting with its cost as a fraction of the static baseline's. `settings` are written as on the command line."""
 
     settings: str
     key: Key
@@ -226,14 +221,8 @@ def _interval(differences: Sequence[float]) -> Evidence:
 def choose_group(
     rows: Iterable[Mapping[str, Any]], wanted: set[Key], baseline: int, board: Collection[str] = ()
 ) -> tuple[str, dict[Key, Evidence]]:
-    """The group of recorded runs that covers most of the wanted settings: its name and its evidence.
-
-    Args:
-        rows: rows of results/summary/runs.csv.
-        wanted: settings of candidates.
-        baseline: bits of the static baseline.
-        board: hashes of runs that take precedence.
-    """
+    """The group of recorded runs that covers most of the wanted settings: its name and its evidence. Groups with runs whose
+    hashes are in `board` take precedence; `rows` are those of results/summary/runs.csv."""
     groups: dict[Group, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         if row["metric"].endswith("accuracy"):

@@ -217,12 +217,7 @@ class Campaign:
 
 
 class Summaries:
-    """Adds finished runs to a summary file and draws figures from it.
-
-    Args:
-        summary: the file.
-        figures: whether figures are drawn as well.
-    """
+    """Adds finished runs to a summary file and draws figures from it."""
 
     def __init__(self, summary: Path, figures: bool) -> None:
         self.summary, self.figures = summary, figures

@@ -19,13 +19,7 @@ def as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], first: str = "") -> None:
-    """Write a table, creating its folder.
-
-    Args:
-        path: the file.
-        columns: column names.
-        rows: column name -> cell.
-        first: a line before the header.
+    """Write a table, creating its folder. `first` is a line before the header.
 
     Raises:
         OSError: if it cannot be written; an existing file is then unchanged.

@@ -40,10 +40,6 @@ TOP, LOGGING = "settings", "logging"
 def help_text(conf: Path, topic: str = "") -> str:
     """Return the help on a topic: none (overview, at most 70 lines), a group, GROUP=NAME, settings, or logging.
 
-    Args:
-        conf: folder of the configuration files.
-        topic: the argument of --help.
-
     Raises:
         SettingError: for an unknown topic.
     """

@@ -143,13 +143,6 @@ class DetectionBatches:
     """Batches of the images of a split: `starting_at` yields training batches, iteration all images once, unflipped.
 
     Flips depend only on (seed, epoch, sample).
-
-    Args:
-        images: the encoded images.
-        options: options of the data set.
-        batch_size: images per batch.
-        seed: seed of order and flips.
-        device: device of batches.
     """
 
     def __init__(

@@ -155,14 +155,7 @@ class ImageBatches:
     augmented.
 
     With several processes, each makes its shard only; a process whose shard of a small last batch is empty skips that
-    batch.
-
-    Args:
-        images: the images of the split.
-        options: options of the data set: normalisation and augmentation.
-        batch_size: samples per step over all processes.
-        seed: seed of order and augmentation.
-        device: device of batches.
+    batch. `batch_size` counts samples over all processes.
     """
 
     def __init__(

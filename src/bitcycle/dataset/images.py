@@ -79,12 +79,7 @@ class DecodingOptions(DatasetOptions):
 
 
 class Images:
-    """Labelled images as unsigned bytes [N, H, W, C].
-
-    Args:
-        pixels: uint8 [N, H, W, C].
-        labels: int64 [N].
-    """
+    """Labelled images as unsigned bytes [N, H, W, C], with labels int64 [N]."""
 
     def __init__(self, pixels: Tensor, labels: Tensor) -> None:
         assert len(pixels) == len(labels) and pixels.dtype == torch.uint8

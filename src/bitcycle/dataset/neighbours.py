@@ -28,12 +28,7 @@ class Neighbourhood(NamedTuple):
 
 
 class NeighbourSampler:
-    """Samples neighbourhoods of a graph.
-
-    Args:
-        edges: edges of the whole graph, on the device used for sampling.
-        neighbours: number of sampled neighbours per node in each layer, from the input on.
-    """
+    """Samples neighbourhoods of a graph. `neighbours` are numbers per node and layer, from the input on."""
 
     def __init__(self, edges: Edges, neighbours: Sequence[int]) -> None:
         self.edges, self.neighbours = edges, tuple(neighbours)

@@ -74,16 +74,11 @@ class Text(NamedTuple):
 
 
 def number_tokens(lines: Lines, by_frequency: bool = False) -> Text:
-    """Convert the lines of three files to token ids.
+    """Convert the lines of three files to token ids, by first occurrence in the training file or by decreasing frequency there.
 
     >>> text = number_tokens([["a b a"], ["b c"], ["a"]])
     >>> text.vocabulary, text.train.tolist(), text.validation.tolist()
     (('a', 'b', '<eos>', '<unk>'), [0, 1, 0, 2], [1, 3, 2])
-
-    Args:
-        lines: lines of the three files.
-        by_frequency: assign ids by decreasing frequency in the training file, ties by first occurrence; otherwise by first
-            occurrence.
     """
     numbers: dict[str, int] = {}
     train = _numbered(lines[0], lambda word: numbers.setdefault(word, len(numbers)))

@@ -38,12 +38,8 @@ class TokenBatch(NamedTuple):
 class TokenStreams:
     """A text cut into streams of equal length, read in parallel from their beginning.
 
-    The last batch of an epoch is shorter; the remainder of less than N tokens is dropped.
-
-    Args:
-        tokens: int64 [tokens].
-        streams: N.
-        length: T, tokens per stream and batch.
+    The last batch of an epoch is shorter; the remainder of less than N tokens is dropped. `length` is T, the number of tokens
+    per stream and batch.
     """
 
     def __init__(self, tokens: Tensor, streams: int, length: int) -> None:
@@ -78,12 +74,6 @@ class DrawnTokenStreams(TokenStreams):
 
     Source: Merity et al. 2018, section 5, and released code. Differs from the code, where an epoch ends with the
     streams.
-
-    Args:
-        tokens: int64 [tokens].
-        streams: N.
-        length: L.
-        seed: seed of the lengths.
     """
 
     def __init__(self, tokens: Tensor, streams: int, length: int, seed: int = 0) -> None:
@@ -114,13 +104,8 @@ def stream_epoch(tokens: int, streams: int, length: int) -> Epoch:
 class TokenBlocks:
     """A text cut into blocks of equal length without context, in an order that depends only on (seed, epoch).
 
-    The remainder that does not fill a block is used in evaluation only.
-
-    Args:
-        tokens: int64 [tokens].
-        count: N, blocks per batch.
-        length: T.
-        seed: seed of the order.
+    The remainder that does not fill a block is used in evaluation only. A batch has `count` (N) blocks of `length` (T)
+    tokens.
     """
 
     def __init__(self, tokens: Tensor, count: int, length: int, seed: int = 0) -> None:

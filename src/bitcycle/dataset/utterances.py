@@ -40,13 +40,7 @@ def mel_filters(bands: int, bins: int, sampling_rate: int) -> Tensor:
 
 
 class LogMel:
-    """Converts waveforms [S] to log-mel features [T, bands], T = 1 + floor((max(S, W) - W) / H).
-
-    Args:
-        sampling_rate: samples per second.
-        bands: number of mel bands.
-        window_ms, hop_ms: window length and hop in milliseconds.
-    """
+    """Converts waveforms [S] to log-mel features [T, bands], T = 1 + floor((max(S, W) - W) / H)."""
 
     def __init__(self, sampling_rate: int, bands: int = 40, window_ms: float = 25.0, hop_ms: float = 10.0) -> None:
         self.window, self.hop = (max(1, round(ms * sampling_rate / 1000)) for ms in (window_ms, hop_ms))
@@ -114,13 +108,8 @@ class SpeechBatch(NamedTuple):
 
 
 class Utterances:
-    """Utterances as log-mel features in memory, and transcripts.
-
-    Args:
-        log_mel: features [T, B] of each utterance.
-        transcripts: the transcripts.
-        alphabet: characters that have a symbol; others are omitted from the targets and count as recognition errors.
-    """
+    """Utterances as log-mel features in memory, and transcripts. Characters that are not in the alphabet are omitted from the
+    targets and count as recognition errors."""
 
     def __init__(self, log_mel: Sequence[Tensor], transcripts: Sequence[str], alphabet: Sequence[str]) -> None:
         numbers = {character: number for number, character in enumerate(alphabet, BLANK + 1)}
@@ -153,12 +142,6 @@ class UtteranceBatches:
 
     The order of an epoch is random. Utterances of each `pool` consecutive batches are then sorted by length to reduce
     padding, and the batches are shuffled; a smaller last batch stays last. The order depends only on (seed, epoch).
-
-    Args:
-        utterances: the training utterances.
-        batch_size: utterances per step.
-        pool: number of batches among which utterances are sorted by length; 1 keeps the order random.
-        seed: seed of the order.
     """
 
     def __init__(self, utterances: Utterances, batch_size: int, pool: int, seed: int) -> None:

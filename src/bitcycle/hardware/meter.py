@@ -8,13 +8,7 @@ from bitcycle.schedule import Precision
 
 
 class CostMeter:
-    """Counts samples by precision; the cost is computed from these counts alone, so it is exact for any run length.
-
-    Args:
-        workload: the traced model.
-        hardware: the cost model.
-        reference: static precision that savings refer to.
-    """
+    """Counts samples by precision; the cost is computed from these counts alone, so it is exact for any run length."""
 
     def __init__(self, workload: Workload, hardware: HardwareOptions, reference: Precision) -> None:
         self.workload, self.hardware, self.reference = workload, hardware, reference

@@ -124,12 +124,8 @@ def block_product(
 
 
 def copies_of(layer: Any, key: Tensor | None = None) -> Copies:
-    """The copies of a quantized layer's operands at its current bits.
-
-    Args:
-        layer: a QuantizedLayer whose quantizers use blocks.
-        key: noise key of the gradient, instead of the layer's.
-    """
+    """The copies of a quantized layer's operands at its current bits. `key` is the noise key of the gradient, instead of the
+    layer's."""
     axes, groups = layer.axes, getattr(layer, "groups", 1)
     inputs, outputs = axes.inputs, axes.outputs
     if 1 < groups == layer.in_channels:  # depthwise

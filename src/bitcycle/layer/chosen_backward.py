@@ -65,11 +65,8 @@ class Entry:
 
 
 class Tape:
-    """Entries in the order of calls: written by one candidate after another, then read once.
-
-    Args:
-        parts: parts of the samples that did not skip, in order.
-    """
+    """Entries in the order of calls: written by one candidate after another, then read once. `parts` are those of the samples
+    that did not skip, in order."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts, self.entries, self.position, self.reads = list(parts), list[Entry](), 0, False

@@ -48,12 +48,8 @@ class Embedding(nn.Module):
 
 
 class Gates(nn.Module):
-    """The gates of all blocks of a network, their options, and the cost term of the loss.
-
-    Args:
-        choices: the blocks, in the order of execution, and the options.
-        channels: of the input of each block.
-    """
+    """The gates of all blocks of a network, their options, and the cost term of the loss. `channels` are those of each
+    block's input."""
 
     chosen: Tensor
     option_costs: Tensor

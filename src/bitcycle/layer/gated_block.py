@@ -42,11 +42,6 @@ class GatedBlock(nn.Module):
     * evaluation: each candidate only for the samples that chose it; the result is the same, as all statistics are fixed. If a
       quantizer depends on the whole batch in evaluation, or gradients are needed, everything is computed as in training.
     * bits other than those of the current step (such as evaluation in float32 or at q_max): the block once, without gate.
-
-    Args:
-        block: the block, quantized; [N, C, H, W] -> [N, C', H', W'].
-        gates: the gates of the network.
-        index: index of the block among the gated blocks.
     """
 
     def __init__(self, block: nn.Module, gates: Gates, index: int) -> None:

@@ -54,13 +54,8 @@ class StepKeys(NamedTuple):
 
 
 class RecurrentProduct(QuantizedLayer):
-    """A product for all gates of one layer and direction.
-
-    Args:
-        owner: the recurrent layer that holds weight and bias.
-        side: ih or hh, as in the names of the owner's parameters.
-        place: layer and direction, as in l0 or l0_reverse.
-    """
+    """A product for all gates of one layer and direction. Owner, side (ih or hh) and place (such as l0_reverse) name the
+    weight and the bias."""
 
     def __init__(self, owner: nn.RNNBase, side: str, place: str) -> None:
         nn.Module.__init__(self)

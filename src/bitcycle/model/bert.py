@@ -31,12 +31,7 @@ WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 class SelfAttention(nn.Module):
-    """Self-attention with the layers of a `transformers` module: [N, T, H] -> ([N, T, H], None).
-
-    Args:
-        attention: BertSelfAttention of any version of `transformers`.
-        heads: number of heads.
-    """
+    """Self-attention with the layers of a `transformers` module: [N, T, H] -> ([N, T, H], None)."""
 
     def __init__(self, attention: Any, heads: int) -> None:
         super().__init__()
@@ -57,12 +52,7 @@ class SelfAttention(nn.Module):
 
 
 class BertClassifier(nn.Module):
-    """Token ids, segment ids and mask [N, T] -> logits [N, classes]; parameter names of BertForSequenceClassification.
-
-    Args:
-        bert: BertModel of `transformers`.
-        classes: number of classes.
-    """
+    """Token ids, segment ids and mask [N, T] -> logits [N, classes]; parameter names of BertForSequenceClassification."""
 
     float_layers = ()
     """Every linear layer is quantized (Better Schedules' code)."""

@@ -42,13 +42,7 @@ class GraphNorm(nn.Module):
 
 
 class GraphNetwork(nn.Module):
-    """Layers over the edges of a graph, [nodes, features] -> [nodes, classes].
-
-    Args:
-        layers: graph layers, called with (features, edges).
-        norm: tensor, node or none.
-        dropout: dropout rate of the features between layers.
-    """
+    """Layers over the edges of a graph, [nodes, features] -> [nodes, classes]. `norm` is tensor, node or none."""
 
     float_layers = ()
     """The paper quantizes all layers."""

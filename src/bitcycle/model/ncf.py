@@ -23,13 +23,7 @@ EMBEDDING_STD = 0.01
 
 
 class NeuralCollaborativeFiltering(nn.Module):
-    """User ids and item ids [N] -> logits [N].
-
-    Args:
-        users, items: number of users and items.
-        bn: batch norm after each layer of the MLP, before its ReLU.
-        first: "float" or "quantized", the first layer of the MLP.
-    """
+    """User ids and item ids [N] -> logits [N]."""
 
     def __init__(self, users: int, items: int, bn: bool = True, first: str = "float") -> None:
         super().__init__()

@@ -40,15 +40,11 @@ class BasicBlock(nn.Module):
 class CifarResNet(nn.Module):
     """[N, channels, H, W] -> [N, classes]; 32x32 images give 8x8 maps before the global average pool.
 
-    A 3x3 stem, three groups of n basic blocks of 16, 32 and 64 channels, a linear classifier: depth 6n+2.
+    A 3x3 stem, three groups of n basic blocks of 16, 32 and 64 channels, a linear classifier: depth 6n+2. `blocks` are those of
+    each group, `width` the channels of the first.
 
     Source: CPT, section 4.1 and released code, models.py; He et al. 2016, section 4.2, with 1x1 convolutions as shortcuts. The
     164-layer network of CPT is not in the released code; its published cost is that of 6n+2 with n = 27.
-
-    Args:
-        blocks: blocks per group (n).
-        unused_bn: give every block the third batch norm of the released code, which only two blocks use.
-        width: channels of the first group; the second and third have two and four times as many.
     """
 
     float_layers = ("last",)
@@ -189,11 +185,7 @@ class ExtraSkipResNet(nn.Module):
     sum, and the skip connection stays real-valued, as in the networks of Bethge et al. Initial weights are He et al.'s, normal
     with variance 2 / (k k out).
 
-    Args:
-        stem: layers before the units, starting with the first convolution; its output has `widths[0]` channels.
-        widths: channels of each stage.
-        units: units in each stage; the first unit of later stages has stride 2.
-        classes: number of classes.
+    Widths and units are those of each stage; the first unit of later stages has stride 2.
     """
 
     float_layers = ("first", "last", "shortcut")

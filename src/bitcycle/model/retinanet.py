@@ -44,13 +44,8 @@ class RetinaNet(nn.Module):
     """The detector, randomly initialised, built from torchvision's ResNet, feature pyramid and heads.
 
     Images [N, 3, H, W], with H and W multiples of 32, give `Predictions` of all anchors: level by level from P3, row by
-    row, nine per position.
-
-    Args:
-        depth: depth of the ResNet: 18, 34, 50 or 101.
-        classes: number of classes K.
-        width: channels of pyramid and heads.
-        frozen_bn: whether batch normalisation of the ResNet keeps its statistics; scale and shift are always trained.
+    row, nine per position. With `frozen_bn`, batch normalisation of the ResNet keeps its statistics; scale and shift are
+    always trained.
     """
 
     float_layers: tuple[str, ...] = ()

@@ -27,15 +27,6 @@ class SpeechLstm(nn.Module):
 
     Logits depend on at most `delay` future stacked frames. Zero padding after an utterance does not change its logits,
     except through the ranges that quantizers compute over a batch.
-
-    Args:
-        shape: number of features and symbols.
-        hidden: cells per layer.
-        layers: number of layers.
-        dropout: dropout rate of the outputs of LSTM layers.
-        dropout_input: dropout rate of the features.
-        stack: number of consecutive frames concatenated into one.
-        delay: stacked frames read before the first output; as many zero frames are appended.
     """
 
     float_layers: tuple[str, ...] = ()

@@ -40,12 +40,7 @@ class AdaptiveVocabulary(nn.Module):
     Source: Baevski and Auli 2019, sections 3 and 4, in fairseq's form: every band is projected, embeddings and projections are
     tied. Words must be numbered by frequency (dataset.order=frequency).
 
-    Args:
-        vocabulary: V.
-        width: size of the network's hidden vectors.
-        cutoffs: first word of each band except the first.
-        factor: ratio of the embedding widths of consecutive bands.
-        dropout: dropout of the projected vectors before the softmax of a rare band.
+    `cutoffs` are the first words of the bands after the first. Dropout applies before the softmax of a rare band.
     """
 
     def __init__(self, vocabulary: int, width: int, cutoffs: Sequence[int], factor: int, dropout: float) -> None:

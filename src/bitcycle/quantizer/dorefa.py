@@ -78,13 +78,8 @@ def _largest(t: Tensor) -> Tensor:
 
 
 def quantize_gradient(gradient: Tensor, bits: Tensor, noise: Tensor | None = None) -> Tensor:
-    """Each row (sample) of a matrix with its own range +-M; a row of zeros stays zero. 0 bits returns the gradient.
-
-    Args:
-        gradient: [samples, elements].
-        bits: int64 scalar.
-        noise: u in [-1/2, 1/2), in units of the step; None rounds to nearest.
-    """
+    """Each row (sample) of a matrix with its own range +-M; a row of zeros stays zero. 0 bits returns the gradient. `noise`
+    is u in units of the step; None rounds to nearest."""
     levels = ((1 << bits) - 1).clamp_min(1).to(gradient.dtype)
     largest = gradient.abs().amax(dim=1, keepdim=True)
     unit = gradient / (2 * torch.where(largest > 0, largest, 1)) + 0.5

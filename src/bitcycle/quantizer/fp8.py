@@ -50,13 +50,8 @@ def quantize_scaled(x: Tensor, largest: Tensor, element: Tensor, bits: Tensor, n
 
 
 class Scaling(torch.nn.Module):
-    """The magnitude mapped to the end of the format's range: the largest of this tensor, or of the last calls.
-
-    Args:
-        formats: elements by their bits.
-        history: number of calls remembered; 0: use the magnitude of the current tensor.
-        compile: fuse each function into one kernel.
-    """
+    """The magnitude mapped to the end of the format's range: the largest of this tensor, or of the last calls. `history` is
+    the number of calls remembered, 0 for this tensor alone."""
 
     history: Tensor
     elements: Tensor

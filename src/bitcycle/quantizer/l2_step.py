@@ -37,12 +37,8 @@ def uniform_codes(magnitudes: Tensor, step: Tensor, top: Tensor | int) -> Tensor
 
 
 def improved_step(magnitudes: Tensor, step: Tensor, top: Tensor | int) -> Tensor:
-    """One iteration: the best step for the codes given by `step`; `step` itself if all codes are zero.
-
-    Args:
-        magnitudes: [..., groups, elements], not negative.
-        step: [..., groups, 1].
-    """
+    """One iteration: the best step for the codes given by `step`; `step` itself if all codes are zero. Magnitudes are [...,
+    groups, elements], the step [..., groups, 1]."""
     return _best_step(magnitudes, uniform_codes(magnitudes, step, top), step)
 
 
@@ -80,12 +76,7 @@ def optimal_step(groups: Tensor, top: int) -> Tensor:
 
 
 class SortedMagnitudes:
-    """Sorted non-negative magnitudes [groups, elements] with suffix sums.
-
-    Args:
-        magnitudes: magnitudes to quantize.
-        top: the largest code L.
-    """
+    """Sorted non-negative magnitudes [groups, elements] with suffix sums. `top` is the largest code L."""
 
     def __init__(self, magnitudes: Tensor, top: int) -> None:
         self.values = magnitudes.double().sort(dim=1).values

@@ -27,12 +27,8 @@ def area_under_envelope(recall: Tensor, precision: Tensor) -> float:
 
 
 class AveragePrecision:
-    """Accumulates detections and objects of images; `compute` returns the average precision of each class.
-
-    Args:
-        classes: number of classes.
-        overlap: minimum IoU of a correct detection.
-    """
+    """Accumulates detections and objects of images; `compute` returns the average precision of each class. `overlap` is the
+    minimum IoU of a correct detection."""
 
     def __init__(self, classes: int, overlap: float = 0.5) -> None:
         self.classes, self.overlap = classes, overlap

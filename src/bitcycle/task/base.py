@@ -88,16 +88,7 @@ class Task:
 
 @dataclass(frozen=True)
 class TaskSetup:
-    """Arguments for building a task, besides its own options.
-
-    Attributes:
-        dataset: options of a data set that the task accepts.
-        data_root: folder of data sets.
-        info: description of the data set.
-        batch_size: training samples per step over all processes.
-        seed: seed of order, augmentation and all other random choices.
-        device: device of batches.
-    """
+    """Arguments for building a task, besides its own options. `batch_size` counts samples over all processes."""
 
     dataset: DatasetOptions
     data_root: Path
@@ -142,11 +133,8 @@ class TaskOptions(Settings):
 
 
 def check_shares(batch_size: int, **splits: Sized | None) -> None:
-    """Reject an evaluation whose first batch has fewer samples than processes, as every process needs a shard of it.
-
-    Args:
-        batch_size: samples evaluated at once.
-        splits: setting of the data set -> the split that it determines, or None.
+    """Reject an evaluation whose first batch has fewer samples than processes, as every process needs a shard of it. `splits`
+    are named as the settings of the data set that determine them.
 
     Raises:
         SettingError (a ValueError): naming the setting.

@@ -180,13 +180,8 @@ class Detection(Task):
         return Seen(Detections(*(tensor.cpu() for tensor in found)), Truth(boxes, labels, ignored))
 
     def detect(self, boxes: Tensor, scores: Tensor, size: tuple[int, int]) -> Detections:
-        """The detections in an image.
-
-        Args:
-            boxes: boxes of all anchors, [A, 4].
-            scores: scores of all anchors, [A, K].
-            size: height and width of the image in pixels, without padding.
-        """
+        """The detections in an image. Boxes [A, 4] and scores [A, K] are those of all anchors; `size` is that of the image
+        without padding."""
         from torchvision.ops import batched_nms, clip_boxes_to_image
 
         places, labels = (scores > self.options.score_threshold).nonzero(as_tuple=True)

@@ -84,15 +84,8 @@ def smooth_l1(differences: Tensor) -> Tensor:
 def detection_losses(
     scores: Tensor, offsets: Tensor, places: Tensor, matches: Matches, alpha: float = 0.25, gamma: float = 2.0
 ) -> DetectionLosses:
-    """Losses of a batch, means over its images.
-
-    Args:
-        scores: [N, A, K], between 0 and 1.
-        offsets: [N, A, 4].
-        places: the anchors [A, 4].
-        matches: targets of the anchors.
-        alpha, gamma: parameters of the focal loss.
-    """
+    """Losses of a batch, means over its images. Scores [N, A, K] are between 0 and 1, offsets are [N, A, 4], places the
+    anchors [A, 4]."""
     positives = matches.positive.sum(dim=1)
     classes = torch.arange(scores.shape[2], device=scores.device)
     targets = (matches.labels[..., None] == classes) & matches.positive[..., None]

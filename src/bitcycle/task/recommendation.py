@@ -49,10 +49,6 @@ class NegativeSampler:
     The r-th item that a user has not chosen is r plus the number of chosen items before it. As c_k - k unchosen items
     precede the k-th chosen item c_k, this is the number of k with c_k - k <= r, found by one binary search for all
     samples.
-
-    Args:
-        interactions: the chosen items.
-        device: device of the samples.
     """
 
     def __init__(self, interactions: Interactions, device: torch.device) -> None:

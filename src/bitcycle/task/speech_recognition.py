@@ -101,13 +101,7 @@ class SpeechRecognition(Task):
 
 
 class SpeechEvaluation:
-    """Evaluation of a network on utterances.
-
-    Args:
-        options: options of the task.
-        alphabet: characters of symbols 1, 2, ...
-        transcripts: transcripts of the training split, for the language model.
-    """
+    """Evaluation of a network on utterances. The transcripts of the training split are for the language model."""
 
     def __init__(self, options: SpeechRecognitionOptions, alphabet: Sequence[str], transcripts: Sequence[str]) -> None:
         self.options, self.alphabet = options, alphabet

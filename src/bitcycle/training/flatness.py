@@ -18,11 +18,7 @@ BETA = 0.999
 
 
 class SecondMoment:
-    """The moving average v of squared gradients for any optimizer, without synchronisation with the host.
-
-    Args:
-        parameters: trained parameters; those without gradient are ignored.
-    """
+    """The moving average v of squared gradients for any optimizer, without synchronisation with the host."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]

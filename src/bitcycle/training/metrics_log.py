@@ -67,12 +67,7 @@ class NoLines(JsonLines):
 
 
 class MetricsLog:
-    """Writes records to metrics.jsonl and their numbers to the trackers.
-
-    Args:
-        lines: metrics.jsonl, truncated to the checkpoint that the run resumes from.
-        trackers: trackers that receive copies.
-    """
+    """Writes records to metrics.jsonl and their numbers to the trackers."""
 
     def __init__(self, lines: JsonLines, trackers: Sequence[Tracker]) -> None:
         self.lines, self.trackers = lines, trackers

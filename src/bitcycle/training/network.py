@@ -29,15 +29,7 @@ class Outline:
 
 @dataclass(frozen=True)
 class Network:
-    """A converted network and its operations.
-
-    Attributes:
-        parameters: number of trained parameters, including those of gates.
-        layers: treatment of each convertible layer.
-        choices: choices of the gates; None without gates.
-        workload: products per sample.
-        warnings: warnings of the trace.
-    """
+    """A converted network and its operations."""
 
     parameters: int
     layers: tuple[LayerRule, ...]

@@ -65,15 +65,8 @@ def phase_rate(recipe: LearningRateOptions, phase: Phase, step: int, epoch_steps
 
 
 class PhaseRunner:
-    """Tracks the current phase of a run, and applies the changes at the beginning of each.
-
-    Args:
-        phases: phases of the run's schedule.
-        model, optimizer, controller: the trained model with its optimizer and controller.
-        learning_rate: learning rate options, which apply to each phase.
-        folder: checkpoint folder with candidate weights.
-        higher_is_better: whether a larger validation metric is better.
-    """
+    """Tracks the current phase of a run, and applies the changes at the beginning of each. The learning rate options apply to
+    each phase."""
 
     def __init__(
         self,

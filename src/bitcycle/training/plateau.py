@@ -11,10 +11,6 @@ class ReduceOnPlateau:
 
     For other shapes of the learning rate the multiplier stays 1.
 
-    Args:
-        options: options of the learning rate.
-        higher_is_better: whether a larger validation metric is better.
-
     >>> plateau = ReduceOnPlateau(LearningRateOptions(name="plateau", factor=0.2, patience=1), higher_is_better=False)
     >>> for value in (120.0, 110.0, 111.0, 109.0, 109.0):
     ...     plateau.observe(value)

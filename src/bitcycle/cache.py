@@ -46,18 +46,13 @@ def remembered(kind: str, identity: str, make: Callable[[], T]) -> T:
     """
     name = f"{kind}-{hashlib.sha256(f'{code_digest()} {identity}'.encode()).hexdigest()[:32]}.pickle"
     if name not in _remembered:
-        _remembered[name] = _from_disk(name, make)
+        _remembered[name] = kept(name, make, _unpickled, lambda file, made: file.write_bytes(pickle.dumps(made)))
     found: T = _remembered[name]
     return found
 
 
-def _from_disk(name: str, make: Callable[[], T]) -> T:
-    return kept(
-        name,
-        make,
-        lambda file: pickle.loads(file.read_bytes()),
-        lambda file, made: file.write_bytes(pickle.dumps(made)),
-    )
+def _unpickled(file: Path) -> Any:
+    return pickle.loads(file.read_bytes())
 
 
 def kept(name: str, make: Callable[[], T], read: Callable[[Path], T], write: Callable[[Path, T], Any]) -> T:

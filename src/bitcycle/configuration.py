@@ -75,15 +75,6 @@ GROUPS: dict[str, dict[str, type[Settings]]] = {
 }
 """Configuration group -> option -> the dataclass that describes it."""
 
-TYPES: dict[str, type[Settings]] = {
-    "schedule": ScheduleOptions,
-    "model": ModelOptions,
-    "dataset": DatasetOptions,
-    "task": TaskOptions,
-    "quantizer": QuantizerOptions,
-    "hardware": HardwareOptions,
-}
-
 
 def register_schemas() -> None:
     """Make presets known to Hydra as `GROUP: NAME`, and dataclasses as `/schema/GROUP: CLASS`, for the files of `conf/`."""
@@ -119,13 +110,10 @@ def read_config(config: DictConfig) -> RunConfig:
         run: RunConfig = _to_settings(config, "")
     except OmegaConfBaseException as error:
         raise SettingError(str(error.full_key or "configuration"), "?", str(error.msg), "correct this value") from error
-    for group, kind in TYPES.items():
-        options: Any = getattr(run, group)
-        if not isinstance(options, kind):
-            raise SettingError(group, options, "does not exist", nearest("", GROUPS[group]))
-        name: str = vars(options)["name"]
-        if name not in GROUPS[group]:
-            raise SettingError(f"{group}.name", name, "is not one of the options", nearest("", GROUPS[group]))
+    for group, options in GROUPS.items():
+        name: str = getattr(run, group).name
+        if name not in options:
+            raise SettingError(f"{group}.name", name, "is not one of the options", nearest("", options))
     return run
 
 
@@ -159,12 +147,10 @@ def nearest_key(key: str, known: Iterable[str] | None = None) -> str:
 
 def all_keys() -> Iterator[str]:
     """Every setting of every option of every group, by dotted name."""
-    for group, kinds in {
-        "": [RunConfig],
-        **{f"{group}.": set(options.values()) for group, options in GROUPS.items()},
-    }.items():
-        for kind in kinds:
-            yield from fields_below(kind, group)
+    yield from fields_below(RunConfig, "")
+    for group, options in GROUPS.items():
+        for kind in set(options.values()):
+            yield from fields_below(kind, f"{group}.")
 
 
 def fields_below(kind: type[Settings], prefix: str) -> Iterator[str]:

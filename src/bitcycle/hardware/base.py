@@ -29,6 +29,13 @@ CONVENTIONS = {name: dict(zip(_RULES, values)) for name, values in _CONVENTIONS.
 """Paper -> its counting rules: operations, number of images, bits of float layers, and layers with an error product."""
 
 
+TOTALS = (
+    *("gbitops", "effective_macs", "relative_to_static", "compute_percentage", "energy_j", "energy_relative_to_static"),
+    *("latency_s", "latency_relative_to_static", "average_power_w", "dram_bits"),
+)
+"""Numbers of a cost that its summary has, in this order."""
+
+
 @dataclass(frozen=True)
 class LayerCost:
     """Cost of one layer over a run, by pass, in bit operations (exact), joules or seconds."""
@@ -94,16 +101,7 @@ class Cost:
     def summary(self) -> dict[str, Any]:
         """The totals as plain numbers, for logs and JSON."""
         return {
-            "gbitops": self.gbitops,
-            "effective_macs": self.effective_macs,
-            "relative_to_static": self.relative_to_static,
-            "compute_percentage": self.compute_percentage,
-            "energy_j": self.energy_j,
-            "energy_relative_to_static": self.energy_relative_to_static,
-            "latency_s": self.latency_s,
-            "latency_relative_to_static": self.latency_relative_to_static,
-            "average_power_w": self.average_power_w,
-            "dram_bits": self.dram_bits,
+            **{name: getattr(self, name) for name in TOTALS},
             **{f"energy_{part}_j": value for part, value in self.energy_parts.items()},
             **{f"latency_{part}_s": value for part, value in self.latency_parts.items()},
             "samples": self.samples,

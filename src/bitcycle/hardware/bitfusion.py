@@ -131,14 +131,8 @@ class BitFusion(BitOps):
             output_buffer=self.output_buffer_kib * KIB,
             partial_sum_bits=self.partial_sum_bits,
             energy=Energy(
-                array_cycle=preset_pj if self.array_pj is None else self.array_pj,
-                input_read=self.input_read_pj,
-                input_write=self.input_write_pj,
-                weight_read=self.weight_read_pj,
-                weight_write=self.weight_write_pj,
-                output_read=self.output_read_pj,
-                output_write=self.output_write_pj,
-                dram=self.dram_pj,
+                preset_pj if self.array_pj is None else self.array_pj,
+                *(getattr(self, f"{name}_pj") for name in Energy._fields[1:]),
             ),
         )
 

@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from bitcycle.hardware import Workload
@@ -55,7 +56,7 @@ class Choices:
     blocks: tuple[Block, ...]
     gates: Dfq
 
-    @property
+    @cached_property
     def precisions(self) -> tuple[Precision | None, ...]:
         """The bits of each option; None skips the block."""
         return self.gates.precisions

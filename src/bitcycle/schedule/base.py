@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bitcycle.schedule.precision import Precision, effective, joined
 from bitcycle.settings import MISSING, SettingError, Settings, setting
@@ -139,6 +139,11 @@ class Schedule:
     """Precision as a function of the step: `schedule(step)` gives the bits of optimizer step `step`, counted from 0. Raises
     SettingError for a step outside the run, and at construction for options that do not fit its length."""
 
+    fixed: ClassVar[bool] = True
+    """Whether the precision of every step is known in advance; False if it depends on training or input."""
+    follows: ClassVar[str] = "depends on training"
+    """Description of what a precision that is not `fixed` depends on."""
+
     options: ScheduleOptions
     length: RunLength
 
@@ -151,11 +156,6 @@ class Schedule:
         return self.options.name
 
     @property
-    def fixed(self) -> bool:
-        """Whether the precision of every step is known in advance; False if it depends on training or input."""
-        return True
-
-    @property
     def steps(self) -> int:
         """Maximum number of training steps: the whole run, unless a search ends it earlier."""
         return self.length.total_steps
@@ -164,11 +164,6 @@ class Schedule:
     def summary(self) -> str:
         """Description of what is known in advance about a precision that is not `fixed`."""
         return f"starts at {'/'.join(map(str, self(0)))}, depends on training"
-
-    @property
-    def follows(self) -> str:
-        """Description of what a precision that is not `fixed` depends on."""
-        return "depends on training"
 
     def check_step(self, step: int) -> None:
         """Raise SettingError for a step outside the run."""
@@ -221,9 +216,7 @@ class Schedule:
 class FeedbackSchedule(Schedule):
     """A stateful schedule that depends on the loss and accuracy that `observe` receives at regular intervals."""
 
-    @property
-    def fixed(self) -> bool:
-        return False
+    fixed = False
 
     @property
     def observation_steps(self) -> int:

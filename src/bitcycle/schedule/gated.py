@@ -249,15 +249,10 @@ class FracTrain(LossPlateau, Dfq):
 class GatedSchedule(Schedule):
     """DFQ bound to a run: the schedule provides the target cost, the network's gates choose the bits."""
 
+    fixed = False
+    follows = "depends on the input"
+
     options: Dfq
-
-    @property
-    def fixed(self) -> bool:
-        return False
-
-    @property
-    def follows(self) -> str:
-        return "depends on the input"
 
     @property
     def summary(self) -> str:

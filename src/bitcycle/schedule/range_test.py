@@ -268,11 +268,9 @@ class RangeTestSchedule(SearchSchedule):
 class UndecidedSchedule(Schedule):
     """A schedule with q_min=auto: knows the bounds of its bits; `resolve` turns it into a schedule given the test's result."""
 
-    options: Any
+    fixed = False
 
-    @property
-    def fixed(self) -> bool:
-        return False
+    options: Any
 
     @property
     def summary(self) -> str:

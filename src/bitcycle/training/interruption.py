@@ -5,11 +5,10 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType, TracebackType
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from types import FrameType
 
-from bitcycle.signals import STOP_SIGNALS
+from bitcycle.signals import handled_by
 
 
 class Interrupted(Exception):
@@ -22,7 +21,7 @@ class StopSignal:
     def __init__(self) -> None:
         self.received: str | None = None
         self._is_held = False
-        self._previous: dict[signal.Signals, Any] = {}
+        self._handlers = ExitStack()
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -35,14 +34,11 @@ class StopSignal:
 
     def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
+            self._handlers.enter_context(handled_by(self._handle))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+    def __exit__(self, *_: object) -> None:
+        self._handlers.close()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT and not self._is_held:

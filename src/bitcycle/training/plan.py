@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from bitcycle.configuration import TYPES, RunConfig
+from bitcycle.configuration import GROUPS, RunConfig
 from bitcycle.dataset import DatasetInfo
 from bitcycle.dataset.epoch import Epoch
 from bitcycle.hardware import Cost, Workload
@@ -325,6 +325,6 @@ def _within(group: str, function: Any, *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except SettingError as error:
-        if error.field.partition(".")[0] in TYPES:
+        if error.field.partition(".")[0] in GROUPS:
             raise  # already names another group
         raise error.within(group) from None

@@ -19,11 +19,8 @@ def as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], first: str = "") -> None:
-    """Write a table, creating its folder. `first` is a line before the header.
-
-    Raises:
-        OSError: if it cannot be written; an existing file is then unchanged.
-    """
+    """Write a table, creating its folder. `first` is a line before the header. Raises OSError if it cannot be written; an
+    existing file is then unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda stream: stream.write((first + as_csv(columns, rows)).encode()))
 

@@ -38,11 +38,8 @@ TOP, LOGGING = "settings", "logging"
 
 
 def help_text(conf: Path, topic: str = "") -> str:
-    """Return the help on a topic: none (overview, at most 70 lines), a group, GROUP=NAME, settings, or logging.
-
-    Raises:
-        SettingError: for an unknown topic.
-    """
+    """Return the help on a topic: none (overview, at most 70 lines), a group, GROUP=NAME, settings, or logging. Raises
+    SettingError for an unknown topic."""
     group, _, name = topic.partition("=")
     if not topic:
         return "\n".join(_overview(conf))

@@ -120,12 +120,8 @@ class DatasetOptions(Settings):
         raise NotImplementedError
 
     def info(self, data_root: Path) -> DatasetInfo:
-        """Shape and sizes of the data used: `full_info` after train_samples, test_samples and validation.
-
-        Raises:
-            SettingError: for options that the data set cannot satisfy.
-            DataError: as `full_info`.
-        """
+        """Shape and sizes of the data used: `full_info` after train_samples, test_samples and validation. Raises SettingError
+        for options that the data set cannot satisfy; DataError as `full_info`."""
         return self.without_validation(self.limited(self.full_info(data_root)))
 
     def read(self, data_root: Path) -> Any:

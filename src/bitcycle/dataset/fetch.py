@@ -24,11 +24,8 @@ TIMEOUT_SECONDS = 20
 def fetch(url: str, path: Path, remedy: str, md5: str | None = None) -> Path:
     """Download `url` to `path`, which is complete or absent afterwards.
 
-    An interrupted download is kept in PATH.part, where the next call continues. If several processes call this, one
-    downloads and the others wait.
-
-    Raises:
-        DataError: if the download fails or does not have the checksum `md5`; contains `remedy`.
+    An interrupted download is kept in PATH.part, where the next call continues. If several processes call this, one downloads
+    and the others wait. Raises DataError if the download fails or does not have the checksum `md5`; contains `remedy`.
     """
     from torchvision.datasets.utils import calculate_md5
 

@@ -89,16 +89,13 @@ def read_hub_images(
 
 
 def read_table(split: Any, origin: str, label_column: str | None = None) -> EncodedImages:
-    """Images of a split loaded by `datasets`, with a column of images (`bytes`, or the `path` of a file) and one of
-    labels.
+    """Images of a split loaded by `datasets`, with a column of images (`bytes`, or the `path` of a file) and one of labels.
+    Raises DataError if there are no such columns, or several candidates for the labels.
 
     Args:
         split: the split; its features may name the classes.
         origin: source of the split, for messages.
         label_column: the column of labels; None means label, labels, fine_label or the only integer column.
-
-    Raises:
-        DataError: if there are no such columns, or several candidates for the labels.
     """
     table = split.data.table
     structs = (field for field in table.schema if types.is_struct(field.type))

@@ -66,11 +66,9 @@ class NeighbourSampler:
 class DglSampler:
     """Sampling by dgl's NeighborSampler, with its generator seeded by the key of each sample: `dataset.sampler=dgl`.
 
-    A resumed run draws the same samples as an uninterrupted one if dgl has the same number of threads. The distribution
-    is that of `NeighbourSampler`, the samples differ. Arguments and `sample` as there, on a CPU.
-
-    Raises:
-        RunError: if dgl is not installed; it supports Python up to 3.11.
+    A resumed run draws the same samples as an uninterrupted one if dgl has the same number of threads. The distribution is
+    that of `NeighbourSampler`, the samples differ. Arguments and `sample` as there, on a CPU. Raises RunError if dgl is not
+    installed; it supports Python up to 3.11.
     """
 
     def __init__(self, edges: Edges, neighbours: Sequence[int]) -> None:

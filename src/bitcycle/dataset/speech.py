@@ -146,11 +146,9 @@ class SpeechManifest(SpeechDatasetOptions):
 def read_manifest(file: Path) -> list[Recording]:
     """Recordings of a list, in its order; white space in transcripts is collapsed to single spaces.
 
-    A list is a CSV file with the columns `audio` and `transcript`, or a `.jsonl` file whose objects have these keys. Paths are
-    absolute or relative to the list's folder.
-
-    Raises:
-        DataError: if the list is missing or unreadable, or a line lacks a path or a transcript.
+    A list is a CSV file with the columns `audio` and `transcript`, or a `.jsonl` file whose objects have these keys. Paths
+    are absolute or relative to the list's folder. Raises DataError if the list is missing or unreadable, or a line lacks a
+    path or a transcript.
     """
     import pandas
 

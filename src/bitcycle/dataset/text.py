@@ -137,11 +137,7 @@ class TextDatasetOptions(DatasetOptions):
         return SIZES[self.name]
 
     def full_info(self, data_root: Path) -> DatasetInfo:
-        """Sizes in tokens.
-
-        Raises:
-            SettingError: if the data set has fewer distinct tokens than `vocabulary`.
-        """
+        """Sizes in tokens. Raises SettingError if the data set has fewer distinct tokens than `vocabulary`."""
         size = self.size
         if self.vocabulary is not None and self.vocabulary > size.vocabulary:
             problem = f"{self.name} has only {size.vocabulary} distinct tokens"

@@ -191,7 +191,8 @@ class HardwareOptions(Settings):
         reference: Precision,
         per_operation: Mapping[str, Histogram] | None = None,
     ) -> Cost:
-        """Cost of training on `histogram[precision]` samples at each precision.
+        """Cost of training on `histogram[precision]` samples at each precision. Raises SettingError for bits outside 1 to 32
+        and for inconsistent counts.
 
         Args:
             workload: the traced model.
@@ -199,9 +200,6 @@ class HardwareOptions(Settings):
             reference: static precision that the relative costs compare with.
             per_operation: samples by precision of operations (or modules) whose precision is chosen per sample; see
                 `SampleCounts`.
-
-        Raises:
-            SettingError (a ValueError): for bits outside 1 to 32 and for inconsistent counts.
         """
         counts = SampleCounts(histogram, per_operation or {})
         counts.check(workload)

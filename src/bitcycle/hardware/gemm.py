@@ -102,10 +102,8 @@ def energy_pj(usage: Usage[Any], energy: Energy) -> dict[str, Any]:
 def cheapest(gemm: Gemm, array: Array) -> Usage[int]:
     """The usage of the tiling with the fewest cycles and, among those, the least energy; exact.
 
-    Taps are not tiled, as in the source, unless those of one channel do not fit a buffer; then they count as channels.
-
-    Raises:
-        SettingError (a ValueError): for buffers that cannot hold a tile of one element.
+    Taps are not tiled, as in the source, unless those of one channel do not fit a buffer; then they count as channels. Raises
+    SettingError for buffers that cannot hold a tile of one element.
     """
     tiles = _tiles(gemm, array)
     if not tiles.shape[1]:

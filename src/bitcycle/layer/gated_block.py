@@ -187,15 +187,13 @@ def _samples_are_independent(block: nn.Module) -> bool:
 
 
 def gate_blocks(model: nn.Module, options: Dfq, seed: int = 0) -> nn.Module:
-    """Wrap the blocks that `model.block_names` lists, in the order of execution, and add their gates as `model.gates`.
+    """Wrap the blocks that `model.block_names` lists, in the order of execution, and add their gates as `model.gates`. Raises
+    SettingError if a name is not a module, or a block has no quantized layer.
 
     Args:
         model: converted by `quantize_model`; changed in place.
         options: options of the blocks.
         seed: of the gates' initial weights.
-
-    Raises:
-        SettingError: if a name is not a module, or a block has no quantized layer.
     """
     names: tuple[str, ...] = tuple(model.block_names)  # type: ignore[arg-type]
     modules = [_block(model, name) for name in names]

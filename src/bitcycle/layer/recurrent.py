@@ -182,12 +182,8 @@ class QuantizedRecurrent(Quantized, nn.RNNBase):
         raise NotImplementedError
 
     def run(self, x: Any, states: list[Tensor] | None) -> tuple[Tensor, list[Tensor]]:
-        """Outputs and last states of all layers, shaped as PyTorch's.
-
-        Raises:
-            TypeError: for a PackedSequence.
-            RuntimeError: for inputs or states of a wrong shape.
-        """
+        """Outputs and last states of all layers, shaped as PyTorch's. Raises TypeError for a PackedSequence; RuntimeError for
+        inputs or states of a wrong shape."""
         refuse_tracing()
         if isinstance(x, PackedSequence):
             raise TypeError(
@@ -267,12 +263,8 @@ class QuantizedRecurrent(Quantized, nn.RNNBase):
 
 
 class QuantizedLSTM(QuantizedRecurrent, nn.LSTM):
-    """A quantized torch.nn.LSTM: same arguments (without proj_size), parameters, state dict, inputs and outputs.
-
-    Raises:
-        SettingError (a ValueError): for proj_size.
-        TypeError: in the forward pass, for a PackedSequence.
-    """
+    """A quantized torch.nn.LSTM: same arguments (without proj_size), parameters, state dict, inputs and outputs. Raises
+    SettingError for proj_size; TypeError in the forward pass, for a PackedSequence."""
 
     state_parts = 2
 

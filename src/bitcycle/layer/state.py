@@ -72,10 +72,7 @@ class PrecisionState(HoldsTensors):
         """Use `precision` from the next forward pass on.
 
         If weights and activations are float, so are gradients, as in the released code, whose float phase is an ordinary
-        convolution.
-
-        Raises:
-            SettingError (a ValueError): for bits below 0 or above 32.
+        convolution. Raises SettingError for bits below 0 or above 32.
         """
         weight, activation, gradient = (encode_bits(bits) for bits in precision)
         self.precision = precision

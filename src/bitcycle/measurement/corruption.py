@@ -126,12 +126,9 @@ class CorruptionOptions(AnalysisOptions):
 
 
 class Corruption(Analysis):
-    """The test of one network; a unit is a corruption at a severity, and the first unit the clean images.
-
-    Raises:
-        RunError: if no folder is given and the dataset is too large to be corrupted in memory.
-        DataError: if the folder is missing or incomplete.
-    """
+    """The test of one network; a unit is a corruption at a severity, and the first unit the clean images. Raises RunError if
+    no folder is given and the dataset is too large to be corrupted in memory; DataError if the folder is missing or
+    incomplete."""
 
     columns = ("corruption", "severity", "loss", "error_percent")
 

@@ -57,12 +57,8 @@ class AnalysisOptions(Settings):
     """Number of networks per analysis."""
 
     def prepare(self, runs: Sequence[FinishedRun], device: torch.device) -> Analysis:
-        """Prepare the analysis of some networks on a device; the networks may be modified.
-
-        Raises:
-            RunError: for networks that it cannot analyse.
-            DataError: if data are missing.
-        """
+        """Prepare the analysis of some networks on a device; the networks may be modified. Raises RunError for networks that
+        it cannot analyse; DataError if data are missing."""
         raise NotImplementedError
 
 
@@ -114,12 +110,8 @@ class Job:
         return self.networks[-1].folder.analyses / name
 
     def run(self) -> Result:
-        """Compute the missing units, with a progress bar; returns the whole result.
-
-        Raises:
-            RunError: if a run is not finished or cannot be analysed.
-            DataError: if data are missing.
-        """
+        """Compute the missing units, with a progress bar; returns the whole result. Raises RunError if a run is not finished
+        or cannot be analysed; DataError if data are missing."""
         path, description = self.path, self.description
         found = read_result(path)
         if found.complete:

@@ -17,14 +17,12 @@ UNREADABLE = (OSError, RuntimeError, EOFError, ValueError, LookupError, pickle.U
 
 
 def read_weights(file: Path, field: str) -> dict[str, Tensor]:
-    """Weights by name: of a checkpoint of this project, a saved state dict, or a safetensors file.
+    """Weights by name: of a checkpoint of this project, a saved state dict, or a safetensors file. Raises SettingError if the
+    file cannot be read or holds something else.
 
     Args:
         file: the file.
         field: the setting that names it, for errors.
-
-    Raises:
-        SettingError (a ValueError): if the file cannot be read or holds something else.
     """
     try:
         read: Callable[[Path], Any] = load_file if file.suffix == ".safetensors" else _unpickled

@@ -234,10 +234,8 @@ class QuantizerOptions(Settings):
     def check(self, precisions: Iterable[Precision]) -> None:
         """Check that this quantizer supports the precisions of a run and of depthwise convolutions.
 
-        Gradients at steps with float weights and activations are always float, hence not checked.
-
-        Raises:
-            SettingError (a ValueError): naming the quantizer, the bits it has and what to do.
+        Gradients at steps with float weights and activations are always float, hence not checked. Raises SettingError naming
+        the quantizer, the bits it has and what to do.
         """
         if self.depthwise_bits is not None:
             forward, gradient = self.depthwise_bits

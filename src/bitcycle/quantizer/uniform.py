@@ -17,7 +17,9 @@ after a change of bits, from the layer's master weights and from the batch at it
 Evaluation at other bits than training computes separate steps, from the current weights and from its first batch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -201,7 +203,7 @@ class UniformActivationOptions(QuantizerOptions):
     Source: HLHLp, section 4.1 ("all layers in the models including the first and the last ones are quantized").
     """
 
-    float_roles = ()
+    float_roles: ClassVar[Sequence[str] | None] = ()
 
     activation_levels: str = setting(
         "l2",

@@ -212,6 +212,21 @@ class Schedule:
         return self.run_lengths if self.fixed else [(self.reference, self.steps)]
 
 
+class Indicator:
+    """What observations amount to; its state in checkpoints, plain numbers, are the attributes named in `saved`."""
+
+    saved: ClassVar[tuple[str, ...]]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the indicator."""
+        return {name: getattr(self, name) for name in self.saved}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
 @dataclass(frozen=True)
 class FeedbackSchedule(Schedule):
     """A stateful schedule that depends on the loss and accuracy that `observe` receives at regular intervals."""
@@ -233,14 +248,13 @@ class FeedbackSchedule(Schedule):
         raise NotImplementedError
 
     @cached_property
-    def indicator(self) -> Any:
-        """What the observations so far amount to, with `state_dict` and `load_state_dict`."""
+    def indicator(self) -> Indicator:
+        """The indicator with the observations so far."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         """State to save in a checkpoint."""
-        state: dict[str, Any] = self.indicator.state_dict()
-        return state
+        return self.indicator.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""

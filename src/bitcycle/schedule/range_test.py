@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Optional
 
-from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions, SearchSchedule
+from bitcycle.schedule.base import Indicator, RunLength, Schedule, ScheduleOptions, SearchSchedule
 from bitcycle.schedule.precision import Precision, effective
 from bitcycle.settings import SettingError, Settings, setting
 
@@ -133,11 +133,13 @@ class RangeTest(RangeTestRule, ScheduleOptions):
 
 
 @dataclass
-class RangeIndicator:
+class RangeIndicator(Indicator):
     """State of a range test: the current one of the precisions `levels`, and the accuracy that each reached.
 
     Each precision lasts `observations` intervals and is judged by the mean accuracy of the last `window` of them.
     """
+
+    saved = ("highest", "found", "trace", "accuracies", "diverged", "should_reset")
 
     levels: range
     observations: int
@@ -178,16 +180,6 @@ class RangeIndicator:
         self.highest = self.highest if self.diverged else max(self.highest, reached)
         self.should_reset = self.diverged
         self._begin_level()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state of the test as plain numbers."""
-        names = ("highest", "found", "trace", "accuracies", "diverged", "should_reset")
-        return {name: getattr(self, name) for name in names}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        for name, value in state.items():
-            setattr(self, name, value)
 
 
 @dataclass(frozen=True)

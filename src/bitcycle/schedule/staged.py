@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Optional
 
-from bitcycle.schedule.base import FeedbackSchedule, RunLength, ScheduleOptions
+from bitcycle.schedule.base import FeedbackSchedule, Indicator, RunLength, ScheduleOptions
 from bitcycle.schedule.precision import Precision, effective
 from bitcycle.schedule.range_test import check_q_min
 from bitcycle.settings import SettingError, setting
@@ -84,7 +84,7 @@ class Staged(StageOptions):
 
 
 @dataclass
-class PlateauIndicator:
+class PlateauIndicator(Indicator):
     """Detects turning points, where the loss per epoch has become flat.
 
     With the last `window` losses l_1 .. l_w since the last turning point and the scale S, the mean of the first ten losses
@@ -98,6 +98,8 @@ class PlateauIndicator:
     Source: FracTrain, section 3.1 and algorithm 1; released code, train_pfq.py. Differs from the code in that every turning
     point decays the threshold unless max_decays=2 is set (which makes no difference for a schedule of four stages).
     """
+
+    saved = ("threshold", "epochs", "first_losses", "recent", "turning_points")
 
     threshold: float
     alpha: float
@@ -135,16 +137,6 @@ class PlateauIndicator:
             abs(earlier - loss) / self.loss_scale <= self.threshold
             for earlier, loss in zip(self.recent[:-1], later, strict=True)
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state of the indicator as plain numbers."""
-        names = ("threshold", "epochs", "first_losses", "recent", "turning_points")
-        return {name: getattr(self, name) for name in names}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        for name, value in state.items():
-            setattr(self, name, value)
 
 
 @dataclass

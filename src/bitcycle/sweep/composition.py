@@ -15,12 +15,13 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bitcycle.configuration import PRESETS, TYPES, RunConfig, read_config, register_schemas
+from bitcycle.configuration import GROUPS as OPTION_GROUPS
+from bitcycle.configuration import PRESETS, RunConfig, read_config, register_schemas
 from bitcycle.hydra_errors import explain_hydra
 from bitcycle.settings import SettingError
 from bitcycle.sweep.grid import Overrides, command_line
 
-GROUPS = (*TYPES, "training", "scale")
+GROUPS = (*OPTION_GROUPS, "training", "scale")
 """Settings that select a file of `conf/`; all others set values in the selected files."""
 ALONE = ("schedule", "quantizer")
 """Independent groups: their options are presets, which set nothing outside the group, and no file sets anything inside it."""

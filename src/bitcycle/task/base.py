@@ -134,11 +134,7 @@ class TaskOptions(Settings):
 
 def check_shares(batch_size: int, **splits: Sized | None) -> None:
     """Reject an evaluation whose first batch has fewer samples than processes, as every process needs a shard of it. `splits`
-    are named as the settings of the data set that determine them.
-
-    Raises:
-        SettingError (a ValueError): naming the setting.
-    """
+    are named as the settings of the data set that determine them. Raises SettingError naming the setting."""
     sizes = {f"dataset.{name}": len(split) for name, split in splits.items() if split is not None}
     for name, size in {"task.evaluation_batch_size": batch_size, **sizes}.items():
         if size < distributed.world_size():

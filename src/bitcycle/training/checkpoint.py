@@ -86,14 +86,12 @@ class CheckpointFolder:
                 path.unlink(missing_ok=True)
 
     def load(self, device: torch.device, run: dict[str, Any] | None = None) -> dict[str, Any] | None:
-        """The newest readable checkpoint, or None if there is no checkpoint.
+        """The newest readable checkpoint, or None if there is no checkpoint. Raises RunError if there are checkpoints and
+        none of them can be used.
 
         Args:
             device: device of the loaded tensors.
             run: required identity of the checkpoint; None accepts any.
-
-        Raises:
-            RunError: if there are checkpoints and none of them can be used.
         """
         problems = []
         for path in (self.last, self.previous):

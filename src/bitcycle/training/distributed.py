@@ -100,13 +100,11 @@ def tasks_on_nodes(counts: str) -> list[int]:
 
 @contextmanager
 def process_group(device: str) -> Iterator[None]:
-    """Context that joins the process group; does nothing in a single process.
+    """Context that joins the process group; does nothing in a single process. Raises RunError if the processes cannot
+    connect, or this one has no GPU.
 
     Args:
         device: `training.device`; GPU tensors are communicated by NCCL, CPU tensors by Gloo.
-
-    Raises:
-        RunError: if the processes cannot connect, or this one has no GPU.
     """
     variables = process_variables(os.environ)
     if not variables:

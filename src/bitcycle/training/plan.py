@@ -181,12 +181,8 @@ class Plan:
 
 
 def make_plan(config: RunConfig) -> Plan:
-    """Plan the run that `config` describes.
-
-    Raises:
-        SettingError (a ValueError): for incompatible settings.
-        DataError: if the folder of a custom dataset is missing.
-    """
+    """Plan the run that `config` describes. Raises SettingError for incompatible settings; DataError if the folder of a
+    custom dataset is missing."""
     config = _with_validation(config)
     info = _within("dataset", config.dataset.info, config.data_folder)
     _within("model", check_kind, config.model, config.dataset.name, info.shape)

@@ -11,7 +11,7 @@ from torch import nn
 import bitcycle
 from bitcycle.layer import PrecisionState
 from bitcycle.quantizer import Sbm, SbmActivation, SbmWeight, compiler_works
-from bitcycle.quantizer.affine import quantize_stochastically
+from bitcycle.quantizer.affine import quantize_in_range, tensor_range
 from bitcycle.randomness import derive, int32_key, uniform_noise
 from bitcycle.settings import SettingError
 from tests.conftest import golden_arrays
@@ -167,9 +167,10 @@ def test_noise_of_other_seeds_steps_layers_and_elements_is_unrelated():
             "far",
             "mirrored",
         )
-    whole = (torch.linspace(0, 1, 1000), torch.tensor(0.0), torch.tensor(1.0), torch.tensor(2))
-    step = torch.tensor(5, dtype=torch.int32)
-    layers = [quantize_stochastically(*whole, step, layer) for layer in torch.arange(2, dtype=torch.int32)]
+    x, step = torch.linspace(0, 1, 1000), torch.tensor(5, dtype=torch.int32)
+    layers = [
+        quantize_in_range(x, tensor_range, torch.tensor(2), step, layer) for layer in torch.arange(2, dtype=torch.int32)
+    ]
     assert not torch.equal(*layers)
 
 

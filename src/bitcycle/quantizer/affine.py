@@ -9,7 +9,7 @@ Source: released code of CPT and FracTrain, modules/quantize.py. All functions h
 float32: eager and compiled results are bitwise identical on a CPU.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -61,20 +61,39 @@ def quantize_per_row(rows: Tensor, bits: Tensor) -> Tensor:
     return fake_quantize(rows, low, high - low, bits)
 
 
-def quantize_stochastically(
-    x: Tensor, low: Tensor, high: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor, first: Tensor | None = None
+def quantize_in_range(
+    x: Tensor,
+    range_of: Callable[[Tensor], tuple[Tensor, Tensor]],
+    bits: Tensor,
+    step_key: Tensor | None = None,
+    layer_key: Tensor | None = None,
+    first: Tensor | None = None,
+    low: Tensor | None = None,
+    high: Tensor | None = None,
 ) -> Tensor:
-    """Fake-quantize between `low` and `high` with unbiased stochastic rounding.
+    """Fake-quantize between the minimum and maximum that `range_of` returns; with keys, by unbiased stochastic rounding.
 
     Args:
         x: a tensor, or this process's shard of one.
-        low, high: minimum and maximum of the whole tensor, broadcastable to x.
+        range_of: tensor_range, position_range, step_range or sequence_range.
         bits: int64 scalar.
         step_key, layer_key: keys of the noise; layer_key may have the shape [T, 1, 1], for T time steps of x [T, N, F].
         first: index of the shard's first element in the whole tensor (or time step); None: 0.
+        low, high: minimum and maximum of the whole tensor; None: x is whole.
     """
-    shape = x.shape[1:] if layer_key.dim() == x.dim() else x.shape
-    return fake_quantize(x, low, high - low, bits, uniform_noise(shape, step_key ^ layer_key, first))
+    if low is None or high is None:
+        low, high = range_of(x)
+    noise = None
+    if step_key is not None and layer_key is not None:
+        shape = x.shape[1:] if layer_key.dim() == x.dim() else x.shape
+        noise = uniform_noise(shape, step_key ^ layer_key, first)
+    return fake_quantize(x, low, high - low, bits, noise)
+
+
+def tensor_range(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Minimum and maximum of a tensor."""
+    low, high = torch.aminmax(x)
+    return low, high
 
 
 def position_range(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,32 +101,36 @@ def position_range(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.amin(2, keepdim=True).amin(0, keepdim=True), x.amax(2, keepdim=True).amax(0, keepdim=True)
 
 
-def time_step_range(gradient: Tensor, by_sequence: bool) -> tuple[Tensor, Tensor]:
-    """Minimum and maximum of each time step of [T, N, F], [T, 1, 1], or of each of its sequences, [T, N, 1].
+def step_range(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Minimum and maximum of each time step of [T, N, F], [T, 1, 1] each."""
+    low, high = torch.aminmax(x.flatten(1), dim=1)
+    return low.view(-1, 1, 1), high.view(-1, 1, 1)
 
-    The released code of Better Schedules (cpt_ptb) has one range per sequence.
-    """
-    low, high = torch.aminmax(gradient if by_sequence else gradient.flatten(1), dim=-1)
-    shape = (*low.shape, *[1] * (3 - low.dim()))
-    return low.view(shape), high.view(shape)
+
+def sequence_range(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Minimum and maximum of each sequence at each time step of [T, N, F], [T, N, 1] each; released code, cpt_ptb."""
+    low, high = torch.aminmax(x, dim=2, keepdim=True)
+    return low, high
 
 
 def quantize_and_observe(
     x: Tensor,
-    low: Tensor,
-    high: Tensor,
     bits: Tensor,
     running_zero_point: Tensor,
     running_range: Tensor,
     momentum: float,
+    low: Tensor | None = None,
+    high: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Fake-quantize between the minimum and maximum of this batch, and update the running range.
+    """Fake-quantize with the range of this batch, and update the running range. A shard needs minimum and maximum of the batch.
 
         running <- momentum * running + (1 - momentum) * current          if bits > 0; unchanged at full precision
 
     Returns:
         the quantized tensor, the new running zero point and the new running range.
     """
+    if low is None or high is None:
+        low, high = tensor_range(x)
     value_range = high - low
     quantized = fake_quantize(x, low, value_range, bits)
     return quantized, *observed(running_zero_point, running_range, low, value_range, bits, momentum)

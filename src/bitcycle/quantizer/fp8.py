@@ -56,9 +56,10 @@ class Scaling(torch.nn.Module):
     history: Tensor
     elements: Tensor
 
-    def __init__(self, formats: Mapping[int, Element], history: int, compile: bool) -> None:
+    def __init__(self, formats: Mapping[int, Element], history: int, compile: bool, stochastic: bool = False) -> None:
         super().__init__()
-        self.compile_kernel = compile
+        self.compile_kernel, self.stochastic = compile, stochastic
+        self.samples_are_independent = history > 0
         self.register_buffer("history", torch.zeros(history))
         self.register_buffer("elements", elements_by_bits(formats), persistent=False)
 
@@ -79,11 +80,7 @@ class Scaling(torch.nn.Module):
 
 
 class Fp8Quantizer(Scaling, TensorQuantizer):
-    """Weights or activations with one scale, straight-through; arguments as of `Scaling`."""
-
-    def __init__(self, formats: Mapping[int, Element], history: int, compile: bool = False) -> None:
-        super().__init__(formats, history, compile)
-        self.samples_are_independent = history > 0
+    """Weights or activations with one scale, straight-through."""
 
     def rounded(self, x: Tensor, bits: Tensor) -> Tensor:
         return self.quantized(x, bits)
@@ -93,13 +90,7 @@ class Fp8Quantizer(Scaling, TensorQuantizer):
 
 
 class Fp8Gradient(Scaling, GradientQuantizer):
-    """Gradients with one scale; arguments as of `Scaling`, and whether they are rounded stochastically."""
-
-    def __init__(
-        self, formats: Mapping[int, Element], history: int, stochastic: bool = False, compile: bool = False
-    ) -> None:
-        super().__init__(formats, history, compile)
-        self.stochastic = stochastic
+    """Gradients with one scale."""
 
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         if not self.stochastic:
@@ -141,4 +132,4 @@ class Fp8(FormatOptions):
         return Fp8Quantizer(self.formats("activation"), self._remembered, compile)
 
     def gradient(self, compile: bool) -> Fp8Gradient:
-        return Fp8Gradient(self.formats("gradient"), self._remembered, self.stochastic, compile)
+        return Fp8Gradient(self.formats("gradient"), self._remembered, compile, self.stochastic)

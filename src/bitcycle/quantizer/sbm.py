@@ -199,10 +199,12 @@ class SbmActivation(TensorQuantizer):
 
     def _quantize(self, x: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         vector = flat(x)
-        limits = distributed.all_min_max(*torch.aminmax(vector))  # collectives cannot be part of a kernel
+        limits: tuple[Tensor, ...] = ()
+        if distributed.current_shard() is not None:  # collectives cannot be part of a kernel
+            limits = distributed.all_min_max(*torch.aminmax(vector))
         observer = (self.running_zero_point, self.running_range, self.momentum)
         function = kernel(affine.quantize_and_observe, self.compile_kernel)
-        y, zero_point, value_range = function(vector, *limits, bits, *observer)
+        y, zero_point, value_range = function(vector, bits, *observer, *limits)
         return unflat(y, like=x), zero_point, value_range
 
     def rounded(self, x: Tensor, bits: Tensor) -> Tensor:

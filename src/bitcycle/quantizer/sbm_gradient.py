@@ -49,16 +49,21 @@ class SbmGradient(GradientQuantizer):
             options = (self.stochastic, self._range(gradient))
             return native.quantize_gradient(gradient, bits, step_key, layer_key, *options)
         matrix = rows(gradient)
-        limits = distributed.all_min_max(*torch.aminmax(matrix))
-        quantized = self._round(matrix, limits, bits, step_key, layer_key, distributed.first_element(matrix))
+        noise = (step_key, layer_key, distributed.first_element(matrix))
+        quantized = self._round(matrix, affine.tensor_range, bits, *noise)
         return unflat(quantized.reshape(-1), like=gradient)
 
-    def _round(self, x: Tensor, limits: tuple[Tensor, Tensor], bits: Tensor, *noise: Tensor | None) -> Tensor:
-        """x between the limits of the whole batch, with the noise (step key, layer key, first element) if stochastic."""
-        low, high = limits
-        if not self.stochastic:
-            return kernel(affine.fake_quantize, self.compile_kernel)(x, low, high - low, bits)
-        return kernel(affine.quantize_stochastically, self.compile_kernel)(x, low, high, bits, *noise)
+    def _round(
+        self, x: Tensor, range_of: Callable[..., tuple[Tensor, Tensor]], bits: Tensor, *noise: Tensor | None
+    ) -> Tensor:
+        """x with the range of the whole batch, and with the noise (step key, layer key, first element) if stochastic."""
+        noise = noise if self.stochastic else (None, None, None)
+        limits: tuple[Tensor, ...] = ()
+        if distributed.current_shard() is not None:
+            limits = range_of(x)
+            if range_of is not affine.sequence_range:  # sequences are not divided
+                limits = distributed.all_min_max(*limits)
+        return kernel(affine.quantize_in_range, self.compile_kernel)(x, range_of, bits, *noise, *limits)
 
     def encode(
         self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor
@@ -72,10 +77,9 @@ class SbmGradient(GradientQuantizer):
 
     def quantize_steps(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
         x = flat(gradient).view(gradient.shape)
-        limits = affine.time_step_range(x, self.by_sequence)
-        limits = limits if self.by_sequence else distributed.all_min_max(*limits)
-        layer_keys = layer_keys.view(-1, 1, 1)
-        quantized = self._round(x, limits, bits, step_key, layer_keys, distributed.first_element(x[0]))
+        range_of = affine.sequence_range if self.by_sequence else affine.step_range
+        noise = (step_key, layer_keys.view(-1, 1, 1), distributed.first_element(x[0]))
+        quantized = self._round(x, range_of, bits, *noise)
         return unflat(quantized.reshape(-1), like=gradient)
 
 
@@ -96,8 +100,8 @@ class SbmPositionGradient(SbmGradient):
             return super().quantize(gradient, bits, step_key, layer_key)
         positions = gradient.detach().reshape(len(gradient), -1, gradient.shape[-1])
         positions = positions.float() if positions.dtype in HALF else positions
-        limits = distributed.all_min_max(*affine.position_range(positions))
-        quantized = self._round(positions, limits, bits, step_key, layer_key, distributed.first_element(positions))
+        noise = (step_key, layer_key, distributed.first_element(positions))
+        quantized = self._round(positions, affine.position_range, bits, *noise)
         return quantized.to(gradient.dtype).view(gradient.shape)
 
 

@@ -335,8 +335,8 @@ def test_initial_weights_follow_the_released_rule():
 def test_gated_imagenet_networks_have_the_gates_of_the_released_code():
     schedule = bitcycle.schedule("dfq", total_steps=1, family="imagenet")
     model = bitcycle.quantize_model(MODELS["resnet18"]().build(ImageShape(3, 64, 10)), schedule=schedule)
-    assert model.gates.options.options == OPTION_LISTS["code_imagenet"]
-    assert model.gates.options.weight_bits == 6
+    assert model.gates.options.pairs == OPTION_LISTS["code_imagenet"]
+    assert model.gates.options.bits_of_weights == 6
     embedding = model.gates.embeddings[0]
     assert (embedding.conv1, embedding.conv2.weight.shape[:2]) == (None, (40, 64))
     assert model.gates.cells[0].hidden_size == 20

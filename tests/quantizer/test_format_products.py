@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bitcycle
-from bitcycle.layer.graph_convolution import GraphConvolution
+from bitcycle.layer.graph import GraphConvolution
 from bitcycle.layer.matrix_product import MatrixProduct
 from bitcycle.layer.sparse import Edges
 from bitcycle.quantizer import QUANTIZERS, quantize_mx

@@ -148,7 +148,4 @@ T = TypeVar("T")
 def evaluation_splits(batches: Callable[..., T], data: Any, dataset: Any, size: int, setup: TaskSetup) -> dict[str, T]:
     """The batches of the splits `test` and, if there is one, `validation`, of `size` samples each; see `check_shares`."""
     check_shares(size, test_samples=data.test, validation=data.validation)
-    splits = [(name, getattr(data, name)) for name in ("test", "validation")]
-    return {
-        name: batches(split, dataset, size, setup.seed, setup.device) for name, split in splits if split is not None
-    }
+    return {name: batches(split, dataset, size, setup.seed, setup.device) for name, split in data.evaluated.items()}

@@ -63,7 +63,8 @@ class PrecisionController:
         batch_dimension: int = 0,
         rank: int | None = None,
     ) -> None:
-        if not isinstance(schedule, Schedule):
+        given: object = schedule
+        if not isinstance(given, Schedule):
             remedy = f"give bitcycle.schedule({schedule!r}, total_steps=...)"
             raise SettingError("schedule", schedule, "is not a schedule bound to the length of a run", remedy)
         self.schedule, self.seed, self.rank, self.batch_dimension = schedule, seed, rank, batch_dimension

@@ -3,6 +3,7 @@
 A transposed convolution's weight [in, out / groups, ...] is also quantized with one range per output channel.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
@@ -42,7 +43,8 @@ class QuantizedTransposedConvolution(QuantizedLayer):
 
     has_positions = False
     axes = Axes(1, 0, 1, by_position=True)
-    convolve: Product
+    convolve: Callable[..., Tensor]
+    kernel_size: tuple[int, ...]
     _output_padding: Any
 
     def rows_of(self, weight: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ class RunLength:
         for name, value in vars(self).items():
             if value is None and name == "steps_per_epoch":
                 continue
-            if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
                 raise SettingError(name, value, "is not a positive whole number", "use 1 or more")
 
 

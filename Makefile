@@ -68,7 +68,7 @@ reproduce: $(VENV)/.ready ## train, analyse and plot all 62 items from scratch i
 	$(RUN) -m bitcycle reproduce $(or $(SCALE),smoke)
 
 manifest: $(VENV)/.ready ## record which run fills which cell of every figure and table, without training: results/manifest
-	$(RUN) -m bitcycle.sweep.manifest $(SCALE)
+	$(RUN) -m bitcycle manifest $(SCALE)
 
 campaign: $(VENV)/.ready ## train the runs of sweeps/campaign.yaml at low priority, or resume: JOBS=2, PRIORITY=idle|low|normal, RUNS=folder
 	$(RUN) -m bitcycle.campaign --jobs $(or $(JOBS),1) --priority $(or $(PRIORITY),idle) $(if $(RUNS),--results-root "$(RUNS)") $(CAMPAIGN)

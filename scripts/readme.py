@@ -244,6 +244,23 @@ def controlled_table() -> str:
     return "\n".join(lines)
 
 
+def activations_table() -> str:
+    """HLHLp on a GRU with 2-bit weights: float against 2-bit activations, by seed, in the regime `language`."""
+    runs: dict[str, dict[str, float]] = defaultdict(dict)
+    for row in read_summary(ROOT / SUMMARY):
+        settings = json.loads(row["settings"])
+        schedule, words = settings["schedule"], settings["dataset"].get("vocabulary")
+        if row["model"] == "gru_hlhlp" and words == 2000 and schedule.get("bits", [32]) in ([32, 2, 8, 2], [32]):
+            bits = schedule.get("activation_bits") or [32]
+            name = "float" if row["schedule"] == "static" else f"2-bit weights, {bits[-1]}-bit activations"
+            runs[name][row["seed"]] = float(row["final"])
+    lines = ["| GRU | perplexity | difference to float |", "|---|---|---|"]
+    for name in sorted(runs, key=lambda name: (name != "float", name)):
+        difference = "" if name == "float" else difference_in_words(runs[name], runs["float"])
+        lines.append(f"| {name} | {mean_in_words([*runs[name].values()])} | {difference} |")
+    return "\n".join(lines)
+
+
 def mean_in_words(finals: Sequence[float]) -> str:
     """Mean, standard deviation (if n > 1) and n."""
     deviation = f" ± {statistics.stdev(finals):.2f}" if len(finals) > 1 else ""
@@ -328,6 +345,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "deviations": deviations,
     "lengths": lengths_table,
     "controlled": controlled_table,
+    "activations": activations_table,
     "pilot": pilot_table,
     "fidelity": fidelity_table,
     "fuzz": fuzz_table,
@@ -348,7 +366,14 @@ DOCUMENTS = {
     ROOT / "results" / "notes" / "fidelity.md": ("fidelity",),
     ROOT / "results" / "notes" / "fuzz.md": ("fuzz",),
     ROOT / "results" / "notes" / "plan.md": ("pilot",),
-    ROOT / "results" / "notes" / "verdicts.md": ("decided", "tested", "untested", "controlled", "lengths"),
+    ROOT / "results" / "notes" / "verdicts.md": (
+        "decided",
+        "tested",
+        "untested",
+        "controlled",
+        "activations",
+        "lengths",
+    ),
 }
 """Document -> its generated parts."""
 

@@ -150,7 +150,19 @@ def test_rooms_mirror_the_configuration():
 
 
 ROOMS = (
-    *({"settings", "errors", "cache", "allocator", "signals", "resources", "optional_imports", "cpp_extension"},),
+    *(
+        {
+            "settings",
+            "errors",
+            "cache",
+            "files",
+            "allocator",
+            "signals",
+            "resources",
+            "optional_imports",
+            "cpp_extension",
+        },
+    ),
     *(
         {"randomness", "distributed", "shapes", "schedule"},
         {"quantizer", "hardware"},

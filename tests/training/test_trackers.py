@@ -129,10 +129,18 @@ def test_nothing_is_tracked_unless_asked():
 
 
 def test_a_sweep_file_names_the_group_of_its_runs():
-    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from types import SimpleNamespace
 
-    from hydra_plugins.bitcycle_plugins.grid_sweeper import _group
+    from hydra_plugins.bitcycle_plugins.grid_sweeper import GridSweeper
 
-    overrides = OverridesParser.create().parse_overrides(["+sweeps=cpt/table2", "logging.wandb=offline"])
-    assert _group(overrides, {"logging.wandb": "offline"}) == ["logging.group=cpt/table2"]
-    assert _group(overrides, {}) == _group(overrides[1:], {"logging.wandb": "offline"}) == []
+    def launched(names, fixed):
+        sweeper = GridSweeper.__new__(GridSweeper)
+        arguments = []
+        sweeper.runner = SimpleNamespace(launch=lambda batch, initial_job_idx: arguments.extend(batch) or [])
+        assert sweeper._launch([SimpleNamespace(arguments=["seed=0"])], names, fixed) == []
+        return arguments
+
+    offline = {"logging.wandb": "offline"}
+    assert launched(["cpt/table2"], offline) == [["seed=0", "logging.group=cpt/table2"]]
+    assert launched(["cpt/table2"], {}) == launched([], offline) == [["seed=0"]]
+    assert launched(["cpt/table2"], {**offline, "logging.group": "mine"}) == [["seed=0"]]

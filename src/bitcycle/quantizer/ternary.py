@@ -11,11 +11,11 @@
 >>> quantize(torch.tensor([[-1.0, 0.04, 0.3]]), 2, quantizer="ttq", role="weight").tolist()
 [[-1.0, 0.0, 1.0]]
 
-Source of ternary: HLHLp, section 4.2, which cites HitNet (Wang et al. 2018) for its ternary recurrent networks; no code was
+Source: for ternary HLHLp, section 4.2, which cites HitNet (Wang et al. 2018) for its ternary recurrent networks; no code was
 released. Differs from HitNet in omitting its stochastic activations and slope factor: HLHLp has 4-level activations, here those
 of uniform_l2, as for ttq.
 
-Source of ttq: HLHLp, section 3.2, after Zhu et al. 2017, "Trained ternary quantization". The TTQ paper prints dL/dWn without the
+For ttq HLHLp, section 3.2, after Zhu et al. 2017, "Trained ternary quantization". The TTQ paper prints dL/dWn without the
 minus; its authors' code, which uses automatic differentiation, has it. `grad_sign=published` follows the print. No
 difference from the authors' code is known: as there, Wp and Wn are not kept positive and have no weight decay, and first and
 last layer stay float.

@@ -164,6 +164,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from bitcycle.command import guarded
-
-    sys.exit(guarded(main))
+    sys.exit(main())

@@ -123,6 +123,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    from bitcycle.command import guarded
-
-    sys.exit(guarded(main))
+    sys.exit(main())

@@ -163,7 +163,7 @@ def test_sub_commands_refuse_arguments_that_they_do_not_have(words, remedy, monk
     monkeypatch.setattr(sys, "argv", ["bitcycle", *words])
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        sys.exit(cli.main())
     assert ended.value.code not in (0, None) and not list(tmp_path.iterdir())
     assert remedy in capsys.readouterr().err
 

@@ -62,6 +62,12 @@ def model_label(name: str) -> str:
     return MODELS.get(name, name)
 
 
+def our_model(cell: Cell) -> str:
+    """The network of our runs; with the number of its hidden units where that is a setting, which may differ from the paper's."""
+    label, hidden = model_label(str(cell.actual("model"))), cell.actual("model.hidden")
+    return label if hidden is None else f"{re.sub(r' [0-9]+$', '', label)} with {hidden} hidden units"
+
+
 def dataset_label(name: str) -> str:
     """The paper's name of a data set."""
     return DATASETS.get(name, name)

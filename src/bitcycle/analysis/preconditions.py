@@ -46,17 +46,13 @@ def failed(claim: Claim, contrasts: Sequence[Contrast], runs: Sequence[Run], poo
 
 
 def proxy_label(cell: Cell) -> str:
-    """NETWORK[ of N cells], DATA[, vocabulary of N][, N images] of a proxy's cell; empty for the paper's own runs."""
+    """NETWORK, DATA[, vocabulary of N][, N images] of a proxy's cell; empty for the paper's own runs."""
     if cell.runs[0].row["scale"] == "paper" and not cell.stand_ins:
         return ""
-    keys = ("model", "dataset", "model.hidden", "dataset.vocabulary", "dataset.train_samples")
-    model, data, cells, vocabulary, samples = map(cell.actual, keys)
-    network = (
-        f"{labels.model_label(model).removesuffix(' 800')} of {cells} cells" if cells else labels.model_label(model)
-    )
+    data, vocabulary, samples = map(cell.actual, ("dataset", "dataset.vocabulary", "dataset.train_samples"))
     kind = "images" if data in IMAGES else "pieces of 35 words" if vocabulary else "samples"
     part = (f", vocabulary of {vocabulary:,}" if vocabulary else "") + (f", {samples:,} {kind}" if samples else "")
-    return f"{network}, {labels.dataset_label(data)}{part}"
+    return f"{labels.our_model(cell)}, {labels.dataset_label(data)}{part}"
 
 
 def near_enough(claim: Claim, cells: Sequence[Cell]) -> tuple[list[Cell], str]:

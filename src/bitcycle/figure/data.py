@@ -11,7 +11,7 @@ import yaml
 from bitcycle.analysis.aggregation import Cell, Results, find_results
 from bitcycle.analysis.contrast import Pool, Selector, contrast, fact, readings, select, value
 from bitcycle.analysis.items import PUBLISHED, SWEEPS, Item, Published, read_published
-from bitcycle.analysis.labels import dataset_label, model_label, panel_of
+from bitcycle.analysis.labels import dataset_label, our_model, panel_of
 from bitcycle.analysis.preconditions import CEILING
 from bitcycle.analysis.statistics import Estimate, over_seeds
 from bitcycle.settings import setting
@@ -121,9 +121,8 @@ def our_network(cell: Cell) -> str:
     """Our network and data, in words; how many samples were trained on, where that is a part of the data."""
     samples = cell.actual("dataset.train_samples")
     data = dataset_label(str(cell.actual("dataset")))
-    model = str(cell.actual("model"))
-    skips = " with extra skips" if model.endswith("_extra_skip") else ""
-    return f"{model_label(model)}{skips}, {data}{f' ({samples:,} samples)' if samples else ''}"
+    skips = " with extra skips" if str(cell.actual("model")).endswith("_extra_skip") else ""
+    return f"{our_model(cell)}{skips}, {data}{f' ({samples:,} samples)' if samples else ''}"
 
 
 def panels_of(data: ItemData, split: str = "") -> list[Panel]:

@@ -99,6 +99,21 @@ def test_timings_on_a_shared_machine():
     assert "shared" in reason(claim, one, two, pool=busy)
 
 
+def test_timings_count_only_for_seeds_that_had_the_machine_for_themselves():
+    claim = replace(HIGHER, metric="speed", display="ratio", reference=1.0, requires=["quiet machine"])
+    slow, fast = (
+        cell(*[1.0] * 5, schedule=name, steps_per_second=speed, seconds=60)
+        for name, speed in (("static", 5), ("CR", 10))
+    )
+    for minute, run in enumerate((*slow.runs, *fast.runs)):
+        run.row["finished"] = f"2026-01-01T10:{10 + minute}:00+00:00"
+    disturbing = cell(1.0, schedule="LR", seconds=30, finished="2026-01-01T10:10:00+00:00").runs
+    slow.runs[0].row["steps_per_second"] = "1000"  # of seed 0, which another run disturbed
+    found = verdict(claim, fast, slow, pool=Pool([*slow.runs, *fast.runs, *disturbing]))
+    assert (found.n, found.trainings) == (4, 8)
+    assert found.estimate == pytest.approx(2.0)
+
+
 def test_proxies_that_are_too_far():
     arms = [
         cell(*v, schedule=s, dataset="imagenet", actual={"dataset": "digits"})

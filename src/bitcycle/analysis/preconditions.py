@@ -26,7 +26,7 @@ PASSES = 30
 """From so many passes over its data on a training is taken to have converged (the papers': 160)."""
 
 
-def failed(claim: Claim, contrasts: Sequence[Contrast], runs: Sequence[Run], pool: Pool, proxy: bool) -> str:
+def failed(claim: Claim, contrasts: Sequence[Contrast], runs: Sequence[Run], proxy: bool) -> str:
     """Why there is no test; empty if there is one."""
     cells = [cell for one in contrasts for unit in one.units for cell in unit.cells if cell.runs]
     wanted = max((one.wanted for one in contrasts), default=0)
@@ -37,8 +37,6 @@ def failed(claim: Claim, contrasts: Sequence[Contrast], runs: Sequence[Run], poo
         return f"Fewer than half of the cells have runs: {filled} of {wanted}."
     if "last stage" in claim.requires and (unfinished := _unfinished(cells)):
         return unfinished
-    if "quiet machine" in claim.requires and any(pool.shared_machine(run) for run in runs):
-        return "Timings on a machine that other runs shared."
     if found := _saturated(claim, contrasts) or _other_lengths(claim, contrasts, proxy) or _few_moments(claim, runs):
         return found
     published = proxy and not claim.arms and bool(claim.reference)
@@ -55,10 +53,18 @@ def proxy_label(cell: Cell) -> str:
     return f"{labels.our_model(cell)}, {labels.dataset_label(data)}{part}"
 
 
-def near_enough(claim: Claim, cells: Sequence[Cell]) -> tuple[list[Cell], str]:
-    """The cells without the runs of networks and data that are too far from the paper's, and why these do not count."""
+def counting(claim: Claim, cells: Sequence[Cell], pool: Pool) -> tuple[list[Cell], str]:
+    """The cells without the runs that do not count for a claim, and why these do not count.
+
+    Networks and data must be near enough to the paper's; timings count only for runs that had the machine for themselves.
+    """
     reasons = [_too_far(cell, claim) if cell.runs else "" for cell in cells]
     kept = [replace(cell, runs=()) if reason else cell for cell, reason in zip(cells, reasons)]
+    if "quiet machine" in claim.requires:
+        quiet = [replace(cell, runs=tuple(run for run in cell.runs if not pool.shared_machine(run))) for cell in kept]
+        if any(cell.runs for cell in kept) and not any(cell.runs for cell in quiet):
+            reasons.insert(0, "Timings on a machine that other runs shared.")
+        kept = quiet
     return kept, next(filter(None, reasons), "")
 
 

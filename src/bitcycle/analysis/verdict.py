@@ -144,7 +144,7 @@ def _judge_at(
     every = select([cell for one in at_scale if one is not None for cell in one.cells], claim.where)
     if not any(cell.runs for cell in every):
         return None
-    cells, excluded = preconditions.near_enough(claim, every)
+    cells, excluded = preconditions.counting(claim, every, pool)
     parts = claim.parts
     found = [evaluate(part, cells, pool) for part in parts]
     row = replace(_empty(claim), scale=scale)
@@ -162,7 +162,7 @@ def _judge_at(
     runs = {run.training: run for one in first.contrasts for run in one.runs}
     row.trainings = len(runs)
     proxy = bool(row.scope) and scale != "paper"
-    if failed := preconditions.failed(claim, first.contrasts, list(runs.values()), pool, proxy):
+    if failed := preconditions.failed(claim, first.contrasts, list(runs.values()), proxy):
         row.verdict, row.reason = NO_TEST, failed
     else:
         _test(row, parts, found)

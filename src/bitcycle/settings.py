@@ -167,7 +167,7 @@ def registry(presets: Mapping[str, Preset[S_co]]) -> dict[str, Preset[S_co]]:
 def chosen(group: str, presets: Mapping[str, Preset[S_co]], name: str) -> Preset[S_co]:
     """The option `name` of a group. Raises SettingError for an unknown name."""
     if name not in presets:
-        raise SettingError(group, name, "does not exist", nearest(name, presets))
+        raise SettingError(group, name, "does not exist", nearest(str(name), presets))
     return presets[name]
 
 

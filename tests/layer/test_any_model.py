@@ -1,4 +1,4 @@
-"""Networks that are not ours: which layers are converted, what stays float and why, attention, compilation."""
+"""Networks that are not ours: which layers are converted, what stays float and why, attention."""
 
 import copy
 
@@ -198,16 +198,6 @@ def test_a_model_without_parameters_is_refused_by_name(sample):
         bitcycle.quantize_model(nn.Sequential(nn.ReLU()), sample=sample)
 
 
-@pytest.mark.parametrize("tracer", [lambda m, x: torch.jit.trace(m, x), lambda m, _: torch.fx.symbolic_trace(m)])
-@pytest.mark.parametrize("layer", [nn.Linear(2, 3), nn.LSTM(2, 3), nn.Conv1d(2, 3, 1)])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tracers_that_freeze_bits_are_refused_by_name(tracer, layer):
-    """Findings on networks of others, line 11."""
-    model = bitcycle.quantize_model(nn.Sequential(copy.deepcopy(layer)), float_layers=[])
-    with pytest.raises(SettingError, match=r"torch\..*trace.*torch.export"):
-        tracer(model, torch.randn(1, 2, 2))
-
-
 LAYERS = {
     "conv1d": (nn.Conv1d(4, 6, 3, stride=2, padding=1, groups=2), (2, 4, 9)),
     "conv3d": (nn.Conv3d(2, 3, 3, padding=1), (2, 2, 4, 4, 4)),
@@ -293,62 +283,32 @@ def test_a_report_says_what_became_of_each_layer(capsys):
     assert report.quantized_share == pytest.approx((second + linear) / (first + second + 2 * linear))
 
 
-def counting_backend(graphs: list):
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
+def test_a_report_does_not_call_a_layer_quantized_whose_weights_a_function_reads():
+    class Network(nn.Sequential):
+        def forward(self, x):
+            return nn.functional.linear(self[0](x), self[1].weight)
 
-    return backend
-
-
-@pytest.mark.parametrize("order", ["compile last", "compile first", "eager step first", "wrapper"])
-def test_whole_models_compile_once_for_all_bits(order):
-    """Findings on networks of others, line 10."""
-    torch._dynamo.reset()
-
-    def build():
-        torch.manual_seed(0)
-        return bitcycle.quantize_model(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), float_layers=[])
-
-    schedule = bitcycle.schedule("LR", q_min=3, q_max=8, cycles=1, total_steps=11)
-    graphs: list = []
-    model, x = build(), torch.randn(5, 6)
-    if order == "compile first":
-        compiled = torch.compile(model, backend=counting_backend(graphs))
-        control = bitcycle.PrecisionController(model, schedule)
-    elif order == "wrapper":
-        compiled = torch.compile(model, backend=counting_backend(graphs), fullgraph=True)
-        control = bitcycle.PrecisionController(compiled, schedule)
-    else:
-        control = bitcycle.PrecisionController(model, schedule)
-        if order == "eager step first":
-            control.step(0)
-            model(x)
-        compiled = torch.compile(model, backend=counting_backend(graphs))
-    eager = build()
-    eager_control = bitcycle.PrecisionController(eager, schedule)
-    bits, first = set(), 0
-    for step in range(11):
-        found = []
-        for network, controller, call in ((model, control, compiled), (eager, eager_control, eager)):
-            bits.add(controller.step(step))
-            network.zero_grad()
-            y = call(x)
-            y.square().sum().backward()
-            found.append((y, network[0].weight.grad.clone()))
-        torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
-        first = first or len(graphs)
-        assert len(graphs) == first <= 2  # PyTorch 2.11 compiles each layer by itself
-    assert len(bits) == 6
+    model = bitcycle.quantize_model(Network(nn.Linear(3, 4), nn.Linear(4, 2)), float_layers=[])
+    report = bitcycle.conversion_report(model, torch.zeros(5, 3))
+    found = {row.name: (row.bits, row.reason) for row in report.rows}
+    assert found["0"] == ("8/8/8", "")
+    assert found["1"][0] == "float" and "reads its weights" in found["1"][1]
+    assert report.quantized_share == pytest.approx(12 / 20)
 
 
-def test_export_in_evaluation_is_kept():
-    model = bitcycle.quantize_model(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), float_layers=[])
-    x = torch.randn(5, 6)
-    model(x)
-    model.eval()
-    exported = torch.export.export(model, (x,))
-    torch.testing.assert_close(exported.module()(x), model(x))
+@pytest.mark.parametrize("wrong", [8, (8, 8), None])
+def test_bits_are_three_numbers(wrong):
+    model = bitcycle.quantize_model(nn.Linear(2, 2), float_layers=[])
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=8, total_steps=1))
+    control.use((4, 4, 8))
+    assert {state.precision for state in control.states} == {Precision(4, 4, 8)}
+    with pytest.raises(SettingError, match="three numbers"):
+        control.use(wrong)
+
+
+def test_a_quantizer_that_is_nothing_is_refused_by_name():
+    with pytest.raises(SettingError, match="quantizer=null: does not exist"):
+        bitcycle.quantize_model(nn.Linear(2, 2), None)
 
 
 def test_lightning_style_modules_count_the_passes_of_their_core():

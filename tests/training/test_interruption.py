@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bitcycle.analysis.collect import collect
+from bitcycle.analysis.collect import collect, summary_row
 from bitcycle.errors import RunError
 from bitcycle.files import read_json, read_records
 from bitcycle.training.interruption import StopSignal
@@ -32,9 +32,10 @@ ALL = ("dataset.train_samples=null", "dataset.test_samples=null")
 SMALL = ("dataset=digits", "model=resnet8", "scale=smoke")
 
 
-def wait_for_training(path: Path) -> None:
+def wait_for_steps(path: Path) -> None:
+    """Return when a run below a folder has recorded steps: a stop before the first one leaves nothing to resume."""
     deadline = time.monotonic() + 120
-    while not list(path.rglob("metrics.jsonl")) and time.monotonic() < deadline:
+    while not any(file.stat().st_size for file in path.rglob("metrics.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
@@ -51,7 +52,7 @@ def test_a_signal_while_libraries_are_imported(number, tmp_path):
 
 def test_an_interruption_ends_the_sweep(command, tmp_path):
     def interrupt():
-        wait_for_training(tmp_path)
+        wait_for_steps(tmp_path)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=interrupt).start()
@@ -67,8 +68,7 @@ def test_a_signal_to_the_whole_group_is_no_failure_of_the_processes_that_decode(
     overrides = ["dataset=image_folder", f"dataset.path={tmp_path}/data", "dataset.memory_gib=0", "dataset.workers=2"]
     overrides += ["model=resnet8", "scale=smoke", *ALL, "training.steps=100000", "training.batch_size=8"]
     process = ForkedTraining(tmp_path, *overrides, f"results_root={tmp_path}/runs")  # in a session of its own
-    wait_for_training(tmp_path / "runs")
-    time.sleep(1)
+    wait_for_steps(tmp_path / "runs")
     os.killpg(process.pid, signal.SIGTERM)
     done = process.wait(timeout=60)
     assert done.returncode == 75, done.stderr
@@ -205,12 +205,15 @@ def test_folders_that_are_not_whole_are_left_out_of_the_collection(copied_digits
 
 
 def test_a_finished_run_is_counted_as_asked(digits, copied_digits):
-    copied_digits("schedule=CR")
+    recorded = copied_digits("schedule=CR").folder
     other = digits("schedule=CR", "hardware=bitfusion")
     summary = execute(other)
     assert summary["cost"]["total"] == other.cost().summary()
     assert summary["cost"]["total"]["energy_j"] > summary["cost"]["to_best"]["energy_j"] * 0.99
     assert execute(digits("schedule=CR"))["cost"]["total"]["energy_j"] is None
+    assert recorded.read_summary() == summary  # energies are kept
+    assert summary_row(recorded)["energy_j"] == summary["cost"]["total"]["energy_j"]
+    assert summary_row(recorded)["hardware"] == "bitfusion"
 
 
 def test_a_batch_of_one_sample_is_said_in_words(tmp_path):

@@ -72,7 +72,7 @@ def summary_row(folder: RunFolder) -> dict[str, Any]:
     """One finished run as a row of `COLUMNS`."""
     summary, environment = folder.read_summary(), read_object(folder.environment)
     config: Any = OmegaConf.to_container(OmegaConf.load(folder.config))
-    schedule, hardware, cost = config["schedule"], config["hardware"], summary["cost"]
+    schedule, hardware, cost = config["schedule"], summary["counting"], summary["cost"]
     values = {
         **summary,
         "q_min": summary.get("found", {}).get("q_min", schedule.get("q_min")),

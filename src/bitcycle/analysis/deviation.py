@@ -26,8 +26,9 @@ GROUP = ("scale", "model", "data", "metric", "steps", "batch")
 def group_of(row: Row, settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Scale, network, data, metric, steps and batch size: runs with the same ones are taken to have the same deviation."""
     dataset = settings.get("dataset", {})
-    parts = {"samples": dataset.get("train_samples"), "words": dataset.get("vocabulary")}
-    data = row.get("dataset", "") + "".join(f" ({number:,} {what})" for what, number in parts.items() if number)
+    words = {"vocabulary": "vocabulary of {:,}", "train_samples": "{:,} samples"}
+    parts = [text.format(number) for name, text in words.items() if (number := dataset.get(name))]
+    data = row.get("dataset", "") + (f" ({', '.join(parts)})" if parts else "")
     batch_size = str(settings.get("training", {}).get("batch_size", ""))
     return row["scale"], row.get("model", ""), data, row["metric"], row["total_steps"], batch_size
 

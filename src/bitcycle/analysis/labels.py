@@ -22,6 +22,8 @@ MODELS = {
     "speech_lstm": "LSTM 3x512 CTC",
     "transformer": "Transformer",
 }
+IMAGES = {"cifar10": 10, "cifar10_16": 10, "cifar100": 100, "digits": 10, "imagenet": 1000}
+"""Classes of the data sets of images, which are of equal size."""
 DATASETS = {
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
@@ -71,6 +73,15 @@ def our_model(cell: Cell) -> str:
 def dataset_label(name: str) -> str:
     """The paper's name of a data set."""
     return DATASETS.get(name, name)
+
+
+def our_data(cell: Cell) -> str:
+    """The data of our runs, with the size of the vocabulary and the number of samples where these are settings."""
+    name, vocabulary, samples = map(cell.actual, ("dataset", "dataset.vocabulary", "dataset.train_samples"))
+    kind = "images" if name in IMAGES else "pieces of 35 words" if vocabulary and name != "sick" else "samples"
+    words = [dataset_label(str(name))]
+    words += [f"vocabulary of {vocabulary:,}"] if vocabulary else []
+    return ", ".join([*words, f"{samples:,} {kind}"] if samples else words)
 
 
 def model_of(cell: Cell) -> str:

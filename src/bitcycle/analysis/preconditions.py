@@ -13,9 +13,7 @@ from bitcycle.analysis.contrast import Contrast, Pool, readings
 TOO_FAR = {("imagenet", "digits")}
 """(paper's data, ours): the difficulty that the claim is about is not there."""
 CEILING = 99.0
-IMAGES = {"cifar10": 10, "cifar10_16": 10, "cifar100": 100, "digits": 10, "imagenet": 1000}
-"""Classes of the data sets of images, which are of equal size."""
-CHANCE = {**{name: 100 / classes for name, classes in IMAGES.items()}, "xnli": 100 / 3}
+CHANCE = {**{name: 100 / classes for name, classes in labels.IMAGES.items()}, "xnli": 100 / 3}
 CHANCE |= {"cora": 31.9, "citeseer": 23.1, "sick": 56.9}
 """Share (%) of the largest class in the test data, where it is known: what a network has that always names this one."""
 ABOVE_CHANCE = 2.0
@@ -47,10 +45,7 @@ def proxy_label(cell: Cell) -> str:
     """NETWORK, DATA[, vocabulary of N][, N images] of a proxy's cell; empty for the paper's own runs."""
     if cell.runs[0].row["scale"] == "paper" and not cell.stand_ins:
         return ""
-    data, vocabulary, samples = map(cell.actual, ("dataset", "dataset.vocabulary", "dataset.train_samples"))
-    kind = "images" if data in IMAGES else "pieces of 35 words" if vocabulary else "samples"
-    part = (f", vocabulary of {vocabulary:,}" if vocabulary else "") + (f", {samples:,} {kind}" if samples else "")
-    return f"{labels.our_model(cell)}, {labels.dataset_label(data)}{part}"
+    return f"{labels.our_model(cell)}, {labels.our_data(cell)}"
 
 
 def counting(claim: Claim, cells: Sequence[Cell], pool: Pool) -> tuple[list[Cell], str]:

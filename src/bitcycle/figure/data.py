@@ -11,7 +11,7 @@ import yaml
 from bitcycle.analysis.aggregation import Cell, Results, find_results
 from bitcycle.analysis.contrast import Pool, Selector, contrast, fact, readings, select, value
 from bitcycle.analysis.items import PUBLISHED, SWEEPS, Item, Published, read_published
-from bitcycle.analysis.labels import dataset_label, our_model, panel_of
+from bitcycle.analysis.labels import our_data, our_model, panel_of
 from bitcycle.analysis.preconditions import CEILING
 from bitcycle.analysis.statistics import Estimate, over_seeds
 from bitcycle.settings import setting
@@ -118,11 +118,9 @@ class Panel:
 
 
 def our_network(cell: Cell) -> str:
-    """Our network and data, in words; how many samples were trained on, where that is a part of the data."""
-    samples = cell.actual("dataset.train_samples")
-    data = dataset_label(str(cell.actual("dataset")))
+    """Our network and data, in words, with what tells them from the paper's."""
     skips = " with extra skips" if str(cell.actual("model")).endswith("_extra_skip") else ""
-    return f"{our_model(cell)}{skips}, {data}{f' ({samples:,} samples)' if samples else ''}"
+    return f"{our_model(cell)}{skips}, {our_data(cell)}"
 
 
 def panels_of(data: ItemData, split: str = "") -> list[Panel]:

@@ -185,16 +185,22 @@ class PrecisionController:
         epoch = self.schedule.length.steps_per_epoch
         return epoch is not None and t % epoch == 0
 
-    def use(self, precision: Precision, choose: bool | None = None) -> None:
+    def use(self, precision: Precision | tuple[int, int, int], choose: bool | None = None) -> None:
         """Set bits outside the schedule, as for an evaluation at q_max; the next `step` sets them again.
 
         Args:
-            precision: the bits.
+            precision: the bits, as a `Precision` or three numbers (weight, activation, gradient).
             choose: whether gates choose the bits; otherwise all blocks have these bits. None: only at the current precision.
 
         Raises:
-            SettingError (a ValueError): for weight or activation bits that the model's quantizer does not support.
+            SettingError (a ValueError): for weight or activation bits that the model's quantizer does not support, or anything
+                else than three numbers.
         """
+        try:
+            precision = Precision(*precision)
+        except TypeError as error:
+            remedy = "use three numbers of bits: weight, activation, gradient"
+            raise SettingError("precision", precision, "is not a precision", remedy) from error
         self._check(precision._replace(gradient=FLOAT))
         self._record.choose(precision == self.precision if choose is None else choose)
         for state in self.states:

@@ -11,6 +11,8 @@ from bitcycle.hardware import trace
 from bitcycle.layer.conversion import convertible_layers
 from bitcycle.layer.quantized_product import QuantizedProduct
 
+NOT_CALLED = "not called with this input; a function that reads its weights computes in float"
+
 
 @dataclass(frozen=True)
 class Row:
@@ -73,13 +75,13 @@ def conversion_report(model: nn.Module, *inputs: Any, **keywords: Any) -> Conver
             continue  # its products are listed
         rule, module = rules.get(name), kinds.get(name)
         found = quantized.get(name)
-        bits = "float" if found is None else "/".join(map(str, found.precision.precision))
-        reason = "no quantized counterpart" if rule is None else rule.reason
+        unused = found is not None and macs is not None and not macs.get(name)
+        bits = "float" if found is None or unused else "/".join(map(str, found.precision.precision))
+        reason = "no quantized counterpart" if rule is None else rule.reason if found is None else ""
+        reason = NOT_CALLED if unused else reason
         kind = rule.kind if rule is not None else type(module).__name__
         share = None if macs is None else macs.get(name, 0) / max(total, 1)
-        rows.append(
-            Row(name, kind, rule.roles if rule is not None else (), bits, "" if found is not None else reason, share)
-        )
+        rows.append(Row(name, kind, rule.roles if rule is not None else (), bits, reason, share))
     report = ConversionReport(tuple(rows))
     print(report)
     return report

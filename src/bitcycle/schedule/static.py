@@ -76,7 +76,7 @@ class Deficit(ScheduleOptions):
         return [min(edge * unit, length.total_steps) for edge in edges]
 
     def _window(self, length: RunLength) -> tuple[float, float, int]:
-        """Where the window begins and ends, in units of so many steps."""
+        """(begin, end, unit): the window, in multiples of `unit` steps."""
         if self.unit == "fraction":
             return round(self.start * length.total_steps), round(self.end * length.total_steps), 1
         return self.start, self.end, length.steps_per_epoch or 1 if self.unit == "epoch" else 1

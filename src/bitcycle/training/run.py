@@ -94,11 +94,15 @@ def _resolved(plan: Plan) -> Plan:
 
 
 def _finished(plan: Plan) -> dict[str, Any]:
-    """The summary of a finished run, with costs recomputed for the hardware settings of this configuration."""
+    """The summary of a finished run, with costs recomputed for the hardware settings of this configuration.
+
+    The first recomputation that estimates an energy is recorded: it counts bit operations, too.
+    """
     logger.info("already done: %s", plan.folder.path)
     summary = plan.folder.read_summary()
     if summary["counting"] == plan.counting():
         return summary
+    had_energy = summary["cost"]["total"]["energy_j"] is not None
     for part in ("total", "to_best"):
         meter = CostMeter(plan.workload, plan.config.hardware, plan.schedule.reference)
         meter.load_state_dict(summary["samples"][part])
@@ -106,6 +110,9 @@ def _finished(plan: Plan) -> dict[str, Any]:
     first = plan.preliminary()
     if first is not None and first.folder.state() == "done":
         summary["preliminary"][first.schedule.name]["cost"] = _finished(first)["cost"]["total"]
+    summary["counting"] = plan.counting()
+    if summary["cost"]["total"]["energy_j"] is not None and not had_energy:
+        plan.folder.write(plan.folder.summary, summary)
     return summary
 
 

@@ -1,0 +1,78 @@
+"""Converted networks under torch.compile and torch.export, and tracers that freeze bits."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import bitcycle
+from bitcycle.settings import SettingError
+
+
+@pytest.mark.parametrize("tracer", [lambda m, x: torch.jit.trace(m, x), lambda m, _: torch.fx.symbolic_trace(m)])
+@pytest.mark.parametrize("layer", [nn.Linear(2, 3), nn.LSTM(2, 3), nn.Conv1d(2, 3, 1)])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tracers_that_freeze_bits_are_refused_by_name(tracer, layer):
+    """Findings on networks of others, line 11."""
+    model = bitcycle.quantize_model(nn.Sequential(copy.deepcopy(layer)), float_layers=[])
+    with pytest.raises(SettingError, match=r"torch\..*trace.*torch.export"):
+        tracer(model, torch.randn(1, 2, 2))
+
+
+def counting_backend(graphs: list):
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    return backend
+
+
+@pytest.mark.parametrize("order", ["compile last", "compile first", "eager step first", "wrapper"])
+def test_whole_models_compile_once_for_all_bits(order):
+    """Findings on networks of others, line 10."""
+    torch._dynamo.reset()
+
+    def build():
+        torch.manual_seed(0)
+        return bitcycle.quantize_model(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), float_layers=[])
+
+    schedule = bitcycle.schedule("LR", q_min=3, q_max=8, cycles=1, total_steps=11)
+    graphs: list = []
+    model, x = build(), torch.randn(5, 6)
+    if order == "compile first":
+        compiled = torch.compile(model, backend=counting_backend(graphs))
+        control = bitcycle.PrecisionController(model, schedule)
+    elif order == "wrapper":
+        compiled = torch.compile(model, backend=counting_backend(graphs), fullgraph=True)
+        control = bitcycle.PrecisionController(compiled, schedule)
+    else:
+        control = bitcycle.PrecisionController(model, schedule)
+        if order == "eager step first":
+            control.step(0)
+            model(x)
+        compiled = torch.compile(model, backend=counting_backend(graphs))
+    eager = build()
+    eager_control = bitcycle.PrecisionController(eager, schedule)
+    bits, first = set(), 0
+    for step in range(11):
+        found = []
+        for network, controller, call in ((model, control, compiled), (eager, eager_control, eager)):
+            bits.add(controller.step(step))
+            network.zero_grad()
+            y = call(x)
+            y.square().sum().backward()
+            found.append((y, network[0].weight.grad.clone()))
+        torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+        first = first or len(graphs)
+        assert len(graphs) == first <= 2  # PyTorch 2.11 compiles each layer by itself
+    assert len(bits) == 6
+
+
+def test_export_in_evaluation_is_kept():
+    model = bitcycle.quantize_model(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), float_layers=[])
+    x = torch.randn(5, 6)
+    model(x)
+    model.eval()
+    exported = torch.export.export(model, (x,))
+    torch.testing.assert_close(exported.module()(x), model(x))

@@ -65,8 +65,10 @@ def model_label(name: str) -> str:
 
 
 def our_model(cell: Cell) -> str:
-    """The network of our runs; with the number of its hidden units where that is a setting, which may differ from the paper's."""
+    """The network of our runs; with its size where that is a setting, which may differ from the paper's."""
     label, hidden = model_label(str(cell.actual("model"))), cell.actual("model.hidden")
+    if label == MODELS["transformer"]:
+        return f"{label} with {cell.actual('model.layers')} layers of width {cell.actual('model.width')}"
     return label if hidden is None else f"{re.sub(r' [0-9]+$', '', label)} with {hidden} hidden units"
 
 

@@ -15,6 +15,7 @@
 
 #include "batch_norm.h"
 #include "convolution.h"
+#include "input_gradient.h"
 #include "weight_gradient.h"
 
 namespace bitcycle {
@@ -31,24 +32,18 @@ void encode_elements(const float* __restrict from, uint8_t* __restrict to, int64
     for (int64_t i = 0; i < count; i++) to[i] = static_cast<uint8_t>(static_cast<int32_t>(affine.code(from[i])));
 }
 
-// `to` may be `from`
-void encode_centred(const float* from, float* to, int8_t* codes, int64_t count, Affine affine, float middle, Noise noise) {
-#pragma GCC ivdep
+// Centred codes, and the decoded values unless `to` is null; noise_of(i) is that of element i
+template <class NoiseOf>
+void encode_centred(const float* __restrict from, float* __restrict to, int8_t* __restrict codes, int64_t count, Affine affine,
+                    float middle, const NoiseOf& noise_of) {
     for (int64_t i = 0; i < count; i++) {
-        const float code = affine.code(from[i], noise.at(noise.first + static_cast<uint32_t>(i)));
-        to[i] = code * affine.scale + affine.zero_point;
+        const float code = affine.code(from[i], noise_of(i));
+        if (to) to[i] = code * affine.scale + affine.zero_point;
         codes[i] = static_cast<int8_t>(static_cast<int32_t>(code - middle));
     }
 }
 
-void encode_centred(const float* from, float* to, int8_t* codes, int64_t count, Affine affine, float middle) {
-#pragma GCC ivdep
-    for (int64_t i = 0; i < count; i++) {
-        const float code = affine.code(from[i]);
-        to[i] = code * affine.scale + affine.zero_point;
-        codes[i] = static_cast<int8_t>(static_cast<int32_t>(code - middle));
-    }
-}
+float no_noise(int64_t) { return 0; }
 
 // Codes with zeros as further channels up to a multiple of 16
 Tensor padded(const Tensor& integers) {
@@ -72,7 +67,7 @@ Weight encode_weight(const Tensor& weight, int64_t bits) {
         int8_t* integers = w.integers.mutable_data_ptr<int8_t>() + o * terms;
         float* decoded = w.decoded.mutable_data_ptr<float>() + o * terms;
         const Affine affine(serial_range(from, terms), bits);
-        encode_centred(from, decoded, integers, terms, affine, middle);
+        encode_centred(from, decoded, integers, terms, affine, middle, no_noise);
         w.scale.mutable_data_ptr<float>()[o] = affine.scale;
         w.zero_point.mutable_data_ptr<float>()[o] = affine.zero_point + middle * affine.scale;
     }
@@ -89,21 +84,18 @@ Tensor encode(const Tensor& x, const Affine& affine) {
     return integers;
 }
 
-// Quantized gradient and its codes, for a gradient [N, H', W', O]; in its memory if it is `ours`
-std::pair<Tensor, Tensor> encode_gradient(const Tensor& gradient, const Affine& affine, int64_t bits, const Noise& noise, bool ours) {
-    Tensor quantized = ours ? gradient : at::empty(gradient.sizes(), gradient.options());
-    Tensor integers = at::empty(gradient.sizes(), gradient.options().dtype(at::kChar));
+// Codes of a gradient [N, H', W', O], and the quantized gradient if it is to be decoded
+std::pair<Tensor, Tensor> encode_gradient(const Tensor& gradient, const Affine& affine, int64_t bits, const Noise& noise, bool decode) {
+    const Tensor quantized = decode ? at::empty(gradient.sizes(), gradient.options()) : Tensor();
+    const Tensor integers = at::empty(gradient.sizes(), gradient.options().dtype(at::kChar));
     const float middle = static_cast<float>(int64_t{1} << (bits - 1));
-    const float* from = gradient.const_data_ptr<float>();
-    float* to = quantized.mutable_data_ptr<float>();
-    int8_t* codes = integers.mutable_data_ptr<int8_t>();
     at::parallel_for(0, gradient.numel(), GRAIN, [&](int64_t first, int64_t last) {
-        if (noise.is_there) {
-            const Noise here{true, noise.key, static_cast<uint32_t>(first)};
-            encode_centred(from + first, to + first, codes + first, last - first, affine, middle, here);
-        } else {
-            encode_centred(from + first, to + first, codes + first, last - first, affine, middle);
-        }
+        const float* from = gradient.const_data_ptr<float>() + first;
+        float* to = decode ? quantized.mutable_data_ptr<float>() + first : nullptr;
+        int8_t* codes = integers.mutable_data_ptr<int8_t>() + first;
+        const auto noise_of = [&](int64_t i) { return noise.at(static_cast<uint32_t>(first + i)); };
+        if (noise.is_there) encode_centred(from, to, codes, last - first, affine, middle, noise_of);
+        else encode_centred(from, to, codes, last - first, affine, middle, no_noise);
     });
     return {quantized, integers};
 }
@@ -123,14 +115,14 @@ Tensor convolve(const Tensor& integers, const Affine& affine, const Weight& w, c
     const Tensor rest = rest_of(bias, w, affine.zero_point, s);
     const Tensor scales = w.scale * affine.scale, offsets = w.zero_point * affine.scale;
     const auto packed = packed_weight(w.integers.const_data_ptr<int8_t>(), s);
-    const Epilogue epilogue{scales.const_data_ptr<float>(), offsets.const_data_ptr<float>(), rest.const_data_ptr<float>(),
-                            rest.dim() == 1 ? 0 : s.out_channels};
+    const Decoding epilogue(s, scales.const_data_ptr<float>(), offsets.const_data_ptr<float>(), rest.const_data_ptr<float>(),
+                            rest.dim() == 1 ? 0 : s.out_channels);
     Tensor y = at::empty({s.images, s.out_height, s.out_width, s.out_channels}, rest.options());
     const uint8_t* from = integers.const_data_ptr<uint8_t>();
     float* to = y.mutable_data_ptr<float>();
     MomentSums sums(Units(s.images, s.places(), s.out_channels));
     at::parallel_for(0, s.images, 1, [&](int64_t first, int64_t last) {
-        Convolution convolution(s, packed.data(), epilogue);
+        Convolution<Decoding> convolution(s, packed.data(), epilogue);
         for (int64_t i = first; i < last; i++) {
             convolution.image(from + i * s.x_size(), to + i * s.places() * s.out_channels);
             if (moments) sums.add_image(to, i);
@@ -186,24 +178,25 @@ struct CodeConvolution : torch::autograd::Function<CodeConvolution> {
         const auto n = context->saved_data["shape"].toIntVector(), needed = context->saved_data["needed"].toIntVector();
         const Shape s{n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9]};
         const int64_t bits = number(saved[2]);
-        const bool ours = is_ours(gradients[0]);
         const Tensor gradient = nhwc(gradients[0]);
         const Affine affine(noted_range(gradients[0], gradient.const_data_ptr<float>()), bits);
         const Noise noise{numbers[2] != 0, static_cast<uint32_t>(key(saved[3]) ^ key(saved[4])), 0};
-        const auto [quantized, codes] = encode_gradient(gradient, affine, bits, noise, ours);
+        const int64_t channels = saved[1].size(-1);
+        const bool sums = needed[0] && sums_input(channels, s), decode = (needed[0] && !sums) || needed[2];
+        const auto [quantized, codes] = encode_gradient(gradient, affine, bits, noise, decode);
+        const double step = affine.scale, zero = affine.zero_point + static_cast<double>(int64_t{1} << (bits - 1)) * step;
         Tensor of_x, of_weight, of_bias;
-        if (needed[1]) {
-            const double step = affine.scale, zero = affine.zero_point + static_cast<double>(int64_t{1} << (bits - 1)) * step;
-            of_weight = gradient_of_weight(saved[0], codes, s, {numbers[0], numbers[1], step, zero}, saved[1].size(-1)).movedim(-1, 1);
-        }
-        if (needed[0] || needed[2]) {
-            const Tensor like = at::empty({s.images, s.height, s.width, saved[1].size(-1)}, gradient.options()).movedim(-1, 1);  // for its shape only
+        if (needed[1])
+            of_weight = gradient_of_weight(saved[0], codes, s, {numbers[0], numbers[1], step, zero}, channels).movedim(-1, 1);
+        if (decode) {
+            const Tensor like = at::empty({s.images, s.height, s.width, channels}, gradient.options()).movedim(-1, 1);  // for its shape only
             const int64_t out_channels[] = {s.out_channels};
             const auto found = at::convolution_backward(
                 quantized.movedim(-1, 1), like, saved[1].movedim(-1, 1), at::OptionalIntArrayRef(out_channels), {s.stride, s.stride},
-                {s.padding, s.padding}, {1, 1}, false, {0, 0}, 1, {needed[0] != 0, false, needed[2] != 0});
+                {s.padding, s.padding}, {1, 1}, false, {0, 0}, 1, {needed[0] && !sums, false, needed[2] != 0});
             of_x = std::get<0>(found), of_bias = std::get<2>(found);
         }
+        if (sums) of_x = input_gradient(codes, saved[1], s.padding, step, zero).movedim(-1, 1);
         variable_list found(16);
         found[0] = of_x, found[1] = of_weight, found[2] = of_bias;
         return found;
@@ -237,6 +230,7 @@ Tensor sum_weight_gradient(const Tensor& x, const Tensor& g, int64_t kernel, int
 
 TORCH_LIBRARY_FRAGMENT(bitcycle, library) {
     library.def("convolve_codes", &bitcycle::convolve_codes);
+    library.def("input_gradient", &bitcycle::input_gradient);
     library.def("sum_weight_gradient", &bitcycle::sum_weight_gradient);
     library.def("batch_norm", &bitcycle::batch_norm);
     library.def("mask_saving_relu", &bitcycle::mask_saving_relu);

@@ -7,12 +7,12 @@ With x = s_x n + z_x and W_o = s_o m_o + z_o for each output channel o, and sums
 Integer sums are exact in 32-bit integers (on a CPU, with the 8-bit instructions of oneDNN), otherwise up to float32 rounding:
 operands of up to 8 bits are exact in TF32. Zero padding is x = 0, not n = 0: the three sums run over the elements inside the
 image, which must be handled explicitly in the last one. Only one byte per element of the input is saved for the backward pass.
-There the weight's gradient is also a sum of integers if layer and CPU support it (weight_gradient.py); otherwise it is computed
-from the decoded input as in compute=simulate. So is the input's gradient, in whose sum each term has its own scale, so that it
-is not an integer product.
+There both gradients are also sums of integers if layer and CPU support it (weight_gradient.py, input_gradient.py); otherwise
+they are computed from decoded tensors as in compute=simulate.
 
 Source: the identity is that of integer-only inference (Jacob et al. 2018, section 2.2), with ranges per output channel. Differs
-from compute=simulate only in the rounding of float32 sums.
+from compute=simulate only in the rounding of float32 sums and, where the input's gradient is a sum of integers, in that of the
+weight to 16 bits.
 """
 
 import functools
@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bitcycle import distributed
+from bitcycle.layer.codes.input_gradient import input_gradient, sums_input
 from bitcycle.layer.codes.recomputation import remember
 from bitcycle.layer.codes.weight_gradient import library, sums_integers, weight_gradient
 from bitcycle.layer.convolution import QuantizedConv2d
@@ -205,7 +206,7 @@ class _CodeProduct(torch.autograd.Function):
 def _sums_integers(ctx: Any, integers: Tensor) -> bool:
     layer = ctx.product.layer
     has_codes = 1 <= ctx.gradient_number <= MOST_BITS and layer.gradient_quantizer.has_codes
-    return bool(has_codes and ctx.needs_input_grad[1] and sums_integers(layer, integers))
+    return bool(has_codes and sums_integers(layer, integers))
 
 
 def _backward_of_decoded(
@@ -220,13 +221,16 @@ def _backward_of_decoded(
 def _backward_of_integers(
     product: CodeProduct, codes: Codes, weight: Tensor, gradient: Tensor, noise: Any, needed: tuple[bool, ...]
 ) -> Gradients:
-    gradient, gradient_codes = product.layer.gradient_quantizer.encode(gradient, *noise)
-    of_weight = weight_gradient(codes, gradient_codes, cast("QuantizedConv2d", product.layer))
-    if not needed[0] and not needed[2]:
-        return None, of_weight, None
+    layer = cast("QuantizedConv2d", product.layer)
+    gradient, gradient_codes = layer.gradient_quantizer.encode(gradient, *noise)
+    of_weight = weight_gradient(codes, gradient_codes, layer) if needed[1] else None
+    of_x = input_gradient(gradient_codes, weight, layer) if needed[0] and sums_input(layer) else None
+    rest = (needed[0] and of_x is None, False, needed[2])
+    if not any(rest):
+        return of_x, of_weight, None
     x = torch.empty_like(codes.integers, dtype=gradient.dtype)  # only its shape is used
-    of_x, _, of_bias = product.gradients(gradient, x, weight, (needed[0], False, needed[2]))
-    return of_x, of_weight, of_bias
+    found, _, of_bias = product.gradients(gradient, x, weight, rest)
+    return found if of_x is None else of_x, of_weight, of_bias
 
 
 def _begins_above_zero(codes: Codes) -> bool:

@@ -33,13 +33,11 @@ struct Steps {
 // 16 channels of 4 pixels, `step` bytes apart, as 16 groups of 4 bytes
 inline __m512i four_pixels(const uint8_t* from, int64_t step) {
     const auto load = [&](int64_t pixel) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + pixel * step)); };
-    const __m128i a = load(0), b = load(1), c = load(2), d = load(3);
-    const __m128i ab_low = _mm_unpacklo_epi8(a, b), ab_high = _mm_unpackhi_epi8(a, b);
-    const __m128i cd_low = _mm_unpacklo_epi8(c, d), cd_high = _mm_unpackhi_epi8(c, d);
-    __m512i four = _mm512_castsi128_si512(_mm_unpacklo_epi16(ab_low, cd_low));
-    four = _mm512_inserti32x4(four, _mm_unpackhi_epi16(ab_low, cd_low), 1);
-    four = _mm512_inserti32x4(four, _mm_unpacklo_epi16(ab_high, cd_high), 2);
-    return _mm512_inserti32x4(four, _mm_unpackhi_epi16(ab_high, cd_high), 3);
+    __m512i four = _mm512_inserti32x4(_mm512_castsi128_si512(load(0)), load(1), 1);
+    four = _mm512_inserti32x4(_mm512_inserti32x4(four, load(2), 2), load(3), 3);
+    const __m512i by_channel = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);  // 4 channels of 4 pixels
+    const __m512i transposed = _mm512_set4_epi32(0x0F0B0703, 0x0E0A0602, 0x0D090501, 0x0C080400);
+    return _mm512_shuffle_epi8(_mm512_permutexvar_epi32(by_channel, four), transposed);
 }
 
 template <class From, class To>
@@ -58,6 +56,7 @@ class Sums {
     int64_t g_row, g_channel, g_image;                        // strides in bytes of the gradient's layout
     std::vector<uint8_t> x_layout, x_line, g_line;
     std::vector<int8_t> g_layout;
+    std::vector<int64_t> offsets;  // of a group of an image in the input's layout
     std::vector<int32_t> narrow;
     std::vector<int64_t> wide;
     int64_t terms = 0;
@@ -113,25 +112,21 @@ class Sums {
     // For a tile of output channels, 16 input channels, and one row of the kernel
     void multiply(const uint8_t* x, const int8_t* g, int64_t images, int32_t* sums) const {
         __m512i sum[TILE][K];
-        for (int64_t o = 0; o < TILE; o++)
-            for (int64_t k = 0; k < K; k++) sum[o][k] = _mm512_loadu_si512(sums + (o * K + k) * LANES);
-        for (int64_t image = 0; image < images; image++)
-            for (int64_t row = 0; row < s.out_height; row++) {
-                const uint8_t* x_here = x + image * x_image + row * s.stride * x_row;
-                const int8_t* g_here = g + image * g_image + row * g_row;
-                for (int64_t group = 0; group < groups; group++) {
-                    __m512i taps[K];
-                    for (int64_t k = 0; k < K; k++) taps[k] = _mm512_loadu_si512(x_here + k * x_tap + group * LANES * PIXELS);
-                    for (int64_t o = 0; o < TILE; o++) {
-                        int32_t four;
-                        std::memcpy(&four, g_here + o * g_channel + group * PIXELS, PIXELS);
-                        const __m512i gradient = _mm512_set1_epi32(four);
-                        for (int64_t k = 0; k < K; k++) sum[o][k] = _mm512_dpbusd_epi32(sum[o][k], taps[k], gradient);
-                    }
+        UNROLL for (int64_t o = 0; o < TILE; o++)
+            UNROLL for (int64_t k = 0; k < K; k++) sum[o][k] = _mm512_loadu_si512(sums + (o * K + k) * LANES);
+        for (int64_t image = 0; image < images; image++, x += x_image, g += g_image)
+            for (size_t group = 0; group < offsets.size(); group++) {
+                __m512i taps[K];
+                UNROLL for (int64_t k = 0; k < K; k++) taps[k] = _mm512_loadu_si512(x + offsets[group] + k * x_tap);
+                UNROLL for (int64_t o = 0; o < TILE; o++) {
+                    int32_t four;
+                    std::memcpy(&four, g + o * g_channel + group * PIXELS, PIXELS);
+                    const __m512i gradient = _mm512_set1_epi32(four);
+                    UNROLL for (int64_t k = 0; k < K; k++) add_products(sum[o][k], taps[k], gradient);
                 }
             }
-        for (int64_t o = 0; o < TILE; o++)
-            for (int64_t k = 0; k < K; k++) _mm512_storeu_si512(sums + (o * K + k) * LANES, sum[o][k]);
+        UNROLL for (int64_t o = 0; o < TILE; o++)
+            UNROLL for (int64_t k = 0; k < K; k++) _mm512_storeu_si512(sums + (o * K + k) * LANES, sum[o][k]);
     }
 
    public:
@@ -143,6 +138,8 @@ class Sums {
         input_blocks = s.channels / LANES, output_tiles = s.out_channels / TILE;
         x_tap = groups * LANES * PIXELS, x_row = K * x_tap, x_image = rows * x_row;
         g_row = groups * PIXELS, g_channel = s.out_height * g_row, g_image = s.out_channels * g_channel;
+        for (int64_t row = 0; row < s.out_height; row++)
+            for (int64_t group = 0; group < groups; group++) offsets.push_back(row * s.stride * x_row + group * LANES * PIXELS);
     }
 
     void add(const uint8_t* x, const int8_t* g, int64_t images) {

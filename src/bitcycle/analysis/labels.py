@@ -21,6 +21,8 @@ MODELS = {
     "gru_hlhlp": "GRU",
     "speech_lstm": "LSTM 3x512 CTC",
     "transformer": "Transformer",
+    "speech_lstm": "LSTM",
+    "speech_lstm_small": "LSTM",
 }
 IMAGES = {"cifar10": 10, "cifar10_16": 10, "cifar100": 100, "digits": 10, "imagenet": 1000}
 """Classes of the data sets of images, which are of equal size."""

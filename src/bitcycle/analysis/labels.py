@@ -20,9 +20,8 @@ MODELS = {
     "lstm_hlhlp": "LSTM",
     "gru_hlhlp": "GRU",
     "speech_lstm": "LSTM 3x512 CTC",
+    "speech_lstm_small": "CTC LSTM",
     "transformer": "Transformer",
-    "speech_lstm": "LSTM",
-    "speech_lstm_small": "LSTM",
 }
 IMAGES = {"cifar10": 10, "cifar10_16": 10, "cifar100": 100, "digits": 10, "imagenet": 1000}
 """Classes of the data sets of images, which are of equal size."""

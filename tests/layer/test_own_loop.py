@@ -11,6 +11,7 @@ from torch import nn
 
 import bitcycle
 from bitcycle.hardware import trace
+from bitcycle.quantizer import QUANTIZERS
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 
@@ -216,9 +217,10 @@ def test_bits_travel_with_the_state_dict():
     assert model[0].precision.precision == Precision(5, 5, 5)  # a controller decides
 
 
-def test_float_state_dicts_fit_both_ways():
+@pytest.mark.parametrize("quantizer", sorted(QUANTIZERS.keys() - {"none", "pact_binary"}))
+def test_float_state_dicts_fit_both_ways(quantizer):
     plain = signed_network(nn.ReLU)
-    model = bitcycle.quantize_model(signed_network(nn.ReLU), float_layers=[])
+    model = bitcycle.quantize_model(signed_network(nn.ReLU), quantizer, float_layers=[])
     model.load_state_dict(plain.state_dict(), strict=True)
     plain.load_state_dict(bitcycle.float_state_dict(model), strict=True)
 

@@ -92,6 +92,17 @@ def test_zeros_and_constants_give_finite_numbers(name, role):
                 assert all(part.isfinite().all() for part in (*found[:2], *found[2]))
 
 
+@pytest.mark.parametrize("role", ["weight", "activation", "gradient"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_nan_stays_nan(name, role):
+    options = VARIANTS[name]
+    for shape in [(3, 4), (64, 64)]:  # steps of large tensors are searched in another way
+        x = tensor(shape).abs()
+        x[0, 0] = torch.nan
+        for number in offered(options, role):
+            assert bitcycle.quantize(x, number, quantizer=options, role=role)[0, 0].isnan()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_gradient_of_zeros_stays_zero(name):
     options = QUANTIZERS[name]()

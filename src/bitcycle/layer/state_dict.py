@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from bitcycle.layer.gate import Gates
 from bitcycle.layer.gated_block import GatedBlock
 from bitcycle.layer.state import PrecisionState
-from bitcycle.quantizer import TensorQuantizer
+from bitcycle.quantizer import GradientQuantizer, TensorQuantizer
 
 
 def float_state_dict(model: nn.Module) -> dict[str, Tensor]:
@@ -15,9 +15,8 @@ def float_state_dict(model: nn.Module) -> dict[str, Tensor]:
     accepts the state dict of a float model with strict=True.
     """
     named = dict(model.named_modules(remove_duplicate=False))
-    added = [
-        f"{name}." for name, module in named.items() if isinstance(module, TensorQuantizer | PrecisionState | Gates)
-    ]
+    kinds = TensorQuantizer | GradientQuantizer | PrecisionState | Gates
+    added = [f"{name}." for name, module in named.items() if isinstance(module, kinds)]
     blocks = [f"{name}." for name, module in named.items() if isinstance(module, GatedBlock)]
     found: dict[str, Tensor] = {}
     for name, value in model.state_dict().items():

@@ -22,7 +22,16 @@ INITIAL_BITS = 8
 """Initial bits of a converted model, or the quantizer's highest bits below that."""
 
 
-class TensorQuantizer(nn.Module):
+class _Stateful(nn.Module):
+    """A module that keeps its state if a loaded state dict has none for it, as that of a float network."""
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        own = {**self._parameters, **self._buffers}
+        if any(f"{prefix}{name}" in state_dict for name in own if name not in self._non_persistent_buffers_set):
+            super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+
+class TensorQuantizer(_Stateful):
     """Quantizes a tensor. `bits` is an int64 tensor; 0 means float32 and returns the tensor unchanged.
 
     Parameters of a quantizer are trained with those of the model, without weight decay. `compile` fuses each function into one
@@ -106,12 +115,9 @@ class TensorQuantizer(nn.Module):
         self.register_buffer("signed_inputs", torch.ones((), dtype=torch.bool, device=x.device))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        """Keep the current state if the state dict has no keys of the quantizer, as that of a float network."""
         if f"{prefix}signed_inputs" in state_dict and "signed_inputs" not in self._buffers:
             self.accept_signed(state_dict[f"{prefix}signed_inputs"])
-        own = {**self._parameters, **self._buffers}
-        if any(f"{prefix}{name}" in state_dict for name in own if name not in self._non_persistent_buffers_set):
-            super()._load_from_state_dict(state_dict, prefix, *arguments)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def restart(self) -> None:
         """Make `prepare` run again at the start of a new phase, even at the same bits."""
@@ -124,7 +130,7 @@ class TensorQuantizer(nn.Module):
         return None
 
 
-class GradientQuantizer(nn.Module):
+class GradientQuantizer(_Stateful):
     """Identity in the forward pass; quantizes the gradient in the backward pass."""
 
     is_quantizer = True

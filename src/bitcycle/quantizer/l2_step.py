@@ -113,8 +113,9 @@ def _best_starts(error: Callable[[Tensor], Tensor], starts: Tensor, elements: in
 
 
 def _agree(step: Tensor, other: Tensor) -> bool:
-    """Whether two steps agree up to rounding, as sums of very many elements can oscillate between neighbouring floats."""
-    return torch.allclose(step, other, rtol=2 * torch.finfo(step.dtype).eps, atol=0)
+    """Whether two steps agree up to rounding, as sums of very many elements can oscillate between neighbouring floats; NaN agrees
+    with NaN, which never changes."""
+    return torch.allclose(step, other, rtol=2 * torch.finfo(step.dtype).eps, atol=0, equal_nan=True)
 
 
 def _best_step(magnitudes: Tensor, codes: Tensor, step: Tensor) -> Tensor:

@@ -117,7 +117,7 @@ def binarize(weight: Tensor, scale: Tensor, bits: Tensor) -> Tensor:
     >>> binarize(torch.tensor([-0.2, 0.0, 0.7]), torch.tensor(1.0), torch.tensor(1)).tolist()
     [-1.0, -1.0, 1.0]
     """
-    return torch.where(bits > 0, torch.where(weight > 0, scale, -scale), weight)
+    return torch.where((bits > 0) & ~weight.isnan(), torch.where(weight > 0, scale, -scale), weight)
 
 
 def clipped_gradient(gradient: Tensor, weight: Tensor, scale: Tensor, bits: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ def ternarize(weight: Tensor, factor: float, bits: Tensor) -> Tensor:
     magnitudes = weight.abs()
     above = magnitudes > factor * magnitudes.mean()
     scale = torch.where(above, magnitudes, 0).sum() / above.sum().clamp_min(1)
-    return torch.where(bits > 0, torch.where(above, weight.sign() * scale, 0), weight)
+    return torch.where((bits > 0) & ~weight.isnan(), torch.where(above, weight.sign() * scale, 0), weight)
 
 
 class TernaryWeight(TensorQuantizer):
@@ -76,7 +76,8 @@ def ternary_signs(weight: Tensor, threshold: float) -> Tensor:
 def trained_ternary(weight: Tensor, positive: Tensor, negative: Tensor, threshold: float, bits: Tensor) -> Tensor:
     """Wp, 0 or -Wn for each weight; 0 bits returns the weight."""
     signs = ternary_signs(weight, threshold)
-    return torch.where(bits > 0, torch.where(signs > 0, positive, torch.where(signs < 0, -negative, 0)), weight)
+    values = torch.where(signs > 0, positive, torch.where(signs < 0, -negative, 0))
+    return torch.where((bits > 0) & ~weight.isnan(), values, weight)
 
 
 class _TrainedTernary(torch.autograd.Function):

@@ -42,6 +42,19 @@ def test_integer_weights_come_back(quantizer, bits, tmp_path):
     assert torch.equal(model(x), expected)
 
 
+@pytest.mark.parametrize("quantizer", ["sbm", "dorefa", "uniform_l2", "fp8"])
+def test_a_new_model_learns_from_the_file_which_inputs_are_signed(quantizer, tmp_path):
+    def built() -> nn.Module:
+        return bitcycle.quantize_model(nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4)), quantizer, float_layers=[])
+
+    model, x = built(), torch.randn(16, 6)
+    for _ in range(5):
+        model(x)
+    bitcycle.finalize(model.eval(), path=tmp_path / "model.safetensors")
+    other = bitcycle.load_finalized(built(), tmp_path / "model.safetensors")
+    torch.testing.assert_close(other(x), model(x), rtol=0, atol=0)
+
+
 def test_other_files_are_refused(tmp_path):
     from safetensors.torch import save_file
 

@@ -99,6 +99,7 @@ def _gradients(
 ) -> Tensor | None:
     """The gradient of x (which=0) or of the weight (1) for any product(x, weight)."""
     layer = getattr(product, "__self__", None)
+    x, weight = x.to(gradient.dtype), weight.to(gradient.dtype)  # under autocast as in the forward pass
     if product is F.linear:
         rows = gradient.reshape(-1, gradient.shape[-1])
         return gradient @ weight if which == 0 else rows.T @ x.reshape(-1, x.shape[-1])

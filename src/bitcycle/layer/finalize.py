@@ -89,10 +89,8 @@ def load_finalized(model: nn.Module, path: str | Path) -> nn.Module:
         raise SettingError("path", path, f"cannot be read ({error})", "give a file of bitcycle.finalize") from error
     if metadata is None:
         raise SettingError("path", path, "was not written by bitcycle.finalize", "give such a file")
-    precision = Precision(*json.loads(metadata)["precision"])
-    for state in precision_states(model):
-        if not state.fixed:
-            state.set(precision)
+    # quantizers that found signed inputs have more state
+    model.load_state_dict({key: value for key, value in tensors.items() if key.endswith("signed_inputs")}, strict=False)
     layers, others = _layers(model), _others(model)
     parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for key in [key for key in tensors if SEPARATOR in key]:
@@ -102,6 +100,10 @@ def load_finalized(model: nn.Module, path: str | Path) -> nn.Module:
     if strangers := sorted((set(tensors) ^ (set(others) - taken)) | (set(parts) - set(layers))):
         problem = f"is not of a model like this one: only one of the two has {', '.join(strangers[:5])}"
         raise SettingError("path", str(path), problem, "convert the same network with the same quantizer")
+    precision = Precision(*json.loads(metadata)["precision"])
+    for state in precision_states(model):
+        if not state.fixed:
+            state.set(precision)
     model.load_state_dict(tensors, strict=False)
     for name, encoded in parts.items():
         _put(layers[name], layers[name].rows_of(_decoded(layers[name], encoded)).contiguous())

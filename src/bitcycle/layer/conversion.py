@@ -19,6 +19,7 @@ from bitcycle.layer.gated_block import gate_blocks
 from bitcycle.layer.matrix_product import MatrixProduct
 from bitcycle.layer.quantized import CONVERSIONS
 from bitcycle.layer.quantized_product import Context, QuantizedProduct
+from bitcycle.layer.relu import note_ranges
 from bitcycle.layer.roles import ROLES
 from bitcycle.layer.state import PrecisionState
 from bitcycle.layer.twin import replace_modules, twin_of
@@ -216,6 +217,8 @@ def quantize_model(
     vars(model)["conversion_rules"] = tuple(whole_plan)
     if compute == "codes":
         model = compute_codes(model, compile, recompute)
+    elif compile:
+        model = note_ranges(model)
     left = [rule.name for rule in whole_plan if rule.treatment == "float"]
     conversion = {"quantizer": vars(options), "float_layers": left, "compute": compute, "recompute": recompute}
     for integration in _integrations(model):

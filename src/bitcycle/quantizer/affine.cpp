@@ -21,6 +21,8 @@
 
 #include "affine.h"
 #include "node.h"
+#include "notes.h"
+#include "relu.h"
 
 namespace bitcycle {
 namespace {
@@ -43,11 +45,12 @@ Tensor channels_last(const Tensor& x) { return x.dim() >= 4 ? x.movedim(1, -1).c
 
 Tensor unflat(const Tensor& flat, const Tensor& like) { return like.dim() >= 4 ? flat.movedim(-1, 1) : flat; }
 
-// Quantizes x, contiguous in the layout of the view, with one range per group; stores the ranges in `ranges` unless it
-// is null
-Tensor quantize(const Tensor& x, View view, int64_t bits, const Keys& keys, std::vector<Range>* ranges = nullptr) {
+// Quantizes x, the elements of `original` in the layout of the view, with one range per group; stores the ranges in `ranges`
+// unless it is null. In place if x is `ours`
+Tensor quantize(const Tensor& original, const Tensor& x, View view, int64_t bits, const Keys& keys, std::vector<Range>* ranges = nullptr,
+                bool ours = false) {
     TORCH_CHECK(x.numel() > 0, "cannot quantize a tensor without elements");
-    Tensor y = at::empty(x.sizes(), x.options());
+    Tensor y = ours ? x : at::empty(x.sizes(), x.options());
     const float* from = x.const_data_ptr<float>();
     float* to = y.mutable_data_ptr<float>();
     const int64_t step = view.size() / keys.count;  // elements per key
@@ -59,7 +62,7 @@ Tensor quantize(const Tensor& x, View view, int64_t bits, const Keys& keys, std:
                            : Noise{};
     };
     if (view.groups == 1) {
-        found[0] = range_of(from, view.size());
+        found[0] = noted_range(original, from);
         const Affine affine(found[0], bits);
         at::parallel_for(0, view.size(), GRAIN, [&](int64_t first, int64_t last) {
             quantize_elements(from + first, to + first, last - first, affine, noise(first));
@@ -105,8 +108,8 @@ enum class Ranges { TENSOR, POSITIONS, STEPS, SEQUENCES };
 
 // Quantizes with one range per tensor, per position of [N, positions, F], per time step of [T, N, F], or per sequence
 // of each step; straight through, for second derivatives
-Tensor quantize_gradient(const Tensor& gradient, const Tensor& bits, const Tensor& step_key, const Tensor& layer_keys,
-                         bool stochastic, int64_t ranges) {
+Tensor quantize_gradient_of(const Tensor& gradient, const Tensor& bits, const Tensor& step_key, const Tensor& layer_keys,
+                            bool stochastic, int64_t ranges, bool ours) {
     Tensor y;
     {
         at::NoGradGuard no_grad;
@@ -118,10 +121,15 @@ Tensor quantize_gradient(const Tensor& gradient, const Tensor& bits, const Tenso
         if (ranges == static_cast<int64_t>(Ranges::POSITIONS)) view = {first, size / std::max<int64_t>(1, first * last), last};
         if (ranges == static_cast<int64_t>(Ranges::STEPS)) view = {1, first, size / std::max<int64_t>(1, first)};
         if (ranges == static_cast<int64_t>(Ranges::SEQUENCES)) view = {1, size / std::max<int64_t>(1, last), last};
-        y = number(bits) > 0 ? quantize(x, view, number(bits), keys) : x.clone();
+        y = number(bits) > 0 ? quantize(gradient, x, view, number(bits), keys, nullptr, ours) : x.clone();
         y = flat ? unflat(y, gradient) : y;
     }
     return straight_through(gradient, y);
+}
+
+Tensor quantize_gradient(const Tensor& gradient, const Tensor& bits, const Tensor& step_key, const Tensor& layer_keys,
+                         bool stochastic, int64_t ranges) {
+    return quantize_gradient_of(gradient, bits, step_key, layer_keys, stochastic, ranges, false);
 }
 
 struct QuantizeGradient : torch::autograd::Node {
@@ -131,7 +139,7 @@ struct QuantizeGradient : torch::autograd::Node {
 
     variable_list apply(variable_list&& gradients) override {
         if (!gradients[0].defined()) return std::move(gradients);
-        return {quantize_gradient(gradients[0], bits, step_key, layer_keys, stochastic, ranges)};
+        return {quantize_gradient_of(gradients[0], bits, step_key, layer_keys, stochastic, ranges, is_ours(gradients[0]))};
     }
 };
 
@@ -166,7 +174,7 @@ Tensor quantize_and_observe(const Tensor& x, const Tensor& bits, Tensor running_
             y = unflat(flat.clone(), x);
         } else {
             std::vector<Range> ranges;
-            y = unflat(quantize(flat, {1, 1, flat.numel()}, b, {}, &ranges), x);
+            y = unflat(quantize(x, flat, {1, 1, flat.numel()}, b, {}, &ranges), x);
             running_zero_point.fill_(observed(running_zero_point.item<float>(), ranges[0].low, momentum));
             running_range.fill_(observed(running_range.item<float>(), ranges[0].high - ranges[0].low, momentum));
         }
@@ -203,7 +211,7 @@ Tensor quantize_rows(const Tensor& x, const Tensor& bits, bool of_weight) {
             y = flat.clone();
         } else {
             const int64_t rows = of_weight ? x.size(0) : x.numel() / std::max<int64_t>(1, x.size(-1));
-            y = quantize(flat, {1, rows, x.numel() / std::max<int64_t>(1, rows)}, number(bits), {});
+            y = quantize(x, flat, {1, rows, x.numel() / std::max<int64_t>(1, rows)}, number(bits), {});
         }
         y = of_weight ? unflat(y, x) : y;
     }
@@ -228,7 +236,7 @@ Tensor quantize_sequence(const Tensor& x, const Tensor& bits, Tensor running_zer
         } else {
             const int64_t steps = x.size(0);
             std::vector<Range> ranges;
-            y = quantize(flat, {1, steps, x.numel() / std::max<int64_t>(1, steps)}, number(bits), {}, &ranges);
+            y = quantize(x, flat, {1, steps, x.numel() / std::max<int64_t>(1, steps)}, number(bits), {}, &ranges);
             if (steps == 1) {
                 running_zero_point.fill_(observed(running_zero_point.item<float>(), ranges[0].low, momentum));
                 running_range.fill_(observed(running_range.item<float>(), ranges[0].high - ranges[0].low, momentum));
@@ -252,6 +260,7 @@ Tensor quantize_sequence(const Tensor& x, const Tensor& bits, Tensor running_zer
 TORCH_LIBRARY_FRAGMENT(bitcycle, library) {
     library.def("quantize_and_observe", &bitcycle::quantize_and_observe);
     library.def("quantize_clamped", &bitcycle::quantize_clamped);
+    library.def("mask_saving_relu", &bitcycle::mask_saving_relu);
     library.def("quantize_rows", &bitcycle::quantize_rows);
     library.def("quantize_sequence", &bitcycle::quantize_sequence);
     library.def("quantize_gradient", &bitcycle::quantize_gradient);

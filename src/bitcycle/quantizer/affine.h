@@ -101,11 +101,14 @@ struct Noise {
     }
 };
 
-inline void quantize_elements(const float* __restrict from, float* __restrict to, int64_t count, Affine affine, Noise noise) {
+// `to` may be `from`
+inline void quantize_elements(const float* from, float* to, int64_t count, Affine affine, Noise noise) {
     if (noise.is_there) {
+#pragma GCC ivdep
         for (int64_t i = 0; i < count; i++)
             to[i] = affine.code(from[i], noise.at(noise.first + static_cast<uint32_t>(i))) * affine.scale + affine.zero_point;
     } else {
+#pragma GCC ivdep
         for (int64_t i = 0; i < count; i++) to[i] = affine.code(from[i]) * affine.scale + affine.zero_point;
     }
 }

@@ -1,4 +1,4 @@
-// Batch norm in training, alone or followed by a ReLU in place, and the mask-saving ReLU, as autograd nodes.
+// Batch norm in training, alone or followed by a ReLU in place, as autograd nodes.
 //
 //     z = a x + b,   a = g / sqrt(v + e),   b = bias - a m        m, v: mean and biased variance of each channel
 //     dL/dx = a (G - mean G - (x - m) mean(G (x - m)) / (v + e)),   G = dL/dz, with a ReLU 0 where z <= 0
@@ -18,8 +18,8 @@
 #include <array>
 #include <mutex>
 
-#include "../../quantizer/node.h"
-#include "notes.h"
+#include "../../quantizer/relu.h"
+#include "moments.h"
 
 namespace bitcycle {
 
@@ -27,31 +27,6 @@ using at::Tensor;
 using torch::autograd::variable_list;
 
 inline Tensor nhwc(const Tensor& x) { return x.movedim(1, -1).contiguous(); }
-
-// Whether nobody else sees the memory of a gradient, so that a result may take it; PyTorch's engine asks the same to add in place
-inline bool is_ours(const Tensor& gradient) {
-    return gradient.use_count() == 1 && gradient.has_storage() && gradient.storage().use_count() == 1 &&
-           gradient.is_non_overlapping_and_dense() && !at::GradMode::is_enabled();
-}
-
-constexpr int64_t HOT = 1 << 12;  // elements that are still in the cache when their range is taken
-
-// Calls work(first, last) on all elements of y, which it writes, and returns their range
-template <class Work>
-Range range_after(const float* y, int64_t count, int64_t block, const Work& work) {
-    std::vector<Range> parts(at::get_num_threads());
-    const int64_t grain = std::max<int64_t>(1, GRAIN / block);
-    at::parallel_for(0, (count + block - 1) / block, grain, [&](int64_t first, int64_t last) {
-        for (int64_t i = first; i < last; i++) {
-            const int64_t begin = i * block, end = std::min(count, begin + block);
-            work(begin, end);
-            parts[at::get_thread_num()].include(serial_range(y + begin, end - begin));
-        }
-    });
-    Range range;
-    for (const Range& part : parts) range.include(part);
-    return range;
-}
 
 // ---- batch norm ----
 
@@ -210,57 +185,6 @@ inline Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
 
 // ---- ReLU ----
 
-// Element by element, also in place: ivdep tells the compiler so
-
-inline void rectify(const float* from, float* to, int64_t count) {
-#pragma GCC ivdep
-    for (int64_t i = 0; i < count; i++) to[i] = from[i] < 0 ? 0 : from[i];
-}
-
-inline void rectify(const float* from, float* to, uint8_t* __restrict passed, int64_t count) {
-    for (int64_t i = 0; i < count; i++) {
-        const float x = from[i];
-        passed[i] = x < 0 || x == 0 ? 0 : 1;  // 1 for nan
-        to[i] = x < 0 ? 0 : x;
-    }
-}
-
-inline void mask(const float* from, const uint8_t* passed, float* to, int64_t count) {
-#pragma GCC ivdep
-    for (int64_t i = 0; i < count; i++) to[i] = passed[i] ? from[i] : 0.0f;
-}
-
-struct MaskSavingRelu : torch::autograd::Function<MaskSavingRelu> {
-    static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x, bool inplace, Range* range) {
-        Tensor y = inplace ? x : at::empty_like(x);
-        Tensor passed = at::empty_like(x, x.options().dtype(at::kByte));
-        const float* from = x.const_data_ptr<float>();
-        float* to = y.mutable_data_ptr<float>();
-        uint8_t* elements = passed.mutable_data_ptr<uint8_t>();
-        *range = range_after(to, x.numel(), HOT, [&](int64_t first, int64_t last) {
-            rectify(from + first, to + first, elements + first, last - first);
-        });
-        if (inplace) context->mark_dirty({y});
-        context->save_for_backward({passed});
-        return y;
-    }
-
-    static variable_list backward(torch::autograd::AutogradContext* context, const variable_list& gradients) {
-        TORCH_CHECK(!at::GradMode::is_enabled(), "the mask-saving ReLU has no second derivative: use compute=simulate");
-        const Tensor passed = context->get_saved_variables()[0];
-        const bool ours = is_ours(gradients[0]);
-        const Tensor gradient = gradients[0].strides() == passed.strides() ? gradients[0] : at::empty_like(passed, gradients[0].options()).copy_(gradients[0]);
-        Tensor of_x = ours && gradient.is_same(gradients[0]) ? gradient : at::empty_like(gradient);
-        const float* from = gradient.const_data_ptr<float>();
-        const uint8_t* elements = passed.const_data_ptr<uint8_t>();
-        float* to = of_x.mutable_data_ptr<float>();
-        at::parallel_for(0, gradient.numel(), GRAIN, [&](int64_t first, int64_t last) {
-            mask(from + first, elements + first, to + first, last - first);
-        });
-        return {of_x, Tensor(), Tensor()};
-    }
-};
-
 // The batch norm whose output x is and nobody watches; null if there is none
 inline BatchNormNode* batch_norm_before(const Tensor& x) {
     auto* node = dynamic_cast<BatchNormNode*>(x.grad_fn().get());
@@ -269,24 +193,22 @@ inline BatchNormNode* batch_norm_before(const Tensor& x) {
     return fit ? node : nullptr;
 }
 
-inline Tensor mask_saving_relu(Tensor x, bool inplace) {
-    Range range;
+inline Tensor relu_after_norm(Tensor x, bool inplace) {
     if (BatchNormNode* before = inplace ? batch_norm_before(x) : nullptr) {
         auto node = new_node<BatchNormNode>();
         node->saved = before->saved, node->of = before->of, node->rectified = true;
         node->set_next_edges(torch::autograd::edge_list(before->next_edges()));
         float* elements = x.mutable_data_ptr<float>();
-        range = range_after(elements, x.numel(), HOT, [&](int64_t first, int64_t last) {
+        const Range range = range_after(elements, x.numel(), HOT, [&](int64_t first, int64_t last) {
             rectify(elements + first, elements + first, last - first);
         });
         x.unsafeGetTensorImpl()->bump_version();
         const auto number = node->add_input_metadata(x);
         torch::autograd::impl::rebase_history(x, {node, number});
-    } else {
-        x = MaskSavingRelu::apply(x, inplace, &range);
+        take_note(x, range);
+        return x;
     }
-    take_note(x, range);
-    return x;
+    return mask_saving_relu(x, inplace);
 }
 
 }  // namespace bitcycle

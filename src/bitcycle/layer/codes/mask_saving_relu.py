@@ -50,5 +50,5 @@ class MaskSavingReLU(nn.ReLU):
             return super().forward(x)
         functions = library() if cpp_operators(x, self.compile_kernel) is not None else None
         if functions is not None and (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):
-            return functions.mask_saving_relu(x, self.inplace)
+            return functions.relu_after_norm(x, self.inplace)
         return _MaskSavingRelu.apply(x, self.inplace, self.compile_kernel)

@@ -233,5 +233,5 @@ TORCH_LIBRARY_FRAGMENT(bitcycle, library) {
     library.def("input_gradient", &bitcycle::input_gradient);
     library.def("sum_weight_gradient", &bitcycle::sum_weight_gradient);
     library.def("batch_norm", &bitcycle::batch_norm);
-    library.def("mask_saving_relu", &bitcycle::mask_saving_relu);
+    library.def("relu_after_norm", &bitcycle::relu_after_norm);
 }

@@ -12,10 +12,11 @@
 #include <memory>
 #include <optional>
 
-#include "../../quantizer/affine.h"
-#include "moments.h"
+#include "affine.h"
 
 namespace bitcycle {
+
+struct Moments;  // of batch norm
 
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
@@ -51,6 +52,25 @@ inline const Note* note_of(const at::Tensor& x) {
 inline Range noted_range(const at::Tensor& x, const float* elements) {
     const Note* note = note_of(x);
     return note && note->range ? *note->range : range_of(elements, x.numel());
+}
+
+constexpr int64_t HOT = 1 << 12;  // elements that are still in the cache when their range is taken
+
+// Calls work(first, last) on all elements of y, which it writes, and returns their range
+template <class Work>
+Range range_after(const float* y, int64_t count, int64_t block, const Work& work) {
+    std::vector<Range> parts(at::get_num_threads());
+    const int64_t grain = std::max<int64_t>(1, GRAIN / block);
+    at::parallel_for(0, (count + block - 1) / block, grain, [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; i++) {
+            const int64_t begin = i * block, end = std::min(count, begin + block);
+            work(begin, end);
+            parts[at::get_thread_num()].include(serial_range(y + begin, end - begin));
+        }
+    });
+    Range range;
+    for (const Range& part : parts) range.include(part);
+    return range;
 }
 
 }  // namespace bitcycle

@@ -75,10 +75,10 @@ def finish(folder: RunFolder, seconds: float = 10.0) -> None:
 # The runs of all sweeps.
 
 
-def test_shared_runs_are_one_and_a_run_without_its_weights_is_wrong(small):
+def test_shared_runs_are_one_and_a_run_without_its_weights_waits(small):
     stock = sweep_index(small, "smoke")
     assert [len(stock[name]) for name in ("paper/a", "paper/b")] == [3, 4]
-    assert [run.state for run in stock["paper/a"]] == ["missing", "missing", "wrong"]
+    assert [run.state for run in stock["paper/a"]] == ["missing", "missing", "waiting"]
     assert len(distinct(stock.values())) == 6
     assert "no such file or folder" in stock["paper/a"][2].problem
 
@@ -122,11 +122,12 @@ def test_states_and_the_time_that_is_left(small):
         table = sweeps_table(list(stock.items()), "sweeps", workers=2)
     rows = {row[0]: row[1:] for row in zip(*(column.cells for column in table.columns))}
     headings = [column.header for column in table.columns][1:]
-    assert headings == ["runs", "done", "running", "failed", "missing", "wrong", "time left", "note"]
+    assert headings == ["runs", "done", "running", "failed", "missing", "waiting", "time left", "note"]
     assert rows["paper/b"][:6] == ("4", "1", "1", "1", "1", "")
     assert rows["paper/b"][6] == "0:00:11"  # the rest of runs of 10 seconds, two at a time
     assert rows["paper/b"][7].startswith("last update 20") and rows["paper/b"][7].endswith("1 failed: no memory")
     assert rows["all, each run once"][0] == "6"
+    assert rows["paper/a"][7] == "1 waiting for paper/b"
     assert sum(filter(None, map(Speeds(runs[:1]).of, runs[1:]))) == pytest.approx(10 * (3 / 4 + 2 / 4 + 1))
     assert Speeds([]).left(runs[1:], 1) == "3 runs of a kind never measured"
 

@@ -183,6 +183,16 @@ def test_a_report_names_wrong_runs_and_is_json_if_asked(tmp_path, capsys):
     assert "a title: 2 runs" in err and "wrong configuration: schedule.cycles=3" in err
 
 
+def test_a_report_says_what_runs_wait_for(tmp_path, capsys):
+    first = str(tmp_path / "runs" / "seed=0")
+    found = stock([{"seed": "0"}, {"model.initial_weights": first}, {"model.initial_weights": "typo.pt"}], tmp_path)
+    assert report(found, "", "false") == found[:1]
+    assert [run.state for run in found] == ["missing", "waiting", "wrong"]
+    _, waiting, wrong = capsys.readouterr().err.splitlines()
+    assert waiting.startswith(f"waiting for another run: model.initial_weights={first}: no such file or folder")
+    assert wrong.startswith("wrong configuration: model.initial_weights=typo.pt")
+
+
 def test_the_table_shows_what_sets_runs_apart_and_what_they_cost(tmp_path):
     found = stock([{"schedule": "static", "seed": "0"}, {"schedule": "CR", "seed": "0"}], tmp_path)
     table = sweep_table(found, "title")

@@ -42,8 +42,8 @@ def worst(codes: Sequence[int]) -> int:
 def report(runs: Sequence[SweepRun], title: str, dry_run: str) -> list[SweepRun]:
     """Print the states of a sweep's runs and return the runs to launch or to wait for.
 
-    Runs that are done, invalid, or in progress outside a job queue are omitted. If `dry_run` is true or json, all runs
-    are also printed to standard output, as a table with state and cost or as JSON.
+    Runs that are done, invalid, waiting for another run's weights, or in progress outside a job queue are omitted. If `dry_run`
+    is true or json, all runs are also printed to standard output, as a table with state and cost or as JSON.
     """
     states = [(run, run.state) for run in runs]
     title = (f"{title}: " if title else "") + count_states([state for _, state in states])
@@ -56,9 +56,11 @@ def report(runs: Sequence[SweepRun], title: str, dry_run: str) -> list[SweepRun]
     for run, state in states:
         if state == "wrong":
             print(f"wrong configuration: {run.problem} [{' '.join(run.arguments)}]", file=sys.stderr)
+        elif state == "waiting":
+            print(f"waiting for another run: {run.problem} [{' '.join(run.arguments)}]", file=sys.stderr)
         elif state == "running":
             print(f"skipped, as another process is training it: {run.path}", file=sys.stderr)
-    return [run for run, state in states if state not in ("done", "running", "wrong")]
+    return [run for run, state in states if run.path and state not in ("done", "running")]
 
 
 def count_states(states: Sequence[str]) -> str:

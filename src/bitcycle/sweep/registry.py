@@ -26,7 +26,7 @@ from bitcycle.training.plan import locate
 from bitcycle.training.run_folder import RunFolder
 
 SCALES = ("paper", "mini", "smoke")
-STATES = ("done", "recorded", "running", "queued", "resumable", "failed", "missing", "wrong")
+STATES = ("done", "recorded", "running", "queued", "resumable", "failed", "missing", "waiting", "wrong")
 FINISHED = ("done", "recorded")
 """States of runs that need no training."""
 UNFINISHED = ("missing", "resumable", "failed")
@@ -117,6 +117,7 @@ class SweepRun:
         path: run folder; None if the configuration is invalid.
         problem: why the configuration is invalid.
         config: the configuration.
+        waits_for: run folder whose weights it starts from, if that run is not finished.
         elsewhere: "queued" for a run in a cluster's queue, "recorded" for one whose results are in the summary, as from
             another machine, else empty.
     """
@@ -125,6 +126,7 @@ class SweepRun:
     path: str | None
     problem: str = ""
     config: RunConfig | None = field(default=None, compare=False, repr=False)
+    waits_for: str = ""
     elsewhere: str = ""
 
     @property
@@ -155,7 +157,7 @@ class SweepRun:
     def state(self) -> str:
         """The current state, one of `STATES`; resumable: has a checkpoint, and no process is training it."""
         if self.path is None:
-            return "wrong"
+            return "waiting" if self.waits_for else "wrong"
         folder = self.folder
         if folder.state() == "done":
             return "done"
@@ -180,7 +182,7 @@ def index_runs(runs: Iterable[Overrides], compose: Compose) -> list[SweepRun]:
     """
     found: dict[str, SweepRun] = {}
     for run in runs:
-        config = compose(run)
+        config, waits_for = compose(run), ""
         try:
             if isinstance(config, RunConfig):
                 if run.get("seed", "").isdigit():
@@ -190,7 +192,10 @@ def index_runs(runs: Iterable[Overrides], compose: Compose) -> list[SweepRun]:
                 continue
         except SettingError as error:
             config = str(error)
-        found[str(run)] = SweepRun(run, None, config)
+            weights = Path(run.get(error.field, ""))  # of another run?
+            if weights.name.startswith("seed=") and RunFolder(weights).state() != "done":
+                waits_for = str(weights)
+        found[str(run)] = SweepRun(run, None, config, waits_for=waits_for)
     return list(found.values())
 
 

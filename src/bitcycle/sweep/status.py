@@ -86,6 +86,8 @@ def sweeps_table(
     """One row per sweep: number of runs in each state, time left, and a note; the last row counts all distinct runs."""
     everything = distinct(runs for _, runs in sweeps)
     speeds = Speeds(everything, recorded)
+    ready = [(name, runs) for name, runs in reversed(sweeps) if not any(run.waits_for for run in runs)]
+    sweep_of = {run.path: name for name, runs in ready for run in runs}
     rows = [(name, [(run, run.state) for run in runs]) for name, runs in [*sweeps, ("all, each run once", everything)]]
     shown = [state for state in STATES if any(state == its for _, states in rows for _, its in states)]
     table = Table("sweep", "runs", *shown, "time left", "note", title=title)
@@ -94,18 +96,23 @@ def sweeps_table(
         left = speeds.left((run for run, state in states if state not in FINISHED), workers)
         if name == rows[-1][0]:
             table.add_section()
-        table.add_row(name, str(len(states)), *(str(counts[state] or "") for state in shown), left, _note(states))
+        table.add_row(
+            name, str(len(states)), *(str(counts[state] or "") for state in shown), left, _note(states, sweep_of)
+        )
     table.caption = f"time left: estimated from finished runs of the same kind, {workers} in parallel"
     return table
 
 
-def _note(states: Sequence[tuple[SweepRun, str]]) -> str:
-    """The last update of a run in progress, and the most frequent reasons of failed and invalid runs."""
+def _note(states: Sequence[tuple[SweepRun, str]], sweep_of: Mapping[str | None, str]) -> str:
+    """The last update of a run in progress, the most frequent reasons of failed and invalid runs, and the sweep (else the run)
+    that most of the waiting runs wait for."""
     running = [str(run.folder.read_status().get("updated", "")) for run, state in states if state == "running"]
     notes = [f"last update {max(running)}"] if running else []
     for unhappy in ("failed", "wrong"):
         reasons = Counter(run.reason for run, state in states if state == unhappy)
         notes += [f"{count} {unhappy}: {reason}" for reason, count in reasons.most_common(1)]
+    awaited = Counter(sweep_of.get(run.waits_for, run.waits_for) for run, _ in states if run.waits_for)
+    notes += [f"{count} waiting for {name}" for name, count in awaited.most_common(1)]
     return "; ".join(notes).replace("\n", " ")[:NOTE_LETTERS]
 
 

@@ -88,7 +88,7 @@ class GridSweeper(Sweeper):
         wanted = [run for extra in expand([swept], fixed) for run in sweep.expand(extra.get("scale", "paper"), extra)]
         runs = index_runs(wanted, self.compose)
         if isinstance(self.runner, RunLauncher):
-            unfinished = [run.folder.path for run in runs if run.state not in ("done", "wrong")]
+            unfinished = [run.folder.path for run in runs if run.path and run.state != "done"]
             runs = mark(runs, {str(path) for path in self.runner.queued(unfinished)}, "queued")
         dry_run = fixed.get("dry_run", "false").lower()  # Hydra says True
         missing = report(runs, sweep.title, dry_run)

@@ -61,6 +61,9 @@ WRONG = {
     "training.optimizer.beta1=1": ("training.optimizer.beta1=1", "a value below 1"),
     "dry_run=yes": ("dry_run=yes", "use one of: false, json, true"),
     "schedule": ("schedule", "write SETTING=VALUE"),
+    "quantizer.depthwise_bits=[8,16": ("quantizer.depthwise_bits=[8,16", "check its brackets"),
+    "results_root=/tmp/{a}": ("results_root=/tmp/{a}", "results_root='/tmp/{a}'"),
+    "data_root=/tmp/jörg,a": ("data_root=/tmp/jörg,a", "data_root='/tmp/jörg,a'"),
 }
 
 

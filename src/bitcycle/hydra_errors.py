@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from hydra.errors import MissingConfigException
+from hydra.errors import MissingConfigException, OverrideParseException
 
 from bitcycle.configuration import GROUPS, fields_below, nearest_key
 from bitcycle.settings import SettingError, nearest
@@ -44,6 +44,12 @@ def explain_hydra(error: BaseException) -> str:
             return str(SettingError(group, name, "does not exist", nearest(name, cause.options)))
     if bare := re.search(r"Error parsing override '([^'=]*)'", text):
         return f"'{bare[1]}' is not a setting with a value. Remedy: write SETTING=VALUE, such as schedule=RTH"
+    for cause in causes:
+        if isinstance(cause, OverrideParseException):
+            key, _, value = cause.override.partition("=")
+            text_of = value.strip("'").replace("'", "\\'")
+            remedy = f"""check its brackets and commas; a text with such characters is written "{key}='{text_of}'\""""
+            return str(SettingError(key, value, "cannot be parsed", remedy))
     unknown = re.search(r"Could not override '([^']+)'", text)
     if unknown and "not in" in text:
         return str(unknown_setting(unknown[1]))

@@ -96,10 +96,12 @@ def command_line(run: Overrides) -> list[str]:
 
 
 def quoted(argument: str) -> str:
-    """Quote the value of an override for Hydra if it is a path that contains =, such as a run folder (seed=0).
+    """Quote the value of an override if Hydra could not parse it, such as a run folder (seed=0) or a path with an umlaut; values
+    with brackets, commas, quotes or backslashes are Hydra's syntax and stay as they are.
 
-    >>> quoted("model.initial_weights=results/seed=0"), quoted("schedule.q_min=3")
-    ("model.initial_weights='results/seed=0'", 'schedule.q_min=3')
+    >>> quoted("model.initial_weights=results/seed=0"), quoted("schedule.q_min=3"), quoted("data_root=/home/jörg/a b")
+    ("model.initial_weights='results/seed=0'", 'schedule.q_min=3', "data_root='/home/jörg/a b'")
     """
     key, _, value = argument.partition("=")
-    return f"{key}='{value}'" if re.fullmatch(r"[\w./~-]*=[\w./~=-]*", value) else argument
+    needs_quotes = re.search(r"[=&#;!]|[^\x00-\x7f]", value) and not re.search(r"[][(){},'\"\\]", value)
+    return f"{key}='{value}'" if needs_quotes else argument

@@ -116,7 +116,8 @@ class LocalPool:
 
 def _stop(processes: Sequence[BaseProcess], number: int) -> None:
     """Make runs save a checkpoint and stop."""
-    logger.warning("%s: stopping %d runs; each saves a checkpoint", signal.Signals(number).name, len(processes))
+    message = "%s: stopping %d runs; each saves a checkpoint, from which the same command resumes"
+    logger.warning(message, signal.Signals(number).name, len(processes))
     for process in processes:
         assert process.pid is not None
         restore(process.pid)  # at idle priority, writing the checkpoint could take long

@@ -407,3 +407,11 @@ def test_autocast_changes_gradients_by_the_rounding_of_bfloat16_at_most(quantize
 
     expected = gradients(False)
     assert (gradients(True) - expected).norm() < 0.1 * expected.norm()
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap, torch.func.jacrev, torch.func.jacfwd])
+def test_transforms_of_torch_func_are_refused_with_a_remedy(transform):
+    model = bitcycle.quantize_model(signed_network(nn.ReLU), float_layers=[])
+    with pytest.raises(SettingError, match=r"model=torch\.func: .*use backward"):
+        transform(lambda x: model(x).sum())(torch.randn(5, 6))
+    assert torch.autograd.functional.jacobian(lambda x: model(x).sum(0), torch.randn(5, 6)).any()

@@ -16,7 +16,7 @@ from bitcycle.analysis.claims import read_claims
 from bitcycle.analysis.landscape import rise, rise_around
 from bitcycle.analysis.verdict import NOT_RUN, UNDECIDED, judge
 from bitcycle.figure.data import ItemData
-from bitcycle.figure.landscape import contours, radial_rise
+from bitcycle.figure.landscape import contours, network_name, radial_rise
 from bitcycle.figure.make import draw_item
 from bitcycle.figure.style import UNDATED
 from bitcycle.measurement.artifacts import Result
@@ -154,6 +154,14 @@ def test_planes_and_measurements_name_their_networks():
             assert drawing.figure.axes[0].get_title() == titles[0]
     assert [text.get_text() for text in drawing.figure.axes[0].get_xticklabels()] == ["none", "white"]
     plt.close("all")
+
+
+def test_a_first_phase_of_two_bits_is_not_called_float():
+    """HLHLp's appendix D starts from a float network: its first phase has 2 bits already."""
+    whole, short = made_up(90.0, schedule="hlhlp"), made_up(90.0, schedule="hlhlp")
+    short.runs[0].settings["schedule"]["bits"] = [2, 8, 2]
+    assert [network_name(whole, phase) for phase in (1, 2, None)] == ["FLOAT", "HLp", "HLHLp"]
+    assert [network_name(short, phase) for phase in (1, None)] == ["HLp", "HLHLp"]
 
 
 def test_what_single_runs_recorded():

@@ -12,7 +12,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 
 from bitcycle.analysis.aggregation import Cell, Results
-from bitcycle.analysis.labels import forward_bits, highest, phase_method
+from bitcycle.analysis.labels import FLOAT, forward_bits, highest, phase_bits, phase_method
 from bitcycle.analysis.landscape import results_of, rise
 from bitcycle.analysis.statistics import over_seeds
 from bitcycle.figure.data import ItemData, panels_of
@@ -127,7 +127,7 @@ def contours(data: ItemData, look: str) -> Drawing | None:
 def network_name(cell: Cell, phase: int | None) -> str:
     """HLHLp's name of a network: FLOAT, Hlp, HLp or HLHLp; the phase is that at whose end it stood, None the last."""
     method = phase_method(cell)
-    if method == "float" or phase == 1:
+    if method == "float" or (phase is not None and phase_bits(cell)[phase - 1] == FLOAT):
         return "FLOAT"
     return "Hlp" if method == "fine-tuning" else "HLHLp" if phase is None else "HLp"
 
@@ -172,4 +172,4 @@ def measured(data: ItemData, measurement: str, by: str, column: str, label: str)
     draw_series(axes[0], series)
     axes[0].set_ylabel(label)
     legend(figure, axes)
-    return Drawing(figure, "Means over severities, ratios and seeds, with 95 % intervals.")
+    return Drawing(figure, f"{panels_of(data)[0].title}. Means over severities, ratios and seeds, with 95 % intervals.")

@@ -97,9 +97,10 @@ def make_item(data: ItemData, folder: Path, drawn: Drawn) -> Entry:
 
 
 def titled(drawing: Drawing | None, data: ItemData) -> Drawing | None:
-    """A picture with a title of one line: the item, and the scale of what is drawn."""
+    """A picture with a title of one line: the item, the scale of what is drawn, and whether it stands in for the paper's."""
     if drawing is not None:
-        ours = f" ({data.results.scale} scale)" if data.complete_enough else ""
+        proxy = ", proxy" if any(cell.stand_ins for cell in data.results.done) else ""
+        ours = f" ({data.results.scale} scale{proxy})" if data.complete_enough else ""
         text = f"{data.item.id}: {data.item.title}{ours or (' (published)' if data.results.cells else '')}"
         drawing.figure.suptitle(text, fontsize=min(10.0, drawing.figure.get_figwidth() * 118 / len(text)))
     return drawing

@@ -112,6 +112,8 @@ def test_timings_count_only_for_seeds_that_had_the_machine_for_themselves():
     found = verdict(claim, fast, slow, pool=Pool([*slow.runs, *fast.runs, *disturbing]))
     assert (found.n, found.trainings) == (4, 8)
     assert found.estimate == pytest.approx(2.0)
+    disturbing = cell(1.0, schedule="LR", seconds=290, finished="2026-01-01T10:19:30+00:00").runs  # all of one arm
+    assert "shared" in reason(claim, fast, slow, pool=Pool([*slow.runs, *fast.runs, *disturbing]))
 
 
 def test_proxies_that_are_too_far():

@@ -4,6 +4,7 @@ import re
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import ne
 
 from bitcycle.analysis import labels
 from bitcycle.analysis.aggregation import Cell, Run
@@ -57,8 +58,8 @@ def counting(claim: Claim, cells: Sequence[Cell], pool: Pool) -> tuple[list[Cell
     kept = [replace(cell, runs=()) if reason else cell for cell, reason in zip(cells, reasons)]
     if "quiet machine" in claim.requires:
         quiet = [replace(cell, runs=tuple(run for run in cell.runs if not pool.shared_machine(run))) for cell in kept]
-        if any(cell.runs for cell in kept) and not any(cell.runs for cell in quiet):
-            reasons.insert(0, "Timings on a machine that other runs shared.")
+        if any(map(ne, kept, quiet)):
+            reasons.append("Timings on a machine that other runs shared.")
         kept = quiet
     return kept, next(filter(None, reasons), "")
 

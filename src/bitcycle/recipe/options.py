@@ -36,7 +36,7 @@ class TrainingOptions(Settings):
     )
     compute: str = setting(
         "simulate",
-        "simulate: products of quantized float32 tensors; codes: products of integer codes of up to 8 bits (sbm), exact,"
+        "simulate: products of quantized float32 tensors; codes: products of integer codes of up to 8 bits (sbm),"
         " in less memory, different only in rounding: of float32 sums, and of weights to 16 bits for input gradients",
         choices=("simulate", "codes"),
     )

@@ -62,8 +62,8 @@ WRONG = {
     "dry_run=yes": ("dry_run=yes", "use one of: false, json, true"),
     "schedule": ("schedule", "write SETTING=VALUE"),
     "quantizer.depthwise_bits=[8,16": ("quantizer.depthwise_bits=[8,16", "check its brackets"),
-    "results_root=/tmp/{a}": ("results_root=/tmp/{a}", "results_root='/tmp/{a}'"),
-    "data_root=/tmp/jörg,a": ("data_root=/tmp/jörg,a", "data_root='/tmp/jörg,a'"),
+    "results_root=/data/{a}": ("results_root=/data/{a}", "results_root='/data/{a}'"),
+    "data_root=/data/jörg,a": ("data_root=/data/jörg,a", "data_root='/data/jörg,a'"),
 }
 
 

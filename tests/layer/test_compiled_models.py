@@ -1,4 +1,4 @@
-"""Converted networks under torch.compile and torch.export, and tracers that freeze bits."""
+"""Converted networks under torch.compile, torch.export and autocast, and tracers and transforms that are refused."""
 
 import copy
 
@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import bitcycle
+from bitcycle.quantizer import QUANTIZERS
 from bitcycle.settings import SettingError
 
 
@@ -76,3 +77,27 @@ def test_export_in_evaluation_is_kept():
     model.eval()
     exported = torch.export.export(model, (x,))
     torch.testing.assert_close(exported.module()(x), model(x))
+
+
+@pytest.mark.parametrize("quantizer", sorted(QUANTIZERS.keys() - {"none", "pact_binary"}))
+def test_autocast_changes_gradients_by_the_rounding_of_bfloat16_at_most(quantizer):
+    def gradients(autocast: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        layers = nn.Unflatten(1, (6, 4)), nn.Conv1d(6, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 5)
+        model = bitcycle.quantize_model(nn.Sequential(*layers), quantizer, float_layers=[])
+        x = torch.randn(16, 24, generator=torch.Generator().manual_seed(0))
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y = model(x)
+        y.float().square().sum().backward()
+        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+    expected = gradients(False)
+    assert (gradients(True) - expected).norm() < 0.1 * expected.norm()
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap, torch.func.jacrev, torch.func.jacfwd])
+def test_transforms_of_torch_func_are_refused_with_a_remedy(transform):
+    model = bitcycle.quantize_model(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), float_layers=[])
+    with pytest.raises(SettingError, match=r"model=torch\.func: .*use backward"):
+        transform(lambda x: model(x).sum())(torch.randn(5, 6))
+    assert torch.autograd.functional.jacobian(lambda x: model(x).sum(0), torch.randn(5, 6)).any()

@@ -391,27 +391,3 @@ def test_a_schedule_that_is_told_nothing_is_noticed(caplog):
         for step in range(100):
             control.step(step)
     assert caplog.text.count("schedule.observe") == 1
-
-
-@pytest.mark.parametrize("quantizer", sorted(QUANTIZERS.keys() - {"none", "pact_binary"}))
-def test_autocast_changes_gradients_by_the_rounding_of_bfloat16_at_most(quantizer):
-    def gradients(autocast: bool) -> torch.Tensor:
-        torch.manual_seed(0)
-        layers = nn.Unflatten(1, (6, 4)), nn.Conv1d(6, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 5)
-        model = bitcycle.quantize_model(nn.Sequential(*layers), quantizer, float_layers=[])
-        x = torch.randn(16, 24, generator=torch.Generator().manual_seed(0))
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            y = model(x)
-        y.float().square().sum().backward()
-        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-
-    expected = gradients(False)
-    assert (gradients(True) - expected).norm() < 0.1 * expected.norm()
-
-
-@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap, torch.func.jacrev, torch.func.jacfwd])
-def test_transforms_of_torch_func_are_refused_with_a_remedy(transform):
-    model = bitcycle.quantize_model(signed_network(nn.ReLU), float_layers=[])
-    with pytest.raises(SettingError, match=r"model=torch\.func: .*use backward"):
-        transform(lambda x: model(x).sum())(torch.randn(5, 6))
-    assert torch.autograd.functional.jacobian(lambda x: model(x).sum(0), torch.randn(5, 6)).any()

@@ -206,6 +206,9 @@ def test_folders_that_are_not_whole_are_left_out_of_the_collection(copied_digits
 
 def test_a_finished_run_is_counted_as_asked(digits, copied_digits):
     recorded = copied_digits("schedule=CR").folder
+    before = recorded.read_summary()
+    execute(digits("schedule=CR", "hardware=bitfusion", "hardware.convention=cpt"))  # counts other bit operations
+    assert recorded.read_summary() == before
     other = digits("schedule=CR", "hardware=bitfusion")
     summary = execute(other)
     assert summary["cost"]["total"] == other.cost().summary()

@@ -96,13 +96,13 @@ def _resolved(plan: Plan) -> Plan:
 def _finished(plan: Plan) -> dict[str, Any]:
     """The summary of a finished run, with costs recomputed for the hardware settings of this configuration.
 
-    The first recomputation that estimates an energy is recorded: it counts bit operations, too.
+    The first recomputation that estimates an energy is recorded if it counts the same bit operations.
     """
     logger.info("already done: %s", plan.folder.path)
     summary = plan.folder.read_summary()
     if summary["counting"] == plan.counting():
         return summary
-    had_energy = summary["cost"]["total"]["energy_j"] is not None
+    recorded = summary["cost"]["total"]
     for part in ("total", "to_best"):
         meter = CostMeter(plan.workload, plan.config.hardware, plan.schedule.reference)
         meter.load_state_dict(summary["samples"][part])
@@ -111,7 +111,8 @@ def _finished(plan: Plan) -> dict[str, Any]:
     if first is not None and first.folder.state() == "done":
         summary["preliminary"][first.schedule.name]["cost"] = _finished(first)["cost"]["total"]
     summary["counting"] = plan.counting()
-    if summary["cost"]["total"]["energy_j"] is not None and not had_energy:
+    total = summary["cost"]["total"]
+    if recorded["energy_j"] is None and total["energy_j"] is not None and total["gbitops"] == recorded["gbitops"]:
         plan.folder.write(plan.folder.summary, summary)
     return summary
 

@@ -39,7 +39,7 @@ from tests.settings import FEWER_CYCLES, OPTIONS, RESUME, SMALL_IMAGES, TASKS, r
 from tests.training.test_resume import assert_equal, result
 
 RECORD = ROOT / "results" / "summary" / "fuzz.csv"
-MOST_KILLS = 6
+MOST_KILLS = 16
 """Of one run."""
 PATIENCE = 1800.0
 """Seconds after which a start has hung, on a machine with much else to do."""
@@ -147,14 +147,17 @@ def kill(child: int) -> None:
 def torment(
     case: Case, generator: random.Random, action: Callable[[], object], seconds: float, folder: Path, saved: str
 ) -> None:
-    """Start an action again and again, killed after up to `seconds`, then let it end.
+    """Start an action again and again, killed after up to a drawn part of `seconds`, then let it end.
+
+    Short parts give many kills, of which some fall into the setup, long ones late kills.
 
     Args:
         saved: pattern of a file below `folder` that is there once something can be resumed.
     """
+    longest = generator.uniform(0.3, 1) * seconds
     for _ in range(generator.randint(1, MOST_KILLS)):
         child = start(action, folder / "log")
-        code = finish(child, generator.uniform(0, seconds))
+        code = finish(child, generator.uniform(0, longest))
         if code is not None:
             case.outcome = "equal" if code == 0 else f"exit code {code}"
             return

@@ -91,6 +91,23 @@ def test_samples_that_are_told_win_over_those_that_are_seen():
     assert sum(control.meter.histogram.values()) == 30
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_the_cost_of_a_copied_controller_is_not_silently_too_small(caplog, told):
+    model = bitcycle.quantize_model(nn.Sequential(nn.Linear(4, 4)), float_layers=[])
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("static", total_steps=9))
+    for t in range(3):
+        control.step(t)
+        model(torch.randn(5, 4)).sum().backward()
+    control.cost()
+    assert not caplog.messages
+    model, control = copy.deepcopy((model, control))
+    for t in range(3, 6):
+        control.step(t, samples=5 if told else 0)
+        model(torch.randn(5, 4)).sum().backward()
+    control.cost()
+    assert [message[:21] for message in caplog.messages] == ([] if told else ["the cost omits 2 step"])
+
+
 @pytest.mark.parametrize("samples", [-1, 2.5, "4"])
 def test_a_number_of_samples_is_a_whole_number(samples):
     model = bitcycle.quantize_model(nn.Linear(2, 2), float_layers=[])

@@ -83,6 +83,7 @@ class PrecisionController:
         self.precision: Precision | None = None
         self.next_step, self._has_counted = 0, False
         self._counting, self.depth = True, 0
+        self._awaits_batch, self._uncounted_steps = False, 0
         self._record = GateRecord(model)
         self._hardware = hardware_options(hardware)
         self._meter: CostMeter | None = None
@@ -110,6 +111,8 @@ class PrecisionController:
         if samples < 0:
             raise SettingError("samples", samples, "is negative", "give the number of samples of the step")
         precision = self.schedule(t)
+        self._uncounted_steps += self._awaits_batch
+        self._awaits_batch = samples == 0
         if precision != self.precision:
             self._check(precision)
         if self._feedback is not None:
@@ -221,12 +224,19 @@ class PrecisionController:
 
     def cost(self) -> Cost:
         """The cost of the steps so far, in total and relative to the same steps at static q_max. Raises RuntimeError before
-        the first training batch, when shapes are not known yet."""
+        the first training batch, when shapes are not known yet. Warns of steps without a counted batch."""
         if self._meter is None:
             raise RuntimeError(
                 "the cost is not known before the first forward pass in training mode; train one step first, and give the"
                 " controller the module whose forward pass is called"
             )
+        if self._uncounted_steps:
+            logger.warning(
+                "the cost omits %d steps without a forward pass in training mode: give step(t, samples=...); the copy of a"
+                " controller does not see the forward passes of the copied model",
+                self._uncounted_steps,
+            )
+            self._uncounted_steps = 0
         return self.meter.cost()
 
     @property
@@ -264,7 +274,7 @@ class PrecisionController:
             return
         if self._has_counted and torch._C._current_graph_task_id() >= 0:
             return  # recomputation by activation checkpointing
-        self._has_counted = True
+        self._has_counted, self._awaits_batch = True, False
         if self._meter is None:
             samples = _samples(arguments, keywords, self.batch_dimension)
             with torch.autograd.graph.saved_tensors_hooks(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from functools import cache
 
 import pytest
 
 from bitcycle import advise
 from bitcycle.analysis.collect import COLUMNS as SUMMARY_COLUMNS
-from bitcycle.configuration import to_plain
 from bitcycle.csv_files import as_csv
 from bitcycle.schedule import SUITE
 from tests.conftest import configure
@@ -19,7 +19,7 @@ def row(
     schedule: str, seed: int, final: float, hash: str = "a", steps: int = 2000, **options: object
 ) -> dict[str, object]:
     """A recorded run of SBM on the digits as `collect` writes it."""
-    config = to_plain(
+    config = asdict(
         configure(f"schedule={schedule}", *START, *(f"{k.replace('__', '.')}={v}" for k, v in options.items()))
     )
     values = {

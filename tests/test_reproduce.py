@@ -11,7 +11,7 @@ import pytest
 
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED
 from bitcycle.files import write_json
-from bitcycle.reproduce import ItemState, Reproduction, items_table, train_all
+from bitcycle.reproduce import ItemState, items_table, train_all
 from bitcycle.settings import SettingError
 from bitcycle.sweep import registry
 from bitcycle.sweep.local import LocalPool
@@ -150,7 +150,7 @@ def test_a_run_that_begins_from_another_comes_after_it_and_none_is_tried_twice(s
                 finish(run.folder)
                 ended(run, 0)
 
-    assert train_all(Reproduction(small, "smoke"), Pool()) == EXIT_DONE
+    assert train_all(small, "smoke", Pool()) == EXIT_DONE
     assert len(set(trained)) == len(trained) == 6
     assert trained[0] == first.path
     assert begins_from == [False, False, True, False, False, False]  # as soon as it can, in the order of the sweeps
@@ -159,7 +159,7 @@ def test_a_run_that_begins_from_another_comes_after_it_and_none_is_tried_twice(s
 def test_an_interrupted_reproduction_goes_on_with_what_is_missing(small):
     """Every run takes a moment and leaves a finished folder; the first command is stopped after one."""
     (small / "sweeps" / "paper" / "a.yaml").unlink()
-    what, pool = Reproduction(small, "smoke"), partial(LocalPool, 1, method="spawn")
+    pool = partial(LocalPool, 1, method="spawn")
     (small / "folders.json").write_text(
         json.dumps([[run.arguments, run.path] for run in distinct(sweep_index(small, "smoke").values())])
     )
@@ -175,16 +175,16 @@ def test_an_interrupted_reproduction_goes_on_with_what_is_missing(small):
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=interrupt).start()
-    assert train_all(what, pool()) == EXIT_INTERRUPTED
+    assert train_all(small, "smoke", pool()) == EXIT_INTERRUPTED
     assert 1 <= finished() < 4
-    assert train_all(what, pool()) == EXIT_DONE
+    assert train_all(small, "smoke", pool()) == EXIT_DONE
     assert finished() == 4
     assert len((small / "log.txt").read_text().splitlines()) <= 5  # only the one that was stopped ran twice
 
 
-def test_the_table_of_items_says_what_is_missing(tmp_path):
+def test_the_table_of_items_says_what_is_missing():
     states = [ItemState("a/fig1", 2, 2, 4, ""), ItemState("a/table1", 1, 2, 4, "1 cells without runs")]
-    table = items_table(states, Reproduction(tmp_path, "smoke"))
+    table = items_table(states, "smoke")
     assert [list(column.cells) for column in table.columns][1:] == [
         ["2 of 2", "1 of 2"],
         ["4", "4"],

@@ -14,16 +14,19 @@ transfer to other networks.
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
+
+from hydra import compose, initialize_config_dir
+from rich.console import Console
+from rich.table import Column, Table
 
 from bitcycle.analysis.collect import SUMMARY, read_summary
-from bitcycle.configuration import GROUPS, RunConfig
-from bitcycle.errors import EXIT_DONE
-from bitcycle.hardware import Cost
+from bitcycle.analysis.statistics import over_seeds
+from bitcycle.command import guarded
+from bitcycle.configuration import GROUPS, RunConfig, read_config, register_schemas
 from bitcycle.recipe.options import TrainingOptions
 from bitcycle.resources import resource_root
 from bitcycle.schedule import SCHEDULES, SUITE, Precision, ScheduleOptions
@@ -41,54 +44,43 @@ ENOUGH_SEEDS = 5
 COLUMNS = ("cost, %", "points", "95 % interval", "seeds", "confidence", "settings (schedule.*)")
 WIDTH = 118
 """Width of the table in characters if the output is not a terminal."""
-MEASURES = ("latency", "energy", "bitops")
+MEASURES = {"latency": "time", "energy": "energy", "bitops": "bit operations"}
+"""Cost -> what it is called in the table."""
 IGNORED = ("schedule", "seed", "hardware", "logging", "dry_run", "scale")
 """Groups of settings that may differ between runs of one group."""
 IGNORED_TRAINING = (
-    "steps",
-    "evaluation_steps",
-    "checkpoint_seconds",
-    "log_steps",
-    "threads",
-    "compile",
-    "compute",
-    "recompute",
+    *("steps", "evaluation_steps", "checkpoint_seconds", "log_steps"),
+    *("threads", "compile", "compute", "recompute"),
 )
-
-Group = tuple[str, ...]
-"""The settings that comparable runs share, as JSON."""
-Key = tuple[str, int, int, int, float]
-"""Schedule, q_min (0: static), q_max, (lowest) bits of gradients, and length as a fraction."""
+ARGUMENTS = {"budget": "60", "measure": "", "json": "false", "top": "20", "summary": ""}
+"""Arguments of this command and their defaults; all others are settings of a run."""
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """A difference in accuracy to the static baseline, in points: mean over n seeds and the ends of its 95 % interval."""
+class Candidate(NamedTuple):
+    """A setting: schedule, q_min (0: static), q_max, (lowest) bits of gradients, and length as a fraction."""
 
-    difference: float
-    low: float | None
-    high: float | None
-    n: int
+    schedule: str
+    low: int
+    high: int
+    gradient: int
+    part: float = 1.0
 
     @property
-    def sureness(self) -> str:
-        """The confidence in the difference, in words."""
-        if self.low is None or self.high is None:
-            return "one seed: no interval"
-        if self.low <= 0 <= self.high:
-            return "undecided"
-        return ("better" if self.low > 0 else "worse") + (
-            "" if self.n >= ENOUGH_SEEDS else f", but {self.n} seeds only"
-        )
+    def options(self) -> ScheduleOptions:
+        """Its schedule."""
+        if self.low:
+            return SCHEDULES[self.schedule](q_min=self.low, q_max=self.high, gradient_min=self.gradient)
+        return SCHEDULES[self.schedule](q_max=self.high, gradient=self.gradient)
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """A candidate setting with its cost as a fraction of the static baseline's. `settings` are written as on the command line."""
-
-    settings: str
-    key: Key
-    cost: float
+    def settings(self, total_steps: int) -> str:
+        """As on the command line."""
+        words = [f"schedule={self.schedule}", *([f"schedule.q_min={self.low}"] if self.low else [])]
+        words.append(f"schedule.q_max={self.high}")
+        if self.gradient != self.high:
+            words.append(f"schedule.{'gradient_min' if self.low else 'gradient'}={self.gradient}")
+        if self.part != 1:
+            words.append(f"training.steps={round(self.part * total_steps)}")
+        return " ".join(words)
 
 
 def baseline_of(config: RunConfig) -> Precision:
@@ -97,61 +89,42 @@ def baseline_of(config: RunConfig) -> Precision:
     return precision
 
 
-def candidates(plan: Plan, measure: str) -> Iterator[Candidate]:
-    """Static precisions, the ten cyclic schedules for each q_min, and the baseline trained for fewer steps.
-
-    Gradients have the baseline's bits, as in the papers, or the forward bits.
-    """
-    top = baseline_of(plan.config).weight
-    for bits in range(LOWEST, top + 1):
-        for gradient in dict.fromkeys((bits, top)):
-            settings = f"schedule=static schedule.q_max={bits}"
-            settings += f" schedule.gradient={gradient}" if gradient != bits else ""
-            options = SCHEDULES["static"](q_max=bits, gradient=gradient)
-            yield from _candidate(plan, measure, options, settings, ("static", 0, bits, gradient, 1.0))
-    for name in SUITE:
-        for low in range(LOWEST, top):
-            for gradient in (low, top):
-                settings = f"schedule={name} schedule.q_min={low} schedule.q_max={top}"
-                settings += f" schedule.gradient_min={gradient}" if gradient != top else ""
-                options = SCHEDULES[name](q_min=low, q_max=top, gradient_min=gradient)
-                yield from _candidate(plan, measure, options, settings, (name, low, top, gradient, 1.0))
-    for part in SHORTER:
-        steps = round(part * plan.total_steps)
-        settings = f"schedule=static schedule.q_max={top} training.steps={steps}"
-        yield Candidate(settings, ("static", 0, top, top, part), part)
+def candidates(top: int) -> list[Candidate]:
+    """Static precisions up to the baseline's bits, the ten cyclic schedules for each q_min, and the baseline trained for fewer
+    steps. Gradients have the baseline's bits, as in the papers, or the forward bits."""
+    bits = range(LOWEST, top + 1)
+    static = [Candidate("static", 0, high, gradient) for high in bits for gradient in dict.fromkeys((high, top))]
+    cyclic = [Candidate(name, low, top, g) for name in SUITE for low in bits[:-1] for g in (low, top)]
+    return [*static, *cyclic, *(Candidate("static", 0, top, top, part) for part in SHORTER)]
 
 
-def _candidate(plan: Plan, measure: str, options: ScheduleOptions, settings: str, key: Key) -> Iterator[Candidate]:
-    """A candidate with its cost, or nothing if the quantizer does not support its bits."""
-    schedule, quantizer = options.bind(COST_STEPS), plan.config.quantizer
+def cost_of(candidate: Candidate, plan: Plan, measure: str) -> float | None:
+    """The cost as a fraction of the baseline's; None if the quantizer does not support the bits. Raises SettingError if the cost
+    model does not compute this measure."""
+    if candidate.part != 1:
+        return candidate.part
+    schedule, quantizer = candidate.options.bind(COST_STEPS), plan.config.quantizer
     try:
         quantizer.check(schedule.precisions)
         quantizer.check_ends(schedule.lowest, schedule.reference)
     except SettingError:
-        return
+        return None
     histogram: dict[Precision, int] = defaultdict(int)
     for precision, steps in schedule.run_lengths:
         histogram[precision] += steps
     cost = plan.config.hardware.cost(plan.workload, histogram, baseline_of(plan.config))
-    yield Candidate(settings, key, relative(cost, measure))
-
-
-def relative(cost: Cost, measure: str) -> float:
-    """A cost as a fraction of the reference cost. Raises SettingError if the cost model does not compute this measure."""
-    found = {
-        "latency": cost.latency_relative_to_static,
-        "energy": cost.energy_relative_to_static,
-        "bitops": cost.relative_to_static,
-    }[measure]
+    found: float | None = getattr(cost, f"{measure}_relative_to_static".removeprefix("bitops_"))
     if found is None:
         remedy = "use measure=bitops, or hardware=tensorcore, zc706 or bitfusion, which has both"
         raise SettingError("measure", measure, "is not computed by this cost model", remedy)
     return found
 
 
-def group_of(row: Mapping[str, Any]) -> Group:
-    """The group of comparable runs that a recorded run belongs to."""
+# Evidence
+
+
+def group_of(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """The group of comparable runs that a recorded run belongs to: the settings that they share, as JSON."""
     settings = json.loads(row["settings"])
     shared = {key: value for key, value in settings.items() if key not in IGNORED}
     for group, options in GROUPS.items():
@@ -175,67 +148,68 @@ def _changed(values: Mapping[str, Any], kind: type[Settings]) -> dict[str, Any]:
     return found
 
 
-def evidence_of(rows: Iterable[Mapping[str, Any]], baseline: int) -> dict[Key, Evidence]:
+def evidence_of(rows: Sequence[Mapping[str, Any]], baseline: int) -> dict[Candidate, dict[str, Any]]:
     """The evidence of one group of runs on each setting, against static `baseline` bits at full length."""
-    finals: dict[Key, dict[str, float]] = defaultdict(dict)
-    rows = list(rows)
+    finals: dict[Candidate, dict[str, float]] = defaultdict(dict)
     longest = max(int(row["total_steps"]) for row in rows)
     for row in rows:
-        if (key := _key(row, longest)) is not None:
-            finals[key][row["seed"]] = float(row["final"])
-    static = finals.get(("static", 0, baseline, baseline, 1.0), {})
-    found = {}
-    for key, values in finals.items():
-        differences = [value - static[seed] for seed, value in values.items() if seed in static]
-        if differences and values is not static:
-            found[key] = _interval(differences)
-    return found
+        if (candidate := _candidate(row, longest)) is not None:
+            finals[candidate][row["seed"]] = float(row["final"])
+    static = finals.pop(Candidate("static", 0, baseline, baseline), {})
+    paired = {
+        candidate: [value - static[seed] for seed, value in values.items() if seed in static]
+        for candidate, values in finals.items()
+    }
+    return {candidate: _measured(differences) for candidate, differences in paired.items() if differences}
 
 
-def _key(row: Mapping[str, Any], longest: int) -> Key | None:
+def _candidate(row: Mapping[str, Any], longest: int) -> Candidate | None:
     """The setting of a recorded run; None if it is not a candidate."""
     schedule = json.loads(row["settings"])["schedule"]
-    part = round(int(row["total_steps"]) / longest, 2)
+    part, high = round(int(row["total_steps"]) / longest, 2), int(row["q_max"] or 0)
     if row["schedule"] == "static":
-        bits = int(row["q_max"])
-        return ("static", 0, bits, schedule.get("gradient") or bits, part)
+        return Candidate("static", 0, high, schedule.get("gradient") or high, part)
     if row["schedule"] not in SUITE or part != 1 or not str(row["q_min"]).isdigit():
         return None
-    low, top = int(row["q_min"]), int(row["q_max"])
-    usual = asdict(SCHEDULES[row["schedule"]](q_min=low, q_max=top, gradient_min=schedule.get("gradient_min")))
+    low, gradient = int(row["q_min"]), schedule.get("gradient_min")
+    usual = asdict(SCHEDULES[row["schedule"]](q_min=low, q_max=high, gradient_min=gradient))
     same = all(schedule[name] == value for name, value in usual.items() if name in schedule and name != "range_test")
-    return (row["schedule"], low, top, schedule.get("gradient_min") or top, 1.0) if same else None
+    return Candidate(row["schedule"], low, high, gradient or high) if same else None
 
 
-def _interval(differences: Sequence[float]) -> Evidence:
-    """Mean and 95 % interval by Student's t over independent seeds."""
-    mean, n = fmean(differences), len(differences)
-    if n < 2:
-        return Evidence(mean, None, None, n)
-    from scipy.stats import t
-
-    half = float(t.ppf(0.975, n - 1)) * stdev(differences) / n**0.5
-    return Evidence(mean, mean - half, mean + half, n)
+def _measured(differences: Sequence[float]) -> dict[str, Any]:
+    """Differences in accuracy to the static baseline, in points: their mean over n seeds, the ends of its 95 % interval, and the
+    confidence in words."""
+    found = over_seeds(differences, own=2)
+    low, high = found.interval() or (None, None)
+    if low is None or high is None:
+        sureness = "one seed: no interval"
+    elif low <= 0 <= high:
+        sureness = "undecided"
+    else:
+        few = "" if found.n >= ENOUGH_SEEDS else f", but {found.n} seeds only"
+        sureness = ("better" if low > 0 else "worse") + few
+    return {"difference": found.mean, "low": low, "high": high, "n": found.n, "sureness": sureness}
 
 
 def choose_group(
-    rows: Iterable[Mapping[str, Any]], wanted: set[Key], baseline: int, board: Collection[str] = ()
-) -> tuple[str, dict[Key, Evidence]]:
+    rows: Iterable[Mapping[str, Any]], wanted: Collection[Candidate], baseline: int, board: Collection[str] = ()
+) -> tuple[str, dict[Candidate, dict[str, Any]]]:
     """The group of recorded runs that covers most of the wanted settings: its name and its evidence. Groups with runs whose
     hashes are in `board` take precedence; `rows` are those of results/summary/runs.csv."""
-    groups: dict[Group, list[Mapping[str, Any]]] = defaultdict(list)
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         if row["metric"].endswith("accuracy"):
             groups[group_of(row)].append(row)
-    best: tuple[tuple[int, ...], str, dict[Key, Evidence]] = ((), "", {})
+    best, chosen = (0, 0), ("", dict[Candidate, dict[str, Any]]())
     for members in groups.values():
         found = {key: value for key, value in evidence_of(members, baseline).items() if key in wanted}
-        rank = sum(row["hash"] in board for row in members), sum(value.n for value in found.values())
-        if found and rank > best[0]:
+        rank = sum(row["hash"] in board for row in members), sum(value["n"] for value in found.values())
+        if found and rank > best:
             first, steps = members[0], max(int(row["total_steps"]) for row in members)
             name = f"{first['model']}, {first['dataset']}, {first['train_samples']} training samples, {steps} steps"
-            best = rank, f"{name}, quantizer {first['quantizer']}, scale {first['scale']}", found
-    return best[1], best[2]
+            best, chosen = rank, (f"{name}, quantizer {first['quantizer']}, scale {first['scale']}", found)
+    return chosen
 
 
 def recorded_runs(summary: Path, quantizer: str) -> tuple[list[dict[str, Any]], set[str]]:
@@ -249,58 +223,58 @@ def recorded_runs(summary: Path, quantizer: str) -> tuple[list[dict[str, Any]], 
     return [row for row in rows if row["hash"] not in old], board
 
 
+# The command
+
+
 def advise(config: RunConfig, budget: float, measure: str | None, summary: Path) -> dict[str, Any]:
     """The candidates within `budget` (a fraction of the baseline's cost), cheapest first. Raises SettingError for
     incompatible settings, or a measure that the cost model does not compute."""
     plan = make_plan(config)
-    baseline = baseline_of(plan.config)
+    config, baseline = plan.config, baseline_of(plan.config)
     if measure is None:
-        sample = plan.config.hardware.cost(plan.workload, {baseline: 1}, baseline)
+        sample = config.hardware.cost(plan.workload, {baseline: 1}, baseline)
         measure = "bitops" if sample.latency_s is None else "latency"
-    listed = sorted(candidates(plan, measure), key=lambda each: each.cost)
-    within = [each for each in listed if each.cost <= budget]
-    rows, board = recorded_runs(summary, plan.config.quantizer.name)
-    name, evidence = choose_group(rows, {each.key for each in listed}, baseline.weight, board)
+    costs = {each: cost for each in candidates(baseline.weight) if (cost := cost_of(each, plan, measure)) is not None}
+    listed = sorted(costs, key=costs.__getitem__)
+    rows, board = recorded_runs(summary, config.quantizer.name)
+    name, evidence = choose_group(rows, costs, baseline.weight, board)
     return {
         "budget": budget,
         "measure": measure,
-        "hardware": plan.config.hardware.name,
-        "device": getattr(plan.config.hardware, "device", None),
-        "model": plan.config.model.name,
-        "quantizer": plan.config.quantizer.name,
+        "hardware": config.hardware.name,
+        "device": getattr(config.hardware, "device", None),
+        "model": config.model.name,
+        "quantizer": config.quantizer.name,
         "baseline": f"static {baseline.weight} bits",
-        "cheapest": listed[0].settings if listed else None,
-        "cheapest_cost": listed[0].cost if listed else None,
+        "cheapest": listed[0].settings(plan.total_steps) if listed else None,
+        "cheapest_cost": costs[listed[0]] if listed else None,
         "evidence_from": name,
-        "candidates": [_described(each, evidence.get(each.key)) for each in within],
+        "candidates": [
+            {"settings": each.settings(plan.total_steps), "cost": costs[each], "measured": evidence.get(each)}
+            for each in listed
+            if costs[each] <= budget
+        ],
     }
-
-
-def _described(candidate: Candidate, evidence: Evidence | None) -> dict[str, Any]:
-    found = None if evidence is None else {**asdict(evidence), "sureness": evidence.sureness}
-    return {"settings": candidate.settings, "cost": candidate.cost, "measured": found}
 
 
 def main() -> int:
     """Run the command; returns the exit code."""
-    from bitcycle.command import guarded
-
     return guarded(lambda: _advise(sys.argv[1:]))
 
 
-OWN = {"budget": "60", "measure": "", "json": "false", "top": "20", "summary": ""}
-"""Arguments of this command and their defaults; all others are settings of a run."""
-
-
-def _advise(arguments: Sequence[str]) -> int:
+def _advise(arguments: Sequence[str]) -> None:
     if {"-h", "--help"} & set(arguments):
         print(__doc__)
-        return EXIT_DONE
-    given = dict(argument.partition("=")[::2] for argument in arguments if argument.partition("=")[0] in OWN)
-    words = {**OWN, **given}
-    overrides = [argument for argument in arguments if argument.partition("=")[0] not in OWN]
-    if any(override.startswith("schedule") for override in overrides):
-        raise SettingError("schedule", "...", "is chosen by this command", "omit it")
+        return
+    words, overrides = dict(ARGUMENTS), []
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key in ARGUMENTS:
+            words[key] = value
+        elif key.startswith("schedule"):
+            raise SettingError("schedule", "...", "is chosen by this command", "omit it")
+        else:
+            overrides.append(argument)
     if words["measure"] not in ("", *MEASURES):
         raise SettingError("measure", words["measure"], "is not a cost", f"use {', '.join(MEASURES)}, or omit it")
     summary = Path(words["summary"]) if words["summary"] else resource_root() / SUMMARY
@@ -309,7 +283,6 @@ def _advise(arguments: Sequence[str]) -> int:
         print(json.dumps(found))
     else:
         _print(found, int(words["top"]))
-    return EXIT_DONE
 
 
 def _percent(text: str) -> float:
@@ -325,42 +298,30 @@ def _percent(text: str) -> float:
 
 def _configured(overrides: Sequence[str]) -> RunConfig:
     """The configuration of a baseline run with these settings."""
-    from hydra import compose, initialize_config_dir
-
-    from bitcycle.configuration import read_config, register_schemas
-
     register_schemas()
     with initialize_config_dir(str(resource_root() / "conf"), version_base="1.3"):
         config = read_config(compose("config", overrides=[*overrides, "schedule=static"]))
-        bits = baseline_of(config).weight
-        return read_config(compose("config", overrides=[*overrides, "schedule=static", f"schedule.q_max={bits}"]))
+    return replace(config, schedule=SCHEDULES["static"](q_max=baseline_of(config).weight))
 
 
 def _print(found: Mapping[str, Any], top: int) -> None:
-    from rich.console import Console
-    from rich.table import Column, Table
-
     console, rows = Console(width=max(Console().width, WIDTH), soft_wrap=True), found["candidates"]
-    what = {"latency": "time", "energy": "energy", "bitops": "bit operations"}[found["measure"]]
     where = f"hardware={found['hardware']}" + (f", {found['device']} at peak rates" if found["device"] else "")
-    title = f"{found['model']}, quantizer={found['quantizer']}: at most {100 * found['budget']:.3g} % of the {what} of"
-    console.print(f"{title} {found['baseline']} ({where})")
+    title = f"{found['model']}, quantizer={found['quantizer']}: at most {100 * found['budget']:.3g} %"
+    console.print(f"{title} of the {MEASURES[found['measure']]} of {found['baseline']} ({where})")
     if not rows:
         console.print(f"nothing within the budget; cheapest: {found['cheapest']}, {100 * found['cheapest_cost']:.1f} %")
         return
     table = Table(*(Column(title, no_wrap=True) for title in COLUMNS))
     for row in rows[:top]:
-        settings = row["settings"].replace("schedule.", "")
-        table.add_row(f"{100 * row['cost']:.1f}", *_cells(row["measured"]), settings)
+        table.add_row(f"{100 * row['cost']:.1f}", *_cells(row["measured"]), row["settings"].replace("schedule.", ""))
     console.print(table)
     if len(rows) > top:
         console.print(f"{len(rows) - top} more: top={len(rows)} shows them")
-    source = found["evidence_from"]
-    console.print(
-        f"points: difference in final accuracy to {found['baseline']}, measured with {source}"
-        if source
-        else "no recorded runs of these settings with this quantizer"
-    )
+    if source := found["evidence_from"]:
+        console.print(f"points: difference in final accuracy to {found['baseline']}, measured with {source}")
+    else:
+        console.print("no recorded runs of these settings with this quantizer")
 
 
 def _cells(measured: Mapping[str, Any] | None) -> list[str]:

@@ -46,13 +46,14 @@ def remembered(kind: str, identity: str, make: Callable[[], T]) -> T:
     """
     name = f"{kind}-{hashlib.sha256(f'{code_digest()} {identity}'.encode()).hexdigest()[:32]}.pickle"
     if name not in _remembered:
-        _remembered[name] = kept(name, make, _unpickled, lambda file, made: file.write_bytes(pickle.dumps(made)))
+        _remembered[name] = kept(
+            name,
+            make,
+            read=lambda file: pickle.loads(file.read_bytes()),
+            write=lambda file, made: file.write_bytes(pickle.dumps(made)),
+        )
     found: T = _remembered[name]
     return found
-
-
-def _unpickled(file: Path) -> Any:
-    return pickle.loads(file.read_bytes())
 
 
 def kept(name: str, make: Callable[[], T], read: Callable[[Path], T], write: Callable[[Path, T], Any]) -> T:

@@ -32,7 +32,8 @@ from rich.console import Console
 from rich.table import Table
 from yaml import YAMLError
 
-from bitcycle.analysis.collect import KEY, collect_folders, read_summary
+from bitcycle.analysis.collect import KEY, RUNS, SUMMARY, collect_folders, read_summary
+from bitcycle.command import guarded
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION, RunError
 from bitcycle.resources import resource_root
 from bitcycle.settings import SettingError, nearest
@@ -56,6 +57,7 @@ from bitcycle.sweep.registry import (
     read_sweep,
 )
 from bitcycle.sweep.status import Speeds, recorded_seconds, sweeps_table
+from bitcycle.training.display import set_up_console
 from bitcycle.training.file_lock import try_lock
 from bitcycle.training.run_folder import RunFolder
 
@@ -116,13 +118,8 @@ def read_plan(path: Path) -> list[Part]:
 class Campaign:
     """The runs of a plan: selects the next one and estimates the time left.
 
-    Args:
-        root: folder of `train.py`, `conf` and `sweeps`.
-        parts: of the plan.
-        results_root: folder of the run folders.
-        compose: composes configurations.
-        recorded: rows of the summary file, of runs on any machine; they are not trained again unless other runs of their part
-            need their run folders, and tell how long runs of their kind take.
+    `recorded` are rows of the summary file, of runs on any machine; they are not trained again unless other runs of their part
+    need their run folders, and tell how long runs of their kind take.
     """
 
     def __init__(
@@ -168,10 +165,8 @@ class Campaign:
         """The first run to be trained that this command has not started; None if there is none now."""
         begun = self.done | self.codes.keys()
         left = [run for run in self.distinct() if run.path and run.path not in begun]
-        for run in sorted(left, key=lambda run: run.path in self.failed_before):
-            if run.state in UNFINISHED:
-                return run
-        return None
+        in_order = sorted(left, key=lambda run: run.path in self.failed_before)
+        return next((run for run in in_order if run.state in UNFINISHED), None)
 
     def ended(self, run: SweepRun, code: int) -> None:
         """Record the exit code of a run."""
@@ -228,15 +223,14 @@ class Summaries:
         if not at_once and time.monotonic() - self.refreshed < REFRESH_SECONDS:
             return
         try:
-            known = keys_of(read_summary(self.summary))
+            recorded = keys_of(read_summary(self.summary))
             done = [run for run in campaign.distinct() if run.path in campaign.done]
-            new = [run.folder.path for run in done if run.key not in known]
+            new = [run.folder.path for run in done if run.key not in recorded]
             # each with its preliminary runs, such as range tests
             folders = [RunFolder(file.parent) for path in new for file in sorted(path.rglob("summary.json"))]
             if new:
-                logger.info(
-                    "%s: %d runs, %d of them new", self.summary, len(collect_folders(folders, self.summary)), len(new)
-                )
+                known = len(collect_folders(folders, self.summary))
+                logger.info("%s: %d runs, %d of them new", self.summary, known, len(new))
             if new and self.figures:
                 subprocess.run([sys.executable, "-m", "bitcycle.figure.make"], check=False)
         except Exception:
@@ -292,32 +286,19 @@ def alone(results_root: Path) -> Iterator[None]:
         yield
 
 
-def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+def main() -> int:
+    """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(prog="bitcycle campaign", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--plan", type=Path, help=f"default: {PLAN} of the repository")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; default: 1")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of a run; default: 1")
-    parser.add_argument(
-        "--priority",
-        choices=NICENESS,
-        default="idle",
-        help="scheduling priority of runs; default: idle, only otherwise unused CPU time",
-    )
-    parser.add_argument("--results-root", default="results/runs", help="folder of the run folders")
-    parser.add_argument(
-        "--summary", type=Path, default=Path("results/summary/runs.csv"), help="where results are added"
-    )
+    words = "scheduling priority of runs; default: idle, only otherwise unused CPU time"
+    parser.add_argument("--priority", choices=NICENESS, default="idle", help=words)
+    parser.add_argument("--results-root", default=str(RUNS), help="folder of the run folders")
+    parser.add_argument("--summary", type=Path, default=SUMMARY, help="where results are added")
     parser.add_argument("--figures", action="store_true", help="redraw all figures when results are added")
     parser.add_argument("--dry-run", action="store_true", help="show the parts, their states and the time left")
-    return parser.parse_args(words)
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
-    from bitcycle.command import guarded
-    from bitcycle.training.display import set_up_console
-
-    given = _arguments(words)
+    given = parser.parse_args()
     stop_at_once()
     set_up_console()
     return guarded(lambda: run(given, resource_root()))

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from bitcycle.errors import EXIT_DONE, EXIT_WRONG_CONFIGURATION
+from bitcycle.errors import EXIT_WRONG_CONFIGURATION
 from bitcycle.resources import resource_root
 from bitcycle.settings import SettingError, nearest
 from bitcycle.signals import stop_at_once
@@ -62,7 +62,9 @@ def main(conf: Path | None = None) -> int:
                 takes = chosen.arguments[0] if chosen.arguments else "no arguments"
                 parser.error(f"unknown arguments {' '.join(unknown)}: write bitcycle {word}, which takes {takes}")
         del sys.argv[1]
-        return _run_module(chosen.module)
+        from bitcycle.command import guarded
+
+        return guarded(lambda: runpy.run_module(chosen.module, run_name="__main__", alter_sys=True))
     if word.isidentifier():
         error = SettingError("sub-command", word, "there is no such sub-command", nearest(word, SUB_COMMANDS))
         print(f"wrong configuration: {error}", file=sys.stderr)
@@ -70,14 +72,3 @@ def main(conf: Path | None = None) -> int:
     from bitcycle import command
 
     return command.main(conf or resource_root() / "conf")
-
-
-def _run_module(name: str) -> int:
-    """Run a module as `python -m` does; its errors become a line and an exit code."""
-    from bitcycle.command import guarded
-
-    def run() -> int:
-        runpy.run_module(name, run_name="__main__", alter_sys=True)
-        return EXIT_DONE
-
-    return guarded(run)

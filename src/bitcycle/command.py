@@ -18,15 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bitcycle import distributed
 from bitcycle.configuration import GROUPS, RunConfig, read_config, register_schemas
-from bitcycle.errors import (
-    EXIT_DATA_MISSING,
-    EXIT_DONE,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_WRONG_CONFIGURATION,
-    DataError,
-    RunError,
-)
+from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, DataError, RunError
 from bitcycle.help import help_text
 from bitcycle.hydra_errors import SWEEPS, explain_hydra
 from bitcycle.settings import SettingError
@@ -46,7 +38,7 @@ def main(conf: Path) -> int:
     """Run the command line in `sys.argv` and return the exit code; `conf` is the folder of the configuration files."""
     asked = next((index for index, word in enumerate(sys.argv) if word in ("--help", "-h")), None)
     if asked is not None:
-        return guarded(lambda: show_help(conf, *sys.argv[asked + 1 : asked + 2]))
+        return guarded(lambda: show(help_text(conf, *sys.argv[asked + 1 : asked + 2])))
     set_up_console()
     register_schemas()
     # Makes Hydra raise errors instead of printing them and exiting with 1.
@@ -65,20 +57,18 @@ def main(conf: Path) -> int:
 
     launch = hydra.main(version_base="1.3", config_path=str(conf), config_name="config")(job)
     try:
-        exit_codes.append(guarded(lambda: _call(launch)))
+        exit_codes.append(guarded(launch))
     except SweepEnded as sweep:
         return sweep.code
     return worst(exit_codes)
 
 
-def show_help(conf: Path, topic: str = "") -> int:
-    """Print the help on a topic."""
-    text = help_text(conf, topic)
+def show(text: str) -> None:
+    """Print a text, whose reader, such as `head`, may close the pipe."""
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return EXIT_DONE
 
 
 class JobFailed(Exception):
@@ -89,16 +79,13 @@ class JobFailed(Exception):
         self.code = code
 
 
-def _call(launch: Callable[[], None]) -> int:
-    launch()
-    return EXIT_DONE
-
-
 def run(config: DictConfig, found: list[float]) -> int:
     """Run one composed configuration: validate, plan, then print the plan or execute it and add objectives to `found`."""
-    overrides = HydraConfig.get().overrides.task
+    overrides, sweep = HydraConfig.get().overrides.task, HydraConfig.get().runtime.choices.get(SWEEPS)
     refuse_renamed_options(overrides)
-    refuse_sweep(HydraConfig.get().runtime.choices.get(SWEEPS))
+    if sweep is not None:
+        problem = "is a sweep of several runs, which needs -m"
+        raise SettingError(f"+{SWEEPS}", sweep, problem, f"write python train.py -m +{SWEEPS}={sweep}")
     run_config = read_config(config)
     for key, choice in unused_settings(overrides, run_config):
         logger.warning("%s has no effect with %s", key, choice)
@@ -111,7 +98,10 @@ def run(config: DictConfig, found: list[float]) -> int:
         with process_group(run_config.training.device):
             summary, is_first = execute(plan), distributed.rank() == 0
         if is_first:
-            report(plan, summary)
+            print_report(summary_report(summary, plan.schedule.reference))
+            for picture in pictures(plan, summary):
+                print(f"picture: {picture}")
+            print(f"run folder: {plan.folder.path}")
         found += [objective(summary, name) for name in run_config.logging.objective]
     return EXIT_DONE
 
@@ -143,14 +133,6 @@ def unused_settings(overrides: Iterable[str], config: RunConfig) -> Iterator[tup
             yield f"{group}.{name}", f"{group}={vars(options)['name']}"
 
 
-def report(plan: Plan, summary: dict[str, Any]) -> None:
-    """Print the result of a finished run, draw the requested pictures and print their paths."""
-    print_report(summary_report(summary, plan.schedule.reference))
-    for picture in pictures(plan, summary):
-        print(f"picture: {picture}")
-    print(f"run folder: {plan.folder.path}")
-
-
 def pictures(plan: Plan, summary: dict[str, Any]) -> Iterator[Path]:
     """Draw the requested pictures; a range test is always drawn."""
     first, tested = plan.preliminary(), "range_test" in summary.get("found", {})
@@ -164,32 +146,26 @@ def pictures(plan: Plan, summary: dict[str, Any]) -> Iterator[Path]:
         yield draw_run(plan)
 
 
-def guarded(action: Callable[[], int]) -> int:
+def guarded(action: Callable[[], object]) -> int:
     """Run an action and return its exit code; known errors are printed as one line, unknown ones with a traceback."""
     try:
-        return action()
-    except SettingError as error:
-        return _complain("wrong configuration", error, EXIT_WRONG_CONFIGURATION)
+        code = action()
+        return code if isinstance(code, int) else EXIT_DONE
+    except (SettingError, DataError, RunError) as error:
+        return _complain(error.kind, error, error.exit_code)
     except (HydraException, OmegaConfBaseException) as error:
-        return _complain("wrong configuration", explain_hydra(error), EXIT_WRONG_CONFIGURATION)
-    except ValueError as error:
-        if "Config group override" not in str(error):  # this check of Hydra raises a plain ValueError
-            logger.exception("unexpected error; this is a bug of bitcycle or of a library")
-            return EXIT_FAILED
-        return _complain(
-            "wrong configuration", "a group is set to null; choose one of its options", EXIT_WRONG_CONFIGURATION
-        )
-    except DataError as error:
-        return _complain("data missing", error, EXIT_DATA_MISSING)
-    except RunError as error:
-        return _complain("run failed", error, EXIT_FAILED)
+        return _complain(SettingError.kind, explain_hydra(error), SettingError.exit_code)
     except JobFailed as error:
         return error.code
     except Interrupted:
         return EXIT_INTERRUPTED
     except KeyboardInterrupt:
-        return _complain("interrupted", "stopped at once; the last checkpoint is kept", EXIT_INTERRUPTED)
+        return _complain("interrupted", "stopped at once; what was saved is kept", EXIT_INTERRUPTED)
     except Exception as error:
+        if isinstance(error, ValueError) and "Config group override" in str(error):  # a check of Hydra
+            return _complain(
+                SettingError.kind, "a group is set to null; choose one of its options", SettingError.exit_code
+            )
         if plugin := _plugin_of(error):
             return _complain("sweep failed", f"{plugin}: {type(error).__name__}: {error}", EXIT_FAILED)
         logger.exception("unexpected error; this is a bug of bitcycle or of a library")
@@ -215,10 +191,3 @@ def refuse_renamed_options(overrides: Iterable[str]) -> None:
         group, _, setting = key.partition(".")
         if group in GROUPS and setting == "name":
             raise SettingError(key, value, "the name of a group cannot be overridden", f"write {group}={value}")
-
-
-def refuse_sweep(name: str | None) -> None:
-    """Raise SettingError if a sweep file is chosen for a single run."""
-    if name is not None:
-        problem = "is a sweep of several runs, which needs -m"
-        raise SettingError(f"+{SWEEPS}", name, problem, f"write python train.py -m +{SWEEPS}={name}")

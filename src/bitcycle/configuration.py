@@ -7,6 +7,7 @@ accepts: unknown keys (including those added with +) and incompatible values.
 import dataclasses
 import difflib
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,8 @@ def _register(group: str, name: str, kind: type[Settings], values: Mapping[str, 
 def read_config(config: DictConfig) -> RunConfig:
     """The validated configuration of a run. Raises SettingError for an unknown key, a value of the wrong type or out of
     range, naming field and remedy."""
-    refuse_unknown_keys(config)
+    for key, value in _undeclared(config, ""):
+        raise SettingError(key, value, "unknown setting", nearest_key(key, _declared_keys(config, "")))
     try:
         run: RunConfig = _to_settings(config, "")
     except OmegaConfBaseException as error:
@@ -115,12 +117,6 @@ def read_config(config: DictConfig) -> RunConfig:
         if name not in options:
             raise SettingError(f"{group}.name", name, "is not one of the options", nearest("", options))
     return run
-
-
-def refuse_unknown_keys(config: DictConfig) -> None:
-    """Raise SettingError for the first undeclared key, naming the nearest declared one."""
-    for key, value in _undeclared(config, ""):
-        raise SettingError(key, value, "unknown setting", nearest_key(key, _declared_keys(config, "")))
 
 
 def nearest_key(key: str, known: Iterable[str] | None = None) -> str:
@@ -209,27 +205,19 @@ def _to_settings(node: DictConfig, path: str) -> Any:
         raise error.within(path) from None
 
 
-def to_plain(config: RunConfig) -> dict[str, Any]:
-    """A configuration as nested dictionaries of plain values."""
-    return dataclasses.asdict(config)
-
-
 def summaries(group: str, conf: Path) -> dict[str, str]:
     """A one-line summary of each option of a group: from its preset, or the first comment of its file in `conf`."""
     found = {path.stem: first_comment(path) for path in conf.glob(f"{group}/*.yaml")}
     found |= {name: preset.summary for name, preset in PRESETS.get(group, {}).items()}
-    return dict(sorted(found.items(), key=lambda option: natural_order(option[0])))
+    return {name: found[name] for name in sorted(found, key=_letters_and_number)}
 
 
 def first_comment(path: Path) -> str:
     """The first comment line of a configuration file, its one-line summary."""
-    for line in path.read_text().splitlines():
-        if line.startswith("#") and not line.startswith("# @"):
-            return line.lstrip("# ")
-    return ""
+    lines = path.read_text().splitlines()
+    return next((line.lstrip("# ") for line in lines if line.startswith("#") and not line.startswith("# @")), "")
 
 
-def natural_order(name: str) -> tuple[str, int]:
-    """Sort key of names: first letters, then the number, so that resnet8 comes before resnet20."""
-    digits = "".join(letter for letter in name if letter.isdigit())
-    return ("".join(letter for letter in name if not letter.isdigit()), int(digits or 0))
+def _letters_and_number(name: str) -> tuple[str, int]:
+    """A sort key with which resnet8 comes before resnet20."""
+    return re.sub(r"\d", "", name), int(re.sub(r"\D", "", name) or 0)

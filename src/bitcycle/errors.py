@@ -8,12 +8,12 @@ EXIT_INTERRUPTED = 75
 
 
 class DataError(RuntimeError):
-    """A data set is missing or unreadable; the message names the files and the remedy. Exit code 3."""
+    """A data set is missing or unreadable; the message names the files and the remedy."""
 
-    exit_code = EXIT_DATA_MISSING
+    kind, exit_code = "data missing", EXIT_DATA_MISSING
 
 
 class RunError(RuntimeError):
-    """A run cannot continue: full disk, damaged checkpoints, non-finite loss, a run in progress. Exit code 1."""
+    """A run cannot continue: full disk, damaged checkpoints, non-finite loss, a run in progress."""
 
-    exit_code = EXIT_FAILED
+    kind, exit_code = "run failed", EXIT_FAILED

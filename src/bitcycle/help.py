@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from bitcycle.cli import SUB_COMMANDS
 from bitcycle.configuration import GROUPS, PRESETS, RunConfig, summaries
 from bitcycle.recipe.options import LoggingOptions, TrainingOptions
 from bitcycle.settings import MISSING, SettingError, Settings, default_of, nearest
+from bitcycle.sweep.grid import as_text
 
 WIDTH = 120
 INTRODUCTION = """\
@@ -68,12 +69,14 @@ def _overview(conf: Path) -> Iterator[str]:
     yield ""
     helps = {field.name: field.metadata["help"] for field in dataclasses.fields(RunConfig)}
     for group in groups(conf):
-        names = [_shortened(names) for names, _ in _options(group, conf)]
+        names = [_listed(names, 4) for names, _ in _options(group, conf)]
         listed = f"{group + '=':<10} {helps[group]}: {', '.join(names)}"
         yield from textwrap.wrap(listed, WIDTH, subsequent_indent=" " * 11, break_on_hyphens=False)
     yield ""
     yield "Most frequently changed settings:"
-    declared = {line.split("=")[0].strip(): line for line in _common_settings()}
+    owners = {"": RunConfig, "training.": TrainingOptions, "schedule.": GROUPS["schedule"]["CR"]}
+    lines = [line for prefix, kind in owners.items() for line in _settings(kind, prefix)]
+    declared = {line.split("=")[0].strip(): line for line in lines}
     yield from (declared[name] for name in COMMON)
     yield ""
     yield "Sub-commands of `bitcycle` (--help explains each):"
@@ -83,12 +86,6 @@ def _overview(conf: Path) -> Iterator[str]:
     yield from CLOSING.splitlines()
 
 
-def _common_settings() -> Iterator[str]:
-    yield from _settings(RunConfig)
-    yield from _settings(TrainingOptions, "training.")
-    yield from _settings(GROUPS["schedule"]["CR"], "schedule.")
-
-
 def _group(group: str, conf: Path) -> Iterator[str]:
     helps = {field.name: field.metadata["help"] for field in dataclasses.fields(RunConfig)}
     yield f"{group.upper()}: {helps[group]}"
@@ -96,14 +93,13 @@ def _group(group: str, conf: Path) -> Iterator[str]:
         yield from textwrap.wrap(
             f"  {group}={', '.join(names):<18} {summary}", 160, subsequent_indent=" " * 6, break_on_hyphens=False
         )
-    kinds = list(dict.fromkeys(GROUPS[group].values())) if group in GROUPS else []
-    if group == "training":
-        kinds = [TrainingOptions]
+    kinds = list(dict.fromkeys(GROUPS.get(group, {}).values())) or [TrainingOptions] * (group == "training")
     shown: set[str] = set()
     for kind in kinds:
         lines = [line for line in _settings(kind, f"{group}.") if line not in shown]
         if lines:
-            yield "settings" + (f" of {_names(group, kind)}" if len(kinds) > 1 else "") + ":"
+            names = [name for name, option in GROUPS.get(group, {}).items() if option is kind]
+            yield "settings" + (f" of {_listed(names, 12)}" if len(kinds) > 1 else "") + ":"
             yield from lines
             shown |= set(lines)
 
@@ -135,17 +131,11 @@ def _options(group: str, conf: Path) -> Iterator[tuple[list[str], str]]:
     together: dict[str, list[str]] = {}
     for name, summary in summaries(group, conf).items():
         together.setdefault(summary, []).append(name)
-    for summary, names in together.items():
-        yield names, summary
+    yield from ((names, summary) for summary, names in together.items())
 
 
-def _shortened(names: list[str]) -> str:
-    return f"{names[0]} ... {names[-1]}" if len(names) > 4 else ", ".join(names)
-
-
-def _names(group: str, kind: type[Settings]) -> str:
-    names = [name for name, option in GROUPS[group].items() if option is kind]
-    return ", ".join(names) if len(names) <= 12 else f"{names[0]} ... {names[-1]}"
+def _listed(names: Sequence[str], most: int) -> str:
+    return ", ".join(names) if len(names) <= most else f"{names[0]} ... {names[-1]}"
 
 
 def _settings(kind: type[Settings], prefix: str = "", values: Mapping[str, Any] | None = None) -> Iterator[str]:
@@ -159,22 +149,8 @@ def _settings(kind: type[Settings], prefix: str = "", values: Mapping[str, Any] 
             if prefix:
                 yield from _settings(nested, f"{prefix}{field.name}.", value if isinstance(value, Mapping) else None)
             continue
-        text, choices = field.metadata.get("help", ""), _choices(field)
+        text = field.metadata.get("help", "")
+        choices = [word for word in field.metadata.get("choices") or () if word != MISSING]
         words = "" if all(word in text for word in choices) else f" [{' | '.join(choices)}]"
-        yield f"  {prefix + field.name + '=' + _shown(value):<44} {text}{words}"
-
-
-def _choices(field: dataclasses.Field[Any]) -> Iterable[str]:
-    return [word for word in field.metadata.get("choices") or () if word != MISSING]
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "null"
-    if value == MISSING:
-        return "?"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return "[" + ",".join(map(str, value)) + "]"
-    return str(value)
+        shown = "?" if value == MISSING else as_text(value)
+        yield f"  {prefix + field.name + '=' + shown:<44} {text}{words}"

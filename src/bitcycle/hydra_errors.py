@@ -30,11 +30,9 @@ def unknown_setting(key: str) -> SettingError:
 
 def explain_hydra(error: BaseException) -> str:
     """The message of a Hydra or OmegaConf error, with a remedy instead of the advice to append unknown keys."""
-    causes: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in causes:
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None:
         causes.append(cause)
-        cause = cause.__cause__
     text = "\n".join(str(cause) for cause in causes)
     if sweep := _explain_sweep(text):
         return sweep
@@ -50,19 +48,15 @@ def explain_hydra(error: BaseException) -> str:
             text_of = value.strip("'").replace("'", "\\'")
             remedy = f"""check its brackets and commas; a text with such characters is written "{key}='{text_of}'\""""
             return str(SettingError(key, value, "cannot be parsed", remedy))
-    unknown = re.search(r"Could not override '([^']+)'", text)
-    if unknown and "not in" in text:
+    if (unknown := re.search(r"Could not override '([^']+)'", text)) and "not in" in text:
         return str(unknown_setting(unknown[1]))
-    refused = re.search(r"Error merging override \+*([^=]+)=([^\n]*)", text)
-    if refused:
+    if refused := re.search(r"Error merging override \+*([^=]+)=([^\n]*)", text):
         key, value = refused.groups()
         for words, problem, remedy in _REFUSALS:
             if found := re.search(words, text):
                 return str(SettingError(key, value, problem, remedy.format(*found.groups(), key=key, value=value)))
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("  ")]
-    return (
-        "; ".join(dict.fromkeys(lines)) + ". Remedy: `python train.py --help` lists all groups, options and settings."
-    )
+    lines = dict.fromkeys(line for line in text.splitlines() if line.strip() and not line.startswith("  "))
+    return f"{'; '.join(lines)}. Remedy: `python train.py --help` lists all groups, options and settings."
 
 
 def _explain_sweep(text: str) -> str | None:

@@ -14,11 +14,15 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from bitcycle.errors import EXIT_WRONG_CONFIGURATION
+
 MISSING = "???"
 
 
 class SettingError(ValueError):
     """An invalid setting; the message names the field, the value, the problem and the remedy."""
+
+    kind, exit_code = "wrong configuration", EXIT_WRONG_CONFIGURATION
 
     def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
         self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
@@ -171,11 +175,7 @@ def chosen(group: str, presets: Mapping[str, Preset[S_co]], name: str) -> Preset
     return presets[name]
 
 
-@cache
-def _types(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
+_types = cache(get_type_hints)
 _WORDS = {
     int: "a whole number",
     float: "a number",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from itertools import pairwise
 
 import pytest
@@ -10,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitcycle.configuration import to_plain
 from bitcycle.errors import DataError, RunError
 from bitcycle.measurement.artifacts import read_result
 from bitcycle.measurement.command import run_command
@@ -136,7 +136,7 @@ def finished(tmp_path_factory):
 
 def test_a_finished_run_is_what_it_was(finished):
     run = load_run(finished.folder.path)
-    assert to_plain(run.plan.config) == to_plain(finished.config)
+    assert asdict(run.plan.config) == asdict(finished.config)
     assert run.plan.hash == finished.hash
     assert list(run.precision) == list(finished.schedule(11))
     with pytest.raises(RunError, match="no finished run"):

@@ -21,9 +21,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bitcycle.errors import EXIT_DONE
+from bitcycle.command import guarded
+from bitcycle.errors import EXIT_DONE, DataError, RunError
 from bitcycle.measurement.artifacts import read_result
-from bitcycle.measurement.command import USER_ERRORS, exit_code, guarded, read_options
+from bitcycle.measurement.command import read_options
 from bitcycle.measurement.corruption import CorruptionOptions
 from bitcycle.measurement.job import AnalysisOptions, Job, Network
 from bitcycle.measurement.noise import NoiseOptions
@@ -99,9 +100,9 @@ def run_jobs(name: str, jobs: Sequence[Job | None], dry_run: bool = False) -> in
         try:
             job.run()
             made += 1
-        except USER_ERRORS as error:
+        except (RunError, DataError, SettingError) as error:
             print(f"{name}: {job.options.kind} failed: {error}", file=sys.stderr)
-            worst, failed = max(worst, exit_code(error)), failed + 1
+            worst, failed = max(worst, error.exit_code), failed + 1
     waiting, done = jobs.count(None), len([job for job in jobs if job is not None]) - len(missing)
     left = len(missing) if dry_run else 0
     counts = {"already done": done, "computed": made, "failed": failed, "pending": left, "waiting for runs": waiting}

@@ -3,15 +3,12 @@
 import argparse
 import dataclasses
 import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION, DataError, RunError
+from bitcycle.command import guarded
 from bitcycle.measurement.job import AnalysisOptions, Job, Network
 from bitcycle.settings import SettingError, default_of, nearest
-
-USER_ERRORS = (RunError, DataError, SettingError)
 
 
 def parser(kind: type[AnalysisOptions], description: str) -> argparse.ArgumentParser:
@@ -60,27 +57,9 @@ def run_command(kind: type[AnalysisOptions], description: str | None, arguments:
     given = vars(parser(kind, description or "").parse_args(arguments))
     networks, data_root = given.pop("networks"), given.pop("data_root")
 
-    def run() -> int:
+    def run() -> None:
         options = read_options(kind, {name: value for name, value in given.items() if value is not None})
         job = Job(options, tuple(map(Network.parse, networks)), data_root)
         print(f"{job.path}: {len(job.run().rows)} rows; `make collect` adds it to results/summary")
-        return EXIT_DONE
 
     return guarded(run)
-
-
-def guarded(command: Callable[[], int]) -> int:
-    """Run a command; errors that the user can fix are reported as a message and an exit code."""
-    try:
-        return command()
-    except USER_ERRORS as error:
-        print(error, file=sys.stderr)
-        return exit_code(error)
-    except KeyboardInterrupt:
-        print("interrupted: finished parts are stored; run the same command again to continue", file=sys.stderr)
-        return EXIT_INTERRUPTED
-
-
-def exit_code(error: Exception) -> int:
-    """The exit code of an error that the user can fix."""
-    return error.exit_code if isinstance(error, (DataError, RunError)) else EXIT_WRONG_CONFIGURATION

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,7 +15,6 @@ from torch import nn
 
 from bitcycle import distributed
 from bitcycle.allocator import keep_freed_memory
-from bitcycle.configuration import to_plain
 from bitcycle.errors import RunError
 from bitcycle.files import read_object, write_atomically
 from bitcycle.hardware import CostMeter
@@ -307,7 +306,7 @@ def make_trackers(plan: Plan, first_step: int) -> list[Tracker]:
     options, folder = plan.config.logging, plan.folder.path
     trackers: list[Tracker] = []
     if options.wandb != "disabled":
-        trackers.append(WandbTracker(options, folder, labels(plan), to_plain(plan.config)))
+        trackers.append(WandbTracker(options, folder, labels(plan), asdict(plan.config)))
     if options.tensorboard:
         trackers.append(TensorBoardTracker(folder, first_step))
     return trackers
@@ -315,7 +314,7 @@ def make_trackers(plan: Plan, first_step: int) -> list[Tracker]:
 
 def write_config(plan: Plan) -> None:
     """Write every setting, resolved, to config.yaml."""
-    text = OmegaConf.to_yaml(OmegaConf.create(to_plain(plan.config)))
+    text = OmegaConf.to_yaml(OmegaConf.create(asdict(plan.config)))
     write_atomically(plan.folder.config, lambda stream: stream.write(text.encode()))
 
 

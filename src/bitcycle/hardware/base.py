@@ -109,6 +109,11 @@ class Cost:
         }
 
 
+def relative(cost: float | Fraction, static: float | Fraction) -> float:
+    """A cost divided by that of static q_max; 1 if that is zero."""
+    return float(cost / static) if static else 1.0
+
+
 @dataclass
 class HardwareOptions(Settings):
     """Counting rules that all cost models share. A cost model turns a histogram of precisions into a `Cost`.
@@ -170,12 +175,6 @@ class HardwareOptions(Settings):
     def precision_of(self, operation: Operation, scheduled: Precision) -> Precision:
         """Bits of the operands as multiplied, without their share of a scale."""
         return Precision(*map(int, self.widths_of(operation, scheduled)))
-
-    def passes_of(self, operation: Operation) -> dict[str, bool]:
-        """Return whether each pass of an operation is counted."""
-        both = self.rule("passes") == "all"
-        error = operation.needs_input_gradient or self.rule("input_gradient") == "all"
-        return {"forward": True, "error": both and error, "weight_gradient": both and operation.needs_weight_gradient}
 
     def images_per_sample(self, samples: int) -> Fraction:
         """Images counted per training sample: 1, or the factor that makes the whole run count 8.192e6 images."""

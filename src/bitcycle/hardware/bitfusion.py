@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Optional
 
-from bitcycle.hardware.base import PASSES, Cost, LayerCost
+from bitcycle.hardware.base import PASSES, Cost, LayerCost, relative
 from bitcycle.hardware.bitops import BitOps
 from bitcycle.hardware.gemm import Array, Energy, Gemm, Usage, cheapest, energy_pj
 from bitcycle.hardware.histogram import Histogram, SampleCounts
@@ -96,8 +96,8 @@ class BitFusion(BitOps):
             cost,
             energy_j=self._joules(total),
             latency_s=self._seconds(total),
-            energy_relative_to_static=_ratio(self._joules(total), self._joules(static)),
-            latency_relative_to_static=_ratio(self._seconds(total), self._seconds(static)),
+            energy_relative_to_static=relative(self._joules(total), self._joules(static)),
+            latency_relative_to_static=relative(self._seconds(total), self._seconds(static)),
             energy_parts={part: pj * 1e-12 for part, pj in energy_pj(total, self.array.energy).items()},
             latency_parts={
                 "compute": float(total.active) / self.clock_hz,
@@ -111,7 +111,8 @@ class BitFusion(BitOps):
     def usages(self, workload: Workload, counts: SampleCounts) -> Usages:
         """Usage of every operation in each pass, over all counted samples."""
         scale = self.images_per_sample(counts.samples)
-        quantized_only = self._rule_for_array() == "quantized"
+        by_convention = "quantized" if self.convention == "fractrain" else "all"
+        quantized_only = (self.array_layers or by_convention) == "quantized"
         return {
             operation.name: self._usage(operation, workload.samples, counts.of(operation), scale)
             for operation in workload.operations
@@ -145,17 +146,12 @@ class BitFusion(BitOps):
         if operation.kind != "conv":
             products = MatrixProduct(rows, n, c), MatrixProduct(rows, c, n), MatrixProduct(c, n, rows)
             return dict(zip(PASSES, products))
-        wgrad = self.wgrad or PRESETS[self.preset]["wgrad"]
-        exact = wgrad == "outer_product"
+        exact = (self.wgrad or PRESETS[self.preset]["wgrad"]) == "outer_product"
         return {
             "forward": MatrixProduct(int(operation.output_positions * share), n, c, t),
             "error": MatrixProduct(int(operation.input_positions * share), c, n, t),
             "weight_gradient": MatrixProduct(t * c, n, 1, rows) if exact else MatrixProduct(t, n, c, rows),
         }
-
-    def _rule_for_array(self) -> str:
-        by_convention = "quantized" if self.convention == "fractrain" else "all"
-        return self.array_layers or by_convention
 
     def _usage(
         self, operation: Operation, traced: int, histogram: Histogram, scale: Fraction
@@ -177,9 +173,10 @@ class BitFusion(BitOps):
         """Part of the traced samples that an operation processes together, and how often it runs per sample."""
         share = Fraction(self.batch, traced)
         positions = (operation.product.m, operation.input_positions, operation.output_positions)
-        if operation.kind == "matmul":  # one product for each sample (and head)
-            return Fraction(1), Fraction(operation.groups, traced)
-        if any((number * share).denominator > 1 for number in positions):  # its size is independent of samples
+        independent = any(
+            (number * share).denominator > 1 for number in positions
+        )  # its size does not depend on samples
+        if independent or operation.kind == "matmul":  # a matmul is one product for each sample (and head)
             return Fraction(1), Fraction(operation.groups, traced)
         return share, Fraction(operation.groups, self.batch)
 
@@ -199,7 +196,3 @@ def _total(usages: Usages) -> Usage[Fraction]:
 
 def _by_layer(usages: Usages, measure: Callable[[Usage[Fraction]], float]) -> tuple[LayerCost, ...]:
     return tuple(LayerCost(name, *(measure(passes[p]) for p in PASSES)) for name, passes in usages.items())
-
-
-def _ratio(cost: float, static: float) -> float:
-    return cost / static if static else 1.0

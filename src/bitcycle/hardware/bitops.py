@@ -22,7 +22,7 @@ from fractions import Fraction
 from operator import mul
 from typing import Any
 
-from bitcycle.hardware.base import PASSES, Cost, HardwareOptions, LayerCost
+from bitcycle.hardware.base import Cost, HardwareOptions, LayerCost, relative
 from bitcycle.hardware.histogram import Histogram, SampleCounts
 from bitcycle.hardware.operation import FLOAT_PRECISION, Operation, Workload
 from bitcycle.schedule import Precision
@@ -38,12 +38,13 @@ class BitOps(HardwareOptions):
         layers = self.layer_costs(workload, counts)
         total = sum((layer.total for layer in layers), Fraction(0))
         static = self._total_at(reference, workload, counts.samples)
-        in_float32 = self._total_at(FLOAT_PRECISION, _without_fixed_bits(workload), counts.samples)
+        scheduled = tuple(replace(operation, fixed_precision=None) for operation in workload.operations)
+        in_float32 = self._total_at(FLOAT_PRECISION, replace(workload, operations=scheduled), counts.samples)
         return Cost(
             samples=counts.samples,
             gbitops=float(total / 10**9),
             effective_macs=float(total / 1024),
-            relative_to_static=float(total / static) if static else 1.0,
+            relative_to_static=relative(total, static),
             compute_percentage=float(100 * total / in_float32) if in_float32 else 100.0,
             layers=tuple(layers),
         )
@@ -81,12 +82,15 @@ class BitOps(HardwareOptions):
         cost_of_mac: Callable[[Any, Any], Any],
     ) -> list[Any]:
         """Cost of each pass of an operation: multiply-accumulates times the cost of one, by the `widths` of its operands."""
-        sums, counted = dict.fromkeys(PASSES, 0), self.passes_of(operation)
+        backward = self.rule("passes") == "all"
+        error = operation.needs_input_gradient or self.rule("input_gradient") == "all"
+        counted = (True, backward and error, backward and operation.needs_weight_gradient)
+        sums: list[Any] = [0, 0, 0]
         for scheduled, samples in histogram.items():
             w, a, g = widths(operation, scheduled)
-            for name, operands in zip(PASSES, ((w, a), (w, g), (a, g))):
-                sums[name] += operation.macs * samples * counted[name] * cost_of_mac(*operands)
-        return list(sums.values())
+            for index, operands in enumerate(((w, a), (w, g), (a, g))):
+                sums[index] += operation.macs * samples * counted[index] * cost_of_mac(*operands)
+        return sums
 
     def _elementwise(self, workload: Workload) -> int:
         """Elementwise operations (normalisation, pooling, activation functions) that the convention counts as MACs.
@@ -103,10 +107,6 @@ class BitOps(HardwareOptions):
         if count == "with_bn_relu":
             return 2 * workload.batch_norm_elements + workload.pooled_inputs + workload.relu_elements
         return 0
-
-
-def _without_fixed_bits(workload: Workload) -> Workload:
-    return replace(workload, operations=tuple(replace(o, fixed_precision=None) for o in workload.operations))
 
 
 def _exact(value: Fraction | int) -> int | Fraction:

@@ -41,7 +41,10 @@ class SampleCounts:
         """Reject invalid counts. Raises SettingError for bits outside 1 to 32, negative counts, a name that is not in the
         workload, and more samples of an operation than of the run."""
         for histogram in (self.histogram, *self.per_operation.values()):
-            _check_histogram(histogram)
+            for precision, samples in histogram.items():
+                check_precision(precision)
+                if not isinstance(samples, int) or samples < 0:
+                    raise SettingError("samples", samples, "is not a number of samples", "use whole numbers from 0")
         known = {name for o in workload.operations for name in (o.name, *_enclosing(o.module))}
         for name, histogram in self.per_operation.items():
             if name not in known:
@@ -59,13 +62,6 @@ def check_precision(precision: Precision) -> None:
             raise SettingError(
                 f"{role} precision", bits, problem, "use 32 for float32; leave skipped samples uncounted"
             )
-
-
-def _check_histogram(histogram: Histogram) -> None:
-    for precision, samples in histogram.items():
-        check_precision(precision)
-        if not isinstance(samples, int) or samples < 0:
-            raise SettingError("samples", samples, "is not a number of samples", "use whole numbers from 0")
 
 
 def _enclosing(module: str) -> list[str]:

@@ -7,7 +7,7 @@ take no time. There is no energy.
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from bitcycle.hardware.base import Cost, LayerCost
+from bitcycle.hardware.base import Cost, LayerCost, relative
 from bitcycle.hardware.bitops import BitOps
 from bitcycle.hardware.histogram import SampleCounts
 from bitcycle.hardware.operation import Workload
@@ -32,7 +32,7 @@ class LatencyModel(BitOps):
         return replace(
             cost,
             latency_s=float(total),
-            latency_relative_to_static=float(total / static) if static else 1.0,
+            latency_relative_to_static=relative(total, static),
             latency_layers=tuple(LayerCost(name, *map(float, passes)) for name, passes in layers.items()),
         )
 

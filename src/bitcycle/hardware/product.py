@@ -45,11 +45,11 @@ def _convolution(args: Any, output: Tensor, depends: Depends) -> Product:
 
 
 def _matrix_product(x: Tensor, y: Tensor, output: Tensor, depends: Depends) -> Product:
-    """x [..., m, k] times y [..., k, n]; one group per matrix of a batch."""
-    if torch.strided not in (x.layout, y.layout) or x.layout != y.layout:
+    """x [..., m, k] times y [..., k, n], or vectors instead of m = 1 and n = 1; one group per matrix of a batch."""
+    if y.dim() > 1 and (torch.strided not in (x.layout, y.layout) or x.layout != y.layout):
         return _sparse_product(x, y, output)
     groups = x.shape[0] if x.dim() == 3 else 1
-    m, k, n = x.shape[-2], x.shape[-1], y.shape[-1]
+    m, k, n = x.shape[-2] if x.dim() > 1 else 1, x.shape[-1], y.shape[-1] if y.dim() > 1 else 1
     if depends(y) and not depends(x):  # a weight on the left: the transposed product
         return Product("linear", MatrixProduct(n, m, k), groups, n, y, x, output)
     kind = "matmul" if depends(x) and depends(y) else "linear"
@@ -73,15 +73,6 @@ def _scattered_sum(args: Any, output: Tensor, depends: Depends) -> Product | Non
     return Product("aggregation", MatrixProduct(edges, width, 1), 1, edges, source, index, output)
 
 
-def _vector_product(x: Tensor, y: Tensor, output: Tensor, depends: Depends) -> Product:
-    """A matrix [m, k] or a vector [k] times a vector [k]."""
-    m, k = (x.shape[0] if x.dim() == 2 else 1), x.shape[-1]
-    if depends(y) and not depends(x):
-        return Product("linear", MatrixProduct(1, m, k), 1, 1, y, x, output)
-    kind = "matmul" if depends(x) and depends(y) else "linear"
-    return Product(kind, MatrixProduct(m, 1, k), 1, m, x, y, output)
-
-
 def _bilinear(args: Any, output: Tensor, depends: Depends) -> Product:
     """y_o = x W_o z, the product of nn.Bilinear: a linear layer whose inputs are all products x_i z_j."""
     x, weight, expanded = args[0], args[1], args[3]
@@ -100,28 +91,19 @@ def _lookup(args: Any, output: Any, depends: Depends) -> Product:
     )
 
 
-SCATTERED_SUMS = (
-    aten.index_add,
-    aten.index_add_,
-    aten.scatter_add,
-    aten.scatter_add_,
-    aten.scatter_reduce,
-    aten.scatter_reduce_,
-)
+def _of_operands(first: int) -> Callable[[Any, Any, Depends], Product | None]:
+    """The product of two arguments, of which the first has this index."""
+    return lambda args, output, depends: _matrix_product(args[first], args[first + 1], output, depends)
+
+
+_ADDED = (aten.addmm, aten._sparse_addmm, aten.baddbmm, aten.addbmm, aten.addmv)
+_ADDED_BY_INDEX = (aten.index_add, aten.scatter_add, aten.scatter_reduce)
 PRODUCTS: dict[Any, Callable[[Any, Any, Depends], Product | None]] = {
     aten.convolution: _convolution,
-    aten.mm: lambda args, output, depends: _matrix_product(args[0], args[1], output, depends),
-    aten.addmm: lambda args, output, depends: _matrix_product(args[1], args[2], output, depends),
-    aten._sparse_addmm: lambda args, output, depends: _matrix_product(args[1], args[2], output, depends),
-    aten.bmm: lambda args, output, depends: _matrix_product(args[0], args[1], output, depends),
-    aten.baddbmm: lambda args, output, depends: _matrix_product(args[1], args[2], output, depends),
-    aten.addbmm: lambda args, output, depends: _matrix_product(args[1], args[2], output, depends),
-    aten.mv: lambda args, output, depends: _vector_product(args[0], args[1], output, depends),
-    aten.addmv: lambda args, output, depends: _vector_product(args[1], args[2], output, depends),
-    aten.dot: lambda args, output, depends: _vector_product(args[0], args[1], output, depends),
-    aten.vdot: lambda args, output, depends: _vector_product(args[0], args[1], output, depends),
+    **dict.fromkeys((aten.mm, aten.bmm, aten.mv, aten.dot, aten.vdot), _of_operands(0)),
+    **dict.fromkeys(_ADDED, _of_operands(1)),
     aten._trilinear: _bilinear,
-    **dict.fromkeys(SCATTERED_SUMS, _scattered_sum),
+    **dict.fromkeys((*_ADDED_BY_INDEX, aten.index_add_, aten.scatter_add_, aten.scatter_reduce_), _scattered_sum),
     **dict.fromkeys((aten.embedding, aten._embedding_bag, aten._embedding_bag_forward_only), _lookup),
 }
 """ATen operation -> function from its arguments and result to the product, or to None if there is none."""

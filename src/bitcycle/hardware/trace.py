@@ -58,14 +58,15 @@ def trace(model: nn.Module, *inputs: Any, samples: int | None = None, **keywords
     with torch.inference_mode(False), torch.enable_grad():
         inputs, keywords = tree_map_only(Tensor, _plain, (inputs, keywords))
         tensors = [leaf for leaf in tree_leaves((inputs, keywords)) if isinstance(leaf, Tensor)]
-        samples = _samples(tensors) if samples is None else samples
+        if samples is None:
+            samples = next((tensor.shape[0] for tensor in tensors if tensor.dim()), 1)
         if samples < 1:
             raise SettingError("samples", samples, "costs are counted per sample", "give an input of one or more")
-        recorder = _Recorder(tensors)
         model = copy.deepcopy(model, _computed_tensors(model)).eval()
+        recorder = _Recorder(model, tensors)
         for module in model.modules():
             # of layer.Gates and QuantizedLayer; found by attribute, as `hardware` does not import `layer`
-            getattr(module, "prepare_trace", _nothing)()
+            getattr(module, "prepare_trace", lambda: None)()
             if getattr(module, "is_quantizer", False):  # a quantizer.TensorQuantizer
                 module.forward = partial(_unquantized, module)
         devices = sorted({p.get_device() for p in model.parameters() if p.is_cuda})
@@ -73,9 +74,12 @@ def trace(model: nn.Module, *inputs: Any, samples: int | None = None, **keywords
             try:
                 model(*inputs, **keywords)
             except RuntimeError as error:
-                if _lacks_values(error, tensors):
-                    raise _without_values(error, model) from error
-                raise
+                if not any(tensor.is_meta for tensor in tensors) or "meta" not in str(error).lower():
+                    raise
+                reason = str(error).splitlines()[0]
+                problem = f"cannot be traced on the meta device, as its shapes depend on values ({reason})"
+                remedy = "trace it on the CPU with a real sample"
+                raise SettingError("model", type(model).__name__, problem, remedy) from error
     return recorder.workload(samples)
 
 
@@ -83,10 +87,6 @@ def _computed_tensors(model: nn.Module) -> dict[int, Tensor]:
     """Memo for deepcopy of tensors it cannot copy: those with a grad_fn, as kept by `torch.nn.utils.weight_norm`."""
     kept = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
     return {id(tensor): tensor.detach() for tensor in kept if not tensor.is_leaf}
-
-
-def _nothing() -> None:
-    """Default preparation of modules for tracing."""
 
 
 def _unquantized(quantizer: nn.Module, x: Tensor, *bits: Tensor) -> Tensor:
@@ -100,41 +100,24 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.is_inference() else tensor.detach()
 
 
-def _samples(tensors: list[Tensor]) -> int:
-    return next((tensor.shape[0] for tensor in tensors if tensor.dim()), 1)
-
-
-def _lacks_values(error: RuntimeError, inputs: list[Tensor]) -> bool:
-    return any(tensor.is_meta for tensor in inputs) and "meta" in str(error).lower()
-
-
-def _without_values(error: RuntimeError, model: nn.Module) -> SettingError:
-    problem = f"cannot be traced on the meta device, as its shapes depend on values ({str(error).splitlines()[0]})"
-    return SettingError("model", type(model).__name__, problem, "trace it on the CPU with a real sample")
-
-
 @contextmanager
 def _taken_apart(model: nn.Module) -> Iterator[None]:
     """Context that decomposes attention, recurrent and checkpointed layers into products; in one thread, as samples are small."""
     backends: list[Any] = [torch.backends.mkldnn, torch.backends.cudnn]
-    enabled = [backend.enabled for backend in backends]
-    fast, threads = torch.backends.mha.get_fastpath_enabled(), torch.get_num_threads()
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
-    reentrant = torch.utils.checkpoint.CheckpointFunction
-    try:
-        torch.utils.checkpoint.CheckpointFunction = _NotCheckpointed  # type: ignore[assignment, misc]
-        for backend, was_enabled in zip(backends, enabled):
-            backend.enabled = was_enabled and not recurrent
+    checkpoint: Any = torch.utils.checkpoint
+    with ExitStack() as stack:
+        for backend in backends:
+            stack.callback(setattr, backend, "enabled", backend.enabled)
+            backend.enabled = backend.enabled and not recurrent
+        stack.callback(setattr, checkpoint, "CheckpointFunction", checkpoint.CheckpointFunction)
+        checkpoint.CheckpointFunction = _NotCheckpointed
+        stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
         torch.backends.mha.set_fastpath_enabled(False)
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)  # contending threads on a busy machine can be a hundred times slower
         with sdpa_kernel([SDPBackend.MATH]), _eagerly(model):
             yield
-    finally:
-        for backend, was_enabled in zip(backends, enabled):
-            backend.enabled = was_enabled
-        torch.backends.mha.set_fastpath_enabled(fast)
-        torch.set_num_threads(threads)
-        torch.utils.checkpoint.CheckpointFunction = reentrant  # type: ignore[misc]
 
 
 class _NotCheckpointed:
@@ -147,22 +130,21 @@ class _NotCheckpointed:
 
 def _eagerly(model: nn.Module) -> AbstractContextManager[None]:
     """Context that runs compiled functions eagerly, so that the recorder is not compiled with them."""
-    will_compile = any(
+    compiles = any(
         getattr(module, "compile_kernel", False) for module in model.modules()
     )  # a quantizer.TensorQuantizer
-    if not will_compile and "torch._dynamo" not in sys.modules:  # importing the compiler takes seconds
+    if not compiles and "torch._dynamo" not in sys.modules:  # importing the compiler takes seconds
         return nullcontext()
-    stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
-    return stance
+    return torch.compiler.set_stance("force_eager")
 
 
 @contextmanager
 def _follow_modules(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
     """Context in which the recorder tracks the running module."""
     with ExitStack() as hooks:
-        for name, module in model.named_modules():
-            hooks.callback(module.register_forward_pre_hook(recorder.entering(name, module)).remove)
-            hooks.callback(module.register_forward_hook(recorder.leaving, always_call=True).remove)
+        for module in model.modules():
+            hooks.callback(module.register_forward_pre_hook(recorder.enter).remove)
+            hooks.callback(module.register_forward_hook(recorder.leave, always_call=True).remove)
         yield
 
 
@@ -173,23 +155,21 @@ class _Recorder(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled here, and the compiler takes seconds to import
 
-    def __init__(self, inputs: list[Tensor]) -> None:
+    def __init__(self, model: nn.Module, inputs: list[Tensor]) -> None:
         super().__init__()
+        self.module_names = {module: name or type(module).__name__ for name, module in model.named_modules()}
         self.operations: list[Operation] = []
         self.counts: Counter[str] = Counter()
-        self.stack: list[tuple[str, nn.Module]] = []
-        self.names: Counter[str] = Counter()
+        self.stack: list[nn.Module] = []
+        self.calls: Counter[str] = Counter()
         self.warned: set[str] = set()
         self.from_input = WeakTensorKeyDictionary()
         self._mark(inputs)
 
-    def entering(self, name: str, module: nn.Module) -> Callable[..., None]:
-        def hook(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            self.stack.append((name, module))
+    def enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.stack.append(module)
 
-        return hook
-
-    def leaving(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    def leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if isinstance(module, (nn.AvgPool2d, nn.AdaptiveAvgPool2d)) and isinstance(output, Tensor):
             self.counts["pooled_inputs"] += inputs[0].numel()
             self.counts["pooled_outputs"] += output.numel()
@@ -199,14 +179,11 @@ class _Recorder(TorchDispatchMode):
         keywords = kwargs or {}
         shortcut = func.overloadpacket in _BATCH_NORMS and args[0].is_meta
         output = _batch_norm_shapes(func, args[0]) if shortcut else func(*args, **keywords)
-        if not self._in_quantizer():
+        if not (self.stack and getattr(self.stack[-1], "is_quantizer", False)):  # a quantizer.TensorQuantizer
             self._record(func, args, keywords, output)
         if any(tensor in self.from_input for tensor in _tensors((args, *keywords.values()))):
             self._mark(_tensors((output,)))
         return output
-
-    def _in_quantizer(self) -> bool:
-        return bool(self.stack) and getattr(self.stack[-1][1], "is_quantizer", False)  # a quantizer.TensorQuantizer
 
     def _mark(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
@@ -228,12 +205,12 @@ class _Recorder(TorchDispatchMode):
             self._add_unknown(unknown, list(_tensors((args,))), list(_tensors((output,))))
 
     def _add_product(self, product: Product) -> None:
-        name, module = self._running()
+        module = self.stack[-1]
         moving, held = product.moving, product.held
         wanted = torch.is_grad_enabled() or moving.requires_grad  # gradients are disabled where features are frozen
         self.operations.append(
             Operation(
-                name=name,
+                name=self._next_name(module),
                 kind=product.kind,
                 macs=product.macs,
                 product=product.shape,
@@ -249,7 +226,7 @@ class _Recorder(TorchDispatchMode):
         )
 
     def _add_unknown(self, unknown: Unknown, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        name, _ = self._running()
+        name = self._next_name(self.stack[-1])
         needs_gradient = any(tensor.requires_grad for tensor in inputs)
         macs = unknown.macs or 0
         self.operations.append(
@@ -269,14 +246,18 @@ class _Recorder(TorchDispatchMode):
         )
         if unknown.name not in self.warned:
             self.warned.add(unknown.name)
-            warnings.warn(_warning(unknown, name), stacklevel=2)
+            counted, hint = f"counted as {macs} float32 products", ""
+            if unknown.macs is None:
+                counted = "not counted in the cost"
+                hint = "; give its formula with torch.utils.flop_counter.register_flop_formula"
+            message = f"{unknown.name} in {name!r} is arithmetic unknown to the cost models: {counted}{hint}"
+            warnings.warn(message, stacklevel=2)
 
-    def _running(self) -> tuple[str, nn.Module]:
-        """Name for the next operation of the running module, and that module."""
-        name, module = self.stack[-1]
-        name = name or type(module).__name__
-        self.names[name] += 1
-        return (f"{name}#{self.names[name]}" if self.names[name] > 1 else name), module
+    def _next_name(self, module: nn.Module) -> str:
+        """The name of a module's next operation."""
+        name = self.module_names[module]
+        self.calls[name] += 1
+        return f"{name}#{self.calls[name]}" if self.calls[name] > 1 else name
 
     def workload(self, samples: int) -> Workload:
         return Workload(tuple(self.operations), samples, **self.counts)
@@ -285,12 +266,6 @@ class _Recorder(TorchDispatchMode):
 def _batch_norm_shapes(func: Any, x: Tensor) -> tuple[Tensor, ...]:
     """What batch normalisation of a meta tensor returns; PyTorch would go through its Python reference for milliseconds."""
     return torch.empty_like(x), *(x.new_empty(0) for _ in func._schema.returns[1:])
-
-
-def _warning(unknown: Unknown, name: str) -> str:
-    counted = "not counted in the cost" if unknown.macs is None else f"counted as {unknown.macs} float32 products"
-    hint = "; give its formula with torch.utils.flop_counter.register_flop_formula" if unknown.macs is None else ""
-    return f"{unknown.name} in {name!r} is arithmetic unknown to the cost models: {counted}{hint}"
 
 
 def _tensors(values: tuple[Any, ...]) -> Iterator[Tensor]:

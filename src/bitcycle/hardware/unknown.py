@@ -43,8 +43,7 @@ def unknown_arithmetic(operation: Any, args: Any, keywords: Any, output: Any) ->
     from torch.utils.flop_counter import flop_registry  # slow to import and rarely needed
 
     formula = flop_registry.get(packet)
-    macs = None if formula is None else formula(*args, **keywords, out_val=output) // 2
-    return Unknown(str(packet), macs)
+    return Unknown(str(packet), formula and formula(*args, **keywords, out_val=output) // 2)
 
 
 @cache
@@ -53,10 +52,6 @@ def _is_suspicious(packet: Any) -> bool:
     if library in KNOWN_LIBRARIES:
         return ARITHMETIC.match(name) is not None
     return str(packet) != "torchvision.nms"  # comparisons only
-
-
-def _distances(args: Any, output: Tensor) -> int:
-    return int(output.numel() * args[0].shape[-1])
 
 
 def _fourier(args: Any, output: Tensor) -> int:
@@ -81,14 +76,13 @@ def _groups(args: Any, output: Tensor) -> int:
     return int(left.numel() * output.shape[-1] // (len(left) if (left.dim(), right.dim()) == (3, 2) else 1))
 
 
-def _inverse(args: Any, output: Any) -> int:
-    return int(args[0].numel() * args[0].shape[-1])
-
-
 _FORMULAS: dict[Any, Callable[[Any, Any], int]] = {
-    **dict.fromkeys((aten._cdist_forward, aten._euclidean_dist, aten._pdist_forward), _distances),
+    **dict.fromkeys(
+        (aten._cdist_forward, aten._euclidean_dist, aten._pdist_forward),
+        lambda args, output: output.numel() * args[0].shape[-1],
+    ),
     **dict.fromkeys((aten._fft_r2c, aten._fft_c2c, aten._fft_c2r), _fourier),
     **dict.fromkeys((aten._linalg_solve_ex, aten._linalg_det, aten.linalg_lu_factor_ex), _elimination),
-    aten.linalg_inv_ex: _inverse,
+    aten.linalg_inv_ex: lambda args, _: args[0].numel() * args[0].shape[-1],
     aten._grouped_mm: _groups,
 }

@@ -24,7 +24,7 @@ class _StraightThrough(torch.autograd.Function):
 class _Replaced(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, function: Callable[..., Tensor], gradient: Callable[..., Tensor], *arguments: Tensor
+        ctx: Any, x: Tensor, function: Callable[..., Tensor], gradient: Callable[..., Any], *arguments: Tensor
     ) -> Tensor:
         ctx.save_for_backward(x, *arguments)  # x costs no extra memory: ReLU and the optimizer hold it anyway
         ctx.gradient = gradient
@@ -33,7 +33,9 @@ class _Replaced(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         x, *arguments = ctx.saved_tensors
-        return ctx.gradient(gradients[0], x, *arguments), None, None, *([None] * len(arguments))
+        found = ctx.gradient(gradients[0], x, *arguments)
+        of_x, *of_arguments = found if isinstance(found, tuple) else (found,)
+        return of_x, None, None, *of_arguments, *([None] * (len(arguments) - len(of_arguments)))
 
 
 class _BackwardOnly(torch.autograd.Function):
@@ -53,9 +55,10 @@ def straight_through(function: Callable[..., Any], x: Tensor, *arguments: Any) -
 
 
 def with_gradient(
-    function: Callable[..., Tensor], gradient: Callable[..., Tensor], x: Tensor, *arguments: Tensor
+    function: Callable[..., Tensor], gradient: Callable[..., Any], x: Tensor, *arguments: Tensor
 ) -> Tensor:
-    """function(x, *arguments) with a custom gradient: dL/dx = gradient(dL/dy, x, *arguments)."""
+    """function(x, *arguments) with a custom gradient: dL/dx = gradient(dL/dy, x, *arguments), or a tuple of dL/dx and the
+    gradients of the first arguments."""
     return _Replaced.apply(x, function, gradient, *arguments)
 
 

@@ -22,8 +22,15 @@ INITIAL_BITS = 8
 """Initial bits of a converted model, or the quantizer's highest bits below that."""
 
 
-class _Stateful(nn.Module):
+class _Quantizer(nn.Module):
     """A module that keeps its state if a loaded state dict has none for it, as that of a float network."""
+
+    is_quantizer = True
+    """Marks quantizers, whose arithmetic is excluded from costs."""
+    has_blocks = False
+    """Whether it implements `along`, so that each product gets a copy with blocks along the dimension it sums over."""
+    has_codes = False
+    """Whether it implements `encode` (weights: `encode_weight` and `decode_weight`) and its gradient is straight-through."""
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         own = {**self._parameters, **self._buffers}
@@ -31,23 +38,17 @@ class _Stateful(nn.Module):
             super()._load_from_state_dict(state_dict, prefix, *arguments)
 
 
-class TensorQuantizer(_Stateful):
+class TensorQuantizer(_Quantizer):
     """Quantizes a tensor. `bits` is an int64 tensor; 0 means float32 and returns the tensor unchanged.
 
     Parameters of a quantizer are trained with those of the model, without weight decay. `compile` fuses each function into one
     kernel.
     """
 
-    is_quantizer = True
-    """Marks quantizers, whose arithmetic is excluded from costs."""
     works_each_step = False
     """Whether `begin_step` must be called before each training step."""
     samples_are_independent = False
     """Whether in evaluation mode the result for a sample is independent of the other samples."""
-    has_blocks = False
-    """Whether it implements `along`, so that each product gets a copy with blocks along the dimension it sums over."""
-    has_codes = False
-    """Whether it implements `encode` (activations) or `encode_weight` and `decode_weight`; its gradient is straight-through."""
     steps_are_independent = False
     """Whether the result for a time step of a sequence depends only on this step, without changing state."""
     non_negative = False
@@ -130,15 +131,8 @@ class TensorQuantizer(_Stateful):
         return None
 
 
-class GradientQuantizer(_Stateful):
+class GradientQuantizer(_Quantizer):
     """Identity in the forward pass; quantizes the gradient in the backward pass."""
-
-    is_quantizer = True
-    """Marks quantizers, whose arithmetic is excluded from costs."""
-    has_blocks = False
-    """Whether it implements `along`, as the quantizers of its weights and activations do."""
-    has_codes = False
-    """Whether it implements `encode`."""
 
     def __init__(self, stochastic: bool = True, compile: bool = False) -> None:
         super().__init__()
@@ -187,9 +181,6 @@ class FloatGradient(GradientQuantizer):
 
     def quantize_sequence(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
         return x
-
-    def quantize_steps(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
-        return gradient
 
 
 @dataclass

@@ -12,7 +12,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 def flat(x: Tensor) -> Tensor:
     """All elements as a vector; tensors of four or more dimensions in channels-last order (N, H, W, C)."""
-    return _computable((x.movedim(1, -1) if x.dim() >= 4 else x).reshape(-1))
+    return computable((x.movedim(1, -1) if x.dim() >= 4 else x).reshape(-1))
 
 
 def unflat(vector: Tensor, like: Tensor) -> Tensor:
@@ -29,13 +29,14 @@ def shaped(vector: Tensor, like: Tensor) -> Tensor:
 
 def rows(weight: Tensor) -> Tensor:
     """A weight as a matrix with one row per output channel."""
-    return _computable((weight.movedim(1, -1) if weight.dim() >= 4 else weight).reshape(weight.shape[0], -1))
+    return computable((weight.movedim(1, -1) if weight.dim() >= 4 else weight).reshape(weight.shape[0], -1))
 
 
 def samples(x: Tensor) -> Tensor:
     """Activations or gradients as a matrix with one row per sample (dimension 0); a vector is one sample."""
-    return rows(x) if x.dim() > 1 else _computable(x.view(1, -1))
+    return rows(x) if x.dim() > 1 else computable(x.view(1, -1))
 
 
-def _computable(view: Tensor) -> Tensor:
+def computable(view: Tensor) -> Tensor:
+    """A detached view, as a float32 copy if it is in half precision."""
     return view.detach().float() if view.dtype in HALF else view.detach()

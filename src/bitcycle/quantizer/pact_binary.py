@@ -21,7 +21,7 @@ passes unscaled.
 """
 
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -62,26 +62,6 @@ def pact_gradients(gradient: Tensor, x: Tensor, alpha: Tensor, bits: Tensor, pub
     return of_x, torch.where(quantized, gradient * slope, 0)
 
 
-class _Pact(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, alpha: Tensor, bits: Tensor, published: bool, compile: bool) -> Tensor:
-        ctx.save_for_backward(x, alpha, bits)
-        ctx.published, ctx.compile_kernel = published, compile
-        return unflat(kernel(pact, compile)(flat(x), _guarded(alpha), bits), like=x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        x, alpha, bits = ctx.saved_tensors
-        function = kernel(pact_gradients, ctx.compile_kernel)
-        of_x, of_alpha = function(flat(gradients[0]), flat(x), _guarded(alpha), bits, ctx.published)
-        # The sum is outside the kernel, as compiled sums differ in the order of summation.
-        return unflat(of_x, like=x), of_alpha.sum(), None, None, None
-
-
-def _guarded(alpha: Tensor) -> Tensor:
-    return alpha.detach().clamp_min(MINIMUM_ALPHA)
-
-
 class PactActivation(TensorQuantizer):
     """PACT at a layer's input, with its trainable alpha (a scalar) and its penalty l2 * alpha^2.
 
@@ -103,7 +83,17 @@ class PactActivation(TensorQuantizer):
         raise SettingError("quantizer", "pact", problem, remedy)
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        return _Pact.apply(x, self.alpha, bits, self.published, self.compile_kernel)
+        return with_gradient(self._quantize, self._gradients, x, self.alpha, bits)
+
+    def _quantize(self, x: Tensor, alpha: Tensor, bits: Tensor) -> Tensor:
+        return self.on_elements(pact, x, alpha.detach().clamp_min(MINIMUM_ALPHA), bits)
+
+    def _gradients(self, gradient: Tensor, x: Tensor, alpha: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
+        alpha = alpha.detach().clamp_min(MINIMUM_ALPHA)
+        function = kernel(pact_gradients, self.compile_kernel)
+        of_x, of_alpha = function(flat(gradient), flat(x), alpha, bits, self.published)
+        # The sum is outside the kernel, as compiled sums differ in the order of summation.
+        return unflat(of_x, like=x), of_alpha.sum()
 
     def penalty(self, bits: Tensor) -> Tensor | None:
         if self.l2 == 0:

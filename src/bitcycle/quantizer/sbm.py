@@ -36,7 +36,7 @@ from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQ
 from bitcycle.quantizer.codes import Codes, WeightCodes
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.cpp_operators import cpp_operators
-from bitcycle.quantizer.layout import HALF, flat, rows, shaped, unflat
+from bitcycle.quantizer.layout import computable, flat, rows, shaped, unflat
 from bitcycle.quantizer.sbm_gradient import RelativeGradient, SbmGradient, SbmPositionGradient
 from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import SettingError, setting
@@ -85,8 +85,7 @@ class SbmRows(TensorQuantizer):
         return super().forward(x, bits)
 
     def rounded(self, x: Tensor, bits: Tensor) -> Tensor:
-        matrix = x.detach().reshape(-1, x.shape[-1])
-        matrix = matrix.float() if matrix.dtype in HALF else matrix
+        matrix = computable(x.reshape(-1, x.shape[-1]))
         return kernel(affine.quantize_per_row, self.compile_kernel)(matrix, bits).to(x.dtype).view(x.shape)
 
 

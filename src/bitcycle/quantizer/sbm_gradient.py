@@ -12,7 +12,7 @@ from bitcycle.quantizer.base import GradientQuantizer
 from bitcycle.quantizer.codes import GradientCodes
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.cpp_operators import GradientRange, cpp_operators
-from bitcycle.quantizer.layout import HALF, flat, rows, shaped, unflat
+from bitcycle.quantizer.layout import computable, flat, rows, shaped, unflat
 
 
 class SbmGradient(GradientQuantizer):
@@ -98,8 +98,7 @@ class SbmPositionGradient(SbmGradient):
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         if gradient.dim() < 3 or self._native(gradient) is not None:
             return super().quantize(gradient, bits, step_key, layer_key)
-        positions = gradient.detach().reshape(len(gradient), -1, gradient.shape[-1])
-        positions = positions.float() if positions.dtype in HALF else positions
+        positions = computable(gradient.reshape(len(gradient), -1, gradient.shape[-1]))
         noise = (step_key, layer_key, distributed.first_element(positions))
         quantized = self._round(positions, affine.position_range, bits, *noise)
         return quantized.to(gradient.dtype).view(gradient.shape)

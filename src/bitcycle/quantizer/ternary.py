@@ -22,11 +22,11 @@ last layer stay float.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from bitcycle.quantizer.autograd import with_gradient
 from bitcycle.quantizer.base import TensorQuantizer
 from bitcycle.quantizer.uniform import UniformActivationOptions
 from bitcycle.settings import setting
@@ -80,26 +80,6 @@ def trained_ternary(weight: Tensor, positive: Tensor, negative: Tensor, threshol
     return torch.where((bits > 0) & ~weight.isnan(), values, weight)
 
 
-class _TrainedTernary(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, weight: Tensor, positive: Tensor, negative: Tensor, bits: Tensor, threshold: float, published: bool
-    ) -> Tensor:
-        ctx.save_for_backward(weight, positive, negative, bits)
-        ctx.threshold, ctx.published = threshold, published
-        return trained_ternary(weight, positive, negative, threshold, bits)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        weight, positive, negative, bits = ctx.saved_tensors
-        gradient = gradients[0]
-        signs = torch.where(bits > 0, ternary_signs(weight, ctx.threshold), 0)
-        of_weight = gradient * torch.where(signs > 0, positive, torch.where(signs < 0, negative, 1))
-        of_positive = torch.where(signs > 0, gradient, 0).sum()
-        of_negative = torch.where(signs < 0, gradient, 0).sum() * (1 if ctx.published else -1)
-        return of_weight, of_positive, of_negative, None, None, None
-
-
 class TrainedTernaryWeight(TensorQuantizer):
     """Asymmetric ternary weights with trainable values, which do not change in the float phase (0 bits)."""
 
@@ -110,7 +90,18 @@ class TrainedTernaryWeight(TensorQuantizer):
         self.negative = nn.Parameter(torch.ones(()))
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        return _TrainedTernary.apply(x, self.positive, self.negative, bits, self.threshold, self.published_sign)
+        return with_gradient(self._quantize, self._gradients, x, self.positive, self.negative, bits)
+
+    def _quantize(self, x: Tensor, positive: Tensor, negative: Tensor, bits: Tensor) -> Tensor:
+        return trained_ternary(x, positive, negative, self.threshold, bits)
+
+    def _gradients(
+        self, gradient: Tensor, x: Tensor, positive: Tensor, negative: Tensor, bits: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        signs = torch.where(bits > 0, ternary_signs(x, self.threshold), 0)
+        of_x = gradient * torch.where(signs > 0, positive, torch.where(signs < 0, negative, 1))
+        of_negative = torch.where(signs < 0, gradient, 0).sum() * (1 if self.published_sign else -1)
+        return of_x, torch.where(signs > 0, gradient, 0).sum(), of_negative
 
 
 @dataclass

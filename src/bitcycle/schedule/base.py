@@ -75,6 +75,12 @@ class RunLength:
             if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
                 raise SettingError(name, value, "is not a positive whole number", "use 1 or more")
 
+    def epoch(self, field: str, value: object, remedy: str = "bind with steps_per_epoch") -> int:
+        """Steps per epoch. Raises SettingError naming the field that needs them if they are not known."""
+        if self.steps_per_epoch is None:
+            raise SettingError(field, value, "the length of an epoch is not known", remedy)
+        return self.steps_per_epoch
+
 
 @dataclass
 class ScheduleOptions(Settings):

@@ -25,15 +25,6 @@ FORMS = ("repeated", "vertical", "horizontal", "within", "annealing")
 ROUNDINGS: dict[str, Callable[[float], int]] = {"rint": round, "ceil": math.ceil, "floor": math.floor}
 
 
-def linear(z: float) -> float:
-    """g(z) = z.
-
-    >>> linear(0.25)
-    0.25
-    """
-    return z
-
-
 def cosine(z: float) -> float:
     """g(z) = (1 - cos(pi z)) / 2 (CPT, equation 1).
 
@@ -67,9 +58,9 @@ def rex(z: float, d: float = 0.9) -> float:
 
 
 def growth_profile(name: str, rex_d: float, exp_k: float, renormalise: bool) -> Callable[[float], float]:
-    """The profile called `name` with its constants bound."""
+    """The profile called `name` with its constants bound; linear is g(z) = z."""
     return {
-        "linear": linear,
+        "linear": lambda z: z,
         "cosine": cosine,
         "exponential": lambda z: exponential(z, exp_k, renormalise),
         "rex": lambda z: rex(z, rex_d),
@@ -142,11 +133,12 @@ class Cyclic(ScheduleOptions):
     def check_length(self, length: RunLength) -> None:
         self._check_cycles(length)
         if self.q_min == AUTO:
-            self._check_test(length)
+            try:
+                self.first_test.check_length(length)
+            except SettingError as error:
+                raise error.within("range_test") from None
 
     def _check_cycles(self, length: RunLength) -> None:
-        if self.unit == "epoch" and length.steps_per_epoch is None:
-            raise SettingError("unit", self.unit, "the length of an epoch is not known", "bind with steps_per_epoch")
         steps = self._duration(length)
         if self.cycles > steps:
             problem = f"the run has only {steps} {self.unit}s, less than one per cycle"
@@ -158,12 +150,6 @@ class Cyclic(ScheduleOptions):
                 "set renormalise=true or a larger exp_k",
                 stacklevel=2,
             )
-
-    def _check_test(self, length: RunLength) -> None:
-        try:
-            self.first_test.check_length(length)
-        except SettingError as error:
-            raise error.within("range_test") from None
 
     @property
     def first_test(self) -> RangeTest:
@@ -203,15 +189,17 @@ class Cyclic(ScheduleOptions):
         return Precision(forward, forward, self._bits(level, self.lowest_gradient, self.highest_gradient))
 
     def course(self, length: RunLength) -> list[tuple[Precision, int]]:
-        period, duration = self._period(length), self._duration(length)
-        if type(self).precision is not Cyclic.precision or period > LARGEST_PERIOD or self.period_rounding == "exact":
+        if type(self).precision is not Cyclic.precision or self.period_rounding == "exact":
+            return super().course(length)
+        period, duration, unit = self._period(length), self._duration(length), self._time_unit(length)
+        if period > LARGEST_PERIOD:
             return super().course(length)
         half = (period + 1) // 2 if self.form == "within" else period  # precision is monotone on either side of it
         last = length.total_steps - 1
 
         @cache
         def at(time: int) -> Precision:
-            return self.precision(min(time * self._time_unit(length), last - self.end_at_q_max), length)
+            return self.precision(min(time * unit, last - self.end_at_q_max), length)
 
         def cycle(start: int) -> list[tuple[Precision, int]]:
             middle, end = min(start + half, duration), min(start + period, duration)
@@ -220,16 +208,15 @@ class Cyclic(ScheduleOptions):
         whole = (duration - 1) // period  # cycles before the last one; those of the same parity are alike
         first_two = [cycle(number * period) for number in range(min(whole, 2))]
         parts = [part for number in range(whole) for part in first_two[number % 2]] + cycle(whole * period)
-        steps = [(precision, count * self._time_unit(length)) for precision, count in joined(parts)]
-        precision, count = steps.pop()
-        count -= sum(count for _, count in [*steps, (precision, count)]) - length.total_steps  # of a truncated epoch
+        *steps, (precision, _) = [(precision, count * unit) for precision, count in joined(parts)]
+        rest = length.total_steps - sum(count for _, count in steps)  # of a possibly truncated epoch
         if self.end_at_q_max:
-            return joined([*steps, (precision, count - 1), (self.reference, 1)])
-        return [*steps, (precision, count)]
+            return joined([*steps, (precision, rest - 1), (self.reference, 1)])
+        return [*steps, (precision, rest)]
 
     def _time_unit(self, length: RunLength) -> int:
         """Number of steps per `unit`."""
-        return 1 if self.unit == "iteration" else length.steps_per_epoch or 1
+        return 1 if self.unit == "iteration" else length.epoch("unit", self.unit)
 
     def level(self, step: int, length: RunLength) -> float:
         """s(t) in [0, 1] before scaling and rounding, for `step` of a run of `length`."""

@@ -234,12 +234,9 @@ class FracTrain(LossPlateau, Dfq):
     )
 
     def validate(self) -> None:
-        Dfq.validate(self)
+        super().validate()
         if (last := self.target + (self.stages - 1) * self.target_step) > 100:
             raise SettingError("target_step", self.target_step, f"the last target is {last:g} %", "stay below 100 %")
-
-    def check_length(self, length: RunLength) -> None:
-        LossPlateau.check_length(self, length)
 
     def bind(self, total_steps: int, steps_per_epoch: int | None = None) -> FracTrainSchedule:
         return FracTrainSchedule(self, RunLength(total_steps, steps_per_epoch))

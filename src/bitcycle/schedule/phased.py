@@ -2,22 +2,29 @@
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import Optional
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, Optional
 
 from bitcycle.schedule.base import STARTS, Phase, RunLength, ScheduleOptions
 from bitcycle.schedule.precision import FLOAT, Precision
 from bitcycle.settings import SettingError, setting
 
 RATES = ("initial", "coarse", "fine")
-RATIO_BITS = (2, 8)
-"""Bits whose optimal steps the coarse rate compares, D_2 / D_8 (HLHLp, section 3.2)."""
+
+
+class PlannedPhase(NamedTuple):
+    """Relative length, bits of weights and activations, and the options of `Phase` in which a phase differs from others."""
+
+    share: float
+    weight: int
+    activation: int
+    options: dict[str, Any] = {}  # noqa: RUF012
 
 
 @dataclass
 class PhasedOptions(ScheduleOptions):
-    """Base class of schedules in phases. Subclasses define bits, length and learning rate of each phase.
+    """Base class of schedules in phases, which subclasses list in `plan`.
 
     With lengths L_i, phase k begins at step round(T (L_1 + ... + L_(k-1)) / (L_1 + ... + L_n)). At step t of a phase of S steps,
     the rate is the recipe's rate at step t of a run of S steps, times the phase's factor.
@@ -36,57 +43,42 @@ class PhasedOptions(ScheduleOptions):
     reset_bn: bool = setting(False, "reset batch norm's running statistics at a phase transition")
 
     @property
-    def shares(self) -> Sequence[float]:
-        """Relative lengths of the phases; phases of length 0 are skipped."""
-        raise NotImplementedError
-
-    @property
-    def phase_bits(self) -> Sequence[tuple[int, int]]:
-        """(weight bits, activation bits) of each phase."""
-        raise NotImplementedError
-
-    def recipe(self, index: int) -> Phase:
-        """Phase `index` without its position in the run."""
+    def plan(self) -> Sequence[PlannedPhase]:
+        """The phases in order; those of length 0 are skipped."""
         raise NotImplementedError
 
     @property
     def reference(self) -> Precision:
-        precisions = [self._precision_of(index) for index in range(len(self.shares))]
-        return Precision(*(max(bits) for bits in zip(*precisions)))
+        return Precision(*(max(bits) for bits in zip(*map(self._precision_of, self.plan))))
 
     def precision(self, step: int, length: RunLength) -> Precision:
-        return self._precision_of(bisect.bisect_right(self.changes(length), step) - 1)
+        return self._precision_of(self.plan[bisect.bisect_right(self.changes(length), step) - 1])
 
     def phases(self, length: RunLength) -> tuple[Phase, ...]:
-        boundaries = self.changes(length)
-        placed = [
-            replace(self._common(self.recipe(index)), start=start, steps=end - start)
-            for index, (start, end) in enumerate(zip(boundaries, [*boundaries[1:], length.total_steps]))
+        common: dict[str, Any] = {
+            "constant_rate": self.decay == "constant",
+            "keep_optimizer": self.keep_optimizer,
+            "reset_batch_norm": self.reset_bn,
+        }
+        borders = pairwise([*self.changes(length), length.total_steps])
+        return tuple(
+            Phase(start, end - start, **common, **planned.options)
+            for planned, (start, end) in zip(self.plan, borders)
             if end > start
-        ]
-        return tuple(placed)
+        )
 
     def check_length(self, length: RunLength) -> None:
-        asked = sum(share > 0 for share in self.shares)
+        asked = sum(planned.share > 0 for planned in self.plan)
         if len(self.phases(length)) < asked:
             problem = f"the run has only {length.total_steps} steps, less than one for some of its {asked} phases"
             raise SettingError("name", self.name, problem, "train longer, as training.steps=400, or plan fewer phases")
 
     def changes(self, length: RunLength) -> list[int]:
-        total = sum(self.shares)
-        before = [0.0, *accumulate(self.shares)][:-1]
-        return [round(length.total_steps * share / total) for share in before]
+        shares = [planned.share for planned in self.plan]
+        return [round(length.total_steps * before / sum(shares)) for before in [0.0, *accumulate(shares)][:-1]]
 
-    def _common(self, phase: Phase) -> Phase:
-        return replace(
-            phase,
-            constant_rate=self.decay == "constant",
-            keep_optimizer=self.keep_optimizer,
-            reset_batch_norm=self.reset_bn,
-        )
-
-    def _precision_of(self, index: int) -> Precision:
-        weight, activation = self.phase_bits[index]
+    def _precision_of(self, planned: PlannedPhase) -> Precision:
+        weight, activation = planned.weight, planned.activation
         return Precision(weight, activation, self.gradient if min(weight, activation) < FLOAT else FLOAT)
 
 
@@ -110,15 +102,9 @@ class PartialPretrain(PhasedOptions):
     )
 
     @property
-    def shares(self) -> Sequence[float]:
-        return (self.split, 1 - self.split)
-
-    @property
-    def phase_bits(self) -> Sequence[tuple[int, int]]:
-        return ((self.q_max, self.q_max), (self.q_min, self.q_min))
-
-    def recipe(self, index: int) -> Phase:
-        return Phase(0, 0)
+    def plan(self) -> Sequence[PlannedPhase]:
+        parts = (self.split, self.q_max), (1 - self.split, self.q_min)
+        return [PlannedPhase(share, bits, bits) for share, bits in parts]
 
 
 @dataclass
@@ -194,25 +180,19 @@ class Hlhlp(PhasedOptions):
         return any(start != "previous" for start in self.start_from)
 
     @property
-    def shares(self) -> Sequence[float]:
-        return self.lengths if self.lengths is not None else [1] * len(self.bits)
+    def plan(self) -> Sequence[PlannedPhase]:
+        shares, activations = self.lengths or [1] * len(self.bits), self.activation_bits or [FLOAT] * len(self.bits)
+        options = [self._options(index, *choice) for index, choice in enumerate(zip(self.rates, self.start_from))]
+        return [PlannedPhase(*part) for part in zip(shares, self.bits, activations, options)]
 
-    @property
-    def phase_bits(self) -> Sequence[tuple[int, int]]:
-        return list(zip(self.bits, self.activation_bits or [FLOAT] * len(self.bits)))
-
-    def recipe(self, index: int) -> Phase:
-        rate = self.rates[index]
-        factor = 1.0 if rate == "initial" else self.alpha
-        if rate == "coarse" and self.ratio is not None:
-            factor *= self.ratio
-        return Phase(
-            0,
-            0,
-            rate_factor=factor,
-            rate_ratio=RATIO_BITS if rate == "coarse" and self.ratio is None else None,
-            start_from=self.start_from[index],
-            candidates=self.candidates,
-            optimizer_moments=self.second_moment == "optimizer",
-            carry_quantized=index > 0 and self.carry == "quantized",
-        )
+    def _options(self, index: int, rate: str, start_from: str) -> dict[str, Any]:
+        measured = rate == "coarse" and self.ratio is None
+        ratio = self.ratio if rate == "coarse" and self.ratio is not None else 1.0
+        return {
+            "rate_factor": 1.0 if rate == "initial" else self.alpha * ratio,
+            "rate_ratio": (2, 8) if measured else None,
+            "start_from": start_from,
+            "candidates": self.candidates,
+            "optimizer_moments": self.second_moment == "optimizer",
+            "carry_quantized": index > 0 and self.carry == "quantized",
+        }

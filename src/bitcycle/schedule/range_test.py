@@ -51,18 +51,6 @@ class RangeTestRule(Settings):
         steps = self.level_steps or max(1, min(LEVEL_STEPS, total_steps // max(SHORT_RUN, levels)))
         return steps, self.window or max(1, round(steps * WINDOW / LEVEL_STEPS))
 
-    def check_fit(self, total_steps: int, levels: int) -> None:
-        """Raise SettingError if the test is longer than the run, or the window longer than a precision."""
-        steps, window = self.lengths(total_steps, levels)
-        if steps * levels > total_steps:
-            problem = f"{levels} precisions of {steps} steps do not fit into the run's {total_steps}"
-            remedy = f"use at most {total_steps // levels}" if total_steps >= levels else f"use {levels} steps or more"
-            raise SettingError("level_steps", self.level_steps, problem, remedy)
-        if window > steps:
-            raise SettingError(
-                "window", window, f"is longer than the {steps} steps of a precision", "use a shorter window"
-            )
-
 
 @dataclass
 class FirstRangeTest(RangeTestRule):
@@ -113,7 +101,15 @@ class RangeTest(RangeTestRule, ScheduleOptions):
             raise SettingError("q_min", self.q_min, problem, "start the test below q_max")
 
     def check_length(self, length: RunLength) -> None:
-        self.check_fit(length.total_steps, len(self.levels))
+        total, levels = length.total_steps, len(self.levels)
+        steps, window = self.lengths(total, levels)
+        if steps * levels > total:
+            problem = f"{levels} precisions of {steps} steps do not fit into the run's {total}"
+            remedy = f"use at most {total // levels}" if total >= levels else f"use {levels} steps or more"
+            raise SettingError("level_steps", self.level_steps, problem, remedy)
+        if window > steps:
+            problem = f"is longer than the {steps} steps of a precision"
+            raise SettingError("window", window, problem, "use a shorter window")
 
     @property
     def levels(self) -> range:
@@ -155,9 +151,6 @@ class RangeIndicator(Indicator):
     def begin(self, majority_baseline: float) -> None:
         """Reset to the first precision; the first rise is measured from `majority_baseline`."""
         self.highest, self.found, self.trace = majority_baseline, None, []
-        self._begin_level()
-
-    def _begin_level(self) -> None:
         self.accuracies, self.diverged = [], False
 
     @property
@@ -179,7 +172,7 @@ class RangeIndicator(Indicator):
         self.trace.append((self.level, reached, rise))
         self.highest = self.highest if self.diverged else max(self.highest, reached)
         self.should_reset = self.diverged
-        self._begin_level()
+        self.accuracies, self.diverged = [], False
 
 
 @dataclass(frozen=True)
@@ -267,8 +260,8 @@ class UndecidedSchedule(Schedule):
     @property
     def summary(self) -> str:
         test = self.preliminary
-        bound = test.bind(self.length.total_steps)
-        return f"a range test finds q_min first, with {bound.lengths[0]} steps per precision from {test.q_min} bits"
+        steps, _ = test.lengths(self.length.total_steps, len(test.levels))
+        return f"a range test finds q_min first, with {steps} steps per precision from {test.q_min} bits"
 
     @property
     def precisions(self) -> set[Precision]:
@@ -279,12 +272,11 @@ class UndecidedSchedule(Schedule):
     @property
     def preliminary(self) -> RangeTest:
         """The range test that must run first."""
-        test: RangeTest = self.options.first_test
-        return test
+        return self.options.first_test
 
     def resolve(self, result: dict[str, Any]) -> Schedule:
         """The schedule, given the `result` of the preliminary run."""
-        decided: ScheduleOptions = dataclasses.replace(self.options, q_min=result["q_min"])
+        decided = dataclasses.replace(self.options, q_min=result["q_min"])
         return decided.bind(self.length.total_steps, self.length.steps_per_epoch)
 
     def __call__(self, step: int) -> Precision:

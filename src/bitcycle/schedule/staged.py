@@ -128,7 +128,7 @@ class PlateauIndicator(Indicator):
 
     @property
     def loss_scale(self) -> float:
-        """S, the scale of the losses."""
+        """The scale S of the losses."""
         return max(self.first_losses) if self.scale == "peak" else sum(self.first_losses) / len(self.first_losses)
 
     def _is_flat(self) -> bool:
@@ -141,10 +141,7 @@ class PlateauIndicator(Indicator):
 
 @dataclass
 class LossPlateau(ScheduleOptions):
-    """Options of schedules whose next stage begins when the loss becomes flat.
-
-    Source: FracTrain, section 3.1 and algorithm 1; released code, train_pfq.py. Where the two disagree, there is a setting.
-    """
+    """Options of schedules whose next stage begins when the loss becomes flat; a setting wherever paper and code disagree."""
 
     epsilon: float = setting(0.05, "threshold of the loss difference (paper 0.05, code's default 0.15)", minimum=0)
     alpha: float = setting(
@@ -169,13 +166,11 @@ class LossPlateau(ScheduleOptions):
     )
 
     def check_length(self, length: RunLength) -> None:
-        if self.epoch_steps is None and length.steps_per_epoch is None:
-            problem = "the length of an epoch is not known"
-            raise SettingError("epoch_steps", None, problem, "bind with steps_per_epoch, or set epoch_steps")
+        self.epoch_length(length)
 
     def epoch_length(self, length: RunLength) -> int:
         """Length of an epoch in steps."""
-        return self.epoch_steps or length.steps_per_epoch or 1
+        return self.epoch_steps or length.epoch("epoch_steps", None, "bind with steps_per_epoch, or set epoch_steps")
 
     def indicator(self) -> PlateauIndicator:
         """A new loss plateau indicator."""

@@ -21,7 +21,6 @@ class Static(ScheduleOptions):
     gradient: Optional[int] = setting(None, "gradient precision in bits; null means q_max", minimum=1, maximum=32)
 
     def validate(self) -> None:
-        """No check, as q_min is not used."""
         check_q_min(self.q_min)
 
     @property
@@ -60,8 +59,7 @@ class Deficit(ScheduleOptions):
             )
 
     def check_length(self, length: RunLength) -> None:
-        if self.unit == "epoch" and length.steps_per_epoch is None:
-            raise SettingError("unit", self.unit, "the length of an epoch is not known", "bind with steps_per_epoch")
+        self._window(length)
 
     def precision(self, step: int, length: RunLength) -> Precision:
         start, end, unit = self._window(length)
@@ -79,4 +77,4 @@ class Deficit(ScheduleOptions):
         """(begin, end, unit): the window, in multiples of `unit` steps."""
         if self.unit == "fraction":
             return round(self.start * length.total_steps), round(self.end * length.total_steps), 1
-        return self.start, self.end, length.steps_per_epoch or 1 if self.unit == "epoch" else 1
+        return self.start, self.end, length.epoch("unit", self.unit) if self.unit == "epoch" else 1

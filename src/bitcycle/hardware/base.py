@@ -190,16 +190,8 @@ class HardwareOptions(Settings):
         reference: Precision,
         per_operation: Mapping[str, Histogram] | None = None,
     ) -> Cost:
-        """Cost of training on `histogram[precision]` samples at each precision. Raises SettingError for bits outside 1 to 32
-        and for inconsistent counts.
-
-        Args:
-            workload: the traced model.
-            histogram: samples by precision.
-            reference: static precision that the relative costs compare with.
-            per_operation: samples by precision of operations (or modules) whose precision is chosen per sample; see
-                `SampleCounts`.
-        """
+        """Cost of training on `histogram[precision]` samples at each precision, and its ratio to static `reference`; arguments as
+        of `SampleCounts`. Raises SettingError for bits outside 1 to 32 and for inconsistent counts."""
         counts = SampleCounts(histogram, per_operation or {})
         counts.check(workload)
         check_precision(reference)

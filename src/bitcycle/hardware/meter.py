@@ -16,14 +16,8 @@ class CostMeter:
         self.per_operation: defaultdict[str, Counter[Precision]] = defaultdict(Counter)
 
     def add(self, precision: Precision, samples: int, operation: str | None = None) -> None:
-        """Add `samples` training samples at `precision`.
-
-        Args:
-            precision: bits of these samples.
-            samples: number of samples.
-            operation: an operation, or a module that contains operations, whose bits are chosen per sample; the samples then
-                count for it alone, and must be added once more without it for the run. Do not add samples that skip it.
-        """
+        """Add training samples at `precision`; with `operation`, an operation (or a module that contains operations) whose bits
+        are chosen per sample, for it alone: the samples must be added once more without it, and those that skip it left out."""
         counts = self.histogram if operation is None else self.per_operation[operation]
         counts[precision] += samples
 

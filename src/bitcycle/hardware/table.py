@@ -1,7 +1,8 @@
 """The cost of a run as a text table: by layer group, by pass, in total, at static q_max, and the saving."""
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from bitcycle.hardware.base import CONVENTIONS, PASSES, Cost, HardwareOptions, LayerCost
 from bitcycle.hardware.operation import Operation, Workload
@@ -45,24 +46,15 @@ class CostTable:
     notes: list[str]
 
 
-@dataclass
-class _Group:
-    """Layers that share a row: layers below the same module with the same bits."""
-
-    bits: str
-    names: list[str] = field(default_factory=list)
-    macs: int = 0
-
-
 def cost_table(workload: Workload, hardware: HardwareOptions, cost: Cost, reference: Precision) -> CostTable:
     """Return the table of a cost computed by `hardware`; `hardware=all` shows the cost models side by side."""
     measures = list(_measures(cost))
     static = "/".join(map(str, reference))
-    groups = _groups(workload, hardware, cost)
+    macs = Counter({operation.name: operation.macs for operation in workload.operations})
     rows = [
-        [title, str(len(group.names)), group.bits, f"{group.macs / workload.samples / 1e6:.2f}"]
-        + [measure.cell(measure.of(group.names)) for measure in measures]
-        for (title, _), group in groups.items()
+        [title, str(len(names)), bits, f"{sum(macs[name] for name in names) / workload.samples / 1e6:.2f}"]
+        + [measure.cell(measure.of(names)) for measure in measures]
+        for (title, bits), names in _groups(workload, hardware, cost).items()
     ]
     passes = [
         [name.replace("_", " "), "", "", "", *(m.cell(m.of(m.layers, [name])) for m in measures)] for name in PASSES
@@ -100,18 +92,15 @@ def _by_name(layers: Iterable[LayerCost]) -> dict[str, LayerCost]:
     return {layer.name: layer for layer in layers}
 
 
-def _groups(workload: Workload, hardware: HardwareOptions, cost: Cost) -> dict[tuple[str, str], _Group]:
-    """Rows of the table: layers grouped by part of the network and by bits."""
-    groups: dict[tuple[str, str], _Group] = {}
+def _groups(workload: Workload, hardware: HardwareOptions, cost: Cost) -> dict[tuple[str, str], list[str]]:
+    """Rows of the table: part of the network and its bits -> names of layers."""
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for title, operation in _titled(workload.operations):
-        bits = _bits(operation, hardware)
-        group = groups.setdefault((title, bits), _Group(bits))
-        group.names.append(operation.name)
-        group.macs += operation.macs
+        groups[title, _bits(operation, hardware)].append(operation.name)
     known = {operation.name for operation in workload.operations}
     for layer in cost.layers:
         if layer.name not in known:
-            groups[layer.name, "schedule"] = _Group("schedule", [layer.name])
+            groups[layer.name, "schedule"].append(layer.name)
     return groups
 
 

@@ -22,15 +22,11 @@ class InProjection(QuantizedLayer):
     def __init__(self, owner: nn.MultiheadAttention, place: int) -> None:
         nn.Module.__init__(self)
         self._owner, self.place = (owner,), place  # in a tuple so that it is not registered as a submodule
+        self.weight_name = "in_proj_weight" if owner._qkv_same_embed_dim else f"{'qkv'[place]}_proj_weight"
 
     def _part(self, packed: Tensor) -> Tensor:
         size = self._owner[0].embed_dim
         return packed[self.place * size : (self.place + 1) * size]
-
-    @property
-    def weight_name(self) -> str:
-        packed = self._owner[0].in_proj_weight is not None
-        return "in_proj_weight" if packed else f"{'qkv'[self.place]}_proj_weight"
 
     @property
     def weight(self) -> Tensor:

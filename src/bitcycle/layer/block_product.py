@@ -31,19 +31,20 @@ SECOND_COPY = int32_key("second copy of a gradient") >> 1
 
 
 class Axes(NamedTuple):
-    """The dimensions of a layer's operands that are summed over.
+    """The dimensions of a product's operands that are summed over.
 
-    features: of x and y; inputs, outputs: of the weight; by_position: samples are dimension 0, otherwise all rows.
+    features: of x and y; inputs, outputs: of the weight; samples: of x and y, None for all of their rows.
     """
 
     features: int
     inputs: int
     outputs: int
-    by_position: bool = False
+    samples: int | None = None
 
 
 LINEAR = Axes(-1, 1, 0)
-CONVOLUTION = Axes(1, 1, 0, by_position=True)
+CONVOLUTION = Axes(1, 1, 0, samples=0)
+MATRIX = Axes(-1, -2, -1, samples=-2)
 
 
 @dataclass
@@ -124,29 +125,26 @@ def block_product(
     return _BlockProduct.apply(x, weight, bias, product, copies)
 
 
-def copies_of(layer: Any, key: Tensor | None = None) -> Copies:
-    """The copies of a quantized layer's operands at its current bits. `key` is the noise key of the gradient, instead of the
-    layer's."""
-    axes, groups = layer.axes, getattr(layer, "groups", 1)
+def copies_of(product: Any, key: Tensor) -> Copies:
+    """The copies of the operands of a quantized product at its current bits; `key` is the noise key of the gradient."""
+    axes, groups = product.axes, getattr(product, "groups", 1)
     inputs, outputs = axes.inputs, axes.outputs
-    if 1 < groups == layer.in_channels:  # depthwise
+    if 1 < groups == product.in_channels:  # depthwise
         groups, inputs, outputs = 1, 0, 0
-    state = layer.precision
-    weight_bits, bits, gradient_bits = (
-        each.clone() for each in (state.weight_bits, state.activation_bits, state.gradient_bits)
-    )
-    key = state.step_key ^ (layer.layer_key if key is None else key)
-    weights, activations, gradients = layer.weight_quantizer, layer.activation_quantizer, layer.gradient_quantizer
+    state, gradients = product.precision, product.gradient_quantizer
+    (weights, weight_bits), (activations, bits) = ((quantizer, now.clone()) for quantizer, now in product.operands())
+    gradient_bits, key = state.gradient_bits.clone(), state.step_key ^ key
 
     def rows(x: Tensor) -> Tensor:
-        return x if axes.by_position else x.reshape(-1, x.shape[-1])
+        return x.reshape(-1, x.shape[-1]) if axes.samples is None else x
 
+    samples = axes.samples or 0
     return Copies(
         features=axes.features,
         forward_x=lambda x: activations.along(x, bits, axes.features, groups),
         forward_weight=lambda w: weights.along(w, weight_bits, inputs, groups if inputs == 0 else 1),
         error_gradient=lambda g: gradients.along(g, gradient_bits, axes.features, key, groups),
         error_weight=lambda w: weights.along(w, weight_bits, outputs, groups if outputs == 0 else 1),
-        update_gradient=lambda g: gradients.along(rows(g), gradient_bits, 0, key + SECOND_COPY).view_as(g),
-        update_x=lambda x: activations.along(rows(x), bits, 0).view_as(x),
+        update_gradient=lambda g: gradients.along(rows(g), gradient_bits, samples, key + SECOND_COPY).view_as(g),
+        update_x=lambda x: activations.along(rows(x), bits, samples).view_as(x),
     )

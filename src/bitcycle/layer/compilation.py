@@ -34,14 +34,10 @@ def has_numbers(x: Tensor) -> bool:
 def refuse_tracing() -> None:
     """Reject tracers that would freeze the current bits, or the ranges of one batch, into a graph. Raises SettingError under
     torch.jit.trace, torch.fx.symbolic_trace and the transforms of torch.func."""
-    tracer = "torch.jit.trace" if torch.jit._trace.is_tracing() else "torch.fx.symbolic_trace" if _is_symbolic() else ""
-    if tracer:
+    symbolic = torch.fx._symbolic_trace.is_fx_symbolic_tracing()
+    if tracer := "torch.jit.trace" if torch.jit._trace.is_tracing() else "torch.fx.symbolic_trace" if symbolic else "":
         remedy = "use torch.export.export or torch.compile, or bitcycle.export_onnx"
         raise SettingError("model", tracer, "cannot follow layers whose bits change", remedy)
     if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
         remedy = "use backward, torch.autograd.grad or torch.autograd.functional"
         raise SettingError("model", "torch.func", "its transforms cannot follow the gradients of quantizers", remedy)
-
-
-def _is_symbolic() -> bool:
-    return torch.fx._symbolic_trace.is_fx_symbolic_tracing()

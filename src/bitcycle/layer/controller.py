@@ -71,15 +71,13 @@ class PrecisionController:
         self.states = precision_states(model)
         layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
         products = [module for module in model.modules() if isinstance(module, QuantizedProduct)]
-        self._quantizers = list(
-            {id(product.quantizer_options): product.quantizer_options for product in products}.values()
-        )
+        options = (product.quantizer_options for product in products)
+        self._quantizers = list({id(quantizer): quantizer for quantizer in options}.values())
         for quantizer in self._quantizers:
             quantizer.check_ends(schedule.lowest, schedule.reference)
         self._stepping = [layer for layer in layers if layer.weight_quantizer.works_each_step]
-        if schedule.length.steps_per_epoch is None and any(quantizer.needs_epochs for quantizer in self._quantizers):
-            remedy = "bind the schedule with steps_per_epoch"
-            raise SettingError("update", "epoch", "the length of an epoch is not known", remedy)
+        if any(quantizer.needs_epochs for quantizer in self._quantizers):
+            schedule.length.epoch("update", "epoch", "bind the schedule with steps_per_epoch")
         self.precision: Precision | None = None
         self.next_step, self._has_counted = 0, False
         self._counting, self.depth = True, 0
@@ -117,8 +115,9 @@ class PrecisionController:
             self._check(precision)
         if self._feedback is not None:
             self._check_observations(self._feedback, t)
+        epoch = self.schedule.length.steps_per_epoch
         for layer in self._stepping:
-            layer.begin_step(new_epoch=self._begins_epoch(t))
+            layer.begin_step(new_epoch=epoch is not None and t % epoch == 0)
         rank = distributed.rank() if self.rank is None else self.rank
         key = int32_key("noise", self.seed, t, *(("rank", rank) if rank else ()))
         for state in self.states:
@@ -183,10 +182,6 @@ class PrecisionController:
     def _check(self, precision: Precision) -> None:
         for quantizer in self._quantizers:
             quantizer.check([precision])
-
-    def _begins_epoch(self, t: int) -> bool:
-        epoch = self.schedule.length.steps_per_epoch
-        return epoch is not None and t % epoch == 0
 
     def use(self, precision: Precision | tuple[int, int, int], choose: bool | None = None) -> None:
         """Set bits outside the schedule, as for an evaluation at q_max; the next `step` sets them again.
@@ -256,9 +251,7 @@ class PrecisionController:
     def _start_meter(self, workload: Workload) -> None:
         self._record.set_workload(workload)
         self._meter = CostMeter(workload, self._hardware, self.schedule.reference)
-
-        if self._restored:
-            self._meter.load_state_dict(self._restored)
+        self._meter.load_state_dict(self._restored)
 
     def _watch(self, model: nn.Module) -> None:
         """Hook the calls of the model, and of its core in case training does not call the model itself (Lightning)."""
@@ -279,7 +272,7 @@ class PrecisionController:
             samples = _samples(arguments, keywords, self.batch_dimension)
             with torch.autograd.graph.saved_tensors_hooks(
                 lambda x: x, lambda x: x
-            ):  # overrides the hooks of checkpointing
+            ):  # instead of those of checkpointing
                 workload = trace(model, *arguments, samples=samples, **keywords)
             _name_functions(model, workload)
             self._start_meter(workload.within(prefix))

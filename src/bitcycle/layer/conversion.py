@@ -3,7 +3,7 @@
 import fnmatch
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -16,7 +16,6 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from bitcycle.layer import roles
 from bitcycle.layer.codes import compute_codes
 from bitcycle.layer.gated_block import gate_blocks
-from bitcycle.layer.matrix_product import MatrixProduct
 from bitcycle.layer.quantized import CONVERSIONS
 from bitcycle.layer.quantized_product import Context, QuantizedProduct
 from bitcycle.layer.relu import note_ranges
@@ -72,20 +71,14 @@ def _integrations(model: nn.Module) -> list[ModuleType]:
 def layer_roles(model: nn.Module, sample: Any = None) -> dict[str, tuple[str, ...]]:
     """Roles of the convertible layers; see `layer/roles.py`."""
     layers = convertible_layers(model)
-    return roles.layer_roles(
-        layers, roles.find_order(model, layers, sample), lambda m: not isinstance(m, MatrixProduct)
-    )
+    return roles.layer_roles(layers, roles.find_order(model, layers, sample))
 
 
 def _match(name: str, found: Sequence[str], entries: Sequence[str]) -> str:
     """The first entry that is a role of the layer, or matches its name or that of an enclosing module; empty: none."""
     names = [name, *(name[:i] for i, letter in enumerate(name) if letter == ".")]
-    return next((e for e in entries if (e in found if e in roles.ROLES else any(map(matcher(e), names)))), "")
-
-
-def matcher(pattern: str) -> Callable[[str], bool]:
-    """A function that matches names; roles are not patterns, so that a block named `first` does not match."""
-    return lambda name: fnmatch.fnmatchcase(name, pattern)
+    # Roles are not patterns, so that a block named `first` does not match.
+    return next((e for e in entries if (e in found if e in ROLES else fnmatch.filter(names, e))), "")
 
 
 def has_signed_input(model: nn.Module, name: str, found: Sequence[str]) -> bool:
@@ -228,7 +221,7 @@ def quantize_model(
 
 
 def _check_weights(model: nn.Module) -> None:
-    """Check that no layer waits for its first input to make its weight: what it becomes then would stay float."""
+    """Check that no layer waits for its first input to create its weight, as it would stay float."""
     for name, module in model.named_modules():
         if any(isinstance(parameter, UninitializedParameter) for parameter in module.parameters(recurse=False)):
             problem, kind = f"layer {name!r} has no weight before its first input", type(module).__name__
@@ -260,7 +253,9 @@ def _convert(
             model.get_submodule(parent).add_module(attribute, new)
     twins = {layers[name]: new for name, new in converted.items()}
     model = replace_modules(model, lambda module: twins.get(module, module))
-    _keep_layers_in_use(model)
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0  # disables the fast path of evaluation, which bypasses the layers
     _name_untouched(model)
     return model
 
@@ -281,13 +276,6 @@ def _quantized(rule: LayerRule, layer: nn.Module, context: Context, device: torc
     converted.to(next((parameter.device for parameter in layer.parameters()), device))
     quantized: nn.Module = converted.train(layer.training)
     return quantized
-
-
-def _keep_layers_in_use(model: nn.Module) -> None:
-    """Disable the evaluation fast path of nn.TransformerEncoderLayer, which bypasses the layers."""
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoderLayer):
-            module.activation_relu_or_gelu = 0
 
 
 def _name_untouched(model: nn.Module) -> None:

@@ -42,7 +42,7 @@ class QuantizedTransposedConvolution(QuantizedLayer):
     """Mixin that quantizes transposed convolutions in any number of dimensions; shapes as in PyTorch."""
 
     has_positions = False
-    axes = Axes(1, 0, 1, by_position=True)
+    axes = Axes(1, 0, 1, samples=0)
     convolve: Callable[..., Tensor]
     kernel_size: tuple[int, ...]
     _output_padding: Any

@@ -34,8 +34,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from bitcycle.layer.bifurcation import Product
-from bitcycle.layer.block_product import Axes, block_product, copies_of
+from bitcycle.layer.block_product import Axes
 from bitcycle.layer.constant import LastResult
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
 from bitcycle.layer.quantized_product import Context, Noisy, Quantized
@@ -56,34 +55,43 @@ class Aggregation(nn.Module):
         return self.function(h, edges)
 
 
-class GraphConvolution(nn.Module):
-    """y = D_in^-1/2 A D_out^-1/2 x W + c; x [sources, in] -> [destinations, out].
+class GraphLayer(nn.Module):
+    """Base class of graph layers with a bias c; [sources, in] -> [destinations, out].
 
     Args:
         in_features, out_features: columns of x and y.
-        quantized_aggregation: whether a quantized layer sums over neighbours by the paper's Q-Agg, else FP-Agg.
-        quantized_norm: whether a quantized layer also quantizes the features before scaling by degrees.
+        quantized_aggregation: whether a quantized layer aggregates neighbours by the paper's Q-Agg, else FP-Agg.
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        quantized_aggregation: bool = False,
-        quantized_norm: bool = False,
-    ) -> None:
+    bias: nn.Parameter
+    takes_mean = False
+    """Whether neighbours are averaged instead of summed."""
+
+    def __init__(self, in_features: int, out_features: int, quantized_aggregation: bool = False) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.quantized_aggregation, self.quantized_norm = quantized_aggregation, quantized_norm
-        self.weight = nn.Parameter(torch.empty(in_features, out_features))
-        self.bias = nn.Parameter(torch.empty(out_features))
-        self.aggregate: nn.Module = Aggregation()
-        self.reset_parameters()
+        self.quantized_aggregation = quantized_aggregation
+        self.aggregate: nn.Module = Aggregation(self.takes_mean)
 
-    def reset_parameters(self) -> None:
-        """Xavier-uniform weight, zero bias, as in the released code."""
-        nn.init.xavier_uniform_(self.weight)
-        nn.init.zeros_(self.bias)
+    def add_bias(self, h: Tensor) -> Tensor:
+        """h + c."""
+        return h + self.bias
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}"
+
+
+class GraphConvolution(GraphLayer):
+    """y = D_in^-1/2 A D_out^-1/2 x W + c, with Xavier-uniform weights at first, as in the released code; arguments as of
+    `GraphLayer`. `quantized_norm`: whether a quantized layer also quantizes the features before scaling by degrees."""
+
+    def __init__(
+        self, in_features: int, out_features: int, quantized_aggregation: bool = False, quantized_norm: bool = False
+    ) -> None:
+        super().__init__(in_features, out_features, quantized_aggregation)
+        self.quantized_norm = quantized_norm
+        self.weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(in_features, out_features)))
+        self.bias = nn.Parameter(torch.zeros(out_features))
 
     def forward(self, x: Tensor, edges: Edges) -> Tensor:
         h = self.scaled_sources(x, edges)
@@ -105,34 +113,21 @@ class GraphConvolution(nn.Module):
         """h W."""
         return h @ self.weight
 
-    def add_bias(self, h: Tensor) -> Tensor:
-        """h + c."""
-        return h + self.bias
-
-    def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}"
-
 
 class RowLinear(nn.Linear):
     """x W^T with x [N, in], W [out, in]: half of a SAGE layer. A subclass, so that it is only converted with its layer."""
 
 
-class SageConvolution(nn.Module):
-    """y = x_own W_own^T + mean(x) W_neighbour^T + c; x [sources, in] -> [destinations, out]; x_own are the first rows of x.
+class SageConvolution(GraphLayer):
+    """y = x_own W_own^T + mean(x) W_neighbour^T + c, where x_own are the first rows of x; arguments as of `GraphLayer`."""
 
-    Args:
-        in_features, out_features: columns of x and y.
-        quantized_aggregation: whether a quantized layer averages neighbours by the paper's Q-Agg, else FP-Agg.
-    """
+    takes_mean = True
 
     def __init__(self, in_features: int, out_features: int, quantized_aggregation: bool = False) -> None:
-        super().__init__()
-        self.in_features, self.out_features = in_features, out_features
-        self.quantized_aggregation = quantized_aggregation
+        super().__init__(in_features, out_features, quantized_aggregation)
         self.neighbour: nn.Module = RowLinear(in_features, out_features, bias=False)
         self.own: nn.Module = RowLinear(in_features, out_features, bias=False)
         self.bias = nn.Parameter(torch.zeros(out_features))
-        self.aggregate: nn.Module = Aggregation(mean=True)
         nn.init.xavier_uniform_(self.neighbour.weight, gain=2**0.5)
 
     def forward(self, x: Tensor, edges: Edges) -> Tensor:
@@ -142,13 +137,6 @@ class SageConvolution(nn.Module):
         else:
             mean = self.neighbour(self.aggregate(x, edges))
         return self.add_bias(own + mean)
-
-    def add_bias(self, h: Tensor) -> Tensor:
-        """h + c."""
-        return h + self.bias
-
-    def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}"
 
 
 class RowQuantization(Noisy):
@@ -180,7 +168,9 @@ class RowQuantization(Noisy):
 class QuantizedAggregation(RowQuantization):
     """Q-Agg: gq(aggregate(row(h))), [sources, F] -> [destinations, F]."""
 
-    aggregate: Aggregation
+    def __init__(self, context: Context, aggregate: Aggregation) -> None:
+        super().__init__(context)
+        self.aggregate = aggregate
 
     def forward(self, h: Tensor, edges: Edges) -> Tensor:
         return self.quantize_gradient_of(self.aggregate.function(self.quantize(h), edges))
@@ -205,24 +195,38 @@ class QuantizedRowLinear(QuantizedLayer, RowLinear):
 
     def attach(self, context: Context) -> None:
         super().attach(context)
-        rows = context.options.row_activation(context.compile)
-        self.activation_quantizer = self.activation_quantizer if rows is None else rows
+        self.activation_quantizer = context.options.row_activation(context.compile) or self.activation_quantizer
 
     def forward(self, x: Tensor) -> Tensor:
         return self.quantized_product(x, nn.functional.linear)
 
 
-class QuantizedGraphConvolution(QuantizedLayer, GraphConvolution):
+class QuantizedGraphLayer(GraphLayer):
+    """Mixin that quantizes the bias, and the aggregation if requested, where the quantizer has ranges per row."""
+
+    addition: nn.Module | None
+
+    def attach_rows(self, context: Context) -> None:
+        """Attach the quantizers of bias and aggregate."""
+        has_rows = context.options.row_activation(context.compile) is not None
+        self.addition = QuantizedAddition(context.part("addition")) if has_rows else None
+        self.aggregate = plain = Aggregation(self.takes_mean)
+        if self.quantized_aggregation:
+            self.aggregate = QuantizedAggregation(context.part("aggregate"), plain)
+
+    def add_bias(self, h: Tensor) -> Tensor:
+        return h + self.bias if self.addition is None else self.addition(h, self.bias)
+
+
+class QuantizedGraphConvolution(QuantizedLayer, QuantizedGraphLayer, GraphConvolution):
     """A quantized GraphConvolution, [sources, in] -> [destinations, out]."""
 
     axes = Axes(features=-1, inputs=0, outputs=1)
 
     def attach(self, context: Context) -> None:
         super().attach(context)
-        rows = context.options.row_activation(context.compile)
-        self.activation_quantizer = self.activation_quantizer if rows is None else rows
-        self.addition = None if rows is None else QuantizedAddition(context.part("addition"))
-        self.aggregate = _aggregation(self, context)
+        self.activation_quantizer = context.options.row_activation(context.compile) or self.activation_quantizer
+        self.attach_rows(context)
         self.last_scaled, self.last_quantized = LastResult(), LastResult()
         self.scaling = nn.ModuleDict()
         if self.quantized_norm:
@@ -248,45 +252,23 @@ class QuantizedGraphConvolution(QuantizedLayer, GraphConvolution):
     def product(self, h: Tensor) -> Tensor:
         return self.quantized_product(h, _matrix_product)
 
-    def _product(self, x: Tensor, product: Product) -> Tensor:
-        if not self.adapted:
-            self.adapt(x)
-        keys = self.call_keys()
-        if self.weight_quantizer.has_blocks:
-            return block_product(product, x, self.weight, None, copies_of(self, keys.coarse))
-        return self.multiply(product, *self.quantized_operands(x, keys.coarse), None, keys)  # the bias is added later
-
-    def add_bias(self, h: Tensor) -> Tensor:
-        return h + self.bias if self.addition is None else self.addition(h, self.bias)
+    def quantized_bias(self) -> Tensor | None:
+        """None, as the bias is added after the aggregation."""
+        return None
 
 
-class QuantizedSageConvolution(Quantized, SageConvolution):
+class QuantizedSageConvolution(Quantized, QuantizedGraphLayer, SageConvolution):
     """A quantized SageConvolution, whose two products are quantized layers. Shapes: [sources, in] -> [destinations, out]."""
 
     def attach(self, context: Context) -> None:
         for name in ("neighbour", "own"):
             setattr(self, name, twin_of(getattr(self, name), QuantizedRowLinear))
             getattr(self, name).attach(context.part(name, context.signed))
-        rows = context.options.row_activation(context.compile)
-        self.addition = None if rows is None else QuantizedAddition(context.part("addition"))
-        self.aggregate = _aggregation(self, context)
-
-    def add_bias(self, h: Tensor) -> Tensor:
-        return h + self.bias if self.addition is None else self.addition(h, self.bias)
+        self.attach_rows(context)
 
 
 def _matrix_product(x: Tensor, weight: Tensor, _bias: Tensor | None) -> Tensor:
     return x @ weight
-
-
-def _aggregation(layer: GraphConvolution | SageConvolution, context: Context) -> nn.Module:
-    """The layer's aggregation, quantized if the layer requests it."""
-    plain = Aggregation(mean=isinstance(layer, SageConvolution))
-    if not layer.quantized_aggregation:
-        return plain
-    quantized = QuantizedAggregation(context.part("aggregate"))
-    quantized.aggregate = plain
-    return quantized
 
 
 CONVERSIONS |= {GraphConvolution: QuantizedGraphConvolution, SageConvolution: QuantizedSageConvolution}

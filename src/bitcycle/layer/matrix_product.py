@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from bitcycle.layer.block_product import SECOND_COPY, Copies, block_product
+from bitcycle.layer.block_product import MATRIX, block_product, copies_of
 from bitcycle.layer.compilation import has_numbers, not_compiled
 from bitcycle.layer.quantized_product import Context, QuantizedProduct
 from bitcycle.quantizer import TensorQuantizer, encode_bits
@@ -29,6 +29,8 @@ class MatrixProduct(nn.Module):
 class QuantizedMatrixProduct(QuantizedProduct, MatrixProduct):
     """A quantized `MatrixProduct` of operands that are always treated as signed; dimension 0 is the sample dimension."""
 
+    axes = MATRIX
+
     def attach(self, context: Context) -> None:
         super().attach(context)
         self.left_quantizer, self.right_quantizer = (context.options.matmul_operand(context.compile) for _ in range(2))
@@ -39,33 +41,19 @@ class QuantizedMatrixProduct(QuantizedProduct, MatrixProduct):
 
     def operands(self) -> tuple[tuple[TensorQuantizer, Tensor], ...]:
         bits = self.precision.activation_bits
-        return (self.left_quantizer, bits), (self.right_quantizer, bits)
+        return (self.right_quantizer, bits), (self.left_quantizer, bits)
 
     def _product(self, a: Tensor, b: Tensor, product: Callable[..., Tensor]) -> Tensor:
         if not (a.numel() and b.numel()):
             return product(a, b)
         key = self.call_keys().coarse
         if self.left_quantizer.has_blocks:
-            return block_product(lambda left, right, _bias: product(left, right), a, b, None, self._copies(key))
+            return block_product(lambda left, right, _bias: product(left, right), a, b, None, copies_of(self, key))
         if not self.adapted:
             self.adapt(a, b)
         bits = self.precision.activation_bits
         left, right = self.left_quantizer(a, bits), self.right_quantizer(b, bits)
         return self.quantize_gradient_of(product(left, right), key)
-
-    def _copies(self, key: Tensor) -> Copies:
-        """The copies of operands and gradient in blocks along the dimension that each of the three products sums over."""
-        state, left, right = self.precision, self.left_quantizer, self.right_quantizer
-        bits, gradient_bits, key = state.activation_bits.clone(), state.gradient_bits.clone(), state.step_key ^ key
-        return Copies(
-            features=-1,
-            forward_x=lambda a: left.along(a, bits, -1),
-            forward_weight=lambda b: right.along(b, bits, -2),
-            error_gradient=lambda g: self.gradient_quantizer.along(g, gradient_bits, -1, key),
-            error_weight=lambda b: right.along(b, bits, -1),
-            update_gradient=lambda g: self.gradient_quantizer.along(g, gradient_bits, -2, key + SECOND_COPY),
-            update_x=lambda a: left.along(a, bits, -2),
-        )
 
     @not_compiled
     def adapt(self, a: Tensor, b: Tensor) -> None:

@@ -7,14 +7,10 @@ from torch import Tensor, nn
 
 
 def penalty(model: nn.Module, loss: Tensor | None = None) -> Tensor | None:
-    """The sum of the penalties of a converted model at the current bits; None if there are none.
+    """The sum of the penalties of a converted model at the current bits, after a forward pass; None if there are none.
 
-    A module contributes if its class has a method `penalties(loss)` that returns a list of terms. Custom training loops must add
-    the sum to the loss.
-
-    Args:
-        model: a converted model, after the forward pass of the step.
-        loss: the loss without penalties, which a term may be relative to.
+    A module contributes if its class has a method `penalties(loss)` that returns a list of terms, which may be relative to the
+    loss without penalties. Custom training loops must add the sum to the loss.
     """
     parts: list[Any] = [module for module in model.modules() if hasattr(type(module), "penalties")]
     terms: list[Tensor] = [term for part in parts for term in part.penalties(loss)]

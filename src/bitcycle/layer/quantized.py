@@ -156,7 +156,7 @@ class QuantizedLayer(QuantizedProduct):
         if self.computation is not None and self.computation.accepts(x):
             return self.computation(x, self.quantized_bias(), keys.coarse)
         if self.weight_quantizer.has_blocks:
-            return block_product(product, x, self.weight, self.bias, copies_of(self, keys.coarse))
+            return block_product(product, x, self.weight, self.quantized_bias(), copies_of(self, keys.coarse))
         x, weight = self.quantized_operands(x, keys.coarse)
         return self.multiply(product, x, weight, self.quantized_bias(), keys)
 

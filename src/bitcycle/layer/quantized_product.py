@@ -133,7 +133,7 @@ class QuantizedProduct(Quantized, Noisy):
         self.register_load_state_dict_post_hook(_forget_preparation)
 
     def operands(self) -> tuple[tuple[TensorQuantizer, Tensor], ...]:
-        """The quantizers of its operands, with their current bits."""
+        """The quantizers of its two operands with their current bits, that of the weight (or the right operand) first."""
         raise NotImplementedError
 
     def look_again(self) -> None:

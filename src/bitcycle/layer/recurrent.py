@@ -53,6 +53,10 @@ class StepKeys(NamedTuple):
         return StepKeys(self.coarse[t : t + 1], None if self.fine is None else self.fine[t : t + 1], self.whole)
 
 
+State = tuple[Tensor, ...]
+"""(h, c) of an LSTM, (h,) of a GRU; each [N, H]."""
+
+
 class RecurrentProduct(QuantizedLayer):
     """A product for all gates of one layer and direction. Owner, side (ih or hh) and place (such as l0_reverse) name the
     weight and the bias."""
@@ -129,17 +133,18 @@ class InputProduct(RecurrentProduct):
 class HiddenProduct(RecurrentProduct):
     """U h + b_U of one time step."""
 
-    def adapt_to(self, hidden_states: Callable[[], Tensor]) -> None:
+    def adapt_to(self, states: Callable[[], list[State]]) -> None:
         """Let the quantizers adapt to changed bits or mode, before the first time step.
 
-        The first hidden state is zero and not representative. For quantizers that adapt to activations, `hidden_states` must
-        return the hidden states [T, N, H] of a float32 computation.
+        The first hidden state is zero and not representative. Quantizers that adapt to activations see the hidden states of
+        a float32 computation, `states`.
         """
         if self.adapted:
             return
         looks = self.activation_quantizer.adapts
         if looks and encode_bits(self.precision.precision.activation) and not self.weight.is_meta:
-            self.adapt(hidden_states())
+            with torch.no_grad():
+                self.adapt(torch.stack([h for h, *_ in states()]))
         else:
             self.adapt(self.weight.new_zeros(1, 1, self.weight.shape[1]))
 
@@ -149,12 +154,11 @@ class HiddenProduct(RecurrentProduct):
         return self.product_of(h, weight, bias, keys).squeeze(0)
 
 
-State = tuple[Tensor, ...]
-"""(h, c) of an LSTM, (h,) of a GRU; each [N, H]."""
-
-
 class QuantizedRecurrent(Quantized, nn.RNNBase):
     """The quantizing half of a recurrent layer; the other half is torch.nn.LSTM or torch.nn.GRU."""
+
+    state_parts = 1
+    """Tensors of a state."""
 
     def attach(self, context: Context) -> None:
         """Attach quantizers to the products of each layer and direction; inputs are treated as signed. Raises SettingError
@@ -212,29 +216,24 @@ class QuantizedRecurrent(Quantized, nn.RNNBase):
                 x = F.dropout(x, self.dropout, self.training)
             outputs = []
             for index in range(first, first + directions):
-                state = self._zeros(x) if states is None else tuple(part[index] for part in states)
+                zeros = (x.new_zeros(x.shape[1], self.hidden_size),) * self.state_parts
+                state = zeros if states is None else tuple(part[index] for part in states)
                 output, state = self._run_place(places[index], x, state)
                 outputs.append(output)
                 last.append(state)
             x = torch.cat(outputs, dim=2) if directions == 2 else outputs[0]
         return x, [torch.stack(parts) for parts in zip(*last)]
 
-    def _zeros(self, x: Tensor) -> State:
-        zeros = x.new_zeros(x.shape[1], self.hidden_size)
-        return (zeros, zeros)[: self.state_parts]
-
-    state_parts = 1
-    """Tensors of a state."""
-
     def _run_place(self, place: str, x: Tensor, state: State) -> tuple[Tensor, State]:
         """One layer in one direction: x [T, N, features] -> [T, N, H]."""
         inputs: InputProduct = getattr(self, f"input_{place}")
         hidden: HiddenProduct = getattr(self, f"hidden_{place}")
         if not x.numel():  # without samples there are no ranges
-            return self._run_empty(inputs, hidden, x, state)
+            states = self._in_float(F.linear(x, inputs.weight, inputs.bias), hidden, state)
+            return torch.stack([h for h, *_ in states[1:]]), states[-1]
         reverse = place.endswith("_reverse")
         of_input = inputs(x.flip(0) if reverse else x)
-        hidden.adapt_to(lambda: self._hidden_states(of_input, hidden, state))
+        hidden.adapt_to(lambda: self._in_float(of_input, hidden, state)[:-1])
         keys = hidden.step_keys(len(x))
         weight, bias = hidden.quantized_weight(keys.whole), hidden.quantized_bias()
         outputs = []
@@ -243,23 +242,13 @@ class QuantizedRecurrent(Quantized, nn.RNNBase):
             outputs.append(state[0])
         return torch.stack(outputs[::-1] if reverse else outputs), state
 
-    def _run_empty(self, inputs: InputProduct, hidden: HiddenProduct, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """A batch without samples, in float32: [T, 0, features] -> [T, 0, H]."""
-        outputs = []
-        for part in x.unbind(0):
-            of_hidden = F.linear(state[0], hidden.weight, hidden.bias)
-            state = self.step(F.linear(part, inputs.weight, inputs.bias), of_hidden, state)
-            outputs.append(state[0])
-        return torch.stack(outputs), state
-
-    @torch.no_grad()
-    def _hidden_states(self, of_input: Tensor, hidden: HiddenProduct, state: State) -> Tensor:
-        """h before each time step, [T, N, H], with U h computed in float32."""
-        found = []
+    def _in_float(self, of_input: Tensor, hidden: HiddenProduct, state: State) -> list[State]:
+        """The given state and those after each time step, with U h computed in float32."""
+        states = [state]
         for gates in of_input.unbind(0):
-            found.append(state[0])
-            state = self.step(gates, F.linear(state[0], hidden.weight, hidden.bias), state)
-        return torch.stack(found)
+            of_hidden = F.linear(states[-1][0], hidden.weight, hidden.bias)
+            states.append(self.step(gates, of_hidden, states[-1]))
+        return states
 
 
 class QuantizedLSTM(QuantizedRecurrent, nn.LSTM):

@@ -15,6 +15,8 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from bitcycle.layer.matrix_product import MatrixProduct
+
 ROLES = ("first", "last", "shortcut", "depthwise")
 
 _SHORTCUT_NAMES = {"shortcut", "skip"}
@@ -32,14 +34,8 @@ class Call(NamedTuple):
 
 
 def find_order(model: nn.Module, layers: Mapping[str, nn.Module], sample: Any = None) -> tuple[Call, ...]:
-    """The order in which the layers and embeddings of `model` run.
-
-    Args:
-        model: for a model with the attribute `float_layers`, the order of registration is used.
-        layers: convertible layers by name.
-        sample: input of the forward pass: a tensor, a tuple of arguments or a dictionary of keywords; None: the
-            `dummy_inputs` of transformers models.
-    """
+    """The order in which the convertible layers and embeddings of `model` run on `sample`: a tensor, a tuple of arguments, a
+    dictionary of keywords, or None for the `dummy_inputs` of transformers models."""
     watched = {**layers, **{name: m for name, m in model.named_modules() if isinstance(m, nn.Embedding)}}
     registered = tuple(Call(name, name) for name, _ in model.named_modules() if name in watched)
     if sample is None and hasattr(model, "float_layers"):  # its rule refers to layers, not embeddings
@@ -97,30 +93,26 @@ def _symbolic(model: nn.Module, watched: Mapping[str, nn.Module]) -> tuple[Call,
     return tuple(Call(name, str(next(iter(node.all_input_nodes), name))) for name, node in found if name is not None)
 
 
-def layer_roles(
-    layers: Mapping[str, nn.Module], order: Sequence[Call], has_weight: Callable[[nn.Module], bool]
-) -> dict[str, tuple[str, ...]]:
+def layer_roles(layers: Mapping[str, nn.Module], order: Sequence[Call]) -> dict[str, tuple[str, ...]]:
     """Roles of the convertible layers.
 
     first, last: see above; shortcut: its name contains the word shortcut or skip, or downsample if it is a 1x1 convolution (as
     in layer2.0.downsample.0 or conv_shortcut); depthwise: a convolution with one input channel per group.
     """
-    touched = [call for call in order if call.name not in layers or has_weight(layers[call.name])]
-    missing = [name for name in layers if all(call.name != name for call in order)]
+    touched = [call for call in order if not isinstance(layers.get(call.name), MatrixProduct)]  # without a weight
     weighted = [call for call in touched if call.name in layers]
-    first = _group(touched[0], touched) if touched else set()
-    last = _group(weighted[-1], weighted) if len(weighted) > 1 else set()
+    called = {call.name for call in order}
+    first = _group(touched[0], touched) & called if touched else set()
+    last = _group(weighted[-1], weighted) & called - first if len(weighted) > 1 else set()
     roles: dict[str, tuple[str, ...]] = {}
     for name, layer in layers.items():
         found = {
             "first": name in first,
-            "last": name in last and name not in first,
+            "last": name in last,
             "shortcut": _is_shortcut(name, layer),
             "depthwise": isinstance(layer, nn.modules.conv._ConvNd) and 1 < layer.groups == layer.in_channels,
         }
-        roles[name] = tuple(
-            role for role in ROLES if found[role] and (name not in missing or role not in ("first", "last"))
-        )
+        roles[name] = tuple(role for role in ROLES if found[role])
     return roles
 
 

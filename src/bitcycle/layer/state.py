@@ -9,10 +9,8 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from bitcycle.quantizer import encode_bits
+from bitcycle.quantizer import ROLES, encode_bits
 from bitcycle.schedule import Precision
-
-ROLES = ("weight", "activation", "gradient")
 
 
 class HoldsTensors(nn.Module):

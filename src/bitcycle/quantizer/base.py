@@ -222,7 +222,11 @@ class QuantizerOptions(Settings):
             return
         if not offered:
             problem = f"has no quantizer of {role}s, but {bits}-bit {role}s are requested"
-            raise SettingError("name", self.name, problem, _float_remedy(role))
+            remedy = f"use a schedule with float {role}s (32 bits), or another quantizer"
+            if role == "gradient":
+                options = "schedule.gradient=32 with schedule=static, schedule.gradient_min=32 with cyclic ones"
+                remedy = f"leave gradients float: {options}"
+            raise SettingError("name", self.name, problem, remedy)
         words = bits_in_words(offered)
         problem = f"quantizes {role}s to {words} bit{'s' if offered[-1] > 1 else ''}, not to {bits}"
         remedy = f"use {words} bits (or 32, float), for example schedule=static schedule.q_max={offered[-1]}"
@@ -286,10 +290,7 @@ class QuantizerOptions(Settings):
         return self.gradient(compile)
 
     def matmul_operand(self, compile: bool) -> TensorQuantizer:
-        """A new quantizer of an operand of a product of two activations.
-
-        By default the quantizer of signed activations.
-        """
+        """A new quantizer of an operand of a product of two activations; by default that of signed activations."""
         return self.activation(compile, signed=True)
 
     def bias(self, compile: bool) -> TensorQuantizer | None:
@@ -324,9 +325,3 @@ def bits_in_words(bits: Sequence[int]) -> str:
     if len(bits) < 2 or bits[-1] - bits[0] == len(bits) - 1:
         return " to ".join(dict.fromkeys((str(bits[0]), str(bits[-1]))))
     return f"{', '.join(map(str, bits[:-1]))} or {bits[-1]}"
-
-
-def _float_remedy(role: str) -> str:
-    if role == "gradient":
-        return "leave gradients float: schedule.gradient=32 with schedule=static, schedule.gradient_min=32 with cyclic ones"
-    return f"use a schedule with float {role}s (32 bits), or another quantizer"

@@ -120,14 +120,10 @@ def compiler_works(device_type: str) -> bool:
         logger.warning("no C++ compiler (g++) found: quantizers run eagerly, with the same results but slower")
         return False
     try:
-        compiled(_probe).general(torch.zeros(8, device=device_type))
+        torch.compile(lambda x: x + 1, dynamic=True)(torch.zeros(8, device=device_type))
     except Exception as error:  # a broken toolchain can raise anything, and eager mode always works
         logger.warning(
             "torch.compile does not work here (%s): quantizers run eagerly, more slowly", str(error).split("\n")[0]
         )
         return False
     return True
-
-
-def _probe(x: Tensor) -> Tensor:
-    return x + 1

@@ -27,11 +27,7 @@ SORTED_ELEMENTS_PER_LEVEL = 8
 
 
 def uniform_codes(magnitudes: Tensor, step: Tensor, top: Tensor | int) -> Tensor:
-    """min(floor(m / D + 1/2), L) of non-negative magnitudes m, as floats; halves go up.
-
-    >>> uniform_codes(torch.tensor([0.2, 0.5, 9.0]), torch.tensor(1.0), 3).tolist()
-    [0.0, 1.0, 3.0]
-    """
+    """min(floor(m / D + 1/2), L) of non-negative magnitudes m, as floats; halves go up."""
     codes = (magnitudes / step + 0.5).floor()
     return torch.minimum(codes, top.to(codes.dtype)) if isinstance(top, Tensor) else codes.clamp_max(top)
 

@@ -31,17 +31,8 @@ RIDGE = 1e-10
 
 
 def decompose(vectors: Tensor, bits: Tensor, method: str = "refined", rounds: int = 2) -> tuple[Tensor, Tensor]:
-    """Coefficients and sign vectors of each row.
-
-    Args:
-        vectors: [rows, n].
-        bits: int64 scalar k, 0 to 4.
-        method: greedy, refined or alternating.
-        rounds: rounds of the alternating method.
-
-    Returns:
-        a [rows, 4] and B [rows, n, 4] with vectors ~ B a; columns from k on are zero.
-    """
+    """Coefficients a [rows, 4] and sign vectors B [rows, n, 4] with vectors [rows, n] ~ B a for `bits` k (int64, 0 to 4);
+    columns from k on are zero. `rounds` are those of the alternating method."""
     coefficients, codes = _greedy(vectors, bits, refine=method == "refined")
     if method == "alternating":
         for _ in range(rounds):

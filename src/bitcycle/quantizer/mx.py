@@ -46,15 +46,8 @@ ROUNDINGS = ("even", "nearest", "stochastic")
 def quantize_blocks(
     blocks: Tensor, element: Tensor, bits: Tensor, noise: Tensor | None = None, rounding: str = "even"
 ) -> Tensor:
-    """Blocks [count, size, inner] (float32) in an MX format; each [i, :, j] shares a scale. 0 bits return them.
-
-    Args:
-        blocks: from `block.split`.
-        element: [4], the row of `elements_by_bits` for these bits.
-        bits: int64 scalar.
-        noise: of stochastic rounding, in the shape of the blocks.
-        rounding: where halves go without noise, `even` or `nearest` (away from zero).
-    """
+    """Blocks [count, size, inner] (float32, from `block.split`) in an MX format; each [i, :, j] shares a scale. 0 bits return
+    them. `element`, `noise` and `rounding` are those of `round_to_element`."""
     exponent = exponent_of(blocks.abs().amax(1, keepdim=True))
     shared = (exponent - element[2].to(torch.int32)).clamp_min(LOWEST_SCALE)
     half = shared >> 1  # in two steps, as 2^-127 is denormal

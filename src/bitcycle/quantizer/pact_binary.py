@@ -44,11 +44,7 @@ def pact_code(x: Tensor, alpha: Tensor, bits: Tensor) -> Tensor:
 
 
 def pact(x: Tensor, alpha: Tensor, bits: Tensor) -> Tensor:
-    """x on the 2^bits values between 0 and alpha; 0 bits returns x.
-
-    >>> pact(torch.tensor([-1.0, 1.4, 1.6]), torch.tensor(3.0), torch.tensor(1)).tolist()
-    [0.0, 0.0, 3.0]
-    """
+    """x on the 2^bits values between 0 and alpha; 0 bits returns x."""
     levels = ((1 << bits) - 1).clamp_min(1).to(x.dtype)
     return torch.where(bits > 0, pact_code(x, alpha, bits) * alpha / levels, x)
 
@@ -102,11 +98,7 @@ class PactActivation(TensorQuantizer):
 
 
 def binarize(weight: Tensor, scale: Tensor, bits: Tensor) -> Tensor:
-    """scale * sign(weight); the sign of 0 is -1. 0 bits returns the weight.
-
-    >>> binarize(torch.tensor([-0.2, 0.0, 0.7]), torch.tensor(1.0), torch.tensor(1)).tolist()
-    [-1.0, -1.0, 1.0]
-    """
+    """scale * sign(weight); the sign of 0 is -1. 0 bits returns the weight."""
     return torch.where((bits > 0) & ~weight.isnan(), torch.where(weight > 0, scale, -scale), weight)
 
 

@@ -59,11 +59,7 @@ def quantizer_options(quantizer: str | QuantizerOptions) -> QuantizerOptions:
 
 
 def encode_bits(bits: int) -> int:
-    """Bits in the quantizers' encoding, where 0 denotes float32: 32 (and 0) become 0.
-
-    Raises:
-        SettingError (a ValueError): below 0 or above 32.
-    """
+    """Bits in the quantizers' encoding, where 0 denotes float32: 32 (and 0) become 0. Raises SettingError outside of 0 to 32."""
     if not isinstance(bits, int) or isinstance(bits, bool):
         raise SettingError("bits", bits, "is not a whole number", "use 1 to 32, where 32 means float32")
     if not 0 <= bits <= FLOAT:

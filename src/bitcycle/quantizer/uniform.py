@@ -51,11 +51,7 @@ def unsigned_top(bits: Tensor) -> Tensor:
 
 
 def quantize_symmetric(x: Tensor, step: Tensor, bits: Tensor) -> Tensor:
-    """D sign(x) min(floor(|x| / D + 1/2), L); 0 bits returns x.
-
-    >>> quantize_symmetric(torch.tensor([-0.9, 0.2, 0.5]), torch.tensor(1.0), torch.tensor(2)).tolist()
-    [-1.0, 0.0, 1.0]
-    """
+    """D sign(x) min(floor(|x| / D + 1/2), L); 0 bits returns x."""
     return torch.where(bits > 0, x.sign() * uniform_codes(x.abs(), step, symmetric_top(bits)) * step, x)
 
 

@@ -37,7 +37,8 @@ def cell(*values: float, scale: str = "mini", steps: int = 1000, curve: dict | N
 
 def verdict(claim: Claim | str, *cells: Cell, scale: str = "mini", pool: Pool | None = None) -> ClaimResult:
     claim = CLAIMS[claim] if isinstance(claim, str) else claim
-    (found,) = judge([claim], {claim.item: Results(scale, cells)}, pool)
+    runs = {run.training: run for cell in cells for run in cell.runs}
+    (found,) = judge([claim], {claim.item: Results(scale, cells)}, pool or Pool(list(runs.values())))
     return found
 
 

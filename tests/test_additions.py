@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bitcycle.analysis.claims import read_claims
+from bitcycle.analysis.contrast import Pool
 from bitcycle.analysis.verdict import judge
 from tests.conftest import ROOT
 
@@ -102,6 +103,10 @@ def test_what_is_added_trains(copy):
 
 
 def test_what_is_added_is_judged(copy):
-    rows = [row for row in judge(read_claims(copy / "results" / "published"), {}) if row.claim_id == "cpt/table9-c1"]
+    rows = [
+        row
+        for row in judge(read_claims(copy / "results" / "published"), {}, Pool([]))
+        if row.claim_id == "cpt/table9-c1"
+    ]
     assert [row.verdict for row in rows] == ["not run"]
     assert "higher" in rows[0].predicate

@@ -39,10 +39,8 @@ _remembered: dict[str, Any] = {}
 def remembered(kind: str, identity: str, make: Callable[[], T]) -> T:
     """The result of `make`, computed once per identity and version of the code, then read from memory or `cache_folder`.
 
-    Args:
-        kind: names the files.
-        identity: everything that the result depends on except the code of this package, as text.
-        make: computes the result, which must be picklable and must not be modified.
+    `kind` names the files; `identity` is everything that the result depends on except the code of this package. The result must
+    be picklable and must not be modified.
     """
     name = f"{kind}-{hashlib.sha256(f'{code_digest()} {identity}'.encode()).hexdigest()[:32]}.pickle"
     if name not in _remembered:
@@ -59,12 +57,8 @@ def remembered(kind: str, identity: str, make: Callable[[], T]) -> T:
 def kept(name: str, make: Callable[[], T], read: Callable[[Path], T], write: Callable[[Path, T], Any]) -> T:
     """The result of `make`, stored in the file `name` of `cache_folder` and read from there if the file is intact.
 
-    A cache that cannot be written only costs time.
-
-    Args:
-        name: file name; must identify everything that the result depends on.
-        make: computes the result.
-        read, write: read it from a file, raising any exception if the file is damaged, and write it to one.
+    The name must identify everything that the result depends on; `read` raises any exception if the file is damaged. A cache that
+    cannot be written only costs time.
     """
     try:
         file = cache_folder() / name

@@ -70,23 +70,16 @@ REFRESH_SECONDS = 180.0
 
 @dataclass(frozen=True)
 class Part:
-    """Runs of one sweep.
+    """Runs of one sweep."""
 
-    Attributes:
-        sweep: PAPER/ITEM, a file of `sweeps/`.
-        claim: what the runs test.
-        scale: paper, mini or smoke.
-        overrides: settings that replace those of the sweep; a list of values gives one run per value.
-        only: setting -> value or values; other runs of the sweep are omitted.
-        seeds: number of seeds, replacing the sweep's.
-    """
-
-    sweep: str
-    claim: str = ""
+    sweep: str  # PAPER/ITEM, a file of `sweeps/`
+    claim: str = ""  # what the runs test
     scale: str = "mini"
-    overrides: dict[str, Any] = field(default_factory=dict)
-    only: dict[str, Any] = field(default_factory=dict)
-    seeds: int | None = None
+    overrides: dict[str, Any] = field(default_factory=dict)  # replace the sweep's settings; one run per value of a list
+    only: dict[str, Any] = field(
+        default_factory=dict
+    )  # setting -> value or values; other runs of the sweep are omitted
+    seeds: int | None = None  # number of seeds, replacing the sweep's
 
     def expand(self, root: Path, results_root: str) -> list[Overrides]:
         """The settings of every run. Raises SettingError for a sweep or a scale that does not exist."""

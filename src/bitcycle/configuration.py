@@ -196,9 +196,8 @@ def _to_settings(node: DictConfig, path: str) -> Any:
         values[key] = value
     kind = OmegaConf.get_type(node)
     if kind is None or not dataclasses.is_dataclass(kind):
-        raise SettingError(
-            path, values, "is not one of the known options of this group", f"give a name, as in {path}=NAME"
-        )
+        problem = "is not one of the known options of this group"
+        raise SettingError(path, values, problem, f"give a name, as in {path}=NAME")
     try:
         return kind(**values)
     except SettingError as error:

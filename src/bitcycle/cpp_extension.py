@@ -32,9 +32,8 @@ _FOLDER = Path(torch.__file__).parent
 def operators(source: Path, instructions: tuple[str, ...] = ()) -> Any | None:
     """The operators of a C++ file, `torch.ops.bitcycle`; None, with a log message, if they are unavailable.
 
-    Args:
-        source: the file, which registers its functions in the library `bitcycle`; quoted includes are part of it.
-        instructions: CPU features it requires, by their Linux names, e.g. avx512_vnni.
+    The file registers its functions in the library `bitcycle`; quoted includes are part of it. `instructions` are CPU features
+    that it requires, by their Linux names, e.g. avx512_vnni.
     """
     try:
         missing = set(instructions) - _cpu_instructions()

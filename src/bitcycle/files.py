@@ -10,15 +10,8 @@ from bitcycle.errors import RunError
 
 
 def write_atomically(path: Path, write: Any) -> None:
-    """Create or replace a file atomically: after a crash it has either the old or the new content.
-
-    Args:
-        path: the file.
-        write: called with a binary stream.
-
-    Raises:
-        OSError: if it cannot be written (full disk); the old file is then unchanged.
-    """
+    """Create or replace a file atomically: after a crash it has either the old or the new content. `write` is called with a
+    binary stream. Raises OSError if the file cannot be written (full disk); the old one is then unchanged."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as stream:
@@ -63,11 +56,8 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSON-lines file; an incomplete last line, as after a crash, is ignored.
-
-    Raises:
-        RunError: if another line is not a JSON object.
-    """
+    """The records of a JSON-lines file; an incomplete last line, as after a crash, is ignored. Raises RunError if another line is
+    not a JSON object."""
     if not path.exists():
         return []
     *lines, _ = path.read_bytes().split(b"\n")  # after the last newline: nothing, or an incomplete line

@@ -141,14 +141,8 @@ S_co = TypeVar("S_co", bound=Settings, covariant=True)
 
 
 class Preset(Generic[S_co]):
-    """A named option of a configuration group, such as schedule=RTH, for Python and the command line.
-
-    Args:
-        kind: the class of its options.
-        summary: one line for `--help`.
-        source: paper and section.
-        values: settings that define this option.
-    """
+    """A named option of a configuration group, such as schedule=RTH, for Python and the command line: the class of its options,
+    one line for `--help`, paper and section, and the settings that define it."""
 
     def __init__(self, kind: type[S_co], summary: str, source: str = "", /, **values: Any) -> None:
         self.kind, self.summary, self.source, self.values = kind, summary, source, values

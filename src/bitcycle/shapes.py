@@ -41,22 +41,18 @@ class SpeechShape(NamedTuple):
 
 
 class GraphShape(NamedTuple):
-    """A graph whose nodes have one class each.
-
-    Attributes:
-        features: features of a node.
-        classes: number of classes.
-        nodes, edges: of the graph as used (directed edges, including self-loops).
-        neighbours: neighbours that each layer samples, input layer first; None: full-graph training.
-        sampled_degrees: their average number per node, which is lower as nodes have fewer neighbours or share them.
-    """
+    """A graph whose nodes have one class each; nodes and (directed) edges as used, including self-loops."""
 
     features: int
     classes: int
     nodes: int
     edges: int
-    neighbours: Optional[tuple[int, ...]] = None
-    sampled_degrees: tuple[float, ...] = ()
+    neighbours: Optional[tuple[int, ...]] = (
+        None  # that each layer samples, input layer first; None: full-graph training
+    )
+    sampled_degrees: tuple[
+        float, ...
+    ] = ()  # their average, which is lower as nodes have fewer neighbours or share them
 
 
 class DetectionShape(NamedTuple):

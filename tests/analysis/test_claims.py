@@ -150,17 +150,17 @@ def test_without_effect_at_most_one_in_twenty_is_decided_and_a_detectable_effect
 
 def test_claims_of_one_scale_are_corrected_together():
     several = [replace(HIGHER, id=f"x/y-c{number}") for number in range(5)]
-    rows = judge(several, {"x/y": Results("mini", PAIR)})
+    rows = judge(several, {"x/y": Results("mini", PAIR)}, Pool([]))
     assert [row.p_corrected for row in rows] == pytest.approx([5 * rows[0].p_raw] * 5)
     assert {(row.verdict, row.decided, row.leaning) for row in rows} == {(UNDECIDED, False, SUPPORTED)}
     paper = cell(*ONE, scale="paper", schedule="CR"), cell(*OTHER, scale="paper", schedule="static")
-    both = judge([HIGHER], {"x/y": Results("mini", PAIR, (Results("paper", paper),))})
+    both = judge([HIGHER], {"x/y": Results("mini", PAIR, (Results("paper", paper),))}, Pool([]))
     assert [(row.scale, row.scope) for row in both] == [("paper", "paper scale"), ("mini", "proxy: ResNet-8, CIFAR-10")]
 
 
 def test_a_claim_that_was_looked_at_twice_has_its_p_value_doubled_before_the_correction():
     several = [replace(HIGHER, id="x/y-c1"), replace(HIGHER, id="x/z-c1", looks=2)]
-    rows = judge(several, {"x/y": Results("mini", PAIR), "x/z": Results("mini", PAIR)})
+    rows = judge(several, {"x/y": Results("mini", PAIR), "x/z": Results("mini", PAIR)}, Pool([]))
     p = float(stats.ttest_rel(ONE, OTHER).pvalue)
     assert [(row.p_raw, row.looks) for row in rows] == [
         (pytest.approx(p), 1),
@@ -208,7 +208,7 @@ def test_deleting_the_claims_of_a_paper_leaves_the_others_working(tmp_path):
         assert {claim.paper for claim in left} == {
             one for one in PAPERS if (tmp_path / "claims" / f"{one}.yaml").exists()
         }
-        assert [row.claim_id for row in judge(left, {})] == [claim.id for claim in left]
+        assert [row.claim_id for row in judge(left, {}, Pool([]))] == [claim.id for claim in left]
     for claim in CLAIMS.values():
         assert all(item.startswith(f"{claim.paper}/") for item in claim.items)
 
@@ -224,7 +224,7 @@ def test_wrong_entries_are_refused(tmp_path):
 
 
 def test_without_runs_only_formulas_say_something():
-    rows = judge(list(CLAIMS.values()), {})
+    rows = judge(list(CLAIMS.values()), {}, Pool([]))
     computed = [row for row in rows if row.verdict == COMPUTED]
     assert len(computed) == 6 and all(row.holds and row.reason for row in computed)
     assert {row.verdict for row in rows} == {COMPUTED, NO_TEST, NOT_RUN}

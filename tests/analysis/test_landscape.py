@@ -13,6 +13,7 @@ import pytest
 
 from bitcycle.analysis.aggregation import Cell, Results
 from bitcycle.analysis.claims import read_claims
+from bitcycle.analysis.contrast import Pool
 from bitcycle.analysis.landscape import rise, rise_around
 from bitcycle.analysis.verdict import NOT_RUN, UNDECIDED, judge
 from bitcycle.figure.data import ItemData
@@ -85,7 +86,7 @@ def three_cells(slopes: dict[str, float], pairs: int = 3) -> list[Cell]:
 def test_wider_minima(slopes, pairs, expected):
     """Half of the slopes' differences, as the rise is taken at half of the radius; one network of each decides nothing."""
     claim = next(claim for claim in read_claims(ROOT / "results" / "published") if claim.id == "cpt/fig2-c1")
-    (found,) = judge([claim], {claim.item: Results("paper", tuple(three_cells(slopes, pairs)))})
+    (found,) = judge([claim], {claim.item: Results("paper", tuple(three_cells(slopes, pairs)))}, Pool([]))
     assert found.verdict == (UNDECIDED if pairs else NOT_RUN)
     assert found.estimate == (None if expected is None else pytest.approx(expected, abs=0.1))
 

@@ -5,7 +5,6 @@ A predicate says what is tested of the contrast between two arms; `PREDICATES` l
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -111,18 +110,17 @@ class Claim(Settings):
 
 def read_claims(published: Path = PUBLISHED, papers: Iterable[str] | None = None) -> list[Claim]:
     """The claims of all papers that have a file, or of some. Raises SettingError for a field or predicate that does not exist."""
+    files = {path.stem: path for path in sorted((published / "claims").glob("*.yaml"))}
     claims = []
-    order = list(PAPERS)
-    files = sorted((published / "claims").glob("*.yaml"))
-    for path in sorted(files, key=lambda file: order.index(file.stem) if file.stem in order else len(order)):
-        if papers is None or path.stem in papers:
-            content: Any = OmegaConf.to_container(OmegaConf.load(path))
-            claims += [_claim(path, {**content["defaults"], **entry}) for entry in content["claims"]]
+    for paper in dict.fromkeys((*PAPERS, *files)):
+        if paper in files and (papers is None or paper in papers):
+            content: Any = OmegaConf.to_container(OmegaConf.load(files[paper]))
+            claims += [_claim(paper, {**content["defaults"], **entry}) for entry in content["claims"]]
     return claims
 
 
-def _claim(path: Path, entry: dict[str, Any]) -> Claim:
-    name, known = f"{path.stem}/{entry['id']}", [field.name for field in dataclasses.fields(Claim)]
+def _claim(paper: str, entry: dict[str, Any]) -> Claim:
+    name, known = f"{paper}/{entry['id']}", Claim.__dataclass_fields__
     for key in entry:
         if key not in known:
             raise SettingError(name, key, "is no field of a claim", nearest(key, known))

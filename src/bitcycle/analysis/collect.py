@@ -105,9 +105,8 @@ def curve_name(row: Mapping[str, Any]) -> str:
 def write_curve(folder: RunFolder, target: Path) -> Path:
     """Write the curve of a finished run below the folder `target`; returns its path."""
     summary = folder.read_summary()
-    curve = curve_of(read_records(folder.metrics), summary)
     path = target / curve_name(summary)
-    text = json.dumps(curve, separators=(",", ":"), sort_keys=True)
+    text = json.dumps(curve_of(read_records(folder.metrics), summary), separators=(",", ":"), sort_keys=True)
     target.mkdir(parents=True, exist_ok=True)
     # no time and no name in the header: equal content, equal file
     write_atomically(path, lambda stream: stream.write(gzip.compress(text.encode(), mtime=0)))
@@ -141,7 +140,7 @@ def curve_of(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -
         },
         "training": _thinned([record for record in records if record["kind"] == "train"]),
         "final": {
-            name: value for name, value in (tests[-1] if tests else {}).items() if isinstance(value, (int, float))
+            name: value for test in tests[-1:] for name, value in test.items() if isinstance(value, (int, float))
         },
     }
     if summary.get("phases"):
@@ -186,12 +185,9 @@ def _rounded(value: Any) -> Any:
 def _allocations(tests: Sequence[Mapping[str, Any]], total_steps: int) -> dict[str, Any]:
     """Step -> block -> option -> share, of the evaluations nearest to ALLOCATION_SHARES."""
     chosen = [record for record in tests if record.get("allocation")]
-    found: dict[str, Any] = {}
-    for share in ALLOCATION_SHARES:
-        if chosen:
-            nearest = min(chosen, key=lambda record: abs(record["step"] - share * total_steps))
-            found[str(nearest["step"])] = nearest["allocation"]
-    return found
+    moments = [share * total_steps for share in ALLOCATION_SHARES if chosen]
+    nearest = [min(chosen, key=lambda record: abs(record["step"] - moment)) for moment in moments]
+    return {str(record["step"]): record["allocation"] for record in nearest}
 
 
 def main() -> None:

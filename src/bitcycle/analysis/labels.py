@@ -99,9 +99,7 @@ def dataset_of(cell: Cell) -> str:
 
 def panel_of(cell: Cell) -> str:
     """Network on data, with the aggregation of graph networks."""
-    words = f"{model_of(cell)}, {dataset_of(cell)}"
-    aggregation = aggregation_of(cell)
-    return f"{words}, {aggregation}" if aggregation else words
+    return ", ".join(filter(None, (model_of(cell), dataset_of(cell), aggregation_of(cell))))
 
 
 def aggregation_of(cell: Cell) -> str:
@@ -118,12 +116,10 @@ def schedule_of(cell: Cell) -> str:
 
 def is_float(cell: Cell) -> bool:
     """Whether nothing is quantized."""
-    split = float(cell.setting("schedule.split", 0.5) or 0)
-    if schedule_of(cell) == "partial_pretrain" and split == 1:
+    if schedule_of(cell) == "partial_pretrain" and float(cell.setting("schedule.split", 0.5) or 0) == 1:
         return True
-    return cell.setting("quantizer", "sbm") == "none" or (
-        schedule_of(cell) == "static" and (cell.setting("schedule.q_max") or 0) >= FLOAT
-    )
+    static = schedule_of(cell) == "static"
+    return cell.setting("quantizer", "sbm") == "none" or (static and (cell.setting("schedule.q_max") or 0) >= FLOAT)
 
 
 def group_of(name: str) -> str:
@@ -140,7 +136,7 @@ def forward_bits(cell: Cell) -> str:
         return ",".join(map(str, cell.setting("schedule.stages") or [3, 4, 6, 8]))
     if schedule in ("dfq", "fractrain"):
         return "dynamic"
-    if schedule in ("hlhlp", "fine_tuning", "hlhlhlp"):
+    if schedule in PHASE_BITS:
         return str((cell.setting("schedule.bits") or [2])[-1])
     if schedule == "static" or low == high:
         return str(high)

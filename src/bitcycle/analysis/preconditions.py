@@ -9,7 +9,7 @@ from operator import ne
 from bitcycle.analysis import labels
 from bitcycle.analysis.aggregation import Cell, Run
 from bitcycle.analysis.claims import Claim
-from bitcycle.analysis.contrast import Contrast, Pool, readings
+from bitcycle.analysis.contrast import Contrast, Pool, Unit, readings
 
 TOO_FAR = {("imagenet", "digits")}
 """(paper's data, ours): the difficulty that the claim is about is not there."""
@@ -27,7 +27,8 @@ PASSES = 30
 
 def failed(claim: Claim, contrasts: Sequence[Contrast], runs: Sequence[Run], proxy: bool) -> str:
     """Why there is no test; empty if there is one."""
-    cells = [cell for one in contrasts for unit in one.units for cell in unit.cells if cell.runs]
+    units = [unit for one in contrasts for unit in one.units]
+    cells = [cell for unit in units for cell in unit.cells if cell.runs]
     wanted = max((one.wanted for one in contrasts), default=0)
     filled = min((one.filled for one in contrasts), default=0)
     if not cells:
@@ -36,7 +37,7 @@ def failed(claim: Claim, contrasts: Sequence[Contrast], runs: Sequence[Run], pro
         return f"Fewer than half of the cells have runs: {filled} of {wanted}."
     if "last stage" in claim.requires and (unfinished := _unfinished(cells)):
         return unfinished
-    if found := _saturated(claim, contrasts) or _other_lengths(claim, contrasts, proxy) or _few_moments(claim, runs):
+    if found := _saturated(claim, units) or _other_lengths(claim, units, proxy) or _few_moments(claim, runs):
         return found
     published = proxy and not claim.arms and bool(claim.reference)
     return "A proxy cannot be compared with a published number." if published else ""
@@ -109,10 +110,9 @@ def _unfinished(cells: Iterable[Cell]) -> str:
     return words if early else ""
 
 
-def _saturated(claim: Claim, contrasts: Sequence[Contrast]) -> str:
+def _saturated(claim: Claim, units: Sequence[Unit]) -> str:
     if claim.metrics[0] not in ("final", "best") or claim.function:
         return ""
-    units = [unit for one in contrasts for unit in one.units]
     rows = [cell.runs[0].row for unit in units for cell in unit.cells]
     if not all(str(row.get("metric", "")).endswith("accuracy") for row in rows):
         return ""
@@ -122,17 +122,14 @@ def _saturated(claim: Claim, contrasts: Sequence[Contrast]) -> str:
     if not numbers[0]:
         return ""
     means = [statistics.fmean(several) for several in numbers if several]
-    if min(means) > CEILING:
-        return f"The metric is at its ceiling: {' and '.join(f'{mean:.2f}' for mean in means)} %."
-    if len(chances) == 1 and (chance := chances.pop()) and max(means) < chance + ABOVE_CHANCE:
-        return f"The metric is at chance: {' and '.join(f'{mean:.2f}' for mean in means)} %."
-    return ""
+    chance = chances.pop() if len(chances) == 1 else None
+    where = "its ceiling" if min(means) > CEILING else "chance" if chance and max(means) < chance + ABOVE_CHANCE else ""
+    return f"The metric is at {where}: {' and '.join(f'{mean:.2f}' for mean in means)} %." if where else ""
 
 
-def _other_lengths(claim: Claim, contrasts: Sequence[Contrast], proxy: bool) -> str:
+def _other_lengths(claim: Claim, units: Sequence[Unit], proxy: bool) -> str:
     if claim.lengths == "free" or (claim.lengths == "converged" and not proxy) or claim.function:
         return ""
-    units = [unit for one in contrasts for unit in one.units]
     if not any(unit.theirs for unit in units) and claim.lengths == "converged":
         groups = [[cell for unit in units for cell in unit.cells]]
     else:
@@ -145,16 +142,13 @@ def _other_lengths(claim: Claim, contrasts: Sequence[Contrast], proxy: bool) -> 
 
 
 def _converged(cell: Cell) -> bool:
-    for run in cell.runs:
-        samples, batch = run.number("train_samples"), run.settings.get("training", {}).get("batch_size")
-        if not samples or not batch or float(run.row["total_steps"]) * batch / samples < PASSES:
-            return False
-    return True
+    numbers = [
+        (run.number("train_samples"), run.settings.get("training", {}).get("batch_size"), run) for run in cell.runs
+    ]
+    return all(n and batch and float(run.row["total_steps"]) * batch / n >= PASSES for n, batch, run in numbers)
 
 
 def _few_moments(claim: Claim, runs: Iterable[Run]) -> str:
-    for run in runs:
-        count = len(run.curve.get("evaluations", {}).get("step", []))
-        if claim.moments and count < claim.moments:
-            return f"{count} evaluations of a run, of which the claim needs {claim.moments}."
-    return ""
+    counts = [len(run.curve.get("evaluations", {}).get("step", [])) for run in runs] if claim.moments else []
+    few = next((count for count in counts if count < claim.moments), None)
+    return "" if few is None else f"{few} evaluations of a run, of which the claim needs {claim.moments}."

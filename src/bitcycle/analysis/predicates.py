@@ -139,9 +139,9 @@ def _decide(claim: Claim, estimate: Estimate, margin: float | None, contrasts: l
 
 def _panels(cells: Sequence[Cell], match: Sequence[str]) -> Iterator[tuple[list[Cell], list[str]]]:
     """Cells that agree in some facts, and their seeds; panels of the same trainings once."""
-    groups: dict[tuple[Any, ...], list[Cell]] = {}
+    groups: dict[tuple[Any, ...], list[Cell]] = defaultdict(list)
     for cell in cells:
-        groups.setdefault(tuple(fact(cell, name) for name in match), []).append(cell)
+        groups[tuple(fact(cell, name) for name in match)].append(cell)
     distinct = {frozenset(cell.runs[0].row["hash"] for cell in group if cell.runs): group for group in groups.values()}
     for panel in distinct.values():
         yield panel, sorted({run.row["seed"] for cell in panel for run in cell.runs})

@@ -9,7 +9,7 @@ import statistics
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import special, stats
@@ -43,11 +43,7 @@ class Estimate:
         return self.mean - half, self.mean + half
 
     def above(self, bound: float) -> float:
-        """One-sided p-value of the mean being above a bound.
-
-        Raises:
-            ValueError: where no deviation is known.
-        """
+        """One-sided p-value of the mean being above a bound. Raises ValueError where no deviation is known."""
         if self.error is None:
             raise ValueError("error=None: without a deviation nothing is tested; ask for `error` first")
         if self.error == 0:
@@ -83,12 +79,8 @@ def two_sided(above: float, below: float, sign: int) -> PValues:
 def over_seeds(
     values: Sequence[float], pooled: tuple[float | None, float] = (None, 0), own: int = OWN_SEEDS
 ) -> Estimate:
-    """The mean of values over seeds: its error from them where there are enough, else from a pooled deviation.
-
-    Args:
-        values: one of each seed.
-        pooled: deviation and degrees of freedom; a deviation of None is unknown.
-        own: how many are enough.
+    """The mean of values over seeds: its error from them where there are enough (`own`), else from a pooled deviation (None where
+    that is unknown) and its degrees of freedom.
 
     >>> over_seeds([1.0, 2.0, 3.0]).df, over_seeds([1.0])
     (2, Estimate(mean=1.0, error=None, df=0, n=1))
@@ -132,9 +124,7 @@ def all_of(tests: Sequence[PValues]) -> PValues:
 def trend_test(blocks: Sequence[Sequence[float]], sign: int) -> tuple[float, tuple[float, float], PValues]:
     """Page's test (for one seed a permutation test) of an order: mean rank correlation, its interval (Fisher's z), p-values.
 
-    Args:
-        blocks: for each seed and panel the values of the settings, in the order that is asked about.
-        sign: 1 where values are to rise, -1 where they are to fall.
+    A block has the values of the settings for a seed and panel, in the order that is asked about: 1 rising, -1 falling.
     """
     ranks = np.array([stats.rankdata(block) for block in blocks])
     count = ranks.shape[1]
@@ -153,25 +143,16 @@ def _order(ranks: np.ndarray) -> float:
         method = "exact" if ranks.shape[1] <= 8 and ranks.shape[0] <= 6 else "asymptotic"
         return float(stats.page_trend_test(ranks, ranked=True, method=method).pvalue)
     places = np.arange(1, ranks.shape[1] + 1)
-    found = stats.permutation_test(
-        (ranks[0],),
-        lambda row, axis: (row * places).sum(axis),
-        permutation_type="pairings",
-        alternative="greater",
-        vectorized=True,
-        random_state=0,
-    )
+    options: dict[str, Any] = {"permutation_type": "pairings", "alternative": "greater", "vectorized": True}
+    found = stats.permutation_test((ranks[0],), lambda row, axis: (row * places).sum(axis), random_state=0, **options)
     return float(found.pvalue)
 
 
 def spread_test(
     ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]
 ) -> tuple[float, tuple[float, float] | None, float, PValues]:
-    """F test of the variance over seeds, pooled over settings, being smaller than that of others.
-
-    Returns:
-        ratio of the standard deviations, its interval, degrees of freedom, p-values.
-    """
+    """F test of the variance over seeds, pooled over settings, being smaller than that of others: ratio of the standard
+    deviations, its interval, degrees of freedom, p-values."""
     pooled = []
     for groups in (ours, theirs):
         df = sum(len(group) - 1 for group in groups)

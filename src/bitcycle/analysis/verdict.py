@@ -25,7 +25,6 @@ from bitcycle.settings import setting
 
 VERDICTS = ("supported", "contradicted", "undecided", "computed", "no test", "not run")
 SUPPORTED, CONTRADICTED, UNDECIDED, COMPUTED, NO_TEST, NOT_RUN = VERDICTS
-CLAIMS = Path("results/summary/claims.csv")
 SCALES = ("paper", "mini")
 """Scales that count; smoke runs say nothing."""
 UNTRAINED = ("computed", "none")
@@ -76,7 +75,7 @@ def write_claims(results: Iterable[ClaimResult], path: Path) -> None:
     write_csv(path, FIELDS, ({name: _as_text(getattr(result, name)) for name in FIELDS} for result in results))
 
 
-def read_claim_results(path: Path = CLAIMS) -> list[ClaimResult]:
+def read_claim_results(path: Path) -> list[ClaimResult]:
     """The rows of a file that `write_claims` wrote."""
     schema = OmegaConf.structured(ClaimResult)
     rows = ({name: text for name, text in row.items() if text} for row in read_csv(path))
@@ -94,14 +93,9 @@ def _as_text(value: Any) -> str:
 # Judging
 
 
-def judge(claims: Sequence[Claim], results: Mapping[str, Results], pool: Pool | None = None) -> list[ClaimResult]:
-    """The verdict on every claim at every scale that has trainings for it; p-values of one scale are corrected together.
-
-    `results` are those of each item; `pool` is all recorded runs, or None for those of the results.
-    """
-    if pool is None:
-        runs = [run for one in results.values() for scale in (one, *one.others) for run in scale.runs]
-        pool = Pool(list({(r.row["scale"], r.row["hash"], r.row["seed"]): r for r in runs}.values()))
+def judge(claims: Sequence[Claim], results: Mapping[str, Results], pool: Pool) -> list[ClaimResult]:
+    """The verdict on every claim, given the results of each item, at every scale that has trainings for it; p-values of one scale
+    are corrected together."""
     judged: list[tuple[Claim, ClaimResult, Found | None]] = []
     for claim in claims:
         rows = [] if claim.predicate in UNTRAINED else [_judge_at(claim, scale, results, pool) for scale in SCALES]

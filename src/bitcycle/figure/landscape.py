@@ -55,9 +55,8 @@ def draw_plane(axes: Any, plane: Result, names: Sequence[str], column: str, labe
     x, y, heights = grid_of(plane, column)
     heights = np.nan_to_num(heights, nan=np.nanmax(heights))
     mesh = np.meshgrid(x, y)
-    shown = axes.plot_surface(
-        *mesh, heights, cmap=ORDERED, alpha=0.75, linewidth=0.2, edgecolor="0.4", antialiased=True
-    )
+    look: dict[str, Any] = {"cmap": ORDERED, "alpha": 0.75, "linewidth": 0.2, "edgecolor": "0.4"}
+    shown = axes.plot_surface(*mesh, heights, antialiased=True, **look)
     low, high = float(heights.min()), float(heights.max())
     base = low - 0.35 * (high - low or 1.0)
     if high > low:

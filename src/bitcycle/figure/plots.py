@@ -20,7 +20,6 @@ from bitcycle.analysis.verdict import ClaimResult
 from bitcycle.figure.data import (
     ItemData,
     Panel,
-    Spec,
     by_length,
     comparable,
     cost_against,
@@ -99,7 +98,7 @@ def tradeoff(
         return None
     figure, axes = panels(len(shown) + read)
     for panel, part in zip(shown, axes):
-        draw_tradeoff(part, panel, looks(data, look), data.spec)
+        draw_tradeoff(part, panel, looks(data, look), data)
     if read:
         draw_published(axes[-1], data.digitized, cost, published_base or {})
     if look == "suite":
@@ -111,10 +110,10 @@ def tradeoff(
     return Drawing(figure, " ".join([ours] * bool(shown) + [theirs] * read))
 
 
-def draw_tradeoff(axes: Axes, panel: Panel, look: Looks, spec: Spec) -> None:
+def draw_tradeoff(axes: Axes, panel: Panel, look: Looks, data: ItemData) -> None:
     """One panel of `tradeoff`."""
-    first = panel.first(spec.base)
-    found = differences(panel, first, spec.column)
+    first = panel.first(data.spec.base)
+    found = differences(panel, first, data.spec.column)
     costs = {index: cost for index in found if (cost := cost_against(panel.cells[index], first)) is not None}
     axes.axhline(0, color="0.5", linewidth=0.8)
     for index, place in side_by_side({**costs, -1: 1.0}).items():
@@ -166,11 +165,9 @@ def draw_published(axes: Axes, rows: Sequence[Published], cost: str, base: Mappi
     axes.axhline(0, color="0.5", linewidth=0.8)
     for row, values in whole:
         if (first := bases.get((row["model"], row["dataset"]))) and first is not values:
-            look = look_of(row["method"])
-            gain = values["test_accuracy"] - first["test_accuracy"]
-            draw_points(
-                axes, look._replace(label=f"{look.label}, published"), [(values[cost] / first[cost], gain, None)]
-            )
+            look = look_of(row["method"])._replace(label=f"{row['method']}, published")
+            place, gain = values[cost] / first[cost], values["test_accuracy"] - first["test_accuracy"]
+            draw_points(axes, look, [(place, gain, None)])
     words = f"published: {len(bases)} networks and data sets, each against its own baseline"
     label_axes(axes, words, "cost relative to the paper's baseline", "test accuracy (%), difference")
 

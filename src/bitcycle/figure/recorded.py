@@ -70,7 +70,5 @@ def bits_of_blocks(data: ItemData) -> Drawing | None:
         part.set_xticks(range(len(blocks)), list(blocks), rotation=60, fontsize=6.5)
     axes[0].set_ylabel("share of samples")
     legend(figure, axes, 8)
-    return Drawing(
-        figure,
-        f"{panel.title}, first seed; options are bits of activations / gradients, from few (dark) to many (light).",
-    )
+    words = "first seed; options are bits of activations / gradients, from few (dark) to many (light)."
+    return Drawing(figure, f"{panel.title}, {words}")

@@ -167,11 +167,8 @@ SHOWN = {
 def values_of(element: Element) -> list[float]:
     """Every non-negative value of a format, in ascending order."""
     _, mantissa, lowest, highest, largest = element
-    values = {
-        step * 2.0 ** (exponent - mantissa)
-        for exponent in range(lowest, highest + 1)
-        for step in range(2 ** (mantissa + 1))
-    }
+    exponents, steps = range(lowest, highest + 1), range(2 ** (mantissa + 1))
+    values = {step * 2.0 ** (exponent - mantissa) for exponent in exponents for step in steps}
     return sorted(value for value in values if value <= largest)
 
 

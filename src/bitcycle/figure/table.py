@@ -205,7 +205,6 @@ def our_records(panel: Panel, scale: str, spec: Spec) -> Iterator[dict[str, str]
 
 # How they are written
 
-
 ROUNDING = 1e-9
 """Smaller numbers are what rounding left of a difference of zero."""
 
@@ -282,7 +281,8 @@ def sweep_tables(name: str, folders: Iterable[RunFolder]) -> list[Table]:
 
 def settings_of(runs: Iterable[Run], scale: str) -> tuple[Cell, ...]:
     """A cell for each setting of the runs of a scale."""
-    groups: dict[str, list[Run]] = {}
-    for run in (run for run in runs if run.row["scale"] == scale):
-        groups.setdefault(run.row["hash"], []).append(run)
+    groups: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        if run.row["scale"] == scale:
+            groups[run.row["hash"]].append(run)
     return tuple(Cell({}, {}, tuple(group)) for group in groups.values())

@@ -17,6 +17,7 @@ as `scale`, `results_root`, `data_root` and `dry_run=true`.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from bitcycle.resources import resource_root
 from bitcycle.settings import SettingError, nearest
 from bitcycle.sweep.composition import composing
 from bitcycle.sweep.grid import as_text
-from bitcycle.sweep.registry import Sweep, SweepRun, index_runs, read_sweep
+from bitcycle.sweep.registry import Sweep, SweepRun, index_runs, read_sweep, sweep_files
 
 KINDS: dict[str, type[AnalysisOptions]] = {
     kind.kind: kind for kind in (SurfaceOptions, PlaneOptions, SharpnessOptions, NoiseOptions, CorruptionOptions)
@@ -43,8 +44,7 @@ KINDS: dict[str, type[AnalysisOptions]] = {
 
 
 def read_entry(entry: Mapping[str, Any], scale: str) -> tuple[list[AnalysisOptions], list[dict[str, Any]]]:
-    """Read an entry of `analyses` at a scale: the options for each seed, and the selected networks. Raises SettingError for
-    an unknown kind or option, or if the kind needs a different number of networks."""
+    """Read an entry of `analyses` at a scale: the options for each seed, and the selected networks."""
     given = {key: value for key, value in entry.items() if key != "at_scale"} | entry.get("at_scale", {}).get(scale, {})
     name, networks, seeds = str(given.pop("kind", "")), given.pop("networks", []), given.pop("seeds", None)
     if name not in KINDS:
@@ -64,15 +64,15 @@ def groups_of(runs: Sequence[SweepRun], networks: Sequence[Mapping[str, Any]], c
         yield from ([(run, None)] for run in runs)
         return
     for seed in sorted({run.config.seed for run in runs if run.config is not None}):
-        named = [(_run_with(runs, network, seed), network.get("phase")) for network in networks]
+        of_seed = [run for run in runs if run.config is not None and run.config.seed == seed]
+        named = [(_run_with(of_seed, network), network.get("phase")) for network in networks]
         yield from ([named] if count > 1 else [[one] for one in named])
 
 
-def _run_with(runs: Sequence[SweepRun], network: Mapping[str, Any], seed: int) -> SweepRun:
+def _run_with(runs: Sequence[SweepRun], network: Mapping[str, Any]) -> SweepRun:
     wanted = {key: as_text(value) for key, value in network.items() if key != "phase"}
     for run in runs:
-        is_it = all(run.overrides.get(key) == value for key, value in wanted.items())
-        if run.config is not None and run.config.seed == seed and is_it:
+        if wanted.items() <= run.overrides.items():
             return run
     raise SettingError("analyses.networks", dict(network), "no run of the sweep has these settings", "see its grids")
 
@@ -94,33 +94,29 @@ def jobs_of(sweep: Sweep, scale: str, runs: Sequence[SweepRun]) -> list[Job | No
 
 def run_jobs(name: str, jobs: Sequence[Job | None], dry_run: bool = False) -> int:
     """Run the missing analyses sequentially; a failure does not stop the others. Returns the worst exit code."""
-    worst, made, failed = EXIT_DONE, 0, 0
-    missing = [job for job in jobs if job is not None and not read_result(job.path).complete]
-    for job in [] if dry_run else missing:
-        try:
-            job.run()
-            made += 1
-        except (RunError, DataError, SettingError) as error:
-            print(f"{name}: {job.options.kind} failed: {error}", file=sys.stderr)
-            worst, failed = max(worst, error.exit_code), failed + 1
-    waiting, done = jobs.count(None), len([job for job in jobs if job is not None]) - len(missing)
-    left = len(missing) if dry_run else 0
-    counts = {"already done": done, "computed": made, "failed": failed, "pending": left, "waiting for runs": waiting}
+    counts, codes = Counter(dict.fromkeys(("already done", "computed", "failed", "pending"), 0)), [EXIT_DONE]
+    for job in jobs:
+        if job is None:
+            counts["waiting for runs"] += 1
+        elif read_result(job.path).complete:
+            counts["already done"] += 1
+        elif dry_run:
+            counts["pending"] += 1
+        else:
+            try:
+                job.run()
+                counts["computed"] += 1
+            except (RunError, DataError, SettingError) as error:
+                print(f"{name}: {job.options.kind} failed: {error}", file=sys.stderr)
+                codes.append(error.exit_code)
+                counts["failed"] += 1
     print(f"{name}: {', '.join(f'{count} {what}' for what, count in counts.items() if count) or 'no runs'}", flush=True)
-    return worst
+    return max(codes)
 
 
 def analyse(sweeps: Mapping[str, Sweep], fixed: Mapping[str, str], conf: Path) -> int:
-    """Run every analysis of some sweeps whose runs are finished and that has no result yet.
-
-    Args:
-        sweeps: name -> sweep.
-        fixed: settings of the command line.
-        conf: configuration folder.
-
-    Returns:
-        the worst exit code; an analysis whose runs are missing counts as 0.
-    """
+    """Run every analysis of some sweeps whose runs are finished and that has no result yet; `fixed` are settings of the command
+    line. Returns the worst exit code; an analysis whose runs are missing counts as 0."""
     settings = {key: value for key, value in fixed.items() if key != "dry_run"}
     scale, dry_run = settings.get("scale", "paper"), fixed.get("dry_run", "false").lower() == "true"
     worst = EXIT_DONE
@@ -133,10 +129,10 @@ def analyse(sweeps: Mapping[str, Sweep], fixed: Mapping[str, str], conf: Path) -
 
 def sweeps_with_analyses(root: Path, names: Sequence[str] = ()) -> dict[str, Sweep]:
     """The named sweeps of a repository, by default all that have analyses. Raises SettingError for an unknown sweep."""
-    every = sorted(f"{path.parent.name}/{path.stem}" for path in (root / "sweeps").glob("*/*.yaml"))
+    every = sweep_files(root)
     if strangers := [name for name in names if name not in every]:
         raise SettingError("sweeps", strangers[0], "no such sweep", nearest(strangers[0], every))
-    found = {name: read_sweep(root / "sweeps" / f"{name}.yaml") for name in names or every}
+    found = {name: read_sweep(every[name]) for name in names or every}
     return {name: sweep for name, sweep in found.items() if sweep.analyses or names}
 
 
@@ -146,8 +142,7 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
     if {"-h", "--help"} & set(given):
         print(__doc__)
         return EXIT_DONE
-    fixed = dict(argument.split("=", 1) for argument in given if "=" in argument)
-    root = root or resource_root()
+    root, fixed = root or resource_root(), dict(argument.split("=", 1) for argument in given if "=" in argument)
     names = [argument for argument in given if "=" not in argument]
     return guarded(lambda: analyse(sweeps_with_analyses(root, names), fixed, root / "conf"))
 

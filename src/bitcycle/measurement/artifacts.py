@@ -22,12 +22,8 @@ CLEAN = "none"
 
 @dataclass(frozen=True)
 class Result:
-    """Content of a result file.
-
-    Attributes:
-        header: kind, options, runs, units, done, columns, facts, made_with.
-        rows: rows of the units that are done, as text.
-    """
+    """Content of a result file: its header (kind, options, runs, units, done, columns, facts, made_with), and the rows of the
+    units that are done, as text."""
 
     header: Row = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
@@ -49,12 +45,10 @@ class Result:
 
 def read_result(path: Path) -> Result:
     """Read a result file; empty if it does not exist or is not a result file."""
-    if not path.exists():
-        return Result()
-    first, _, rest = path.read_text().partition("\n")
     try:
+        first, _, rest = path.read_text().partition("\n")
         header = json.loads(first.removeprefix(HEADER))
-    except json.JSONDecodeError:
+    except (FileNotFoundError, json.JSONDecodeError):
         return Result()
     return Result(header, list(csv.DictReader(io.StringIO(rest))))
 
@@ -64,21 +58,16 @@ def write_result(path: Path, result: Result) -> None:
     write_csv(path, result.header["columns"], result.rows, f"{HEADER}{json.dumps(result.header, sort_keys=True)}\n")
 
 
-def copy_results(folder: RunFolder, row: Mapping[str, Any], target: Path) -> list[Path]:
-    """Copy the complete results of a run folder to the folder `target`; returns the paths of the copies.
-
-    Args:
-        folder: folder of a finished run.
-        row: row of the run in runs.csv, for the names of the copies: SCALE-HASH-SEED-KIND-DIGEST.csv.
-        target: destination folder.
-    """
-    copies = []
+def copy_results(folder: RunFolder, row: Mapping[str, Any], target: Path) -> None:
+    """Copy the complete results of a finished run, given its row in runs.csv, to the folder `target` as
+    SCALE-HASH-SEED-KIND-DIGEST.csv."""
     for path in sorted(folder.analyses.glob("*.csv")):
         if read_result(path).complete:
             target.mkdir(parents=True, exist_ok=True)
-            copies.append(target / f"{run_name(row)}-{path.name}")
-            write_atomically(copies[-1], lambda stream, path=path: stream.write(path.read_bytes()))
-    return copies
+            content = path.read_bytes()
+            write_atomically(
+                target / f"{run_name(row)}-{path.name}", lambda stream, content=content: stream.write(content)
+            )
 
 
 def run_name(row: Mapping[str, Any]) -> str:

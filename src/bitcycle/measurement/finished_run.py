@@ -22,14 +22,8 @@ from bitcycle.training.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that is done.
-
-    Attributes:
-        folder: run folder.
-        plan: plan of the run.
-        model: trained network in evaluation mode, on the CPU, at `precision`.
-        precision: precision of the last evaluation or, for a network from the end of a phase, of that phase.
-    """
+    """A run that is done: its folder, its plan, and its trained network in evaluation mode, on the CPU, at the precision of the
+    last evaluation or, for a network from the end of a phase, of that phase."""
 
     folder: RunFolder
     plan: Plan
@@ -85,8 +79,7 @@ def load_run(path: str | Path, data_root: str | None = None, phase: int | None =
     Args:
         path: run folder, which ends in seed=N.
         data_root: data root, if it has moved.
-        phase: 1-based number of a phase, to load the weights from which the next phase started; None: the weights at
-            the end of the run.
+        phase: from 1, to load the weights from which the next phase started; None: the weights at the end of the run.
 
     Raises:
         RunError: if the folder has no finished run, or the weights of the phase were not kept.

@@ -31,13 +31,8 @@ IDENTITY = ("scale", "hash", "seed")
 
 
 class Analysis:
-    """An analysis that is ready to be computed.
-
-    Attributes:
-        columns: names of the columns.
-        units: number of units; each is computed and stored as a whole.
-        facts: plain values that hold for all rows.
-    """
+    """An analysis that is ready to be computed, in a number of units, each of which is stored as a whole; `facts` are plain
+    values that hold for all rows."""
 
     columns: tuple[str, ...]
     units: int
@@ -119,7 +114,9 @@ class Job:
         runs = [load_run(network.folder.path, self.data_root, network.phase) for network in self.networks]
         device = set_up_torch(runs[-1].plan)
         analysis = self.options.prepare(runs, device)
-        made_with = _made_with(device)
+        environment = describe_environment(device)
+        made_with = {name: environment[name] for name in ("commit", "processor", "threads", "device", "python")}
+        made_with["torch"] = environment["packages"]["torch"]
         computed = {"columns": list(analysis.columns), "units": analysis.units, "facts": analysis.facts}
         header: Row = {"done": 0, "made_with": [], **found.header, **description, **computed}
         if made_with not in header["made_with"]:
@@ -131,12 +128,6 @@ class Job:
             header = {**header, "done": unit + 1}
             write_result(path, Result(header, rows))
         return read_result(path)
-
-
-def _made_with(device: torch.device) -> Row:
-    found = describe_environment(device)
-    named = {name: found[name] for name in ("commit", "processor", "threads", "device", "python")}
-    return {**named, "torch": found["packages"]["torch"]}
 
 
 def rounded(value: float) -> str:

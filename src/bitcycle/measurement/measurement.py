@@ -16,15 +16,8 @@ from bitcycle.task import ClassificationOptions, StepOutput, Task
 
 
 class Measurement:
-    """Measures networks in evaluation mode on the images of a split, without augmentation. Raises RunError if the task of the
-    run is not image classification; DataError if the images are missing.
-
-    Args:
-        run: run whose dataset is used.
-        split: train or test.
-        samples: number of images, taken in a fixed random order; None: all.
-        device: device of the evaluation.
-    """
+    """Measures networks in evaluation mode on images of a run's train or test split, without augmentation: all, or `samples` of
+    them in a fixed random order. Raises RunError if its task is not image classification; DataError if the images are missing."""
 
     def __init__(self, run: FinishedRun, split: str, samples: int | None, device: torch.device) -> None:
         config = run.plan.config

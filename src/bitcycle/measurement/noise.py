@@ -64,14 +64,8 @@ def mix(signal: Tensor, noise: Tensor, snr_db: float) -> Tensor:
 
 
 def make_noise(name: str, sampling_rate: int, speech: Sequence[Tensor]) -> Noise:
-    """The noise `name`: one of `NAMES`, or a folder of recordings at `sampling_rate`. Raises DataError for a folder without
-    recordings, or an unknown name.
-
-    Args:
-        name: name of the noise.
-        sampling_rate: samples per second.
-        speech: recordings, of the training split, from which babble and speech-shaped noise are made.
-    """
+    """The noise `name`: one of `NAMES`, made of recordings of `speech` if necessary, or a folder of recordings. Raises DataError
+    for a folder without recordings, or an unknown name."""
     made: dict[str, Callable[[], Noise]] = {
         "white": lambda: _white,
         "pink": lambda: _pink,
@@ -198,12 +192,7 @@ class NoiseOptions(AnalysisOptions):
 
 class NoiseTest(Analysis):
     """The test of one run; a unit is a noise at an SNR, and the first unit the clean recordings. Raises RunError if the task
-    of the run is not speech recognition; DataError if recordings are missing, or a noise is unknown.
-
-    Args:
-        run: finished run of speech recognition.
-        options: noises, SNRs, seed and decoder.
-    """
+    of the run is not speech recognition; DataError if recordings are missing, or a noise is unknown."""
 
     columns = ("noise", "snr_db", "cer_percent", "wer_percent")
 

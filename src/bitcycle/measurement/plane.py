@@ -52,12 +52,7 @@ class PlaneOptions(AnalysisOptions):
 
 
 class Basis(NamedTuple):
-    """An orthonormal basis of the plane through three vectors.
-
-    Attributes:
-        origin, u, v: float64 vectors.
-        places: coordinates of the three vectors.
-    """
+    """An orthonormal basis (float64 vectors) of the plane through three vectors, and the coordinates of these."""
 
     origin: Tensor
     u: Tensor

@@ -78,15 +78,9 @@ def find_sharpness(
     matrix: Tensor | None = None,
     seed: int = 0,
 ) -> Maximum:
-    """Maximize a function in the box around a weight vector.
+    """Maximize a function in the box of relative size `epsilon` around a weight vector w, float64 [n].
 
-    Args:
-        function: maps a vector [n] to value and gradient.
-        weights: w, float64 [n].
-        epsilon: relative size of the box.
-        iterations: iterations of L-BFGS-B.
-        matrix: A, float64 [n, p]; None: the identity.
-        seed: seed of the random start that is used if the gradient vanishes.
+    `matrix` is A, float64 [n, p], None the identity; `seed` is that of the start that is used if the gradient vanishes.
 
     >>> found = find_sharpness(lambda w: (float(w @ w), 2 * w), torch.tensor([1.0], dtype=torch.float64), 0.5)
     >>> found.loss, found.largest, found.sharpness  # the box is 1 - 1 .. 1 + 1

@@ -65,13 +65,7 @@ class SurfaceOptions(AnalysisOptions):
 
 
 def directions(model: nn.Module, seed: int, axis: str) -> dict[str, Tensor]:
-    """A filter-normalized direction for each parameter, on the device of the parameter.
-
-    Args:
-        model: the network.
-        seed: seed of the directions.
-        axis: x or y.
-    """
+    """A filter-normalized direction (axis x or y) for each parameter, on the device of the parameter."""
     found = {}
     for name, parameter in model.named_parameters():
         generator = torch.Generator().manual_seed(derive(seed, "direction", axis, name))

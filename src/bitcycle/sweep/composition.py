@@ -4,7 +4,7 @@ It takes a tenth of Hydra's time per configuration.
 """
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,11 +28,8 @@ ALONE = ("schedule", "quantizer")
 
 
 class Composer:
-    """Composes configurations: calls Hydra once per combination of config group choices and then sets the values.
-
-    Args:
-        compose: composes command-line arguments with Hydra and returns the configuration without the node `hydra`.
-    """
+    """Composes configurations: calls Hydra (`compose`, without the node `hydra`) once per combination of config group choices
+    and then sets the values."""
 
     def __init__(self, compose: Callable[[list[str]], DictConfig]) -> None:
         self._compose = compose
@@ -46,7 +43,10 @@ class Composer:
         choices = {k: v for k, v in run.items() if (k in GROUPS or not _is_plain(k)) and k not in alone}
         try:
             found = self._chosen(choices, alone)
-            return self._with_values(found, {k: v for k, v in run.items() if k not in choices | alone})
+            values = {key: value for key, value in run.items() if key not in choices | alone}
+            for override in self._parser.parse_overrides(command_line(values)):
+                OmegaConf.update(found, override.get_key_element(), override.value(), merge=True)
+            return found
         except (HydraException, OmegaConfBaseException):
             return self._compose(command_line(run))  # raises Hydra's own error
 
@@ -74,12 +74,7 @@ class Composer:
         OmegaConf.set_readonly(found, False)
         for group, option in alone.items():
             found[group] = ConfigStore.instance().load(f"{group}/{option}.yaml").node
-        return found
-
-    def _with_values(self, found: DictConfig, values: Mapping[str, str]) -> DictConfig:
         OmegaConf.set_struct(found, True)
-        for override in self._parser.parse_overrides(command_line(dict(values))):
-            OmegaConf.update(found, override.get_key_element(), override.value(), merge=True)
         return found
 
 

@@ -53,11 +53,10 @@ def report(runs: Sequence[SweepRun], title: str, dry_run: str) -> list[SweepRun]
     elif dry_run == "true":
         Console(width=None if Console().is_terminal else 200).print(sweep_table(runs, title))
     print(title, file=sys.stderr)
+    words = {"wrong": "wrong configuration", "waiting": "waiting for another run"}
     for run, state in states:
-        if state == "wrong":
-            print(f"wrong configuration: {run.problem} [{' '.join(run.arguments)}]", file=sys.stderr)
-        elif state == "waiting":
-            print(f"waiting for another run: {run.problem} [{' '.join(run.arguments)}]", file=sys.stderr)
+        if state in words:
+            print(f"{words[state]}: {run.problem} [{' '.join(run.arguments)}]", file=sys.stderr)
         elif state == "running":
             print(f"skipped, as another process is training it: {run.path}", file=sys.stderr)
     return [run for run, state in states if run.path and state not in ("done", "running")]
@@ -95,8 +94,7 @@ def _planned(run: SweepRun) -> tuple[str, str, str]:
         plan = make_plan(run.config)
     except SettingError as error:
         return "", str(error), ""
-    cost = plan.cost()
-    if cost is None:
+    if (cost := plan.cost()) is None:
         least, most = plan.cost_bounds()
         return str(plan.total_steps), f"{least.gbitops:.3g} to {most.gbitops:.3g}", "adaptive"
     return str(plan.total_steps), f"{cost.gbitops:.4g}", f"{cost.relative_to_static:.3f}"

@@ -31,14 +31,8 @@ NICENESS = {"idle": 19, "low": 10, "normal": 0}
 
 
 def start(command: Sequence[str], output: Path, environment: Mapping[str, str], method: str) -> BaseProcess:
-    """Start a run; its exit code is negative if a signal killed it.
-
-    Args:
-        command: script or `-m` module, with arguments.
-        output: file for its output.
-        environment: additional environment variables.
-        method: forkserver or, for a new interpreter, spawn.
-    """
+    """Start a run (script or `-m` module, with arguments) with a file for its output and additional environment variables; its
+    exit code is negative if a signal killed it. `method` is forkserver or, for a new interpreter, spawn."""
     context = multiprocessing.get_context(method)
     if method == "forkserver":
         context.set_forkserver_preload(PRELOAD)

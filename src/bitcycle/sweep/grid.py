@@ -12,18 +12,14 @@ Overrides = dict[str, str]
 
 
 def expand(grids: Sequence[Mapping[str, Any]], fixed: Mapping[str, str]) -> list[Overrides]:
-    """Every run of a list of grids, in order and without duplicates.
+    """Every run of a list of grids, in order and without duplicates; `fixed` settings override those of the grids.
 
-    Args:
-        grids: each maps settings to a value or a list of values. A value that is itself a mapping sets several settings
-            at once, and its key is only a label. A setting whose value is a list is written as text, such as "[8,16]".
-        fixed: settings of the command line, which override those of the grids.
+    A grid maps settings to a value or a list of values. A value that is itself a mapping sets several settings at once, and its
+    key is only a label. A setting whose value is a list is written as text, such as "[8,16]". Raises SettingError for an empty
+    list of values.
 
     >>> expand([{"model": ["a", "b"], "range": [{"q": 8, "p": 3}, {"q": 6, "p": 3}]}, {"model": "c"}], {"p": "4"})[:2]
     [{'model': 'a', 'q': '8', 'p': '4'}, {'model': 'a', 'q': '6', 'p': '4'}]
-
-    Raises:
-        SettingError: for an empty list of values.
     """
     runs: list[Overrides] = []
     for grid in grids or [{}]:

@@ -44,13 +44,8 @@ def useful_cores() -> int:
 
 
 class LocalPool:
-    """Runs scripts in parallel. The failure of a run does not stop the others; a signal stops all of them gracefully.
-
-    Args:
-        workers: number of parallel runs.
-        gpus: number of GPUs, to which runs are assigned in turn; 0: none; None: all.
-        method: how runs are started, see `forkserver.start`; None: forked if possible. CUDA does not survive a fork.
-    """
+    """Runs scripts in parallel, on a number of GPUs (None: all) in turn. The failure of a run does not stop the others; a signal
+    stops all of them gracefully. Runs are started by `forkserver.start`, forked if possible; CUDA does not survive a fork."""
 
     def __init__(self, workers: int, gpus: int | None = None, method: str | None = None) -> None:
         self.workers, self.gpus = max(1, workers), torch.cuda.device_count() if gpus is None else gpus
@@ -71,12 +66,8 @@ class LocalPool:
         return codes
 
     def serve(self, take: Callable[[], tuple[K, Sequence[str]] | None], ended: Callable[[K, int], None]) -> None:
-        """Run scripts until none are left or a signal arrives.
-
-        Args:
-            take: returns the next run as (key, script with arguments), or None if there is none until another run ends.
-            ended: called with key and exit code of each run that has ended.
-        """
+        """Run scripts until none are left or a signal arrives: `take` returns the next one as (key, script with arguments), or
+        None if there is none until another run ends; `ended` is called with key and exit code of each run that has ended."""
         running: dict[int, tuple[K, Sequence[str], BaseProcess]] = {}  # by slot; each slot has a GPU and an output file
         is_empty, passed_on = False, 0
         with tempfile.TemporaryDirectory() as scratch, noted() as signals:

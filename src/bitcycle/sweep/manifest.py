@@ -31,27 +31,16 @@ NAMED = ("model", "dataset", "quantizer", "schedule")
 
 @dataclass(frozen=True)
 class Place:
-    """A cell of an item at a scale, and its run.
-
-    Attributes:
-        scale: paper, mini or smoke.
-        cell: number of the cell in its sweep.
-        hash: hash of the run, excluding the seed; empty if the run cannot be composed yet or the scale omits the cell.
-        seeds: seeds that the sweep trains.
-        proxy: NETWORK, DATASET[, N samples] if these differ from the paper's, else empty.
-        superseded: date when the sweep assigned another run to the cell; empty for the current run.
-        paper: settings of the cell in the paper.
-        ours: settings at this scale; empty if the scale omits the cell.
-    """
+    """A cell of an item at a scale, and its run."""
 
     scale: str
-    cell: int
-    hash: str
+    cell: int  # its number in the sweep
+    hash: str  # of the run, excluding the seed; empty if it cannot be composed yet or the scale omits the cell
     seeds: tuple[int, ...]
-    proxy: str
-    superseded: str
-    paper: Mapping[str, str]
-    ours: Mapping[str, str]
+    proxy: str  # NETWORK, DATASET[, N samples] if these differ from the paper's
+    superseded: str  # date when the sweep assigned another run to the cell; empty for the current run
+    paper: Mapping[str, str]  # settings of the cell in the paper
+    ours: Mapping[str, str]  # settings at this scale; empty if the scale omits the cell
 
 
 def plan_cells(sweep: Sweep, scale: str, compose: Compose) -> list[Place]:
@@ -98,11 +87,11 @@ def record(
         replace(place, hash=place.hash or known.get(frozenset(place.ours.items()), ""))
         for place in plan_cells(sweep, scale, compose)
     ]
-    hashes = {place.hash for place in planned}
+    superseded = set(recorded) - {place.hash for place in planned}
     gone = [
-        place if place.superseded else replace(place, superseded=date.today().isoformat())
+        replace(place, superseded=place.superseded or date.today().isoformat())
         for place in old
-        if place.scale == scale and place.hash not in hashes and place.hash in recorded
+        if place.scale == scale and place.hash in superseded
     ]
     others = [place for place in old if place.scale != scale]
     rows = sorted([*others, *planned, *gone], key=lambda row: (SCALES.index(row.scale), bool(row.superseded), row.cell))
@@ -121,10 +110,8 @@ def read_manifest(path: Path) -> list[Place]:
     return [
         Place(
             **{name: row[name] for name in ("scale", "hash", "proxy", "superseded")},
-            cell=int(row["cell"]),
+            **{name: json.loads(row[name]) for name in ("cell", "paper", "ours")},
             seeds=tuple(map(int, row["seeds"].split())),
-            paper=json.loads(row["paper"]),
-            ours=json.loads(row["ours"]),
         )
         for row in read_csv(path, missing_ok=True)
     ]

@@ -17,11 +17,7 @@ TELL_SECONDS = 60.0
 
 
 class SweepProgress(Progress):
-    """A progress bar on a terminal, else occasional log lines; the time left is extrapolated from the speed so far.
-
-    Args:
-        total: number of runs.
-    """
+    """A progress bar on a terminal, else occasional log lines; the time left is extrapolated from the speed so far."""
 
     def __init__(self, total: int) -> None:
         columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
@@ -41,14 +37,8 @@ class SweepProgress(Progress):
 
 
 def tell(settings: str, code: int, lines: Sequence[str], why: Sequence[str] = ()) -> None:
-    """Log how a run ended: its result in one line, or why it failed.
-
-    Args:
-        settings: settings of the run.
-        code: exit code, negative if a signal killed the run.
-        lines: output of the run.
-        why: lines to print as the reason of a failure instead of the last lines of the output.
-    """
+    """Log how a run ended (code: negative if a signal killed it): the result among the lines of its output, or of a failure
+    `why`, else the last lines."""
     if code == EXIT_DONE:
         result = next((line for line in lines if ": final " in line), "".join(lines[-1:]))
         logger.info("done    %s  %s", settings, result)

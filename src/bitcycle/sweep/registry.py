@@ -52,13 +52,8 @@ class Sweep:
     def combinations(
         self, scale: str, fixed: Mapping[str, str] | None = None
     ) -> Iterator[tuple[Overrides, Overrides | None]]:
-        """Each combination of the grids at paper scale, paired with its settings at `scale`, or None if it is omitted.
-
-        `fixed` are settings of the command line, which override those of the sweep.
-
-        Raises:
-            SettingError: for an unknown scale, or an empty list of values in a grid.
-        """
+        """Each combination of the grids at paper scale, paired with its settings at `scale`, or None if it is omitted; `fixed`,
+        settings of the command line, override those of the sweep. Raises SettingError for an unknown scale."""
         if scale not in SCALES:
             raise SettingError("scale", scale, "is not one of the scales", nearest(scale, SCALES))
         fixed = dict(fixed or {})
@@ -74,10 +69,13 @@ class Sweep:
         for _, run in self.combinations(scale, fixed):
             if run is not None and run not in cells:
                 cells.append(run)
-        # a seed in a grid or on the command line overrides these
-        seeds = [str(seed) for seed in range(self.trials.get(scale, 1))]
-        first = [cell if "seed" in cell else {**cell, "seed": seed} for seed in seeds[:1] for cell in cells]
-        return first + [{**cell, "seed": seed} for seed in seeds[1:] for cell in cells if "seed" not in cell]
+        seeds = range(self.trials.get(scale, 1))  # a seed in a grid or on the command line overrides these
+        return [
+            cell if "seed" in cell else {**cell, "seed": str(seed)}
+            for seed in seeds
+            for cell in cells
+            if seed == 0 or "seed" not in cell
+        ]
 
     def replacements(self, scale: str) -> dict[str, Any]:
         """The replacements of a scale over those of its regime; raises SettingError for an unknown regime."""
@@ -110,24 +108,14 @@ def sweep_files(root: Path) -> dict[str, Path]:
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One run of a sweep.
-
-    Attributes:
-        overrides: settings, as on the command line.
-        path: run folder; None if the configuration is invalid.
-        problem: why the configuration is invalid.
-        config: the configuration.
-        waits_for: run folder whose weights it starts from, if that run is not finished.
-        elsewhere: "queued" for a run in a cluster's queue, "recorded" for one whose results are in the summary, as from
-            another machine, else empty.
-    """
+    """One run of a sweep."""
 
     overrides: Overrides
-    path: str | None
-    problem: str = ""
+    path: str | None  # run folder; None if the configuration is invalid
+    problem: str = ""  # why it is invalid
     config: RunConfig | None = field(default=None, compare=False, repr=False)
-    waits_for: str = ""
-    elsewhere: str = ""
+    waits_for: str = ""  # run folder whose weights it starts from, if that run is not finished
+    elsewhere: str = ""  # queued in a cluster, or recorded in the summary, as from another machine
 
     @property
     def arguments(self) -> list[str]:

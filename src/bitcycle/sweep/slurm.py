@@ -152,13 +152,8 @@ def jobs_in_queue(root: Path, runs: Sequence[Path], ask: Callable[[], Queue] = r
 
 
 class Waiter:
-    """Checks jobs until each has an outcome.
-
-    Args:
-        jobs: jobs by number.
-        poll_seconds: interval between queries to SLURM.
-        ask: queries SLURM's queue; a RunError is logged, and the query is repeated.
-    """
+    """Checks jobs, by number, until each has an outcome; if `ask`, which queries SLURM's queue, raises a RunError, that is
+    logged and the query repeated."""
 
     def __init__(
         self, jobs: Mapping[int, SubmittedJob], poll_seconds: float, ask: Callable[[], Queue] = read_queue
@@ -174,10 +169,9 @@ class Waiter:
         except RunError as error:
             self.queue = None
             logger.warning("%s; asking again in %.0f s", error, self.poll_seconds)
-        looked = ((number, job.outcome or self._given_up(number, job)) for number, job in self.waiting.items())
-        ended = {number: outcome for number, outcome in looked if outcome is not None}
-        self.waiting = {number: job for number, job in self.waiting.items() if number not in ended}
-        return ended
+        looked = {number: job.outcome or self._given_up(number, job) for number, job in self.waiting.items()}
+        self.waiting = {number: job for number, job in self.waiting.items() if looked[number] is None}
+        return {number: outcome for number, outcome in looked.items() if outcome is not None}
 
     def _given_up(self, number: int, job: SubmittedJob) -> Outcome | None:
         """The outcome of a run whose job ended some time ago without writing an exit code; None for all other jobs."""

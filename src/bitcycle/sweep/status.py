@@ -26,11 +26,8 @@ Seconds = dict[tuple[object, ...], list[float]]
 class Speeds:
     """Estimates the duration of a run from finished runs of the same kind.
 
-    The kind is network, dataset, quantizer and schedule or, if no such run is finished, network and dataset.
-
-    Args:
-        runs: runs in any state. A run whose length is given in steps yields seconds per sample, others seconds per run.
-        recorded: the same from runs on any machine, for kinds of which no run is finished here.
+    The kind is network, dataset, quantizer and schedule or, if no such run is finished, network and dataset. `recorded`, from
+    any machine, serves for kinds of which none of `runs` is finished.
     """
 
     def __init__(self, runs: Iterable[SweepRun], recorded: Seconds | None = None) -> None:

@@ -51,14 +51,10 @@ class RunLauncher(Protocol):
 
 
 class GridSweeper(Sweeper):
-    """Expands the grids of a sweep file and of the command line, and passes the missing runs to the launcher.
-
-    Args:
-        fields: fields of `bitcycle.sweep.registry.Sweep`.
-    """
+    """Expands the grids of a sweep file and of the command line, and passes the missing runs to the launcher."""
 
     def __init__(self, **fields: Any) -> None:
-        self.fields = fields
+        self.fields = fields  # of `bitcycle.sweep.registry.Sweep`
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         from bitcycle.sweep.composition import Composer, without_hydra
@@ -71,16 +67,17 @@ class GridSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> Any:
-        """List all runs, launch the missing ones, and exit with the worst exit code.
-
-        Raises:
-            SweepEnded: always, with the exit code, as Hydra would discard a return value.
-            SettingError: if the sweep was started in several processes.
-        """
-        _refuse_processes()
+        """List all runs, launch the missing ones, and raise SweepEnded with the worst exit code, as Hydra would discard a return
+        value. Raises SettingError if the sweep was started in several processes."""
         from bitcycle.sweep.execution import SweepEnded, report, worst
         from bitcycle.sweep.manifest import record_launch
         from bitcycle.sweep.registry import Sweep, index_runs, mark
+        from bitcycle.training.distributed import process_variables
+
+        if variables := process_variables(os.environ):
+            problem = "only a single run can use several processes; a sweep starts its own processes"
+            remedy = "omit torchrun and srun; on a cluster, hydra.launcher.gpus_per_node sets the processes per run"
+            raise SettingError("WORLD_SIZE", variables["WORLD_SIZE"], problem, remedy)
 
         sweep = Sweep(**self.fields)
         overrides = OverridesParser.create(config_loader=self.loader).parse_overrides(arguments)
@@ -114,15 +111,6 @@ class GridSweeper(Sweeper):
         if isinstance(self.runner, RunLauncher):
             return self.runner.launch_into(arguments, [run.folder.path for run in runs])
         return [_exit_code(job) for job in self.runner.launch(arguments, initial_job_idx=0)]
-
-
-def _refuse_processes() -> None:
-    from bitcycle.training.distributed import process_variables
-
-    if variables := process_variables(os.environ):
-        problem = "only a single run can use several processes; a sweep starts its own processes"
-        remedy = "omit torchrun and srun; on a cluster, hydra.launcher.gpus_per_node sets the processes per run"
-        raise SettingError("WORLD_SIZE", variables["WORLD_SIZE"], problem, remedy)
 
 
 def _exit_code(job: JobReturn) -> int:

@@ -8,12 +8,8 @@ from omegaconf import DictConfig
 
 
 class LocalLauncher(BasicLauncher):
-    """Runs the jobs of a sweep on this machine: those of other sweepers, which need their metrics, one after the other.
-
-    Args:
-        workers: number of parallel runs; None: see `bitcycle.sweep.local.useful_workers`.
-        runs_per_gpu: number of runs that share a GPU.
-    """
+    """Runs the jobs of a sweep on this machine, as many in parallel as `bitcycle.sweep.local.useful_workers` says if `workers`
+    is None: those of other sweepers, which need their metrics, one after the other."""
 
     def __init__(self, workers: int | None = None, runs_per_gpu: int = 1) -> None:
         super().__init__()

@@ -37,20 +37,13 @@ class SlurmJob:
 
     The outcome is written to a small file, as SLURM may not have job accounting:
     {"job": id, "code": exit code or null before the run has ended, "reason": why it failed, "timeouts": count so far}.
-
-    Attributes:
-        command: command line of the run.
-        outcome: path of the file with the outcome.
-        folder: working directory.
-        max_timeouts: maximum number of continuations after the time limit.
-        warning_seconds: time between the warning and the time limit.
     """
 
     command: list[str]
     outcome: Path
-    folder: str
-    max_timeouts: int
-    warning_seconds: float
+    folder: str  # working directory
+    max_timeouts: int  # maximum number of continuations after the time limit
+    warning_seconds: float  # time between the warning and the time limit
 
     def __call__(self) -> None:
         """Run the job; raises SystemExit with the exit code of the run, so that SLURM calls a failed run FAILED."""

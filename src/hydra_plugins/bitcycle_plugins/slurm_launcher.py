@@ -37,11 +37,8 @@ OWN = (
 
 
 class SlurmLauncher(Launcher):
-    """Submits the runs of a sweep to SLURM and waits for them.
-
-    Args:
-        parameters: those documented in `conf/hydra/launcher/slurm.yaml`, and any others of hydra-submitit-launcher.
-    """
+    """Submits the runs of a sweep to SLURM and waits for them. Its parameters are those that `conf/hydra/launcher/slurm.yaml`
+    documents, and any others of hydra-submitit-launcher."""
 
     def __init__(self, **parameters: Any) -> None:
         self.own = {key: parameters.pop(key) for key in OWN}
@@ -76,11 +73,8 @@ class SlurmLauncher(Launcher):
         return jobs
 
     def launch_into(self, job_overrides: Sequence[Sequence[str]], folders: Sequence[Path]) -> list[int]:
-        """Submit the runs that are not in the queue, wait for all, and return their exit codes.
-
-        Raises:
-            RunError: if SLURM does not answer or rejects all jobs.
-        """
+        """Submit the runs that are not in the queue, wait for all, and return their exit codes. Raises RunError if SLURM does not
+        answer or rejects all jobs."""
         places = [folder.absolute() for folder in folders]
         with noted() as signals:
             jobs = jobs_in_queue(Path(self.config.results_root), places)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from bitcycle.csv_files import read_csv
+from bitcycle.files import read_csv
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "results" / "figures" / "board" / "methods.md"

@@ -10,7 +10,7 @@ import pytest
 
 from bitcycle import advise
 from bitcycle.analysis.collect import COLUMNS as SUMMARY_COLUMNS
-from bitcycle.csv_files import as_csv
+from bitcycle.files import as_csv
 from bitcycle.schedule import SUITE
 from tests.conftest import configure
 

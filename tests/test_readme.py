@@ -175,7 +175,7 @@ ROOMS = (
         {"recipe"},
         {"configuration", "hydra_errors"},
         {"training"},
-        {"sweep", "csv_files"},
+        {"sweep", "guard"},
         {"measurement"},
         {"analysis"},
         {"integrations"},

@@ -25,8 +25,8 @@ from rich.table import Column, Table
 
 from bitcycle.analysis.collect import SUMMARY, read_summary
 from bitcycle.analysis.statistics import over_seeds
-from bitcycle.command import guarded
 from bitcycle.configuration import GROUPS, RunConfig, read_config, register_schemas
+from bitcycle.guard import guarded
 from bitcycle.recipe.options import TrainingOptions
 from bitcycle.resources import resource_root
 from bitcycle.schedule import SCHEDULES, SUITE, Precision, ScheduleOptions

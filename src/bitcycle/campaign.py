@@ -33,8 +33,8 @@ from rich.table import Table
 from yaml import YAMLError
 
 from bitcycle.analysis.collect import KEY, RUNS, SUMMARY, collect_folders, read_summary
-from bitcycle.command import guarded
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION, RunError
+from bitcycle.guard import guarded
 from bitcycle.resources import resource_root
 from bitcycle.settings import SettingError, nearest
 from bitcycle.signals import stop_at_once

@@ -62,7 +62,7 @@ def main(conf: Path | None = None) -> int:
                 takes = chosen.arguments[0] if chosen.arguments else "no arguments"
                 parser.error(f"unknown arguments {' '.join(unknown)}: write bitcycle {word}, which takes {takes}")
         del sys.argv[1]
-        from bitcycle.command import guarded
+        from bitcycle.guard import guarded
 
         return guarded(lambda: runpy.run_module(chosen.module, run_name="__main__", alter_sys=True))
     if word.isidentifier():

@@ -4,29 +4,26 @@ import json
 import logging
 import os
 import sys
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 from bitcycle import distributed
 from bitcycle.configuration import GROUPS, RunConfig, read_config, register_schemas
-from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, DataError, RunError
+from bitcycle.errors import EXIT_DONE
+from bitcycle.guard import JobFailed, guarded
 from bitcycle.help import help_text
-from bitcycle.hydra_errors import SWEEPS, explain_hydra
+from bitcycle.hydra_errors import SWEEPS
 from bitcycle.settings import SettingError
 from bitcycle.sweep.execution import SweepEnded, worst
 from bitcycle.sweep.grid import quoted
 from bitcycle.training.display import set_up_console
 from bitcycle.training.distributed import process_group
-from bitcycle.training.interruption import Interrupted
 from bitcycle.training.plan import Plan, make_plan
 from bitcycle.training.report import plan_report, print_report, summary_report
 from bitcycle.training.run import execute
@@ -69,14 +66,6 @@ def show(text: str) -> None:
         print(text, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-class JobFailed(Exception):
-    """A run has failed; the reason has already been printed."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(f"exit code {code}")
-        self.code = code
 
 
 def run(config: DictConfig, found: list[float]) -> int:
@@ -144,44 +133,6 @@ def pictures(plan: Plan, summary: dict[str, Any]) -> Iterator[Path]:
         from bitcycle.figure.run import draw_run
 
         yield draw_run(plan)
-
-
-def guarded(action: Callable[[], object]) -> int:
-    """Run an action and return its exit code; known errors are printed as one line, unknown ones with a traceback."""
-    try:
-        code = action()
-        return code if isinstance(code, int) else EXIT_DONE
-    except (SettingError, DataError, RunError) as error:
-        return _complain(error.kind, error, error.exit_code)
-    except (HydraException, OmegaConfBaseException) as error:
-        return _complain(SettingError.kind, explain_hydra(error), SettingError.exit_code)
-    except JobFailed as error:
-        return error.code
-    except Interrupted:
-        return EXIT_INTERRUPTED
-    except KeyboardInterrupt:
-        return _complain("interrupted", "stopped at once; what was saved is kept", EXIT_INTERRUPTED)
-    except Exception as error:
-        if isinstance(error, ValueError) and "Config group override" in str(error):  # a check of Hydra
-            return _complain(
-                SettingError.kind, "a group is set to null; choose one of its options", SettingError.exit_code
-            )
-        if plugin := _plugin_of(error):
-            return _complain("sweep failed", f"{plugin}: {type(error).__name__}: {error}", EXIT_FAILED)
-        logger.exception("unexpected error; this is a bug of bitcycle or of a library")
-        return EXIT_FAILED
-
-
-def _plugin_of(error: BaseException) -> str | None:
-    """The third-party Hydra plugin in which an error was raised; None if there is none."""
-    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    plugins = [name.split(".")[1] for name in modules if name.startswith("hydra_plugins.")]
-    return plugins[-1] if plugins and plugins[-1] != "bitcycle_plugins" else None
-
-
-def _complain(kind: str, message: object, code: int) -> int:
-    print(f"{kind}: {message}", file=sys.stderr)
-    return code
 
 
 def refuse_renamed_options(overrides: Iterable[str]) -> None:

@@ -16,8 +16,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from bitcycle.csv_files import read_csv, write_csv
-from bitcycle.files import read_object, read_records, write_atomically
+from bitcycle.files import read_csv, read_object, read_records, write_atomically, write_csv
 from bitcycle.measurement.artifacts import ANALYSES, copy_results, run_name
 from bitcycle.training.run_folder import RunFolder
 

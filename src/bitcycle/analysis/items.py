@@ -3,7 +3,7 @@
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 
-from bitcycle.csv_files import read_csv
+from bitcycle.files import read_csv
 from bitcycle.settings import setting
 
 PUBLISHED = Path("results/published")

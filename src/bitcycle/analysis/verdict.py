@@ -20,7 +20,7 @@ from bitcycle.analysis.claim_functions import COMPUTED as FORMULAS
 from bitcycle.analysis.claims import Claim, rule_of, tested_reference
 from bitcycle.analysis.contrast import Pool, select
 from bitcycle.analysis.predicates import Found, evaluate
-from bitcycle.csv_files import read_csv, write_csv
+from bitcycle.files import read_csv, write_csv
 from bitcycle.settings import setting
 
 VERDICTS = ("supported", "contradicted", "undecided", "computed", "no test", "not run")

@@ -17,13 +17,13 @@ from bitcycle.analysis.collect import SUMMARY, read_summary
 from bitcycle.analysis.contrast import Pool
 from bitcycle.analysis.items import PAPERS, PUBLISHED, SWEEPS, Item, read_items
 from bitcycle.analysis.verdict import judge, write_claims
-from bitcycle.csv_files import write_csv
-from bitcycle.figure import board, landscape, plots, recorded, schematic
+from bitcycle.figure import board, landscape, plots, run, schematic
 from bitcycle.figure.data import ItemData, gather
 from bitcycle.figure.drawn import Drawn, inputs_of
 from bitcycle.figure.page import Entry, write_pages
 from bitcycle.figure.style import Drawing
 from bitcycle.figure.table import as_records, tables_of
+from bitcycle.files import write_csv
 from bitcycle.resources import resource_root
 from bitcycle.sweep.registry import read_sweep
 
@@ -38,7 +38,7 @@ KINDS: dict[str, Callable[..., Optional[Drawing]]] = {
     for function in (
         *(plots.tradeoff, plots.points_by_setting, plots.curves, plots.splits, board.draw_board),
         *(landscape.contours, landscape.planes, landscape.measured),
-        *(recorded.range_tests, recorded.bits_and_loss, recorded.bits_of_blocks),
+        *(run.range_tests, run.bits_and_loss, run.bits_of_blocks),
         *(schematic.diagram, schematic.suite_picture, schematic.cosine_picture, schematic.static_and_cyclic),
     )
 }

@@ -182,12 +182,11 @@ def points_by_setting(
     x: str = "",
     differences_to_base: bool = True,
     log: bool = False,
-    line: bool = True,
     note: str = "",
 ) -> Drawing | None:
     """Our results at places on an axis: differences to a baseline, seed by seed, or without one the results themselves.
 
-    The fact `place` says where a cell stands: at a number, at a category, or for None nowhere. `line` joins points of equal
+    The fact `place` says where a cell stands: at a number, at a category, or for None nowhere. Lines join differences of equal
     looks; `note` ends the caption.
     """
     base, column = data.spec.base if differences_to_base else None, data.spec.column
@@ -202,7 +201,7 @@ def points_by_setting(
             for index, gap in differences(alike, first, column).items() if first or not base else ():
                 if (where := fact(alike.cells[index], place)) is not None:
                     series.setdefault(looks(data, look)(alike.cells[index]), []).append(point(where, gap))
-        draw_series(part, series, line, log)
+        draw_series(part, series, differences_to_base, log)
         metric = metric_name(panel.cells)
         if base is not None:
             part.axhline(0, color="0.5", linewidth=0.8)

@@ -1,13 +1,18 @@
-"""The picture of one run: precision above, accuracy and loss below; of a range test, accuracy precision by precision."""
+"""Pictures of what single runs recorded: precision above, accuracy and loss below; range tests; the bits that gates choose."""
 
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-from bitcycle.figure.style import legend, panels, save
+from bitcycle.analysis.contrast import fact
+from bitcycle.analysis.labels import backward_bits, forward_bits
+from bitcycle.figure.data import ItemData, panels_of
+from bitcycle.figure.plots import label_axes, looks
+from bitcycle.figure.style import ORDERED, Drawing, legend, panels, save
 from bitcycle.files import read_json, read_records
 from bitcycle.schedule import Precision
 from bitcycle.training.plan import Plan
@@ -125,3 +130,68 @@ def draw_levels(axes: Axes, test: dict[str, Any], q_min: int | None = None) -> N
         if level["bits"] == q_min:
             circle: dict[str, Any] = {"markersize": 14, "mfc": "none", "mec": FOUND, "mew": 2}
             axes.plot(end - window / 2, accuracy, "o", label=f"q_min = {q_min}", **circle)
+
+
+# Pictures of papers
+
+
+def range_tests(data: ItemData) -> Drawing | None:
+    """Training accuracy while the precision rises, and the bound that is found."""
+    cells = [(panel, cell) for panel in panels_of(data) for cell in panel.cells if "range_test" in cell.runs[0].curve]
+    if not cells or not data.complete_enough:
+        return None
+    figure, axes = panels(len(cells), width=4.5, columns=2)
+    for (panel, cell), part in zip(cells, axes):
+        test, seen = (cell.runs[0].curve[name] for name in ("range_test", "observations"))
+        part.plot(seen["step"], seen["accuracy"], color=FORWARD, linewidth=0.8, alpha=0.6)
+        draw_levels(part, test)
+        label_axes(part, f"{panel.name}: found {fact(cell, 'q_min found')} bits", "optimizer step")
+    axes[0].set_ylabel("training accuracy (%)")
+    return Drawing(figure, "Numbers above: bits; thick: mean at the end of a precision; the first seed is shown.")
+
+
+def bits_and_loss(data: ItemData, look: str) -> Drawing | None:
+    """Precision and training loss of each setting."""
+    shown = panels_of(data) if data.complete_enough else []
+    cells = [cell for panel in shown for cell in panel.cells if cell.runs[0].curve]
+    if not cells:
+        return None
+    figure, (above, below) = panels(2, columns=1, width=6.5, height=2.3)
+    for cell in cells:
+        training, shape = cell.runs[0].curve["training"], looks(data, look)(cell)
+        bits = f"{shape.label} FW({forward_bits(cell)})/BW({backward_bits(cell)})"
+        steps: dict[str, Any] = {"drawstyle": "steps-pre", "color": shape.colour}
+        above.plot(training["step"], training["weight"], **steps, label=bits)
+        above.plot(training["step"], training["gradient"], **steps, linestyle=":")
+        below.plot(training["step"], training["loss"], color=shape.colour, linewidth=1)
+    label_axes(above, shown[0].title, y="bits (dotted: gradients)")
+    below.set(xlabel="optimizer step", ylabel="training loss")
+    legend(figure, [above], 2)
+    return Drawing(figure, "The first seed of each.")
+
+
+def bits_of_blocks(data: ItemData) -> Drawing | None:
+    """The options that the gates choose in each block, at the moments of the training that were kept."""
+    cells = [(panel, cell.runs[0]) for panel in panels_of(data) for cell in panel.cells]
+    found = next(((panel, run) for panel, run in cells if run.curve.get("allocation")), None)
+    if found is None or not data.complete_enough:
+        return None
+    panel, run = found
+    allocation, total = run.curve["allocation"], int(run.row["total_steps"])
+    moments = sorted((int(step), blocks) for step, blocks in allocation.items())[:3]
+    options = sorted(next(iter(moments[0][1].values())), key=lambda pair: [int(bits) for bits in pair.split("/")])
+    shades = colormaps[ORDERED]
+    figure, axes = panels(len(moments), columns=3, width=3.2, height=2.6)
+    for (step, blocks), part in zip(moments, axes):
+        bottoms = [0.0] * len(blocks)
+        for index, option in enumerate(options):
+            shares = [block.get(option, 0.0) for block in blocks.values()]
+            colour, label = shades(index / max(1, len(options) - 1)), "skip" if option == "0/0" else option
+            part.bar(range(len(blocks)), shares, bottom=bottoms, color=colour, label=label, width=0.85)
+            bottoms = [bottom + share for bottom, share in zip(bottoms, shares)]
+        label_axes(part, f"step {step:,} of {total:,}")
+        part.set_xticks(range(len(blocks)), list(blocks), rotation=60, fontsize=6.5)
+    axes[0].set_ylabel("share of samples")
+    legend(figure, axes, 8)
+    words = "first seed; options are bits of activations / gradients, from few (dark) to many (light)."
+    return Drawing(figure, f"{panel.title}, {words}")

@@ -22,8 +22,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bitcycle.command import guarded
 from bitcycle.errors import EXIT_DONE, DataError, RunError
+from bitcycle.guard import guarded
 from bitcycle.measurement.artifacts import read_result
 from bitcycle.measurement.command import read_options
 from bitcycle.measurement.corruption import CorruptionOptions

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bitcycle.csv_files import write_csv
-from bitcycle.files import write_atomically
+from bitcycle.files import write_atomically, write_csv
 from bitcycle.training.run_folder import RunFolder
 
 Row = dict[str, Any]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from bitcycle.command import guarded
+from bitcycle.guard import guarded
 from bitcycle.measurement.job import AnalysisOptions, Job, Network
 from bitcycle.settings import SettingError, default_of, nearest
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
-from bitcycle.csv_files import read_csv, write_csv
 from bitcycle.errors import EXIT_DONE
+from bitcycle.files import read_csv, write_csv
 from bitcycle.settings import SettingError
 from bitcycle.sweep.composition import composing
 from bitcycle.sweep.grid import Overrides, substitute

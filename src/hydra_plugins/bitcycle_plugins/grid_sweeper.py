@@ -115,7 +115,7 @@ class GridSweeper(Sweeper):
 
 def _exit_code(job: JobReturn) -> int:
     """The exit code of a run of one of Hydra's own launchers, which return a metric or raise an exception."""
-    from bitcycle.command import JobFailed
+    from bitcycle.guard import JobFailed
 
     try:
         _ = job.return_value

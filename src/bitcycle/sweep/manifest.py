@@ -110,8 +110,10 @@ def read_manifest(path: Path) -> list[Place]:
     return [
         Place(
             **{name: row[name] for name in ("scale", "hash", "proxy", "superseded")},
-            **{name: json.loads(row[name]) for name in ("cell", "paper", "ours")},
+            cell=int(row["cell"]),
             seeds=tuple(map(int, row["seeds"].split())),
+            paper=json.loads(row["paper"]),
+            ours=json.loads(row["ours"]),
         )
         for row in read_csv(path, missing_ok=True)
     ]

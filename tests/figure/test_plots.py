@@ -12,8 +12,7 @@ from bitcycle.analysis.items import PAPERS, Item
 from bitcycle.analysis.statistics import over_seeds
 from bitcycle.figure import board, data
 from bitcycle.figure.data import ItemData, differences, panels_of, status_line
-from bitcycle.figure.drawn import Drawn
-from bitcycle.figure.make import draw_item, make_item, titled
+from bitcycle.figure.make import Drawn, draw_item, make_item, titled
 from bitcycle.figure.plots import forest, side_by_side
 from bitcycle.figure.style import Drawing
 from tests.conftest import ROOT

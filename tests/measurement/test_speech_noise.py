@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from bitcycle.errors import DataError, RunError
 from bitcycle.measurement.artifacts import read_result
-from bitcycle.measurement.command import run_command
 from bitcycle.measurement.finished_run import load_run, read_run_config
+from bitcycle.measurement.job import run_command
 from bitcycle.measurement.noise import NAMES, NoiseOptions, NoiseTest, make_noise, mix, read_snr
 from bitcycle.training.run import execute
 from tests.conftest import plan

@@ -11,9 +11,8 @@ import torch
 
 from bitcycle.files import read_records
 from bitcycle.measurement.artifacts import read_result
-from bitcycle.measurement.command import run_command
 from bitcycle.measurement.finished_run import load_run
-from bitcycle.measurement.job import Job, Network
+from bitcycle.measurement.job import Job, Network, run_command
 from bitcycle.measurement.surface import Surface, SurfaceOptions, directions, filter_normalised
 from bitcycle.training.run_folder import RunFolder
 from tests.measurement.conftest import CPU, DOMAINS, job

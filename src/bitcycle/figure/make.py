@@ -4,26 +4,32 @@ Nothing is trained and nothing is downloaded. A picture is drawn again only wher
 changed. Items without runs show what the paper prints, and the command that trains them.
 """
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Optional
+from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import matplotlib
 from rich.console import Console
 from rich.progress import track
 
 from bitcycle.analysis.aggregation import read_runs
 from bitcycle.analysis.claims import read_claims
-from bitcycle.analysis.collect import SUMMARY, read_summary
+from bitcycle.analysis.collect import SUMMARY, curve_name, read_summary
 from bitcycle.analysis.contrast import Pool
 from bitcycle.analysis.items import PAPERS, PUBLISHED, SWEEPS, Item, read_items
 from bitcycle.analysis.verdict import judge, write_claims
-from bitcycle.figure import board, landscape, plots, run, schematic
+from bitcycle.figure import board, landscape, plots, schematic
 from bitcycle.figure.data import ItemData, gather
-from bitcycle.figure.drawn import Drawn, inputs_of
-from bitcycle.figure.page import Entry, write_pages
-from bitcycle.figure.style import Drawing
+from bitcycle.figure.page import Entry, Picture, write_pages
+from bitcycle.figure.run import bits_and_loss, bits_of_blocks, range_tests
+from bitcycle.figure.style import Drawing, save
 from bitcycle.figure.table import as_records, tables_of
 from bitcycle.files import write_csv
+from bitcycle.measurement.artifacts import ANALYSES, run_name
 from bitcycle.resources import resource_root
 from bitcycle.sweep.registry import read_sweep
 
@@ -31,6 +37,8 @@ RESULTS = Path("results")
 FIGURES = Path("figures")
 DRAWN = ".drawn.json"
 """What was drawn from which inputs, beside the pictures; not committed."""
+ROOMS = ("analysis", "figure", "measurement", "schedule")
+"""Packages whose code draws."""
 
 
 KINDS: dict[str, Callable[..., Optional[Drawing]]] = {
@@ -38,7 +46,7 @@ KINDS: dict[str, Callable[..., Optional[Drawing]]] = {
     for function in (
         *(plots.tradeoff, plots.points_by_setting, plots.curves, plots.splits, board.draw_board),
         *(landscape.contours, landscape.planes, landscape.measured),
-        *(run.range_tests, run.bits_and_loss, run.bits_of_blocks),
+        *(range_tests, bits_and_loss, bits_of_blocks),
         *(schematic.diagram, schematic.suite_picture, schematic.cosine_picture, schematic.static_and_cyclic),
     )
 }
@@ -104,6 +112,68 @@ def titled(drawing: Drawing | None, data: ItemData) -> Drawing | None:
         text = f"{data.item.id}: {data.item.title}{ours or (' (published)' if data.results.cells else '')}"
         drawing.figure.suptitle(text, fontsize=min(10.0, drawing.figure.get_figwidth() * 118 / len(text)))
     return drawing
+
+
+# What is drawn already
+
+
+def inputs_of(data: ItemData) -> list[Any]:
+    """All that the picture of an item is drawn from."""
+    runs = []
+    for run in data.results.runs:
+        files = [run.curves / curve_name(run.row)]
+        files += sorted((run.curves.parent / ANALYSES).glob(f"{run_name(run.row)}-*.csv"))
+        runs.append([dict(run.row), digest_of_files(files)])
+    cells = [[cell.paper, [run.training for run in cell.runs]] for cell in data.results.cells]
+    noise = sorted({data.pool.deviation(run, "final") for run in data.results.runs}, key=str)
+    return [data.item.title, data.results.scale, cells, runs, list(data.published), list(data.digitized), noise]
+
+
+def digest_of(content: bytes) -> str:
+    """A digest of some content."""
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def digest_of_files(files: Iterable[Path]) -> str:
+    """A digest of the content of those files that exist."""
+    return digest_of(b"".join(file.read_bytes() for file in files if file.exists()))
+
+
+class Drawn:
+    """The pictures that are drawn already, with digests of what they were drawn from and of their files."""
+
+    def __init__(self, path: Path) -> None:
+        package = Path(__file__).parent.parent
+        every = sorted(file for room in ROOMS for file in (package / room).rglob("*"))
+        self.code = matplotlib.__version__ + digest_of_files(file for file in every if file.suffix in (".py", ".yaml"))
+        self.path = path
+        self.known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+
+    def __enter__(self) -> Drawn:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(self.known, indent=0, sort_keys=True) + "\n")
+
+    def picture(self, name: str, inputs: list[Any], path: Path, draw: Callable[[], Drawing | None]) -> Picture | None:
+        """The picture of `path` without ending: drawn, unless it is there and all that it is drawn from is the same.
+
+        None where `draw` has nothing to draw; stale files are removed then.
+        """
+        digest = digest_of(json.dumps([self.code, inputs], sort_keys=True, default=str).encode())
+        files = [path.with_name(path.name + suffix) for suffix in (".png", ".svg")]
+        known = self.known.get(name, {})
+        if known.get("inputs") != digest or known.get("files") != digest_of_files(files):
+            if made := draw():
+                save(made.figure, path)
+            else:
+                for file in files:
+                    file.unlink(missing_ok=True)
+            known = {"inputs": digest, "files": digest_of_files(files), "caption": made.caption if made else None}
+            self.known[name] = known
+        caption = known["caption"]
+        return None if caption is None else Picture(files, caption, f"{name}. {caption}")
 
 
 def main() -> None:

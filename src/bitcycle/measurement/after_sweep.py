@@ -25,9 +25,8 @@ from typing import Any
 from bitcycle.errors import EXIT_DONE, DataError, RunError
 from bitcycle.guard import guarded
 from bitcycle.measurement.artifacts import read_result
-from bitcycle.measurement.command import read_options
 from bitcycle.measurement.corruption import CorruptionOptions
-from bitcycle.measurement.job import AnalysisOptions, Job, Network
+from bitcycle.measurement.job import AnalysisOptions, Job, Network, read_options
 from bitcycle.measurement.noise import NoiseOptions
 from bitcycle.measurement.plane import PlaneOptions
 from bitcycle.measurement.sharpness import SharpnessOptions

@@ -36,9 +36,8 @@ from bitcycle.dataset.speech import SpeechDatasetOptions, file_recording
 from bitcycle.dataset.utterances import Utterances
 from bitcycle.errors import DataError, RunError
 from bitcycle.measurement.artifacts import CLEAN, Row
-from bitcycle.measurement.command import run_command
 from bitcycle.measurement.finished_run import FinishedRun
-from bitcycle.measurement.job import Analysis, AnalysisOptions
+from bitcycle.measurement.job import Analysis, AnalysisOptions, run_command
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, setting
 from bitcycle.task import SpeechEvaluation, SpeechRecognitionOptions

@@ -25,9 +25,8 @@ from torch import Tensor
 from bitcycle.errors import RunError
 from bitcycle.layer.compilation import channels_last
 from bitcycle.measurement.artifacts import Row
-from bitcycle.measurement.command import run_command
 from bitcycle.measurement.finished_run import FinishedRun
-from bitcycle.measurement.job import Analysis, AnalysisOptions, rounded
+from bitcycle.measurement.job import Analysis, AnalysisOptions, rounded, run_command
 from bitcycle.measurement.measurement import Measurement, assign, flatten
 from bitcycle.settings import setting
 

@@ -18,7 +18,6 @@ from bitcycle.analysis.deviation import group_of as deviation_group
 from bitcycle.analysis.deviation import spread_table
 from bitcycle.analysis.labels import group_of
 from bitcycle.benchmark.table import recorded
-from bitcycle.figure.schematic import draw_formats, draw_suite, values_of
 from bitcycle.hardware import MatrixProduct, Operation, TensorCore, Workload
 from bitcycle.hardware.latency import RATES
 from bitcycle.quantizer import QUANTIZERS, ROLES, NoQuantizer
@@ -28,6 +27,7 @@ from bitcycle.quantizer.mx import BLOCK, FORMATS, Mx
 from bitcycle.schedule import SCHEDULES, SUITE, Precision, ScheduleOptions, Static, schedule
 from board import board, board_list
 from claim_tables import claims_table, decided_list, untested_table, verdicts_table
+from pictures import draw_formats, draw_suite, values_of
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

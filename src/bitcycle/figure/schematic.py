@@ -1,4 +1,4 @@
-"""Pictures that need no runs, drawn from the code itself: schedules, the quantized layer, the gated layer, number formats."""
+"""Pictures that need no runs, drawn from the code itself: schedules, the quantized layer, the gated layer."""
 
 from itertools import accumulate
 from pathlib import Path
@@ -6,7 +6,6 @@ from typing import Any
 
 import matplotlib
 import matplotlib.pyplot as plt
-import torch
 import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,8 +16,7 @@ from bitcycle.analysis.aggregation import Cell
 from bitcycle.analysis.claim_functions import relative_cost
 from bitcycle.analysis.labels import group_of, schedule_of
 from bitcycle.figure.data import ItemData
-from bitcycle.figure.style import FORMS, ORDERED, PROFILES, Drawing, Look, panels, save
-from bitcycle.quantizer.format import ELEMENTS, Element
+from bitcycle.figure.style import FORMS, ORDERED, PROFILES, Drawing, Look, panels
 from bitcycle.schedule import SUITE, Cyclic, Schedule, schedule
 from bitcycle.schedule.cyclic import growth_profile
 
@@ -28,7 +26,6 @@ DIAGRAMS = Path(__file__).parent / "page" / "diagrams.yaml"
 FORWARD, BACKWARD = "#0072b2", "#d55e00"
 BOXES = {"float": "0.92", "forward": "#cfe2f3", "backward": "#fbe2c8"}
 BITS = "bits of weights and activations"
-LAYOUT = ("RR", "LR", "CR", "ER", "RTV", "RTH", "LT", "CT", "ETH", "ETV")
 
 
 def draw_bits(axes: Axes, bound: Schedule, colour: str, smooth: bool = True) -> None:
@@ -65,19 +62,6 @@ def suite_legend(figure: Figure) -> None:
     columns = 5 if figure.get_figwidth() > 8 else 3
     handles = [Line2D([], [], ls="", marker=m, color=c, mec=edge or c, label=label) for label, c, m, edge in looks]
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
-
-
-def draw_suite(path: Path) -> Path:
-    """Draw all ten schedules, 3 to 8 bits and eight cycles, with their savings; writes `path` and an SVG file beside it."""
-    figure, axes = panels(len(LAYOUT), columns=5, width=2.2, height=1.7)
-    for part, name in zip(axes, LAYOUT):
-        bound = schedule(name, q_min=3, q_max=8, cycles=8, total_steps=LONG)
-        draw_bits(part, bound, PROFILES[SUITE[name][0]])
-        part.set_title(f"{name} saves {100 * (1 - relative_cost(bound)):.0f} % ({group_of(name)})", fontsize=9)
-        part.set_xticks([0, 0.5, 1], ["0", f"{LONG // 2000}k", f"{LONG // 1000}k"])
-    figure.supxlabel("training step", fontsize=10)
-    figure.supylabel(BITS, fontsize=10)
-    return save(figure, path.with_suffix(""))[0]
 
 
 def suite_picture(data: ItemData) -> Drawing:
@@ -149,45 +133,3 @@ def diagram(data: ItemData, name: str) -> Drawing:
     for x, y, text, colour in found["words"]:
         axes.text(x, y, text, color=colour, fontsize=8.5, va="center")
     return Drawing(figure, found["caption"])
-
-
-# Number formats
-
-SHOWN = {
-    "e2m1": "E2M1: mxfp4, nvfp4",
-    "e2m3": "E2M3: mxfp6",
-    "e3m2": "E3M2: mxfp6",
-    "e4m3": "E4M3: mxfp8, fp8",
-    "e5m2": "E5M2: mxfp8, fp8",
-    "int8": "fixed point 1.6: mxint8",
-}
-"""Elements of the picture and their titles."""
-
-
-def values_of(element: Element) -> list[float]:
-    """Every non-negative value of a format, in ascending order."""
-    _, mantissa, lowest, highest, largest = element
-    exponents, steps = range(lowest, highest + 1), range(2 ** (mantissa + 1))
-    values = {step * 2.0 ** (exponent - mantissa) for exponent in exponents for step in steps}
-    return sorted(value for value in values if value <= largest)
-
-
-def draw_formats(path: Path) -> Path:
-    """Draw the grid of each format, relative to its largest value; writes `path`.
-
-    Left: the grid around zero. Right: the distance between neighbours as a part of the value, over its size.
-    """
-    figure, (grid, steps) = panels(2, columns=2, width=5.0, height=3.1)
-    for place, name in enumerate(SHOWN):
-        values = torch.tensor(values_of(ELEMENTS[name]), dtype=torch.float64)
-        values = values / values[-1]
-        both = torch.cat([-values.flip(0), values])
-        colour, row = f"C{place}", len(SHOWN) - place
-        grid.plot(both, torch.full_like(both, row), "|", color=colour, markersize=12, markeredgewidth=0.7)
-        steps.plot(values[1:], (values[1:] - values[:-1]) / values[1:], "-o", color=colour, markersize=2, linewidth=0.8)
-    grid.set_yticks(range(len(SHOWN), 0, -1), list(SHOWN.values()))
-    grid.set(ylim=(0.4, len(SHOWN) + 0.6), xlabel="value / largest value of the element")
-    steps.set(xscale="log", yscale="log", xlabel="value / largest value of the element", ylabel="step / value")
-    picture, vectors = save(figure, path.with_suffix(""))
-    vectors.unlink()  # thousands of marks
-    return picture

@@ -86,9 +86,8 @@ class Part:
         sweep = read_sweep(root / "sweeps" / f"{self.sweep}.yaml")
         if self.seeds is not None:
             sweep = replace(sweep, trials={**sweep.trials, self.scale: self.seeds})
-        wanted = {
-            key: set(map(as_text, value if isinstance(value, list) else [value])) for key, value in self.only.items()
-        }
+        listed = {key: value if isinstance(value, list) else [value] for key, value in self.only.items()}
+        wanted = {key: set(map(as_text, values)) for key, values in listed.items()}
         fixed = {"scale": self.scale, "results_root": results_root}
         runs = [run for given in expand([self.overrides], fixed) for run in sweep.expand(self.scale, given)]
         return [run for run in runs if all(run.get(key) in values for key, values in wanted.items())]
@@ -123,7 +122,7 @@ class Campaign:
         compose: Compose,
         recorded: Sequence[Mapping[str, str]] = (),
     ) -> None:
-        self.root, self.parts, self.results_root, self.compose = root, parts, results_root, compose
+        self.root, self.parts, self.compose = root, parts, compose
         self.recorded, self.seconds = keys_of(recorded), recorded_seconds(recorded)
         self.runs = [self._mark(index_runs(part.expand(root, results_root), compose)) for part in parts]
         self.failed_before = {run.path for run in self.distinct() if run.state == "failed"}
@@ -135,12 +134,6 @@ class Campaign:
         if any(run.path is None for run in runs):
             return runs
         return mark(runs, {run.path for run in runs if run.key in self.recorded}, "recorded")
-
-    def record_cells(self) -> None:
-        """Record which cells of figures and tables the runs fill."""
-        for part, runs in zip(self.parts, self.runs, strict=True):
-            hashes = [run.key[1] for run in runs if run.path]
-            record_launch(part.sweep, part.scale, hashes, self.compose, Path.cwd())
 
     def distinct(self) -> list[SweepRun]:
         """All runs without duplicates, in the plan's order."""
@@ -309,7 +302,8 @@ def run(given: argparse.Namespace, root: Path) -> int:
         os.environ |= {"OMP_NUM_THREADS": str(given.threads), PRIORITY_VARIABLE: given.priority}
         summaries = Summaries(given.summary, given.figures)
         with alone(Path(results_root)):
-            campaign.record_cells()
+            for part, runs in zip(parts, campaign.runs, strict=True):
+                record_launch(part.sweep, part.scale, [run.key[1] for run in runs if run.path], compose, Path.cwd())
             logger.info(campaign.progress(given.jobs))
             summaries.refresh(campaign)
             code = train(campaign, LocalPool(given.jobs, gpus=0), lambda: summaries.refresh(campaign))

@@ -41,9 +41,8 @@ def guarded(action: Callable[[], object]) -> int:
         return _complain("interrupted", "stopped at once; what was saved is kept", EXIT_INTERRUPTED)
     except Exception as error:
         if isinstance(error, ValueError) and "Config group override" in str(error):  # a check of Hydra
-            return _complain(
-                SettingError.kind, "a group is set to null; choose one of its options", SettingError.exit_code
-            )
+            words = "a group is set to null; choose one of its options"
+            return _complain(SettingError.kind, words, SettingError.exit_code)
         if plugin := _plugin_of(error):
             return _complain("sweep failed", f"{plugin}: {type(error).__name__}: {error}", EXIT_FAILED)
         logger.exception("unexpected error; this is a bug of bitcycle or of a library")

@@ -69,8 +69,8 @@ def _overview(conf: Path) -> Iterator[str]:
     yield ""
     helps = {field.name: field.metadata["help"] for field in dataclasses.fields(RunConfig)}
     for group in groups(conf):
-        names = [_listed(names, 4) for names, _ in _options(group, conf)]
-        listed = f"{group + '=':<10} {helps[group]}: {', '.join(names)}"
+        names = ", ".join(_listed(names, 4) for names in _options(group, conf).values())
+        listed = f"{group + '=':<10} {helps[group]}: {names}"
         yield from textwrap.wrap(listed, WIDTH, subsequent_indent=" " * 11, break_on_hyphens=False)
     yield ""
     yield "Most frequently changed settings:"
@@ -89,11 +89,10 @@ def _overview(conf: Path) -> Iterator[str]:
 def _group(group: str, conf: Path) -> Iterator[str]:
     helps = {field.name: field.metadata["help"] for field in dataclasses.fields(RunConfig)}
     yield f"{group.upper()}: {helps[group]}"
-    for names, summary in _options(group, conf):
-        yield from textwrap.wrap(
-            f"  {group}={', '.join(names):<18} {summary}", 160, subsequent_indent=" " * 6, break_on_hyphens=False
-        )
-    kinds = list(dict.fromkeys(GROUPS.get(group, {}).values())) or [TrainingOptions] * (group == "training")
+    for summary, names in _options(group, conf).items():
+        listed = f"  {group}={', '.join(names):<18} {summary}"
+        yield from textwrap.wrap(listed, 160, subsequent_indent=" " * 6, break_on_hyphens=False)
+    kinds = [TrainingOptions] if group == "training" else list(dict.fromkeys(GROUPS.get(group, {}).values()))
     shown: set[str] = set()
     for kind in kinds:
         lines = [line for line in _settings(kind, f"{group}.") if line not in shown]
@@ -126,12 +125,12 @@ def _option(group: str, name: str, conf: Path) -> Iterator[str]:
         yield from _settings(kind, f"{group}.", values)
 
 
-def _options(group: str, conf: Path) -> Iterator[tuple[list[str], str]]:
-    """Names and summary of a group's options; options with the same summary are grouped."""
+def _options(group: str, conf: Path) -> dict[str, list[str]]:
+    """Summary -> names of the options of a group."""
     together: dict[str, list[str]] = {}
     for name, summary in summaries(group, conf).items():
         together.setdefault(summary, []).append(name)
-    yield from ((names, summary) for summary, names in together.items())
+    return together
 
 
 def _listed(names: Sequence[str], most: int) -> str:

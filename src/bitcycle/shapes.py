@@ -41,18 +41,18 @@ class SpeechShape(NamedTuple):
 
 
 class GraphShape(NamedTuple):
-    """A graph whose nodes have one class each; nodes and (directed) edges as used, including self-loops."""
+    """A graph whose nodes have one class each; nodes and (directed) edges as used, including self-loops.
+
+    `neighbours` are those that each layer samples, input layer first (None: full-graph training); `sampled_degrees` their average
+    number per node, which is lower as nodes have fewer neighbours or share them.
+    """
 
     features: int
     classes: int
     nodes: int
     edges: int
-    neighbours: Optional[tuple[int, ...]] = (
-        None  # that each layer samples, input layer first; None: full-graph training
-    )
-    sampled_degrees: tuple[
-        float, ...
-    ] = ()  # their average, which is lower as nodes have fewer neighbours or share them
+    neighbours: Optional[tuple[int, ...]] = None
+    sampled_degrees: tuple[float, ...] = ()
 
 
 class DetectionShape(NamedTuple):

@@ -286,9 +286,8 @@ class Contrast:
         """Standard error of a weighted sum of runs, and its degrees of freedom after Welch and Satterthwaite."""
         table = self.table
         table["training"], table["group"] = zip(*((run.training, run.group) for run in table.run))
-        weights = (
-            table.groupby(["group", "training", "metric"]).agg({"coefficient": "sum", "run": "first"}).reset_index()
-        )
+        by_training = table.groupby(["group", "training", "metric"], as_index=False)
+        weights = by_training.agg({"coefficient": "sum", "run": "first"})
         deviations = [pool.deviation(run, metric) for run, metric in zip(weights.run, weights.metric)]
         weights["deviation"], weights["df"] = zip(*deviations)
         if weights.deviation.isna().any():

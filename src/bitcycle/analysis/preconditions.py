@@ -136,16 +136,15 @@ def _other_lengths(claim: Claim, units: Sequence[Unit], proxy: bool) -> str:
         groups = [unit.cells for unit in units]
     for cells in groups:
         steps = {int(run.row["total_steps"]) for cell in cells for run in cell.runs}
-        if len(steps) > 1 and not (claim.lengths == "converged" and all(map(_converged, cells))):
+        converged = claim.lengths == "converged" and all(_converged(run) for cell in cells for run in cell.runs)
+        if len(steps) > 1 and not converged:
             return f"Unequal training lengths, and the shorter ones have not converged: {min(steps):,} and {max(steps):,} steps."
     return ""
 
 
-def _converged(cell: Cell) -> bool:
-    numbers = [
-        (run.number("train_samples"), run.settings.get("training", {}).get("batch_size"), run) for run in cell.runs
-    ]
-    return all(n and batch and float(run.row["total_steps"]) * batch / n >= PASSES for n, batch, run in numbers)
+def _converged(run: Run) -> bool:
+    samples, batch = run.number("train_samples"), run.settings.get("training", {}).get("batch_size")
+    return bool(samples and batch and float(run.row["total_steps"]) * batch / samples >= PASSES)
 
 
 def _few_moments(claim: Claim, runs: Iterable[Run]) -> str:

@@ -108,12 +108,12 @@ class Claim(Settings):
         return 0.9 if self.predicate in margins else 0.95
 
 
-def read_claims(published: Path = PUBLISHED, papers: Iterable[str] | None = None) -> list[Claim]:
-    """The claims of all papers that have a file, or of some. Raises SettingError for a field or predicate that does not exist."""
+def read_claims(published: Path = PUBLISHED) -> list[Claim]:
+    """The claims of all papers that have a file. Raises SettingError for a field or predicate that does not exist."""
     files = {path.stem: path for path in sorted((published / "claims").glob("*.yaml"))}
     claims = []
     for paper in dict.fromkeys((*PAPERS, *files)):
-        if paper in files and (papers is None or paper in papers):
+        if paper in files:
             content: Any = OmegaConf.to_container(OmegaConf.load(files[paper]))
             claims += [_claim(paper, {**content["defaults"], **entry}) for entry in content["claims"]]
     return claims

@@ -20,7 +20,7 @@ from bitcycle.analysis.aggregation import read_runs
 from bitcycle.analysis.claims import read_claims
 from bitcycle.analysis.collect import SUMMARY, curve_name, read_summary
 from bitcycle.analysis.contrast import Pool
-from bitcycle.analysis.items import PAPERS, PUBLISHED, SWEEPS, Item, read_items
+from bitcycle.analysis.items import PUBLISHED, SWEEPS, Item, read_items
 from bitcycle.analysis.verdict import judge, write_claims
 from bitcycle.figure import board, landscape, plots, schematic
 from bitcycle.figure.data import ItemData, gather
@@ -60,21 +60,19 @@ def draw_item(data: ItemData) -> Drawing | None:
     return next((drawing for drawing in drawings if drawing is not None), None)
 
 
-def make_all(
-    root: Path, target: Path, summary: Path | None = None, papers: Sequence[str] = tuple(PAPERS)
-) -> list[Entry]:
-    """Write every item of some papers of a repository, and the pages, below `target`; returns the entries of the page.
+def make_all(root: Path, target: Path, summary: Path | None = None) -> list[Entry]:
+    """Write every item of a repository, and the pages, below `target`; returns the entries of the page.
 
     The finished runs are those of the file `summary`; None: of results/summary/runs.csv of the repository.
     """
     path = summary or root / SUMMARY
     pool = Pool(read_runs(read_summary(path), path))
-    items = [item for item in read_items(root / PUBLISHED) if item.paper in papers] + board_items(root / SWEEPS)
+    items = read_items(root / PUBLISHED) + board_items(root / SWEEPS)
     with Drawn(target / FIGURES / DRAWN) as drawn:
         several = track(items, "items", console=Console(stderr=True))
         entries = [make_item(gather(item, pool, root), target / FIGURES, drawn) for item in several]
         found = {entry.data.item.id: entry.data.results for entry in entries}
-        claims = judge(read_claims(root / PUBLISHED, papers), found, pool)
+        claims = judge(read_claims(root / PUBLISHED), found, pool)
         write_claims(claims, target / "summary" / "claims.csv")
         shown = [row for row in claims if row.estimate is not None and (row.decided or row.leaning)]
         inputs = [vars(row) for row in shown]

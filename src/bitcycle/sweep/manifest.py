@@ -133,14 +133,14 @@ def recorded_hashes(root: Path, scale: str) -> set[str]:
     return {row["hash"] for row in rows if row["scale"] == scale}
 
 
-def record_all(root: Path, scales: Sequence[str] = SCALES, folder: Path | None = None) -> int:
+def record_all(root: Path, scales: Sequence[str] = SCALES) -> int:
     """Write the manifests of all sweeps of a repository; returns the number of cells."""
     recorded = {scale: recorded_hashes(root, scale) for scale in scales}
     cells = 0
     with composing(root / "conf") as compose:
         for name, path in sweep_files(root).items():
             for scale in scales:
-                rows = record(name, read_sweep(path), scale, compose, folder or root / MANIFEST, recorded[scale])
+                rows = record(name, read_sweep(path), scale, compose, root / MANIFEST, recorded[scale])
                 cells += sum(row.scale == scale and not row.superseded for row in rows)
     return cells
 

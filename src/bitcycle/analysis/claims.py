@@ -6,7 +6,7 @@ A predicate says what is tested of the contrast between two arms; `PREDICATES` l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional

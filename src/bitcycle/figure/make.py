@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Optional
 
@@ -60,13 +60,10 @@ def draw_item(data: ItemData) -> Drawing | None:
     return next((drawing for drawing in drawings if drawing is not None), None)
 
 
-def make_all(root: Path, target: Path, summary: Path | None = None) -> list[Entry]:
-    """Write every item of a repository, and the pages, below `target`; returns the entries of the page.
-
-    The finished runs are those of the file `summary`; None: of results/summary/runs.csv of the repository.
-    """
-    path = summary or root / SUMMARY
-    pool = Pool(read_runs(read_summary(path), path))
+def make_all(root: Path, target: Path, summary: Path) -> list[Entry]:
+    """Write every item of a repository with the runs of the file `summary`, and the pages, below `target`; returns the entries of
+    the page."""
+    pool = Pool(read_runs(read_summary(summary), summary))
     items = read_items(root / PUBLISHED) + board_items(root / SWEEPS)
     with Drawn(target / FIGURES / DRAWN) as drawn:
         several = track(items, "items", console=Console(stderr=True))

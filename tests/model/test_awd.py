@@ -16,7 +16,8 @@ from bitcycle.model import TokenShape
 from bitcycle.model.recurrent_language_model import AwdLanguageModelOptions, locked_dropout
 from bitcycle.recipe.weight_averaging import WeightAveragingOptions
 from bitcycle.settings import SettingError
-from bitcycle.training.run import build_trainer, execute
+from bitcycle.training.loop import Trainer
+from bitcycle.training.run import execute
 from tests.conftest import plan
 from tests.text_data import write_text
 
@@ -155,7 +156,7 @@ def small(tmp_path):
 
 
 def test_the_rate_is_in_proportion_to_the_length(small):
-    trainer = build_trainer(small("training.learning_rate.initial=2"), torch.device("cpu"))
+    trainer = Trainer(small("training.learning_rate.initial=2"), torch.device("cpu"))
     batches = trainer.task.batches(0)
     for batch in (next(batches) for _ in range(6)):
         trainer.train_step(batch)

@@ -10,7 +10,8 @@ import bitcycle
 from bitcycle.files import read_json, read_records
 from bitcycle.recipe.weight_averaging import WeightAverage, WeightAveragingOptions, estimate_statistics
 from bitcycle.settings import SettingError
-from bitcycle.training.run import build_trainer, execute
+from bitcycle.training.loop import Trainer
+from bitcycle.training.run import execute
 
 CPU = torch.device("cpu")
 AVERAGING = ["training.weight_averaging.start=0.5", "training.weight_averaging.every=0.25"]
@@ -144,7 +145,7 @@ def test_training_does_not_notice_the_average(digits, tmp_path, quantizer):
 def test_the_average_of_a_run_is_that_of_its_weights(digits):
     """Weights of the last steps, gathered by hand; accuracy and statistics from a model that holds their mean."""
     plan = digits("schedule=CR", "training.weight_averaging.start=0.9", "training.weight_averaging.every=0.05")
-    trainer, batches, weights = build_trainer(plan, CPU), None, []
+    trainer, batches, weights = Trainer(plan, CPU), None, []
     batches = trainer.task.batches(0)
     while trainer.step < 64:
         trainer.train_step(next(batches))

@@ -334,11 +334,7 @@ def test_a_signal_during_the_test_interrupts_the_run(command, monkeypatch, tmp_p
 def test_weights_begin_anew_after_divergence(digits):
     """Made to diverge at 2 and 3 bits: 4 bits start from the initial weights, without momentum, and learn as if first."""
     plan = digits("schedule=range_test", "schedule.stop=false", "schedule.q_max=6", "schedule.level_steps=16")
-    from bitcycle.training.metrics_log import MetricsLog, NoLines
-    from bitcycle.training.run import build_trainer
-
-    trainer = build_trainer(plan, CPU)
-    trainer.metrics = MetricsLog(NoLines(), [])
+    trainer = Trainer(plan, CPU)
 
     def state() -> dict[str, torch.Tensor]:
         return {name: value for name, value in trainer.model.state_dict().items() if "precision" not in name}

@@ -11,7 +11,8 @@ from torch import nn
 from bitcycle.dataset.text import SIZES
 from bitcycle.files import read_records
 from bitcycle.task import TaskSetup
-from bitcycle.training.run import build_trainer, execute
+from bitcycle.training.loop import Trainer
+from bitcycle.training.run import execute
 from tests.conftest import plan
 from tests.text_data import write_text
 
@@ -147,6 +148,6 @@ def test_what_the_command_line_says_wins_over_the_data_sets_recipe():
 
 
 def test_the_trainer_clips_and_validates(text):
-    trainer = build_trainer(text(), CPU)
+    trainer = Trainer(text(), CPU)
     assert trainer.options.clip_norm == 0.25
     assert set(trainer.task.validate(trainer.model.eval())) == {"validation_perplexity", "validation_loss"}

@@ -22,7 +22,8 @@ from bitcycle.layer.sparse import Edges, make_edges
 from bitcycle.randomness import derive
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
-from bitcycle.training.run import build_trainer, execute
+from bitcycle.training.loop import Trainer
+from bitcycle.training.run import execute
 from tests.conftest import configure, plan
 from tests.graph_data import TINY, write_citation, write_ogbn
 
@@ -129,7 +130,7 @@ def test_a_step_sees_the_whole_graph_or_a_batch(small):
     whole, sampled = small(), small("model=graphsage", "dataset.neighbours=[3,3]")
     assert (whole.epoch.steps, whole.epoch.samples_per_step) == (1, TINY.train)
     assert (sampled.epoch.steps, sampled.epoch.samples_per_step) == (3, 16)
-    tasks = [build_trainer(found, torch.device("cpu")).task for found in (whole, sampled)]
+    tasks = [Trainer(found, torch.device("cpu")).task for found in (whole, sampled)]
     assert len(next(tasks[0].batches(5)).labels) == TINY.train
     sizes = [len(batch.labels) for batch in itertools.islice(tasks[1].batches(1), 4)]
     assert sizes == [16, 8, 16, 16]
@@ -326,7 +327,7 @@ def _same_sample(sampler: DglSampler, seeds: torch.Tensor, *key: int):
 def test_training_with_the_sampler_of_dgl_can_begin_at_any_step(small):
     pytest.importorskip("dgl", reason="dgl ends with Python 3.11")
     made = small("model=graphsage", "dataset.neighbours=[3,3]", "dataset.sampler=dgl")
-    task = build_trainer(made, torch.device("cpu")).task
+    task = Trainer(made, torch.device("cpu")).task
     undisturbed = list(itertools.islice(task.batches(0), 5))
     for one, other in zip(next(task.batches(4)), undisturbed[4], strict=True):
         assert str(one) == str(other)

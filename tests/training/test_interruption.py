@@ -21,9 +21,9 @@ from bitcycle.files import read_json, read_records
 from bitcycle.training.interruption import StopSignal
 from bitcycle.training.loop import Trainer
 from bitcycle.training.plan import Plan
+from bitcycle.training.report import status_table
 from bitcycle.training.run import execute
 from bitcycle.training.run_folder import RunFolder
-from bitcycle.training.status import status_table
 from tests.conftest import ROOT, ForkedTraining, digits_plan, plan, run_train, train_command
 from tests.dataset.test_dataset import write_folders
 from tests.training.test_resume import Crash

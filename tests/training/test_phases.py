@@ -13,8 +13,8 @@ import bitcycle
 from bitcycle.layer import carry_quantized, reset_batch_norm, restart_quantizers, step_ratio
 from bitcycle.quantizer import optimal_step
 from bitcycle.training.flatness import SecondMoment, adam_trace_sqrt
+from bitcycle.training.loop import Trainer
 from bitcycle.training.phases import Candidate, best_candidates, choose
-from bitcycle.training.run import build_trainer
 from tests.quantizer.test_golden import arrays
 
 CPU = torch.device("cpu")
@@ -96,7 +96,7 @@ def test_tracked_moments_are_those_of_the_gradients_whatever_the_optimizer_makes
         *("schedule=fine_tuning", "schedule.start_from=[previous,flattest]"),
         *("training.optimizer.nesterov=true", "training.optimizer.weight_decay=0"),
     )
-    trainer = build_trainer(plan, CPU)
+    trainer = Trainer(plan, CPU)
     trainer.phases.begin(CPU)
     weight, expected = trainer.model.conv1.weight, torch.zeros_like(trainer.model.conv1.weight)
     gradients: list[torch.Tensor] = []

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from bitcycle.files import read_records
-from bitcycle.training.run import execute, labels
-from bitcycle.training.trackers import RunLabels, TensorBoardTracker, WandbTracker
+from bitcycle.training.metrics_log import TensorBoardTracker, WandbTracker
+from bitcycle.training.plan import make_plan
+from bitcycle.training.run import execute
 from tests.conftest import configure
 
 LENGTH = (
@@ -77,50 +78,44 @@ def wandb_records(file: Path):
             whole = b""
 
 
-LABELS = RunLabels("84dc83e380-seed0-smoke", "resnet8-RTH-seed0", "cpt/table2", ("cpt", "smoke", "sbm"))
-
-
 @pytest.fixture(scope="module")
 def wandb_run(tmp_path_factory):
+    """A plan, and the records of its offline run."""
     pytest.importorskip("wandb")
+    labels = (
+        "logging.group=cpt/table2",
+        "logging.tags=[night]",
+        "logging.wandb_project=mine",
+        "logging.wandb_entity=team",
+    )
     folder = tmp_path_factory.mktemp("wandb")
-    options = configure("logging.wandb=offline", "logging.wandb_project=mine", "logging.wandb_entity=team").logging
-    tracker = WandbTracker(options, folder, LABELS, {"seed": 0})
+    plan = make_plan(configure("schedule=RTH", "seed=3", "logging.wandb=offline", *labels, f"results_root={folder}"))
+    plan.folder.path.mkdir(parents=True)
+    tracker = WandbTracker(plan)
     tracker.write(1, {"bits/weight": 8.0, "cost/gbitops": 0.5})
     tracker.write(2, {"bits/weight": 3.0, "cost/gbitops": 0.75})
     tracker.close()
-    [file] = folder.glob("wandb/offline-run-*/*.wandb")
+    [file] = plan.folder.path.glob("wandb/offline-run-*/*.wandb")
     deadline = time.monotonic() + 30
     while not any(record.WhichOneof("record_type") == "exit" for record in wandb_records(file)):
         assert time.monotonic() < deadline, "W&B's own process has not written the run to its end"
         time.sleep(0.1)
-    return list(wandb_records(file))
+    return plan, list(wandb_records(file))
 
 
-def test_wandb_run_has_name_group_tags_entity_and_project(wandb_run):
-    [run] = {
-        record.run.run_id: record.run for record in wandb_run if record.WhichOneof("record_type") == "run"
-    }.values()
-    assert (run.run_id, run.display_name, run.run_group) == LABELS[:3]
-    assert (run.entity, run.project, tuple(run.tags)) == ("team", "mine", LABELS.tags)
+def test_wandb_run_has_id_name_group_tags_entity_and_project(wandb_run):
+    """The id, which a resumed run has too, does not depend on settings of the tracker."""
+    plan, records = wandb_run
+    [run] = {record.run.run_id: record.run for record in records if record.WhichOneof("record_type") == "run"}.values()
+    assert run.run_id == f"{make_plan(configure('schedule=RTH')).hash}-seed3-smoke" == f"{plan.hash}-seed3-smoke"
+    assert (run.display_name, run.run_group) == ("resnet8-RTH-seed3", "cpt/table2")
+    assert (run.entity, run.project, set(run.tags)) == ("team", "mine", {"cpt", "smoke", "sbm", "night"})
 
 
 def test_wandb_history_has_the_bits_and_cost_of_every_step(wandb_run):
-    histories = [record.history for record in wandb_run if record.WhichOneof("record_type") == "history"]
+    histories = [record.history for record in wandb_run[1] if record.WhichOneof("record_type") == "history"]
     rows = [{"/".join(item.nested_key) or item.key: float(item.value_json) for item in row.item} for row in histories]
     assert [(row["_step"], row["bits/weight"], row["cost/gbitops"]) for row in rows] == [(1, 8, 0.5), (2, 3, 0.75)]
-
-
-def test_labels_are_for_people_and_the_id_survives_a_resume(digits):
-    plan = digits("schedule=RTH", "logging.group=cpt/table2", "logging.tags=[night]", "seed=3")
-    found = labels(plan)
-    assert found.name == "resnet8-RTH-seed3"
-    assert found.tags == ("cpt", "smoke", "sbm", "night")
-    assert (
-        found.id
-        == labels(digits("schedule=RTH", "seed=3", "logging.wandb_project=other")).id
-        == f"{plan.hash}-seed3-smoke"
-    )
 
 
 def test_nothing_is_tracked_unless_asked():

@@ -20,8 +20,8 @@ from bitcycle.settings import SettingError
 from bitcycle.training.compilation import wants_compilation
 from bitcycle.training.loop import Trainer
 from bitcycle.training.metrics_log import JsonLines
-from bitcycle.training.run import build_trainer, execute
-from bitcycle.training.status import status_table
+from bitcycle.training.report import status_table
+from bitcycle.training.run import execute
 from tests.settings import OPTIONS
 
 CPU = torch.device("cpu")
@@ -125,7 +125,7 @@ def test_evaluation_leaves_training_undisturbed(digits, tmp_path):
 
 
 def test_float_baseline_is_the_plain_model(digits):
-    trainer = build_trainer(digits("quantizer=none"), CPU)
+    trainer = Trainer(digits("quantizer=none"), CPU)
     assert not any("quantizer" in name for name, _ in trainer.model.named_modules())
     assert trainer.controller.schedule(0) == Precision(32, 32, 32)
     assert digits("quantizer=none", "hardware.float_layers=schedule").cost().relative_to_static == 3072 / 192
@@ -241,7 +241,7 @@ def test_status_table_lists_every_run(digits, tmp_path):
 
 
 def test_gradients_are_clipped_to_the_norm(digits):
-    trainer = build_trainer(digits("training.clip_norm=0.01", "training.optimizer.momentum=0", "quantizer=none"), CPU)
+    trainer = Trainer(digits("training.clip_norm=0.01", "training.optimizer.momentum=0", "quantizer=none"), CPU)
     before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
     trainer.options.optimizer.weight_decay = 0.0
     trainer.optimizer.param_groups[0]["weight_decay"] = 0.0

@@ -15,7 +15,7 @@ from bitcycle.errors import EXIT_DONE
 from bitcycle.resources import resource_root
 from bitcycle.sweep.local import useful_workers
 from bitcycle.sweep.registry import FINISHED, SCALES, STATES, SweepRun, distinct, sweep_index
-from bitcycle.training.status import DEFAULT_ROOT, status_table
+from bitcycle.training.report import DEFAULT_ROOT, status_table
 
 NOTE_LETTERS = 70
 

@@ -4,7 +4,7 @@ import logging
 import os
 import zipfile
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
@@ -45,12 +45,9 @@ class CheckpointFolder:
         sync_folder(self.last.parent)
 
     def _write(self, path: Path, state: dict[str, Any]) -> None:
-        def write(stream: BinaryIO) -> None:
-            torch.save(state, stream)
-
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, write)
+            write_atomically(path, lambda stream: torch.save(state, stream))
         except (OSError, RuntimeError) as error:
             path.unlink(missing_ok=True)
             raise RunError(
@@ -70,8 +67,7 @@ class CheckpointFolder:
     def load_candidate(self, step: int, device: torch.device) -> dict[str, Any]:
         """Load candidate weights. Raises RunError if they are missing or damaged."""
         path = self.candidate(step)
-        problem = _damage(path)
-        if problem is not None:
+        if problem := _damage(path):
             raise RunError(
                 f"cannot read the weights from which this run continues: {path} ({problem}). Delete the folder to restart."
             )
@@ -94,11 +90,8 @@ class CheckpointFolder:
             run: required identity of the checkpoint; None accepts any.
         """
         problems = []
-        for path in (self.last, self.previous):
-            if not path.exists():
-                continue
-            problem = _damage(path)
-            if problem is not None:
+        for path in filter(Path.exists, (self.last, self.previous)):
+            if problem := _damage(path):
                 problems.append(f"{path.name}: {problem}")
                 logger.warning("skipping the damaged checkpoint %s (%s)", path, problem)
                 continue
@@ -120,5 +113,5 @@ def _damage(path: Path) -> str | None:
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip()
     except (zipfile.BadZipFile, OSError, EOFError) as error:
-        return str(error)
+        return str(error) or type(error).__name__
     return None if broken is None else f"{broken} does not match its checksum"

@@ -9,32 +9,29 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from bitcycle import distributed
-from bitcycle.dataset.epoch import Epoch
 from bitcycle.errors import RunError
 from bitcycle.layer import PrecisionController, penalty
+from bitcycle.layer.compilation import channels_last
 from bitcycle.randomness import derive
-from bitcycle.recipe.options import TrainingOptions
 from bitcycle.recipe.weight_averaging import WeightAverage, estimate_statistics, estimated_layers
 from bitcycle.schedule import FLOAT, FeedbackSchedule, Precision, SearchSchedule
-from bitcycle.task import StepOutput, Task
+from bitcycle.task import StepOutput, Task, TaskSetup
+from bitcycle.training.compilation import wants_compilation
 from bitcycle.training.display import ProgressBar
-from bitcycle.training.distributed import Agreement, replica
+from bitcycle.training.distributed import Agreement, replica, shared_model
 from bitcycle.training.interruption import Interrupted, StopSignal
-from bitcycle.training.metrics_log import JsonLines, MetricsLog, NoLines
-from bitcycle.training.outcome import Best, RunningMean
+from bitcycle.training.metrics_log import JsonLines, MetricsLog, open_metrics
+from bitcycle.training.outcome import Best, ReduceOnPlateau, RunningMean
 from bitcycle.training.phases import Candidate, PhaseRunner
-from bitcycle.training.plateau import ReduceOnPlateau
-from bitcycle.training.run_folder import RunFolder
+from bitcycle.training.plan import Plan
 
 logger = logging.getLogger(__name__)
-
 
 GO_ON, SAVE, STOP = range(3)
 """Requests that processes agree on after a step; the greatest wins."""
@@ -52,63 +49,69 @@ class Stateful(Protocol):
         """Restore what `state_dict` returned."""
 
 
-@dataclass
 class Trainer:
-    """The training state of one run; `train` runs it from the current step to the end."""
+    """The training state of a planned run, at first that of step 0; `train` runs it from the current step to the end."""
 
-    task: Task
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    controller: PrecisionController
-    options: TrainingOptions
-    epoch: Epoch
-    total_steps: int
-    seed: int
-    folder: RunFolder
-    device: torch.device
-    initial_state: Callable[[], dict[str, Any]]
-    step: int = 0
-    best: Best = field(default_factory=Best)
-    elapsed: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.logged, self.observed = RunningMean(self.device), RunningMean(self.device)
-        self.evaluating = 0.0
-        self.metrics = MetricsLog(NoLines(), [])
-        self.metrics_bytes = 0
-        self.timing_bytes = 0
-        self.average = WeightAverage()
-        self.plateau = ReduceOnPlateau(self.options.learning_rate, self.task.higher_is_better)
-        self.evaluation_steps = self.options.evaluation_steps or self.epoch.steps
+    def __init__(self, plan: Plan, device: torch.device) -> None:
+        config, options, schedule = plan.config, plan.config.training, plan.schedule
+        setup = TaskSetup(config.dataset, config.data_folder, plan.info, plan.batch_size, config.seed, device)
+        self.plan, self.device, self.options, self.schedule = plan, device, options, schedule
+        self.epoch, self.total_steps, self.folder = plan.epoch, plan.total_steps, plan.folder
+        self.task: Task = config.task.build(setup)
+        model = plan.build_model(compile=wants_compilation(plan, device))
+        self.model = shared_model(channels_last(model, device).train())
+        self.controller = PrecisionController(
+            self.model, schedule, seed=config.seed, hardware=config.hardware, workload=plan.workload, rank=0
+        )
+        self.optimizer = options.optimizer.build(self.model)
+        if isinstance(schedule, SearchSchedule):
+            schedule.begin(self.task.majority_baseline)
+        self.step = self.metrics_bytes = self.timing_bytes = 0
+        self.elapsed = self.evaluating = 0.0
+        self.metrics, self.timing = MetricsLog(JsonLines(None), []), JsonLines(None)
+        self.best, self.average = Best(), WeightAverage()
+        self.logged, self.observed = RunningMean(device), RunningMean(device)
+        self.plateau = ReduceOnPlateau(options.learning_rate, self.task.higher_is_better)
+        self.evaluation_steps = options.evaluation_steps or self.epoch.steps
         self.has_penalty = penalty(self.model) is not None
         self.replica, self.agreement = replica(self.model), Agreement()
         self.phases = PhaseRunner(
-            self.controller.schedule.phases,
             self.model,
             self.optimizer,
             self.controller,
-            self.options.learning_rate,
+            options.learning_rate,
             self.folder.checkpoint,
             self.task.higher_is_better,
         )
 
-    def train(self, metrics: MetricsLog, timing: JsonLines, bar: ProgressBar, stop: StopSignal) -> None:
+    def open_logs(self) -> None:
+        """Open metrics.jsonl with its trackers and timing.jsonl, truncated to the current step."""
+        self.metrics = open_metrics(self.plan, self.step, self.metrics_bytes)
+        self.timing = JsonLines(self.folder.timing if self.folder.writes else None, self.timing_bytes)
+
+    def close(self) -> None:
+        """Close the logs and disconnect from the other processes; the end of the process group may otherwise deadlock."""
+        self.metrics.close()
+        self.timing.close()
+        self.replica = self.model
+
+    def train(self, bar: ProgressBar, stop: StopSignal) -> None:
         """Train to the last step.
 
         Raises:
             Interrupted: after a signal; a checkpoint has been saved.
             RunError: if the loss is not finite or a checkpoint cannot be written.
         """
-        self.metrics, self.timing = metrics, timing
         batches = self.task.batches(self.step)
         saved = started = time.monotonic()
         while self.step < self.total_steps:
             if self.phases.due(self.step):
                 self.begin_phase()
             self.train_step(next(batches))
-            if self.averaging_is_due():
+            length, begun = self.schedule.length.total_steps, self.average.count > 0
+            if self.options.weight_averaging.due(self.step, length, begun):
                 self.average_weights()
-            ended = self.phases.ends(self.step) or self.step == self.total_steps
+            ended = self.step in (self.phases.phase.end, self.total_steps)
             if self.step % self.options.log_steps == 0 or ended:
                 self.log_training(bar)
             if self.step % self.evaluation_steps == 0 or ended:
@@ -129,14 +132,10 @@ class Trainer:
                 raise Interrupted(f"received {stop.received or 'a signal in another process'} after step {self.step}")
         self.agreement.close()
 
-    def release(self) -> None:
-        """Disconnect from the other processes; must precede the end of the process group, which may otherwise deadlock."""
-        self.replica = self.model
-
     def begin_phase(self) -> None:
         """Begin the next phase with its weights and learning rate, and reset the best evaluation."""
         record = self.phases.begin(self.device)
-        if self.phases.several:
+        if len(self.schedule.phases) > 1:
             self.best, self.average = Best(), WeightAverage()
             self.plateau.restart()
             self.metrics.write("phase", self.step, **record)
@@ -151,7 +150,7 @@ class Trainer:
         samples = self.epoch.samples_of(self.step)
         self.controller.step(self.step, samples=samples)
         own = (distributed.rank(),) if distributed.rank() else ()
-        seed = derive(self.seed, "step", self.step, *own)  # for modules that draw noise, such as dropout
+        seed = derive(self.plan.config.seed, "step", self.step, *own)  # for modules that draw noise, such as dropout
         # torch.manual_seed would format three tracebacks for devices that are not there, a millisecond each
         (torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed)(seed)
         rate = self.phases.rate(self.step) * self.plateau.multiplier * self.task.rate_factor(batch)
@@ -167,7 +166,8 @@ class Trainer:
         outcome = StepOutput(loss, accuracy)
         if self.options.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip_norm, foreach=True)
-        self.phases.after_backward()  # before the optimizer, which may add momentum to the gradients in place (Nesterov)
+        if self.phases.moment is not None:
+            self.phases.moment.update()  # before the optimizer, which may add momentum to the gradients (Nesterov)
         self.optimizer.step()
         self.step += 1
         self.metrics.follow(self.step, rate, self.controller)
@@ -176,7 +176,7 @@ class Trainer:
 
     def tell_schedule(self, outcome: StepOutput, objective: Tensor) -> None:
         """Pass mean loss and accuracy to a feedback schedule at its observation interval."""
-        schedule = self.controller.schedule
+        schedule = self.schedule
         if not isinstance(schedule, FeedbackSchedule):
             return
         self.observed.add(outcome._replace(loss=objective) if schedule.observes_penalty else outcome)
@@ -185,21 +185,12 @@ class Trainer:
             precision = self.controller.precision
             self.metrics.write("observation", self.step, loss=loss, accuracy=100 * accuracy, precision=precision)
             schedule.observe(loss, accuracy)
-            if isinstance(schedule, SearchSchedule):
-                self.follow(schedule)
-
-    def follow(self, schedule: SearchSchedule) -> None:
-        """End or reset the run if the schedule requests it."""
-        if schedule.finished:
-            self.total_steps = self.step
-        if schedule.should_reset:
-            self.reset()
-
-    def reset(self) -> None:
-        """Continue from the initial weights, discarding the state of previous steps."""
-        self.model.load_state_dict(self.initial_state())
-        self.optimizer.state.clear()
-        self.average = WeightAverage()
+            if isinstance(schedule, SearchSchedule) and schedule.finished:
+                self.total_steps = self.step
+            if isinstance(schedule, SearchSchedule) and schedule.should_reset:
+                self.model.load_state_dict(self.plan.build_model().state_dict())
+                self.optimizer.state.clear()
+                self.average = WeightAverage()
 
     def log_training(self, bar: ProgressBar) -> None:
         """Log mean loss and accuracy since the last call."""
@@ -215,7 +206,7 @@ class Trainer:
         """Stop a diverged run before it is evaluated or saved. Raises RunError if the loss of a step since the last record is
         not finite."""
         total = float(self.logged.sums[0])
-        if not math.isfinite(total) and not isinstance(self.controller.schedule, SearchSchedule):
+        if not math.isfinite(total) and not isinstance(self.schedule, SearchSchedule):
             raise RunError(
                 f"the loss is {total} at step {self.step}: training diverged. Lower training.learning_rate.initial, or raise "
                 "schedule.q_min or the gradient's bits."
@@ -224,12 +215,11 @@ class Trainer:
     def evaluate(self, bar: ProgressBar) -> None:
         """Evaluate at the chosen precision and, if different, at q_max; update the best evaluation."""
         self.check_finite()
-        current, highest = self.controller.precision, self.controller.schedule.reference
+        current, highest = self.controller.precision, self.schedule.reference
         assert current is not None, "a step has been trained"
-        as_trained = self.options.evaluation_precision == "last"
-        chosen = {"last": current, "max": highest, "float": Precision(FLOAT, FLOAT, FLOAT)}[
-            self.options.evaluation_precision
-        ]
+        choice = self.options.evaluation_precision
+        chosen = {"last": current, "max": highest, "float": Precision(FLOAT, FLOAT, FLOAT)}[choice]
+        as_trained = choice == "last"
         values = self.evaluate_at(chosen, self.task.evaluate, as_trained)
         same = (chosen.weight, chosen.activation) == (highest.weight, highest.activation)
         same &= not (as_trained and self.controller.record.gates)  # gates choose their own precision
@@ -240,10 +230,8 @@ class Trainer:
         self.best.history.append(value)
         self.best.at_q_max.append(at_q_max)
         cost = self.controller.cost().summary()
-        better = self.best.value is None or (
-            value > self.best.value if self.task.higher_is_better else value < self.best.value
-        )
-        if better:
+        sign = 1 if self.task.higher_is_better else -1
+        if self.best.value is None or sign * value > sign * self.best.value:
             self.best.value, self.best.step, self.best.cost = value, self.step, cost
             self.best.samples = self.controller.meter.state_dict()
         self.phases.note(final=value, best=self.best.value, best_step=self.best.step)
@@ -277,11 +265,6 @@ class Trainer:
         self.best.averaged.append(values[self.task.metric])
         return {f"{name}_averaged": value for name, value in values.items()}
 
-    def averaging_is_due(self) -> bool:
-        """Whether the weights after this step are included in the average."""
-        length = self.controller.schedule.length.total_steps
-        return self.options.weight_averaging.due(self.step, length, begun=self.average.count > 0)
-
     def average_weights(self) -> None:
         """Include the current weights in the average, and re-estimate its batch norm statistics."""
         self.average.add(self.model)
@@ -311,11 +294,10 @@ class Trainer:
 
     def stateful_parts(self) -> dict[str, Stateful]:
         """The parts of a checkpoint besides the counters, by name; used by `save` and `resume`."""
-        schedule = self.controller.schedule
         return {
             "model": self.model,
             "optimizer": self.optimizer,
-            **({"schedule": schedule} if isinstance(schedule, FeedbackSchedule) else {}),
+            **({"schedule": self.schedule} if isinstance(self.schedule, FeedbackSchedule) else {}),
             "cost": self.controller.meter,
             "gates": self.controller.record,
             "best": self.best,
@@ -335,7 +317,7 @@ class Trainer:
         if not self.folder.writes:
             return
         self.timing.write({"step": self.step, "seconds": self.elapsed})
-        self.metrics_bytes, self.timing_bytes = self.metrics.position(), self.timing.position()
+        self.metrics_bytes, self.timing_bytes = self.metrics.lines.position(), self.timing.position()
         self.folder.checkpoint.save(
             {"run": self.identity(), **{counter: getattr(self, counter) for counter in COUNTERS}, **parts}
         )
@@ -344,8 +326,8 @@ class Trainer:
 
     def identity(self) -> dict[str, Any]:
         """The identity stored in the checkpoints of this run."""
-        length = self.controller.schedule.length.total_steps
-        return {"folder": "/".join(self.folder.path.parts[-3:]), "seed": self.seed, "total_steps": length}
+        folder, length = "/".join(self.folder.path.parts[-3:]), self.schedule.length.total_steps
+        return {"folder": folder, "seed": self.plan.config.seed, "total_steps": length}
 
     def resume(self, state: dict[str, Any]) -> None:
         """Restore the state that `save` wrote."""
@@ -353,5 +335,5 @@ class Trainer:
             setattr(self, counter, state[counter])
         for name, part in self.stateful_parts().items():
             part.load_state_dict(state[name])
-        if isinstance(self.controller.schedule, SearchSchedule) and self.controller.schedule.finished:
+        if isinstance(self.schedule, SearchSchedule) and self.schedule.finished:
             self.total_steps = self.step

@@ -1,14 +1,16 @@
-"""Metrics of a run: written as JSON lines, and optionally copied to trackers (`trackers.py`)."""
+"""Metrics of a run: written as JSON lines, and optionally copied to Weights & Biases and TensorBoard."""
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from bitcycle.errors import RunError
 from bitcycle.layer import PrecisionController
-from bitcycle.training.trackers import Tracker, numbers
+from bitcycle.optional_imports import require
+from bitcycle.training.plan import Plan
 
 FOLLOWED = ("precision", "learning_rate", "cost")
 """Values that trackers receive at every step, and therefore not as part of records."""
@@ -17,9 +19,12 @@ FOLLOWED = ("precision", "learning_rate", "cost")
 class JsonLines:
     """An append-only file with one JSON object per line, which can be truncated to the state at a checkpoint."""
 
-    def __init__(self, path: Path, keep_bytes: int = 0) -> None:
-        """Open the file and truncate it to `keep_bytes`. Raises RunError if it is shorter, for example after being edited or
-        deleted."""
+    def __init__(self, path: Path | None, keep_bytes: int = 0) -> None:
+        """Open the file and truncate it to `keep_bytes`; None discards all records. Raises RunError if the file is shorter, for
+        example after being edited or deleted."""
+        if path is None:
+            self.stream = open(os.devnull, "ab")
+            return
         path.touch()
         size = path.stat().st_size
         if size < keep_bytes:
@@ -50,20 +55,14 @@ class JsonLines:
         self.stream.close()
 
 
-class NoLines(JsonLines):
-    """Discards the records of a process that does not write."""
+class Tracker(Protocol):
+    """A destination for copies of the metrics."""
 
-    def __init__(self) -> None:
-        pass
-
-    def write(self, record: dict[str, Any]) -> None:
-        pass
-
-    def position(self) -> int:
-        return 0
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Record numbers after `step` optimizer steps."""
 
     def close(self) -> None:
-        pass
+        """Finish recording."""
 
 
 class MetricsLog:
@@ -90,12 +89,79 @@ class MetricsLog:
         for tracker in self.trackers:
             tracker.write(step, values)
 
-    def position(self) -> int:
-        """Number of bytes of metrics.jsonl on disk."""
-        return self.lines.position()
-
     def close(self) -> None:
         """Close file and trackers."""
         self.lines.close()
         for tracker in self.trackers:
             tracker.close()
+
+
+def open_metrics(plan: Plan, first_step: int, keep_bytes: int) -> MetricsLog:
+    """metrics.jsonl, truncated to `keep_bytes`, and the trackers of a run that continues after `first_step` steps."""
+    if not plan.folder.writes:
+        return MetricsLog(JsonLines(None), [])
+    options, trackers = plan.config.logging, list[Tracker]()
+    if options.wandb != "disabled":
+        trackers.append(WandbTracker(plan))
+    if options.tensorboard:
+        trackers.append(TensorBoardTracker(plan.folder.path, first_step))
+    return MetricsLog(JsonLines(plan.folder.metrics, keep_bytes), trackers)
+
+
+def numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Flatten nested values to path -> number.
+
+    >>> numbers({"bits": {"weight": 8, "gradient": 8}, "note": "none", "loss": 1.5})
+    {'bits/weight': 8.0, 'bits/gradient': 8.0, 'loss': 1.5}
+    """
+    found: dict[str, float] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)):
+            found[f"{prefix}{name}"] = float(value)
+    return found
+
+
+class WandbTracker:
+    """Weights & Biases; if the group is a sweep's PAPER/ITEM, PAPER is also a tag. Raises RunError if wandb is not installed."""
+
+    def __init__(self, plan: Plan) -> None:
+        config, options = plan.config, plan.config.logging
+        paper = [options.group.split("/")[0]] if "/" in options.group else []
+        self.run = require("wandb", "wandb").init(
+            entity=options.wandb_entity,
+            project=options.wandb_project,
+            dir=str(plan.folder.path),
+            id=f"{plan.hash}-seed{config.seed}-{config.scale}",  # the same when the run is resumed
+            name=f"{config.model.name}-{config.schedule.name}-seed{config.seed}",
+            group=options.group or None,
+            tags=list(dict.fromkeys([*paper, config.scale, config.quantizer.name, *options.tags])),
+            resume="allow",
+            mode=options.wandb,
+            config=asdict(config),
+        )
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self.run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class TensorBoardTracker:
+    """TensorBoard event files in the run folder; events after the checkpoint that a run resumes from are hidden. Raises
+    RunError if tensorboard is not installed."""
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        require("tensorboard", "tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1 if first_step else None)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self.writer.close()

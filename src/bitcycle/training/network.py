@@ -16,7 +16,7 @@ from bitcycle.quantizer import NoQuantizer, QuantizerOptions, Sbm
 from bitcycle.schedule import Schedule
 from bitcycle.settings import Settings
 from bitcycle.shapes import Shape
-from bitcycle.task import Sample, TaskOptions
+from bitcycle.task import TaskOptions
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,15 @@ def network(
         model = options.build(info.shape)
         layers = tuple(conversion_plan(model, quantizer, schedule))
         parameters = _parameters(model)  # before conversion, which adds gates in place
-        converted = quantize_model(model, _charged_quantizer(quantizer), schedule=schedule)
+        # a float run is counted as SBM at 32 bits
+        counted = Sbm(float_layers=quantizer.float_layers) if isinstance(quantizer, NoQuantizer) else quantizer
+        converted = quantize_model(model, counted, schedule=schedule)
         gates = [module for module in converted.modules() if isinstance(module, Gates)]
         parameters += sum(map(_parameters, gates))
-        choices = gates[0].choices if gates else None
+        choices, sample = gates[0].choices if gates else None, task.sample(info)
+        [device] = {leaf.device for leaf in tree_leaves(sample.arguments) if isinstance(leaf, torch.Tensor)}
         with warnings.catch_warnings(record=True) as caught:
-            workload = _trace(converted, task.sample(info))
+            workload = trace(converted.to(device), *sample.arguments, samples=sample.samples)
         return Network(parameters, layers, choices, workload, tuple(str(warning.message) for warning in caught))
 
     are_ours = all(map(_is_ours, (options, task, quantizer, schedule.options)))
@@ -84,17 +87,6 @@ def _identity(*parts: object) -> str:
         for part in parts
     ]
     return f"torch {torch.__version__} {words}"
-
-
-def _charged_quantizer(quantizer: QuantizerOptions) -> QuantizerOptions:
-    """The quantizer for counting costs; a float run is counted as SBM at 32 bits."""
-    return Sbm(float_layers=quantizer.float_layers) if isinstance(quantizer, NoQuantizer) else quantizer
-
-
-def _trace(model: nn.Module, sample: Sample) -> Workload:
-    """The products of the model, traced on the meta device without computation."""
-    devices = {leaf.device for leaf in tree_leaves(sample.arguments) if isinstance(leaf, torch.Tensor)}
-    return trace(model.to(devices.pop()), *sample.arguments, samples=sample.samples)
 
 
 def _parameters(module: nn.Module) -> int:

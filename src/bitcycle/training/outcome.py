@@ -1,10 +1,12 @@
-"""Results of a run so far: means over the last steps, and the best evaluation."""
+"""Results of a run so far: means over the last steps, the best evaluation, and drops of the learning rate on plateaus."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from bitcycle.recipe.learning_rate import LearningRateOptions
 from bitcycle.task import StepOutput
 
 
@@ -55,3 +57,49 @@ class RunningMean:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.sums, self.count = state["sums"].to(self.sums.device), state["count"]
+
+
+class ReduceOnPlateau:
+    """Multiplies the learning rate by `factor` after every `patience` consecutive validations without a new best.
+
+    For other shapes of the learning rate the multiplier stays 1. Source: Better Schedules, PTB; HLHLp, speech.
+
+    >>> plateau = ReduceOnPlateau(LearningRateOptions(name="plateau", factor=0.2, patience=1), higher_is_better=False)
+    >>> for value in (120.0, 110.0, 111.0, 109.0, 109.0):
+    ...     plateau.observe(value)
+    >>> round(plateau.multiplier, 6)
+    0.04
+    """
+
+    def __init__(self, options: LearningRateOptions, higher_is_better: bool) -> None:
+        self.options, self.sign = options, 1 if higher_is_better else -1
+        self.restart()
+
+    def restart(self) -> None:
+        """Reset to the full rate without observations."""
+        self.best: float | None = None
+        self.waited = self.drops = 0
+
+    @property
+    def multiplier(self) -> float:
+        """The current multiplier of the learning rate."""
+        return float(self.options.factor**self.drops)
+
+    def observe(self, value: float) -> None:
+        """Record the next validation; an undefined value is not an improvement."""
+        if self.options.name != "plateau":
+            return
+        if not math.isnan(value) and (self.best is None or self.sign * value > self.sign * self.best):
+            self.best, self.waited = value, 0
+            return
+        self.waited += 1
+        if self.waited == self.options.patience:
+            self.waited, self.drops = 0, self.drops + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state for a checkpoint."""
+        return {"best": self.best, "waited": self.waited, "drops": self.drops}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.best, self.waited, self.drops = state["best"], state["waited"], state["drops"]

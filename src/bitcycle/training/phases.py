@@ -7,8 +7,8 @@ finds them.
 
 import logging
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -23,8 +23,7 @@ from bitcycle.training.flatness import SecondMoment, adam_trace_sqrt
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """Weights that the next phase may start from: their step, validation metric and Tr(sqrt v)."""
 
     step: int
@@ -34,13 +33,8 @@ class Candidate:
 
 def best_candidates(found: list[Candidate], count: int, higher_is_better: bool) -> list[Candidate]:
     """The `count` best of `found` by validation, best first; ties favour earlier steps. Undefined values are worst."""
-
-    def badness(candidate: Candidate) -> tuple[float, int]:
-        value = candidate.validation
-        worst_first = -value if higher_is_better else value
-        return (math.inf if math.isnan(value) else worst_first, candidate.step)
-
-    return sorted(found, key=badness)[:count]
+    sign = -1 if higher_is_better else 1
+    return sorted(found, key=lambda c: (math.inf if math.isnan(c.validation) else sign * c.validation, c.step))[:count]
 
 
 def choose(found: list[Candidate], start_from: str) -> tuple[Candidate, str]:
@@ -64,33 +58,28 @@ def phase_rate(recipe: LearningRateOptions, phase: Phase, step: int, epoch_steps
     return recipe.rate(step - phase.start, phase.steps, epoch_steps) * phase.rate_factor
 
 
+@dataclass
 class PhaseRunner:
     """Tracks the current phase of a run, and applies the changes at the beginning of each. The learning rate options apply to
     each phase."""
 
-    def __init__(
-        self,
-        phases: tuple[Phase, ...],
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        controller: PrecisionController,
-        learning_rate: LearningRateOptions,
-        folder: CheckpointFolder,
-        higher_is_better: bool,
-    ) -> None:
-        self.phases, self.model, self.optimizer, self.controller = phases, model, optimizer, controller
-        self.learning_rate, self.folder, self.higher_is_better = learning_rate, folder, higher_is_better
-        self.index = -1  # no phase has begun
-        self.ratio = 1.0
-        self.candidates: list[Candidate] = []
-        self.saved: set[int] = set()
-        self.moment: SecondMoment | None = None
-        self.records: list[dict[str, Any]] = []
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    controller: PrecisionController
+    learning_rate: LearningRateOptions
+    folder: CheckpointFolder
+    higher_is_better: bool
+    index: int = -1  # no phase has begun
+    ratio: float = 1.0
+    candidates: list[Candidate] = field(default_factory=list)
+    saved: set[int] = field(default_factory=set)
+    moment: SecondMoment | None = None
+    records: list[dict[str, Any]] = field(default_factory=list)
 
     @property
-    def several(self) -> bool:
-        """Whether the run has several phases."""
-        return len(self.phases) > 1
+    def phases(self) -> tuple[Phase, ...]:
+        """All phases of the run."""
+        return self.controller.schedule.phases
 
     @property
     def phase(self) -> Phase:
@@ -106,19 +95,10 @@ class PhaseRunner:
         """Whether the next phase begins with `step`."""
         return self.following is not None and self.following.start == step
 
-    def ends(self, step: int) -> bool:
-        """Whether the current phase has just ended, after `step` steps."""
-        return step == self.phase.end
-
     def rate(self, step: int) -> float:
         """The learning rate of `step`."""
         epoch_steps = self.controller.schedule.length.steps_per_epoch
         return phase_rate(self.learning_rate, self.phase, step, epoch_steps) * self.ratio
-
-    def after_backward(self) -> None:
-        """Accumulate the gradients of a step, if needed for flatness."""
-        if self.moment is not None:
-            self.moment.update()
 
     def begin(self, device: torch.device) -> dict[str, Any]:
         """Begin the next phase; returns values to log."""
@@ -134,23 +114,23 @@ class PhaseRunner:
             self._change(phase)
         self.ratio = step_ratio(self.model, *phase.rate_ratio) if phase.rate_ratio else 1.0
         self.index, self.candidates = self.index + 1, []
-        tracked = self._next_chooses_flattest() and not self._optimizer_has_moments()
+        then = self.following
+        tracked = then is not None and then.start_from == "flattest" and not then.optimizer_moments
         self.moment = SecondMoment(self.model.parameters()) if tracked else None
-        self.records.append(
-            {
-                "phase": self.index + 1,
-                "phases": len(self.phases),
-                "first_step": phase.start,
-                "steps": phase.steps,
-                "precision": list(self.controller.schedule(phase.start)),
-                "learning_rate": self.rate(phase.start),
-                "rate_factor": phase.rate_factor * self.ratio,
-                "start_from": phase.start_from,
-                "from_step": from_step,
-                "why": why,
-            }
-        )
-        return self.records[-1]
+        record = {
+            "phase": self.index + 1,
+            "phases": len(self.phases),
+            "first_step": phase.start,
+            "steps": phase.steps,
+            "precision": list(self.controller.schedule(phase.start)),
+            "learning_rate": self.rate(phase.start),
+            "rate_factor": phase.rate_factor * self.ratio,
+            "start_from": phase.start_from,
+            "from_step": from_step,
+            "why": why,
+        }
+        self.records.append(record)
+        return record
 
     def _change(self, phase: Phase) -> None:
         """Apply all changes of a phase besides weights and learning rate."""
@@ -163,15 +143,9 @@ class PhaseRunner:
         if not phase.keep_optimizer:
             self.optimizer.state.clear()
 
-    def _next_chooses_flattest(self) -> bool:
-        return self.following is not None and self.following.start_from == "flattest"
-
-    def _optimizer_has_moments(self) -> bool:
-        return self.following is not None and self.following.optimizer_moments
-
     def flatness(self) -> float | None:
         """The current Tr(sqrt v), if the next phase selects its starting weights by it."""
-        if not self._next_chooses_flattest():
+        if self.following is None or self.following.start_from != "flattest":
             return None
         return self.moment.trace_sqrt() if self.moment is not None else adam_trace_sqrt(self.optimizer)
 
@@ -193,7 +167,7 @@ class PhaseRunner:
         return {
             "index": self.index,
             "ratio": self.ratio,
-            "candidates": [asdict(candidate) for candidate in self.candidates],
+            "candidates": [candidate._asdict() for candidate in self.candidates],
             "moment": self.moment.state_dict() if self.moment is not None else None,
             "records": self.records,
         }

@@ -115,7 +115,6 @@ class Plan:
         """The converted model with its initial weights."""
         model = build_seeded(self.config.model, self.info.shape, derive(self.config.seed, "weights"))
         load_initial_weights(self.config.model, model)
-        seed = derive(self.config.seed, "gates")
         return quantize_model(
             model,
             self.config.quantizer,
@@ -123,7 +122,7 @@ class Plan:
             compute=self.config.training.compute,
             recompute=self.config.training.recompute,
             schedule=self.schedule,
-            seed=seed,
+            seed=derive(self.config.seed, "gates"),
         )
 
     def describe(self) -> dict[str, Any]:
@@ -191,18 +190,21 @@ def make_plan(config: RunConfig) -> Plan:
     total_steps = config.training.total_steps(epoch.steps)
     model = outline(config.model, info.shape)
     schedule = _bind_schedule(config, model, total_steps, epoch.steps)
-    _check_moments(config, schedule)
-    _check_backward(config)
+    _check_training(config, schedule)
     for phase in schedule.phases:
         _within("training.learning_rate", config.training.learning_rate.check_length, phase.steps)
     total_steps = schedule.steps
     if config.model.initial_weights is not None:
         _within("model", fitting_weights, config.model, config.model.build(info.shape))
-    _within("quantizer", config.quantizer.check, _precisions(schedule))
+    evaluated = schedule.reference._replace(gradient=FLOAT)  # at q_max, without gradients
+    _within("quantizer", config.quantizer.check, [*schedule.precisions, evaluated])
     _within("quantizer", config.quantizer.check_ends, schedule.lowest, schedule.reference)
     converted: Network = _within("quantizer", network, config.model, info, config.task, config.quantizer, schedule)
+    if config.hardware.run_samples is None:  # to which published image counts refer
+        samples = epoch.samples_before(total_steps)
+        config = replace(config, hardware=replace(config.hardware, run_samples=samples))
     return Plan(
-        config=_with_run_samples(config, epoch.samples_before(total_steps)),
+        config=config,
         info=info,
         epoch=epoch,
         total_steps=total_steps,
@@ -242,37 +244,24 @@ def _with_validation(config: RunConfig) -> RunConfig:
         problem = f"schedule={config.schedule.name} chooses starting weights by validation"
         remedy = f"set dataset.validation={VALIDATION_SHARE:g}, or set all of schedule.start_from to previous"
         if by_plateau:
-            problem, remedy = (
-                "learning_rate.name=plateau needs validation data",
-                "hold out validation data, or choose another",
-            )
+            problem = "learning_rate.name=plateau needs validation data"
+            remedy = "hold out validation data, or choose another"
         raise SettingError("dataset.validation", share, problem, remedy)
     return replace(config, dataset=replace(config.dataset, validation=VALIDATION_SHARE))
 
 
-def _check_moments(config: RunConfig, schedule: Schedule) -> None:
-    """Reject reading Adam's second moments from another optimizer."""
-    needed = any(phase.optimizer_moments and phase.start_from == "flattest" for phase in schedule.phases)
-    optimizer = config.training.optimizer.name
-    if needed and optimizer not in ("adam", "adamw"):
+def _check_training(config: RunConfig, schedule: Schedule) -> None:
+    """Reject a schedule that the optimizer or the way of computing does not support, before anything is built."""
+    reads_moments = any(phase.optimizer_moments and phase.start_from == "flattest" for phase in schedule.phases)
+    optimizer, options = config.training.optimizer.name, config.schedule
+    if reads_moments and optimizer not in ("adam", "adamw"):
         problem = "has no second moments, whose Tr(sqrt v) selects starting weights"
         remedy = "set training.optimizer.name=adam, or schedule.second_moment=tracked, which works with any optimizer"
         raise SettingError("training.optimizer.name", optimizer, problem, remedy)
-
-
-def _check_backward(config: RunConfig) -> None:
-    """Reject schedule.backward=chosen with compute=codes before anything is built."""
-    if config.training.compute == "codes" and isinstance(config.schedule, Dfq) and config.schedule.backward == "chosen":
+    if config.training.compute == "codes" and isinstance(options, Dfq) and options.backward == "chosen":
         problem = "replays float32 products, and training.compute=codes has none"
         remedy = "use training.compute=simulate, or schedule.backward=all"
         raise SettingError("schedule.backward", "chosen", problem, remedy)
-
-
-def _with_run_samples(config: RunConfig, samples: int) -> RunConfig:
-    """The configuration with the number of samples in the whole run, to which published image counts refer."""
-    if config.hardware.run_samples is not None:
-        return config
-    return replace(config, hardware=replace(config.hardware, run_samples=samples))
 
 
 def _bind_schedule(config: RunConfig, model: Outline, total_steps: int, per_epoch: int) -> Schedule:
@@ -285,12 +274,6 @@ def _bind_schedule(config: RunConfig, model: Outline, total_steps: int, per_epoc
             raise SettingError("schedule", schedule.name, problem, "choose a quantizer")
         return _FloatSchedule(Static(q_max=FLOAT), schedule.length, schedule.reference, schedule.phases)
     return schedule
-
-
-def _precisions(schedule: Schedule) -> list[Precision]:
-    """All precisions of the run, and that of the evaluation at q_max, which has no gradients."""
-    weight, activation, _ = schedule.reference
-    return [*schedule.precisions, Precision(weight, activation, FLOAT)]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
-"""Reports for the console: the plan and cost of a run, and the results of a finished run."""
+"""Reports for the console: the plan and cost of a run, its results, and the progress of all runs in a folder."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
@@ -10,6 +11,9 @@ from rich.text import Text
 from bitcycle.hardware import cost_table, saving
 from bitcycle.schedule import Precision
 from bitcycle.training.plan import Plan
+from bitcycle.training.run_folder import RunFolder
+
+DEFAULT_ROOT = Path("results/runs")
 
 
 def plan_report(plan: Plan) -> Group:
@@ -121,6 +125,23 @@ def _found(summary: dict[str, Any]) -> list[str]:
     for name, first in summary.get("preliminary", {}).items():
         lines.append(f"preceded by: {name}, {first['total_steps']} steps, {first['cost']['gbitops']:.4g} GBitOps")
     return lines
+
+
+def status_table(root: Path) -> Table:
+    """One row for each run folder below `root`."""
+    table = Table("run", "state", "step", "last update", "result", title=f"runs in {root}")
+    for status_file in sorted(root.rglob("status.json")):
+        folder = RunFolder(status_file.parent)
+        status, summary = folder.read_status(), folder.read_summary()
+        state = str(status.get("state", "unreadable"))
+        if state == "running" and not folder.is_in_use():
+            state = "stopped"
+        result = (
+            f"{summary['metric']} {summary['final']:.2f}" if state == "done" and summary else status.get("reason") or ""
+        )
+        step = f"{status.get('step', '?')}/{status.get('total_steps', '?')}"
+        table.add_row(str(folder.path.relative_to(root)), state, step, str(status.get("updated", "")), str(result)[:60])
+    return table
 
 
 def print_report(report: Group | Sequence[str], console: Console | None = None) -> None:

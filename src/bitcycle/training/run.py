@@ -3,36 +3,27 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from torch import nn
 
 from bitcycle import distributed
 from bitcycle.allocator import keep_freed_memory
 from bitcycle.errors import RunError
 from bitcycle.files import read_object, write_atomically
 from bitcycle.hardware import CostMeter
-from bitcycle.layer import PrecisionController
-from bitcycle.layer.compilation import channels_last
 from bitcycle.schedule import SearchSchedule
-from bitcycle.task import Task, TaskSetup
-from bitcycle.training.compilation import wants_compilation
 from bitcycle.training.display import ProgressBar, log_to_file
-from bitcycle.training.distributed import check_sharing, explained, shared_model
+from bitcycle.training.distributed import check_sharing, explained
 from bitcycle.training.environment import describe_environment, processor
 from bitcycle.training.interruption import Interrupted, StopSignal
 from bitcycle.training.loop import Trainer
-from bitcycle.training.metrics_log import JsonLines, MetricsLog, NoLines
-from bitcycle.training.outcome import Best
 from bitcycle.training.plan import Plan
 from bitcycle.training.run_folder import RunFolder
-from bitcycle.training.trackers import RunLabels, TensorBoardTracker, Tracker, WandbTracker
 
 logger = logging.getLogger(__name__)
 
@@ -51,10 +42,10 @@ def execute(plan: Plan) -> dict[str, Any]:
     """
     check_sharing(plan)
     if distributed.rank():
-        plan = replace(plan, folder=plan.folder.read_only())
+        plan = replace(plan, folder=RunFolder(plan.folder.path, writes=False))
     if distributed.broadcast(plan.folder.state() == "done"):
         return _finished(plan)
-    with _in_folder(plan.folder):
+    with plan.folder.lock(), log_to_file(plan.folder.log if plan.folder.writes else Path(os.devnull)):
         if distributed.broadcast(plan.folder.state() == "done"):  # just finished by another process
             return _finished(plan)
         try:
@@ -68,16 +59,6 @@ def execute(plan: Plan) -> dict[str, Any]:
             if meaning is error:
                 raise
             raise meaning from error
-
-
-@contextmanager
-def _in_folder(folder: RunFolder) -> Iterator[None]:
-    """Context that locks the folder and writes the log there (in the writing process only)."""
-    if not folder.writes:
-        yield
-        return
-    with folder.lock(), log_to_file(folder.log):
-        yield
 
 
 def _resolved(plan: Plan) -> Plan:
@@ -126,37 +107,39 @@ def _record_failure(plan: Plan, error: Exception) -> None:
 
 
 def _train(plan: Plan) -> dict[str, Any]:
-    config, folder = plan.config, plan.folder
-    device = set_up_torch(plan)
-    trainer = build_trainer(plan, device)
+    folder, device = plan.folder, set_up_torch(plan)
+    trainer = Trainer(plan, device)
     state = folder.checkpoint.load(device, trainer.identity())
     if state is not None:
-        _resume(trainer, state, folder)
-    _check_common_start(trainer)
+        _resume(trainer, state)
+    first = distributed.broadcast(trainer.step)
+    if trainer.step != first:
+        raise RunError(
+            f"process {distributed.rank()} would start at step {trainer.step}, process 0 at step {first}: results_root must be "
+            "on a disk that all machines share"
+        )
     if folder.writes:
-        _write_beginning(plan, trainer, device)
+        _write_beginning(trainer)
     folder.write_status("running", trainer.step, plan.total_steps)
-    metrics, timing = open_logs(plan, trainer)
-    bar = ProgressBar(plan.total_steps, trainer.step, config.logging.progress and folder.writes)
+    trainer.open_logs()
+    bar = ProgressBar(plan.total_steps, trainer.step, plan.config.logging.progress and folder.writes)
     started = time.monotonic()
     try:
         with StopSignal() as stop:
-            _train_until_stopped(trainer, metrics, timing, bar, stop)
+            _train_until_stopped(trainer, bar, stop)
     finally:
         bar.close()
-        metrics.close()
-        timing.close()
-        trainer.release()
+        trainer.close()
     logger.info("trained in %.0f s", time.monotonic() - started)
-    summary = summarise(plan, trainer)
+    summary = summarise(trainer)
     folder.write(folder.summary, summary)
     folder.write_status("done", trainer.total_steps, trainer.total_steps)
     return summary
 
 
-def _write_beginning(plan: Plan, trainer: Trainer, device: torch.device) -> None:
-    """Record and log the start or continuation of the run."""
-    folder, environment = plan.folder, describe_environment(device)
+def _write_beginning(trainer: Trainer) -> None:
+    """Record and log the start or continuation of the run, its settings and its environment."""
+    plan, folder, environment = trainer.plan, trainer.folder, describe_environment(trainer.device)
     if trainer.step:
         _warn_of_other_machine(read_object(folder.environment), environment)
         logger.info("resuming after step %d of %d: %s", trainer.step, plan.total_steps, folder.path)
@@ -164,26 +147,15 @@ def _write_beginning(plan: Plan, trainer: Trainer, device: torch.device) -> None
         logger.info("new run of %d steps: %s", plan.total_steps, folder.path)
     if distributed.world_size() > 1:
         logger.info("%d processes share each batch of %d samples", distributed.world_size(), plan.batch_size)
-    write_config(plan)
+    settings = OmegaConf.to_yaml(OmegaConf.create(asdict(plan.config)))
+    write_atomically(folder.config, lambda stream: stream.write(settings.encode()))
     folder.write(folder.environment, environment)
 
 
-def _check_common_start(trainer: Trainer) -> None:
-    """Check that all processes see the checkpoints of process 0. Raises RunError if this process would start at another step."""
-    first = distributed.broadcast(trainer.step)
-    if trainer.step != first:
-        raise RunError(
-            f"process {distributed.rank()} would start at step {trainer.step}, process 0 at step {first}: results_root must be "
-            "on a disk that all machines share"
-        )
-
-
-def _train_until_stopped(
-    trainer: Trainer, metrics: MetricsLog, timing: JsonLines, bar: ProgressBar, stop: StopSignal
-) -> None:
+def _train_until_stopped(trainer: Trainer, bar: ProgressBar, stop: StopSignal) -> None:
     """Train, with readable errors for signals and batches that PyTorch cannot handle."""
     try:
-        trainer.train(metrics, timing, bar, stop)
+        trainer.train(bar, stop)
     except RuntimeError as error:
         if stop.received and type(error) is RuntimeError:  # the signal also ended the image decoding processes
             raise Interrupted(f"received {stop.received}; the last checkpoint is kept") from error
@@ -197,12 +169,12 @@ def _train_until_stopped(
         ) from error
 
 
-def _resume(trainer: Trainer, state: dict[str, Any], folder: RunFolder) -> None:
+def _resume(trainer: Trainer, state: dict[str, Any]) -> None:
     try:
         trainer.resume(state)
     except (RuntimeError, KeyError, ValueError, TypeError) as error:
         raise RunError(
-            f"the checkpoint in {folder.path} was written by another version of this code and is incompatible "
+            f"the checkpoint in {trainer.folder.path} was written by another version of this code and is incompatible "
             f"({type(error).__name__}: {str(error).splitlines()[0]}). Finish the run with that version, or delete the folder."
         ) from error
 
@@ -251,93 +223,22 @@ def choose_device(name: str) -> torch.device:
     return torch.device(kind)
 
 
-def build_trainer(plan: Plan, device: torch.device) -> Trainer:
-    """Model, optimizer, controller and task of a run, at step 0."""
-    config = plan.config
-    task: Task = config.task.build(
-        TaskSetup(config.dataset, config.data_folder, plan.info, plan.batch_size, config.seed, device)
-    )
-    model: nn.Module = plan.build_model(compile=wants_compilation(plan, device))
-    model = shared_model(channels_last(model, device).train())
-    controller = PrecisionController(
-        model, plan.schedule, seed=config.seed, hardware=config.hardware, workload=plan.workload, rank=0
-    )
-    optimizer = config.training.optimizer.build(model)
-    if isinstance(plan.schedule, SearchSchedule):
-        plan.schedule.begin(task.majority_baseline)
-    return Trainer(
-        task,
-        model,
-        optimizer,
-        controller,
-        config.training,
-        plan.epoch,
-        plan.total_steps,
-        config.seed,
-        plan.folder,
-        device,
-        initial_state=lambda: plan.build_model().state_dict(),
-    )
-
-
-def open_logs(plan: Plan, trainer: Trainer) -> tuple[MetricsLog, JsonLines]:
-    """metrics.jsonl with its trackers, and timing.jsonl, both truncated to the state that the trainer resumes from."""
-    folder = plan.folder
-    if not folder.writes:
-        return MetricsLog(NoLines(), []), NoLines()
-    metrics = MetricsLog(JsonLines(folder.metrics, trainer.metrics_bytes), make_trackers(plan, trainer.step))
-    return metrics, JsonLines(folder.timing, trainer.timing_bytes)
-
-
-def labels(plan: Plan) -> RunLabels:
-    """Labels of this run in trackers; if the group is a sweep's PAPER/ITEM, PAPER is also a tag."""
-    config, group = plan.config, plan.config.logging.group
-    paper = [group.split("/")[0]] if "/" in group else []
-    return RunLabels(
-        f"{plan.hash}-seed{config.seed}-{config.scale}",
-        f"{config.model.name}-{config.schedule.name}-seed{config.seed}",
-        group,
-        tuple(dict.fromkeys([*paper, config.scale, config.quantizer.name, *config.logging.tags])),
-    )
-
-
-def make_trackers(plan: Plan, first_step: int) -> list[Tracker]:
-    """The configured trackers, for a run that continues after `first_step` steps."""
-    options, folder = plan.config.logging, plan.folder.path
-    trackers: list[Tracker] = []
-    if options.wandb != "disabled":
-        trackers.append(WandbTracker(options, folder, labels(plan), asdict(plan.config)))
-    if options.tensorboard:
-        trackers.append(TensorBoardTracker(folder, first_step))
-    return trackers
-
-
-def write_config(plan: Plan) -> None:
-    """Write every setting, resolved, to config.yaml."""
-    text = OmegaConf.to_yaml(OmegaConf.create(asdict(plan.config)))
-    write_atomically(plan.folder.config, lambda stream: stream.write(text.encode()))
-
-
-def best_by_validation(best: Best, choose: Callable[[Sequence[float]], float]) -> dict[str, float]:
-    """The last and the best validation, and the test metric at the best one: the result of a selection without test data."""
-    index = best.validation.index(choose(best.validation))
-    return {
-        "final": best.validation[-1],
-        "best": best.validation[index],
-        "test_at_best": best.history[index],
-    }
-
-
-def summarise(plan: Plan, trainer: Trainer) -> dict[str, Any]:
+def summarise(trainer: Trainer) -> dict[str, Any]:
     """The result of a finished run: final and best metric, cost in total and up to the best, speed."""
-    best, metric = trainer.best, trainer.task.metric
+    plan, best, config = trainer.plan, trainer.best, trainer.plan.config
     last = best.history[-MEAN_OF_LAST:]
     choose = max if trainer.task.higher_is_better else min
     found = plan.schedule.result if isinstance(plan.schedule, SearchSchedule) else plan.found
-    validation = {"validation": best_by_validation(best, choose)} if best.validation else {}
-    phases = {"phases": trainer.phases.records} if trainer.phases.several else {}
+    validation, averaged = {}, {}
+    if best.validation:  # a selection without test data
+        selected = best.validation.index(choose(best.validation))
+        values = {"best": best.validation[selected], "test_at_best": best.history[selected]}
+        validation = {"validation": {"final": best.validation[-1], **values}}
+    if best.averaged:
+        values = {"final": best.averaged[-1], "best": choose(best.averaged)}
+        averaged = {"averaged": {**values, "weights": trainer.average.count}}
     return {
-        "metric": metric,
+        "metric": trainer.task.metric,
         "unit": trainer.task.unit,
         "final": best.history[-1],
         "best": best.value,
@@ -345,17 +246,17 @@ def summarise(plan: Plan, trainer: Trainer) -> dict[str, Any]:
         "mean_of_last": {"mean": sum(last) / len(last), "evaluations": len(last)},
         "at_q_max": {"final": best.at_q_max[-1], "best": choose(best.at_q_max)},
         **validation,
-        **phases,
+        **({"phases": trainer.phases.records} if len(plan.schedule.phases) > 1 else {}),
         "cost": {"total": trainer.controller.cost().summary(), "to_best": best.cost},
         "samples": {"total": trainer.controller.meter.state_dict(), "to_best": best.samples},
         "counting": plan.counting(),
         **trainer.controller.record.summary(),
-        "scale": plan.config.scale,
-        "model": plan.config.model.name,
-        "dataset": plan.config.dataset.name,
-        "quantizer": plan.config.quantizer.name,
-        "schedule": plan.config.schedule.name,
-        "seed": plan.config.seed,
+        "scale": config.scale,
+        "model": config.model.name,
+        "dataset": config.dataset.name,
+        "quantizer": config.quantizer.name,
+        "schedule": config.schedule.name,
+        "seed": config.seed,
         "hash": plan.hash,
         "total_steps": trainer.total_steps,
         "train_samples": plan.info.train_samples,
@@ -366,13 +267,7 @@ def summarise(plan: Plan, trainer: Trainer) -> dict[str, Any]:
         "processor": processor(trainer.device),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         **({"processes": distributed.world_size()} if distributed.world_size() > 1 else {}),
-        **({"averaged": _averaged(trainer)} if best.averaged else {}),
+        **averaged,
         **({"found": found} if found else {}),
         **({"preliminary": plan.preceded_by} if plan.preceded_by else {}),
     }
-
-
-def _averaged(trainer: Trainer) -> dict[str, Any]:
-    """The evaluations of the averaged weights, and the number of weights averaged."""
-    choose, values = max if trainer.task.higher_is_better else min, trainer.best.averaged
-    return {"final": values[-1], "best": choose(values), "weights": trainer.average.count}

@@ -54,10 +54,6 @@ class RunFolder:
         """The subfolder of a preliminary run."""
         return RunFolder(self.path / name, self.writes)
 
-    def read_only(self) -> RunFolder:
-        """The same folder for a process that does not write."""
-        return RunFolder(self.path, writes=False)
-
     def state(self) -> str:
         """new, resumable or done."""
         if self.read_status().get("state") == "done" and self.read_summary():

@@ -21,8 +21,9 @@ from bitcycle.hardware import (
     trace,
 )
 from bitcycle.layer import quantize_model
-from bitcycle.model import MODELS, ImageShape
+from bitcycle.model import MODELS
 from bitcycle.schedule import Precision, Schedule, schedule
+from bitcycle.shapes import ImageShape
 
 STEPS, BATCH = 64_000, 128
 EIGHT = Precision(8, 8, 8)

@@ -8,8 +8,9 @@ from torch import nn
 
 import bitcycle
 from bitcycle.hardware import trace
-from bitcycle.model import CifarResNet, ImageShape
+from bitcycle.model import CifarResNet
 from bitcycle.quantizer import Sbm
+from bitcycle.shapes import ImageShape
 
 DETERMINISTIC = Sbm(stochastic=False)
 

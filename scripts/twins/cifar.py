@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import bitcycle
-from bitcycle.model import ImageShape
 from bitcycle.model.mobilenet_v2_cifar import CifarMobileNetV2
 from bitcycle.model.resnet import CifarResNet
 from bitcycle.quantizer.registry import quantizer_options
+from bitcycle.shapes import ImageShape
 from twin_run import Twin, pairs_of, released, to_nearest
 
 DEPTHWISE = (8, 16)

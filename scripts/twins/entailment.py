@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import bitcycle
-from bitcycle.model import SentencePairShape
 from bitcycle.model.bert import Bert
 from bitcycle.quantizer.registry import quantizer_options
+from bitcycle.shapes import SentencePairShape
 from twin_run import Twin, pairs_of, released, to_nearest
 
 VOCABULARY, LENGTH, BATCH, CLASSES = 120, 12, 8, 3

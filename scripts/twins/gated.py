@@ -18,9 +18,9 @@ from torch.nn.functional import cross_entropy
 
 import bitcycle
 from bitcycle.layer import penalty
-from bitcycle.model import ImageShape
 from bitcycle.model.resnet import CifarResNet
 from bitcycle.quantizer.registry import quantizer_options
+from bitcycle.shapes import ImageShape
 from twin_run import Twin, pairs_of, released, to_nearest
 
 OPTIONS = [[0, 0], [2, 6], [3, 6], [4, 6], [4, 8], [6, 8]]

@@ -29,8 +29,8 @@ from bitcycle.dataset.utterances import (
     speech_features,
 )
 from bitcycle.errors import DataError
-from bitcycle.model import SpeechShape
 from bitcycle.settings import SettingError
+from bitcycle.shapes import SpeechShape
 from tests.conftest import plan
 from tests.speech_data import RATE, digit_rows, tones, wave_bytes, write_digits, write_manifests
 

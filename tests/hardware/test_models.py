@@ -160,7 +160,8 @@ FULL_RUNS = {  # cost-models, section 2.4: cycles, Mbit and mJ of an image, minu
 
 @pytest.mark.parametrize("name", FULL_RUNS)
 def test_full_runs_of_cifar_networks(name):
-    from bitcycle.model import MODELS, ImageShape
+    from bitcycle.model import MODELS
+    from bitcycle.shapes import ImageShape
 
     model = MODELS[name]().build(ImageShape(3, 32, 10))
     network = trace(quantize_model(model, "sbm"), torch.zeros(1, 3, 32, 32))

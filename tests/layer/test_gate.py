@@ -11,9 +11,10 @@ from torch import nn
 
 import bitcycle
 from bitcycle.layer import GatedBlock, PrecisionState
-from bitcycle.model import MODELS, CifarMobileNetV2, ImageShape
+from bitcycle.model import MODELS, CifarMobileNetV2
 from bitcycle.schedule import Precision
 from bitcycle.schedule.gated import OPTION_LISTS
+from bitcycle.shapes import ImageShape
 from tests.conftest import golden_json
 from tests.gate_cases import DETERMINISTIC, SHAPE, force, gated, images, resnet, spread
 

@@ -14,11 +14,12 @@ import bitcycle
 from bitcycle.hardware import BitOps, trace
 from bitcycle.layer import Gates, QuantizedLayer, penalty
 from bitcycle.layer.gate import sign
-from bitcycle.model import MODELS, CifarMobileNetV2, CifarResNet, ImageShape
+from bitcycle.model import MODELS, CifarMobileNetV2, CifarResNet
 from bitcycle.quantizer import Sbm
 from bitcycle.schedule import FLOAT, Precision
 from bitcycle.schedule.gated import OPTION_LISTS
 from bitcycle.settings import SettingError
+from bitcycle.shapes import ImageShape
 from tests.gate_cases import SHAPE, force, gated, images, resnet
 
 PAPER = OPTION_LISTS["paper_resnet"]

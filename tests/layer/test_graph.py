@@ -12,11 +12,11 @@ import bitcycle.layer.sparse as edges_module
 from bitcycle.dataset.neighbours import SAMPLERS, NeighbourSampler, choose
 from bitcycle.layer import QuantizedGraphConvolution, QuantizedSageConvolution, quantize_model
 from bitcycle.layer.sparse import Edges, make_edges, neighbour_mean, neighbour_sum
-from bitcycle.model import GraphShape
 from bitcycle.model.graph_network import Gcn, GraphNorm, GraphSage
 from bitcycle.quantizer import Sbm
 from bitcycle.quantizer.sbm import SbmRows
 from bitcycle.schedule import Precision
+from bitcycle.shapes import GraphShape
 from tests.conftest import GOLDEN
 
 FOLDER = GOLDEN.parent / "golden-domains"

@@ -12,10 +12,10 @@ from torch import nn
 from bitcycle.dataset.token_stream import DrawnTokenStreams
 from bitcycle.files import read_json
 from bitcycle.layer import penalty, quantize_model
-from bitcycle.model import TokenShape
 from bitcycle.model.recurrent_language_model import AwdLanguageModelOptions, locked_dropout
 from bitcycle.recipe.weight_averaging import WeightAveragingOptions
 from bitcycle.settings import SettingError
+from bitcycle.shapes import TokenShape
 from bitcycle.training.loop import Trainer
 from bitcycle.training.run import execute
 from tests.conftest import plan

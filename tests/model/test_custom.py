@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from bitcycle.command import main
-from bitcycle.model import ImageShape
 from bitcycle.settings import SettingError
+from bitcycle.shapes import ImageShape
 from bitcycle.training.plan import make_plan
 from bitcycle.training.run import execute
 from tests.conftest import ROOT, configure

@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from bitcycle.layer import QuantizedEmbedding, quantize_model
-from bitcycle.model import MODELS, TokenShape
+from bitcycle.model import MODELS
 from bitcycle.model.recurrent_language_model import RecurrentLanguageModelOptions, hold_at_zero
 from bitcycle.model.transformer_language_model import AdaptiveVocabulary
 from bitcycle.settings import SettingError
+from bitcycle.shapes import TokenShape
 from tests.conftest import plan
 
 

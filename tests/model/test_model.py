@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from bitcycle.hardware import trace
-from bitcycle.model import MODELS, ImageShape, build_seeded
+from bitcycle.model import MODELS, build_seeded
 from bitcycle.settings import SettingError
+from bitcycle.shapes import ImageShape
 from tests.conftest import golden_json, plan
 
 STATISTICS = golden_json("model_stats")

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from bitcycle.layer import QuantizedLayer, conversion_plan, quantize_model
-from bitcycle.model import DetectionShape
 from bitcycle.model.retinanet import RetinaNet, RetinaNetOptions
 from bitcycle.quantizer import Dorefa, Sbm
 from bitcycle.settings import SettingError
+from bitcycle.shapes import DetectionShape
 from bitcycle.task.anchors import anchors
 
 SHAPE = DetectionShape(3, 64, 96, 3)

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bitcycle.model import SpeechLstmOptions, SpeechShape
-from bitcycle.model.speech_lstm import stacked
+from bitcycle.model.speech_lstm import SpeechLstmOptions, stacked
+from bitcycle.shapes import SpeechShape
 from tests.conftest import plan
 from tests.speech_data import digit_rows, write_digits, write_manifests
 

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 import bitcycle
 from bitcycle.layer import QuantizedConv2d, QuantizedLinear, penalty
-from bitcycle.model import CifarResNet, ImageShape
+from bitcycle.model import CifarResNet
 from bitcycle.quantizer import Dorefa, PactBinary, QuantizerOptions, Sbm, Ttq, UniformL2, Wageubn
 from bitcycle.quantizer.l2_step import improved_step, optimal_step
 from bitcycle.recipe.optimizer import OptimizerOptions
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
+from bitcycle.shapes import ImageShape
 from bitcycle.training.loop import Trainer
 from bitcycle.training.run import execute
 from tests.conftest import plan

@@ -14,11 +14,12 @@ from bitcycle.dataset.sentence_pairs import SPECIAL, SentencePairFolder, Sick, X
 from bitcycle.errors import DataError, RunError
 from bitcycle.hardware import trace
 from bitcycle.layer import MatrixProduct, QuantizedLinear, QuantizedMatrixProduct, quantize_model
-from bitcycle.model import MODELS, SentencePairShape
+from bitcycle.model import MODELS
 from bitcycle.optional_imports import require
 from bitcycle.quantizer import Sbm
 from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import SettingError
+from bitcycle.shapes import SentencePairShape
 from bitcycle.task import TASKS, TaskSetup
 from bitcycle.training.run import execute
 from tests.conftest import plan

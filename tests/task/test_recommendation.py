@@ -18,9 +18,10 @@ import bitcycle.dataset.fetch as fetch_module
 from bitcycle.dataset.interactions import HeldOut, Interactions, MovieLens, Ratings, read_ratings, unchosen_items
 from bitcycle.errors import DataError
 from bitcycle.layer import conversion_plan, quantize_model
-from bitcycle.model import MODELS, InteractionShape
+from bitcycle.model import MODELS
 from bitcycle.quantizer import PactBinary, Sbm
 from bitcycle.settings import SettingError
+from bitcycle.shapes import InteractionShape
 from bitcycle.task import TASKS, TaskSetup
 from bitcycle.task.recommendation import NegativeSampler, discounted_gain, hit_rate, popularity_ranks, ranks_of_first
 from bitcycle.training.run import execute

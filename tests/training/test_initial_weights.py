@@ -14,8 +14,8 @@ from bitcycle.dataset.image_dataset import PARTS, classes_of
 from bitcycle.dataset.image_sets import Cifar, Digits
 from bitcycle.dataset.images import Images
 from bitcycle.files import read_json
-from bitcycle.model import ImageShape
 from bitcycle.settings import SettingError
+from bitcycle.shapes import ImageShape
 from bitcycle.training.identity import run_hash
 from bitcycle.training.loop import Trainer
 from bitcycle.training.run import execute

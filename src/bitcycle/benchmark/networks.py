@@ -13,10 +13,11 @@ from bitcycle.layer import PrecisionController, penalty, quantize_model
 from bitcycle.layer.codes.recomputation import RecomputingBatchNorm2d
 from bitcycle.layer.compilation import channels_last
 from bitcycle.layer.sparse import make_edges
-from bitcycle.model import MODELS, GraphShape, ImageShape, TokenShape
+from bitcycle.model import MODELS
 from bitcycle.quantizer import compiler_works
 from bitcycle.recipe.optimizer import OptimizerOptions
 from bitcycle.schedule import Schedule, schedule
+from bitcycle.shapes import GraphShape, ImageShape, TokenShape
 
 STEPS = 64_000
 """Assumed length of the run, for the bits of schedules."""

@@ -17,8 +17,6 @@ LEVELS = (3, 4, 5, 6, 7)
 SCALES = (2**0, 2 ** (1 / 3), 2 ** (2 / 3))
 RATIOS = (0.5, 1.0, 2.0)
 OFFSET_SCALE = (0.1, 0.1, 0.2, 0.2)
-SMALLEST = 1e-8
-"""Minimum area in a division."""
 
 
 def cell_anchors(level: int) -> Tensor:
@@ -43,18 +41,6 @@ def anchors(height: int, width: int, device: torch.device | None = None) -> Tens
         centres = torch.stack([x, y, x, y], dim=-1).reshape(-1, 1, 4)
         found.append((centres + cell_anchors(level)).reshape(-1, 4))
     return torch.cat(found).float().to(device)
-
-
-def intersection_over_union(boxes: Tensor, others: Tensor) -> Tensor:
-    """Intersection over union [..., N, M] of boxes [..., N, 4] and others [..., M, 4]."""
-    a, b = boxes[..., :, None, :], others[..., None, :, :]
-    sides = (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])).clamp_min(0)
-    shared = sides[..., 0] * sides[..., 1]
-    return shared / (_area(a) + _area(b) - shared).clamp_min(SMALLEST)
-
-
-def _area(boxes: Tensor) -> Tensor:
-    return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
 
 
 def _centres_and_sizes(boxes: Tensor) -> tuple[Tensor, Tensor]:

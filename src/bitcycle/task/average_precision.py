@@ -8,10 +8,10 @@ torchmetrics (COCO) differs in two points: a detection may match its second-best
 recalls.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
-
-from bitcycle.task.anchors import intersection_over_union
 
 
 def area_under_envelope(recall: Tensor, precision: Tensor) -> float:
@@ -26,6 +26,22 @@ def area_under_envelope(recall: Tensor, precision: Tensor) -> float:
     return float(((recall[1:] - recall[:-1]) * envelope[1:]).sum())
 
 
+class Detections(NamedTuple):
+    """The detections in an image: boxes [D, 4] in pixels, scores [D] and classes [D], best first."""
+
+    boxes: Tensor
+    scores: Tensor
+    labels: Tensor
+
+
+class Truth(NamedTuple):
+    """The objects in an image: boxes [M, 4], classes [M] and ignored ones, bool [M]; named as in torchmetrics."""
+
+    boxes: Tensor
+    labels: Tensor
+    iscrowd: Tensor
+
+
 class AveragePrecision:
     """Accumulates detections and objects of images; `compute` returns the average precision of each class. `overlap` is the
     minimum IoU of a correct detection."""
@@ -36,23 +52,10 @@ class AveragePrecision:
         self.right: list[list[Tensor]] = [[] for _ in range(classes)]
         self.objects = [0] * classes
 
-    def update(
-        self,
-        boxes: Tensor,
-        scores: Tensor,
-        labels: Tensor,
-        objects: Tensor,
-        classes: Tensor,
-        ignored: Tensor | None = None,
-    ) -> None:
-        """Add an image.
-
-        Args:
-            boxes, scores, labels: detections, [D, 4], [D] and [D].
-            objects, classes: boxes and classes of the objects, [M, 4] and [M].
-            ignored: bool [M], objects excluded from evaluation together with their detections; None means none.
-        """
-        ignored = torch.zeros_like(classes, dtype=torch.bool) if ignored is None else ignored
+    def update(self, found: Detections, truth: Truth) -> None:
+        """Add the detections and the objects of an image; ignored objects are excluded together with their detections."""
+        boxes, scores, labels = found
+        objects, classes, ignored = truth
         for label in range(self.classes):
             found = (labels == label).nonzero().flatten()
             found = found[scores[found].argsort(descending=True, stable=True)]
@@ -64,11 +67,13 @@ class AveragePrecision:
 
     def _judge(self, boxes: Tensor, objects: Tensor, ignored: Tensor) -> tuple[Tensor, Tensor]:
         """Masks of the correct and of the evaluated detections."""
+        from torchvision.ops import box_iou
+
         right = torch.zeros(len(boxes), dtype=torch.bool, device=boxes.device)
         counted = ~right
         if not len(boxes) or not len(objects):
             return right, counted
-        overlaps, best = intersection_over_union(boxes, objects).max(dim=1)
+        overlaps, best = box_iou(boxes, objects).max(dim=1)
         claimed: set[int] = set()
         for row, (overlap, index) in enumerate(zip(overlaps.tolist(), best.tolist())):
             if overlap < self.overlap:
@@ -80,11 +85,9 @@ class AveragePrecision:
 
     def compute(self) -> list[float]:
         """Average precision of each class, between 0 and 1."""
-        return [self._of(label) for label in range(self.classes)]
+        return [self._of(label) if self.objects[label] else 0.0 for label in range(self.classes)]
 
     def _of(self, label: int) -> float:
-        if not self.objects[label] or not self.scores[label]:
-            return 0.0
         scores, right = torch.cat(self.scores[label]), torch.cat(self.right[label])
         right = right[scores.argsort(descending=True, stable=True)].cumsum(0)
         ranks = torch.arange(1, len(right) + 1, dtype=right.dtype, device=right.device)

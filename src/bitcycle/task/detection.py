@@ -10,23 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor, nn
 
 from bitcycle import distributed
 from bitcycle.dataset import DatasetInfo
-from bitcycle.dataset.detection import (
-    DetectionBatch,
-    DetectionBatches,
-    DetectionDatasetOptions,
-)
+from bitcycle.dataset.detection import DetectionBatch, DetectionBatches, DetectionDatasetOptions
 from bitcycle.optional_imports import require
 from bitcycle.settings import SettingError, setting
 from bitcycle.shapes import DetectionShape
 from bitcycle.task.anchors import anchors, decode
-from bitcycle.task.average_precision import AveragePrecision
+from bitcycle.task.average_precision import AveragePrecision, Detections, Truth
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, evaluation_splits
 from bitcycle.task.detection_loss import NOTHING, DetectionLosses, detection_losses, match
 
@@ -85,29 +81,6 @@ class DetectionOptions(TaskOptions):
         return Detection(self, setup)
 
 
-class Detections(NamedTuple):
-    """The detections in an image: boxes [D, 4] in pixels, scores [D] and classes [D], best first."""
-
-    boxes: Tensor
-    scores: Tensor
-    labels: Tensor
-
-
-class Truth(NamedTuple):
-    """The objects in an image: boxes [M, 4], classes [M] and ignored ones, bool [M]; named as in torchmetrics."""
-
-    boxes: Tensor
-    labels: Tensor
-    iscrowd: Tensor
-
-
-class Seen(NamedTuple):
-    """Detections and objects of an image."""
-
-    found: Detections
-    truth: Truth
-
-
 class Detection(Task):
     """A detection task on splits of annotated images."""
 
@@ -151,7 +124,7 @@ class Detection(Task):
         coco = MeanAveragePrecision(max_detection_thresholds=limits, sync_on_compute=False)
         coco.warn_on_many_detections = False
         all_points, mean_loss = AveragePrecision(self.classes), MeanMetric().to(self.device)
-        seen: list[tuple[int, Seen]] = []
+        seen: list[tuple[int, Detections, Truth]] = []
         for number, batch in enumerate(self.splits[split]):
             with distributed.sharded(batch.samples):
                 scores, offsets = _scores_and_offsets(model, batch)
@@ -159,11 +132,12 @@ class Detection(Task):
             mean_loss.update(losses.classes + losses.boxes, weight=len(batch.sizes))
             boxes = decode(offsets, _anchors_of(batch))
             for row, size in enumerate(batch.sizes):
-                seen.append((number, self._seen(self.detect(boxes[row], scores[row], size), batch, row)))
+                found = self.detect(boxes[row], scores[row], size)
+                seen.append((number, Detections(*(part.cpu() for part in found)), self._truth(batch, row)))
         # the order of a single process: by batch, then by process
-        for _, (found, truth) in sorted(distributed.all_items(seen), key=lambda image: image[0]):
+        for _, found, truth in sorted(distributed.all_items(seen), key=lambda image: image[0]):
             coco.update([found._asdict()], [truth._replace(iscrowd=truth.iscrowd.long())._asdict()])
-            all_points.update(*found, *truth)
+            all_points.update(found, truth)
         values = coco.compute()
         percent = {"map50": values["map_50"], "map": values["map"], "map50_all_points": all_points.mean()}
         return {
@@ -172,16 +146,14 @@ class Detection(Task):
             f"{split}_loss": float(mean_loss.compute()),
         }
 
-    def _seen(self, found: Detections, batch: DetectionBatch, row: int) -> Seen:
-        """Pair the detections of an image with its objects."""
+    def _truth(self, batch: DetectionBatch, row: int) -> Truth:
+        """The objects in an image."""
         there = batch.labels[row] != NOTHING
-        boxes, labels = batch.boxes[row][there].cpu(), batch.labels[row][there].cpu()
-        ignored = batch.difficult[row][there].cpu() & (self.options.difficult == "ignore")
-        return Seen(Detections(*(tensor.cpu() for tensor in found)), Truth(boxes, labels, ignored))
+        boxes, labels, difficult = (part[row][there].cpu() for part in (batch.boxes, batch.labels, batch.difficult))
+        return Truth(boxes, labels, difficult & (self.options.difficult == "ignore"))
 
     def detect(self, boxes: Tensor, scores: Tensor, size: tuple[int, int]) -> Detections:
-        """The detections in an image. Boxes [A, 4] and scores [A, K] are those of all anchors; `size` is that of the image
-        without padding."""
+        """The detections in an image of `size` without padding, from boxes [A, 4] and scores [A, K] of all anchors."""
         from torchvision.ops import batched_nms, clip_boxes_to_image
 
         places, labels = (scores > self.options.score_threshold).nonzero(as_tuple=True)

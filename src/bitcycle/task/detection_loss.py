@@ -1,7 +1,6 @@
 """Focal loss of the classes and smooth L1 loss of the boxes, for anchors matched with the objects of an image.
 
-    an anchor is positive if its maximum IoU is >= 0.5, negative if it is < 0.4, else ignored; an object may have no
-    anchor
+    an anchor is positive if its maximum IoU is >= 0.5, negative if it is < 0.4, else ignored; objects may lack anchors
     focal(p, y = 1) = -a (1 - p)^g log p,   focal(p, y = 0) = -(1 - a) p^g log(1 - p),   p clamped to [1e-4, 1 - 1e-4]
     class loss of an image: sum over anchors and classes / max(1, positives)
     box loss of an image:   mean over positives and the four offsets of  d^2 / 2k if d <= k else d - k / 2,   k = 1/9
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bitcycle import distributed
-from bitcycle.task.anchors import encode, intersection_over_union
+from bitcycle.task.anchors import encode
 
 CLAMP = 1e-4
 """Minimum distance of scores from 0 and 1."""
@@ -50,18 +49,16 @@ class DetectionLosses(NamedTuple):
 
 
 def match(places: Tensor, boxes: Tensor, labels: Tensor, positive: float = 0.5, negative: float = 0.4) -> Matches:
-    """Match anchors [A, 4] with the objects of each image.
+    """Match the anchors `places` [A, 4] with the objects of each image: boxes [N, M, 4], labels [N, M], `NOTHING` for padding.
 
-    Args:
-        places: the anchors.
-        boxes: [N, M, 4]; padding rows are ignored.
-        labels: [N, M], `NOTHING` for padding rows.
-        positive, negative: minimum IoU of positive anchors; IoU below which anchors are negative.
+    `positive` is the minimum IoU of positive anchors; anchors with an IoU below `negative` are negative.
     """
+    from torchvision.ops import box_iou
+
     if not labels.shape[1]:
         boxes, labels = boxes.new_zeros(len(boxes), 1, 4), labels.new_full((len(labels), 1), NOTHING)
-    overlaps = intersection_over_union(places, boxes).masked_fill((labels == NOTHING)[:, None], -1.0)
-    best, index = overlaps.max(dim=2)
+    overlaps = box_iou(places, boxes.flatten(0, 1)).unflatten(1, labels.shape).transpose(0, 1)
+    best, index = overlaps.masked_fill((labels == NOTHING)[:, None], -1.0).max(dim=2)
     matched = boxes.gather(1, index[..., None].expand(-1, -1, 4))
     is_positive = best >= positive
     return Matches(is_positive, ~is_positive & (best >= negative), matched, labels.gather(1, index))
@@ -84,8 +81,7 @@ def smooth_l1(differences: Tensor) -> Tensor:
 def detection_losses(
     scores: Tensor, offsets: Tensor, places: Tensor, matches: Matches, alpha: float = 0.25, gamma: float = 2.0
 ) -> DetectionLosses:
-    """Losses of a batch, means over its images. Scores [N, A, K] are between 0 and 1, offsets are [N, A, 4], places the
-    anchors [A, 4]."""
+    """Losses of a batch, means over its images, of scores [N, A, K] in (0, 1), offsets [N, A, 4] and anchors `places` [A, 4]."""
     positives = matches.positive.sum(dim=1)
     classes = torch.arange(scores.shape[2], device=scores.device)
     targets = (matches.labels[..., None] == classes) & matches.positive[..., None]

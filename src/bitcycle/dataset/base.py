@@ -13,7 +13,6 @@ from torch import Tensor
 
 from bitcycle.errors import DataError
 from bitcycle.settings import MISSING, SettingError, Settings, setting
-from bitcycle.shapes import Shape
 
 logger = logging.getLogger(__name__)
 
@@ -24,12 +23,12 @@ UNREADABLE = (OSError, ValueError, LookupError, TypeError, RuntimeError, EOFErro
 
 
 class DatasetInfo(NamedTuple):
-    """Shape of the data, and sizes of the splits in samples.
+    """Shape of the data, one of `bitcycle.shapes`, and sizes of the splits in samples.
 
     A sample is an image, a node of a graph, a token, a sentence pair, a user's rating, or an utterance.
     """
 
-    shape: Shape
+    shape: Any
     train_samples: int
     test_samples: int
 
@@ -53,8 +52,7 @@ def permutation(samples: int, seed: int = 0) -> Tensor:
 
 
 def fixed_order(samples: int, count: int | None = None) -> Tensor:
-    """The first `count` of a permutation of 0 .. samples-1 that is fixed for all runs; all in order if there are no
-    more."""
+    """The first `count` of a fixed permutation of 0 .. samples-1; all in order if there are no more."""
     return torch.arange(samples) if count is None or count >= samples else permutation(samples)[:count]
 
 
@@ -115,23 +113,19 @@ class DatasetOptions(Settings):
             raise SettingError("validation", self.validation, problem, "omit it")
 
     def full_info(self, data_root: Path) -> DatasetInfo:
-        """Shape and sizes of the whole data set; reads no data if the official sizes are known. Raises DataError if sizes
-        must be read and the data are missing."""
+        """Shape and sizes of the whole data set. Raises DataError if they must be read and the data are missing."""
         raise NotImplementedError
 
     def info(self, data_root: Path) -> DatasetInfo:
-        """Shape and sizes of the data used: `full_info` after train_samples, test_samples and validation. Raises SettingError
-        for options that the data set cannot satisfy; DataError as `full_info`."""
+        """`full_info` after train_samples, test_samples and validation. Raises SettingError if the data set has too few."""
         return self.without_validation(self.limited(self.full_info(data_root)))
 
     def read(self, data_root: Path) -> Any:
-        """Read the whole data set from disk; the docstring of its module lists the locations. Raises DataError if the data
-        are missing or unreadable."""
+        """Read the whole data set from disk. Raises DataError if the data are missing or unreadable."""
         raise NotImplementedError
 
     def load(self, data_root: Path, seed: int) -> Any:
-        """Read the splits to use; `seed` determines the samples held out for validation. Raises DataError if the data are
-        missing, unreadable or incomplete."""
+        """Read the splits to use; `seed` determines the samples held out for validation. Raises DataError as `read`."""
         raise NotImplementedError
 
     def limited(self, full: DatasetInfo) -> DatasetInfo:

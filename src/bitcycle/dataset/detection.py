@@ -140,10 +140,7 @@ class DetectionBatch(NamedTuple):
 
 
 class DetectionBatches:
-    """Batches of the images of a split: `starting_at` yields training batches, iteration all images once, unflipped.
-
-    Flips depend only on (seed, epoch, sample).
-    """
+    """Batches of the images of a split: `starting_at` yields training batches, iteration all images once, unflipped."""
 
     def __init__(
         self,
@@ -289,8 +286,7 @@ class VocSmall(Voc2012):
 
 
 def read_split(root: Path, year: str, split: str, class_names: tuple[str, ...]) -> list[AnnotatedImage]:
-    """Images of a split in Pascal VOC's layout, with their objects; no image is decoded. Raises DataError if a file is
-    missing or invalid."""
+    """Images of a split in Pascal VOC's layout, not decoded, with their objects. Raises DataError for a missing or bad file."""
     from torchvision.datasets import VOCDetection
 
     try:

@@ -37,8 +37,7 @@ class Epoch(NamedTuple):
         return epochs * self.samples + position * self.samples_per_step
 
     def shuffled(self, seed: int, step: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield epoch and sample indices of steps `step`, `step` + 1, ... indefinitely, in the order of
-        `epoch_order`."""
+        """Yield epoch and sample indices of steps `step`, `step` + 1, ..., in the order of `epoch_order`."""
         return self.from_step(step, lambda epoch: epoch_order(self.samples, seed, epoch).split(self.samples_per_step))
 
     def from_step(self, step: int, batches_of: Callable[[int], Sequence[B]]) -> Iterator[tuple[int, B]]:
@@ -58,12 +57,7 @@ def epoch_order(samples: int, seed: int, epoch: int) -> Tensor:
 def grouped_order(values: Tensor, batch_size: int, pool: int, seed: int, epoch: int, mixing: int) -> list[Tensor]:
     """Batches of an epoch, each of samples with similar values: full batches in random order, a smaller one last.
 
-    Args:
-        values: one value per sample.
-        batch_size: samples of a full batch.
-        pool: number of consecutive batches of `epoch_order` whose samples are sorted by value.
-        seed, epoch: arguments of `epoch_order`.
-        mixing: seed of the order of batches.
+    Of each `pool` consecutive batches of `epoch_order`, the samples are sorted by value; `mixing` seeds the order of batches.
     """
     order = epoch_order(len(values), seed, epoch)
     full = len(order) // batch_size * batch_size

@@ -72,15 +72,13 @@ def _download(url: str, part: Path) -> None:
 
 
 def download(url: str, folder: Path, inside: str, absent: DataError, md5: str | None = None) -> Path:
-    """Unpack `inside` of the archive at `url` to `folder`, and return `folder`; the archive is kept next to it. Raises
-    DataError as `fetch`, with `absent` as the remedy, and `unpack`."""
+    """`unpack` the archive at `url`, which is kept next to `folder`. Raises DataError as `fetch`, with the remedy `absent`."""
     archive = fetch(url, folder.with_name(url.rpartition("/")[2]), str(absent), md5)
     return unpack(archive, folder, inside)
 
 
 def unpack(archive: Path, folder: Path, inside: str = ".") -> Path:
-    """Unpack the folder `inside` of a tar or zip archive to `folder`, which is complete or absent afterwards. Raises
-    DataError if it cannot be unpacked."""
+    """Unpack `inside` of an archive to `folder`, which is complete or absent afterwards. Raises DataError if it cannot."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:

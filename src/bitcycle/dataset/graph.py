@@ -127,19 +127,18 @@ class GraphDatasetOptions(DatasetOptions):
     def load(self, data_root: Path, seed: int) -> Graph[Edges]:
         raw, size = self.read(data_root), SIZES[self.name]
         nodes, features = raw.features.shape
-        found = *(nodes, raw.edges.shape[1], features), *map(len, raw[3:]), len(raw.labels)
+        sizes = *(nodes, raw.edges.shape[1], features), *map(len, raw[3:]), len(raw.labels)
         expected = size.nodes, size.edges, size.features, size.train, size.validation, size.test, size.nodes
         what = "nodes, edges, features, training, validation and test nodes, and labels"
-        check_whole(self.name, f"what is below {data_root}", what, found, expected)
+        check_whole(self.name, f"what is below {data_root}", what, sizes, expected)
         used = raw.labels[torch.cat(raw[3:])]
         if not 0 <= int(used.min()) <= int(used.max()) < size.classes:
             problem = f"{self.name} below {data_root} has classes {int(used.min())} to {int(used.max())}"
             raise DataError(f"{problem} instead of 0 to {size.classes - 1}. Download it again.")
         edges = make_edges(self.treated(raw.edges, nodes), nodes)
-        counted = self.full_info(data_root).shape
-        assert isinstance(counted, GraphShape)
-        if len(edges.sources) != counted.edges:
-            logger.warning("the graph has %d edges; costs are counted for %d", len(edges.sources), counted.edges)
+        found, counted = len(edges.sources), self.full_info(data_root).shape.edges
+        if found != counted:
+            logger.warning("the graph has %d edges; costs are counted for %d", found, counted)
         limits = (self.train_samples, self.test_samples, self.test_samples)
         splits = (part[fixed_order(len(part), limit)] for part, limit in zip(raw[3:], limits, strict=True))
         return Graph(scaled(raw.features, self.features), raw.labels, edges, *splits)
@@ -240,8 +239,7 @@ def _ogb() -> Any:
 
 @contextlib.contextmanager
 def _loading_arrays_only() -> Iterator[None]:
-    """Context in which `torch.load` reads NumPy arrays as saved by ogb (weights_only=True cannot) and executes no
-    code."""
+    """Context in which `torch.load` reads arrays as saved by ogb (weights_only=True cannot) and executes no code."""
     whole = torch.load
     reader = types.SimpleNamespace(__name__=__name__, Unpickler=_ArrayUnpickler, load=pickle.load)
     torch.load = partial(whole, weights_only=False, pickle_module=reader)

@@ -20,8 +20,7 @@ from bitcycle.errors import DataError
 def load_hub(
     where: Path | str, remedy: str, needed: Sequence[str], subset: str | None = None, revision: str | None = None
 ) -> dict[str, Any]:
-    """Load the splits (`train`, `validation`, `test`) of a folder, or of the data set OWNER/NAME. Raises DataError if it
-    cannot be loaded, or lacks one of the splits `needed`; contains `remedy`."""
+    """Load the splits of a folder, or of the data set OWNER/NAME. Raises DataError with `remedy` if one `needed` is missing."""
     import datasets  # takes a second to import
 
     try:
@@ -41,8 +40,7 @@ def load_hub(
 
 @contextmanager
 def _offline_without_network(datasets: Any) -> Iterator[None]:
-    """Context that uses only the library's cache if the hub's host name cannot be resolved, which saves half a
-    minute."""
+    """Context that uses only the library's cache if the hub's host is unknown, which saves half a minute."""
     from huggingface_hub import constants
 
     before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE

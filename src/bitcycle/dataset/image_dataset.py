@@ -28,7 +28,6 @@ from bitcycle.dataset.epoch import Epoch
 from bitcycle.dataset.images import Images, IndexBatch
 from bitcycle.randomness import derive, hash_bits, int32_key
 from bitcycle.settings import SettingError, setting
-from bitcycle.shapes import ImageShape
 
 CLASSES, SAMPLES = ("first_classes", "second_classes"), ("first_samples", "second_samples")
 PARTS = ("all", *CLASSES, *SAMPLES)
@@ -53,13 +52,12 @@ class ImageDatasetOptions(DatasetOptions):
 
     def info(self, data_root: Path) -> DatasetInfo:
         full = self.full_info(data_root)
-        assert isinstance(full.shape, ImageShape)
+        channels, _, classes = full.shape
         for option in ("mean", "std"):
             values = getattr(self, option)
-            if len(values) not in (1, full.shape.channels):
-                problem = f"images of {self.name} have {full.shape.channels} channels"
+            if len(values) not in (1, channels):
+                problem = f"images of {self.name} have {channels} channels"
                 raise SettingError(option, values, problem, "give one number, or one per channel")
-        classes = full.shape.classes
         if self.part in CLASSES and not self.equal_classes:
             remedy = "use first_samples or second_samples, or cifar10 or cifar100"
             raise SettingError("part", self.part, f"classes of {self.name} may differ in size", remedy)
@@ -69,11 +67,9 @@ class ImageDatasetOptions(DatasetOptions):
         return self.without_validation(self.limited(DatasetInfo(shape, *sizes)))
 
     def load(self, data_root: Path, seed: int) -> Splits[Images]:
-        shape = self.full_info(data_root).shape
-        assert isinstance(shape, ImageShape)
-        whole = self.read(data_root)
-        train = first_images(take_part(whole.train, self.part, shape.classes, True), self.train_samples).decoded()
-        test = first_images(take_part(whole.test, self.part, shape.classes, False), self.test_samples).decoded()
+        classes, whole = self.full_info(data_root).shape.classes, self.read(data_root)
+        train = first_images(take_part(whole.train, self.part, classes, True), self.train_samples).decoded()
+        test = first_images(take_part(whole.test, self.part, classes, False), self.test_samples).decoded()
         count = validation_size(len(train), self.validation)
         if count == 0:
             return Splits(train, test)
@@ -151,11 +147,9 @@ class Batch(NamedTuple):
 
 
 class ImageBatches:
-    """Batches of the images of a split: `starting_at` yields training batches, iteration all images once, not
-    augmented.
+    """Batches of the images of a split: `starting_at` yields training batches, iteration all images once, not augmented.
 
-    With several processes, each makes its shard only; a process whose shard of a small last batch is empty skips that
-    batch. `batch_size` counts samples over all processes.
+    With several processes, each makes its shard only, and skips a batch of which it has none; `batch_size` counts over all.
     """
 
     def __init__(

@@ -70,7 +70,6 @@ class CustomImages(ImageDatasetOptions, DecodingOptions):
     def read(self, data_root: Path) -> Splits[Images]:
         """Training and test images, decoded in memory or batch by batch."""
         splits, shape = self._encoded(data_root), self.full_info(data_root).shape
-        assert isinstance(shape, ImageShape)
         framing = Framing(shape.size, self.resize or shape.size, self.random_crop)
         size_gib = sum(map(len, splits)) * shape.size**2 * shape.channels / 2**30
         workers = None

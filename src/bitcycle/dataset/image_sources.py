@@ -18,8 +18,7 @@ from bitcycle.errors import DataError
 
 @lru_cache(maxsize=4)
 def read_folders(folder: Path, test_fraction: float) -> tuple[EncodedImages, EncodedImages]:
-    """Training and test images of class folders, below train/ and test/ (or val/) or directly in `folder`. Raises DataError
-    if there are no images, or the splits have different classes."""
+    """Images of class folders below train/ and test/ (or val/), or directly in `folder`. Raises DataError if there are none."""
     train = _first_split(folder, ("train", "training"), None)
     test = train and _first_split(folder, ("test", "val", "valid", "validation", "testing"), train.class_names)
     return both_splits(train or read_class_folders(folder), test, test_fraction, folder)
@@ -30,8 +29,7 @@ def _first_split(folder: Path, names: Sequence[str], class_names: tuple[str, ...
 
 
 def read_class_folders(folder: Path) -> EncodedImages:
-    """Images of a folder with one subfolder per class; classes are numbered in the order of their names. Raises DataError if
-    there are no images."""
+    """Images of a folder with a subfolder per class, numbered in the order of names. Raises DataError if there are none."""
     if (found := _class_folders(folder, None)) is None:
         raise DataError(
             f"no images in class sub-folders of {folder}; expected {folder}/CLASS/IMAGE.png or {folder}/train/CLASS/IMAGE.png"
@@ -78,8 +76,7 @@ def read_hub_images(
     label_column: str | None = None,
     test_fraction: float = 0.2,
 ) -> tuple[EncodedImages, EncodedImages]:
-    """Training and test images of a data set of the hub or of a folder in its layout; arguments as in `HubImages`. Raises
-    DataError if they cannot be loaded, or lack a split, images or labels."""
+    """Training and test images of the hub or of a folder in its layout; arguments as in `HubImages`. Raises DataError."""
     splits = load_hub(where, remedy, [train_split, *([test_split] if test_split else [])], subset, revision)
     usual = (name for name in ("test", "validation") if name in splits and name != train_split)
     found = test_split or next(usual, None)
@@ -90,12 +87,8 @@ def read_hub_images(
 
 def read_table(split: Any, origin: str, label_column: str | None = None) -> EncodedImages:
     """Images of a split loaded by `datasets`, with a column of images (`bytes`, or the `path` of a file) and one of labels.
-    Raises DataError if there are no such columns, or several candidates for the labels.
 
-    Args:
-        split: the split; its features may name the classes.
-        origin: source of the split, for messages.
-        label_column: the column of labels; None means label, labels, fine_label or the only integer column.
+    Without `label_column`, labels are label, labels, fine_label or the only integer column. Raises DataError for others.
     """
     table = split.data.table
     structs = (field for field in table.schema if types.is_struct(field.type))
@@ -134,8 +127,7 @@ def _labels(column: Any, name: str, origin: str) -> Tensor:
 def both_splits(
     train: EncodedImages, test: EncodedImages | None, test_fraction: float, origin: object
 ) -> tuple[EncodedImages, EncodedImages]:
-    """Training and test images; if there is no test split, test images are held out of the training images. Raises DataError
-    if the test split has classes that the training split lacks."""
+    """Training and test images, the latter held out if there is no test split. Raises DataError for unknown test classes."""
     if test is None:
         held_out = hold_out(train.labels, test_fraction)
         return train.subset(~held_out), train.subset(held_out)
@@ -146,8 +138,7 @@ def both_splits(
 
 
 def hold_out(labels: Tensor, fraction: float) -> Tensor:
-    """Mask of the samples held out for testing: a fraction of each class, at least one; fixed for all runs. Raises DataError
-    for a class with fewer than two samples."""
+    """Mask of held-out samples: a fraction of each class, at least one, fixed. Raises DataError for a class of one sample."""
     sizes = dict(zip(*(column.tolist() for column in labels.unique(return_counts=True))))
     for label, size in sizes.items():
         if size < 2:

@@ -178,11 +178,7 @@ def load_batches(
     workers: int,
     collate: Callable[[list[Any]], Any] | None = None,
 ) -> Iterator[Any]:
-    """Yield a batch of `item(key)` for each list of keys, prefetched by `workers` processes.
-
-    Raises:
-        DataError: raised by an item in any process.
-    """
+    """Yield a batch of `item(key)` for each list of keys, prefetched by `workers` processes. Raises DataError as the items."""
     options: dict[str, Any] = {"num_workers": workers, "collate_fn": collate, "worker_init_fn": _leave_process_group}
     try:
         yield from DataLoader(_Items(item), batch_sampler=keys, **options)

@@ -128,28 +128,22 @@ def unchosen_items(interactions: Interactions, users: Tensor, count: int, seed: 
 class MovieLens(InteractionOptions):
     """Options of MovieLens."""
 
-    @property
-    def release(self) -> Release:
-        """The official data set."""
-        return RELEASES[self.name]
-
     def full_info(self, data_root: Path) -> DatasetInfo:
-        users, items, ratings, *_ = self.release
+        users, items, ratings, *_ = RELEASES[self.name]
         return DatasetInfo(InteractionShape(users, items), ratings - users, users)
 
     def read(self, data_root: Path) -> Interactions:
-        places = [data_root / place for place in self.release.places]
-        file = next((place for place in places if place.is_file()), None) or self._download(data_root)
+        release = RELEASES[self.name]
+        file = next(filter(Path.is_file, (data_root / place for place in release.places)), None)
+        if file is None:
+            archive, _, name = release.places[0].partition("/")
+            more = " dataset=movielens_100k is a small proxy of movielens_20m."
+            absent = missing(self.name, data_root, release.places[0], more)
+            file = download(f"{SOURCE}/{archive}.zip", data_root / archive, archive, absent, release.md5) / name
         interactions = read_ratings(file)
         found = *interactions.shape, len(interactions.users)
-        check_whole(self.name, file, "users, films and ratings", found, self.release[:3])
+        check_whole(self.name, file, "users, films and ratings", found, release[:3])
         return interactions
-
-    def _download(self, data_root: Path) -> Path:
-        archive, _, file = self.release.places[0].partition("/")
-        more = " dataset=movielens_100k is a small proxy of movielens_20m."
-        absent = missing(self.name, data_root, self.release.places[0], more)
-        return download(f"{SOURCE}/{archive}.zip", data_root / archive, archive, absent, self.release.md5) / file
 
 
 @dataclass
@@ -171,8 +165,7 @@ class Ratings(InteractionOptions):
 
 
 def read_ratings(file: Path) -> Interactions:
-    """Read a file of ratings: comma-separated with the header of ml-20m, or tab-separated without header (u.data). Raises
-    DataError if it cannot be read."""
+    """Ratings in a file: CSV with the header of ml-20m, or tab-separated without (u.data). Raises DataError if unreadable."""
     import pandas
 
     layout: dict[str, Any] = {"sep": "\t", "names": COLUMNS} if file.name == "u.data" else {}

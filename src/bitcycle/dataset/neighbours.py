@@ -20,8 +20,7 @@ from bitcycle.randomness import derive, hash_bits, int32_key
 
 
 class Neighbourhood(NamedTuple):
-    """A sampled subgraph: the nodes whose features it reads, int64 [sources of the first layer], and edges of each
-    layer."""
+    """A sampled subgraph: the nodes whose features it reads, int64 [sources of the first layer]; edges of each layer."""
 
     nodes: Tensor
     edges: tuple[Edges, ...]

@@ -41,17 +41,13 @@ LEAST = 2
 
 
 def find_tokenizer(folder: Path | None, vocabulary: int, lowercase: bool, sentences: list[str]) -> Any:
-    """Return the tokenizer: read from its folder, or, for None, trained on `sentences` and cached.
+    """The tokenizer: read from its folder, or, for None, trained on `sentences` and kept in the user's cache. Raises DataError
+    if the folder has no tokenizer, or one with more tokens than the network has embeddings.
 
-    Training depends only on the arguments. The result is stored in the user's cache if it is writable.
-
-    Pieces are learned by merging, deterministically. Initial pieces are single characters, prefixed by ## within a word;
-    then the most frequent pair of adjacent pieces is repeatedly merged into a new piece. Source: Sennrich et al. 2016 (byte pair
-    encoding), as in common trainers of BERT's WordPiece. Differs from the tokenizers library in breaking ties between equally
-    frequent pairs alphabetically instead of by the order of a randomly seeded hash table.
-
-    Raises:
-        DataError: if the folder has no tokenizer, or one with more tokens than the network has embeddings.
+    Training is deterministic. Initial pieces are single characters, prefixed by ## within a word; then the most frequent pair
+    of adjacent pieces is repeatedly merged into a new piece. Source: Sennrich et al. 2016 (byte pair encoding), as in common
+    trainers of BERT's WordPiece. Differs from the tokenizers library in breaking ties between equally frequent pairs
+    alphabetically instead of by the order of a randomly seeded hash table.
     """
     tokenizers = require("tokenizers", "entailment")
     if folder is not None:
@@ -103,8 +99,7 @@ def train_word_piece(tokenizers: Any, vocabulary: int, lowercase: bool, sentence
 
 
 def encode(tokenizer: Any, pairs: Sequence[tuple[str, str]], length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Token ids [N, length] int32, segment ids [N, length] uint8 and lengths [N] of pairs; truncates the longer
-    sentence."""
+    """Token ids [N, length] int32, segment ids [N, length] uint8 and lengths [N] of pairs; truncates longer sentences."""
     if (padding := tokenizer.token_to_id("[PAD]")) is None:
         raise DataError("the tokenizer has no token [PAD]. Use a tokenizer of a BERT model.")
     tokenizer.enable_truncation(length, strategy="longest_first")
@@ -196,19 +191,12 @@ class SentencePairOptions(DatasetOptions):
     vocabulary: int = setting(8000, "token embeddings of the network: maximum size of the vocabulary", minimum=100)
     lowercase: bool = setting(False, "ignore case and accents, for a tokenizer that is trained or read from vocab.txt")
 
-    def full_sizes(self, data_root: Path) -> tuple[int, int]:
-        """Number of pairs of the whole training and test split."""
-        train, test = self.sizes or (self.table(data_root, split)[0].num_rows for split in ("train", "test"))
-        return train, test
-
     def table(self, data_root: Path, split: str) -> tuple[Any, object]:
-        """A split loaded by `datasets`, with the columns premise, hypothesis and label, and its location. Raises DataError if
-        the data are missing, unreadable, or lack the split."""
+        """A split with the columns premise, hypothesis and label, and its location. Raises DataError if it cannot be loaded."""
         raise NotImplementedError
 
     def read_split(self, data_root: Path, split: str) -> list[tuple[str, str, int]]:
-        """All pairs of a split: premise, hypothesis and class number. Raises DataError if there is no such split, or it lacks
-        a column or a value."""
+        """All pairs of a split: premise, hypothesis and class number. Raises DataError if it lacks a column or a value."""
         table, origin = self.table(data_root, split)
         pairs = [*zip(*columns(table, ("premise", "hypothesis", "label"), origin))]
         if any(None in pair for pair in pairs):
@@ -216,16 +204,15 @@ class SentencePairOptions(DatasetOptions):
         return pairs
 
     def full_info(self, data_root: Path) -> DatasetInfo:
-        shape = SentencePairShape(self.vocabulary, self.length, len(CLASSES))
-        return DatasetInfo(shape, *self.full_sizes(data_root))
+        sizes = self.sizes or (self.table(data_root, split)[0].num_rows for split in ("train", "test"))
+        return DatasetInfo(SentencePairShape(self.vocabulary, self.length, len(CLASSES)), *sizes)
 
     def load(self, data_root: Path, seed: int) -> dict[str, TokenPairs]:
         """The splits to use, as tokens: train, test, and validation unless switched off."""
         used = [split for split in SPLITS if split != "validation" or self.validation != 0]
         pairs = {split: self.read_split(data_root, split) for split in used}
-        found = len(pairs["train"]), len(pairs["test"])
-        origin = f"what is below {data_root}"
-        check_whole(self.name, origin, "training and test pairs", found, self.full_sizes(data_root))
+        found, expected = (len(pairs["train"]), len(pairs["test"])), self.full_info(data_root)[1:]
+        check_whole(self.name, f"what is below {data_root}", "training and test pairs", found, expected)
         for split, whole in pairs.items():
             if not whole or not all(0 <= label < len(CLASSES) for _, _, label in whole):
                 raise DataError(

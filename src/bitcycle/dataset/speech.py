@@ -44,12 +44,8 @@ class Recording(NamedTuple):
     transcript: str
 
     def waveform(self, sampling_rate: int) -> Tensor:
-        """The samples [S], float32 in [-1, 1], of WAV, FLAC, SPHERE and other formats that soundfile decodes.
-
-        Raises:
-            DataError: if the recording cannot be read, is empty, or has another sampling rate or several channels.
-            RunError: if soundfile is not installed.
-        """
+        """The samples [S], float32 in [-1, 1], of WAV, FLAC, SPHERE and other formats that soundfile decodes. Raises DataError
+        if the recording cannot be read, is empty, or has another rate or several channels; RunError without soundfile."""
         soundfile = require("soundfile", "speech")
         try:
             samples, rate = soundfile.read(io.BytesIO(self.read()), dtype="float32", always_2d=True)
@@ -87,8 +83,7 @@ class SpeechDatasetOptions(DatasetOptions):
     )
 
     def alphabet(self, data_root: Path) -> tuple[str, ...]:
-        """Sorted characters of all training transcripts; CTC has a symbol for each, and the blank. Raises DataError if
-        transcripts must be read and are missing."""
+        """Sorted characters of all training transcripts. Raises DataError if they must be read and are missing."""
         return tuple(sorted(set("".join(recording.transcript for recording in self.read(data_root).train))))
 
     def load(self, data_root: Path, seed: int) -> Splits[list[Recording]]:

@@ -36,10 +36,9 @@ class TokenBatch(NamedTuple):
 
 
 class TokenStreams:
-    """A text cut into streams of equal length, read in parallel from their beginning.
+    """A text cut into streams of equal length, read in parallel in batches of T = `length` tokens per stream.
 
-    The last batch of an epoch is shorter; the remainder of less than N tokens is dropped. `length` is T, the number of tokens
-    per stream and batch.
+    The last batch of an epoch is shorter; the remainder of less than N tokens is dropped.
     """
 
     def __init__(self, tokens: Tensor, streams: int, length: int) -> None:
@@ -72,8 +71,7 @@ class DrawnTokenStreams(TokenStreams):
 
     An epoch has as many steps as the streams have batches of mean length, wherever it ends in the streams.
 
-    Source: Merity et al. 2018, section 5, and released code. Differs from the code, where an epoch ends with the
-    streams.
+    Source: Merity et al. 2018, section 5, and released code, where an epoch ends with the streams instead.
     """
 
     def __init__(self, tokens: Tensor, streams: int, length: int, seed: int = 0) -> None:
@@ -104,8 +102,7 @@ def stream_epoch(tokens: int, streams: int, length: int) -> Epoch:
 class TokenBlocks:
     """A text cut into blocks of equal length without context, in an order that depends only on (seed, epoch).
 
-    The remainder that does not fill a block is used in evaluation only. A batch has `count` (N) blocks of `length` (T)
-    tokens.
+    A batch has N = `count` blocks of T = `length` tokens. The remainder that fills no block is used in evaluation only.
     """
 
     def __init__(self, tokens: Tensor, count: int, length: int, seed: int = 0) -> None:

@@ -62,8 +62,7 @@ class LogMel:
 
 
 def differences(x: Tensor, lengths: Tensor) -> Tensor:
-    """Differences [N, T, F] of features [N, T, F] of which the first `lengths` [N] frames are valid; others are
-    undefined."""
+    """Differences [N, T, F] of features [N, T, F] with `lengths` [N] valid frames; of other frames they are undefined."""
     frames = torch.arange(x.shape[1], device=x.device)
     last = (lengths.to(x.device) - 1).clamp_min(0)[:, None]
 
@@ -108,8 +107,7 @@ class SpeechBatch(NamedTuple):
 
 
 class Utterances:
-    """Utterances as log-mel features in memory, and transcripts. Characters that are not in the alphabet are omitted from the
-    targets and count as recognition errors."""
+    """Log-mel features and transcripts. Characters outside the alphabet are left out of targets, and count as errors."""
 
     def __init__(self, log_mel: Sequence[Tensor], transcripts: Sequence[str], alphabet: Sequence[str]) -> None:
         numbers = {character: number for number, character in enumerate(alphabet, BLANK + 1)}

@@ -74,8 +74,7 @@ def attention(
     position_bias: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """softmax(q k^T s + bias + mask) v with quantized products: [N, heads, T, F] -> [N, T, heads, F], and the
-    softmax."""
+    """softmax(q k^T s + bias + mask) v with quantized products: [N, heads, T, F] -> [N, T, heads, F]; and the softmax."""
     repeated = query.shape[1] // key.shape[1]
     if repeated > 1:  # grouped-query attention
         key, value = (x.repeat_interleave(repeated, dim=1) for x in (key, value))

@@ -42,13 +42,11 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, attention_mask: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
         """Add the mask [N, 1, 1, T] to the scores; all other arguments concern decoders and are ignored."""
-        query, key, value = (self._by_head(layer(x)) for layer in (self.query, self.key, self.value))
+        layers = (self.query, self.key, self.value)
+        query, key, value = (layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in layers)
         scores = self.scores(query, key.transpose(2, 3)) / query.shape[-1] ** 0.5 + attention_mask
         context = self.context(self.dropout(scores.softmax(-1)), value)
         return context.transpose(1, 2).flatten(2), None
-
-    def _by_head(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 class BertClassifier(nn.Module):
@@ -142,11 +140,7 @@ def _warn_of_random_weights(name: str) -> None:
 
 
 def _weights_file(path: str) -> Path:
-    """The file of published weights in a folder.
-
-    Raises:
-        SettingError (a ValueError): if there is none.
-    """
+    """The file of published weights in a folder. Raises SettingError if there is none."""
     folder = Path(path).expanduser()
     file = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
     if file is None:
@@ -156,11 +150,7 @@ def _weights_file(path: str) -> Path:
 
 
 def _load(bert: nn.Module, file: Path) -> None:
-    """Load published weights of the network with or without a head.
-
-    Raises:
-        SettingError (a ValueError): if they do not fit.
-    """
+    """Load published weights of the network with or without a head. Raises SettingError if they do not fit."""
     found = {_present_name(name): value for name, value in read_weights(file, "weights").items()}
     remedy = "give weights of the same network, and its dataset.vocabulary and dataset.tokenizer"
     load_weights(bert, found, "weights", str(file.parent), remedy)

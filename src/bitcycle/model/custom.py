@@ -35,12 +35,12 @@ class CustomModel(ModelOptions):
             raise SettingError("arguments", self.arguments, "is not a mapping", "write it as {width: 2}")
 
     def check(self, shape: Any) -> None:
-        function = self._function()
-        parameters = inspect.signature(function).parameters
-        if unknown := [name for name in self.arguments or () if name not in parameters and not _takes_any(parameters)]:
-            raise SettingError(
-                "arguments", unknown[0], f"{self.target} has no such parameter", nearest(unknown[0], parameters)
-            )
+        parameters = inspect.signature(self._function()).parameters
+        takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+        unknown = next((name for name in self.arguments or () if name not in parameters), None)
+        if unknown is not None and not takes_any:
+            problem = f"{self.target} has no such parameter"
+            raise SettingError("arguments", unknown, problem, nearest(unknown, parameters))
 
     def identity(self) -> dict[str, Any]:
         """Digest of the module's file: a changed network is a different run."""
@@ -48,19 +48,16 @@ class CustomModel(ModelOptions):
         return {"source": hashlib.sha256(Path(file).read_bytes()).hexdigest()} if file else {}
 
     def build(self, shape: Any) -> nn.Module:
-        function = self._function()
-        parameters = inspect.signature(function).parameters
-        known = {**shape._asdict()}
+        function, known = self._function(), shape._asdict()
         if isinstance(shape, ImageShape):
             known |= {"num_classes": shape.classes, "in_channels": shape.channels}
-        model = function(
-            **{name: value for name, value in known.items() if name in parameters} | (self.arguments or {})
-        )
+        parameters = inspect.signature(function).parameters
+        taken = {name: value for name, value in known.items() if name in parameters}
+        model = function(**taken | (self.arguments or {}))
         if not isinstance(model, nn.Module):
             problem = f"returns an object of type {type(model).__name__}"
-            raise SettingError(
-                "target", self.target, problem, "name a function or class that returns a torch.nn.Module"
-            )
+            remedy = "name a function or class that returns a torch.nn.Module"
+            raise SettingError("target", self.target, problem, remedy)
         return model
 
     def _function(self) -> Callable[..., Any]:
@@ -72,21 +69,13 @@ class CustomModel(ModelOptions):
         try:
             found: Any = importlib.import_module(module)
         except ImportError as error:
-            problem = f"cannot be imported: {error}"
-            raise SettingError(
-                "target", self.target, problem, "run the command in the folder of the module, or install the module"
-            ) from error
+            remedy = "run the command in the folder of the module, or install the module"
+            raise SettingError("target", self.target, f"cannot be imported: {error}", remedy) from error
         function: Callable[..., Any] | None = getattr(found, name, None)
         if not callable(function):
-            callables = [other for other, value in vars(found).items() if callable(value)]
-            raise SettingError(
-                "target", self.target, f"{module} has no function of this name", nearest(name, callables)
-            )
+            remedy = nearest(name, [other for other, value in vars(found).items() if callable(value)])
+            raise SettingError("target", self.target, f"{module} has no function of this name", remedy)
         return function
-
-
-def _takes_any(parameters: Any) -> bool:
-    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
 @dataclass
@@ -100,12 +89,9 @@ class TimmModel(ModelOptions):
     def check(self, shape: ImageShape) -> None:
         timm = require("timm", "timm")
         if not timm.is_model(self.architecture):
-            raise SettingError(
-                "architecture",
-                self.architecture,
-                "timm has no such network",
-                _close(self.architecture, timm.list_models()),
-            )
+            close = nearest(self.architecture, timm.list_models()).split("? Known")[0]  # one of more than a thousand
+            remedy = f"{close}? `timm.list_models()` lists all"
+            raise SettingError("architecture", self.architecture, "timm has no such network", remedy)
 
     def build(self, shape: ImageShape) -> nn.Module:
         timm = require("timm", "timm")
@@ -117,8 +103,3 @@ class TimmModel(ModelOptions):
                 raise
             model = timm.create_model(self.architecture, **options)
         return model
-
-
-def _close(word: str, known: list[str]) -> str:
-    """The closest of more than a thousand names, without listing them all."""
-    return nearest(word, known).split("? Known")[0] + "? `timm.list_models()` lists all"

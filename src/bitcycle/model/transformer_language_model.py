@@ -47,9 +47,8 @@ class AdaptiveVocabulary(nn.Module):
         super().__init__()
         self.width, self.dropout = width, dropout
         self.edges = [0, *cutoffs, vocabulary]
-        sizes = [
-            (end - start, width // factor**band) for band, (start, end) in enumerate(itertools.pairwise(self.edges))
-        ]
+        self.bands = list(itertools.pairwise(self.edges))
+        sizes = [(end - start, width // factor**band) for band, (start, end) in enumerate(self.bands)]
         self.embeddings = nn.ParameterList(torch.empty(words, narrow) for words, narrow in sizes)
         self.projections = nn.ParameterList(torch.empty(width, narrow) for _, narrow in sizes)
         self.clusters = nn.Parameter(torch.empty(len(cutoffs), width))
@@ -60,12 +59,11 @@ class AdaptiveVocabulary(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings [..., width] of tokens; every band is computed for all tokens, so no shape depends on values."""
-        x: Tensor | float = 0.0
-        for band, (start, end) in enumerate(itertools.pairwise(self.edges)):
+        x = self.clusters.new_zeros(())
+        for band, (start, end) in enumerate(self.bands):
             inside = ((tokens >= start) & (tokens < end)).unsqueeze(-1)
             rows = F.embedding((tokens - start).clamp(0, end - start - 1), self.embeddings[band])
             x = x + F.linear(torch.where(inside, rows, 0), self.projections[band])
-        assert isinstance(x, Tensor)
         return x
 
     def _head(self, h: Tensor) -> Tensor:
@@ -91,14 +89,11 @@ class AdaptiveVocabulary(nn.Module):
         """
         head, first = self._head(h), self.edges[1]
         slot = targets.clone()  # target class in the head: the word itself, or its band
-        for band, (start, end) in enumerate(itertools.pairwise(self.edges)):
-            if band:
-                slot = torch.where((targets >= start) & (targets < end), first + band - 1, slot)
+        for band, (start, end) in enumerate(self.bands[1:]):
+            slot = torch.where((targets >= start) & (targets < end), first + band, slot)
         losses = -head.gather(1, slot.unsqueeze(1)).squeeze(1)
         right = head.argmax(1) == slot
-        for band, (start, end) in enumerate(itertools.pairwise(self.edges)):
-            if not band:
-                continue
+        for band, (start, end) in enumerate(self.bands[1:], 1):
             members = ((targets >= start) & (targets < end)).nonzero().flatten()
             tail, word = self._tail(h[members], band), (targets[members] - start)
             losses = losses.index_add(0, members, -tail.gather(1, word.unsqueeze(1)).squeeze(1))
@@ -128,16 +123,13 @@ class SelfAttention(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (self._split(layer(x)) for layer in (self.query, self.key, self.value))
+        layers = (self.query, self.key, self.value)  # [N, T, d] -> [N, heads, T, d / heads]
+        q, k, v = (layer(x).unflatten(2, (self.heads, -1)).transpose(1, 2) for layer in layers)
         scores = self.scores(q, k.transpose(2, 3)) / math.sqrt(q.shape[-1])
         length = x.shape[1]
         hidden = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         shares = self.dropout(scores.masked_fill(hidden, -math.inf).softmax(3))
         return self.output(self.context(shares, v).transpose(1, 2).flatten(2))
-
-    def _split(self, x: Tensor) -> Tensor:
-        """[N, T, d] -> [N, heads, T, d / heads]."""
-        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
 
 class TransformerLayer(nn.Module):

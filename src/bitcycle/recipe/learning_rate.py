@@ -80,10 +80,8 @@ class LearningRateOptions(Settings):
             problem = f"there are {len(self.milestones)} milestones"
             raise SettingError("rates", self.rates, problem, "give one rate for each milestone, or null")
         if self.name == "linear" and self.linear_start >= self.linear_end:
-            raise SettingError(
-                "linear_start", self.linear_start, f"is not before linear_end={self.linear_end}", "use a smaller value"
-            )
-
+            problem = f"is not before linear_end={self.linear_end}"
+            raise SettingError("linear_start", self.linear_start, problem, "use a smaller value")
         if self.name == "inverse_sqrt" and self.warmup == 0:
             raise SettingError("warmup", 0, "inverse_sqrt requires a warm-up", "set warmup above 0")
 

@@ -37,18 +37,11 @@ class OptimizerOptions(Settings):
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return the optimizer of all parameters; the learning rate is set at each step."""
         parameters = self._parameters(model)
-        if self.name in ("adam", "adamw"):
-            kind = torch.optim.Adam if self.name == "adam" else torch.optim.AdamW
-            betas = (self.beta1, self.beta2)
-            return kind(parameters, betas=betas, eps=self.epsilon, weight_decay=self.weight_decay, foreach=True)
-        return torch.optim.SGD(
-            parameters,
-            lr=0.0,
-            momentum=self.momentum,
-            nesterov=self.nesterov,
-            weight_decay=self.weight_decay,
-            foreach=True,
-        )
+        common: dict[str, Any] = {"weight_decay": self.weight_decay, "foreach": True}
+        if self.name == "sgd":
+            return torch.optim.SGD(parameters, lr=0.0, momentum=self.momentum, nesterov=self.nesterov, **common)
+        kind = torch.optim.Adam if self.name == "adam" else torch.optim.AdamW
+        return kind(parameters, betas=(self.beta1, self.beta2), eps=self.epsilon, **common)
 
     def _parameters(self, model: nn.Module) -> list[Any]:
         """All trainable parameters; those of quantizers in a separate group without weight decay."""

@@ -52,8 +52,7 @@ class WeightAveragingOptions(Settings):
             raise SettingError("patience", self.patience, problem, "set only one of them")
 
     def due(self, step: int, total_steps: int, begun: bool = False) -> bool:
-        """Whether the weights after `step` of `total_steps` steps enter the average, given whether averaging has
-        `begun`."""
+        """Whether the weights after `step` of `total_steps` steps enter the average, which may have `begun`."""
         period = max(1, round(self.every * total_steps))
         if self.patience is not None:
             return begun and step % period == 0
@@ -94,13 +93,11 @@ class WeightAverage:
         if self.count:
             for name, _ in model.named_parameters(remove_duplicate=False):
                 state[name] = self.state[name].lerp(state[name], 1 / (self.count + 1))
-        self.state = state
-        self.count += 1
+        self.state, self.count = state, self.count + 1
 
     @contextmanager
     def in_place_of(self, model: nn.Module, keep: bool = False) -> Iterator[None]:
-        """Context in which the model has the averaged weights; its own are restored afterwards, changes kept with
-        `keep`."""
+        """Context in which the model has the averaged weights; `keep` keeps changes of them. Its own are restored."""
         own = {name: value.clone() for name, value in model.state_dict().items()}
         model.load_state_dict(self.state)
         try:
@@ -121,8 +118,8 @@ class WeightAverage:
 
 def estimated_layers(model: nn.Module) -> list[_BatchNorm]:
     """Batch norm layers whose statistics are re-estimated; frozen layers are excluded."""
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
-    return [module for module in norms if module.training]
+    norms = (module for module in model.modules() if isinstance(module, _BatchNorm))
+    return [module for module in norms if module.training and module.track_running_stats]
 
 
 @torch.no_grad()

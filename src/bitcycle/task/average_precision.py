@@ -43,8 +43,7 @@ class Truth(NamedTuple):
 
 
 class AveragePrecision:
-    """Accumulates detections and objects of images; `compute` returns the average precision of each class. `overlap` is the
-    minimum IoU of a correct detection."""
+    """Accumulates detections and objects of images; `overlap` is the minimum IoU of a correct detection."""
 
     def __init__(self, classes: int, overlap: float = 0.5) -> None:
         self.classes, self.overlap = classes, overlap
@@ -57,12 +56,12 @@ class AveragePrecision:
         boxes, scores, labels = found
         objects, classes, ignored = truth
         for label in range(self.classes):
-            found = (labels == label).nonzero().flatten()
-            found = found[scores[found].argsort(descending=True, stable=True)]
+            rows = (labels == label).nonzero().flatten()
+            rows = rows[scores[rows].argsort(descending=True, stable=True)]
             there = classes == label
             self.objects[label] += int((there & ~ignored).sum())
-            right, counted = self._judge(boxes[found], objects[there], ignored[there])
-            self.scores[label].append(scores[found][counted].double())
+            right, counted = self._judge(boxes[rows], objects[there], ignored[there])
+            self.scores[label].append(scores[rows][counted].double())
             self.right[label].append(right[counted].double())
 
     def _judge(self, boxes: Tensor, objects: Tensor, ignored: Tensor) -> tuple[Tensor, Tensor]:

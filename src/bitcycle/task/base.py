@@ -44,10 +44,14 @@ class Task:
     """Name of the selection metric, a key of the result of `validate`; better in the same direction as the main metric."""
     majority_baseline: float
     """Accuracy of always predicting the most frequent class of the training data."""
+    training_batches: Any
+    """Training batches, with a method `starting_at`, unless `batches` is overridden."""
+    splits: Mapping[str, Any]
+    """What is evaluated: the split `test`, and `validation` if there is one."""
 
     def batches(self, step: int) -> Iterator[Any]:
         """Yield training batches of steps `step`, `step` + 1, ... indefinitely."""
-        raise NotImplementedError
+        return self.training_batches.starting_at(step)
 
     def parts(self, samples: int) -> int:
         """Number of parts of a step of `samples` that can be sharded over processes; see `TaskOptions.parts`."""
@@ -60,9 +64,6 @@ class Task:
     def rate_factor(self, batch: Any) -> float:
         """Learning-rate factor of a batch; differs from 1 if batches have random lengths."""
         return 1.0
-
-    splits: Mapping[str, Any]
-    """What is evaluated: the split `test`, and `validation` if there is one."""
 
     def measure(self, model: nn.Module, split: str) -> dict[str, float]:
         """Metrics of the model in evaluation mode on a split, their names beginning with that of the split. No gradients."""
@@ -88,9 +89,12 @@ class Task:
 
 @dataclass(frozen=True)
 class TaskSetup:
-    """Arguments for building a task, besides its own options. `batch_size` counts samples over all processes."""
+    """Arguments for building a task, besides its own options: a data set of the type that the task `takes`, and more.
 
-    dataset: DatasetOptions
+    `batch_size` counts samples over all processes.
+    """
+
+    dataset: Any
     data_root: Path
     info: DatasetInfo
     batch_size: int
@@ -133,8 +137,7 @@ class TaskOptions(Settings):
 
 
 def check_shares(batch_size: int, **splits: Sized | None) -> None:
-    """Reject an evaluation whose first batch has fewer samples than processes, as every process needs a shard of it. `splits`
-    are named as the settings of the data set that determine them. Raises SettingError naming the setting."""
+    """Raise SettingError if an evaluation's first batch has fewer samples than processes; `splits` are named as settings."""
     sizes = {f"dataset.{name}": len(split) for name, split in splits.items() if split is not None}
     for name, size in {"task.evaluation_batch_size": batch_size, **sizes}.items():
         if size < distributed.world_size():

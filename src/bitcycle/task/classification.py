@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +11,6 @@ from torch import nn
 from bitcycle.dataset import DatasetInfo
 from bitcycle.dataset.image_dataset import Batch, ImageBatches, ImageDatasetOptions
 from bitcycle.settings import setting
-from bitcycle.shapes import ImageShape
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, evaluation_splits
 
 
@@ -28,7 +26,6 @@ class ClassificationOptions(TaskOptions):
     evaluation_batch_size: int = setting(500, "images evaluated at once", minimum=1, affects_result=False)
 
     def sample(self, info: DatasetInfo) -> Sample:
-        assert isinstance(info.shape, ImageShape)
         channels, size, _ = info.shape
         return Sample((torch.zeros(1, channels, size, size, device="meta"),), samples=1)
 
@@ -44,16 +41,12 @@ class Classification(Task):
     higher_is_better = True
 
     def __init__(self, options: ClassificationOptions, setup: TaskSetup) -> None:
-        dataset, shape = setup.dataset, setup.info.shape
-        assert isinstance(dataset, ImageDatasetOptions) and isinstance(shape, ImageShape)
-        data, size = dataset.load(setup.data_root, setup.seed), options.evaluation_batch_size
-        self.options, self.classes = options, shape.classes
+        dataset, size = setup.dataset, options.evaluation_batch_size
+        data = dataset.load(setup.data_root, setup.seed)
+        self.options, self.classes = options, setup.info.shape.classes
         self.majority_baseline = float(data.train.labels.bincount().max()) / len(data.train)
         self.training_batches = ImageBatches(data.train, dataset, setup.batch_size, setup.seed, setup.device)
         self.splits = evaluation_splits(ImageBatches, data, dataset, size, setup)
-
-    def batches(self, step: int) -> Iterator[Batch]:
-        return self.training_batches.starting_at(step)
 
     def train(self, model: nn.Module, batch: Batch) -> StepOutput:
         logits = model(batch.inputs)
@@ -64,17 +57,15 @@ class Classification(Task):
         """Accuracy and top-5 accuracy in percent, as `test_accuracy` and `test_accuracy_top5`, and `test_loss`, the mean
         cross-entropy. Each process evaluates its shards; torchmetrics combines their results.
         """
-        from torchmetrics import MeanMetric, Metric
+        from torchmetrics import MeanMetric
         from torchmetrics.classification import MulticlassAccuracy
 
-        metrics: dict[str, Metric] = {
-            f"{split}_accuracy": MulticlassAccuracy(self.classes, average="micro"),
-            f"{split}_accuracy_top5": MulticlassAccuracy(self.classes, top_k=min(5, self.classes), average="micro"),
-        }
-        batches = self.splits[split]
+        batches, ranks = self.splits[split], {"": 1, "_top5": min(5, self.classes)}
         mean_loss = MeanMetric().to(batches.device)
-        for metric in metrics.values():
-            metric.to(batches.device)
+        metrics = {
+            f"{split}_accuracy{name}": MulticlassAccuracy(self.classes, top_k, average="micro").to(batches.device)
+            for name, top_k in ranks.items()
+        }
         for batch in batches:
             logits = model(batch.inputs)
             mean_loss.update(F.cross_entropy(logits, batch.targets), weight=len(batch.targets))

@@ -8,7 +8,6 @@ the padded image, and in the main metric, that of torchmetrics (COCO's rule at a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Optional
 
@@ -20,7 +19,6 @@ from bitcycle.dataset import DatasetInfo
 from bitcycle.dataset.detection import DetectionBatch, DetectionBatches, DetectionDatasetOptions
 from bitcycle.optional_imports import require
 from bitcycle.settings import SettingError, setting
-from bitcycle.shapes import DetectionShape
 from bitcycle.task.anchors import anchors, decode
 from bitcycle.task.average_precision import AveragePrecision, Detections, Truth
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, evaluation_splits
@@ -72,7 +70,6 @@ class DetectionOptions(TaskOptions):
 
     def sample(self, info: DatasetInfo) -> Sample:
         shape = info.shape
-        assert isinstance(shape, DetectionShape)
         height, width = self.cost_size or (shape.height, shape.width)
         return Sample((torch.zeros(1, shape.channels, height, width, device="meta"),), samples=1)
 
@@ -90,16 +87,12 @@ class Detection(Task):
 
     def __init__(self, options: DetectionOptions, setup: TaskSetup) -> None:
         dataset, size = setup.dataset, options.evaluation_batch_size
-        assert isinstance(dataset, DetectionDatasetOptions)
         data = dataset.load(setup.data_root, setup.seed)
         self.options, self.classes, self.device = options, len(dataset.class_names), setup.device
         counts = torch.cat([image.labels for image in data.train]).bincount()
         self.majority_baseline = float(counts.max() / counts.sum())
         self.training_batches = DetectionBatches(data.train, dataset, setup.batch_size, setup.seed, setup.device)
         self.splits = evaluation_splits(DetectionBatches, data, dataset, size, setup)
-
-    def batches(self, step: int) -> Iterator[DetectionBatch]:
-        return self.training_batches.starting_at(step)
 
     def train(self, model: nn.Module, batch: DetectionBatch) -> StepOutput:
         """Sum of both losses, and the fraction of positive anchors whose highest score is that of their class."""

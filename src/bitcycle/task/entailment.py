@@ -15,7 +15,6 @@ from bitcycle.dataset import DatasetInfo
 from bitcycle.dataset.epoch import Epoch
 from bitcycle.dataset.sentence_pairs import SentencePairOptions, TokenPairs
 from bitcycle.settings import SettingError, setting
-from bitcycle.shapes import SentencePairShape
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, check_shares
 
 METRICS = {"test": "test_accuracy", "validation": "accuracy_of_validation"}
@@ -47,10 +46,8 @@ class EntailmentOptions(TaskOptions):
     evaluation_batch_size: int = setting(64, "pairs evaluated at once", minimum=1, affects_result=False)
 
     def sample(self, info: DatasetInfo) -> Sample:
-        shape = info.shape
-        assert isinstance(shape, SentencePairShape)
-        tokens = torch.zeros(1, shape.length, dtype=torch.int64, device="meta")
-        return Sample((tokens, tokens, torch.ones(1, shape.length, dtype=torch.bool, device="meta")), samples=1)
+        tokens = torch.zeros(1, info.shape.length, dtype=torch.int64, device="meta")
+        return Sample((tokens, tokens, torch.ones_like(tokens, dtype=torch.bool)), samples=1)
 
     def build(self, setup: TaskSetup) -> Entailment:
         return Entailment(self, setup)
@@ -63,15 +60,14 @@ class Entailment(Task):
     higher_is_better = True
 
     def __init__(self, options: EntailmentOptions, setup: TaskSetup) -> None:
-        dataset, shape = setup.dataset, setup.info.shape
-        assert isinstance(dataset, SentencePairOptions) and isinstance(shape, SentencePairShape)
+        dataset = setup.dataset
         if options.evaluation_split == "validation" and dataset.validation == 0:
             remedy = "leave dataset.validation=null"
             raise SettingError("task.evaluation_split", "validation", "no validation data are used", remedy)
         splits = dataset.load(setup.data_root, setup.seed)
         test, validation = splits["test"].labels, splits.get("validation", splits["test"]).labels
         check_shares(options.evaluation_batch_size, test_samples=test, validation=validation)
-        self.options, self.classes, self.seed = options, shape.classes, setup.seed
+        self.options, self.classes, self.seed = options, setup.info.shape.classes, setup.seed
         self.splits = {name: split.to(setup.device) for name, split in splits.items()}
         self.metric = METRICS[options.evaluation_split]
         self.epoch = Epoch(len(splits["train"].labels), setup.batch_size)
@@ -107,8 +103,7 @@ class Entailment(Task):
                 logits = model(batch.ids, batch.segments, batch.mask)
             loss.update(F.cross_entropy(logits, batch.labels), weight=len(batch.labels))
             accuracy.update(logits, batch.labels)
-        values = {"accuracy": round(100 * float(accuracy.compute()), 4), "loss": float(loss.compute())}
-        return {f"{split}_{name}": value for name, value in values.items()}
+        return {f"{split}_accuracy": round(100 * float(accuracy.compute()), 4), f"{split}_loss": float(loss.compute())}
 
 
 def batch_of(split: TokenPairs, indices: Tensor) -> PairBatch:

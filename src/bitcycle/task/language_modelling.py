@@ -97,8 +97,7 @@ class LanguageModellingOptions(TaskOptions):
 
 @dataclass
 class BlockLanguageModellingOptions(LanguageModellingOptions):
-    """Options of language modelling on blocks: `training.batch_size` blocks per step, in random order, without
-    context."""
+    """Options of language modelling on blocks: `training.batch_size` per step, in random order, without context."""
 
     name: str = "language_modelling_blocks"
     lengths: str = setting("fixed", "time steps of a block: sequence_length (fixed)", choices=("fixed",))
@@ -129,21 +128,17 @@ class LanguageModelling(Task):
     unit, higher_is_better = "", False
 
     def __init__(self, options: LanguageModellingOptions, setup: TaskSetup) -> None:
-        assert isinstance(setup.dataset, TextDatasetOptions)
         check_shares(options.evaluation_batch_size)
         text = setup.dataset.load(setup.data_root, setup.seed)
         train, validation, test = (split.to(setup.device) for split in text[:3])
         self.options = options
-        self.training = options.training_batches(train, setup.batch_size, setup.seed)
+        self.training_batches = options.training_batches(train, setup.batch_size, setup.seed)
         self.splits = {"test": options.evaluation_batches(test), "validation": options.evaluation_batches(validation)}
         self.majority_baseline = float(train.bincount().max()) / len(train)
         self.state: tuple[Tensor, ...] = ()
 
-    def batches(self, step: int) -> Any:
-        return self.training.starting_at(step)
-
     def parts(self, samples: int) -> int:
-        return self.options.parts(samples, self.training.count)
+        return self.options.parts(samples, self.training_batches.count)
 
     def train(self, model: nn.Module, batch: TokenBatch) -> StepOutput:
         losses, right, state = _losses(model, batch.share(), self.state if batch.continues else None)
@@ -159,7 +154,7 @@ class LanguageModelling(Task):
     def measure(self, model: nn.Module, split: str) -> dict[str, float]:
         """`test_perplexity`, and `test_loss`, the mean cross-entropy in nats."""
         state: tuple[Tensor, ...] | None = None
-        sums: Tensor | float = 0.0
+        sums = torch.zeros((), dtype=torch.float64)  # of losses, and their number
         for batch in self.splits[split].of_epoch():
             mine = batch.share()
             if not mine.targets.numel():
@@ -167,13 +162,12 @@ class LanguageModelling(Task):
             with distributed.sharded(batch.streams):
                 losses, _, state = _losses(model, mine, state if batch.continues else None)
             sums = sums + torch.stack([losses.sum(dtype=torch.float64), losses.new_tensor(losses.numel()).double()])
-        assert isinstance(sums, Tensor)
         total, count = distributed.all_sum(sums).tolist()
         mean = total / count
         return {f"{split}_perplexity": math.exp(min(mean, 700.0)), f"{split}_loss": mean}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"state": tuple(distributed.whole(part, self.training.count, dim=-2) for part in self.state)}
+        return {"state": tuple(distributed.whole(part, self.training_batches.count, dim=-2) for part in self.state)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.state = tuple(distributed.local_shard(part, dim=-2) for part in state["state"])
@@ -182,8 +176,7 @@ class LanguageModelling(Task):
 def _losses(
     model: nn.Module, batch: TokenBatch, state: tuple[Tensor, ...] | None
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Cross-entropy of each target and whether it was predicted, both [T N], and the network's state after the
-    batch."""
+    """Cross-entropy of each target and whether it was predicted, both [T N], and the network's next state."""
     if getattr(getattr(model, "module", model), "takes_targets", False):  # unwraps DistributedDataParallel
         return model(batch.inputs, state, batch.targets)
     logits, state = model(batch.inputs, state)

@@ -57,14 +57,11 @@ class NodeClassificationOptions(TaskOptions):
     )
 
     def epoch(self, info: DatasetInfo, batch_size: int) -> Epoch:
-        assert isinstance(info.shape, GraphShape)
-        whole = info.shape.neighbours is None
-        return Epoch(info.train_samples, info.train_samples if whole else batch_size)
+        return Epoch(info.train_samples, info.train_samples if info.shape.neighbours is None else batch_size)
 
     def sample(self, info: DatasetInfo) -> Sample:
         """The whole graph, or a batch of 1024 seed nodes with the expected number of nodes in each layer."""
-        shape = info.shape
-        assert isinstance(shape, GraphShape)
+        shape: GraphShape = info.shape
         if shape.neighbours is None:
             edges = _edges_on_meta(shape.nodes, shape.edges)
             return Sample((torch.zeros(shape.nodes, shape.features, device="meta"), (edges,)), info.train_samples)
@@ -114,7 +111,6 @@ class NodeClassification(Task):
 
     def __init__(self, options: NodeClassificationOptions, setup: TaskSetup) -> None:
         dataset, shape, device = setup.dataset, setup.info.shape, setup.device
-        assert isinstance(dataset, GraphDatasetOptions) and isinstance(shape, GraphShape)
         graph = dataset.load(setup.data_root, setup.seed)
         self.options, self.dataset, self.seed, self.device = options, dataset, setup.seed, device
         self.train_nodes = graph.train.to(device)

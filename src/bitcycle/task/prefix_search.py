@@ -61,11 +61,6 @@ class WordTrigram:
             penalty += math.log(BACK_OFF)
         return penalty - math.log(max(self.total, 1))
 
-    def sentence(self, text: str) -> float:
-        """ln S of a whole sentence, including its end."""
-        words = [BEGIN, BEGIN, *text.split(), END]
-        return sum(self.score(*words[place - 2 : place + 1]) for place in range(2, len(words)))
-
 
 class Ends(NamedTuple):
     """Log probabilities of a prefix's paths that end in a blank, and of those that end in its last character."""

@@ -103,16 +103,13 @@ class Recommendation(Task):
     higher_is_better = True
 
     def __init__(self, options: RecommendationOptions, setup: TaskSetup) -> None:
-        assert isinstance(setup.dataset, InteractionOptions)
         data = setup.dataset.load(setup.data_root, setup.seed)
         self.options, self.seed, self.device = options, setup.seed, setup.device
         self.epoch = options.epoch(setup.info, setup.batch_size)
         self.users, self.items = data.train.users.to(self.device), data.train.items.to(self.device)
         self.sampler = NegativeSampler(data.train, self.device)
         self.majority_baseline = options.negatives / (1 + options.negatives)
-        self.splits = {
-            name: HeldOut(*(part.to(self.device) for part in split)) for name, split in data.evaluated.items()
-        }
+        self.splits = {name: HeldOut(*(x.to(self.device) for x in split)) for name, split in data.evaluated.items()}
         self.popularity = hit_rate(popularity_ranks(data.train, data.test))
         logger.info("recommending the most popular items has test_hr10 %.2f", self.popularity)
 
@@ -121,8 +118,7 @@ class Recommendation(Task):
             yield self.batch(numbers.to(self.device), epoch)
 
     def batch(self, numbers: Tensor, epoch: int) -> InteractionBatch:
-        """The batch of samples with the given numbers; each interaction has 1 + negatives samples, the positive
-        first."""
+        """The batch of samples with these numbers; each interaction has 1 + negatives samples, the positive first."""
         interactions = torch.div(numbers, 1 + self.options.negatives, rounding_mode="floor")
         chosen = numbers % (1 + self.options.negatives) == 0
         users = self.users[interactions]

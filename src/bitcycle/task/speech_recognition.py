@@ -9,7 +9,7 @@ Source: HLHLp, section 4.3 (CER of greedy decoding). Its WER uses a finite-state
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,6 @@ from bitcycle.dataset import DatasetInfo
 from bitcycle.dataset.speech import SpeechDatasetOptions
 from bitcycle.dataset.utterances import SpeechBatch, UtteranceBatches, Utterances
 from bitcycle.settings import setting
-from bitcycle.shapes import SpeechShape
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
 from bitcycle.task.ctc import ctc_loss, edit_distances, greedy
 from bitcycle.task.prefix_search import PrefixSearch, WordTrigram
@@ -56,9 +55,7 @@ class SpeechRecognitionOptions(TaskOptions):
     evaluation_batch_size: int = setting(64, "utterances evaluated at once", minimum=1)
 
     def sample(self, info: DatasetInfo) -> Sample:
-        shape = info.shape
-        assert isinstance(shape, SpeechShape)
-        return Sample((torch.zeros(1, shape.frames, shape.features, device="meta"),), samples=1)
+        return Sample((torch.zeros(1, info.shape.frames, info.shape.features, device="meta"),), samples=1)
 
     def build(self, setup: TaskSetup) -> SpeechRecognition:
         return SpeechRecognition(self, setup)
@@ -73,17 +70,13 @@ class SpeechRecognition(Task):
     """Accuracy of an empty text, the output of a network that always predicts the blank, its most frequent symbol."""
 
     def __init__(self, options: SpeechRecognitionOptions, setup: TaskSetup) -> None:
-        dataset = setup.dataset
-        assert isinstance(dataset, SpeechDatasetOptions)
+        dataset: SpeechDatasetOptions = setup.dataset
         data, alphabet = dataset.load(setup.data_root, setup.seed), dataset.alphabet(setup.data_root)
         train, test, validation = (dataset.utterances(split or [], alphabet).to(setup.device) for split in data)
         self.options, self.splits = options, {"test": test, "validation": validation}
         self.validation_metric = f"validation_{options.choose_by}"
         self.training_batches = UtteranceBatches(train, setup.batch_size, options.length_pool, setup.seed)
         self.evaluation = SpeechEvaluation(options, alphabet, train.transcripts)
-
-    def batches(self, step: int) -> Iterator[SpeechBatch]:
-        return self.training_batches.starting_at(step)
 
     def train(self, model: nn.Module, batch: SpeechBatch) -> StepOutput:
         """Loss, and 1 - (edits / characters) of the batch's greedily decoded texts, at least 0, as accuracy."""

@@ -18,10 +18,7 @@ class CheckpointFolder:
     """The checkpoints of one run: `last.pt`, `previous.pt`, and `candidate-STEP.pt` with weights that a later phase may choose.
 
     They contain only tensors, numbers, strings, lists and dictionaries, and load with `torch.load(..., weights_only=True)`.
-
-    Args:
-        folder: folder of the files.
-        writes: False for processes that do not write.
+    Without `writes`, nothing is written.
     """
 
     def __init__(self, folder: Path, writes: bool = True) -> None:
@@ -33,8 +30,7 @@ class CheckpointFolder:
         return self.last.exists() or self.previous.exists()
 
     def save(self, state: dict[str, Any]) -> None:
-        """Write `state` as the last checkpoint and keep the previous one. Raises RunError if it cannot be written; existing
-        checkpoints are then unchanged."""
+        """Write `state` as the last checkpoint and keep the previous one. Raises RunError, changing neither, if it cannot."""
         if not self.writes:
             return
         fresh = self.last.with_name("next.pt")
@@ -82,13 +78,8 @@ class CheckpointFolder:
                 path.unlink(missing_ok=True)
 
     def load(self, device: torch.device, run: dict[str, Any] | None = None) -> dict[str, Any] | None:
-        """The newest readable checkpoint, or None if there is no checkpoint. Raises RunError if there are checkpoints and
-        none of them can be used.
-
-        Args:
-            device: device of the loaded tensors.
-            run: required identity of the checkpoint; None accepts any.
-        """
+        """The newest readable checkpoint of the identity `run` (None: any), or None if there is no checkpoint. Raises RunError
+        if there are checkpoints and none of them can be used."""
         problems = []
         for path in filter(Path.exists, (self.last, self.previous)):
             if problem := _damage(path):

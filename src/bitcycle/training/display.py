@@ -80,10 +80,8 @@ class ProgressBar:
 
     def update(self, step: int, note: str | None = None) -> None:
         """Show that `step` steps are done."""
-        if note is None:
-            self.progress.update(self.task, completed=step)
-        else:
-            self.progress.update(self.task, completed=step, note=note)
+        fields: dict[str, Any] = {} if note is None else {"note": note}
+        self.progress.update(self.task, completed=step, **fields)
 
     def close(self) -> None:
         """Stop updating the bar."""

@@ -24,7 +24,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bitcycle import distributed
 from bitcycle.errors import RunError
-from bitcycle.layer import share_batch_norm
 from bitcycle.settings import SettingError
 from bitcycle.task import TASKS
 from bitcycle.training.display import be_quiet
@@ -100,12 +99,8 @@ def tasks_on_nodes(counts: str) -> list[int]:
 
 @contextmanager
 def process_group(device: str) -> Iterator[None]:
-    """Context that joins the process group; does nothing in a single process. Raises RunError if the processes cannot
-    connect, or this one has no GPU.
-
-    Args:
-        device: `training.device`; GPU tensors are communicated by NCCL, CPU tensors by Gloo.
-    """
+    """Context that joins the process group (NCCL for a GPU `device`, Gloo for CPU tensors); does nothing in a single process.
+    Raises RunError if the processes cannot connect, or this one has no GPU."""
     variables = process_variables(os.environ)
     if not variables:
         yield
@@ -133,8 +128,7 @@ def process_group(device: str) -> Iterator[None]:
 
 
 def own_gpu(local_rank: int, gpus: int) -> int:
-    """The GPU index of a process; SLURM may expose only its own GPU to each task. Raises RunError if there are fewer GPUs
-    than processes."""
+    """The GPU index of a process, to which SLURM may expose only its own. Raises RunError if there are too few GPUs."""
     if gpus == 1 or local_rank < gpus:
         return local_rank % max(gpus, 1)
     raise RunError(f"no GPU for process {local_rank} of this machine: start at most {gpus} processes per machine")
@@ -169,11 +163,6 @@ def check_sharing(plan: Plan) -> None:
         config.quantizer.check_sharing()
     except SettingError as error:
         raise error.within("quantizer") from None
-
-
-def shared_model(model: nn.Module) -> nn.Module:
-    """The model, adapted to training on shards of each batch."""
-    return share_batch_norm(model) if distributed.world_size() > 1 else model
 
 
 def replica(model: nn.Module) -> nn.Module:

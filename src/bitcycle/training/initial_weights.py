@@ -24,8 +24,7 @@ FIELD = "initial_weights"
 
 
 def weights_file(path: str) -> Path:
-    """The checkpoint file for `path`, which is either the file itself or the folder of a finished run. Raises SettingError if
-    there is no checkpoint."""
+    """The checkpoint file of `path`: itself, or that of a finished run's folder. Raises SettingError if there is none."""
     given = Path(path).expanduser()
     if given.is_file():
         return given
@@ -41,8 +40,7 @@ def weights_file(path: str) -> Path:
 
 
 def content_digest(path: str) -> str:
-    """A digest of names and values of all weights in a checkpoint, independent of how it was saved. Raises SettingError if it
-    cannot be read."""
+    """A digest of names and values of all weights in a checkpoint. Raises SettingError if it cannot be read."""
     file = weights_file(path).resolve()
     return _digest(str(file), file.stat().st_mtime_ns)
 
@@ -68,8 +66,7 @@ def load_initial_weights(options: ModelOptions, model: nn.Module) -> None:
 
 
 def fitting_weights(options: ModelOptions, model: nn.Module) -> tuple[dict[str, Tensor], list[str]]:
-    """The initial weights that fit the float model, and the names of classifier weights that are not loaded. Raises
-    SettingError if the weights do not fit the model."""
+    """The initial weights for the float model, and the classifier weights left out. Raises SettingError if they do not fit."""
     if options.initial_weights is None:
         return {}, []
     found, expected = (

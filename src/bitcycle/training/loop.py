@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bitcycle import distributed
 from bitcycle.errors import RunError
-from bitcycle.layer import PrecisionController, penalty
+from bitcycle.layer import PrecisionController, penalty, share_batch_norm
 from bitcycle.layer.compilation import channels_last
 from bitcycle.randomness import derive
 from bitcycle.recipe.weight_averaging import WeightAverage, estimate_statistics, estimated_layers
@@ -24,7 +24,7 @@ from bitcycle.schedule import FLOAT, FeedbackSchedule, Precision, SearchSchedule
 from bitcycle.task import StepOutput, Task, TaskSetup
 from bitcycle.training.compilation import wants_compilation
 from bitcycle.training.display import ProgressBar
-from bitcycle.training.distributed import Agreement, replica, shared_model
+from bitcycle.training.distributed import Agreement, replica
 from bitcycle.training.interruption import Interrupted, StopSignal
 from bitcycle.training.metrics_log import JsonLines, MetricsLog, open_metrics
 from bitcycle.training.outcome import Best, ReduceOnPlateau, RunningMean
@@ -58,8 +58,8 @@ class Trainer:
         self.plan, self.device, self.options, self.schedule = plan, device, options, schedule
         self.epoch, self.total_steps, self.folder = plan.epoch, plan.total_steps, plan.folder
         self.task: Task = config.task.build(setup)
-        model = plan.build_model(compile=wants_compilation(plan, device))
-        self.model = shared_model(channels_last(model, device).train())
+        model = channels_last(plan.build_model(compile=wants_compilation(plan, device)), device).train()
+        self.model = share_batch_norm(model) if distributed.world_size() > 1 else model
         self.controller = PrecisionController(
             self.model, schedule, seed=config.seed, hardware=config.hardware, workload=plan.workload, rank=0
         )
@@ -96,12 +96,8 @@ class Trainer:
         self.replica = self.model
 
     def train(self, bar: ProgressBar, stop: StopSignal) -> None:
-        """Train to the last step.
-
-        Raises:
-            Interrupted: after a signal; a checkpoint has been saved.
-            RunError: if the loss is not finite or a checkpoint cannot be written.
-        """
+        """Train to the last step. Raises Interrupted after a signal, with a checkpoint saved; RunError if the loss is not finite
+        or a checkpoint cannot be written."""
         batches = self.task.batches(self.step)
         saved = started = time.monotonic()
         while self.step < self.total_steps:
@@ -203,8 +199,7 @@ class Trainer:
         bar.update(self.step, f"bits {'/'.join(map(str, precision or ()))}  loss {loss:.3f}")
 
     def check_finite(self) -> None:
-        """Stop a diverged run before it is evaluated or saved. Raises RunError if the loss of a step since the last record is
-        not finite."""
+        """Raise RunError if the loss of a step since the last record is not finite, before evaluating or saving the run."""
         total = float(self.logged.sums[0])
         if not math.isfinite(total) and not isinstance(self.schedule, SearchSchedule):
             raise RunError(
@@ -279,10 +274,7 @@ class Trainer:
     def evaluate_at(
         self, precision: Precision, measure: Callable[[nn.Module], dict[str, float]], as_trained: bool = True
     ) -> dict[str, float]:
-        """The result of `measure` for the model in evaluation mode at `precision`.
-
-        With `as_trained`, gates choose their precision; otherwise the whole network uses `precision`.
-        """
+        """The result of `measure` for the model in evaluation mode at `precision`; with `as_trained`, gates choose theirs."""
         started = time.monotonic()
         self.controller.use(precision, choose=as_trained)
         self.model.eval()

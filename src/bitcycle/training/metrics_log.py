@@ -20,8 +20,7 @@ class JsonLines:
     """An append-only file with one JSON object per line, which can be truncated to the state at a checkpoint."""
 
     def __init__(self, path: Path | None, keep_bytes: int = 0) -> None:
-        """Open the file and truncate it to `keep_bytes`; None discards all records. Raises RunError if the file is shorter, for
-        example after being edited or deleted."""
+        """Open the file and truncate it to `keep_bytes`; None discards all records. Raises RunError if the file is shorter."""
         if path is None:
             self.stream = open(os.devnull, "ab")
             return
@@ -150,8 +149,7 @@ class WandbTracker:
 
 
 class TensorBoardTracker:
-    """TensorBoard event files in the run folder; events after the checkpoint that a run resumes from are hidden. Raises
-    RunError if tensorboard is not installed."""
+    """TensorBoard event files in the run folder; hides events after the checkpoint. Raises RunError without tensorboard."""
 
     def __init__(self, folder: Path, first_step: int) -> None:
         require("tensorboard", "tensorboard")

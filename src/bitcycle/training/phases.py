@@ -60,8 +60,7 @@ def phase_rate(recipe: LearningRateOptions, phase: Phase, step: int, epoch_steps
 
 @dataclass
 class PhaseRunner:
-    """Tracks the current phase of a run, and applies the changes at the beginning of each. The learning rate options apply to
-    each phase."""
+    """Tracks the current phase of a run, and applies the changes at the beginning of each."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer

@@ -180,8 +180,7 @@ class Plan:
 
 
 def make_plan(config: RunConfig) -> Plan:
-    """Plan the run that `config` describes. Raises SettingError for incompatible settings; DataError if the folder of a
-    custom dataset is missing."""
+    """Plan a run. Raises SettingError for incompatible settings; DataError if the folder of a custom dataset is missing."""
     config = _with_validation(config)
     info = _within("dataset", config.dataset.info, config.data_folder)
     _within("model", check_kind, config.model, config.dataset.name, info.shape)
@@ -219,14 +218,12 @@ def make_plan(config: RunConfig) -> Plan:
 
 
 def locate(config: RunConfig) -> RunFolder:
-    """The folder of the run that `config` describes, without planning the run. Raises SettingError if the schedule chooses by
-    validation but the configuration has no validation data."""
+    """The folder of a run, without planning it. Raises SettingError if validation data are needed but disabled."""
     return RunFolder(run_path(_with_validation(config)))
 
 
 def hash_of(config: RunConfig) -> str:
-    """The hash in the name of the run of `config`, including an automatic validation split. Raises SettingError as in
-    `locate`."""
+    """The hash in the name of a run, including an automatic validation split. Raises SettingError as `locate`."""
     return run_hash(_with_validation(config))
 
 
@@ -235,8 +232,7 @@ VALIDATION_SHARE = 0.1
 
 
 def _with_validation(config: RunConfig) -> RunConfig:
-    """The configuration with a validation split, added if the schedule chooses weights and none is configured. Raises
-    SettingError if the schedule chooses by validation but validation data are disabled."""
+    """The configuration with a validation split, added if it is needed and not set. Raises SettingError if it is disabled."""
     share, by_plateau = config.dataset.validation, config.training.learning_rate.name == "plateau"
     if share or config.dataset.has_validation or not (config.schedule.chooses or by_plateau):
         return config

@@ -34,11 +34,8 @@ MEAN_OF_LAST = 5
 def execute(plan: Plan) -> dict[str, Any]:
     """Train the planned run and return its summary; returns the existing summary of a finished run.
 
-    Raises:
-        Interrupted: after a signal; a checkpoint has been saved.
-        DataError: if the data are missing.
-        RunError: if the run fails; status.json has the reason.
-        SettingError (a ValueError): if the run does not support several processes.
+    Raises Interrupted after a signal, with a checkpoint saved; DataError if the data are missing; RunError if the run fails,
+    with the reason in status.json; SettingError (a ValueError) if the run does not support several processes.
     """
     check_sharing(plan)
     if distributed.rank():

@@ -32,9 +32,7 @@ class RunFolder:
     | analyses/ | results of `bitcycle.measurement` for the trained network |
     | NAME/ | the folder of a preliminary run NAME, such as range_test |
 
-    Args:
-        path: path of the folder.
-        writes: False for a process that does not write: its writes are discarded.
+    Without `writes`, writes are discarded.
     """
 
     def __init__(self, path: Path, writes: bool = True) -> None:
@@ -96,8 +94,7 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the folder for this process, if it writes. Raises RunError if another process is training this run, or the
-        folder cannot be written."""
+        """Lock the folder, if this process writes. Raises RunError if another is training this run, or the disk refuses."""
         if not self.writes:
             yield
             return

@@ -12,7 +12,6 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from multiprocessing.pool import ThreadPool
 from typing import Any, NamedTuple
 
@@ -134,19 +133,31 @@ class EncodedImages(Images):
         """The decoded images; if decoding takes seconds, they are cached for other runs on this machine."""
         if self.workers is not None:
             return self
-        decode = partial(decode_all, self.encoded, self.channels, self.framing)
         if len(self) < WORTH_KEEPING or len(self) * self.framing.size**2 * self.channels > MOST_BYTES:
-            return Images(decode(), self.labels)
+            return Images(self._pixels(), self.labels)
         digest = hashlib.sha256(PIL.__version__.encode())  # digest of all inputs of decoding
         options = repr((self.channels, self.framing)).encode()
         try:
             for part in itertools.chain([options], (image.read() for image in self.encoded)):
                 digest.update(len(part).to_bytes(8, "little") + part)
         except OSError:
-            return Images(decode(), self.labels)  # raises an error that names the unreadable image
-        name = f"pixels-{digest.hexdigest()[:32]}.npy"
-        pixels = kept(name, decode, lambda file: torch.from_numpy(np.load(file)), lambda file, x: np.save(file, x))
-        return Images(pixels, self.labels)
+            return Images(self._pixels(), self.labels)  # raises an error that names the unreadable image
+        name, read = f"pixels-{digest.hexdigest()[:32]}.npy", lambda file: torch.from_numpy(np.load(file))
+        return Images(kept(name, self._pixels, read, np.save), self.labels)
+
+    def _pixels(self) -> Tensor:
+        """Decode all images to uint8 [N, size, size, channels] with several threads; logs the progress."""
+        size, reported = self.framing.size, time.monotonic()
+        pixels = np.empty((len(self), size, size, self.channels), dtype=np.uint8)
+        workers = 1 if size <= SMALL else None  # threads contend if an image takes microseconds
+        with ThreadPool(workers) as pool:
+            decoded = pool.imap(lambda image: decode(image, self.channels, self.framing), self.encoded, CHUNK)
+            for index, image in enumerate(decoded):
+                pixels[index] = image
+                if time.monotonic() - reported > 10:
+                    reported = time.monotonic()
+                    logger.info("decoded %d of %d images", index + 1, len(self))
+        return torch.from_numpy(pixels)
 
     def to(self, device: torch.device) -> EncodedImages:
         return self  # batches are moved individually
@@ -245,17 +256,3 @@ def random_box(width: int, height: int, generator: random.Random) -> tuple[int, 
             left, top = generator.randint(0, width - box_width), generator.randint(0, height - box_height)
             return left, top, left + box_width, top + box_height
     return None
-
-
-def decode_all(encoded: Sequence[EncodedImage], channels: int, framing: Framing) -> Tensor:
-    """Decode all images to uint8 [N, size, size, channels] with several threads; logs the progress."""
-    size, reported = framing.size, time.monotonic()
-    pixels = np.empty((len(encoded), size, size, channels), dtype=np.uint8)
-    workers = 1 if size <= SMALL else None  # threads contend if an image takes microseconds
-    with ThreadPool(workers) as pool:
-        for index, image in enumerate(pool.imap(lambda image: decode(image, channels, framing), encoded, CHUNK)):
-            pixels[index] = image
-            if time.monotonic() - reported > 10:
-                reported = time.monotonic()
-                logger.info("decoded %d of %d images", index + 1, len(encoded))
-    return torch.from_numpy(pixels)

@@ -183,9 +183,8 @@ class Fsdd(SpeechDatasetOptions):
     def read(self, data_root: Path) -> Splits[list[Recording]]:
         folder = data_root / "fsdd"
         found = _parquet_digits(folder) if has_parquet(folder) else _file_digits(folder)
-        ordered = sorted(found.items(), key=lambda digit: digit[0])
         parts = (TRAIN, TEST, VALIDATION)
-        splits = [[recording for (number, *_), recording in ordered if number in part] for part in parts]
+        splits = [[found[key] for key in sorted(found) if key[0] in part] for part in parts]
         expected = [len(part) * SPEAKERS * len(WORDS) for part in parts]
         check_whole(self.name, folder, "training, test and validation recordings", [*map(len, splits)], expected)
         return Splits(*splits)

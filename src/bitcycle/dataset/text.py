@@ -141,9 +141,8 @@ class TextDatasetOptions(DatasetOptions):
         size = self.size
         if self.vocabulary is not None and self.vocabulary > size.vocabulary:
             problem = f"{self.name} has only {size.vocabulary} distinct tokens"
-            raise SettingError(
-                "vocabulary", self.vocabulary, problem, f"use at most {size.vocabulary}, or null for all"
-            )
+            remedy = f"use at most {size.vocabulary}, or null for all"
+            raise SettingError("vocabulary", self.vocabulary, problem, remedy)
         return DatasetInfo(TokenShape(self.vocabulary or size.vocabulary), size.train, size.test)
 
     def load(self, data_root: Path, seed: int) -> Text:

@@ -45,8 +45,7 @@ class ModelOptions(Settings):
 
 
 def check_kind(options: ModelOptions, dataset: str, shape: Shape) -> None:
-    """Check that a network accepts the data of a data set. Raises SettingError for data of another type or an unsupported
-    size."""
+    """Raise SettingError if a network cannot take the data of a data set, of another type or of an unsupported size."""
     if not isinstance(shape, options.takes):
         problem = f"does not accept the data of dataset={dataset}"
         fitting = "omit model= for the default of the data set, or see `python train.py --help` for others"

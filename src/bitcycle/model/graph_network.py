@@ -57,12 +57,9 @@ class GraphNetwork(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, edges: Sequence[Edges]) -> Tensor:
-        """Return the logits of the destinations of the last layer.
+        """Logits of the destinations of the last layer from features x of the sources of the first.
 
-        Args:
-            x: features of the sources of the first layer.
-            edges: one graph per layer, where the destinations of a layer are the sources of the next; or one for all
-                layers.
+        `edges` is one graph per layer, where the destinations of a layer are the sources of the next, or one for all layers.
         """
         if len(edges) == 1:
             edges = [*edges] * len(self.layers)

@@ -156,7 +156,9 @@ class AwdLanguageModel(nn.Module):
             if index:
                 x = locked_dropout(x, options.dropout_hidden, self.training)
             before = None if state is None else (state[2 * index], state[2 * index + 1])
-            x, after = functional_call(layer, self._dropped(layer), (x, before))
+            weight: Any = layer.weight_hh_l0
+            changed = {"weight_hh_l0": F.dropout(weight, options.dropout_weight, self.training)}
+            x, after = functional_call(layer, changed, (x, before))
             last += list(after)
         dropped = locked_dropout(x, options.dropout, self.training)
         self._outputs = (x, dropped) if self.training else None
@@ -170,11 +172,6 @@ class AwdLanguageModel(nn.Module):
             return rows
         kept = F.dropout(rows.new_ones(self.embedding.num_embeddings, 1), self.options.dropout_embedding)
         return rows * F.embedding(tokens, kept)
-
-    def _dropped(self, layer: Any) -> dict[str, Tensor]:
-        """Recurrent weight of a layer with dropout for this batch."""
-        weight: Tensor = layer.weight_hh_l0
-        return {"weight_hh_l0": F.dropout(weight, self.options.dropout_weight, self.training)}
 
     def penalties(self, loss: Tensor | None = None) -> list[Tensor]:
         """AR and TAR of the last forward pass in training mode."""

@@ -72,8 +72,7 @@ class RetinaNet(nn.Module):
         self.initialise()
 
     def initialise(self) -> None:
-        """Weights from N(0, 2 / (k k out)), PyTorch's biases; both output convolutions 0, initial scores at the
-        prior."""
+        """Weights from N(0, 2 / (k k out)), PyTorch's biases; both output convolutions 0, scores at the prior."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 taps = module.kernel_size[0] * module.kernel_size[1]

@@ -11,6 +11,8 @@ modeling). Without a delay, CTC may learn to output short words before they are 
 digits.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Optional
 
@@ -34,15 +36,14 @@ class SpeechLstm(nn.Module):
     signed_inputs = ("*",)
     """Features and outputs of LSTM layers have both signs."""
 
-    def __init__(
-        self, shape: SpeechShape, hidden: int, layers: int, dropout: float, dropout_input: float, stack: int, delay: int
-    ) -> None:
+    def __init__(self, options: SpeechLstmOptions, shape: SpeechShape) -> None:
         super().__init__()
-        self.stack, self.delay = stack, delay
-        self.dropout_input, self.dropout = nn.Dropout(dropout_input), nn.Dropout(dropout)
-        inputs = [shape.features * stack, *[hidden] * (layers - 1)]
-        self.lstm = nn.ModuleList(nn.LSTM(size, hidden, batch_first=True) for size in inputs)
-        self.output = nn.Linear(hidden, shape.symbols)
+        self.stack, self.delay = options.stack, options.delay
+        of_input = options.dropout if options.dropout_input is None else options.dropout_input
+        self.dropout_input, self.dropout = nn.Dropout(of_input), nn.Dropout(options.dropout)
+        inputs = [shape.features * options.stack, *[options.hidden] * (options.layers - 1)]
+        self.lstm = nn.ModuleList(nn.LSTM(size, options.hidden, batch_first=True) for size in inputs)
+        self.output = nn.Linear(options.hidden, shape.symbols)
 
     def output_lengths(self, lengths: Tensor) -> Tensor:
         """Number of valid output frames of utterances with the given numbers of input frames."""
@@ -58,9 +59,7 @@ class SpeechLstm(nn.Module):
 
 def stacked(x: Tensor, count: int) -> Tensor:
     """Concatenate each `count` consecutive frames of [N, T, F], padded with zeros: [N, ceil(T / count), count F]."""
-    missing = -x.shape[1] % count
-    if missing:
-        x = F.pad(x, (0, 0, 0, missing))
+    x = F.pad(x, (0, 0, 0, -x.shape[1] % count))
     return x.reshape(x.shape[0], -1, count * x.shape[2])
 
 
@@ -84,5 +83,4 @@ class SpeechLstmOptions(ModelOptions):
     delay: int = setting(0, "output delay in stacked frames (not in the paper); 0: none", minimum=0)
 
     def build(self, shape: SpeechShape) -> SpeechLstm:
-        dropout_input = self.dropout if self.dropout_input is None else self.dropout_input
-        return SpeechLstm(shape, self.hidden, self.layers, self.dropout, dropout_input, self.stack, self.delay)
+        return SpeechLstm(self, shape)

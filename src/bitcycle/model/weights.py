@@ -1,7 +1,8 @@
 """Weights from files, read without executing code from them."""
 
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,11 @@ UNREADABLE = (OSError, RuntimeError, EOFError, ValueError, LookupError, pickle.U
 
 
 def read_weights(file: Path, field: str) -> dict[str, Tensor]:
-    """Weights by name: of a checkpoint of this project, a saved state dict, or a safetensors file. Raises SettingError if the
-    file cannot be read or holds something else.
-
-    Args:
-        file: the file.
-        field: the setting that names it, for errors.
-    """
+    """Weights by name: of a checkpoint of this project, a saved state dict, or a safetensors file. Raises SettingError about
+    `field` if the file cannot be read or holds something else."""
     try:
-        read: Callable[[Path], Any] = load_file if file.suffix == ".safetensors" else _unpickled
-        state = read(file)
+        tensors_only = partial(torch.load, map_location="cpu", weights_only=True)
+        state: Any = (load_file if file.suffix == ".safetensors" else tensors_only)(file)
     except UNREADABLE as error:
         problem = f"cannot be read as weights ({type(error).__name__}: {str(error).splitlines()[0]})"
         remedy = "give a file of plain tensors, written by torch.save or safetensors"
@@ -37,13 +33,8 @@ def read_weights(file: Path, field: str) -> dict[str, Tensor]:
     return weights
 
 
-def _unpickled(file: Path) -> Any:
-    return torch.load(file, map_location="cpu", weights_only=True)
-
-
 def load_weights(model: nn.Module, found: Mapping[str, Tensor], field: str, path: str, remedy: str) -> None:
-    """Load the weights that the model has; others are left out. Raises SettingError naming a weight that is missing or of
-    another shape."""
+    """Load the weights that the model has. Raises SettingError naming one that is missing or of another shape."""
     expected = model.state_dict()
     for name, value in expected.items():
         if name not in found or found[name].shape != value.shape:

@@ -20,14 +20,6 @@ from bitcycle.task import TaskOptions
 
 
 @dataclass(frozen=True)
-class Outline:
-    """Properties of a network that schedules need, named like the network's attributes: its blocks and their family."""
-
-    block_names: tuple[str, ...]
-    block_family: str | None
-
-
-@dataclass(frozen=True)
 class Network:
     """A converted network and its operations."""
 
@@ -38,14 +30,14 @@ class Network:
     warnings: tuple[str, ...]
 
 
-def outline(options: ModelOptions, shape: Shape) -> Outline:
-    """The blocks of a network for data of a given shape."""
+def blocks(options: ModelOptions, shape: Shape) -> tuple[str | None, int]:
+    """The family of a network's blocks, which schedules need, and their number."""
 
-    def make() -> Outline:
+    def make() -> tuple[str | None, int]:
         model = options.build(shape)
-        return Outline(tuple(getattr(model, "block_names", ())), getattr(model, "block_family", None))
+        return getattr(model, "block_family", None), len(getattr(model, "block_names", ()))
 
-    return remembered("outline", _identity(options, shape), make) if _is_ours(options) else make()
+    return remembered("blocks", _identity(options, shape), make) if _is_ours(options) else make()
 
 
 def network(

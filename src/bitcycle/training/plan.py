@@ -23,7 +23,7 @@ from bitcycle.schedule import FLOAT, Dfq, Phase, Precision, Schedule, Static, Un
 from bitcycle.settings import SettingError
 from bitcycle.training.identity import run_hash, run_path
 from bitcycle.training.initial_weights import fitting_weights, load_initial_weights
-from bitcycle.training.network import Network, Outline, network, outline
+from bitcycle.training.network import Network, blocks, network
 from bitcycle.training.phases import phase_rate
 from bitcycle.training.run_folder import RunFolder
 
@@ -187,8 +187,7 @@ def make_plan(config: RunConfig) -> Plan:
     _within("task", config.task.check, config.dataset)
     epoch: Epoch = config.task.epoch(info, config.training.batch_size)
     total_steps = config.training.total_steps(epoch.steps)
-    model = outline(config.model, info.shape)
-    schedule = _bind_schedule(config, model, total_steps, epoch.steps)
+    schedule = _bind_schedule(config, info, total_steps, epoch.steps)
     _check_training(config, schedule)
     for phase in schedule.phases:
         _within("training.learning_rate", config.training.learning_rate.check_length, phase.steps)
@@ -260,9 +259,8 @@ def _check_training(config: RunConfig, schedule: Schedule) -> None:
         raise SettingError("schedule.backward", "chosen", problem, remedy)
 
 
-def _bind_schedule(config: RunConfig, model: Outline, total_steps: int, per_epoch: int) -> Schedule:
-    blocks = len(model.block_names)
-    options = _within("schedule", config.schedule.configure_for, model.block_family, blocks)
+def _bind_schedule(config: RunConfig, info: DatasetInfo, total_steps: int, per_epoch: int) -> Schedule:
+    options = _within("schedule", config.schedule.configure_for, *blocks(config.model, info.shape))
     schedule: Schedule = _within("schedule", options.bind, total_steps, per_epoch)
     if isinstance(config.quantizer, NoQuantizer):
         if schedule.steps < schedule.length.total_steps:

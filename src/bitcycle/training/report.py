@@ -21,34 +21,31 @@ def plan_report(plan: Plan) -> Group:
     facts = Table.grid(padding=(0, 2))
     for name, value in _facts(plan):
         facts.add_row(Text(name, style="bold"), value)
-    planned, reference = plan.cost(), plan.schedule.reference
-    least, most = plan.cost_bounds()
-    shown = most if planned is None else planned
-    cost = cost_table(plan.workload, plan.config.hardware, shown, reference)
-    title = "cost by layer group" if planned is not None else "cost by layer group, at most"
-    layers = Table(*cost.columns, title=title)
+    planned, (_, most) = plan.cost(), plan.cost_bounds()
+    cost = cost_table(plan.workload, plan.config.hardware, planned or most, plan.schedule.reference)
+    layers = Table(*cost.columns, title="cost by layer group" + ("" if planned else ", at most"))
     for section in cost.sections:
         for row in section:
             layers.add_row(*row)
         layers.add_section()
     counting, *totals = cost.notes
     if planned is None:
-        bounds = f"between {least.gbitops:.4g} and {most.gbitops:.4g} GBitOps"
-        totals.insert(0, f"the schedule {plan.schedule.follows}: {bounds}")
+        totals.insert(0, f"the schedule {plan.schedule.follows}: {_bounds(plan)}")
     if (first := plan.preliminary()) is not None:
-        least, most = first.cost_bounds()
-        bounds = f"between {least.gbitops:.4g} and {most.gbitops:.4g} GBitOps"
-        totals.append(f"preceded by: {first.schedule.name}, at most {first.total_steps} steps, {bounds}")
+        totals.append(f"preceded by: {first.schedule.name}, at most {first.total_steps} steps, {_bounds(first)}")
     return Group(facts, layers, Text(f"({counting})", style="dim"), *(Text(line, style="bold") for line in totals))
+
+
+def _bounds(plan: Plan) -> str:
+    least, most = plan.cost_bounds()
+    return f"between {least.gbitops:.4g} and {most.gbitops:.4g} GBitOps"
 
 
 def _facts(plan: Plan) -> list[tuple[str, str]]:
     config = plan.config
+    chosen = f"schedule {config.schedule.name}, quantizer {config.quantizer.name}"
     return [
-        (
-            "run",
-            f"{config.model.name} on {config.dataset.name}, schedule {config.schedule.name}, quantizer {config.quantizer.name}",
-        ),
+        ("run", f"{config.model.name} on {config.dataset.name}, {chosen}"),
         ("scale", config.scale),
         ("folder", str(plan.folder.path)),
         ("state", plan.state()),
@@ -62,17 +59,14 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
 
 def _phases(plan: Plan) -> list[tuple[str, str]]:
     """A line for each phase, if there are several: its first step, initial learning rate and starting weights."""
-    described = [plan.describe_phase(phase) for phase in plan.schedule.phases]
-    if len(described) == 1:
-        return []
     lines = []
-    for number, phase in enumerate(described, start=1):
+    for number, phase in enumerate(map(plan.describe_phase, plan.schedule.phases), start=1):
         rate = phase["learning_rate"]
         shown = f"rate {rate:.4g}" if rate is not None else "rate by the weights' step sizes"
         begins = "initial" if phase["first_step"] == 0 else phase["start_from"]
         line = f"from step {phase['first_step']}, {shown}, {begins} weights, {phase['evaluations']} evaluations"
         lines.append((f"phase {number}", line))
-    return lines
+    return lines if len(lines) > 1 else []
 
 
 def _precision(plan: Plan) -> str:

@@ -5,11 +5,10 @@ Augmentation runs on the device, per batch, on unsigned bytes; batches are norma
 
 Halves of a data set, for training on one and continuing on the other:
 
-    first_classes, second_classes    first and second half of a random permutation of the classes, fixed for all runs
-                                     (`torch.randperm`, generator seeded with 0), in both splits; labels are renumbered
-                                     in their original order first_samples, second_samples    every other training
-                                     sample in such a permutation, stably sorted by class, so that the halves of a class
-                                     differ by at most one sample; all test samples
+    first_classes, second_classes    halves of a random permutation of the classes (`torch.randperm`, generator seeded with
+                                     0), in both splits; labels are renumbered in their original order
+    first_samples, second_samples    every other training sample in such a permutation, stably sorted by class, so that
+                                     the halves of a class differ by at most one sample; all test samples
 
 Source: FracTrain, section 4.5 and appendix E (adaptation and fine-tuning on CIFAR-100), which does not give the split; no code.
 """

@@ -1,8 +1,7 @@
 """Utterances in memory, their features, and training batches in an order that depends only on (seed, epoch).
 
     power      |DFT(w x)|^2 of windows of W samples, H samples apart, w the periodic Hann window, the DFT padded to a power of two
-    mel        m(f) = 2595 log10(1 + f / 700); triangular filters with corners equally spaced in mel from 0 to half the
-    rate
+    mel        m(f) = 2595 log10(1 + f / 700); triangular filters, corners equally spaced in mel from 0 to half the rate
     log-mel    ln max(mel bands, FLOOR)
     difference d_t = sum_n n (c_{t+n} - c_{t-n}) / (2 sum_n n^2), n = 1, 2, first and last frame repeated at the ends
     normalised (x - mean) / (std + 1e-5), mean and std (biased) of each feature over the frames of the utterance

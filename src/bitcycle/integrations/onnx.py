@@ -93,12 +93,9 @@ def export_onnx(model: nn.Module, path: str | Path, *inputs: Tensor, **options: 
         inputs: arguments of the forward pass.
         options: further arguments of torch.onnx.export, such as dynamic_shapes.
 
-    Returns:
-        the maximum absolute difference between the outputs of onnxruntime and of the simulated network.
-
-    Raises:
-        RunError: if onnx, onnxscript or onnxruntime is not installed.
-        SettingError (a ValueError): if ONNX has no operators for the network or its quantizer (mx, nvfp4, fp8).
+    Returns the maximum absolute difference between the outputs of onnxruntime and of the simulated network. Raises RunError
+    if onnx, onnxscript or onnxruntime is not installed; SettingError (a ValueError) if ONNX has no operators for the network
+    or its quantizer (mx, nvfp4, fp8).
     """
     require("onnxscript", "export")
     runtime = require("onnxruntime", "export")

@@ -26,6 +26,10 @@ def area_under_envelope(recall: Tensor, precision: Tensor) -> float:
     return float(((recall[1:] - recall[:-1]) * envelope[1:]).sum())
 
 
+OVERLAP = 0.5
+"""Minimum IoU of a correct detection."""
+
+
 class Detections(NamedTuple):
     """The detections in an image: boxes [D, 4] in pixels, scores [D] and classes [D], best first."""
 
@@ -43,10 +47,10 @@ class Truth(NamedTuple):
 
 
 class AveragePrecision:
-    """Accumulates detections and objects of images; `overlap` is the minimum IoU of a correct detection."""
+    """Accumulates detections and objects of images; `compute` returns the average precision of each class."""
 
-    def __init__(self, classes: int, overlap: float = 0.5) -> None:
-        self.classes, self.overlap = classes, overlap
+    def __init__(self, classes: int) -> None:
+        self.classes = classes
         self.scores: list[list[Tensor]] = [[] for _ in range(classes)]
         self.right: list[list[Tensor]] = [[] for _ in range(classes)]
         self.objects = [0] * classes
@@ -75,7 +79,7 @@ class AveragePrecision:
         overlaps, best = box_iou(boxes, objects).max(dim=1)
         claimed: set[int] = set()
         for row, (overlap, index) in enumerate(zip(overlaps.tolist(), best.tolist())):
-            if overlap < self.overlap:
+            if overlap < OVERLAP:
                 continue
             counted[row] = not ignored[index]
             right[row] = index not in claimed

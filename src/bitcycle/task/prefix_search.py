@@ -12,6 +12,7 @@ Miao et al. 2015), which was not released.
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 BEGIN, END = "<s>", "</s>"
@@ -74,29 +75,22 @@ class Ends(NamedTuple):
         return log_add(self.blank, self.character)
 
 
+@dataclass
 class PrefixSearch:
-    """Prefix beam search with an alphabet and a language model.
+    """Prefix beam search with the characters of symbols 1, 2, ... (symbol 0 is the blank) and a language model of words.
 
-    Args:
-        alphabet: characters of symbols 1, 2, ...; symbol 0 is the blank.
-        language: language model of words, or None.
-        beam: number of prefixes kept.
-        language_weight, word_bonus: as above.
-        least: minimum log probability of a symbol that extends prefixes.
+    `beam` prefixes are kept; symbols whose log probability is below `least` extend none.
     """
 
-    def __init__(
-        self,
-        alphabet: Sequence[str],
-        language: WordTrigram | None = None,
-        beam: int = 64,
-        language_weight: float = 1.0,
-        word_bonus: float = 0.0,
-        least: float = LEAST,
-    ) -> None:
-        self.alphabet, self.language, self.beam, self.least = alphabet, language, beam, least
-        self.language_weight, self.word_bonus = language_weight, word_bonus
-        self.symbols = {character: symbol for symbol, character in enumerate(alphabet, 1)}
+    alphabet: Sequence[str]
+    language: WordTrigram | None = None
+    beam: int = 64
+    language_weight: float = 1.0
+    word_bonus: float = 0.0
+    least: float = LEAST
+
+    def __post_init__(self) -> None:
+        self.symbols = {character: symbol for symbol, character in enumerate(self.alphabet, 1)}
 
     def __call__(self, log_probabilities: Sequence[Sequence[float]]) -> str:
         """Return the best text, stripped of white space, given log probabilities [T][S] of symbols in each frame."""

@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -35,9 +36,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 
 def processor(device: torch.device) -> str:
     """The name of the GPU or CPU in use."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return _cpu_name()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
 
 
 def commit() -> str | None:
@@ -47,12 +46,10 @@ def commit() -> str | None:
 
 @cache
 def _cpu_name() -> str:
-    try:
+    with suppress(OSError):  # not Linux; the platform module gives fewer details
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
-    except OSError:
-        pass  # not Linux; the platform module gives fewer details
     return platform.processor() or platform.machine()
 
 

@@ -69,10 +69,8 @@ def fitting_weights(options: ModelOptions, model: nn.Module) -> tuple[dict[str, 
     """The initial weights for the float model, and the classifier weights left out. Raises SettingError if they do not fit."""
     if options.initial_weights is None:
         return {}, []
-    found, expected = (
-        _without_gates(read_weights(weights_file(options.initial_weights), FIELD), model),
-        model.state_dict(),
-    )
+    expected = model.state_dict()
+    found = _without_gates(read_weights(weights_file(options.initial_weights), FIELD), model)
     layers = convertible_layers(model)
     name = next((name for name in reversed(layers) if isinstance(layers[name], nn.Linear)), "")
     classifier = [key for key in expected if name and key.startswith(f"{name}.")]

@@ -138,11 +138,8 @@ def status_table(root: Path) -> Table:
     return table
 
 
-def print_report(report: Group | Sequence[str], console: Console | None = None) -> None:
+def print_report(report: Group | Sequence[str]) -> None:
     """Print a report on standard output."""
-    console = console or Console(width=None if Console().is_terminal else 120)
-    if isinstance(report, Group):
-        console.print(report)
-    else:
-        for line in report:
-            console.print(line, highlight=False)
+    console = Console(width=None if Console().is_terminal else 120)
+    for part in [report] if isinstance(report, Group) else report:
+        console.print(part, highlight=False)

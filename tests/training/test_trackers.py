@@ -10,9 +10,8 @@ import pytest
 
 from bitcycle.files import read_records
 from bitcycle.training.metrics_log import TensorBoardTracker, WandbTracker
-from bitcycle.training.plan import make_plan
 from bitcycle.training.run import execute
-from tests.conftest import configure
+from tests.conftest import configure, digits_plan
 
 LENGTH = (
     "training.steps=8",
@@ -88,8 +87,7 @@ def wandb_run(tmp_path_factory):
         "logging.wandb_project=mine",
         "logging.wandb_entity=team",
     )
-    folder = tmp_path_factory.mktemp("wandb")
-    plan = make_plan(configure("schedule=RTH", "seed=3", "logging.wandb=offline", *labels, f"results_root={folder}"))
+    plan = digits_plan(tmp_path_factory.mktemp("wandb"), "schedule=RTH", "seed=3", "logging.wandb=offline", *labels)
     plan.folder.path.mkdir(parents=True)
     tracker = WandbTracker(plan)
     tracker.write(1, {"bits/weight": 8.0, "cost/gbitops": 0.5})
@@ -107,7 +105,7 @@ def test_wandb_run_has_id_name_group_tags_entity_and_project(wandb_run):
     """The id, which a resumed run has too, does not depend on settings of the tracker."""
     plan, records = wandb_run
     [run] = {record.run.run_id: record.run for record in records if record.WhichOneof("record_type") == "run"}.values()
-    assert run.run_id == f"{make_plan(configure('schedule=RTH')).hash}-seed3-smoke" == f"{plan.hash}-seed3-smoke"
+    assert run.run_id == f"{digits_plan(plan.folder.path, 'schedule=RTH').hash}-seed3-smoke"
     assert (run.display_name, run.run_group) == ("resnet8-RTH-seed3", "cpt/table2")
     assert (run.entity, run.project, set(run.tags)) == ("team", "mine", {"cpt", "smoke", "sbm", "night"})
 

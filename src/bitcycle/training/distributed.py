@@ -201,22 +201,18 @@ class Agreement:
         """The greatest request among all processes one step ago, initially 0; with one process, the request itself."""
         if distributed.world_size() == 1:
             return asked
-        answer = self._answer()
+        answer = self.close()
         word = torch.tensor(asked)  # on the CPU, so that no process waits for a GPU
         self._sent = word, dist.all_reduce(word, dist.ReduceOp.MAX, async_op=True)
         return answer
 
-    def _answer(self) -> int:
+    def close(self) -> int:
+        """Receive the last result; 0 if there is none."""
         if self._sent is None:
             return 0
-        word, work = self._sent
-        self._sent = None
+        (word, work), self._sent = self._sent, None
         work.wait()
         return int(word)
-
-    def close(self) -> None:
-        """Receive the last result, which is not used."""
-        self._answer()
 
 
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Timed out waiting")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 from bitcycle.quantizer import Mx, Nvfp4
 from bitcycle.quantizer.cpp_operators import AFFINE, BLOCK, are_available
 from bitcycle.quantizer.sbm import SbmActivation, SbmRows, SbmWeight
-from bitcycle.quantizer.sbm_gradient import SbmGradient, SbmPositionGradient
+from bitcycle.quantizer.sbm_gradient import SbmGradient
 
 pytestmark = pytest.mark.skipif(not are_available(AFFINE), reason="no compiler")
 
@@ -76,7 +78,7 @@ def test_activations_weights_and_rows(bits, threads):
             assert_equal(SbmActivation, x[:1], torch.tensor(bits), method="quantize_sequence")
 
 
-@pytest.mark.parametrize("kind", [SbmGradient, SbmPositionGradient])
+@pytest.mark.parametrize("kind", [SbmGradient, partial(SbmGradient, by_position=True)])
 @ON_THREADS
 def test_gradients(bits, kind, threads):
     for x in tensors():

@@ -10,7 +10,7 @@ from bitcycle.schedule import Precision
 class CostMeter:
     """Counts samples by precision; the cost is computed from these counts alone, so it is exact for any run length."""
 
-    def __init__(self, workload: Workload, hardware: HardwareOptions, reference: Precision) -> None:
+    def __init__(self, workload: Workload | None, hardware: HardwareOptions, reference: Precision) -> None:
         self.workload, self.hardware, self.reference = workload, hardware, reference
         self.histogram: Counter[Precision] = Counter()
         self.per_operation: defaultdict[str, Counter[Precision]] = defaultdict(Counter)
@@ -22,7 +22,8 @@ class CostMeter:
         counts[precision] += samples
 
     def cost(self) -> Cost:
-        """Return the cost of all samples added so far."""
+        """The cost of all samples added so far; the workload must be known."""
+        assert self.workload is not None, "the operations are not known yet"
         return self.hardware.cost(self.workload, self.histogram, self.reference, self.per_operation)
 
     def state_dict(self) -> dict[str, int]:

@@ -83,17 +83,13 @@ class PrecisionController:
         self._counting, self.depth = True, 0
         self._awaits_batch, self._uncounted_steps = False, 0
         self._record = GateRecord(model)
-        self._hardware = hardware_options(hardware)
-        self._meter: CostMeter | None = None
-        self._is_told = False
-        self._told: list[tuple[Precision, int]] = []
-        self._restored: dict[str, int] = {}
+        self._meter, self._is_told = CostMeter(None, hardware_options(hardware), schedule.reference), False
         self._feedback = schedule if isinstance(schedule, FeedbackSchedule) else None
         self._unobserved = self._feedback.state_dict() if self._feedback else None
         if not self.states and schedule.lowest.weight < FLOAT:
             warnings.warn("no layer of the model is quantized: call quantize_model first", stacklevel=2)
         if workload is not None:
-            self._start_meter(workload)
+            self._set_workload(workload)
         else:
             self._watch(model)
 
@@ -129,16 +125,10 @@ class PrecisionController:
         self.precision = precision
         self._is_told = samples > 0
         if samples:
-            self._told.append((precision, samples))
-            self._add_told()
+            self._meter.add(precision, samples)
         target = self.schedule.compute_target if isinstance(self.schedule, GatedSchedule) else None
         self._record.begin_step(target)
         return precision
-
-    def _add_told(self) -> None:
-        """Count the samples passed to `step` once the model's products are known."""
-        while self._told and self._meter is not None:
-            self._meter.add(*self._told.pop())
 
     def _check_observations(self, schedule: FeedbackSchedule, t: int) -> None:
         """Warn once if a feedback schedule has received no observations."""
@@ -164,18 +154,17 @@ class PrecisionController:
         return {
             "next_step": self.next_step,
             "schedule": self._feedback.state_dict() if self._feedback else {},
-            "cost": self._restored if self._meter is None else self.meter.state_dict(),
+            "cost": self.meter.state_dict(),
             "gates": self._record.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; the model has the bits of the last step."""
-        self.next_step, self._restored = state["next_step"], dict(state["cost"])
+        self.next_step = state["next_step"]
+        self._meter.load_state_dict(state["cost"])
         if self._feedback is not None:
             self._feedback.load_state_dict(state["schedule"])
         self._record.load_state_dict(state["gates"])
-        if self._meter is not None:
-            self._meter.load_state_dict(self._restored)
         if self.next_step:
             self.use(self.schedule(self.next_step - 1))
 
@@ -220,7 +209,7 @@ class PrecisionController:
     def cost(self) -> Cost:
         """The cost of the steps so far, in total and relative to the same steps at static q_max. Raises RuntimeError before
         the first training batch, when shapes are not known yet. Warns of steps without a counted batch."""
-        if self._meter is None:
+        if self._meter.workload is None:
             raise RuntimeError(
                 "the cost is not known before the first forward pass in training mode; train one step first, and give the"
                 " controller the module whose forward pass is called"
@@ -237,21 +226,18 @@ class PrecisionController:
     @property
     def meter(self) -> CostMeter:
         """The counter behind `cost`, for saving and restoring."""
-        assert self._meter is not None, "the meter exists once the operations are known"
         self._record.count(self._meter)
         return self._meter
 
     @property
     def record(self) -> GateRecord:
         """The choices of the model's gates, for logging, saving and restoring; empty for a model without gates."""
-        if self._meter is not None:
-            self._record.count(self._meter)
+        self._record.count(self._meter)
         return self._record
 
-    def _start_meter(self, workload: Workload) -> None:
+    def _set_workload(self, workload: Workload) -> None:
         self._record.set_workload(workload)
-        self._meter = CostMeter(workload, self._hardware, self.schedule.reference)
-        self._meter.load_state_dict(self._restored)
+        self._meter.workload = workload
 
     def _watch(self, model: nn.Module) -> None:
         """Hook the calls of the model, and of its core in case training does not call the model itself (Lightning)."""
@@ -268,18 +254,14 @@ class PrecisionController:
         if self._has_counted and torch._C._current_graph_task_id() >= 0:
             return  # recomputation by activation checkpointing
         self._has_counted, self._awaits_batch = True, False
-        if self._meter is None:
+        if self._meter.workload is None:
             samples = _samples(arguments, keywords, self.batch_dimension)
-            with torch.autograd.graph.saved_tensors_hooks(
-                lambda x: x, lambda x: x
-            ):  # instead of those of checkpointing
+            # overrides the hooks of checkpointing
+            with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
                 workload = trace(model, *arguments, samples=samples, **keywords)
             _name_functions(model, workload)
-            self._start_meter(workload.within(prefix))
-        if self._is_told:
-            self._add_told()
-        else:
-            assert self._meter is not None
+            self._set_workload(workload.within(prefix))
+        if not self._is_told:
             self._meter.add(self.precision, _samples(arguments, keywords, self.batch_dimension))
 
 

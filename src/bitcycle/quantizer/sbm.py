@@ -37,7 +37,7 @@ from bitcycle.quantizer.codes import Codes, WeightCodes
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.cpp_operators import cpp_operators
 from bitcycle.quantizer.layout import computable, flat, rows, shaped, unflat
-from bitcycle.quantizer.sbm_gradient import RelativeGradient, SbmGradient, SbmPositionGradient
+from bitcycle.quantizer.sbm_gradient import RelativeGradient, SbmGradient
 from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import SettingError, setting
 
@@ -274,8 +274,7 @@ class Sbm(QuantizerOptions):
         return self._with_least_step(SbmGradient(self.stochastic, compile))
 
     def position_gradient(self, compile: bool) -> GradientQuantizer:
-        kind = SbmPositionGradient if self.gradient_range == "code" else SbmGradient
-        return self._with_least_step(kind(self.stochastic, compile))
+        return self._with_least_step(SbmGradient(self.stochastic, compile, by_position=self.gradient_range == "code"))
 
     def _with_least_step(self, quantizer: SbmGradient) -> GradientQuantizer:
         return quantizer if self.least_step == "code" else RelativeGradient(quantizer)

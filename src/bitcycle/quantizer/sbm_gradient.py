@@ -16,11 +16,18 @@ from bitcycle.quantizer.layout import computable, flat, rows, shaped, unflat
 
 
 class SbmGradient(GradientQuantizer):
-    """Affine quantizer of the gradient with one range per tensor, by default with stochastic rounding."""
+    """Affine quantizer of the gradient with one range per tensor, by default with stochastic rounding.
+
+    With `by_position` one range per position between the first and the last dimension, over these two: [N, F] has one range,
+    [N, T, F] T of them, [N, heads, T, F] heads times T; in a recurrent layer, whose time step is [1, N, F] in the released code,
+    each sequence has its own.
+    """
 
     has_codes = True
-    by_sequence = False
-    """Whether each sequence has its own range at each time step of a recurrent layer."""
+
+    def __init__(self, stochastic: bool = True, compile: bool = False, by_position: bool = False) -> None:
+        super().__init__(stochastic, compile)
+        self.by_position = by_position
 
     def forward(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         if (native := self._native(x)) is None:
@@ -31,7 +38,7 @@ class SbmGradient(GradientQuantizer):
     def quantize_sequence(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
         if (native := self._native(x)) is None:
             return super().quantize_sequence(x, bits, step_key, layer_keys)
-        options = (self.stochastic, GradientRange.SEQUENCE if self.by_sequence else GradientRange.STEP)
+        options = (self.stochastic, GradientRange.SEQUENCE if self.by_position else GradientRange.STEP)
         return native.with_quantized_gradient(x, bits, step_key, layer_keys, *options)
 
     def loses(self, gradient: Tensor, bits: int) -> bool:
@@ -42,15 +49,18 @@ class SbmGradient(GradientQuantizer):
         return cpp_operators(x, self.compile_kernel) if distributed.current_shard() is None else None
 
     def _range(self, x: Tensor) -> GradientRange:
-        return GradientRange.TENSOR
+        return GradientRange.POSITION if self.by_position and x.dim() > 2 else GradientRange.TENSOR
 
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
+        kind = self._range(gradient)
         if (native := self._native(gradient)) is not None:
-            options = (self.stochastic, self._range(gradient))
-            return native.quantize_gradient(gradient, bits, step_key, layer_key, *options)
-        matrix = rows(gradient)
-        noise = (step_key, layer_key, distributed.first_element(matrix))
-        quantized = self._round(matrix, affine.tensor_range, bits, *noise)
+            return native.quantize_gradient(gradient, bits, step_key, layer_key, self.stochastic, kind)
+        if kind == GradientRange.POSITION:
+            x = computable(gradient.reshape(len(gradient), -1, gradient.shape[-1]))
+            quantized = self._round(x, affine.position_range, bits, step_key, layer_key, distributed.first_element(x))
+            return quantized.to(gradient.dtype).view(gradient.shape)
+        x = rows(gradient)
+        quantized = self._round(x, affine.tensor_range, bits, step_key, layer_key, distributed.first_element(x))
         return unflat(quantized.reshape(-1), like=gradient)
 
     def _round(
@@ -77,31 +87,10 @@ class SbmGradient(GradientQuantizer):
 
     def quantize_steps(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
         x = flat(gradient).view(gradient.shape)
-        range_of = affine.sequence_range if self.by_sequence else affine.step_range
+        range_of = affine.sequence_range if self.by_position else affine.step_range
         noise = (step_key, layer_keys.view(-1, 1, 1), distributed.first_element(x[0]))
         quantized = self._round(x, range_of, bits, *noise)
         return unflat(quantized.reshape(-1), like=gradient)
-
-
-class SbmPositionGradient(SbmGradient):
-    """SbmGradient with one range per position between the first and the last dimension, over these two.
-
-    [N, F] has one range, [N, T, F] T of them, [N, heads, T, F] heads times T; in a recurrent layer, whose time step is
-    [1, N, F] in the released code, each sequence has its own.
-    """
-
-    by_sequence = True
-
-    def _range(self, x: Tensor) -> GradientRange:
-        return GradientRange.TENSOR if x.dim() < 3 else GradientRange.POSITION
-
-    def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
-        if gradient.dim() < 3 or self._native(gradient) is not None:
-            return super().quantize(gradient, bits, step_key, layer_key)
-        positions = computable(gradient.reshape(len(gradient), -1, gradient.shape[-1]))
-        noise = (step_key, layer_key, distributed.first_element(positions))
-        quantized = self._round(positions, affine.position_range, bits, *noise)
-        return quantized.to(gradient.dtype).view(gradient.shape)
 
 
 class RelativeGradient(GradientQuantizer):

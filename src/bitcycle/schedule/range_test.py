@@ -130,49 +130,16 @@ class RangeTest(RangeTestRule, ScheduleOptions):
 
 @dataclass
 class RangeIndicator(Indicator):
-    """State of a range test: the current one of the precisions `levels`, and the accuracy that each reached.
-
-    Each precision lasts `observations` intervals and is judged by the mean accuracy of the last `window` of them.
-    """
+    """State of a range test: what the precisions before the current one reached, and the observations of the current one."""
 
     saved = ("highest", "found", "trace", "accuracies", "diverged", "should_reset")
 
-    levels: range
-    observations: int
-    window: int
-    threshold: float
     highest: float = 0.0
     found: int | None = None
     trace: list[tuple[int, float, float]] = field(default_factory=list)
     accuracies: list[float] = field(default_factory=list)
     diverged: bool = False
     should_reset: bool = False
-
-    def begin(self, majority_baseline: float) -> None:
-        """Reset to the first precision; the first rise is measured from `majority_baseline`."""
-        self.highest, self.found, self.trace = majority_baseline, None, []
-        self.accuracies, self.diverged = [], False
-
-    @property
-    def level(self) -> int:
-        """The current precision in bits; at the end the last one."""
-        return self.levels[min(len(self.trace), len(self.levels) - 1)]
-
-    def update(self, loss: float, accuracy: float) -> None:
-        """Record the mean loss and accuracy of the last interval."""
-        self.should_reset = False
-        self.accuracies.append(accuracy)
-        self.diverged |= not math.isfinite(loss)
-        if len(self.accuracies) < self.observations:
-            return
-        reached = sum(self.accuracies[-self.window :]) / self.window
-        rise = reached - self.highest
-        if rise > self.threshold and self.found is None and not self.diverged:
-            self.found = self.level
-        self.trace.append((self.level, reached, rise))
-        self.highest = self.highest if self.diverged else max(self.highest, reached)
-        self.should_reset = self.diverged
-        self.accuracies, self.diverged = [], False
 
 
 @dataclass(frozen=True)
@@ -189,9 +156,7 @@ class RangeTestSchedule(SearchSchedule):
     @cached_property
     def indicator(self) -> RangeIndicator:
         """The state of the test."""
-        steps, window = self.lengths
-        each = self.observation_steps
-        return RangeIndicator(self.options.levels, steps // each, window // each, self.options.threshold)
+        return RangeIndicator()
 
     @property
     def steps(self) -> int:
@@ -206,13 +171,30 @@ class RangeTestSchedule(SearchSchedule):
         return self.indicator.should_reset
 
     def begin(self, majority_baseline: float) -> None:
-        self.indicator.begin(majority_baseline)
+        self.load_state_dict(RangeIndicator(majority_baseline).state_dict())
+
+    @property
+    def level(self) -> int:
+        """The current precision in bits; at the end the last one."""
+        levels = self.options.levels
+        return levels[min(len(self.indicator.trace), len(levels) - 1)]
 
     def observe(self, loss: float, accuracy: float) -> None:
-        tried = len(self.indicator.trace)
-        self.indicator.update(loss, accuracy)
-        for bits, reached, rise in self.indicator.trace[tried:]:
-            logger.info("range test: training accuracy %.3f at %d bits, a rise of %.3f", reached, bits, rise)
+        state, (observations, window) = self.indicator, (each // self.observation_steps for each in self.lengths)
+        state.should_reset = False
+        state.accuracies.append(accuracy)
+        state.diverged |= not math.isfinite(loss)
+        if len(state.accuracies) < observations:
+            return
+        reached = sum(state.accuracies[-window:]) / window
+        rise, bits = reached - state.highest, self.level
+        logger.info("range test: training accuracy %.3f at %d bits, a rise of %.3f", reached, bits, rise)
+        if rise > self.options.threshold and state.found is None and not state.diverged:
+            state.found = bits
+        state.trace.append((bits, reached, rise))
+        state.highest = state.highest if state.diverged else max(state.highest, reached)
+        state.should_reset = state.diverged
+        state.accuracies, state.diverged = [], False
 
     @property
     def finished(self) -> bool:
@@ -246,7 +228,7 @@ class RangeTestSchedule(SearchSchedule):
 
     def __call__(self, step: int) -> Precision:
         self.check_step(step)
-        return self.options.at(self.indicator.level)
+        return self.options.at(self.level)
 
 
 @dataclass(frozen=True)

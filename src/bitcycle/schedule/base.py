@@ -218,21 +218,6 @@ class Schedule:
         return self.run_lengths if self.fixed else [(self.reference, self.steps)]
 
 
-class Indicator:
-    """What observations amount to; its state in checkpoints, plain numbers, are the attributes named in `saved`."""
-
-    saved: ClassVar[tuple[str, ...]]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state of the indicator."""
-        return {name: getattr(self, name) for name in self.saved}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        for name, value in state.items():
-            setattr(self, name, value)
-
-
 @dataclass(frozen=True)
 class FeedbackSchedule(Schedule):
     """A stateful schedule that depends on the loss and accuracy that `observe` receives at regular intervals."""
@@ -254,17 +239,18 @@ class FeedbackSchedule(Schedule):
         raise NotImplementedError
 
     @cached_property
-    def indicator(self) -> Indicator:
-        """The indicator with the observations so far."""
+    def indicator(self) -> Any:
+        """What the observations so far amount to; its attributes named in `saved`, plain numbers, are the schedule's state."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         """State to save in a checkpoint."""
-        return self.indicator.state_dict()
+        return {name: getattr(self.indicator, name) for name in self.indicator.saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.indicator.load_state_dict(state)
+        for name, value in state.items():
+            setattr(self.indicator, name, value)
 
 
 @dataclass(frozen=True)

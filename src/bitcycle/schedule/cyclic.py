@@ -25,32 +25,24 @@ FORMS = ("repeated", "vertical", "horizontal", "within", "annealing")
 ROUNDINGS: dict[str, Callable[[float], int]] = {"rint": round, "ceil": math.ceil, "floor": math.floor}
 
 
-def cosine(z: float) -> float:
-    """g(z) = (1 - cos(pi z)) / 2 (CPT, equation 1)."""
-    return (1 - math.cos(math.pi * z)) / 2
-
-
-def exponential(z: float, k: float = 4.0, renormalise: bool = False) -> float:
-    """g(z) = 1 - exp(-k z), rises early and saturates; `renormalise` divides by g(1) = 1 - exp(-k). The paper gives no k; the
-    authors' code has k = 4 without renormalisation, which ends at 0.982."""
-    scale = 1 - math.exp(-k) if renormalise else 1.0
-    return (1 - math.exp(-k * z)) / scale
-
-
-def rex(z: float, d: float = 0.9) -> float:
-    """g(z) = (1-d) z / (1 - d z), low for long and rising late: 1 - rex decay of the REX paper, whose own constant is d = 1/2;
-    the authors' code and all costs in the paper's text have d = 0.9."""
-    return (1 - d) * z / (1 - d * z)
-
-
 def growth_profile(name: str, rex_d: float, exp_k: float, renormalise: bool) -> Callable[[float], float]:
-    """The profile called `name` with its constants bound; linear is g(z) = z."""
-    return {
+    """The growth profile g called `name`.
+
+    linear       g(z) = z
+    cosine       g(z) = (1 - cos(pi z)) / 2         CPT, equation 1
+    exponential  g(z) = 1 - exp(-k z)               rises early and saturates, with k = 4 at 0.982; divided by g(1) = 1 - exp(-k)
+                                                    if `renormalise`
+    rex          g(z) = (1 - d) z / (1 - d z)       low for long and rising late: 1 - rex decay of the REX paper, whose own
+                                                    constant is d = 1/2; all costs in the paper's text have d = 0.9
+    """
+    scale = 1 - math.exp(-exp_k) if renormalise else 1.0
+    profiles: dict[str, Callable[[float], float]] = {
         "linear": lambda z: z,
-        "cosine": cosine,
-        "exponential": lambda z: exponential(z, exp_k, renormalise),
-        "rex": lambda z: rex(z, rex_d),
-    }[name]
+        "cosine": lambda z: (1 - math.cos(math.pi * z)) / 2,
+        "exponential": lambda z: (1 - math.exp(-exp_k * z)) / scale,
+        "rex": lambda z: (1 - rex_d) * z / (1 - rex_d * z),
+    }
+    return profiles[name]
 
 
 @dataclass

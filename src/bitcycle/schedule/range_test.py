@@ -7,9 +7,9 @@ import logging
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
-from bitcycle.schedule.base import Indicator, RunLength, Schedule, ScheduleOptions, SearchSchedule
+from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions, SearchSchedule
 from bitcycle.schedule.precision import Precision, effective
 from bitcycle.settings import SettingError, Settings, setting
 
@@ -129,10 +129,10 @@ class RangeTest(RangeTestRule, ScheduleOptions):
 
 
 @dataclass
-class RangeIndicator(Indicator):
+class RangeIndicator:
     """State of a range test: what the precisions before the current one reached, and the observations of the current one."""
 
-    saved = ("highest", "found", "trace", "accuracies", "diverged", "should_reset")
+    saved: ClassVar[tuple[str, ...]] = ("highest", "found", "trace", "accuracies", "diverged", "should_reset")
 
     highest: float = 0.0
     found: int | None = None
@@ -171,7 +171,7 @@ class RangeTestSchedule(SearchSchedule):
         return self.indicator.should_reset
 
     def begin(self, majority_baseline: float) -> None:
-        self.load_state_dict(RangeIndicator(majority_baseline).state_dict())
+        self.load_state_dict(vars(RangeIndicator(majority_baseline)))
 
     @property
     def level(self) -> int:

@@ -6,9 +6,9 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
-from bitcycle.schedule.base import FeedbackSchedule, Indicator, RunLength, ScheduleOptions
+from bitcycle.schedule.base import FeedbackSchedule, RunLength, ScheduleOptions
 from bitcycle.schedule.precision import Precision, effective
 from bitcycle.schedule.range_test import check_q_min
 from bitcycle.settings import SettingError, setting
@@ -84,7 +84,7 @@ class Staged(StageOptions):
 
 
 @dataclass
-class PlateauIndicator(Indicator):
+class PlateauIndicator:
     """Detects turning points, where the loss per epoch has become flat.
 
     With the last `window` losses l_1 .. l_w since the last turning point and the scale S, the mean of the first ten losses
@@ -99,7 +99,7 @@ class PlateauIndicator(Indicator):
     point decays the threshold unless max_decays=2 is set (which makes no difference for a schedule of four stages).
     """
 
-    saved = ("threshold", "epochs", "first_losses", "recent", "turning_points")
+    saved: ClassVar[tuple[str, ...]] = ("threshold", "epochs", "first_losses", "recent", "turning_points")
 
     threshold: float
     alpha: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from operator import itemgetter
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import bitcycle
 from bitcycle.layer import QuantizedGRU, QuantizedLSTM, carry_quantized, restart_quantizers
+from bitcycle.layer.recurrent import step_keys
 from bitcycle.quantizer import QUANTIZERS, Sbm, UniformL2
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
@@ -119,12 +121,12 @@ def test_the_whole_sequence_at_once_is_one_time_step_after_another(gradient_rang
     x, upstream = torch.randn(T, N, F), torch.randn(T, N, 4 * H)
     x1, x2 = x.clone().requires_grad_(), x.clone().requires_grad_()
     y1 = whole(x1)
-    keys, quantizer = single.step_keys(T), single.activation_quantizer
+    keys, quantizer = step_keys(single.call_keys(), T), single.activation_quantizer
     operands = (single.quantized_weight(), single.quantized_bias())
     steps = []
     for t in range(T):
         quantized = quantizer(x2[t], single.precision.activation_bits)
-        steps.append(single.product_of(quantized.unsqueeze(0), *operands, keys.at(t)))
+        steps.append(single.product_of(quantized.unsqueeze(0), *operands, keys.map(itemgetter(slice(t, t + 1)))))
     y2 = torch.cat(steps)
     for y in (y1, y2):
         y.backward(upstream)
@@ -149,7 +151,7 @@ def test_gradient_ranges_of_a_time_step():
 
 def test_noise_differs_between_time_steps_and_layers():
     layer = QuantizedLSTM(F, H)
-    keys = torch.cat([layer.input_l0.step_keys(50).coarse, layer.hidden_l0.step_keys(50).coarse])
+    keys = torch.cat([step_keys(product.call_keys(), 50).coarse for product in (layer.input_l0, layer.hidden_l0)])
     assert len(keys.unique()) == 100
 
 

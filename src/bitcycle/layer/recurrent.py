@@ -20,38 +20,22 @@ freeze the other at zero), and in the noise.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from bitcycle.layer.bifurcation import Rounding, bifurcated
+from bitcycle.layer.bifurcation import Rounding
 from bitcycle.layer.block_product import block_product, copies_of
 from bitcycle.layer.compilation import refuse_tracing
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
-from bitcycle.layer.quantized_product import Context, Quantized
+from bitcycle.layer.quantized_product import Context, NoiseKeys, Quantized
 from bitcycle.quantizer import encode_bits
 from bitcycle.randomness import hash_bits
 from bitcycle.settings import SettingError
-
-
-class StepKeys(NamedTuple):
-    """The int32 noise keys of a recurrent product, besides the training step.
-
-    coarse, fine: [T], for the gradient of each time step and for its finer copy.
-    whole: for the gradient of the weight, shared by all time steps.
-    """
-
-    coarse: Tensor
-    fine: Tensor | None
-    whole: Tensor
-
-    def at(self, t: int) -> StepKeys:
-        """The keys of time step t alone, [1]."""
-        return StepKeys(self.coarse[t : t + 1], None if self.fine is None else self.fine[t : t + 1], self.whole)
-
 
 State = tuple[Tensor, ...]
 """(h, c) of an LSTM, (h,) of a GRU; each [N, H]."""
@@ -84,30 +68,21 @@ class RecurrentProduct(QuantizedLayer):
     def adapt(self, x: Tensor) -> None:
         super().adapt(x.flatten(0, 1))
 
-    def step_keys(self, steps: int) -> StepKeys:
-        """The keys of the given number of time steps."""
-        numbers = torch.arange(steps, dtype=torch.int32, device=self.layer_key.device)
-        coarse, fine = self.call_keys()
-        return StepKeys(hash_bits(numbers, coarse), None if fine is None else hash_bits(numbers, fine), coarse)
-
-    def product_of(self, x: Tensor, weight: Tensor, bias: Tensor | None, keys: StepKeys) -> Tensor:
+    def product_of(self, x: Tensor, weight: Tensor, bias: Tensor | None, keys: NoiseKeys) -> Tensor:
         """x weight^T + bias of quantized operands, [T, N, features] -> [T, N, gates], with quantized gradients."""
-        state, quantizer = self.precision, self.gradient_quantizer
         if self.weight_quantizer.has_blocks:
             return block_product(F.linear, x, weight, bias, copies_of(self, keys.coarse[0]))
-        if keys.fine is None:
-            return quantizer.quantize_sequence(
-                F.linear(x, weight, bias), state.gradient_bits, state.step_key, keys.coarse
-            )
-        fine_bits = torch.where(state.gradient_bits > 0, self.fine_bits, 0)
-        coarse, fine = self.rounding(state.gradient_bits, keys.coarse), self.rounding(fine_bits, keys.fine)
-        return bifurcated(F.linear, x, weight, bias, coarse, fine)
+        return self.multiply(F.linear, x, weight, bias, keys)
 
-    def rounding(self, bits: Tensor, keys: Tensor) -> Rounding:
+    def quantize_gradient_of(self, y: Tensor, key: Tensor) -> Tensor:
+        state = self.precision
+        return self.gradient_quantizer.quantize_sequence(y, state.gradient_bits, state.step_key, key)
+
+    def rounding(self, bits: Tensor, key: Tensor) -> Rounding:
         step_key = self.precision.step_key
-        return lambda gradient: self.gradient_quantizer.quantize_steps(gradient, bits, step_key, keys)
+        return lambda gradient: self.gradient_quantizer.quantize_steps(gradient, bits, step_key, key)
 
-    def quantized_inputs(self, x: Tensor, keys: StepKeys) -> Tensor:
+    def quantized_inputs(self, x: Tensor, keys: NoiseKeys) -> Tensor:
         """x [T, N, features] quantized separately per time step; with block quantizers, the product quantizes it."""
         state = self.precision
         if self.activation_quantizer.has_blocks:
@@ -117,6 +92,12 @@ class RecurrentProduct(QuantizedLayer):
         return self.activation_quantizer.quantize_sequence(x, state.activation_bits)
 
 
+def step_keys(call: NoiseKeys, steps: int) -> NoiseKeys:
+    """The keys [T] of the time steps of a call; those of the call itself are for the gradient of the weight, which they share."""
+    numbers = torch.arange(steps, dtype=torch.int32, device=call.coarse.device)
+    return call.map(lambda key: hash_bits(numbers, key))
+
+
 class InputProduct(RecurrentProduct):
     """W x_t + b_W for all time steps at once, as x does not depend on the outputs."""
 
@@ -124,8 +105,8 @@ class InputProduct(RecurrentProduct):
         """[T, N, features] -> [T, N, gates]."""
         if not self.adapted:
             self.adapt(x)
-        keys = self.step_keys(len(x))
-        weight, bias = self.quantized_weight(keys.whole), self.quantized_bias()
+        call = self.call_keys()
+        keys, weight, bias = step_keys(call, len(x)), self.quantized_weight(call.coarse), self.quantized_bias()
         y = self.product_of(self.quantized_inputs(x, keys), weight, bias, keys)
         return self.precision.refuse_changes(y, self.look_at_gradient)
 
@@ -148,7 +129,7 @@ class HiddenProduct(RecurrentProduct):
         else:
             self.adapt(self.weight.new_zeros(1, 1, self.weight.shape[1]))
 
-    def forward(self, h: Tensor, weight: Tensor, bias: Tensor | None, keys: StepKeys) -> Tensor:
+    def forward(self, h: Tensor, weight: Tensor, bias: Tensor | None, keys: NoiseKeys) -> Tensor:
         """h [N, H] -> [N, gates]; weight and bias are quantized, once for all time steps."""
         h = self.quantized_inputs(h.unsqueeze(0), keys)
         return self.product_of(h, weight, bias, keys).squeeze(0)
@@ -234,11 +215,12 @@ class QuantizedRecurrent(Quantized, nn.RNNBase):
         reverse = place.endswith("_reverse")
         of_input = inputs(x.flip(0) if reverse else x)
         hidden.adapt_to(lambda: self._in_float(of_input, hidden, state)[:-1])
-        keys = hidden.step_keys(len(x))
-        weight, bias = hidden.quantized_weight(keys.whole), hidden.quantized_bias()
+        call = hidden.call_keys()
+        keys, weight, bias = step_keys(call, len(x)), hidden.quantized_weight(call.coarse), hidden.quantized_bias()
         outputs = []
         for t, gates in enumerate(of_input.unbind(0)):
-            state = self.step(gates, hidden(state[0], weight, bias, keys.at(t)), state)
+            of_hidden = hidden(state[0], weight, bias, keys.map(itemgetter(slice(t, t + 1))))
+            state = self.step(gates, of_hidden, state)
             outputs.append(state[0])
         return torch.stack(outputs[::-1] if reverse else outputs), state
 

@@ -247,6 +247,8 @@ def test_small_exponential_constant_warns():
         ("gradient_cycle", {"gradient_min": 9, "gradient_max": 8}, "gradient_min <= gradient_max"),
         ("deficit", {"start": 0.5, "end": 0.2}, "start <= end"),
         ("deficit", {"end": 2}, "set unit to step"),
+        ("deficit", {"q_min": "auto"}, "q_min=auto: only a cyclic schedule can find it"),
+        ("deficit", {"q_min": None}, "q_min=null: cannot be null"),
     ],
 )
 def test_nonsense_is_refused_with_a_remedy(name, options, words):

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from bitcycle.schedule.gated import Dfq
 
 
+AUTO = "auto"
+"""Value of q_min that a range test replaces by the one it finds."""
 STARTS = ("previous", "best", "flattest")
 
 
@@ -92,8 +94,17 @@ class ScheduleOptions(Settings):
     q_max: int = setting(8, "highest forward precision in bits, that of the static baseline", minimum=1, maximum=32)
 
     def validate(self) -> None:
+        self.check_q_min()
+        if self.q_min == AUTO:
+            raise SettingError("q_min", AUTO, "only a cyclic schedule can find it", "give a whole number")
         if self.q_min > self.q_max:
             raise SettingError("q_min", self.q_min, f"is above q_max={self.q_max}", "choose q_min <= q_max")
+
+    def check_q_min(self) -> None:
+        """Raise SettingError for a q_min that is neither an integer nor `auto`."""
+        if self.q_min != AUTO and type(self.q_min) is not int:
+            problem = "cannot be null" if self.q_min is None else "has the wrong type"
+            raise SettingError("q_min", self.q_min, problem, f"give a whole number (type Integer), or {AUTO}")
 
     def precision(self, step: int, length: RunLength) -> Precision:
         """Bits of `step`, counted from 0, in a run of `length`. A pure function."""
@@ -171,16 +182,16 @@ class Schedule:
         """Description of what is known in advance about a precision that is not `fixed`."""
         return f"starts at {'/'.join(map(str, self(0)))}, depends on training"
 
-    def check_step(self, step: int) -> None:
-        """Raise SettingError for a step outside the run."""
+    def __call__(self, step: int) -> Precision:
         if not 0 <= step < self.length.total_steps:
             last = self.length.total_steps - 1
             remedy = f"steps run from 0 to total_steps - 1 = {last}; bind the schedule to more steps"
             raise SettingError("step", step, "is outside the run", remedy)
+        return effective(self.scheduled(step))
 
-    def __call__(self, step: int) -> Precision:
-        self.check_step(step)
-        return effective(self.options.precision(step, self.length))
+    def scheduled(self, step: int) -> Precision:
+        """Bits of a step of the run; if they depend on training, those of the current step."""
+        return self.options.precision(step, self.length)
 
     @cached_property
     def run_lengths(self) -> list[tuple[Precision, int]]:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Optional
 
-from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions
+from bitcycle.schedule.base import AUTO, RunLength, Schedule, ScheduleOptions
 from bitcycle.schedule.precision import Precision, joined
-from bitcycle.schedule.range_test import AUTO, FirstRangeTest, RangeTest, RangeTestRule, UndecidedSchedule, check_q_min
+from bitcycle.schedule.range_test import FirstRangeTest, RangeTest, RangeTestRule, UndecidedSchedule
 from bitcycle.settings import MISSING, SettingError, setting
 
 PROFILES = ("linear", "cosine", "exponential", "rex")
@@ -93,7 +93,7 @@ class Cyclic(ScheduleOptions):
     range_test: FirstRangeTest = setting(FirstRangeTest, "the range test that runs first if q_min=auto")
 
     def validate(self) -> None:
-        check_q_min(self.q_min)
+        self.check_q_min()
         if self.q_min != AUTO:
             super().validate()
         elif self.range_test.start >= self.q_max:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, Optional
 
 from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions
 from bitcycle.schedule.precision import FLOAT, Precision
-from bitcycle.schedule.range_test import check_q_min
 from bitcycle.schedule.staged import LossPlateau, LossPlateauSchedule
 from bitcycle.settings import SettingError, nearest, setting
 
@@ -137,7 +136,7 @@ class Dfq(ScheduleOptions):
     )
 
     def validate(self) -> None:
-        check_q_min(self.q_min)
+        self.check_q_min()
         self.pairs  # noqa: B018  (raises for a wrong list)
         if self.depthwise_bits is not None and len(self.depthwise_bits) != 2:
             problem = "needs two numbers"

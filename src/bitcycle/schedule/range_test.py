@@ -9,27 +9,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Optional
 
-from bitcycle.schedule.base import RunLength, Schedule, ScheduleOptions, SearchSchedule
+from bitcycle.schedule.base import AUTO, RunLength, Schedule, ScheduleOptions, SearchSchedule
 from bitcycle.schedule.precision import Precision, effective
 from bitcycle.settings import SettingError, Settings, setting
 
 logger = logging.getLogger(__name__)
-
-AUTO = "auto"
-"""Value of q_min that a range test replaces by the one it finds."""
 
 LEVEL_STEPS, WINDOW = 390, 100
 """Steps at each precision, and averaging window at their end, in a run of the papers' length."""
 
 SHORT_RUN = 16
 """Maximum length of a precision as a fraction of the run, so that shorter runs have a shorter test."""
-
-
-def check_q_min(value: object) -> None:
-    """Raise SettingError for a q_min that is neither an integer nor `auto`."""
-    if value != AUTO and type(value) is not int:
-        shown, problem = ("null", "cannot be null") if value is None else (value, "has the wrong type")
-        raise SettingError("q_min", shown, problem, f"give a whole number (type Integer), or {AUTO}")
 
 
 @dataclass
@@ -226,8 +216,7 @@ class RangeTestSchedule(SearchSchedule):
     def max_cost(self) -> list[tuple[Precision, int]]:
         return [(self.options.at(bits), self.lengths[0]) for bits in self.options.levels]
 
-    def __call__(self, step: int) -> Precision:
-        self.check_step(step)
+    def scheduled(self, step: int) -> Precision:
         return self.options.at(self.level)
 
 

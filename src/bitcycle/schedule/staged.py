@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Optional
 
 from bitcycle.schedule.base import FeedbackSchedule, RunLength, ScheduleOptions
 from bitcycle.schedule.precision import Precision, effective
-from bitcycle.schedule.range_test import check_q_min
 from bitcycle.settings import SettingError, setting
 
 SCALE_EPOCHS = 10
@@ -28,7 +27,7 @@ class StageOptions(ScheduleOptions):
     gradient_stages: list[int] = setting([6, 6, 8, 8], "gradient bits of the stages", minimum=1, maximum=32)
 
     def validate(self) -> None:
-        check_q_min(self.q_min)
+        self.check_q_min()
         if not self.stages:
             raise SettingError("stages", self.stages, "is empty", "give forward bits, as [3,4,6,8]")
         if len(self.stages) != len(self.gradient_stages):
@@ -234,6 +233,5 @@ class PfqSchedule(LossPlateauSchedule):
     def precisions(self) -> set[Precision]:
         return {effective(self.options.of_stage(stage)) for stage in range(len(self.options.stages))}
 
-    def __call__(self, step: int) -> Precision:
-        self.check_step(step)
-        return effective(self.options.of_stage(self.stage))
+    def scheduled(self, step: int) -> Precision:
+        return self.options.of_stage(self.stage)

@@ -7,7 +7,6 @@ from typing import Any, Optional
 
 from bitcycle.schedule.base import RunLength, ScheduleOptions
 from bitcycle.schedule.precision import Precision
-from bitcycle.schedule.range_test import check_q_min
 from bitcycle.settings import SettingError, setting
 
 
@@ -21,7 +20,7 @@ class Static(ScheduleOptions):
     gradient: Optional[int] = setting(None, "gradient precision in bits; null means q_max", minimum=1, maximum=32)
 
     def validate(self) -> None:
-        check_q_min(self.q_min)
+        self.check_q_min()
 
     @property
     def reference(self) -> Precision:

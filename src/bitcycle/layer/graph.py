@@ -280,7 +280,7 @@ class QuantizedGraphConvolution(QuantizedLayer, QuantizedGraphLayer, GraphConvol
         return self.scaling[side](x, factors) if side in self.scaling else x * factors
 
     def product(self, h: Tensor) -> Tensor:
-        return self.quantized_product(h, _matrix_product)
+        return self.quantized_product(h, lambda x, weight, _bias: x @ weight)
 
     def quantized_bias(self) -> Tensor | None:
         """None, as the bias is added after the aggregation."""
@@ -295,10 +295,6 @@ class QuantizedSageConvolution(Quantized, QuantizedGraphLayer, SageConvolution):
             setattr(self, name, twin_of(getattr(self, name), QuantizedRowLinear))
             getattr(self, name).attach(context.part(name, context.signed))
         self.attach_rows(context)
-
-
-def _matrix_product(x: Tensor, weight: Tensor, _bias: Tensor | None) -> Tensor:
-    return x @ weight
 
 
 CONVERSIONS |= {GraphConvolution: QuantizedGraphConvolution, SageConvolution: QuantizedSageConvolution}

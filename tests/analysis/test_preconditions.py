@@ -67,6 +67,12 @@ def test_methods_that_did_not_reach_their_last_stage():
             run.settings["schedule"]["stages"] = [3, 4, 6, 8]
     assert "3 of 3 trainings did not reach the last stage" in reason(claim, early, PAIR[1])
     assert verdict(claim, late, PAIR[1]).verdict == UNDECIDED
+    mixed = replace(late, runs=(*late.runs[:2], early.runs[2]))
+    found = verdict(claim, mixed, PAIR[1])
+    assert (found.verdict, found.n) == (UNDECIDED, 2)
+    assert found.reason == "1 training that did not reach the last stage of the schedule does not count"
+    mixed = replace(late, runs=(late.runs[0], *early.runs[1:]))
+    assert "2 of 3 trainings did not reach the last stage" in reason(claim, mixed, PAIR[1])
     gated = cell(1.0, schedule="fractrain", curve={**curve, "training": {"cp_target": [1.5, 2.0]}}).runs[0]
     gated.settings["schedule"].update(target=1.5, target_step=0.5, stages=4)
     assert not reached_last_stage(gated)

@@ -53,7 +53,8 @@ def proxy_label(cell: Cell) -> str:
 def counting(claim: Claim, cells: Sequence[Cell], pool: Pool) -> tuple[list[Cell], str]:
     """The cells without the runs that do not count for a claim, and why these do not count.
 
-    Networks and data must be near enough to the paper's; timings count only for runs that had the machine for themselves.
+    Networks and data must be near enough to the paper's; timings count only for runs that had the machine for themselves; if
+    most trainings of a setting reached the last stage of their schedule, the others do not count.
     """
     reasons = [_too_far(cell, claim) if cell.runs else "" for cell in cells]
     kept = [replace(cell, runs=()) if reason else cell for cell, reason in zip(cells, reasons)]
@@ -62,6 +63,9 @@ def counting(claim: Claim, cells: Sequence[Cell], pool: Pool) -> tuple[list[Cell
         if any(map(ne, kept, quiet)):
             reasons.append("Timings on a machine that other runs shared.")
         kept = quiet
+    if "last stage" in claim.requires:
+        late = [replace(cell, runs=tuple(filter(reached_last_stage, cell.runs))) for cell in kept]
+        kept = [some if 2 * len(some.runs) > len(cell.runs) else cell for cell, some in zip(kept, late)]
     return kept, next(filter(None, reasons), "")
 
 
@@ -99,6 +103,16 @@ def reached_last_stage(run: Run) -> bool:
         bits = schedule.get("bits") or labels.PHASE_BITS[name]
         return len(run.curve.get("phases", [])) == len(bits)
     return True
+
+
+def left_out(every: Sequence[Cell], counted: Sequence[Cell]) -> str:
+    """What to say of the trainings that `counting` left out because of their last stage, if some of their setting remain."""
+    early = set[tuple[str, str]]()
+    for one, some in zip(every, counted):
+        kept = {run.training for run in some.runs}
+        early |= {run.training for run in one.runs if kept and run.training not in kept and not reached_last_stage(run)}
+    number, verb = ("1 training", "does") if len(early) == 1 else (f"{len(early)} trainings", "do")
+    return f"{number} that did not reach the last stage of the schedule {verb} not count" if early else ""
 
 
 def _unfinished(cells: Iterable[Cell]) -> str:

@@ -160,6 +160,7 @@ def _judge_at(
         row.verdict, row.reason = NO_TEST, failed
     else:
         _test(row, parts, found)
+        row.reason = "; ".join(filter(None, (row.reason, preconditions.left_out(every, cells))))
     return row, first
 
 

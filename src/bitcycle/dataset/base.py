@@ -23,10 +23,8 @@ UNREADABLE = (OSError, ValueError, LookupError, TypeError, RuntimeError, EOFErro
 
 
 class DatasetInfo(NamedTuple):
-    """Shape of the data, one of `bitcycle.shapes`, and sizes of the splits in samples.
-
-    A sample is an image, a node of a graph, a token, a sentence pair, a user's rating, or an utterance.
-    """
+    """Shape of the data, one of `bitcycle.shapes`, and sizes of the splits in samples: images, nodes of a graph, tokens,
+    sentence pairs, ratings, or utterances."""
 
     shape: Any
     train_samples: int

@@ -42,10 +42,7 @@ E = TypeVar("E", Tensor, Edges)
 
 
 class Graph(NamedTuple, Generic[E]):
-    """A graph: features [N, F], labels [N] (-1: none), edges, and the nodes of the splits.
-
-    Edges are [2, E], from row 0 to row 1, as stored; `Edges` as used in training.
-    """
+    """A graph: features [N, F], labels [N] (-1: none), edges (stored: [2, E], from row 0 to row 1), and nodes of the splits."""
 
     features: Tensor
     labels: Tensor

@@ -49,11 +49,8 @@ class EncodedImage(NamedTuple):
 
 
 class Framing(NamedTuple):
-    """Transformation of an image of any size to `size` x `size` pixels.
-
-    The shorter side is scaled to `resize` before a centre crop (ImageNet: 256 for 224). With `random_crop`, training
-    images are random resized crops instead.
-    """
+    """Transformation of an image to `size` x `size` pixels: a centre crop after scaling the shorter side to `resize` (ImageNet:
+    256 for 224), or with `random_crop`, for training images, a random resized crop."""
 
     size: int
     resize: int

@@ -94,10 +94,7 @@ BLANK = 0
 
 
 class SpeechBatch(NamedTuple):
-    """Features [N, T, F], padded with zeros, symbols [N, L], padded with blanks, and the lengths of both.
-
-    Lengths [N] are on the CPU, as required by PyTorch's CTC.
-    """
+    """Features [N, T, F], padded with zeros, symbols [N, L], padded with blanks, and lengths [N] of both, on the CPU."""
 
     features: Tensor
     lengths: Tensor

@@ -12,10 +12,8 @@ from bitcycle.shapes import ImageShape
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions with a shortcut: relu(bn(conv(relu(bn(conv x)))) + shortcut(x)).
-
-    The shortcut is the identity, or a 1x1 convolution with batch norm where width or size change.
-    """
+    """relu(bn(conv(relu(bn(conv x)))) + shortcut(x)) with 3x3 convolutions; the shortcut is the identity, or a 1x1 convolution
+    with batch norm where width or size change."""
 
     def __init__(self, in_channels: int, channels: int, stride: int, unused_bn: bool) -> None:
         super().__init__()
@@ -119,9 +117,7 @@ class ResNetCifar(CifarDepth):
 
 @dataclass
 class ResNetImagenet(ModelOptions):
-    """Options of torchvision's ResNets, randomly initialised.
-
-    First, last and shortcut layers stay float.
+    """Options of torchvision's ResNets, randomly initialised; first, last and shortcut layers stay float.
 
     Source: CPT, section 4.1 and table 3; FracTrain, tables 2 and 4; Better Schedules, section 4.2 (He et al. 2016).
     """
@@ -173,9 +169,8 @@ class SkipUnit(nn.Module):
 
 
 class ExtraSkipResNet(nn.Module):
-    """[N, channels, H, W] -> [N, classes]: stem, units, ReLU, global average pool, linear classifier.
-
-    A skip connection goes around every quantized convolution, as needed to train binary networks from scratch.
+    """[N, channels, H, W] -> [N, classes]: stem, units, ReLU, global average pool, linear classifier; a skip connection goes
+    around every quantized convolution, as needed to train binary networks from scratch.
 
         y = skip(x) + BN(conv3x3(ReLU(x)))          one unit per 3x3 convolution; no ReLU after the sum
         skip = x; BN(conv1x1(x)) where the width changes, after 2x2 average pooling where the stride is 2
@@ -183,9 +178,7 @@ class ExtraSkipResNet(nn.Module):
     Source: partial pre-training, section 4.1, after Bethge et al. 2019; the authors released no code. The paper specifies which
     convolutions a skip bypasses, not the positions of ReLU and pooling: here ReLU (PACT with `quantizer=pact_binary`) reads the
     sum, and the skip connection stays real-valued, as in the networks of Bethge et al. Initial weights are He et al.'s, normal
-    with variance 2 / (k k out).
-
-    Widths and units are those of each stage; the first unit of later stages has stride 2.
+    with variance 2 / (k k out). Widths and units are those of each stage; the first unit of later stages has stride 2.
     """
 
     float_layers = ("first", "last", "shortcut")

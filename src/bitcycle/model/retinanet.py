@@ -41,7 +41,7 @@ class Predictions(NamedTuple):
 
 
 class RetinaNet(nn.Module):
-    """The detector, randomly initialised, built from torchvision's ResNet, feature pyramid and heads.
+    """The detector, built from torchvision's ResNet, feature pyramid and heads.
 
     Images [N, 3, H, W], with H and W multiples of 32, give `Predictions` of all anchors: level by level from P3, row by
     row, nine per position. With `frozen_bn`, batch normalisation of the ResNet keeps its statistics; scale and shift are

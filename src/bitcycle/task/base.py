@@ -22,10 +22,7 @@ class StepOutput(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Arguments of the model's forward pass for tracing, and their number of samples.
-
-    Tensors are on the meta device unless the shapes of the model's computation depend on values.
-    """
+    """Arguments of a forward pass for tracing, on the meta device unless shapes depend on values; their number of samples."""
 
     arguments: tuple[Any, ...]
     samples: int

@@ -54,9 +54,7 @@ class Classification(Task):
         return StepOutput(loss, (logits.detach().argmax(1) == batch.targets).float().mean())
 
     def measure(self, model: nn.Module, split: str) -> dict[str, float]:
-        """Accuracy and top-5 accuracy in percent, as `test_accuracy` and `test_accuracy_top5`, and `test_loss`, the mean
-        cross-entropy. Each process evaluates its shards; torchmetrics combines their results.
-        """
+        """`test_accuracy` and `test_accuracy_top5` in percent, `test_loss` as mean cross-entropy; of all processes' shards."""
         from torchmetrics import MeanMetric
         from torchmetrics.classification import MulticlassAccuracy
 

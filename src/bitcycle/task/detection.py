@@ -105,11 +105,8 @@ class Detection(Task):
         return detection_losses(scores, offsets, places, matches, options.alpha, options.gamma)
 
     def measure(self, model: nn.Module, split: str) -> dict[str, float]:
-        """Metrics of the images of a split.
-
-        `test_map50`, `test_map` (mean over IoU thresholds from 0.5 to 0.95) and `test_map50_all_points` (as in the
-        released code of Better Schedules) in percent, `test_loss` as mean loss per image.
-        """
+        """`test_map50`, `test_map` (mean over IoU thresholds from 0.5 to 0.95) and `test_map50_all_points` (as in the released
+        code of Better Schedules) in percent, `test_loss` as mean loss per image."""
         from torchmetrics import MeanMetric
         from torchmetrics.detection import MeanAveragePrecision
 

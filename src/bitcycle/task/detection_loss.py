@@ -26,13 +26,8 @@ NOTHING = -1
 
 
 class Matches(NamedTuple):
-    """Targets of the anchors of each image.
-
-    Attributes:
-        positive, ignored: bool [N, A].
-        boxes: [N, A, 4], the box of the object with maximum IoU.
-        labels: [N, A], the class of that object; undefined if the image has no objects.
-    """
+    """Targets of the anchors of each image: positive and ignored ones, bool [N, A]; box [N, A, 4] and class [N, A] of the
+    object with maximum IoU, undefined if the image has no objects."""
 
     positive: Tensor
     ignored: Tensor

@@ -189,10 +189,8 @@ def _added_up(gradients: Tensor) -> torch.futures.Future[Tensor]:
 
 
 class Agreement:
-    """Lets all processes save or stop after the same step at the request of any one, without synchronisation.
-
-    In every step each process sends its request; the result is read one step later, when it has already arrived.
-    """
+    """Lets all processes save or stop after the same step at the request of any one, without synchronisation: the result of a
+    step's requests is read one step later, when it has already arrived."""
 
     def __init__(self) -> None:
         self._sent: tuple[Tensor, Any] | None = None

@@ -182,10 +182,7 @@ class PhaseRunner:
             self.moment.load_state_dict(state["moment"])
 
     def clean_up(self, finished: bool) -> None:
-        """After a checkpoint, delete candidate weights that neither it nor the previous checkpoint needs.
-
-        Weights that phases started from are kept for analyses of the network after each phase.
-        """
+        """After a checkpoint, delete candidate weights that neither it, nor the previous one, nor analyses of phases need."""
         now = {candidate.step for candidate in self.candidates}
         begun_from = {record["from_step"] for record in self.records if record["start_from"] != "previous"}
         self.folder.keep_candidates(begun_from if finished else begun_from | now | self.saved)

@@ -272,10 +272,7 @@ def _bind_schedule(config: RunConfig, info: DatasetInfo, total_steps: int, per_e
 
 @dataclass(frozen=True)
 class _FloatSchedule(Schedule):
-    """Float32 at every step, for runs without quantizer; costs are still relative to the schedule's static q_max.
-
-    Learning rate and starting weights still follow the schedule's phases.
-    """
+    """Float32 at every step, for runs without quantizer; the cost's reference and the phases are still the schedule's."""
 
     compared_with: Precision = Precision(FLOAT, FLOAT, FLOAT)
     planned: tuple[Phase, ...] = ()

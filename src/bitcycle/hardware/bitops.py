@@ -59,14 +59,11 @@ class BitOps(HardwareOptions):
             if operation.kind not in not_counted:
                 passes = self.sums(operation, self.widths_of, counts.of(operation), mul)
                 layers.append(LayerCost(operation.name, *(_exact(part * scale) for part in passes)))
-        elements = self._elementwise(workload)
-        if elements:
-            bits = [
-                (samples * elements, p.weight * p.activation, p.activation * p.gradient)
-                for p, samples in counts.histogram.items()
-            ]
-            forward = sum(number * ahead for number, ahead, _ in bits)
-            backward = sum(number * back for number, _, back in bits) if self.rule("passes") == "all" else 0
+        if elements := self._elementwise(workload):
+            counted = counts.histogram.items()
+            forward = elements * sum(samples * p.weight * p.activation for p, samples in counted)
+            backward = elements * sum(samples * p.activation * p.gradient for p, samples in counted)
+            backward = backward if self.rule("passes") == "all" else 0
             layers.append(LayerCost("(elementwise)", *(_exact(part * scale) for part in (forward, backward, backward))))
         return layers
 

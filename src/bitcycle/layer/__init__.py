@@ -9,6 +9,7 @@ from bitcycle.layer.conversion import (
     LayerRule,
     conversion_plan,
     convertible_layers,
+    float_state_dict,
     quantize_model,
 )
 from bitcycle.layer.convolution import (
@@ -32,7 +33,6 @@ from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.recurrent import QuantizedGRU, QuantizedLSTM
 from bitcycle.layer.report import ConversionReport, conversion_report
 from bitcycle.layer.state import PrecisionState
-from bitcycle.layer.state_dict import float_state_dict
 
 __all__ = [
     "DEFAULT_FLOAT_LAYERS",

@@ -1,4 +1,4 @@
-"""Conversion of a float model: the rule for which layers are quantized, and their replacement."""
+"""Conversion of a float model: the rule for which layers are quantized, and their replacement; its state dict after training."""
 
 import fnmatch
 import logging
@@ -15,14 +15,15 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from bitcycle.layer import roles
 from bitcycle.layer.codes import compute_codes
-from bitcycle.layer.gated_block import gate_blocks
+from bitcycle.layer.gate import Gates
+from bitcycle.layer.gated_block import GatedBlock, gate_blocks
 from bitcycle.layer.quantized import CONVERSIONS
 from bitcycle.layer.quantized_product import Context, QuantizedProduct
 from bitcycle.layer.relu import note_ranges
 from bitcycle.layer.roles import ROLES
 from bitcycle.layer.state import PrecisionState
 from bitcycle.layer.twin import replace_modules, twin_of
-from bitcycle.quantizer import NoQuantizer, QuantizerOptions, quantizer_options
+from bitcycle.quantizer import GradientQuantizer, NoQuantizer, QuantizerOptions, TensorQuantizer, quantizer_options
 from bitcycle.schedule import Dfq, Precision, Schedule
 from bitcycle.settings import SettingError
 
@@ -290,3 +291,22 @@ def _name_untouched(model: nn.Module) -> None:
     if untouched:
         listed = ", ".join(f"{count} {kind}" for kind, count in untouched.items())
         logger.warning("these layers have no quantized counterpart and stay float: %s", listed)
+
+
+def float_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers of a converted model, with the keys of the float model only.
+
+    Ranges and trained values of quantizers, bits, and gates are omitted. Conversely, `load_state_dict` of a converted model
+    accepts the state dict of a float model with strict=True.
+    """
+    named = dict(model.named_modules(remove_duplicate=False))
+    kinds = TensorQuantizer | GradientQuantizer | PrecisionState | Gates
+    added = [f"{name}." for name, module in named.items() if isinstance(module, kinds)]
+    blocks = [f"{name}." for name, module in named.items() if isinstance(module, GatedBlock)]
+    found: dict[str, Tensor] = {}
+    for name, value in model.state_dict().items():
+        if not name.startswith(tuple(added)):
+            for block in blocks:
+                name = name.replace(f"{block}block.", block)
+            found[name] = value
+    return found

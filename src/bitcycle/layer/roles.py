@@ -6,8 +6,9 @@ and value are treated alike. An embedding that precedes them is the first layer;
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -58,19 +59,16 @@ def _run(model: nn.Module, watched: Mapping[str, nn.Module], sample: Any) -> tup
     calls: list[Call] = []
     kept: list[Tensor] = []  # keeps tensors alive, so that ids are unique
 
-    def hook(name: str) -> Callable[..., None]:
-        def note(_module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            tensors = [leaf for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)]
-            kept.extend(tensors[:1])
-            calls.append(Call(name, id(tensors[0]) if tensors else name))
-
-        return note
+    def note(name: str, _module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        tensors = [leaf for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)]
+        kept.extend(tensors[:1])
+        calls.append(Call(name, id(tensors[0]) if tensors else name))
 
     mode, was_training = FakeTensorMode(allow_non_fake_inputs=True), model.training
     sample = (sample,) if isinstance(sample, Tensor) else sample
     with ExitStack() as stack:
         for name, module in watched.items():
-            stack.callback(module.register_forward_pre_hook(hook(name), with_kwargs=True).remove)
+            stack.callback(module.register_forward_pre_hook(partial(note, name), with_kwargs=True).remove)
         stack.callback(model.train, was_training)
         stack.enter_context(torch.no_grad())
         stack.enter_context(mode)

@@ -19,7 +19,7 @@ from bitcycle.layer.gate import Gates
 from bitcycle.layer.gated_block import GatedBlock, gate_blocks
 from bitcycle.layer.quantized import CONVERSIONS
 from bitcycle.layer.quantized_product import Context, QuantizedProduct
-from bitcycle.layer.relu import note_ranges
+from bitcycle.layer.relu import use_operators
 from bitcycle.layer.roles import ROLES
 from bitcycle.layer.state import PrecisionState
 from bitcycle.layer.twin import replace_modules, twin_of
@@ -212,7 +212,7 @@ def quantize_model(
     if compute == "codes":
         model = compute_codes(model, compile, recompute)
     elif compile:
-        model = note_ranges(model)
+        model = use_operators(model)
     left = [rule.name for rule in whole_plan if rule.treatment == "float"]
     conversion = {"quantizer": vars(options), "float_layers": left, "compute": compute, "recompute": recompute}
     for integration in _integrations(model):

@@ -1,26 +1,54 @@
-"""ReLU of networks with compute=simulate as a C++ operator on a CPU (quantizer/relu.h), with identical results.
+"""ReLU as a C++ operator on a CPU (quantizer/relu.h), with identical results.
 
 It notes the range of its output for the quantizer that reads it next, saves a mask of one byte per element for the backward pass,
-as the next layer saves the quantized output instead, and masks the gradient in place if nobody else holds it.
+as the next layer saves the quantized output instead, and masks the gradient in place if nobody else holds it. Residual blocks
+call `add_relu`, which is then one operator instead of two.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from bitcycle.layer.norm import TrainedBatchNorm2d
 from bitcycle.layer.twin import replace_modules, twin_of
 from bitcycle.quantizer.cpp_operators import cpp_operators
 
 
 class NotingReLU(nn.ReLU):
-    """A torch.nn.ReLU that is an operator in training where there is one."""
+    """A torch.nn.ReLU of x, or of the sum x + added, that is an operator in training where there is one."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        trains = torch.is_grad_enabled() and x.requires_grad
+    compile_kernel = True
+
+    def forward(self, x: Tensor, added: Tensor | None = None) -> Tensor:
+        relu = self.operator(x, added)
+        return self.relu(x if added is None else x + added) if relu is None else relu(x, added, self.inplace)
+
+    def relu(self, x: Tensor) -> Tensor:
+        """The ReLU without an operator."""
+        return super().forward(x)
+
+    def operator(self, x: Tensor, added: Tensor | None) -> Callable[..., Tensor] | None:
+        """The operator for these tensors, if there is one."""
         dense = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
-        functions = cpp_operators(x, trains and dense)
-        return super().forward(x) if functions is None else functions.mask_saving_relu(x, self.inplace)
+        fit = added is None or (x.shape == added.shape and x.stride() == added.stride())
+        trains = self.training or (torch.is_grad_enabled() and x.requires_grad)
+        functions = [
+            cpp_operators(each, self.compile_kernel and dense and fit and trains)
+            for each in (x, added)
+            if each is not None
+        ]
+        return None if None in functions else functions[0].mask_saving_relu
 
 
-def note_ranges(model: nn.Module) -> nn.Module:
-    """The model with each torch.nn.ReLU as a NotingReLU."""
-    return replace_modules(model, lambda module: twin_of(module, NotingReLU) if type(module) is nn.ReLU else module)
+def add_relu(relu: nn.Module, x: Tensor, added: Tensor) -> Tensor:
+    """relu(x + added), as one operator if `relu` is a NotingReLU."""
+    return relu(x, added) if isinstance(relu, NotingReLU) else relu(x + added)
+
+
+def use_operators(model: nn.Module) -> nn.Module:
+    """The model with operators for each torch.nn.ReLU and torch.nn.BatchNorm2d."""
+    twins: dict[type[nn.Module], type[nn.Module]] = {nn.ReLU: NotingReLU, nn.BatchNorm2d: TrainedBatchNorm2d}
+    return replace_modules(
+        model, lambda module: twin_of(module, twins[type(module)]) if type(module) in twins else module
+    )

@@ -6,6 +6,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bitcycle.layer.relu import add_relu
 from bitcycle.model.base import ModelOptions
 from bitcycle.settings import MISSING, SettingError, setting
 from bitcycle.shapes import ImageShape
@@ -32,7 +33,7 @@ class BasicBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         residual = self.relu(self.bn1(self.conv1(x)))
         residual = self.bn2(self.conv2(residual))
-        return self.relu(residual + self.shortcut(x))
+        return add_relu(self.relu, residual, self.shortcut(x))
 
 
 class CifarResNet(nn.Module):

@@ -122,6 +122,7 @@ Tensor quantize_gradient_of(const Tensor& gradient, const Tensor& bits, const Te
         if (ranges == static_cast<int64_t>(Ranges::STEPS)) view = {1, first, size / std::max<int64_t>(1, first)};
         if (ranges == static_cast<int64_t>(Ranges::SEQUENCES)) view = {1, size / std::max<int64_t>(1, last), last};
         y = number(bits) > 0 ? quantize(gradient, x, view, number(bits), keys, nullptr, ours) : x.clone();
+        if (ours) y.unsafeGetTensorImpl()->bump_version();  // notes about it are out of date
         y = flat ? unflat(y, gradient) : y;
     }
     return straight_through(gradient, y);
@@ -175,8 +176,7 @@ Tensor quantize_and_observe(const Tensor& x, const Tensor& bits, Tensor running_
         } else {
             std::vector<Range> ranges;
             y = unflat(quantize(x, flat, {1, 1, flat.numel()}, b, {}, &ranges), x);
-            running_zero_point.fill_(observed(running_zero_point.item<float>(), ranges[0].low, momentum));
-            running_range.fill_(observed(running_range.item<float>(), ranges[0].high - ranges[0].low, momentum));
+            observe(running_zero_point, running_range, ranges[0], momentum);
         }
     }
     return straight_through(x, y);
@@ -238,8 +238,7 @@ Tensor quantize_sequence(const Tensor& x, const Tensor& bits, Tensor running_zer
             std::vector<Range> ranges;
             y = quantize(x, flat, {1, steps, x.numel() / std::max<int64_t>(1, steps)}, number(bits), {}, &ranges);
             if (steps == 1) {
-                running_zero_point.fill_(observed(running_zero_point.item<float>(), ranges[0].low, momentum));
-                running_range.fill_(observed(running_range.item<float>(), ranges[0].high - ranges[0].low, momentum));
+                observe(running_zero_point, running_range, ranges[0], momentum);
             } else {
                 Tensor limits = at::empty({2, steps}, flat.options());
                 for (int64_t t = 0; t < steps; t++) {
@@ -261,6 +260,11 @@ TORCH_LIBRARY_FRAGMENT(bitcycle, library) {
     library.def("quantize_and_observe", &bitcycle::quantize_and_observe);
     library.def("quantize_clamped", &bitcycle::quantize_clamped);
     library.def("mask_saving_relu", &bitcycle::mask_saving_relu);
+#ifdef BITCYCLE_BATCH_NORM
+    library.def("normalise_batch", &bitcycle::normalise_batch);
+    library.def("differentiate_batch", &bitcycle::differentiate_batch);
+    library.def("trained_batch_norm", &bitcycle::trained_batch_norm);
+#endif
     library.def("quantize_rows", &bitcycle::quantize_rows);
     library.def("quantize_sequence", &bitcycle::quantize_sequence);
     library.def("quantize_gradient", &bitcycle::quantize_gradient);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <cmath>
@@ -61,8 +62,12 @@ inline Range range_of(const float* x, int64_t count) {
     return range;
 }
 
-inline float observed(float running, float value, double momentum) {
-    return running * static_cast<float>(momentum) + value * static_cast<float>(1 - momentum);
+// Moves the running range towards that of this batch
+inline void observe(at::Tensor& running_zero_point, at::Tensor& running_range, const Range& range, double momentum) {
+    const auto move = [&](at::Tensor& running, float value) {
+        running.fill_(running.item<float>() * static_cast<float>(momentum) + value * static_cast<float>(1 - momentum));
+    };
+    move(running_zero_point, range.low), move(running_range, range.high - range.low);
 }
 
 struct Affine {

@@ -48,10 +48,14 @@ inline const Note* note_of(const at::Tensor& x) {
     return nullptr;
 }
 
-// The range of x, whose elements are at `elements`
+// The range of x, whose elements are at `elements`; noted if x is the result of an operation, as the memory of other tensors is
+// also changed by other libraries, without a new version
 inline Range noted_range(const at::Tensor& x, const float* elements) {
     const Note* note = note_of(x);
-    return note && note->range ? *note->range : range_of(elements, x.numel());
+    if (note && note->range) return *note->range;
+    const Range range = range_of(elements, x.numel());
+    if (x.grad_fn()) take_note(x, range);
+    return range;
 }
 
 constexpr int64_t HOT = 1 << 12;  // elements that are still in the cache when their range is taken

@@ -185,30 +185,15 @@ inline Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
 
 // ---- ReLU ----
 
-// The batch norm whose output x is and nobody watches; null if there is none
-inline BatchNormNode* batch_norm_before(const Tensor& x) {
-    auto* node = dynamic_cast<BatchNormNode*>(x.grad_fn().get());
-    const bool fit = node && node->saved && !node->rectified && !x.is_view() && node->pre_hooks().empty() && node->post_hooks().empty() &&
-                     node->tensor_pre_hooks().empty() && node->retains_grad_hooks().empty();
-    return fit ? node : nullptr;
-}
-
-inline Tensor relu_after_norm(Tensor x, bool inplace) {
-    if (BatchNormNode* before = inplace ? batch_norm_before(x) : nullptr) {
-        auto node = new_node<BatchNormNode>();
-        node->saved = before->saved, node->of = before->of, node->rectified = true;
-        node->set_next_edges(torch::autograd::edge_list(before->next_edges()));
-        float* elements = x.mutable_data_ptr<float>();
-        const Range range = range_after(elements, x.numel(), HOT, [&](int64_t first, int64_t last) {
-            rectify(elements + first, elements + first, last - first);
-        });
-        x.unsafeGetTensorImpl()->bump_version();
-        const auto number = node->add_input_metadata(x);
-        torch::autograd::impl::rebase_history(x, {node, number});
-        take_note(x, range);
-        return x;
-    }
-    return mask_saving_relu(x, inplace);
+inline Tensor relu_after_norm(Tensor x, const std::optional<Tensor>& added, bool inplace) {
+    const BatchNormNode* before = inplace && !added ? batch_norm_before<BatchNormNode>(x) : nullptr;
+    if (!before) return mask_saving_relu(x, added, inplace);
+    const Range range = rectify(x, std::nullopt, x, Tensor());
+    auto node = new_node<BatchNormNode>();
+    node->of = before->of;
+    take_its_place(x, node, *before);
+    take_note(x, range);
+    return x;
 }
 
 }  // namespace bitcycle

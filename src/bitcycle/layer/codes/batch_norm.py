@@ -5,34 +5,18 @@ part of it in the backward pass, and the range of its gradient is known to the c
 torch.nn.BatchNorm2d up to the rounding of float32 sums; otherwise it is one.
 """
 
-import torch
-from torch import Tensor, nn
+from collections.abc import Callable
+
+from torch import Tensor
 
 from bitcycle.layer.codes.weight_gradient import library
+from bitcycle.layer.norm import TrainedBatchNorm2d
 from bitcycle.quantizer.cpp_operators import apply_to
 
 
-class CodeBatchNorm2d(nn.BatchNorm2d):
+class CodeBatchNorm2d(TrainedBatchNorm2d):
     """A torch.nn.BatchNorm2d in a network that computes codes."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if not self._has_operator(x):
-            return super().forward(x)
-        functions, running = library(), (self.running_mean, self.running_var)
-        assert functions is not None and self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        momentum = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        return functions.batch_norm(x, self.weight, self.bias, *running, momentum, self.eps)
-
-    def _has_operator(self, x: Tensor) -> bool:
-        tensors = (self.weight, self.bias, self.running_mean, self.running_var)
-        return (
-            self.training
-            and self.track_running_stats
-            and all(each is not None and each.dtype == torch.float32 and each.is_contiguous() for each in tensors)
-            and x.dim() == 4
-            and x.numel() > x.shape[1]
-            and x.is_contiguous(memory_format=torch.channels_last)
-            and apply_to(x)
-            and library() is not None
-        )
+    def operator(self, x: Tensor) -> Callable[..., Tensor] | None:
+        functions = library() if apply_to(x) else None
+        return None if functions is None else functions.batch_norm

@@ -6,15 +6,16 @@ torch.nn.ReLU saves y, at no extra cost if the next layer saves y as well. But i
 ReLU alone needs four bytes per element. Results are identical, except that an infinite dL/dy at m = 0 gives nan instead of 0.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bitcycle.layer.codes.weight_gradient import library
+from bitcycle.layer.relu import NotingReLU
 from bitcycle.quantizer.compile_utils import kernel
-from bitcycle.quantizer.cpp_operators import cpp_operators
 from bitcycle.quantizer.layout import flat, unflat
 
 
@@ -40,15 +41,16 @@ def _masked(gradient: Tensor, passed: Tensor) -> Tensor:
     return gradient * passed  # in eager mode five times faster than masked_fill or where
 
 
-class MaskSavingReLU(nn.ReLU):
+class MaskSavingReLU(NotingReLU):
     """A torch.nn.ReLU that saves a mask instead of its output; `compile_kernel` fuses its backward pass into one kernel."""
 
     compile_kernel = False
 
-    def forward(self, x: Tensor) -> Tensor:
+    def relu(self, x: Tensor) -> Tensor:
         if not (torch.is_grad_enabled() and x.requires_grad):
-            return super().forward(x)
-        functions = library() if cpp_operators(x, self.compile_kernel) is not None else None
-        if functions is not None and (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):
-            return functions.relu_after_norm(x, self.inplace)
+            return super().relu(x)
         return _MaskSavingRelu.apply(x, self.inplace, self.compile_kernel)
+
+    def operator(self, x: Tensor, added: Tensor | None) -> Callable[..., Tensor] | None:
+        functions = library()
+        return functions.relu_after_norm if functions is not None and super().operator(x, added) is not None else None

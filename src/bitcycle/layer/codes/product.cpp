@@ -153,8 +153,7 @@ struct CodeConvolution : torch::autograd::Function<CodeConvolution> {
         float low = running_zero_point.item<float>(), value_range = running_range.item<float>();
         if (training) {
             const Range range = noted_range(x, from.const_data_ptr<float>());
-            running_zero_point.fill_(observed(low, range.low, momentum));
-            running_range.fill_(observed(value_range, range.high - range.low, momentum));
+            observe(running_zero_point, running_range, range, momentum);
             low = range.low, value_range = range.high - range.low;
         }
         const Affine affine(low, value_range, bits);

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle.quantizer import Mx, Nvfp4
-from bitcycle.quantizer.cpp_operators import AFFINE, BLOCK, are_available
+from bitcycle.quantizer.cpp_operators import AFFINE, BLOCK, are_available, cpp_operators
 from bitcycle.quantizer.sbm import SbmActivation, SbmRows, SbmWeight
 from bitcycle.quantizer.sbm_gradient import SbmGradient
 
@@ -98,6 +98,14 @@ def test_a_layer_may_be_followed_by_an_operation_in_place():
     y = SbmGradient(compile=True)(x * 2, torch.tensor(8), STEP_KEY, LAYER_KEY)
     y.relu_().sum().backward()
     assert x.grad is not None
+
+
+@pytest.mark.parametrize("threads", [1, 2], indirect=True)
+def test_products_of_rows_are_pytorchs(threads):
+    for shape in [(7, 5000), (1, 300), (128, 17), (3, 70_001), (2, 1)]:
+        x, *others = torch.randn(4, *shape)
+        found = cpp_operators(x, True).products_of_rows(x, others)
+        assert torch.equal(found, torch.stack([torch.linalg.vecdot(x, other) for other in others]))
 
 
 # ---- blocks ----

@@ -15,7 +15,7 @@ samples and gradient ranges exclude the zeros of other samples. Not in the autho
 candidates for all samples.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
@@ -28,10 +28,12 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from bitcycle.layer.codes.product import gradients_of_convolution, gradients_of_linear
 from bitcycle.layer.convolution import QuantizedConv2d
+from bitcycle.layer.norm import TrainedBatchNorm2d, exact_batch_norm
 from bitcycle.layer.quantized import QuantizedLayer, QuantizedLinear
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
 from bitcycle.layer.twin import replace_modules, twin_of
+from bitcycle.quantizer.cpp_operators import cpp_operators
 from bitcycle.quantizer.sbm import Sbm
 from bitcycle.settings import SettingError
 
@@ -89,8 +91,12 @@ class Tape:
         self.position += 1
         return self.entries[self.position - 1]
 
-    def keep(self, kept: Tensor | None, x: Tensor) -> Tensor:
-        """`kept` with the rows of x that chose the candidate."""
+    def keep(self, kept: Tensor | None, x: Tensor, is_private: bool = False) -> Tensor | None:
+        """`kept` with the rows of x that chose the candidate; x itself if all did and it `is_private`, not seen by the block."""
+        if not len(self.rows):
+            return kept
+        if is_private and len(self.parts) == 1 and len(self.rows) == len(x):
+            return x
         source = _rows_last(x)
         if kept is None:
             layout = torch.channels_last if x.dim() == 4 else torch.contiguous_format
@@ -101,10 +107,12 @@ class Tape:
 
 
 class Replay:
-    """The tape of a gated block, shared by its layers and batch norms; only set during `mixture`."""
+    """The tape of a gated block, shared by its layers and batch norms; only set during `mixture`. With `compile`, operators
+    compute what they can."""
 
-    def __init__(self) -> None:
+    def __init__(self, compile: bool) -> None:
         self.tape: Tape | None = None
+        self.compile = compile
 
     @contextmanager
     def with_tape(self, tape: Tape) -> Iterator[None]:
@@ -145,7 +153,7 @@ class ReplayedProduct:
             entry.weight = layer.quantized_weight(key)
         x = layer.activation_quantizer(x, layer.precision.activation_bits)
         y = _product(layer, x, entry.weight, bias)
-        entry.x, entry.y = tape.keep(entry.x, x), tape.keep(entry.y, y)
+        entry.x, entry.y = tape.keep(entry.x, x, is_private=True), tape.keep(entry.y, y)
         return y
 
 
@@ -183,10 +191,13 @@ class _Product(torch.autograd.Function):
         return *gradients_of_linear(gradient, x, weight, needed), *[None] * 4
 
 
-class ReplayedBatchNorm2d(nn.BatchNorm2d):
+class ReplayedBatchNorm2d(TrainedBatchNorm2d):
     """A torch.nn.BatchNorm2d in such a block; ordinary without a tape."""
 
     replay: Replay
+
+    def operator(self, x: Tensor) -> Callable[..., Tensor] | None:
+        return super().operator(x) if self.replay.compile else None
 
     def forward(self, x: Tensor) -> Tensor:
         tape = self.replay.tape
@@ -194,14 +205,16 @@ class ReplayedBatchNorm2d(nn.BatchNorm2d):
             return super().forward(x)
         entry = tape.next()
         if tape.reads:
-            return _Normalised.apply(x, self.weight, self.bias, entry, tape, self.eps)
+            return _Normalised.apply(x, self.weight, self.bias, entry, tape, self.eps, self.replay.compile)
         factor = self.momentum or 0.0
         if self.track_running_stats and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             factor = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        y, mean, inverse = torch.native_batch_norm(
-            x, self.weight, self.bias, self.running_mean, self.running_var, True, factor, self.eps
-        )
+        state = (self.weight, self.bias, self.running_mean, self.running_var)
+        if self._has_statistics(x) and self.operator(x) is not None:
+            y, mean, inverse = exact_batch_norm(x).normalise_batch(x, *state, factor, self.eps)
+        else:
+            y, mean, inverse = torch.native_batch_norm(x, *state, True, factor, self.eps)
         entry.y = tape.keep(entry.y, y)
         last = tape.first + len(tape.rows)
         entry.statistics.append(Statistics(mean, inverse, tape.first, last, x.numel() // x.shape[1]))
@@ -211,11 +224,18 @@ class ReplayedBatchNorm2d(nn.BatchNorm2d):
 class _Normalised(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, entry: Entry, tape: Tape, eps: float
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        entry: Entry,
+        tape: Tape,
+        eps: float,
+        compile: bool,
     ) -> Tensor:
         assert entry.y is not None
         ctx.save_for_backward(x, weight)
-        ctx.eps, ctx.statistics = eps, entry.statistics
+        ctx.eps, ctx.statistics, ctx.compile = eps, entry.statistics, compile
         ctx.bounds = [(part.first - tape.begin, part.last - tape.begin) for part in tape.parts]
         return entry.y
 
@@ -223,29 +243,31 @@ class _Normalised(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        of_x, of_weight, of_bias = torch.empty_like(x), None, None
+        parts, of_weight, of_bias = [], None, None
         for a, b in ctx.bounds:
             mean, inverse, _, _, elements = next(s for s in ctx.statistics if s.first <= a and b <= s.last)
             g, here = gradient[a:b], x[a:b]
             # as for a batch of these samples only, whose sums are divided by its own number of elements
-            alone, scale_part, shift_part = torch.ops.aten.native_batch_norm_backward(
-                g,
-                here,
-                weight,
-                None,
-                None,
-                mean,
-                inverse,
-                True,
-                ctx.eps,
-                [True, weight is not None, weight is not None],
-            )
-            scale = (inverse if weight is None else inverse * weight).view(-1, 1, 1)
+            part, scale_part, shift_part = _differentiated(g, here, weight, mean, inverse, ctx.eps, ctx.compile)
             share = here.numel() / here.shape[1] / elements
-            of_x[a:b] = alone if share == 1 else torch.lerp(g * scale, alone, share)
+            if share != 1:
+                scale = (inverse if weight is None else inverse * weight).view(-1, 1, 1)
+                part = (g * scale).lerp_(part, share)
+            parts.append(part)
             of_weight = scale_part if of_weight is None else of_weight + scale_part
             of_bias = shift_part if of_bias is None else of_bias + shift_part
-        return of_x, *((None, None) if weight is None else (of_weight, of_bias)), None, None, None
+        of_x = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return of_x, *((None, None) if weight is None else (of_weight, of_bias)), None, None, None, None
+
+
+def _differentiated(
+    g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, inverse: Tensor, eps: float, compile: bool
+) -> Any:
+    """The gradients of batch norm's input, weight and bias."""
+    if compile and weight is not None and (functions := exact_batch_norm(x, g)) is not None:
+        return functions.differentiate_batch(g, x, weight, mean, inverse, None, False)
+    wanted = [True, weight is not None, weight is not None]
+    return torch.ops.aten.native_batch_norm_backward(g, x, weight, None, None, mean, inverse, True, eps, wanted)
 
 
 class Sorted(torch.autograd.Function):
@@ -266,26 +288,33 @@ class Sorted(torch.autograd.Function):
 class Mixture(torch.autograd.Function):
     """Scatters the rows of each part by `order`; the mask's gradient follows from the candidates' outputs.
 
-    Arguments: mask [N, K], order [N], index of each option's output (-1: cannot be chosen), number of outputs, outputs, parts.
+    Arguments: mask [N, K], order [N], index of each option's output (-1: cannot be chosen), number of outputs, whether operators
+    compute what they can, outputs, parts.
     """
 
     @staticmethod
-    def forward(ctx: Any, mask: Tensor, order: Tensor, of_option: list[int], count: int, *tensors: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, mask: Tensor, order: Tensor, of_option: list[int], count: int, compile: bool, *tensors: Tensor
+    ) -> Tensor:
         outputs, parts = tensors[:count], tensors[count:]
         rows = order.split([len(part) for part in parts])
         ctx.save_for_backward(*outputs, *rows)
-        ctx.of_option, ctx.count = of_option, count
+        ctx.of_option, ctx.count, ctx.compile = of_option, count, compile
         return _scattered(list(zip(parts, rows)), outputs[-1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         outputs, rows = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
-        flat = _rows_last(gradient).flatten(1)
-        dots = [torch.linalg.vecdot(flat, _rows_last(output).flatten(1)) for output in outputs]
+        flat, *others = (_rows_last(each).flatten(1) for each in (gradient, *outputs))
+        functions = cpp_operators(flat, ctx.compile)
+        if functions is None:
+            dots = [torch.linalg.vecdot(flat, other) for other in others]
+        else:
+            dots = functions.products_of_rows(flat, others).unbind()
         nothing = torch.zeros_like(dots[0])
         of_mask = torch.stack([nothing if index < 0 else dots[index] for index in ctx.of_option], 1)
-        return of_mask, None, None, None, *[None] * ctx.count, *(_selected(gradient, part) for part in rows)
+        return of_mask, *[None] * (4 + ctx.count), *(_selected(gradient, part) for part in rows)
 
 
 class ZeroGradients(torch.autograd.Function):
@@ -326,7 +355,8 @@ def _scattered(parts: list[tuple[Tensor, Tensor]], like: Tensor) -> Tensor:
 def prepare_replay(block: nn.Module, name: str) -> Replay:
     """Make layers and batch norms of a block use a tape; the block is changed in place. Raises SettingError if a module of
     the block cannot be replayed."""
-    replay = Replay()
+    layers = [module for module in block.modules() if isinstance(module, QuantizedLayer)]
+    replay = Replay(compile=any(layer.activation_quantizer.compile_kernel for layer in layers))
     for module in block.modules():
         if reason := _obstacle(module):
             problem = f"cannot replay block {name!r}: {reason}"

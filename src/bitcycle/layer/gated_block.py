@@ -108,7 +108,7 @@ class GatedBlock(nn.Module):
                 tape.read()
                 with replay.with_tape(tape):
                     parts.append(rows if module is None else module(rows))
-        y = Mixture.apply(mask, order, of_option, len(outputs), *outputs, *parts)
+        y = Mixture.apply(mask, order, of_option, len(outputs), replay.compile, *outputs, *parts)
         all_skip = not tape.parts  # of the block's last forward pass
         return ZeroGradients.apply(y, *self.block.parameters()) if all_skip else y
 

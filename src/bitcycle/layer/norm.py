@@ -45,10 +45,11 @@ class TrainedBatchNorm2d(nn.BatchNorm2d):
         return None if functions is None else functions.trained_batch_norm
 
 
-def exact_batch_norm(x: Tensor) -> Any | None:
-    """The operators if they apply to x [N, C, H, W] with PyTorch's results, else None."""
+def exact_batch_norm(x: Tensor, *gradient: Tensor) -> Any | None:
+    """The operators if they apply to x [N, C, H, W] and its gradient with PyTorch's results, else None."""
     fit = x.dim() == 4 and x.shape[1] % _CHANNELS == 0 and x.numel() > x.shape[1] * torch.get_num_threads()
-    fit = fit and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    layout = torch.channels_last
+    fit = fit and all(y.is_contiguous(memory_format=layout) and not y.is_contiguous() for y in (x, *gradient))
     functions = cpp_operators(x, fit)
     return functions if functions is not None and _is_exact() else None
 

@@ -10,6 +10,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/pow.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/library.h>
@@ -253,6 +254,24 @@ Tensor quantize_sequence(const Tensor& x, const Tensor& bits, Tensor running_zer
     return straight_through(x, y);
 }
 
+// ---- gates ----
+
+// Products of the rows of x [N, F] with those of K others, [K, N]: rounded and added as by PyTorch, but in the cache
+Tensor products_of_rows(const Tensor& x, at::TensorList others) {
+    const int64_t rows = x.size(0);
+    Tensor found = at::empty({static_cast<int64_t>(others.size()), rows}, x.options());
+    at::parallel_for(0, rows, 1, [&](int64_t first, int64_t last) {
+        at::AutoDispatchBelowADInplaceOrView below;
+        Tensor terms = at::empty({1, x.size(1)}, x.options());
+        for (int64_t row = first; row < last; row++)
+            for (size_t k = 0; k < others.size(); k++) {
+                at::mul_out(terms, x.narrow(0, row, 1), others[k].narrow(0, row, 1));
+                found.mutable_data_ptr<float>()[k * rows + row] = terms.sum(1).item<float>();
+            }
+    });
+    return found;
+}
+
 }  // namespace
 }  // namespace bitcycle
 
@@ -265,6 +284,7 @@ TORCH_LIBRARY_FRAGMENT(bitcycle, library) {
     library.def("differentiate_batch", &bitcycle::differentiate_batch);
     library.def("trained_batch_norm", &bitcycle::trained_batch_norm);
 #endif
+    library.def("products_of_rows", &bitcycle::products_of_rows);
     library.def("quantize_rows", &bitcycle::quantize_rows);
     library.def("quantize_sequence", &bitcycle::quantize_sequence);
     library.def("quantize_gradient", &bitcycle::quantize_gradient);

@@ -1,7 +1,7 @@
 """Quantizers as C++ operators for float32 tensors on a CPU, bitwise identical to their Python functions.
 
 affine.cpp    affine.py: one operator quantizes a tensor, updates the observer and is one autograd node, instead of a dozen
-              PyTorch operators or a compiled kernel with Python overhead
+              PyTorch operators or a compiled kernel with Python overhead; relu.h and batch_norm.h what is between quantizers
 block.cpp     block.py with mx.py and nvfp4.py: without the copies into and out of blocks
 """
 

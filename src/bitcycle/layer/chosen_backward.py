@@ -17,6 +17,7 @@ candidates for all samples.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -56,14 +57,14 @@ class Statistics(NamedTuple):
     elements: int
 
 
+@dataclass
 class Entry:
     """The recorded rows of the results of one module call in the block."""
 
-    def __init__(self) -> None:
-        self.x: Tensor | None = None
-        self.y: Tensor | None = None
-        self.weight: Tensor | None = None
-        self.statistics: list[Statistics] = []
+    x: Tensor | None = None
+    y: Tensor | None = None
+    weight: Tensor | None = None
+    statistics: list[Statistics] = field(default_factory=list)
 
 
 class Tape:
@@ -74,6 +75,7 @@ class Tape:
         self.parts, self.entries, self.position, self.reads = list(parts), list[Entry](), 0, False
         self.first, self.rows = 0, torch.empty(0)
         self.begin, self.end = parts[0].first if parts else 0, parts[-1].last if parts else 0
+        self.bounds = [(part.first - self.begin, part.last - self.begin) for part in parts]
 
     def write(self, rows: Tensor, first: int) -> None:
         """Start recording a candidate, chosen by `rows` of the batch, which are stored from row `first` on."""
@@ -164,19 +166,11 @@ def _product(layer: QuantizedLayer, x: Tensor, weight: Tensor, bias: Tensor | No
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        layer: QuantizedLayer,
-        entry: Entry,
-        tape: Tape,
-        noise: Any,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Any, layer: QuantizedLayer, entry: Entry, tape: Tape, noise: Any
     ) -> Tensor:
         assert entry.y is not None
         ctx.save_for_backward(entry.x, entry.weight)
-        ctx.layer, ctx.noise = layer, noise
-        ctx.bounds = [(part.first - tape.begin, part.last - tape.begin) for part in tape.parts]
+        ctx.layer, ctx.noise, ctx.bounds = layer, noise, tape.bounds
         return entry.y
 
     @staticmethod
@@ -205,11 +199,8 @@ class ReplayedBatchNorm2d(TrainedBatchNorm2d):
             return super().forward(x)
         entry = tape.next()
         if tape.reads:
-            return _Normalised.apply(x, self.weight, self.bias, entry, tape, self.eps, self.replay.compile)
-        factor = self.momentum or 0.0
-        if self.track_running_stats and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            factor = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+            return _Normalised.apply(x, self.weight, self.bias, self, entry, tape)
+        factor = self.count_batch() if self.track_running_stats else 0.0
         state = (self.weight, self.bias, self.running_mean, self.running_var)
         if self._has_statistics(x) and self.operator(x) is not None:
             y, mean, inverse = exact_batch_norm(x).normalise_batch(x, *state, factor, self.eps)
@@ -220,23 +211,22 @@ class ReplayedBatchNorm2d(TrainedBatchNorm2d):
         entry.statistics.append(Statistics(mean, inverse, tape.first, last, x.numel() // x.shape[1]))
         return y
 
+    def differentiated(self, g: Tensor, x: Tensor, weight: Tensor | None, *statistics: Tensor) -> Any:
+        """The gradients of input, weight and bias from that of the output."""
+        if self.replay.compile and weight is not None and (functions := exact_batch_norm(x, g)) is not None:
+            return functions.differentiate_batch(g, x, weight, *statistics, None, False)
+        wanted = [True, weight is not None, weight is not None]
+        return torch.ops.aten.native_batch_norm_backward(g, x, weight, None, None, *statistics, True, self.eps, wanted)
+
 
 class _Normalised(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        entry: Entry,
-        tape: Tape,
-        eps: float,
-        compile: bool,
+        ctx: Any, x: Tensor, weight: Any, bias: Any, norm: ReplayedBatchNorm2d, entry: Entry, tape: Tape
     ) -> Tensor:
         assert entry.y is not None
         ctx.save_for_backward(x, weight)
-        ctx.eps, ctx.statistics, ctx.compile = eps, entry.statistics, compile
-        ctx.bounds = [(part.first - tape.begin, part.last - tape.begin) for part in tape.parts]
+        ctx.norm, ctx.statistics, ctx.bounds = norm, entry.statistics, tape.bounds
         return entry.y
 
     @staticmethod
@@ -248,7 +238,7 @@ class _Normalised(torch.autograd.Function):
             mean, inverse, _, _, elements = next(s for s in ctx.statistics if s.first <= a and b <= s.last)
             g, here = gradient[a:b], x[a:b]
             # as for a batch of these samples only, whose sums are divided by its own number of elements
-            part, scale_part, shift_part = _differentiated(g, here, weight, mean, inverse, ctx.eps, ctx.compile)
+            part, scale_part, shift_part = ctx.norm.differentiated(g, here, weight, mean, inverse)
             share = here.numel() / here.shape[1] / elements
             if share != 1:
                 scale = (inverse if weight is None else inverse * weight).view(-1, 1, 1)
@@ -257,17 +247,7 @@ class _Normalised(torch.autograd.Function):
             of_weight = scale_part if of_weight is None else of_weight + scale_part
             of_bias = shift_part if of_bias is None else of_bias + shift_part
         of_x = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return of_x, *((None, None) if weight is None else (of_weight, of_bias)), None, None, None, None
-
-
-def _differentiated(
-    g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, inverse: Tensor, eps: float, compile: bool
-) -> Any:
-    """The gradients of batch norm's input, weight and bias."""
-    if compile and weight is not None and (functions := exact_batch_norm(x, g)) is not None:
-        return functions.differentiate_batch(g, x, weight, mean, inverse, None, False)
-    wanted = [True, weight is not None, weight is not None]
-    return torch.ops.aten.native_batch_norm_backward(g, x, weight, None, None, mean, inverse, True, eps, wanted)
+        return of_x, *((None, None) if weight is None else (of_weight, of_bias)), None, None, None
 
 
 class Sorted(torch.autograd.Function):

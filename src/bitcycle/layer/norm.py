@@ -23,10 +23,13 @@ class TrainedBatchNorm2d(nn.BatchNorm2d):
         operator = self.operator(x) if self._has_statistics(x) else None
         if operator is None:
             return super().forward(x)
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        momentum = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        return operator(x, self.weight, self.bias, self.running_mean, self.running_var, momentum, self.eps)
+        return operator(x, self.weight, self.bias, self.running_mean, self.running_var, self.count_batch(), self.eps)
+
+    def count_batch(self) -> float:
+        """Count this batch; returns its share of the new running statistics."""
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        return 1 / float(self.num_batches_tracked or 1) if self.momentum is None else self.momentum
 
     def _has_statistics(self, x: Tensor) -> bool:
         tensors = (self.weight, self.bias, self.running_mean, self.running_var)
@@ -68,10 +71,6 @@ def _is_exact() -> bool:
         expected = (*torch.native_batch_norm(x, weight, bias, *running, True, 0.3, 1e-5), *running)
         statistics = (x, weight, *expected[1:3])
         gradients = functions.differentiate_batch(g, *statistics, None, False)
-        expected = (
-            *expected,
-            *torch.ops.aten.native_batch_norm_backward(
-                g, *statistics[:2], None, None, *statistics[2:], True, 1e-5, [True] * 3
-            ),
-        )
-    return all(map(torch.equal, (*found, *gradients), expected))
+        options = (None, None, *statistics[2:], True, 1e-5, [True] * 3)
+        their_gradients = torch.ops.aten.native_batch_norm_backward(g, x, weight, *options)
+    return all(map(torch.equal, (*found, *gradients), (*expected, *their_gradients)))

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bitcycle.files import digest_of
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -27,10 +29,7 @@ def cache_folder() -> Path:
 @functools.cache
 def code_digest() -> str:
     """A digest of the Python code of this package."""
-    digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
-    return digest.hexdigest()
+    return digest_of(sorted(Path(__file__).parent.rglob("*.py")))
 
 
 _remembered: dict[str, Any] = {}

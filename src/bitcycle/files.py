@@ -1,6 +1,7 @@
 """Files written atomically: JSON, and tables as CSV (UTF-8, a header line, Unix line endings); without PyTorch."""
 
 import csv
+import hashlib
 import io
 import json
 import os
@@ -37,6 +38,15 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def digest_of(files: Iterable[Path]) -> str:
+    """A digest of the names and contents of those files that exist."""
+    digest = hashlib.sha256()
+    for file in files:
+        if file.is_file():
+            digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -36,13 +36,12 @@ def explain_hydra(error: BaseException) -> str:
     text = "\n".join(str(cause) for cause in causes)
     if sweep := _explain_sweep(text):
         return sweep
+    if bare := re.search(r"Error parsing override '([^'=]*)'", text):
+        return f"'{bare[1]}' is not a setting with a value. Remedy: write SETTING=VALUE, such as schedule=RTH"
     for cause in causes:
         if isinstance(cause, MissingConfigException) and cause.options:
             group, _, name = str(cause.missing_cfg_file).rpartition("/")
             return str(SettingError(group, name, "does not exist", nearest(name, cause.options)))
-    if bare := re.search(r"Error parsing override '([^'=]*)'", text):
-        return f"'{bare[1]}' is not a setting with a value. Remedy: write SETTING=VALUE, such as schedule=RTH"
-    for cause in causes:
         if isinstance(cause, OverrideParseException):
             key, _, value = cause.override.partition("=")
             text_of = value.strip("'").replace("'", "\\'")

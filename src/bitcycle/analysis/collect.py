@@ -75,19 +75,15 @@ def summary_row(folder: RunFolder) -> dict[str, Any]:
     values = {
         **summary,
         "q_min": summary.get("found", {}).get("q_min", schedule.get("q_min")),
-        "q_max": schedule.get("q_max"),
-        "cycles": schedule.get("cycles"),
+        **{name: schedule.get(name) for name in ("q_max", "cycles")},
         "mean_of_last": summary["mean_of_last"]["mean"],
-        "final_at_q_max": summary["at_q_max"]["final"],
-        "best_at_q_max": summary["at_q_max"]["best"],
+        **{f"{name}{AT_Q_MAX}": summary["at_q_max"][name] for name in ("final", "best")},
         **{name: cost["total"][name] for name in ("gbitops", "relative_to_static", "energy_j", "latency_s")},
         "gbitops_to_best": cost["to_best"]["gbitops"],
         "hardware": hardware["name"],
         "convention": hardware["convention"],
-        "threads": environment.get("threads"),
+        **{name: environment.get(name) for name in ("threads", "python", "commit")},
         "torch": environment.get("packages", {}).get("torch"),
-        "python": environment.get("python"),
-        "commit": environment.get("commit"),
         "settings": json.dumps({k: v for k, v in config.items() if k not in PLACES}, sort_keys=True),
     }
     return {name: values.get(name) for name in COLUMNS}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
 
@@ -28,7 +28,7 @@ from bitcycle.figure.page import Entry, Picture, write_pages
 from bitcycle.figure.run import bits_and_loss, bits_of_blocks, range_tests
 from bitcycle.figure.style import Drawing, save
 from bitcycle.figure.table import as_records, tables_of
-from bitcycle.files import write_csv
+from bitcycle.files import digest_of, write_csv
 from bitcycle.measurement.artifacts import ANALYSES, run_name
 from bitcycle.resources import resource_root
 from bitcycle.sweep.registry import read_sweep
@@ -118,20 +118,10 @@ def inputs_of(data: ItemData) -> list[Any]:
     for run in data.results.runs:
         files = [run.curves / curve_name(run.row)]
         files += sorted((run.curves.parent / ANALYSES).glob(f"{run_name(run.row)}-*.csv"))
-        runs.append([dict(run.row), digest_of_files(files)])
+        runs.append([dict(run.row), digest_of(files)])
     cells = [[cell.paper, [run.training for run in cell.runs]] for cell in data.results.cells]
     noise = sorted({data.pool.deviation(run, "final") for run in data.results.runs}, key=str)
     return [data.item.title, data.results.scale, cells, runs, list(data.published), list(data.digitized), noise]
-
-
-def digest_of(content: bytes) -> str:
-    """A digest of some content."""
-    return hashlib.sha256(content).hexdigest()[:16]
-
-
-def digest_of_files(files: Iterable[Path]) -> str:
-    """A digest of the content of those files that exist."""
-    return digest_of(b"".join(file.read_bytes() for file in files if file.exists()))
 
 
 class Drawn:
@@ -140,7 +130,7 @@ class Drawn:
     def __init__(self, path: Path) -> None:
         package = Path(__file__).parent.parent
         every = sorted(file for room in ROOMS for file in (package / room).rglob("*"))
-        self.code = matplotlib.__version__ + digest_of_files(file for file in every if file.suffix in (".py", ".yaml"))
+        self.code = matplotlib.__version__ + digest_of(file for file in every if file.suffix in (".py", ".yaml"))
         self.path = path
         self.known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
 
@@ -156,16 +146,17 @@ class Drawn:
 
         None where `draw` has nothing to draw; stale files are removed then.
         """
-        digest = digest_of(json.dumps([self.code, inputs], sort_keys=True, default=str).encode())
+        text = json.dumps([self.code, inputs], sort_keys=True, default=str)
+        digest = hashlib.sha256(text.encode()).hexdigest()
         files = [path.with_name(path.name + suffix) for suffix in (".png", ".svg")]
         known = self.known.get(name, {})
-        if known.get("inputs") != digest or known.get("files") != digest_of_files(files):
+        if known.get("inputs") != digest or known.get("files") != digest_of(files):
             if made := draw():
                 save(made.figure, path)
             else:
                 for file in files:
                     file.unlink(missing_ok=True)
-            known = {"inputs": digest, "files": digest_of_files(files), "caption": made.caption if made else None}
+            known = {"inputs": digest, "files": digest_of(files), "caption": made.caption if made else None}
             self.known[name] = known
         caption = known["caption"]
         return None if caption is None else Picture(files, caption, f"{name}. {caption}")

@@ -4,7 +4,6 @@ All code that launches, counts or records runs uses it. As composing thousands o
 `sweep_index` caches them in the user's cache until a file of the sweeps, the configuration or the code changes.
 """
 
-import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from yaml import YAMLError
 
 from bitcycle.cache import remembered
 from bitcycle.configuration import RunConfig
+from bitcycle.files import digest_of
 from bitcycle.resources import resource_root
 from bitcycle.settings import SettingError, nearest
 from bitcycle.sweep.composition import composing
@@ -202,10 +202,8 @@ def sweep_index(root: Path, scale: str, results_root: str = "results/runs") -> d
         with composing(root / "conf") as compose:
             return {str(run): compose(run) for runs in shown for run in runs}
 
-    digest = hashlib.sha256(str(expanded).encode())
-    for file in sorted((root / "conf").rglob("*.yaml")):
-        digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
-    composed = remembered("sweeps", digest.hexdigest(), compose_all)
+    identity = f"{expanded} {digest_of(sorted((root / 'conf').rglob('*.yaml')))}"
+    composed = remembered("sweeps", identity, compose_all)
     return {name: index_runs(runs, lambda run: composed[str(run)]) for name, runs in expanded.items()}
 
 

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bitcycle.errors import RunError
-from bitcycle.measurement.corruption import CORRUPTIONS, CorruptionOptions, corrupt
+from bitcycle.measurement.corruption import CORRUPTIONS, Corruption, corrupt
 from bitcycle.measurement.finished_run import load_run
 from bitcycle.measurement.job import Job, Network
 from bitcycle.measurement.measurement import flatten
-from bitcycle.measurement.plane import Plane, PlaneOptions, plane_through
-from bitcycle.measurement.sharpness import SharpnessOptions, find_sharpness
+from bitcycle.measurement.plane import Plane, plane_through
+from bitcycle.measurement.sharpness import Sharpness, find_sharpness
 from tests.measurement.conftest import CPU, DOMAINS, job
 
 # Planes
@@ -55,12 +55,12 @@ def test_three_networks_on_a_line_have_no_plane():
 
 
 def test_a_plane_through_phases(phased):
-    options = PlaneOptions(points=2, samples=50, batch_norm_samples=64)
+    plane = Plane(points=2, samples=50, batch_norm_samples=64)
     hlhlp, tuned = phased
     networks = (Network(tuned.folder, 1), Network(tuned.folder), Network(hlhlp.folder))
     runs = [load_run(network.folder.path, phase=network.phase) for network in networks]
     assert [run.precision.weight for run in runs] == [32, 2, 2]
-    plane = Plane(options, runs, CPU)
+    plane.prepare(runs, CPU)
     rows = plane.rows(0)
     assert [row["network"] for row in rows] == ["1", "2", "3"]
     found = flatten(plane.model.parameters())  # the last point was the third network
@@ -71,7 +71,7 @@ def test_a_plane_through_phases(phased):
     loss, error = plane.measure(alone.model)
     assert float(rows[2]["loss"]) == pytest.approx(loss, rel=1e-4)
     assert float(rows[2]["error_percent"]) == pytest.approx(error)
-    result = Job(options, networks).run()
+    result = Job(plane, networks).run()
     assert len(result.rows) == 3 + 4
     assert result.header["facts"]["places"][0] == [0, 0]
     assert [part["phase"] for part in result.header["runs"]] == [1, None, None]
@@ -81,7 +81,7 @@ def test_networks_of_another_kind_share_no_plane(phased, trained):
     runs = [load_run(made.folder.path) for made in (*phased, trained)]
     runs[2].model.conv1 = torch.nn.Linear(2, 2)
     with pytest.raises(RunError, match="same model and dataset"):
-        Plane(PlaneOptions(), runs, CPU)
+        Plane().prepare(runs, CPU)
 
 
 # Sharpness
@@ -119,11 +119,11 @@ def test_sharpness_of_a_diagonal_quadratic_is_at_the_outer_corner(terms, epsilon
 
 
 def test_sharpness_of_a_network(phased):
-    result = job(SharpnessOptions(epsilons=[1e-2, 1e-4], iterations=3, samples=60), phased[0]).run()
+    result = job(Sharpness(epsilons=[1e-2, 1e-4], iterations=3, samples=60), phased[0]).run()
     wide, narrow = result.numbers("sharpness_percent")
     assert wide > narrow >= 0
     assert result.numbers("loss")[0] == pytest.approx(result.numbers("loss")[1])
-    inside = job(SharpnessOptions(epsilons=[1e-2], iterations=3, samples=60, subspace=5), phased[0]).run()
+    inside = job(Sharpness(epsilons=[1e-2], iterations=3, samples=60, subspace=5), phased[0]).run()
     assert inside.numbers("sharpness_percent")[0] >= 0
 
 
@@ -152,7 +152,7 @@ def test_published_corruptions_are_read_from_class_folders(trained, tmp_path):
         folder = tmp_path / "fog" / "3" / f"{int(images.labels[index])}"
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(images.pixels[index, :, :, 0].numpy()).save(folder / f"{index}.png")
-    options = CorruptionOptions(folder=str(tmp_path), severities=[3])
+    options = Corruption(folder=str(tmp_path), severities=[3])
     result = job(options, trained).run()
     assert [row["corruption"] for row in result.rows] == ["none", "fog"]
     with torch.no_grad():

@@ -15,9 +15,10 @@ from bitcycle.errors import DataError, RunError
 from bitcycle.measurement.artifacts import read_result
 from bitcycle.measurement.finished_run import load_run, read_run_config
 from bitcycle.measurement.job import run_command
-from bitcycle.measurement.noise import NAMES, NoiseOptions, NoiseTest, make_noise, mix, read_snr
+from bitcycle.measurement.noise import NAMES, NoiseTest, make_noise, mix, read_snr
 from bitcycle.training.run import execute
 from tests.conftest import plan
+from tests.measurement.conftest import CPU
 from tests.speech_data import RATE, tones, wave_bytes, write_manifests
 
 
@@ -147,16 +148,17 @@ def test_a_finished_run_is_what_it_was(finished):
 
 
 def test_without_noise_the_test_is_the_last_evaluation(finished):
-    test = NoiseTest(load_run(finished.folder.path), NoiseOptions(noises=[], decoder="prefix"))
+    test = NoiseTest(noises=[], decoder="prefix")
+    units, facts = test.prepare([load_run(finished.folder.path)], CPU)
     (row,) = test.rows(0)
-    assert test.units == 1
+    assert units == 1
     assert row["cer_percent"] == finished.folder.read_summary()["final"]
-    assert test.facts["decoder"] == "prefix"
+    assert facts["decoder"] == "prefix"
 
 
 def test_the_command_writes_a_table(finished):
     arguments = [str(finished.folder.path), "--noises", "white,hum", "--snr", "0,5:15"]
-    assert run_command(NoiseOptions, None, arguments) == 0
+    assert run_command(NoiseTest, None, arguments) == 0
     (path,) = finished.folder.analyses.glob("noise-*.csv")
     found = read_result(path)
     conditions = [("none", ""), ("white", "0"), ("white", "5:15"), ("hum", "0"), ("hum", "5:15")]
@@ -166,20 +168,21 @@ def test_the_command_writes_a_table(finished):
 
 
 def test_each_recording_has_its_own_noise(finished):
-    test = NoiseTest(load_run(finished.folder.path))
-    noise = test.noises["white"]
+    test, other = NoiseTest(), NoiseTest(seed=1)
+    for each in (test, other):
+        each.prepare([load_run(finished.folder.path)], CPU)
+    noise = test.made["white"]
     mixed = list(test.noisy("white", noise, (5.0, 5.0)))
     added = [y - x for x, y in zip(test.waveforms, mixed, strict=True)]
     for x, n in zip(test.waveforms, added, strict=True):
         assert 10 * math.log10(x.double().square().mean() / n.double().square().mean()) == pytest.approx(5, abs=1e-3)
     assert not torch.equal(added[0][:100] / added[0].norm(), added[1][:100] / added[1].norm())
-    other = list(NoiseTest(load_run(finished.folder.path), NoiseOptions(seed=1)).noisy("white", noise, (5.0, 5.0)))
-    assert not torch.equal(other[0], mixed[0])
+    assert not torch.equal(next(other.noisy("white", noise, (5.0, 5.0))), mixed[0])
 
 
 def test_the_command_refuses(finished, capsys, tmp_path):
     folder = str(finished.folder.path)
-    assert run_command(NoiseOptions, None, [str(tmp_path)]) == 1
-    assert run_command(NoiseOptions, None, [folder, "--noises", str(tmp_path)]) == 3
-    assert run_command(NoiseOptions, None, [folder, "--snr", "loud"]) == 2
+    assert run_command(NoiseTest, None, [str(tmp_path)]) == 1
+    assert run_command(NoiseTest, None, [folder, "--noises", str(tmp_path)]) == 3
+    assert run_command(NoiseTest, None, [folder, "--snr", "loud"]) == 2
     assert "not an SNR in dB" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from bitcycle.files import read_records
 from bitcycle.measurement.artifacts import read_result
 from bitcycle.measurement.finished_run import load_run
 from bitcycle.measurement.job import Job, Network, run_command
-from bitcycle.measurement.surface import Surface, SurfaceOptions, directions, filter_normalised
+from bitcycle.measurement.surface import Surface, directions, filter_normalised
 from bitcycle.training.run_folder import RunFolder
 from tests.measurement.conftest import CPU, DOMAINS, job
 
@@ -55,8 +55,8 @@ def test_golden_filter_normalisation():
 
 
 def test_the_middle_of_the_surface_is_the_last_evaluation(trained):
-    options = SurfaceOptions(points=3, split="test", samples=None)
-    surface = Surface(options, load_run(trained.folder.path), CPU)
+    surface = Surface(points=3, split="test", samples=None)
+    surface.prepare([load_run(trained.folder.path)], CPU)
     middle = surface.rows(1)[1]
     last = [record for record in read_records(trained.folder.metrics) if record["kind"] == "evaluation"][-1]
     assert (float(middle["x"]), float(middle["y"])) == (0, 0)
@@ -68,32 +68,34 @@ def test_the_middle_of_the_surface_is_the_last_evaluation(trained):
 
 def test_through_the_quantizers_or_in_plain_numbers(phased):
     """A step far below the quantizer's does not reach the first decimals of quantized weights, but moves plain numbers."""
-    options = SurfaceOptions(points=3, extent=1e-4, samples=50)
+    options = Surface(points=3, extent=1e-4, samples=50)
     spread = {}
     for precision in ("run", "float"):
-        surface = Surface(replace(options, precision=precision), load_run(phased[0].folder.path), CPU)
+        surface = replace(options, precision=precision)
+        _, facts = surface.prepare([load_run(phased[0].folder.path)], CPU)
         surface.point(0, 0)
         weights = surface.model.conv1.weight.detach()
         spread[precision] = len(weights.unique())
-        assert surface.facts["bits"] == ([2, 32] if precision == "run" else [32, 32])
+        assert facts["bits"] == ([2, 32] if precision == "run" else [32, 32])
     assert spread["float"] == 3 < spread["run"], "ternary numbers take the place of the master weights"
 
 
 @pytest.mark.parametrize("precision", ["run", "float"])
 def test_networks_of_phases_are_those_that_were_evaluated(phased, precision):
     """Activations are float in these runs, so that quantized weights as plain numbers give the same."""
-    options = SurfaceOptions(points=3, split="test", samples=None, precision=precision)
+    surface = Surface(points=3, split="test", samples=None, precision=precision)
     for made in phased:
         for number, phase in enumerate(made.folder.read_summary()["phases"], 1):
             last = number == len(made.schedule.phases)
             run = load_run(made.folder.path, phase=None if last else number)
-            middle = Surface(options, run, CPU).point(0, 0)
+            surface.prepare([run], CPU)
+            middle = surface.point(0, 0)
             wanted = phase["final"] if last else phase["best"]
             assert float(middle["error_percent"]) == pytest.approx(100 - wanted, abs=1e-3), (number, phase)
 
 
 def test_an_interrupted_surface_is_the_undisturbed_one(trained, monkeypatch, tmp_path):
-    options = SurfaceOptions(points=5, samples=40)
+    options = Surface(points=5, samples=40)
     whole = job(options, trained)
     whole.run()
     shutil.copytree(trained.folder.path, tmp_path / "seed=0", ignore=shutil.ignore_patterns("analyses"))
@@ -119,10 +121,10 @@ def interrupt():
 
 def test_the_command_line_and_what_it_refuses(trained, tmp_path, capsys):
     folder = str(trained.folder.path)
-    assert run_command(SurfaceOptions, None, [folder, "--points", "3", "--samples", "20"]) == 0
+    assert run_command(Surface, None, [folder, "--points", "3", "--samples", "20"]) == 0
     assert "9 rows" in capsys.readouterr().out
-    assert run_command(SurfaceOptions, None, [str(tmp_path)]) == 1
-    assert run_command(SurfaceOptions, None, [f"{folder}@1"]) == 1
+    assert run_command(Surface, None, [str(tmp_path)]) == 1
+    assert run_command(Surface, None, [f"{folder}@1"]) == 1
     assert "has no weights of this phase" in capsys.readouterr().err
-    assert run_command(SurfaceOptions, None, [folder, "--points", "4"]) == 2
+    assert run_command(Surface, None, [folder, "--points", "4"]) == 2
     assert "points=4" in capsys.readouterr().err

@@ -25,24 +25,22 @@ from typing import Any
 from bitcycle.errors import EXIT_DONE, DataError, RunError
 from bitcycle.guard import guarded
 from bitcycle.measurement.artifacts import read_result
-from bitcycle.measurement.corruption import CorruptionOptions
-from bitcycle.measurement.job import AnalysisOptions, Job, Network, read_options
-from bitcycle.measurement.noise import NoiseOptions
-from bitcycle.measurement.plane import PlaneOptions
-from bitcycle.measurement.sharpness import SharpnessOptions
-from bitcycle.measurement.surface import SurfaceOptions
+from bitcycle.measurement.corruption import Corruption
+from bitcycle.measurement.job import Analysis, Job, Network, read_options
+from bitcycle.measurement.noise import NoiseTest
+from bitcycle.measurement.plane import Plane
+from bitcycle.measurement.sharpness import Sharpness
+from bitcycle.measurement.surface import Surface
 from bitcycle.resources import resource_root
 from bitcycle.settings import SettingError, nearest
 from bitcycle.sweep.composition import composing
 from bitcycle.sweep.grid import as_text
 from bitcycle.sweep.registry import Sweep, SweepRun, index_runs, read_sweep, sweep_files
 
-KINDS: dict[str, type[AnalysisOptions]] = {
-    kind.kind: kind for kind in (SurfaceOptions, PlaneOptions, SharpnessOptions, NoiseOptions, CorruptionOptions)
-}
+KINDS: dict[str, type[Analysis]] = {kind.kind: kind for kind in (Surface, Plane, Sharpness, NoiseTest, Corruption)}
 
 
-def read_entry(entry: Mapping[str, Any], scale: str) -> tuple[list[AnalysisOptions], list[dict[str, Any]]]:
+def read_entry(entry: Mapping[str, Any], scale: str) -> tuple[list[Analysis], list[dict[str, Any]]]:
     """Read an entry of `analyses` at a scale: the options for each seed, and the selected networks."""
     given = {key: value for key, value in entry.items() if key != "at_scale"} | entry.get("at_scale", {}).get(scale, {})
     name, networks, seeds = str(given.pop("kind", "")), given.pop("networks", []), given.pop("seeds", None)
@@ -106,7 +104,7 @@ def run_jobs(name: str, jobs: Sequence[Job | None], dry_run: bool = False) -> in
                 job.run()
                 counts["computed"] += 1
             except (RunError, DataError, SettingError) as error:
-                print(f"{name}: {job.options.kind} failed: {error}", file=sys.stderr)
+                print(f"{name}: {job.analysis.kind} failed: {error}", file=sys.stderr)
                 codes.append(error.exit_code)
                 counts["failed"] += 1
     print(f"{name}: {', '.join(f'{count} {what}' for what, count in counts.items() if count) or 'no runs'}", flush=True)

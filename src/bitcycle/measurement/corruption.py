@@ -39,7 +39,7 @@ from bitcycle.errors import DataError, RunError
 from bitcycle.layer.compilation import channels_last
 from bitcycle.measurement.artifacts import CLEAN, Row
 from bitcycle.measurement.finished_run import FinishedRun
-from bitcycle.measurement.job import Analysis, AnalysisOptions, rounded, run_command
+from bitcycle.measurement.job import Analysis, rounded, run_command
 from bitcycle.measurement.measurement import Measurement
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, nearest, setting
@@ -102,10 +102,13 @@ def corrupt(images: Tensor, name: str, severity: int, generator: torch.Generator
 
 
 @dataclass
-class CorruptionOptions(AnalysisOptions):
-    """Options of a test on corrupted images."""
+class Corruption(Analysis):
+    """The test of one network; a unit is a corruption at a severity, and the first unit the clean images. Raises RunError if
+    no folder is given and the dataset is too large to be corrupted in memory; DataError if the folder is missing or
+    incomplete."""
 
     kind = "corruption"
+    columns = ("corruption", "severity", "loss", "error_percent")
 
     corruptions: Optional[list[str]] = setting(None, "names of corruptions; null: all of the folder, or all of ours")
     severities: list[int] = setting([1, 2, 3, 4, 5], "severities", minimum=1, maximum=5)
@@ -120,30 +123,18 @@ class CorruptionOptions(AnalysisOptions):
             if self.folder is None and name not in CORRUPTIONS:
                 raise SettingError("corruptions", name, "is not a corruption", nearest(name, CORRUPTIONS))
 
-    def prepare(self, runs: Sequence[FinishedRun], device: torch.device) -> Corruption:
-        return Corruption(self, runs[0], device)
-
-
-class Corruption(Analysis):
-    """The test of one network; a unit is a corruption at a severity, and the first unit the clean images. Raises RunError if
-    no folder is given and the dataset is too large to be corrupted in memory; DataError if the folder is missing or
-    incomplete."""
-
-    columns = ("corruption", "severity", "loss", "error_percent")
-
-    def __init__(self, options: CorruptionOptions, run: FinishedRun, device: torch.device) -> None:
-        self.options, self.run, self.device = options, run, device
-        self.measure = Measurement(run, "test", options.samples, device)
+    def prepare(self, runs: Sequence[FinishedRun], device: torch.device) -> tuple[int, Row]:
+        [run] = runs
+        self.measure = Measurement(run, "test", self.samples, device)
         self.clean = self.measure.images
-        self.folder = None if options.folder is None else run.plan.config.data_folder / options.folder
-        if self.folder is None and type(self.clean) is not Images:
+        self.published = None if self.folder is None else run.plan.config.data_folder / self.folder
+        if self.published is None and type(self.clean) is not Images:
             problem = f"dataset={run.plan.config.dataset.name}: too large to be corrupted in memory"
             raise RunError(f"{problem}. Remedy: set folder=PATH to the published corrupted images.")
-        names = options.corruptions or (list(CORRUPTIONS) if self.folder is None else _names(self.folder))
-        self.conditions = [(CLEAN, 0), *((name, severity) for name in names for severity in options.severities)]
-        self.units = len(self.conditions)
+        names = self.corruptions or (list(CORRUPTIONS) if self.published is None else _names(self.published))
+        self.conditions = [(CLEAN, 0), *((name, severity) for name in names for severity in self.severities)]
         self.model = channels_last(run.model, device)
-        self.facts = run.subject | {"bits": run.bits, "samples": len(self.clean)}
+        return len(self.conditions), run.subject | {"bits": run.bits, "samples": len(self.clean)}
 
     def rows(self, unit: int) -> list[Row]:
         name, severity = self.conditions[unit]
@@ -153,12 +144,10 @@ class Corruption(Analysis):
 
     def images(self, name: str, severity: int) -> Images:
         """The corrupted test images."""
-        if self.folder is not None:
-            return self._published(self.folder / name / str(severity))
-        generator = torch.Generator().manual_seed(derive(self.options.seed, "corruption", name, severity))
-        return Images(corrupt(self.clean.pixels, name, severity, generator), self.clean.labels)
-
-    def _published(self, folder: Path) -> Images:
+        if self.published is None:
+            generator = torch.Generator().manual_seed(derive(self.seed, "corruption", name, severity))
+            return Images(corrupt(self.clean.pixels, name, severity, generator), self.clean.labels)
+        folder = self.published / name / str(severity)
         channels, size = next(iter(self.measure.batches)).inputs.shape[1:3]
         classes = int(self.clean.labels.max()) + 1
         encoded = read_class_folders(folder)
@@ -176,4 +165,4 @@ def _names(folder: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(CorruptionOptions, __doc__))
+    sys.exit(run_command(Corruption, __doc__))

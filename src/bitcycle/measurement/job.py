@@ -32,30 +32,23 @@ IDENTITY = ("scale", "hash", "seed")
 """Fields that identify a run in its summary and in runs.csv."""
 
 
-class Analysis:
-    """An analysis that is ready to be computed, in a number of units, each of which is stored as a whole; `facts` are plain
-    values that hold for all rows."""
-
-    columns: tuple[str, ...]
-    units: int
-    facts: dict[str, Any]
-
-    def rows(self, unit: int) -> list[Row]:
-        """The rows of a unit; they depend only on its number."""
-        raise NotImplementedError
-
-
 @dataclass
-class AnalysisOptions(Settings):
-    """Options of a kind of analysis; every option can change the result."""
+class Analysis(Settings):
+    """An analysis of trained networks in a number of units, each of which is stored as a whole. Its fields are its options, each
+    of which can change the result."""
 
     kind: ClassVar[str]
+    columns: ClassVar[tuple[str, ...]]
     networks: ClassVar[int] = 1
     """Number of networks per analysis."""
 
-    def prepare(self, runs: Sequence[FinishedRun], device: torch.device) -> Analysis:
-        """Prepare the analysis of some networks on a device; the networks may be modified. Raises RunError for networks that
-        it cannot analyse; DataError if data are missing."""
+    def prepare(self, runs: Sequence[FinishedRun], device: torch.device) -> tuple[int, Row]:
+        """Prepare some networks, which may be modified; returns the number of units, and plain values that hold for all rows.
+        Raises RunError for networks that it cannot analyse; DataError if data are missing."""
+        raise NotImplementedError
+
+    def rows(self, unit: int) -> list[Row]:
+        """The rows of a unit; they depend only on its number."""
         raise NotImplementedError
 
 
@@ -87,9 +80,9 @@ class Network:
 
 @dataclass(frozen=True)
 class Job:
-    """One analysis of given networks with given options; its result is stored in the run folder of the last network."""
+    """One analysis of given networks; its result is stored in the run folder of the last network."""
 
-    options: AnalysisOptions
+    analysis: Analysis
     networks: tuple[Network, ...]
     data_root: str | None = None
 
@@ -97,13 +90,13 @@ class Job:
     def description(self) -> Row:
         """Identity of the job: kind, options and runs."""
         runs = [network.identity for network in self.networks]
-        return {"kind": self.options.kind, "options": asdict(self.options), "runs": runs}
+        return {"kind": self.analysis.kind, "options": asdict(self.analysis), "runs": runs}
 
     @property
     def path(self) -> Path:
         """Path of the result file."""
         text = json.dumps(self.description, sort_keys=True)
-        name = f"{self.options.kind}-{hashlib.sha256(text.encode()).hexdigest()[:10]}.csv"
+        name = f"{self.analysis.kind}-{hashlib.sha256(text.encode()).hexdigest()[:10]}.csv"
         return self.networks[-1].folder.analyses / name
 
     def run(self) -> Result:
@@ -115,18 +108,18 @@ class Job:
             return found
         runs = [load_run(network.folder.path, self.data_root, network.phase) for network in self.networks]
         device = set_up_torch(runs[-1].plan)
-        analysis = self.options.prepare(runs, device)
+        units, facts = self.analysis.prepare(runs, device)
         environment = describe_environment(device)
         made_with = {name: environment[name] for name in ("commit", "processor", "threads", "device", "python")}
         made_with["torch"] = environment["packages"]["torch"]
-        computed = {"columns": list(analysis.columns), "units": analysis.units, "facts": analysis.facts}
+        computed = {"columns": list(self.analysis.columns), "units": units, "facts": facts}
         header: Row = {"done": 0, "made_with": [], **found.header, **description, **computed}
         if made_with not in header["made_with"]:
             header["made_with"] = [*header["made_with"], made_with]
-        rows, console, units = list(found.rows), Console(stderr=True), range(header["done"], analysis.units)
-        bar: dict[str, Any] = {"total": analysis.units, "completed": units.start, "console": console}
-        for unit in track(units, self.options.kind, disable=not console.is_terminal, **bar):
-            rows += analysis.rows(unit)
+        rows, console, done = list(found.rows), Console(stderr=True), header["done"]
+        bar: dict[str, Any] = {"total": units, "completed": done, "console": console}
+        for unit in track(range(done, units), self.analysis.kind, disable=not console.is_terminal, **bar):
+            rows += self.analysis.rows(unit)
             header = {**header, "done": unit + 1}
             write_result(path, Result(header, rows))
         return read_result(path)
@@ -140,7 +133,7 @@ def rounded(value: float) -> str:
 # The command line
 
 
-def read_options(kind: type[AnalysisOptions], given: dict[str, Any]) -> AnalysisOptions:
+def read_options(kind: type[Analysis], given: dict[str, Any]) -> Analysis:
     """Read options from strings of a command line or values of a sweep file. Raises SettingError for an unknown option or an
     invalid value."""
     types = {field.name: str(field.type) for field in fields(kind)}
@@ -166,7 +159,7 @@ def _value(given: Any, declared: str) -> Any:
     return float(value) if "float" in declared and isinstance(value, int) else value
 
 
-def run_command(kind: type[AnalysisOptions], description: str | None, arguments: Sequence[str] | None = None) -> int:
+def run_command(kind: type[Analysis], description: str | None, arguments: Sequence[str] | None = None) -> int:
     """Run the command of a kind of analysis, with one option for each of its settings, and return its exit code."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog=f"bitcycle {kind.kind}", description=description, formatter_class=form)
@@ -182,8 +175,8 @@ def run_command(kind: type[AnalysisOptions], description: str | None, arguments:
     networks, data_root = given.pop("networks"), given.pop("data_root")
 
     def run() -> None:
-        options = read_options(kind, {name: value for name, value in given.items() if value is not None})
-        job = Job(options, tuple(map(Network.parse, networks)), data_root)
+        analysis = read_options(kind, {name: value for name, value in given.items() if value is not None})
+        job = Job(analysis, tuple(map(Network.parse, networks)), data_root)
         print(f"{job.path}: {len(job.run().rows)} rows; `make collect` adds it to results/summary")
 
     return guarded(run)

@@ -37,7 +37,7 @@ from bitcycle.dataset.utterances import Utterances
 from bitcycle.errors import DataError, RunError
 from bitcycle.measurement.artifacts import CLEAN, Row
 from bitcycle.measurement.finished_run import FinishedRun
-from bitcycle.measurement.job import Analysis, AnalysisOptions, run_command
+from bitcycle.measurement.job import Analysis, run_command
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, setting
 from bitcycle.task import SpeechEvaluation, SpeechRecognitionOptions
@@ -169,10 +169,12 @@ def _draw(count: int, generator: torch.Generator) -> int:
 
 
 @dataclass
-class NoiseOptions(AnalysisOptions):
-    """Options of a noise test."""
+class NoiseTest(Analysis):
+    """The test of one run; a unit is a noise at an SNR, and the first unit the clean recordings. Raises RunError if the task
+    of the run is not speech recognition; DataError if recordings are missing, or a noise is unknown."""
 
     kind = "noise"
+    columns = ("noise", "snr_db", "cer_percent", "wer_percent")
 
     noises: list[str] = setting(list(NAMES), f"{', '.join(NAMES)}, or folders of recordings; []: clean only")
     snr: list[str] = setting(
@@ -185,41 +187,32 @@ class NoiseOptions(AnalysisOptions):
         for ratio in self.snr:
             read_snr(ratio)
 
-    def prepare(self, runs: Sequence[FinishedRun], device: torch.device) -> NoiseTest:
-        return NoiseTest(runs[0], self)
-
-
-class NoiseTest(Analysis):
-    """The test of one run; a unit is a noise at an SNR, and the first unit the clean recordings. Raises RunError if the task
-    of the run is not speech recognition; DataError if recordings are missing, or a noise is unknown."""
-
-    columns = ("noise", "snr_db", "cer_percent", "wer_percent")
-
-    def __init__(self, run: FinishedRun, options: NoiseOptions | None = None) -> None:
-        config, options = run.plan.config, options or NoiseOptions()
+    def prepare(self, runs: Sequence[FinishedRun], device: torch.device) -> tuple[int, Row]:
+        [self.run] = runs
+        run, config = self.run, self.run.plan.config
         if not isinstance(config.dataset, SpeechDatasetOptions):
             problem = f"dataset={config.dataset.name}: {run.folder.path} did not recognize speech"
             raise RunError(f"{problem}. Remedy: choose another run")
-        self.run, self.dataset, self.seed = run, config.dataset, options.seed
+        self.dataset = config.dataset
         splits = self.dataset.load(config.data_folder, config.seed)
         self.alphabet = self.dataset.alphabet(config.data_folder)
         rate = self.dataset.sampling_rate
         self.recordings = splits.test
         self.waveforms = [recording.waveform(rate) for recording in splits.test]
         speech = [recording.waveform(rate) for recording in splits.train[:DRAWN_PER_NOISE]]
-        self.noises = {name: make_noise(name, rate, speech) for name in options.noises}
-        self.conditions = [(CLEAN, ""), *((name, snr) for name in self.noises for snr in options.snr)]
-        self.units = len(self.conditions)
+        self.made = {name: make_noise(name, rate, speech) for name in self.noises}
+        self.conditions = [(CLEAN, ""), *((name, snr) for name in self.made for snr in self.snr)]
         task = config.task
         assert isinstance(task, SpeechRecognitionOptions)
-        task = task if options.decoder is None else replace(task, decoder=options.decoder)
+        task = task if self.decoder is None else replace(task, decoder=self.decoder)
         transcripts = [recording.transcript for recording in splits.train]
         self.evaluation = SpeechEvaluation(task, self.alphabet, transcripts)
-        self.facts = run.subject | {"bits": run.bits, "utterances": len(self.recordings), "decoder": task.decoder}
+        facts = {"bits": run.bits, "utterances": len(self.recordings), "decoder": task.decoder}
+        return len(self.conditions), run.subject | facts
 
     def rows(self, unit: int) -> list[Row]:
         name, snr = self.conditions[unit]
-        noisy = self.waveforms if name == CLEAN else self.noisy(name, self.noises[name], read_snr(snr))
+        noisy = self.waveforms if name == CLEAN else self.noisy(name, self.made[name], read_snr(snr))
         rates = self.measure(noisy)
         return [{"noise": name, "snr_db": snr, "cer_percent": rates["test_cer"], "wer_percent": rates["test_wer"]}]
 
@@ -252,4 +245,4 @@ def read_snr(text: str) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(NoiseOptions, __doc__))
+    sys.exit(run_command(NoiseTest, __doc__))

@@ -26,16 +26,18 @@ from bitcycle.errors import RunError
 from bitcycle.layer.compilation import channels_last
 from bitcycle.measurement.artifacts import Row
 from bitcycle.measurement.finished_run import FinishedRun
-from bitcycle.measurement.job import Analysis, AnalysisOptions, rounded, run_command
+from bitcycle.measurement.job import Analysis, rounded, run_command
 from bitcycle.measurement.measurement import Measurement, assign, flatten
 from bitcycle.settings import setting
 
 
 @dataclass
-class PlaneOptions(AnalysisOptions):
-    """Options of the plane through three networks."""
+class Plane(Analysis):
+    """The plane through three networks of one architecture; the first unit is the networks, the others are grid rows. Raises
+    RunError if the networks differ in parameters or dataset, or lie on a line."""
 
     kind = "plane"
+    columns = ("network", "x", "y", "loss", "error_percent")
     networks = 3
 
     points: int = setting(21, "grid points per axis", minimum=2)
@@ -46,8 +48,44 @@ class PlaneOptions(AnalysisOptions):
         5000, "number of training images for batch-norm statistics at each point; null: all", minimum=1
     )
 
-    def prepare(self, runs: Sequence[FinishedRun], device: torch.device) -> Plane:
-        return Plane(self, runs, device)
+    def prepare(self, runs: Sequence[FinishedRun], device: torch.device) -> tuple[int, Row]:
+        for run in runs:
+            run.make_float()
+        shapes = [[(n, tuple(p.shape)) for n, p in run.model.named_parameters() if _is_shared(n)] for run in runs]
+        names = ["{model} on {dataset}".format(**run.subject) for run in runs]
+        if len(set(names)) > 1 or any(shape != shapes[0] for shape in shapes):
+            raise RunError(f"the three networks must have the same model and dataset; given: {'; '.join(names)}")
+        self.measure = Measurement(runs[-1], self.split, self.samples, device)
+        self.training = Measurement(runs[-1], "train", self.batch_norm_samples, device)
+        self.model = channels_last(runs[0].model, device)
+        vectors = [flatten(p for n, p in run.model.named_parameters() if _is_shared(n)) for run in runs]
+        self.basis = plane_through(*(vector.to(device) for vector in vectors))
+        return 1 + self.points, runs[-1].subject | {
+            "places": [[float(rounded(value)) for value in place] for place in self.basis.places],
+            "samples": len(self.measure.images),
+            "batch_norm_samples": len(self.training.images),
+        }
+
+    def rows(self, unit: int) -> list[Row]:
+        if unit == 0:
+            return [self.point(x, y, str(number)) for number, (x, y) in enumerate(self.basis.places, 1)]
+        (_, _), (dx, _), (_, dy) = self.basis.places
+        y = self.share(unit - 1) * dy
+        return [self.point(self.share(index) * dx, y) for index in range(self.points)]
+
+    def share(self, index: int) -> float:
+        """Relative coordinate of a grid point on its axis, from -margin to 1 + margin."""
+        return -self.margin + (1 + 2 * self.margin) * index / (self.points - 1)
+
+    @torch.no_grad()
+    def point(self, x: float, y: float, network: str = "") -> Row:
+        """Loss and error at the coordinates (x, y); `network` is the number of the network at this point, if any."""
+        shared = [p for n, p in self.model.named_parameters() if _is_shared(n)]
+        assign(self.basis.at(x, y), shared)
+        self.training.estimate_batch_norm(self.model)
+        loss, error = self.measure(self.model)
+        numbers = (rounded(value) for value in (x, y, loss, error))
+        return dict(zip(self.columns, (network, *numbers), strict=True))
 
 
 class Basis(NamedTuple):
@@ -78,58 +116,10 @@ def plane_through(first: Tensor, second: Tensor, third: Tensor) -> Basis:
     return Basis(one, u, v / dy, ((0.0, 0.0), (dx, 0.0), (along, dy)))
 
 
-class Plane(Analysis):
-    """The plane through three networks of one architecture; the first unit is the networks, the others are grid rows. Raises
-    RunError if the networks differ in parameters or dataset, or lie on a line."""
-
-    columns = ("network", "x", "y", "loss", "error_percent")
-
-    def __init__(self, options: PlaneOptions, runs: Sequence[FinishedRun], device: torch.device) -> None:
-        self.options, self.units = options, 1 + options.points
-        for run in runs:
-            run.make_float()
-        shapes = [[(n, tuple(p.shape)) for n, p in run.model.named_parameters() if _is_shared(n)] for run in runs]
-        names = ["{model} on {dataset}".format(**run.subject) for run in runs]
-        if len(set(names)) > 1 or any(shape != shapes[0] for shape in shapes):
-            raise RunError(f"the three networks must have the same model and dataset; given: {'; '.join(names)}")
-        self.measure = Measurement(runs[-1], options.split, options.samples, device)
-        self.training = Measurement(runs[-1], "train", options.batch_norm_samples, device)
-        self.model = channels_last(runs[0].model, device)
-        vectors = [flatten(p for n, p in run.model.named_parameters() if _is_shared(n)) for run in runs]
-        self.basis = plane_through(*(vector.to(device) for vector in vectors))
-        self.facts = runs[-1].subject | {
-            "places": [[float(rounded(value)) for value in place] for place in self.basis.places],
-            "samples": len(self.measure.images),
-            "batch_norm_samples": len(self.training.images),
-        }
-
-    def rows(self, unit: int) -> list[Row]:
-        if unit == 0:
-            return [self.point(x, y, str(number)) for number, (x, y) in enumerate(self.basis.places, 1)]
-        (_, _), (dx, _), (_, dy) = self.basis.places
-        y = self.share(unit - 1) * dy
-        return [self.point(self.share(index) * dx, y) for index in range(self.options.points)]
-
-    def share(self, index: int) -> float:
-        """Relative coordinate of a grid point on its axis, from -margin to 1 + margin."""
-        margin = self.options.margin
-        return -margin + (1 + 2 * margin) * index / (self.options.points - 1)
-
-    @torch.no_grad()
-    def point(self, x: float, y: float, network: str = "") -> Row:
-        """Loss and error at the coordinates (x, y); `network` is the number of the network at this point, if any."""
-        shared = [p for n, p in self.model.named_parameters() if _is_shared(n)]
-        assign(self.basis.at(x, y), shared)
-        self.training.estimate_batch_norm(self.model)
-        loss, error = self.measure(self.model)
-        numbers = (rounded(value) for value in (x, y, loss, error))
-        return dict(zip(self.columns, (network, *numbers), strict=True))
-
-
 def _is_shared(name: str) -> bool:
     """Whether a parameter belongs to the network rather than to a quantizer, which a float network does not have."""
     return "quantizer" not in name
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(PlaneOptions, __doc__))
+    sys.exit(run_command(Plane, __doc__))

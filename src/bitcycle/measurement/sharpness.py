@@ -28,7 +28,7 @@ from torch import Tensor
 from bitcycle.layer.compilation import channels_last
 from bitcycle.measurement.artifacts import Row
 from bitcycle.measurement.finished_run import FinishedRun
-from bitcycle.measurement.job import Analysis, AnalysisOptions, rounded, run_command
+from bitcycle.measurement.job import Analysis, rounded, run_command
 from bitcycle.measurement.measurement import Measurement, assign, flatten
 from bitcycle.randomness import derive
 from bitcycle.settings import setting
@@ -40,10 +40,11 @@ Function = Callable[[Tensor], tuple[float, Tensor]]
 
 
 @dataclass
-class SharpnessOptions(AnalysisOptions):
-    """Options of epsilon-sharpness."""
+class Sharpness(Analysis):
+    """The sharpness of one network; a unit is a box size."""
 
     kind = "sharpness"
+    columns = ("epsilon", "loss", "largest_loss", "sharpness_percent")
 
     epsilons: list[float] = setting([1e-3, 5e-4], "relative sizes of the box", minimum=1e-12)
     iterations: int = setting(10, "iterations of L-BFGS-B", minimum=1)
@@ -53,8 +54,34 @@ class SharpnessOptions(AnalysisOptions):
         5000, "number of training images, taken in a fixed random order; null: all", minimum=1
     )
 
-    def prepare(self, runs: Sequence[FinishedRun], device: torch.device) -> Sharpness:
-        return Sharpness(self, runs[0], device)
+    def prepare(self, runs: Sequence[FinishedRun], device: torch.device) -> tuple[int, Row]:
+        [run] = runs
+        self.measure = Measurement(run, "train", self.samples, device)
+        run.make_float()
+        self.model = channels_last(run.model, device)
+        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.weights = flatten(self.parameters).double()
+        return len(self.epsilons), run.subject | {"samples": len(self.measure.images), "weights": len(self.weights)}
+
+    def loss(self, weights: Tensor) -> tuple[float, Tensor]:
+        """Training loss and its gradient."""
+        assign(weights, self.parameters)
+        loss, gradients = self.measure.loss_and_gradient(self.model, self.parameters)
+        return loss, flatten(gradients)
+
+    def rows(self, unit: int) -> list[Row]:
+        epsilon, seed = self.epsilons[unit], derive(self.seed, "sharpness")
+        found = find_sharpness(self.loss, self.weights, epsilon, self.iterations, self.matrix(), seed)
+        numbers = (epsilon, found.loss, found.largest, found.sharpness)
+        return [dict(zip(self.columns, map(rounded, numbers), strict=True))]
+
+    def matrix(self) -> Tensor | None:
+        """A: columns of normal numbers; None: the identity."""
+        if self.subspace is None:
+            return None
+        generator = torch.Generator().manual_seed(derive(self.seed, "subspace"))
+        drawn = torch.randn(len(self.weights), self.subspace, generator=generator, dtype=torch.float64)
+        return drawn.to(self.weights.device)
 
 
 class Maximum(NamedTuple):
@@ -114,42 +141,5 @@ def find_sharpness(
     return Maximum(values[0], max(value for value in values if not math.isnan(value)))
 
 
-class Sharpness(Analysis):
-    """The sharpness of one network; a unit is a box size."""
-
-    columns = ("epsilon", "loss", "largest_loss", "sharpness_percent")
-
-    def __init__(self, options: SharpnessOptions, run: FinishedRun, device: torch.device) -> None:
-        self.options, self.units = options, len(options.epsilons)
-        self.measure = Measurement(run, "train", options.samples, device)
-        run.make_float()
-        self.model = channels_last(run.model, device)
-        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.weights = flatten(self.parameters).double()
-        self.facts = run.subject | {"samples": len(self.measure.images), "weights": len(self.weights)}
-
-    def loss(self, weights: Tensor) -> tuple[float, Tensor]:
-        """Training loss and its gradient."""
-        assign(weights, self.parameters)
-        loss, gradients = self.measure.loss_and_gradient(self.model, self.parameters)
-        return loss, flatten(gradients)
-
-    def rows(self, unit: int) -> list[Row]:
-        options, epsilon = self.options, self.options.epsilons[unit]
-        found = find_sharpness(
-            self.loss, self.weights, epsilon, options.iterations, self.matrix(), derive(options.seed, "sharpness")
-        )
-        numbers = (epsilon, found.loss, found.largest, found.sharpness)
-        return [dict(zip(self.columns, map(rounded, numbers), strict=True))]
-
-    def matrix(self) -> Tensor | None:
-        """A: columns of normal numbers; None: the identity."""
-        if self.options.subspace is None:
-            return None
-        generator = torch.Generator().manual_seed(derive(self.options.seed, "subspace"))
-        drawn = torch.randn(len(self.weights), self.options.subspace, generator=generator, dtype=torch.float64)
-        return drawn.to(self.weights.device)
-
-
 if __name__ == "__main__":
-    sys.exit(run_command(SharpnessOptions, __doc__))
+    sys.exit(run_command(Sharpness, __doc__))

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from bitcycle.layer.compilation import channels_last
 from bitcycle.measurement.artifacts import Row
 from bitcycle.measurement.finished_run import FinishedRun
-from bitcycle.measurement.job import Analysis, AnalysisOptions, rounded, run_command
+from bitcycle.measurement.job import Analysis, rounded, run_command
 from bitcycle.measurement.measurement import Measurement
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, setting
@@ -38,10 +38,11 @@ AXES = ("x", "y")
 
 
 @dataclass
-class SurfaceOptions(AnalysisOptions):
-    """Options of a loss surface."""
+class Surface(Analysis):
+    """The loss surface of one network; a unit is a row of the grid, with constant y."""
 
     kind = "surface"
+    columns = (*AXES, "loss", "error_percent")
 
     points: int = setting(51, "grid points per axis; odd, so that the network itself is a grid point", minimum=3)
     extent: float = setting(1.0, "both axes range from -extent to extent, in units of the filter norms", minimum=1e-6)
@@ -59,8 +60,34 @@ class SurfaceOptions(AnalysisOptions):
             problem = "must be odd, so that the network itself is a grid point"
             raise SettingError("points", self.points, problem, f"use {self.points + 1}")
 
-    def prepare(self, runs: Sequence[FinishedRun], device: torch.device) -> Surface:
-        return Surface(self, runs[0], device)
+    def prepare(self, runs: Sequence[FinishedRun], device: torch.device) -> tuple[int, Row]:
+        [run] = runs
+        self.measure = Measurement(run, self.split, self.samples, device)
+        if self.precision == "float":
+            run.make_float()
+        self.model = channels_last(run.model, device)
+        self.weights = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        self.directions = [directions(self.model, self.seed, axis) for axis in AXES]
+        bits = run.bits if self.precision == "run" else [32, 32]
+        return self.points, run.subject | {"samples": len(self.measure.images), "bits": bits}
+
+    def place(self, index: int) -> float:
+        """The coordinate of a grid point on its axis, from -extent to extent and exactly 0 in the middle."""
+        middle = (self.points - 1) // 2
+        return self.extent * (index - middle) / middle
+
+    def rows(self, unit: int) -> list[Row]:
+        y = self.place(unit)
+        return [self.point(self.place(index), y) for index in range(self.points)]
+
+    @torch.no_grad()
+    def point(self, x: float, y: float) -> Row:
+        """Loss and error at one point; the network keeps the weights of this point."""
+        one, other = self.directions
+        for name, parameter in self.model.named_parameters():
+            parameter.copy_(self.weights[name] + x * one[name] + y * other[name])
+        loss, error = self.measure(self.model)
+        return {"x": rounded(x), "y": rounded(y), "loss": rounded(loss), "error_percent": rounded(error)}
 
 
 def directions(model: nn.Module, seed: int, axis: str) -> dict[str, Tensor]:
@@ -86,40 +113,5 @@ def filter_normalised(direction: Tensor, weight: Tensor) -> Tensor:
     return direction * scale.view(-1, *[1] * (weight.dim() - 1))
 
 
-class Surface(Analysis):
-    """The loss surface of one network; a unit is a row of the grid, with constant y."""
-
-    columns = (*AXES, "loss", "error_percent")
-
-    def __init__(self, options: SurfaceOptions, run: FinishedRun, device: torch.device) -> None:
-        self.options, self.units = options, options.points
-        self.measure = Measurement(run, options.split, options.samples, device)
-        if options.precision == "float":
-            run.make_float()
-        self.model = channels_last(run.model, device)
-        self.weights = {name: p.detach().clone() for name, p in self.model.named_parameters()}
-        self.directions = [directions(self.model, options.seed, axis) for axis in AXES]
-        bits = run.bits if options.precision == "run" else [32, 32]
-        self.facts = run.subject | {"samples": len(self.measure.images), "bits": bits}
-
-    def place(self, index: int) -> float:
-        """The coordinate of a grid point on its axis, from -extent to extent and exactly 0 in the middle."""
-        middle = (self.options.points - 1) // 2
-        return self.options.extent * (index - middle) / middle
-
-    def rows(self, unit: int) -> list[Row]:
-        y = self.place(unit)
-        return [self.point(self.place(index), y) for index in range(self.options.points)]
-
-    @torch.no_grad()
-    def point(self, x: float, y: float) -> Row:
-        """Loss and error at one point; the network keeps the weights of this point."""
-        one, other = self.directions
-        for name, parameter in self.model.named_parameters():
-            parameter.copy_(self.weights[name] + x * one[name] + y * other[name])
-        loss, error = self.measure(self.model)
-        return {"x": rounded(x), "y": rounded(y), "loss": rounded(loss), "error_percent": rounded(error)}
-
-
 if __name__ == "__main__":
-    sys.exit(run_command(SurfaceOptions, __doc__))
+    sys.exit(run_command(Surface, __doc__))

@@ -34,6 +34,7 @@ COMMON = (
     *("training.learning_rate.initial", "training.device", "seed", "data_root", "dry_run"),
 )
 """The most frequently changed settings."""
+HELPS = {field.name: field.metadata["help"] for field in dataclasses.fields(RunConfig)}
 TOP, LOGGING = "settings", "logging"
 """Topics besides the groups: settings outside of groups, and logging."""
 
@@ -67,10 +68,9 @@ def groups(conf: Path) -> list[str]:
 def _overview(conf: Path) -> Iterator[str]:
     yield from INTRODUCTION.splitlines()
     yield ""
-    helps = {field.name: field.metadata["help"] for field in dataclasses.fields(RunConfig)}
     for group in groups(conf):
         names = ", ".join(_listed(names, 4) for names in _options(group, conf).values())
-        listed = f"{group + '=':<10} {helps[group]}: {names}"
+        listed = f"{group + '=':<10} {HELPS[group]}: {names}"
         yield from textwrap.wrap(listed, WIDTH, subsequent_indent=" " * 11, break_on_hyphens=False)
     yield ""
     yield "Most frequently changed settings:"
@@ -87,8 +87,7 @@ def _overview(conf: Path) -> Iterator[str]:
 
 
 def _group(group: str, conf: Path) -> Iterator[str]:
-    helps = {field.name: field.metadata["help"] for field in dataclasses.fields(RunConfig)}
-    yield f"{group.upper()}: {helps[group]}"
+    yield f"{group.upper()}: {HELPS[group]}"
     for summary, names in _options(group, conf).items():
         listed = f"  {group}={', '.join(names):<18} {summary}"
         yield from textwrap.wrap(listed, 160, subsequent_indent=" " * 6, break_on_hyphens=False)

@@ -11,7 +11,7 @@ import argparse
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -108,7 +108,8 @@ class Job:
             return found
         runs = [load_run(network.folder.path, self.data_root, network.phase) for network in self.networks]
         device = set_up_torch(runs[-1].plan)
-        units, facts = self.analysis.prepare(runs, device)
+        analysis = replace(self.analysis)  # a copy, so that what it loads is freed afterwards
+        units, facts = analysis.prepare(runs, device)
         environment = describe_environment(device)
         made_with = {name: environment[name] for name in ("commit", "processor", "threads", "device", "python")}
         made_with["torch"] = environment["packages"]["torch"]
@@ -119,7 +120,7 @@ class Job:
         rows, console, done = list(found.rows), Console(stderr=True), header["done"]
         bar: dict[str, Any] = {"total": units, "completed": done, "console": console}
         for unit in track(range(done, units), self.analysis.kind, disable=not console.is_terminal, **bar):
-            rows += self.analysis.rows(unit)
+            rows += analysis.rows(unit)
             header = {**header, "done": unit + 1}
             write_result(path, Result(header, rows))
         return read_result(path)

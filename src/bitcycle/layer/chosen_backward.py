@@ -202,10 +202,11 @@ class ReplayedBatchNorm2d(TrainedBatchNorm2d):
             return _Normalised.apply(x, self.weight, self.bias, self, entry, tape)
         factor = self.count_batch() if self.track_running_stats else 0.0
         state = (self.weight, self.bias, self.running_mean, self.running_var)
-        if self._has_statistics(x) and self.operator(x) is not None:
-            y, mean, inverse = exact_batch_norm(x).normalise_batch(x, *state, factor, self.eps)
-        else:
+        functions = exact_batch_norm(x) if self.replay.compile and self._has_statistics(x) else None
+        if functions is None:
             y, mean, inverse = torch.native_batch_norm(x, *state, True, factor, self.eps)
+        else:
+            y, mean, inverse = functions.normalise_batch(x, *state, factor, self.eps)
         entry.y = tape.keep(entry.y, y)
         last = tape.first + len(tape.rows)
         entry.statistics.append(Statistics(mean, inverse, tape.first, last, x.numel() // x.shape[1]))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bitcycle.layer.norm import TrainedBatchNorm2d
 from bitcycle.layer.twin import replace_modules, twin_of
-from bitcycle.quantizer.cpp_operators import cpp_operators
+from bitcycle.quantizer.cpp_operators import apply_to, cpp_operators
 
 
 class NotingReLU(nn.ReLU):
@@ -33,12 +33,11 @@ class NotingReLU(nn.ReLU):
         dense = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
         fit = added is None or (x.shape == added.shape and x.stride() == added.stride())
         trains = self.training or (torch.is_grad_enabled() and x.requires_grad)
-        functions = [
-            cpp_operators(each, self.compile_kernel and dense and fit and trains)
-            for each in (x, added)
-            if each is not None
-        ]
-        return None if None in functions else functions[0].mask_saving_relu
+        functions = cpp_operators(x, self.compile_kernel and dense and fit and trains)
+        if functions is None or not (added is None or apply_to(added)):
+            return None
+        operator: Callable[..., Tensor] = functions.mask_saving_relu
+        return operator
 
 
 def add_relu(relu: nn.Module, x: Tensor, added: Tensor) -> Tensor:

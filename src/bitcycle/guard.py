@@ -38,7 +38,7 @@ def guarded(action: Callable[[], object]) -> int:
     except Interrupted:
         return EXIT_INTERRUPTED
     except KeyboardInterrupt:
-        return _complain("interrupted", "stopped at once; what was saved is kept", EXIT_INTERRUPTED)
+        return _complain("interrupted", "what was saved is kept; run the same command again", EXIT_INTERRUPTED)
     except Exception as error:
         if isinstance(error, ValueError) and "Config group override" in str(error):  # a check of Hydra
             words = "a group is set to null; choose one of its options"

@@ -210,3 +210,19 @@ def test_what_is_handed_over_changes_no_number(change):
             module.register_forward_pre_hook(lambda _, inputs: (inputs[0].clone(),))
             module.register_forward_hook(lambda _, __, y: y.register_hook(torch.clone) and None)
     assert all(map(torch.equal, found, train(alone)))
+
+
+def test_the_range_of_a_gradient_is_not_that_from_before_a_relu_masked_it_in_place():
+    found = []
+    for holds in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(16, 16, 3), nn.ReLU(), nn.BatchNorm2d(16), nn.Flatten(), nn.Linear(16 * 36, 3))
+        model = bitcycle.quantize_model(model, float_layers=[], compile=True, compute="codes").to(
+            memory_format=torch.channels_last
+        )
+        if holds:  # a gradient that somebody holds is masked in a copy
+            held: list[torch.Tensor] = []
+            model[1].register_forward_hook(lambda _, __, y, held=held: y.register_hook(held.append) and None)
+        model(images(4, 16, 8, 8)).square().sum().backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    assert all(map(torch.equal, *found))

@@ -182,6 +182,21 @@ def test_dry_run_of_a_schedule_that_depends_on_the_input(command):
     assert "the schedule depends on the input: between" in out
 
 
+def test_a_network_is_traced_once_for_all_cost_targets(command, monkeypatch):
+    kept = {}
+
+    def remembered(kind, identity, make):
+        return kept[identity] if identity in kept else kept.setdefault(identity, make())
+
+    monkeypatch.setattr("bitcycle.training.network.remembered", remembered)
+    settings = ["schedule=dfq", "model=resnet8", "dataset=digits", "dry_run=json"]
+    first, second = (json.loads(command(*settings, f"schedule.target={target}")[1]) for target in (1.5, 3.0))
+    assert len(kept) == 2  # its blocks and its operations
+    assert first["cost_bounds"] == second["cost_bounds"]
+    command(*settings, "schedule.options=[[0,0],[3,6]]")
+    assert len(kept) == 3
+
+
 def test_networks_without_blocks_are_refused_before_any_data_are_read(command, monkeypatch, tmp_path):
     monkeypatch.setattr("bitcycle.training.network.remembered", lambda kind, identity, make: make())
     monkeypatch.delattr("bitcycle.model.resnet.CifarResNet.block_family")

@@ -1,7 +1,7 @@
 """Properties of a network for planning, kept in the user's cache, as building and tracing take seconds."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from bitcycle.task import TaskOptions
 
 @dataclass(frozen=True)
 class Network:
-    """A converted network and its operations."""
+    """A converted network and its operations; `choices` may have another cost target."""
 
     parameters: int
     layers: tuple[LayerRule, ...]
@@ -52,16 +52,17 @@ def network(
         # a float run is counted as SBM at 32 bits
         counted = Sbm(float_layers=quantizer.float_layers) if isinstance(quantizer, NoQuantizer) else quantizer
         converted = quantize_model(model, counted, schedule=schedule)
-        gates = [module for module in converted.modules() if isinstance(module, Gates)]
-        parameters += sum(map(_parameters, gates))
-        choices, sample = gates[0].choices if gates else None, task.sample(info)
+        gated = [module for module in converted.modules() if isinstance(module, Gates)]
+        parameters += sum(map(_parameters, gated))
+        choices, sample = gated[0].choices if gated else None, task.sample(info)
         [device] = {leaf.device for leaf in tree_leaves(sample.arguments) if isinstance(leaf, torch.Tensor)}
         with warnings.catch_warnings(record=True) as caught:
             workload = trace(converted.to(device), *sample.arguments, samples=sample.samples)
         return Network(parameters, layers, choices, workload, tuple(str(warning.message) for warning in caught))
 
     are_ours = all(map(_is_ours, (options, task, quantizer, schedule.options)))
-    identity = _identity(options, info, task, quantizer, schedule.options.gates)
+    gates = schedule.options.gates  # all targets have the same network
+    identity = _identity(options, info, task, quantizer, gates and replace(gates, target=0.0))
     found = remembered("network", identity, make) if are_ours else make()
     for warning in found.warnings:
         warnings.warn(warning, stacklevel=2)

@@ -35,6 +35,11 @@ def test_losses_are_those_of_before(method, same_arithmetic):
     assert_golden(losses(method, "training.compile=false"), method, same_arithmetic)
 
 
+@pytest.mark.parametrize("method", ["static", "dfq, chosen"])
+def test_the_operators_for_batch_norm_relu_and_quantization_change_nothing(method, same_arithmetic):
+    assert_golden(losses(method, "training.compile=true"), method, same_arithmetic)
+
+
 def test_inputs_of_batch_norm_that_are_computed_again_change_nothing(same_arithmetic):
     method = "compute=codes"
     assert_golden(losses(method, "training.compile=false", "training.recompute=true"), method, same_arithmetic)

@@ -29,7 +29,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from bitcycle.layer.codes.product import gradients_of_convolution, gradients_of_linear
 from bitcycle.layer.convolution import QuantizedConv2d
-from bitcycle.layer.norm import TrainedBatchNorm2d, exact_batch_norm
+from bitcycle.layer.exact_batch_norm import TrainedBatchNorm2d, exact_batch_norm
 from bitcycle.layer.quantized import QuantizedLayer, QuantizedLinear
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from bitcycle.layer.codes.weight_gradient import library
-from bitcycle.layer.norm import TrainedBatchNorm2d
+from bitcycle.layer.exact_batch_norm import TrainedBatchNorm2d
 from bitcycle.quantizer.cpp_operators import apply_to
 
 

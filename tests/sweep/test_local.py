@@ -166,6 +166,18 @@ def test_a_sweep_file_runs_at_the_scale_that_is_asked_for(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_regime_can_depend_on_the_dataset_of_the_paper():
+    grid = {"dataset": ["cifar10", "imagenet", "ptb", "voc"], "model": "resnet74"}
+    regimes = {"cifar10": "interpolating", "imagenet": "underfitting", "ptb": {"model": "gru", "training.steps": 9}}
+    images, more_images, text, other = Sweep(grids=[grid], at_scale={"mini": {"regime": regimes, "seed": 3}}).expand(
+        "mini"
+    )
+    assert images["dataset"] == more_images["dataset"] == "cifar10_16"
+    assert int(more_images["dataset.train_samples"]) > int(images["dataset.train_samples"])
+    assert (text["model"], text["training.steps"]) == ("gru", "9")
+    assert other == {"dataset": "voc", "model": "resnet74", "seed": "3"} and text["seed"] == "3"
+
+
 def test_a_scale_can_leave_runs_out_and_name_a_regime():
     grid = {"dataset": ["cifar10", "imagenet"], "model": "resnet74", "schedule.q_min": "4"}
     at_scale = {"mini": {"regime": "interpolating", "leave_out": {"dataset": "imagenet"}, "model": "resnet14"}}

@@ -6,6 +6,7 @@ All code that launches, counts or records runs uses it. As composing thousands o
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,13 @@ class Sweep:
         if scale not in SCALES:
             raise SettingError("scale", scale, "is not one of the scales", nearest(scale, SCALES))
         fixed = dict(fixed or {})
-        replacements = {key: value for key, value in self.replacements(scale).items() if key not in fixed}
-        left_out = replacements.pop("leave_out", {}).items()
         for run in expand(self.grids, fixed):
+            replacements = {
+                key: value
+                for key, value in self.replacements(scale, run.get("dataset", "")).items()
+                if key not in fixed
+            }
+            left_out = replacements.pop("leave_out", {}).items()
             is_left_out = any(run.get(key) == as_text(value) for key, value in left_out)
             yield run, None if is_left_out else substitute(run, replacements)
 
@@ -77,16 +82,25 @@ class Sweep:
             if seed == 0 or "seed" not in cell
         ]
 
-    def replacements(self, scale: str) -> dict[str, Any]:
-        """The replacements of a scale over those of its regime; raises SettingError for an unknown regime."""
+    def replacements(self, scale: str, dataset: str = "") -> dict[str, Any]:
+        """The replacements of a scale over those of its regime, which may depend on the paper's dataset; raises SettingError
+        for an unknown regime."""
         own = dict(self.at_scale.get(scale) or {})
-        name = own.pop("regime", None)
-        if name is None:
-            return own
-        regimes: Any = OmegaConf.to_container(OmegaConf.load(resource_root() / "sweeps" / "regimes.yaml"))
-        if name not in regimes:
-            raise SettingError("regime", name, "is not in sweeps/regimes.yaml", nearest(name, regimes))
-        return {**regimes[name], **own}
+        regime = own.pop("regime", {})
+        if isinstance(regime, dict):
+            regime = regime.get(dataset, {})
+        if isinstance(regime, dict):
+            return {**regime, **own}
+        regimes = _regimes()
+        if regime not in regimes:
+            raise SettingError("regime", regime, "is not in sweeps/regimes.yaml", nearest(regime, regimes))
+        return {**regimes[regime], **own}
+
+
+@cache
+def _regimes() -> dict[str, Any]:
+    found: Any = OmegaConf.to_container(OmegaConf.load(resource_root() / "sweeps" / "regimes.yaml"))
+    return dict(found)
 
 
 def read_sweep(path: Path) -> Sweep:

@@ -57,7 +57,7 @@ STATED = {
     "fractrain/table4": 4,
     "fractrain/table6": 8,
     "hlhlp/table1": 66,
-    "hlhlp/table2": 5,
+    "hlhlp/table2": 6,
     "hlhlp/table3": 22,
     "hlhlp/table4": 17,
     "hlhlp/table5": 3,

@@ -14,6 +14,7 @@ from bitcycle.analysis.aggregation import Cell
 from bitcycle.analysis.claim_functions import PER_SEED
 from bitcycle.analysis.claims import PERCENT_OF_PERPLEXITY, POINTS, Claim, tested_reference
 from bitcycle.analysis.contrast import (
+    COSTS,
     DISPLAYS,
     Contrast,
     Pool,
@@ -127,7 +128,7 @@ def _decide(claim: Claim, estimate: Estimate, margin: float | None, contrasts: l
     shown = DISPLAYS.get(claim.display, float)
     if margin is None:
         sign = 1 if claim.predicate == "higher" else -1
-        values = rule.direction_test(estimate, sign, tested_reference(claim))
+        values = rule.direction_test(estimate, sign, tested_reference(claim), claim.metrics[0] in COSTS)
     else:
         low = None if claim.predicate in ("at_most", "none_better") else -margin
         high = None if claim.predicate == "at_least" else margin

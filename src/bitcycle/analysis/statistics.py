@@ -94,11 +94,17 @@ def over_seeds(
     return Estimate(mean, 0.0 if equal else error, n - 1, n)
 
 
-def direction_test(estimate: Estimate, sign: int, reference: float = 0.0) -> PValues:
-    """Two-sided t test of a contrast lying above (sign 1) or below (-1) a reference."""
+def direction_test(estimate: Estimate, sign: int, reference: float = 0.0, computed: bool = False) -> PValues:
+    """Two-sided t test of a contrast lying above (sign 1) or below (-1) a reference; the sign test where all seeds have the same
+    number, such as bits, unless it is `computed` and therefore the same for every seed.
+
+    >>> direction_test(Estimate(1.0, 0.0, 4, 5), 1), direction_test(Estimate(1.0, 0.0, 4, 5), 1, computed=True)
+    (PValues(supports=0.0625, contradicts=1.0), PValues(supports=0.0, contradicts=1.0))
+    """
     if estimate.error is None:
         return UNTESTED
-    return two_sided(estimate.above(reference), estimate.below(reference), sign)
+    chance = 0.0 if estimate.error or computed else 0.5**estimate.n
+    return two_sided(max(chance, estimate.above(reference)), max(chance, estimate.below(reference)), sign)
 
 
 def margin_test(estimate: Estimate, low: float | None, high: float | None) -> PValues:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bitcycle.analysis.aggregation import Cell, Results, Run, plain
+from bitcycle.analysis.aggregation import Cell, Results, Run, parse_value
 from bitcycle.analysis.items import read_items, read_published
 from bitcycle.analysis.verdict import ClaimResult
 from bitcycle.figure.data import ItemData
@@ -26,7 +26,7 @@ def made_up(*values: float, scale: str = "paper", gbitops: float | None = None, 
     for key, text in settings.items():
         if "." in key:
             group, _, rest = key.partition(".")
-            nested.setdefault(group, {})[rest] = plain(text)
+            nested.setdefault(group, {})[rest] = parse_value(text)
     runs = []
     for seed, value in enumerate(values):
         row = {"scale": scale, "hash": str(sorted(settings.items())), "seed": str(seed), "metric": "test_accuracy"}

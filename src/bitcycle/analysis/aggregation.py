@@ -1,4 +1,4 @@
-"""The finished runs of an item: the rows of runs.csv that its manifest names, cell by cell, their mean and spread over seeds."""
+"""The finished runs of an item, cell by cell: the rows of runs.csv that its manifest names."""
 
 from __future__ import annotations
 
@@ -20,81 +20,85 @@ from bitcycle.sweep.registry import SCALES
 
 @dataclass(frozen=True)
 class Run:
-    """One finished run: a row of runs.csv, its settings, and where its curve lies."""
+    """One finished run: its row in runs.csv, its settings, and the folder of its curve."""
 
     row: Mapping[str, str]
     settings: Mapping[str, Any]
     curves: Path = Path()
 
     def number(self, name: str) -> float | None:
-        """A number of the row; None where it has none."""
+        """The number in a column; None if it has none."""
         try:
             return float(self.row.get(name) or "")
         except ValueError:
             return None
 
-    @cached_property
-    def curve(self) -> dict[str, Any]:
-        """Its learning curve; empty if none was collected."""
-        return read_curve(self.curves, self.row)
-
-    @cached_property
-    def analyses(self) -> list[Result]:
-        """What was analysed of it; an analysis of several runs is with the last of these."""
-        return collected(self.curves.parent / ANALYSES, self.row)
-
-    @property
-    def training(self) -> tuple[str, str]:
-        """Names it among all runs of its scale."""
-        return self.row["hash"], self.row["seed"]
-
-    @cached_property
-    def group(self) -> tuple[str, ...]:
-        """Names the runs of the same network, data and length, whose deviation is taken to be the same."""
-        return group_of(self.row, self.settings)
-
-
-def read_runs(rows: Iterable[Mapping[str, str]], summary: Path) -> list[Run]:
-    """The rows of the file `summary` with their settings."""
-    return [Run(row, json.loads(row["settings"]), summary.parent / CURVES) for row in rows]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One cell of an experiment: what the paper trains, and our runs of it, one for each seed."""
-
-    paper: Overrides  # its settings at paper scale
-    ours: Overrides  # its settings at the scale of the runs
-    runs: tuple[Run, ...] = ()  # finished ones
-
     def setting(self, key: str, default: Any = None) -> Any:
-        """A setting as in the paper, or as our runs have it; groups by the name of the option."""
-        if key in self.paper:
-            return plain(self.paper[key])
-        return self.actual(key, default)
-
-    def actual(self, key: str, default: Any = None) -> Any:
-        """A setting as our runs have it, by its dotted name; groups by the name of the option."""
-        if not self.runs:
-            return plain(self.ours[key]) if key in self.ours else default
-        value: Any = self.runs[0].settings
+        """A setting by its dotted name; for a group, the name of the chosen option."""
+        value: Any = self.settings
         for part in key.split("."):
             if not isinstance(value, Mapping) or part not in value:
                 return default
             value = value[part]
         return value.get("name", default) if isinstance(value, Mapping) else value
 
+    @cached_property
+    def curve(self) -> dict[str, Any]:
+        """The learning curve; empty if none was collected."""
+        return read_curve(self.curves, self.row)
+
+    @cached_property
+    def analyses(self) -> list[Result]:
+        """The results of its analyses; an analysis of several runs belongs to the last of them."""
+        return collected(self.curves.parent / ANALYSES, self.row)
+
+    @property
+    def training(self) -> tuple[str, str]:
+        """Hash and seed, which identify the run among those of its scale."""
+        return self.row["hash"], self.row["seed"]
+
+    @cached_property
+    def group(self) -> tuple[str, ...]:
+        """The group of runs that are assumed to have the same deviation."""
+        return group_of(self.row, self.settings)
+
+
+def read_runs(rows: Iterable[Mapping[str, str]], summary: Path) -> list[Run]:
+    """The runs in rows of the file `summary`."""
+    return [Run(row, json.loads(row["settings"]), summary.parent / CURVES) for row in rows]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of an experiment: a configuration of the paper, and our runs of it, one per seed."""
+
+    paper: Overrides  # settings at paper scale
+    ours: Overrides  # settings at the scale of the runs
+    runs: tuple[Run, ...] = ()  # finished runs
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """A setting of the paper's configuration; if it does not determine it, that of our runs."""
+        if key in self.paper:
+            return parse_value(self.paper[key])
+        return self.actual(key, default)
+
+    def actual(self, key: str, default: Any = None) -> Any:
+        """A setting of our runs by its dotted name; for a group, the name of the chosen option."""
+        if self.runs:
+            return self.runs[0].setting(key, default)
+        return parse_value(self.ours[key]) if key in self.ours else default
+
     @property
     def stand_ins(self) -> set[tuple[str, str]]:
-        """(ours, the paper's) network or data where ours stand in for others."""
+        """Networks and datasets that stand in for the paper's, as (ours, the paper's)."""
         pairs = ((self.actual(key), self.setting(key)) for key in ("model", "dataset"))
         return {(str(ours), str(paper)) for ours, paper in pairs if self.runs and ours != paper}
 
 
-def plain(text: str) -> Any:
-    """A value of the command line as a number, list, or text.
+def parse_value(text: str) -> Any:
+    """Parse a value as written on the command line.
 
-    >>> plain("[3,4]"), plain("1e-5"), plain("CR"), plain("null")
+    >>> parse_value("[3,4]"), parse_value("1e-5"), parse_value("CR"), parse_value("null")
     ([3, 4], 1e-05, 'CR', None)
     """
     try:
@@ -107,9 +111,9 @@ def plain(text: str) -> Any:
 class Results:
     """The cells of an item at one scale."""
 
-    scale: Optional[str] = None  # of the runs; None if there are none
+    scale: Optional[str] = None  # None if there are no runs
     cells: tuple[Cell, ...] = ()  # with and without runs
-    others: tuple[Results, ...] = ()  # at other scales
+    others: tuple[Results, ...] = ()  # results at other scales
 
     @property
     def done(self) -> tuple[Cell, ...]:
@@ -118,24 +122,25 @@ class Results:
 
     @property
     def runs(self) -> list[Run]:
-        """Every run, once."""
+        """All runs, without duplicates."""
         return list({id(run): run for cell in self.cells for run in cell.runs}.values())
 
     @property
     def trials(self) -> str:
-        """Runs for each cell: "n = 3", or "n = 1 to 3"."""
+        """Number of runs per cell, such as "n = 3" or "n = 1 to 3"."""
         counts = sorted({len(cell.runs) for cell in self.done})
         if not counts:
             return "n = 0"
         return f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
 
     def at(self, scale: str) -> Results | None:
-        """The results at a scale; None if there are no runs there."""
+        """The results at a given scale; None if it has no runs."""
         return next((found for found in (self, *self.others) if found.scale == scale and found.done), None)
 
 
 def find_results(places: Iterable[Place], runs: Sequence[Run]) -> Results:
-    """Those runs that the manifest of an item names, at the scale where most cells have some (of two equal ones the larger)."""
+    """The results of an item, from the rows of its manifest: at the scale at which the largest share of cells has runs (the
+    larger scale if equal, smoke last), with those at other scales in `others`."""
     by_name: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: int(run.row["seed"])):
         by_name[run.row["scale"], run.row["hash"]].append(run)

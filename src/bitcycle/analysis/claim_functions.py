@@ -1,4 +1,4 @@
-"""What some claims need beyond a contrast: numbers that follow from formulas, and statistics of several trainings of one seed."""
+"""Functions that claims refer to: claims computed from formulas, and statistics of several runs of one seed."""
 
 import math
 import statistics
@@ -13,21 +13,19 @@ from bitcycle.schedule import SUITE, Schedule, schedule
 from bitcycle.schedule.gated import Dfq
 
 STEPS = 64_000
-"""Of the runs that formulas are about."""
+"""Length of a run in the papers."""
 COARSE = 6_400
-"""Enough to order schedules by cost, in a tenth of the time."""
+"""Length at which costs are precise enough to order schedules, in a tenth of the time."""
 Computed = tuple[bool, str]
-"""Whether a claim about formulas holds, and the numbers."""
+"""Whether a computed claim holds, and the numbers."""
 
 
 # Formulas
 
 
 def relative_cost(bound: Schedule) -> float:
-    """Bit operations of a schedule relative to static q_max, of a network that is quantized throughout.
-
-    mean of (w a + w g + a g) over the steps, divided by its value at static q_max.
-    """
+    """Bit operations of a schedule relative to static q_max, for a fully quantized network: the mean of w a + w g + a g over
+    the steps, divided by its value at static q_max."""
     bits = [((p.weight, p.activation, p.gradient), steps) for p, steps in bound.run_lengths]
     total = sum((w * a + w * g + a * g) * steps for (w, a, g), steps in bits)
     w, a, g = bound.reference
@@ -36,12 +34,12 @@ def relative_cost(bound: Schedule) -> float:
 
 @lru_cache
 def cost_of(name: str, q_min: int = 3, q_max: int = 8, cycles: int = 8, steps: int = COARSE) -> float:
-    """The relative cost of a schedule by its name."""
+    """The relative cost of a schedule."""
     return relative_cost(schedule(name, q_min=q_min, q_max=q_max, cycles=cycles, total_steps=steps))
 
 
 def schedule_groups(options: Mapping[str, float]) -> Computed:
-    """Large < Medium < Small < static in cost."""
+    """The costs of the groups are ordered: Large < Medium < Small < static."""
     groups = [[cost_of(name) for name in members] for members in labels.GROUPS.values()]
     ordered = all(max(low) < min(high) for low, high in pairwise([*groups, [1.0]]))
     words = ", ".join(f"{name} {min(cost):.3f} to {max(cost):.3f}" for name, cost in zip(labels.GROUPS, groups))
@@ -54,14 +52,14 @@ def _bits(name: str, cycles: int) -> list[int]:
 
 
 def schedule_bounds(options: Mapping[str, float]) -> Computed:
-    """Every schedule ends at q_max and stays within its bounds."""
+    """Every schedule stays within its bounds and ends at q_max."""
     every = [_bits(name, cycles) for name in SUITE for cycles in (2, 8)]
     held = [bits[-1] == 8 and min(bits) >= 3 and max(bits) <= 8 for bits in every]
     return all(held), f"{sum(held)} of {len(held)} schedules with 2 and 8 cycles"
 
 
 def cosine_shape(options: Mapping[str, float]) -> Computed:
-    """FW(3,8) takes all values and restarts with each of eight cycles."""
+    """FW(3,8) takes all values and restarts in each of eight cycles."""
     bits = _bits("CR", 8)
     restarts = 1 + sum(later < earlier for earlier, later in pairwise(bits))
     holds = set(bits) == set(range(3, 9)) and restarts == 8
@@ -69,7 +67,7 @@ def cosine_shape(options: Mapping[str, float]) -> Computed:
 
 
 def cosine_savings(options: Mapping[str, float]) -> Computed:
-    """Savings of the cosine schedule with 32 cycles against those that the formula of the paper gives."""
+    """The savings of the cosine schedule with 32 cycles are those given by the paper's formula."""
     bounds = {word: [int(bits) for bits in word.split("-")] for word in options}
     ours = {word: 100 * (1 - cost_of("CR", low, high, 32, STEPS)) for word, (low, high) in bounds.items()}
     holds = all(abs(ours[word] - percent) <= 0.1 for word, percent in options.items())
@@ -77,7 +75,7 @@ def cosine_savings(options: Mapping[str, float]) -> Computed:
 
 
 def gate_share(options: Mapping[str, float]) -> Computed:
-    """MACs of a gate relative to its block, for the blocks of the ResNets on 32 x 32 images."""
+    """The MACs of a gate are below 0.5 % of those of its block, in ResNets on 32 x 32 images."""
     gates = Dfq(family="resnet").gates
     (hidden, embedding, state), count = gates.sizes, len(gates.pairs)
     shares = []
@@ -93,15 +91,15 @@ COMPUTED: dict[str, Callable[[Mapping[str, float]], Computed]] = {
     for function in (schedule_groups, schedule_bounds, cosine_shape, cosine_savings, gate_share)
 }
 
-# Statistics of several trainings of one seed
+# Statistics of several runs of one seed
 
 Curve = list[tuple[float, float]]
-"""(iterations or seconds, metric) of trainings of growing length."""
+"""(iterations or seconds, metric) of runs of increasing length."""
 TARGETS = 100
 
 
 def runs_of(cells: Iterable[Cell], seed: str) -> list[tuple[Cell, Run]]:
-    """The runs of a seed, each once."""
+    """The runs of a seed, without duplicates."""
     found = {run.row["hash"]: (cell, run) for cell in cells for run in cell.runs if run.row["seed"] == seed}
     return list(found.values())
 
@@ -120,10 +118,8 @@ def reach(points: Curve, target: float) -> float | None:
 
 
 def speedup(fast: Curve, slow: Curve) -> float | None:
-    """Harmonic mean of how much earlier one method reaches a target than another (partial pre-training, section 4.2).
-
-    Over 100 targets from half of the best accuracy of the slow one to the accuracy that both reach.
-    """
+    """Harmonic mean of the speedup of one method over another to 100 target accuracies, from half of the slow method's best to
+    the highest that both reach (partial pre-training, section 4.2)."""
     if len(slow) < 2 or len(fast) < 2:
         return None
     best = max(value for _, value in slow)
@@ -135,20 +131,20 @@ def speedup(fast: Curve, slow: Curve) -> float | None:
 
 
 def log_speedup(column: str, ours: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> float | None:
-    """Logarithm of the speedup in iterations (column total_steps) or seconds."""
+    """Logarithm of the speedup in a column: total_steps or seconds."""
     several = [runs_of(cells, seed) for cells in (ours, theirs)]
     found = speedup(*(sorted((run.number(column) or 0.0, run.number("final") or 0.0) for _, run in s) for s in several))
     return math.log(found) if found else None
 
 
 def speedup_excess(*arms: Any) -> float | None:
-    """How much more is gained in seconds than in iterations."""
+    """Log speedup in seconds minus log speedup in iterations."""
     seconds, iterations = (log_speedup(column, *arms) for column in ("seconds", "total_steps"))
     return None if seconds is None or iterations is None else seconds - iterations
 
 
 def cost_to_reach(ours: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> float | None:
-    """Logarithm of the cost of others to reach 90, 95 and 98 % of the lowest best accuracy over our cost, on average."""
+    """Mean log ratio of the costs (theirs to ours) of reaching 90, 95 and 98 % of the lower of the two best accuracies."""
     pairs = [run for cells in (ours, theirs) for _, run in runs_of(cells, seed)[:1]]
     if len(pairs) < 2 or not all(run.curve for run in pairs):
         return None
@@ -165,7 +161,8 @@ def _first_cost(run: Run, target: float) -> float | None:
 
 
 def allocation_at(run: Run, share: float, tolerance: float = 0.1) -> dict[str, Any] | None:
-    """Block -> option -> share of samples, at the evaluation nearest to a share of the run; None if it is 10 % off or more."""
+    """Block -> option -> share of samples, at the recorded evaluation nearest to a fraction of the run; None if none is within
+    the tolerance."""
     moments = {int(step): blocks for step, blocks in run.curve.get("allocation", {}).items()}
     wanted = share * float(run.row["total_steps"])
     if not moments:
@@ -175,7 +172,7 @@ def allocation_at(run: Run, share: float, tolerance: float = 0.1) -> dict[str, A
 
 
 def depth(run: Run, share: float) -> float | None:
-    """Mean forward bits of the first third of the blocks minus that of the last third, at a share of the run."""
+    """Mean forward bits of the first third of the blocks minus that of the last third, at a fraction of the run."""
     blocks = allocation_at(run, share)
     if blocks is None:
         return None
@@ -185,7 +182,7 @@ def depth(run: Run, share: float) -> float | None:
 
 
 def best_split(ours: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> float | None:
-    """The share of full precision that ends best."""
+    """The full-precision fraction of the run with the best final metric."""
     found = [(run.number("final") or 0.0, labels.split_of(cell)) for cell, run in runs_of(ours, seed)]
     return max(found)[1] if len(found) > 1 else None
 
@@ -197,4 +194,4 @@ PER_SEED: dict[str, Callable[[Sequence[Cell], Sequence[Cell], str], Optional[flo
     "cost_to_reach": cost_to_reach,
     "best_split": best_split,
 }
-"""Name -> number of a seed, from the cells of both arms."""
+"""Name -> statistic of one seed, from the cells of both arms."""

@@ -1,6 +1,6 @@
-"""Claims as data: results/published/claims/PAPER.yaml has one entry a claim, in terms of the fields of `Claim`.
+"""Claims as data: each entry of results/published/claims/PAPER.yaml gives the fields of one `Claim`.
 
-A predicate says what is tested of the contrast between two arms; `PREDICATES` lists them. Adding a claim is adding an entry.
+The predicate, one of `PREDICATES`, is the hypothesis about the contrast between arms a and b that is tested.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 from omegaconf import OmegaConf
 
-from bitcycle.analysis.contrast import DISPLAYS, described, several
+from bitcycle.analysis.contrast import DISPLAYS, as_list, described
 from bitcycle.analysis.items import PAPERS, PUBLISHED
 from bitcycle.settings import SettingError, Settings, nearest, setting
 
@@ -31,10 +31,11 @@ PREDICATES = {
     "computed": "follows from formulas",
     "none": "not tested",
 }
-"""Predicate -> what is tested, in words. Several arms b: each of them has to fulfil it."""
+"""Predicate -> description of its test. With several arms b, it must hold for each of them."""
 POINTS = 0.5
-"""Margin in points where the paper gives none."""
+"""Default margin in points, if the paper gives none."""
 PERCENT_OF_PERPLEXITY = 2.0
+"""Default margin of a perplexity, in percent."""
 
 
 @dataclass
@@ -42,38 +43,40 @@ class Claim(Settings):
     """A statement of a paper: an entry of results/published/claims/PAPER.yaml."""
 
     id: str = setting("", "PAPER/ITEM-cN")
-    sentence: str = setting("", "in words")
-    section: str = setting("", "of the paper")
-    effect: str = setting("", "as published, with its unit")
-    value: Optional[float] = setting(None, "the same as one number in the direction of a minus b")
-    unit: str = setting("points", "of a minus b")
-    predicate: str = setting("none", "what is tested", choices=PREDICATES)
-    metric: Any = setting("final", "of both arms, or a list of two; see `contrast.METRICS`")
-    where: Any = setting({}, "facts of all cells (`contrast.FACTS` and settings)")
-    a: Any = setting({}, "facts of the first arm")
-    b: Any = setting(None, "facts of the second arm, or a list of several arms")
-    match: list[str] = setting([], "facts in which partners agree")
-    minus: Any = setting(None, "facts of cells whose values are first taken off those of both arms")
-    minus_match: list[str] = setting([], "in which facts these agree with the cells of the arms")
-    by: Any = setting(None, "fact (or facts) along which a trend goes")
-    function: str = setting("", "of `claim_functions`: a number of each seed in place of a metric, or what is computed")
-    options: Any = setting({}, "of a computed claim")
-    items: list[str] = setting([], "more items whose cells count, of the same paper")
-    reference: Any = setting(0.0, "of the comparison, as shown; without b the published number, or one by network")
-    margin: Optional[float] = setting(None, "of equivalence or non-inferiority", minimum=0)
-    margin_percent: Optional[float] = setting(None, "the same in percent of the mean of b", minimum=0)
-    display: str = setting("", "how a difference of logarithms is shown", choices=("", *DISPLAYS))
-    also: list[Any] = setting([], "fields of further tests which have to hold, too")
-    requires: list[str] = setting([], "preconditions beyond those of every claim, see `preconditions`")
-    too_far: Any = setting({}, "networks that cannot show what it says, and why")
-    moments: int = setting(0, "evaluations that it needs of each run", minimum=0)
-    looks: int = setting(1, "how often it was tested as seeds were added; multiplies its p-value", minimum=1)
+    sentence: str = setting("", "the claim in one sentence")
+    section: str = setting("", "section of the paper")
+    effect: str = setting("", "published effect with its unit")
+    value: Optional[float] = setting(None, "published effect as a number, a minus b")
+    unit: str = setting("points", "unit of a minus b")
+    predicate: str = setting("none", "tested hypothesis", choices=PREDICATES)
+    metric: Any = setting("final", "metric of both arms, or a list of one for each; see `contrast.reading`")
+    where: Any = setting({}, "facts shared by all cells (`contrast.FACTS` or settings)")
+    a: Any = setting({}, "facts that select arm a")
+    b: Any = setting(None, "facts that select arm b, or a list for several arms")
+    match: list[str] = setting([], "facts on which paired cells agree")
+    minus: Any = setting(None, "facts that select cells whose values are first subtracted from both arms")
+    minus_match: list[str] = setting([], "facts on which these cells agree with those of the arms")
+    by: Any = setting(None, "fact, or list of facts, along which a trend is tested")
+    function: str = setting("", "function of `claim_functions` that replaces the metric, or computes the claim")
+    options: Any = setting({}, "options of this function, for a computed claim")
+    items: list[str] = setting([], "further items of the same paper whose cells are used")
+    reference: Any = setting(
+        0.0, "value that a minus b, or without b that a, is compared with; may depend on the network"
+    )
+    margin: Optional[float] = setting(None, "margin of equivalence or non-inferiority", minimum=0)
+    margin_percent: Optional[float] = setting(None, "margin in percent of the mean of b", minimum=0)
+    display: str = setting("", "how a log ratio is displayed", choices=("", *DISPLAYS))
+    also: list[Any] = setting([], "fields of further tests, all of which must hold")
+    requires: list[str] = setting([], "additional preconditions, see `preconditions`")
+    too_far: Any = setting({}, "networks on which the claim cannot be tested, with the reason")
+    moments: int = setting(0, "required number of evaluations per run", minimum=0)
+    looks: int = setting(1, "number of times it was tested as seeds were added; multiplies its p-value", minimum=1)
     lengths: str = setting(
-        *("equal", "of trainings; converged: may differ where they pass over their data often enough"),
+        *("equal", "training lengths; converged: may differ if all runs are long enough to have converged"),
         choices=("equal", "converged", "free"),
     )
     reason: str = setting("", "why it is not tested")
-    note: str = setting("", "on the paper's text")
+    note: str = setting("", "remark on the wording in the paper")
 
     @property
     def item(self) -> str:
@@ -87,29 +90,29 @@ class Claim(Settings):
 
     @property
     def arms(self) -> list[Mapping[str, Any]]:
-        """The arms that a is compared with."""
-        return list(self.b) if isinstance(self.b, list) else [self.b] if self.b is not None else []
+        """The arms b, each of which a is compared with."""
+        return [] if self.b is None else as_list(self.b)
 
     @property
     def metrics(self) -> tuple[str, str]:
-        """Of the two arms."""
+        """The metrics of arms a and b."""
         return (self.metric, self.metric) if isinstance(self.metric, str) else tuple(self.metric)
 
     @property
     def parts(self) -> list[Claim]:
-        """The claim as its tests."""
+        """The tests of the claim: its own and those of `also`."""
         own = replace(self, also=[])
         return [own, *(replace(own, **{"value": None, "reference": 0.0, **dict(more)}) for more in self.also)]
 
     @property
     def level(self) -> float:
-        """Of its interval."""
+        """Confidence level of the interval: 90 % for two one-sided tests of a margin."""
         margins = ("equivalent", "at_least", "at_most", "all_equivalent", "none_better")
         return 0.9 if self.predicate in margins else 0.95
 
 
 def read_claims(published: Path = PUBLISHED) -> list[Claim]:
-    """The claims of all papers that have a file. Raises SettingError for a field or predicate that does not exist."""
+    """The claims of all papers that have a file. Raises SettingError for an unknown field or predicate."""
     files = {path.stem: path for path in sorted((published / "claims").glob("*.yaml"))}
     claims = []
     for paper in dict.fromkeys((*PAPERS, *files)):
@@ -123,7 +126,7 @@ def _claim(paper: str, entry: dict[str, Any]) -> Claim:
     name, known = f"{paper}/{entry['id']}", Claim.__dataclass_fields__
     for key in entry:
         if key not in known:
-            raise SettingError(name, key, "is no field of a claim", nearest(key, known))
+            raise SettingError(name, key, "is not a field of a claim", nearest(key, known))
     try:
         return Claim(**{**entry, "id": name})
     except SettingError as error:
@@ -131,7 +134,7 @@ def _claim(paper: str, entry: dict[str, Any]) -> Claim:
 
 
 def rule_of(claim: Claim, margin: float | None = None) -> str:
-    """The rule that is applied, in one sentence."""
+    """The decision rule in one sentence."""
     if claim.predicate in ("computed", "none"):
         return PREDICATES[claim.predicate]
     percent = f"{claim.margin_percent or PERCENT_OF_PERPLEXITY:g} % of b"
@@ -140,7 +143,7 @@ def rule_of(claim: Claim, margin: float | None = None) -> str:
     words = PREDICATES[claim.predicate].format(
         reference="the published number" if isinstance(claim.reference, Mapping) else f"{float(claim.reference):g}",
         margin=f"{limit:.3g} {claim.unit}" if limit is not None else f"{default} {claim.unit}",
-        by=" and with ".join(several(claim.by)) if claim.by else "",
+        by=" and with ".join(as_list(claim.by)) if claim.by else "",
     )
     arms = f"a: {described(claim.a) or 'all'}" + "".join(f"; b: {described(arm)}" for arm in claim.arms)
     where = f"; where {described(claim.where)}" if claim.where else ""
@@ -150,7 +153,7 @@ def rule_of(claim: Claim, margin: float | None = None) -> str:
 
 
 def tested_reference(claim: Claim) -> float:
-    """The reference as a difference of logarithms where that is what is tested."""
+    """The reference on the scale of the test, which is logarithmic for savings and ratios."""
     reference = float(claim.reference)
     if claim.display == "saving":
         return -math.log(1 - reference / 100)

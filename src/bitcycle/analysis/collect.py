@@ -1,10 +1,8 @@
-"""`make collect`: one row for each finished run in results/summary/runs.csv, its curve in results/summary/curves, and what was
-analysed of it in results/summary/analyses.
+"""`make collect`: copy finished runs to results/summary: their rows in runs.csv, their curves, and the results of their analyses.
 
-Summaries are committed, run folders are not; everything that this repository reports is computed from these files. A row that is
-gathered again replaces the older one of the same run. A curve, SCALE-HASH-SEED.json.gz, is what figures need of a run beyond its
-row: evaluations, training loss, bits and cost over the steps, phases, levels of a range test, and the bits that gates chose.
-Equal runs give equal bytes.
+The summary is committed, run folders are not; all reported results are computed from it. A row replaces an older one of the same
+run. A curve, SCALE-HASH-SEED.json.gz, holds what figures need besides the row: evaluations, training loss, bits and cost over
+steps, phases, the levels of a range test, and the bits chosen by gates. Equal runs give identical files.
 """
 
 import gzip
@@ -23,7 +21,7 @@ from bitcycle.training.run_folder import RunFolder
 SUMMARY = Path("results/summary/runs.csv")
 RUNS = Path("results/runs")
 PLACES = ("data_root", "results_root")
-"""Settings that say where things lie on one machine, and nothing of the run."""
+"""Settings that hold paths of one machine."""
 KEY = ("scale", "hash", "seed")
 COLUMNS = (
     *("scale", "model", "dataset", "quantizer", "schedule", "q_min", "q_max", "cycles", "seed", "hash", "total_steps"),
@@ -33,25 +31,25 @@ COLUMNS = (
     *("processor", "threads", "torch", "python", "commit", "finished", "settings"),
 )
 CURVES = "curves"
-"""Folder of the curves, beside runs.csv."""
+"""Folder of the curves, next to runs.csv."""
 POINTS = 200
-"""Points of a curve of the training; more are averaged."""
+"""Maximum number of points of a training curve; longer ones are averaged."""
 ALLOCATION_SHARES = (5 / 160, 45 / 160, 85 / 160, 1.0)
-"""Where in a run the bits that gates chose are kept: epochs 5, 45 and 85 of FracTrain, figure 8, and the end."""
+"""Fractions of a run at which the bits chosen by gates are kept: epochs 5, 45 and 85 as in FracTrain, figure 8, and the end."""
 AT_Q_MAX = "_at_q_max"
 
 
 def collect(root: Path, summary: Path) -> list[dict[str, Any]]:
-    """Add the finished runs below `root` to the file `summary`, curves and analyses beside it, and return all its rows."""
+    """Add the finished runs below `root` to the file `summary`, with curves and analyses next to it; returns all its rows."""
     return collect_folders([RunFolder(path.parent) for path in sorted(root.rglob("summary.json"))], summary)
 
 
 def collect_folders(folders: Iterable[RunFolder], summary: Path) -> list[dict[str, Any]]:
-    """The same for some run folders."""
+    """The same for given run folders."""
     rows = {tuple(str(row[key]) for key in KEY): row for row in read_summary(summary)}
     for folder in folders:
         if folder.state() != "done" or not folder.config.exists():
-            print(f"left out, as it is not finished or not whole: {folder.path}", file=sys.stderr)
+            print(f"skipping {folder.path}: not finished, or incomplete", file=sys.stderr)
         else:
             row = summary_row(folder)
             rows[tuple(str(row[key]) for key in KEY)] = row
@@ -63,12 +61,12 @@ def collect_folders(folders: Iterable[RunFolder], summary: Path) -> list[dict[st
 
 
 def read_summary(summary: Path) -> list[dict[str, Any]]:
-    """The rows of a summary file, as text; none if there is no file."""
+    """The rows of a summary file, as text; empty if there is no file."""
     return list(read_csv(summary, missing_ok=True))
 
 
 def summary_row(folder: RunFolder) -> dict[str, Any]:
-    """One finished run as a row of `COLUMNS`."""
+    """The row of a finished run."""
     summary, environment = folder.read_summary(), read_object(folder.environment)
     config: Any = OmegaConf.to_container(OmegaConf.load(folder.config))
     schedule, hardware, cost = config["schedule"], summary["counting"], summary["cost"]
@@ -93,34 +91,34 @@ def summary_row(folder: RunFolder) -> dict[str, Any]:
 
 
 def curve_name(row: Mapping[str, Any]) -> str:
-    """The file of a run, from its row in runs.csv or its summary."""
+    """The file name of a run's curve, from its row in runs.csv or its summary."""
     return f"{run_name(row)}.json.gz"
 
 
 def write_curve(folder: RunFolder, target: Path) -> Path:
-    """Write the curve of a finished run below the folder `target`; returns its path."""
+    """Write the curve of a finished run to the folder `target`; returns its path."""
     summary = folder.read_summary()
     path = target / curve_name(summary)
     text = json.dumps(curve_of(read_records(folder.metrics), summary), separators=(",", ":"), sort_keys=True)
     target.mkdir(parents=True, exist_ok=True)
-    # no time and no name in the header: equal content, equal file
+    # without time and name in the header, so that equal curves are equal files
     write_atomically(path, lambda stream: stream.write(gzip.compress(text.encode(), mtime=0)))
     return path
 
 
 def read_curve(folder: Path, row: Mapping[str, Any]) -> dict[str, Any]:
-    """The curve of a run, given its row in runs.csv; empty if there is none."""
+    """Read the curve of a run, given its row in runs.csv; empty if there is none."""
     path = folder / curve_name(row)
     return dict(json.loads(gzip.decompress(path.read_bytes()))) if path.exists() else {}
 
 
 def curve_of(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The records of a run as columns.
+    """Convert the records of a run to columns.
 
     Returns:
         metric; evaluations: step, value, at_q_max, gbitops, weight, activation, gradient; training: step, loss, the bits, and cp
-        with cp_target where a network chooses its bits; final: every number of the last evaluation; phases, range_test,
-        observations and allocation where the run has them.
+        and cp_target if the network chooses its bits; final: all numbers of the last evaluation; phases, range_test,
+        observations and allocation if the run has them.
     """
     tests = [record for record in records if record["kind"] == "evaluation"]
     metric = str(summary["metric"])
@@ -155,7 +153,7 @@ def _bits(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _thinned(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """At most POINTS records: the last of each group with the mean loss of the group."""
+    """At most POINTS points, each the last record of a group with the mean loss of the group."""
     size = -(-len(records) // POINTS) or 1
     groups = [records[start : start + size] for start in range(0, len(records), size)]
     last = [group[-1] for group in groups]
@@ -178,7 +176,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _allocations(tests: Sequence[Mapping[str, Any]], total_steps: int) -> dict[str, Any]:
-    """Step -> block -> option -> share, of the evaluations nearest to ALLOCATION_SHARES."""
+    """Step -> block -> option -> share of samples, for the evaluations nearest to ALLOCATION_SHARES."""
     chosen = [record for record in tests if record.get("allocation")]
     moments = [share * total_steps for share in ALLOCATION_SHARES if chosen]
     nearest = [min(chosen, key=lambda record: abs(record["step"] - moment)) for moment in moments]
@@ -186,10 +184,10 @@ def _allocations(tests: Sequence[Mapping[str, Any]], total_steps: int) -> dict[s
 
 
 def main() -> None:
-    """Collect from the folder given on the command line, or from results/runs."""
+    """Collect the runs in the folder given on the command line, by default results/runs."""
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else RUNS
     if len(sys.argv) > 1 and not root.is_dir():
-        sys.exit(f"{root}: no such folder. Remedy: give one that contains run folders, such as {RUNS}")
+        sys.exit(f"{root}: no such folder. Remedy: give one that contains run folders, such as {RUNS}.")
     print(f"{SUMMARY}: {len(collect(root, SUMMARY))} runs")
 
 

@@ -1,4 +1,4 @@
-"""Contrasts of settings: which cells a claim selects and pairs, their numbers seed by seed, and the estimate over seeds."""
+"""Contrasts between settings: how a claim selects and pairs cells, their values per seed, and the estimate over seeds."""
 
 import math
 import statistics
@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Optional
 
 import pandas as pd
@@ -18,10 +18,11 @@ from bitcycle.analysis.deviation import pooled
 from bitcycle.analysis.statistics import OWN_SEEDS, Estimate, over_seeds
 
 Selector = Mapping[str, Any]
-"""Fact or setting -> its value, or a list of them."""
+"""Fact or setting -> its value, or a list of allowed values."""
 
 EVALUATED, PHASE = "evaluation: ", "phase: "
-"""What precedes the name of a number of the last evaluation, and the number of a phase, from 1 on, whose last metric is meant."""
+"""Prefixes of metrics: a value recorded at the last evaluation, by its name; the metric at the end of a phase, by its number
+from 1."""
 FACTS: dict[str, Callable[[Cell], Any]] = {
     "model": labels.model_of,
     "data": labels.dataset_of,
@@ -51,21 +52,20 @@ FACTS: dict[str, Callable[[Cell], Any]] = {
     "stages_method": labels.stages_method,
     "partial_method": labels.partial_method,
     "cpt_method_bits": labels.cpt_method_bits,
-    "mode": lambda cell: "Q-Agg" if cell.setting("model.aggregation") == "quantized" else "FP-Agg",
     "window_kind": lambda cell: labels.window_edge(cell)[0],
     "window_edge": lambda cell: labels.window_edge(cell)[1],
     "up_to": lambda cell: f"up to {labels.highest(labels.forward_bits(cell))} bits",
     "cycles": lambda cell: float(cell.setting("schedule.cycles") or 1),
     "epsilon": lambda cell: cell.setting("schedule.epsilon", 0.05) if labels.schedule_of(cell) == "pfq" else None,
     "alpha": lambda cell: float(cell.setting("schedule.alpha", 0.3)),
-    "seconds": lambda cell: statistics.median([run.number("seconds") or 0.0 for run in cell.runs]),
+    "seconds": lambda cell: statistics.median(run.number("seconds") or 0.0 for run in cell.runs),
     "steps per second": lambda cell: f"{value_.mean:.1f}" if (value_ := value(cell, "steps_per_second")) else "",
     "q_min found": lambda cell: ", ".join(sorted({str(run.row["q_min"]) for run in cell.runs})),
     "at the ends of phases": lambda cell: ", ".join(
         f"{found.mean:.4g}" for n in range(len(labels.phase_bits(cell))) if (found := value(cell, f"{PHASE}{n + 1}"))
     ),
 }
-"""What claims and pictures ask of a cell; any other word is a setting."""
+"""Facts about a cell that claims and plots can refer to; any other name is a setting."""
 
 
 def fact(cell: Cell, name: str) -> Any:
@@ -73,18 +73,18 @@ def fact(cell: Cell, name: str) -> Any:
     return FACTS[name](cell) if name in FACTS else cell.setting(name)
 
 
-def several(value: Any) -> list[Any]:
-    """One or several as a list."""
+def as_list(value: Any) -> list[Any]:
+    """Wrap a single value in a list."""
     return list(value) if isinstance(value, list) else [value]
 
 
 def has(cell: Cell, selector: Selector) -> bool:
-    """Whether a cell has all facts of a selector."""
-    return all(str(fact(cell, name)) in map(str, several(value)) for name, value in selector.items())
+    """Whether a cell matches a selector."""
+    return all(str(fact(cell, name)) in map(str, as_list(value)) for name, value in selector.items())
 
 
 def select(cells: Iterable[Cell], *selectors: Selector) -> list[Cell]:
-    """The cells, with runs or without, that have all facts of some selectors."""
+    """The cells, with or without runs, that match every selector."""
     return [cell for cell in cells if all(has(cell, selector) for selector in selectors)]
 
 
@@ -95,27 +95,24 @@ def described(selector: Selector) -> str:
     'schedule RR or RTH, high 8'
     """
     return ", ".join(
-        f"{key.replace('_', ' ')} {' or '.join(map(str, several(value)))}" for key, value in selector.items()
+        f"{key.replace('_', ' ')} {' or '.join(map(str, as_list(value)))}" for key, value in selector.items()
     )
 
 
-# Numbers of a run
+# Metrics of a run
 
 
-def _log(column: str, sign: int) -> Callable[[Run], Optional[float]]:
-    def read(run: Run) -> float | None:
-        number = run.number(column)
-        return sign * math.log(number) if number else None
-
-    return read
+def _log(column: str, sign: int, run: Run) -> float | None:
+    number = run.number(column)
+    return sign * math.log(number) if number else None
 
 
 METRICS: dict[str, Callable[[Run], Optional[float]]] = {
-    "cost": _log("gbitops", -1),
-    "cost to the best": _log("gbitops_to_best", -1),
-    "energy": _log("energy_j", -1),
-    "latency": _log("latency_s", -1),
-    "speed": _log("steps_per_second", 1),
+    "cost": partial(_log, "gbitops", -1),
+    "cost to the best": partial(_log, "gbitops_to_best", -1),
+    "energy": partial(_log, "energy_j", -1),
+    "latency": partial(_log, "latency_s", -1),
+    "speed": partial(_log, "steps_per_second", 1),
     "depth early": lambda run: depth(run, 5 / 160),
     "depth late": lambda run: depth(run, 85 / 160),
     "rise": landscape.mean_rise,
@@ -125,19 +122,21 @@ METRICS: dict[str, Callable[[Run], Optional[float]]] = {
     "corruption error after two steps": lambda run: landscape.changed_error(run, "corruption", "error_percent", 1),
     "error in noise": lambda run: landscape.changed_error(run, "noise", "cer_percent"),
 }
-"""Numbers of a run beyond the columns of runs.csv; costs and speeds are logarithms, whose differences are ratios."""
+"""Metrics that are not columns of runs.csv. Costs (negated) and speeds are logarithms, so that their differences are log
+ratios."""
 DISPLAYS: dict[str, Callable[[float], float]] = {
     "saving": lambda x: 100 * (1 - math.exp(-x)),
     "ratio": math.exp,
 }
-"""How differences of logarithms are shown: percent saved, or a quotient."""
+"""How log ratios are displayed: as percent saved, or as a ratio."""
 COSTS = ("cost", "cost to the best", "energy", "latency", "gbitops")
 REACTIVE = ("pfq", "dfq", "fractrain")
-"""Schedules whose bits depend on the training."""
+"""Schedules whose precision depends on the course of training."""
 
 
 def reading(run: Run, metric: str) -> float | None:
-    """A number of a run: of METRICS, of its last evaluation, of the end of a phase, or a column of runs.csv."""
+    """The value of a metric of a run; None if it has none. A metric is a name in METRICS, a value recorded at the last
+    evaluation, the metric at the end of a phase, or a column of runs.csv."""
     if metric in METRICS:
         return METRICS[metric](run)
     if metric.startswith(EVALUATED):
@@ -150,30 +149,30 @@ def reading(run: Run, metric: str) -> float | None:
 
 
 def readings(cell: Cell, metric: str) -> dict[str, float]:
-    """Seed -> number."""
+    """Seed -> value of a metric."""
     return {run.row["seed"]: value for run in cell.runs if (value := reading(run, metric)) is not None}
 
 
 def value(cell: Cell, metric: str, factor: float = 1.0) -> Estimate | None:
-    """A number over the seeds of a cell, in another unit; None without any."""
+    """The mean of a metric over the seeds of a cell, multiplied by `factor`; None if no run has a value."""
     numbers = [factor * number for number in readings(cell, metric).values()]
     return over_seeds(numbers, own=2) if numbers else None
 
 
-# All recorded runs, for what a single contrast cannot tell
+# All recorded runs
 
 
 @dataclass(frozen=True)
 class Pool:
-    """All recorded runs, of every item."""
+    """All recorded runs: they provide pooled deviations, and show which runs shared a machine."""
 
     runs: Sequence[Run]
     known: dict[tuple[Any, ...], tuple[Optional[float], int]] = field(default_factory=dict)
 
     def deviation(self, run: Run, metric: str) -> tuple[float | None, int]:
-        """The deviation of runs like this one, beside the effects of settings and seeds, and its degrees of freedom."""
+        """The residual deviation in the group of a run (see `deviation`), and its degrees of freedom."""
         if metric in COSTS and run.row.get("schedule") in REACTIVE:
-            return None, 0  # most runs of its length cost the same whatever the seed, this one does not
+            return None, 0  # for most other runs in its group, the cost does not depend on the seed
         key = run.group, metric
         if key not in self.known:
             values = {one.training: reading(one, metric) for one in self._groups.get(run.group, ())}
@@ -192,7 +191,7 @@ class Pool:
         return {span for run in self.runs if (span := _span(run))}
 
     def shared_machine(self, run: Run) -> bool:
-        """Whether a run is not known to have had its machine for itself: another one on record ran at the same time."""
+        """Whether a run shared its machine with another recorded run, or it is not known when it ran."""
         own = _span(run)
         if own is None:
             return True
@@ -216,24 +215,25 @@ Term = tuple[float, Cell, str]
 
 @dataclass(frozen=True)
 class Unit:
-    """One comparison: the terms of a cell of one arm, and those of its partners of the other."""
+    """One comparison: the terms of a cell in the first arm, and those of its partners in the second."""
 
     ours: tuple[Term, ...]
     theirs: tuple[Term, ...] = ()
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """Of both arms."""
+        """The terms of both arms."""
         return self.ours + self.theirs
 
     @property
     def cells(self) -> list[Cell]:
-        """Of both arms."""
+        """The cells of both arms."""
         return [cell for _, cell, _ in self.terms]
 
     @cached_property
     def name(self) -> frozenset[tuple[str, float]]:
-        """The trainings and their coefficients: equal comparisons count once, and one of a training with itself is empty."""
+        """The runs with their coefficients. Units of equal name are the same comparison and count once; the name is empty if
+        runs are compared with themselves."""
         found: dict[str, float] = defaultdict(float)
         for coefficient, cell, metric in self.terms:
             found[f"{cell.runs[0].row['hash']} {metric}"] += coefficient
@@ -241,7 +241,7 @@ class Unit:
 
     @cached_property
     def by_seed(self) -> dict[str, float]:
-        """Seed -> value, for the seeds that all cells have."""
+        """Seed -> value of the comparison, for seeds that every cell has."""
         numbers = [(coefficient, readings(cell, metric)) for coefficient, cell, metric in self.terms]
         common = set.intersection(*(set(values) for _, values in numbers)) if numbers else set()
         return {seed: sum(c * values[seed] for c, values in numbers) for seed in sorted(common)}
@@ -249,15 +249,15 @@ class Unit:
 
 @dataclass(frozen=True)
 class Contrast:
-    """The comparisons of a claim."""
+    """The comparisons that a claim averages over."""
 
-    units: tuple[Unit, ...]  # those that have trainings, each once
-    wanted: int  # how many cells of the first arm have a planned partner
-    filled: int  # how many of these have trainings
+    units: tuple[Unit, ...]  # distinct comparisons that have runs
+    wanted: int  # number of cells in the first arm with a partner
+    filled: int  # number of these for which both sides have runs
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row for each unit, term and seed that counts: unit, seed, run, metric, coefficient in the mean of the unit."""
+        """One row per unit, term and seed that counts: unit, seed, run, metric, coefficient in the unit's mean."""
         rows = (
             (place, run.row["seed"], run, metric, coefficient / len(unit.by_seed))
             for place, unit in enumerate(self.units)
@@ -269,11 +269,12 @@ class Contrast:
 
     @property
     def runs(self) -> list[Run]:
-        """The distinct trainings that count."""
+        """The distinct runs that count."""
         return list({run.training: run for run in self.table.run}.values())
 
     def estimate(self, pool: Pool) -> Estimate | None:
-        """The mean over cells of the mean over seeds, with its error: from three own seeds on, else from the pool."""
+        """The mean over units and seeds. Its standard error comes from the seeds if there are at least OWN_SEEDS, otherwise
+        from the pool."""
         values = pd.DataFrame([unit.by_seed for unit in self.units if unit.by_seed])
         if values.empty:
             return None
@@ -283,7 +284,7 @@ class Contrast:
         return Estimate(float(values.mean(axis=1).mean()), *self._pooled_error(pool), values.shape[1])
 
     def _pooled_error(self, pool: Pool) -> tuple[float | None, float]:
-        """Standard error of a weighted sum of runs, and its degrees of freedom after Welch and Satterthwaite."""
+        """Standard error of the weighted sum of runs, with Welch-Satterthwaite degrees of freedom."""
         table = self.table
         table["training"], table["group"] = zip(*((run.training, run.group) for run in table.run))
         by_training = table.groupby(["group", "training", "metric"], as_index=False)
@@ -301,12 +302,12 @@ class Contrast:
 
 
 def agreeing(cell: Cell, others: Sequence[Cell], match: Sequence[str]) -> list[Cell]:
-    """The cells that agree with one in some facts."""
+    """The cells that agree with a given one on the facts `match`."""
     return [other for other in others if all(fact(other, name) == fact(cell, name) for name in match)]
 
 
 def partners(cell: Cell, others: Sequence[Cell], match: Sequence[str]) -> list[Cell]:
-    """The cells that agree with one in some facts; those with trainings, if any has."""
+    """The same; only those that have runs, if any do."""
     alike = agreeing(cell, others, match)
     return [other for other in alike if other.runs] or alike
 
@@ -321,9 +322,9 @@ def contrast(
     """Pair the cells of two arms.
 
     Args:
-        match: facts in which partners agree; all of the second arm without any.
-        metrics: of the two arms.
-        minus: cells whose values are first taken off those of both arms, and the facts in which they agree with these.
+        match: facts on which partners agree; if empty, the partners are all cells of the second arm.
+        metrics: the metric of each arm.
+        minus: cells whose values are first subtracted from both arms, and the facts on which they match the cells there.
     """
 
     def terms(cell: Cell, coefficient: float, metric: str) -> list[Term]:

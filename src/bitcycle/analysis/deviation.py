@@ -1,12 +1,12 @@
-"""How much the recorded runs differ from seed to seed, and how small a difference so many seeds can show.
+"""Standard deviation between seeds in groups of recorded runs, and the differences that can be detected with it.
 
-The deviation of a group of runs is pooled over its settings: the root of the mean variance between seeds, weighted by degrees of
-freedom. Runs of equal seeds have initial weights and batches in common, and settings are compared seed by seed. What such a
-comparison sees is the deviation s that remains in the model
+The deviation of a group is pooled over its settings: the root mean variance between seeds, weighted by degrees of freedom. Runs
+of the same seed share initial weights and batches, and settings are compared seed by seed. The noise of such a comparison is the
+residual deviation s of the model
 
-    result of a setting with a seed = effect of the setting + effect of the seed + noise of variance s^2,
+    result(setting, seed) = effect of the setting + effect of the seed + noise of variance s^2,
 
-so that a difference between two settings with the same n seeds has the deviation s sqrt(2), see `statistics.detectable`.
+so that a difference between two settings for one seed has the deviation s sqrt(2), see `statistics.detectable`.
 """
 
 import json
@@ -24,7 +24,7 @@ GROUP = ("scale", "model", "data", "metric", "steps", "batch")
 
 
 def group_of(row: Row, settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Scale, network, data, metric, steps and batch size: runs with the same ones are taken to have the same deviation."""
+    """The columns GROUP of a run, from its row and its settings; runs of one group are assumed to have the same deviation."""
     dataset = settings.get("dataset", {})
     words = {"vocabulary": "vocabulary of {:,}", "train_samples": "{:,} samples"}
     parts = [text.format(number) for name, text in words.items() if (number := dataset.get(name))]
@@ -34,11 +34,11 @@ def group_of(row: Row, settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def spreads(rows: Iterable[Row]) -> pd.DataFrame:
-    """One row for every group of rows of runs.csv, in the order of the file.
+    """Deviations of the groups in rows of runs.csv.
 
     Returns:
-        the columns of GROUP; settings, runs and hours; deviation between seeds, NaN where no setting has two; what remains of it
-        beside the effect that a seed has on all settings, and the degrees of freedom of that.
+        one row per group, in the order of the file: the columns GROUP; number of settings and runs, hours; the deviation between
+        seeds, NaN if no setting has two; the residual deviation and its degrees of freedom.
     """
     numbers = [(row["hash"], row["seed"], float(row["final"]), float(row["seconds"]) / 3600) for row in rows]
     runs = pd.DataFrame(numbers, columns=["hash", "seed", "final", "hours"])
@@ -54,9 +54,10 @@ def spreads(rows: Iterable[Row]) -> pd.DataFrame:
 
 
 def pooled(values: Mapping[tuple[str, str], float]) -> tuple[float | None, int]:
-    """The deviation of (setting, seed) -> number beside the effects of both, by least squares, and its degrees of freedom."""
+    """The residual deviation of values by (setting, seed) after a least-squares fit of the effects of both, and its degrees of
+    freedom."""
     table = pd.DataFrame([(*key, value) for key, value in values.items()], columns=["setting", "seed", "value"])
-    table = table[table.duplicated("setting", keep=False)]  # a setting with one seed says nothing
+    table = table[table.duplicated("setting", keep=False)]  # a single seed has no residual
     if table.empty:
         return None, 0
     design, numbers = pd.get_dummies(table[["setting", "seed"]], dtype=float).to_numpy(), table["value"].to_numpy()
@@ -70,12 +71,11 @@ HEAD = """\
 | data, network | scale | steps, batch | settings | runs | standard deviation | residual | detectable, n = 3 | n = 10 | hours |
 |---|---|---|---|---|---|---|---|---|---|"""
 LEAST_FREEDOM = 4
-"""Degrees of freedom below which the table leaves out what an estimate would pretend to know: two settings with two seeds each
-have one, and may agree to the digit by chance."""
+"""Minimum degrees of freedom for showing a residual deviation; two settings with two seeds each have only one."""
 
 
 def spread_table(rows: Iterable[Row]) -> str:
-    """All groups in which a setting has two seeds, as Markdown; the others are summed up below."""
+    """A Markdown table of the groups with repeated seeds, followed by totals."""
     found = spreads(list(rows))
     lines = []
     for one in found[found.deviation.notna()].itertuples():

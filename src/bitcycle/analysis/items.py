@@ -1,4 +1,4 @@
-"""The inventory: every figure, table and listing of the five papers, and their published numbers."""
+"""The figures, tables and listings of the five papers, and their published numbers."""
 
 from dataclasses import MISSING, dataclass
 from pathlib import Path
@@ -18,19 +18,19 @@ PAPERS = {
 KINDS = ("figure", "table", "schematic", "listing", "missing-from-text")
 
 Published = dict[str, str]
-"""One published number: a row of a file in results/published."""
+"""A published number: a row of a file in results/published."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One figure, table or listing: a row of results/published/items.csv."""
+    """A figure, table or listing: a row of results/published/items.csv."""
 
     paper: str = setting(MISSING, "key of PAPERS")
-    name: str = setting(MISSING, "fig3, table1, ...")
+    name: str = setting(MISSING, "name in the paper, such as fig3 or table1")
     kind: str = setting(MISSING, "one of KINDS")
-    title: str = setting(MISSING, "what it shows")
-    sweep: str = setting(MISSING, "PAPER/ITEM of the sweep file that trains its runs; empty if it needs none")
-    runs: int = setting(MISSING, "number of trainings at paper scale")
+    title: str = setting(MISSING, "short description")
+    sweep: str = setting(MISSING, "PAPER/ITEM of the sweep with its runs; empty if it needs none")
+    runs: int = setting(MISSING, "number of runs at paper scale")
 
     @property
     def id(self) -> str:
@@ -38,14 +38,14 @@ class Item:
         return f"{self.paper}/{self.name}"
 
     def sweep_file(self, sweeps: Path = SWEEPS) -> Path | None:
-        """Its own sweep file, or that of the item whose runs it shows; None if there is none yet."""
+        """Its own sweep file, or that of the item whose runs it shows; None if there is none."""
         for name in (self.id, self.sweep):
             if self.sweep and (path := sweeps / f"{name}.yaml").exists():
                 return path
         return None
 
     def command(self, sweeps: Path = SWEEPS) -> str:
-        """What trains its runs; empty if it needs none."""
+        """The command that trains its runs; empty if it needs none."""
         if not self.sweep:
             return ""
         file = self.sweep_file(sweeps)
@@ -62,5 +62,5 @@ def read_items(published: Path = PUBLISHED) -> list[Item]:
 
 
 def read_published(item: Item, published: Path = PUBLISHED, suffix: str = "") -> list[Published]:
-    """The published numbers of an item, those read from a picture (suffix "_digitized") apart."""
+    """The published numbers of an item; those read from its picture have the suffix "_digitized"."""
     return read_csv(published / f"{item.paper}_{item.name}{suffix}.csv", missing_ok=True)

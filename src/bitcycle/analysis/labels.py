@@ -1,4 +1,4 @@
-"""What the papers call the cells of our experiments (network, data, method, bits)."""
+"""Names of networks, datasets, methods and precisions as the papers print them."""
 
 import re
 
@@ -24,7 +24,7 @@ MODELS = {
     "transformer": "Transformer",
 }
 IMAGES = {"cifar10": 10, "cifar10_16": 10, "cifar100": 100, "digits": 10, "imagenet": 1000}
-"""Classes of the data sets of images, which are of equal size."""
+"""Number of classes of the image datasets, all balanced."""
 DATASETS = {
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
@@ -49,7 +49,7 @@ DATASETS = {
     "voc_small": "PascalVOC, a small part",
 }
 GROUPS = {"Large": ("RR", "RTH"), "Medium": ("LR", "LT", "CR", "CT", "RTV", "ETV"), "Small": ("ER", "ETH")}
-"""Savings groups of Better Schedules, section 3.2."""
+"""Groups by savings (Better Schedules, section 3.2)."""
 STATIC_QUANTIZERS = {"sbm": "SBM", "dorefa": "DoReFa", "wageubn": "WAGEUBN"}
 FLOAT = 32
 
@@ -66,7 +66,7 @@ def model_label(name: str) -> str:
 
 
 def our_model(cell: Cell) -> str:
-    """The network of our runs; with its size where that is a setting, which may differ from the paper's."""
+    """The network of our runs, with its size if that is a setting."""
     label, hidden = model_label(str(cell.actual("model"))), cell.actual("model.hidden")
     if label == MODELS["transformer"]:
         return f"{label} with {cell.actual('model.layers')} layers of width {cell.actual('model.width')}"
@@ -74,12 +74,12 @@ def our_model(cell: Cell) -> str:
 
 
 def dataset_label(name: str) -> str:
-    """The paper's name of a data set."""
+    """The paper's name of a dataset."""
     return DATASETS.get(name, name)
 
 
 def our_data(cell: Cell) -> str:
-    """The data of our runs, with the size of the vocabulary and the number of samples where these are settings."""
+    """The data of our runs, with vocabulary size and number of samples if these are settings."""
     name, vocabulary, samples = map(cell.actual, ("dataset", "dataset.vocabulary", "dataset.train_samples"))
     kind = "images" if name in IMAGES else "pieces of 35 words" if vocabulary and name != "sick" else "samples"
     words = [dataset_label(str(name))]
@@ -98,12 +98,12 @@ def dataset_of(cell: Cell) -> str:
 
 
 def panel_of(cell: Cell) -> str:
-    """Network on data, with the aggregation of graph networks."""
+    """Network and data, with the aggregation of graph networks."""
     return ", ".join(filter(None, (model_of(cell), dataset_of(cell), aggregation_of(cell))))
 
 
 def aggregation_of(cell: Cell) -> str:
-    """FP-Agg or Q-Agg of graph networks, else empty."""
+    """FP-Agg or Q-Agg for graph networks, otherwise empty."""
     if model_of(cell).split()[0] not in ("GCN", "GraphSAGE"):
         return ""
     return "Q-Agg" if cell.setting("model.aggregation") == "quantized" else "FP-Agg"
@@ -123,12 +123,12 @@ def is_float(cell: Cell) -> bool:
 
 
 def group_of(name: str) -> str:
-    """Savings group of a schedule of the suite; empty for others."""
+    """The savings group of a schedule of the suite; empty for others."""
     return next((group for group, members in GROUPS.items() if name in members), "")
 
 
 def forward_bits(cell: Cell) -> str:
-    """Bits of weights and activations as printed: 8, 3-8 or 3,4,6,8; empty where the network chooses."""
+    """Bits of weights and activations as printed: 8, 3-8, 3,4,6,8, or "dynamic" if the network chooses them."""
     schedule, low, high = schedule_of(cell), cell.setting("schedule.q_min"), cell.setting("schedule.q_max")
     if is_float(cell):
         return str(FLOAT)
@@ -159,9 +159,9 @@ def backward_bits(cell: Cell) -> str:
 
 
 PHASE_BITS = {"hlhlp": [32, 2, 8, 2], "fine_tuning": [32, 2], "hlhlhlp": [32, 2, 8, 2, 8, 2]}
-"""Bits of the weights in the phases of a schedule, unless said otherwise."""
+"""Default bits of the weights in the phases of a schedule."""
 LEVELS = {"ternary": "ternary", "uniform_l2": "ternary", "ttq": "ternary", "multibit": "4-level"}
-"""Quantizers of weights with three and four levels at 2 bits."""
+"""Weight quantizers that have three or four levels at 2 bits."""
 
 
 def phase_bits(cell: Cell) -> list[int]:
@@ -177,26 +177,26 @@ def phase_method(cell: Cell) -> str:
 
 
 def split_of(cell: Cell) -> float:
-    """Share of the run in full precision."""
+    """Fraction of the run in full precision."""
     if schedule_of(cell) != "partial_pretrain":
         return float(is_float(cell))
     return float(cell.setting("schedule.split", 0.5) or 0)
 
 
 def precision_of(cell: Cell) -> str:
-    """full, partial or low precision, by the share of full precision."""
+    """full, partial or low: whether all, part or none of the run is in full precision."""
     return {0.0: "low", 1.0: "full"}.get(split_of(cell), "partial")
 
 
 def window_of(cell: Cell) -> tuple[float, float]:
-    """Where the window of low precision begins and ends, as the sweep says: epochs, steps or shares."""
+    """Start and end of the low-precision window, in the unit of the sweep: epochs, steps or fractions."""
     if schedule_of(cell) != "deficit":
         return 0.0, 0.0
     return float(cell.setting("schedule.start", 0) or 0), float(cell.setting("schedule.end", 0.25))
 
 
 def highest(bits: str) -> int:
-    """The most bits in a printed precision.
+    """The highest precision in a printed one.
 
     >>> highest("3-8"), highest("6,6,8,12"), highest("dynamic")
     (8, 12, 8)
@@ -206,7 +206,7 @@ def highest(bits: str) -> int:
 
 
 def method_of(cell: Cell) -> str:
-    """The method as CPT and FracTrain name it."""
+    """The method, as CPT and FracTrain call it."""
     schedule, quantizer = schedule_of(cell), str(cell.setting("quantizer", "sbm"))
     if is_float(cell):
         return "Full Precision"
@@ -230,7 +230,7 @@ def method_of(cell: Cell) -> str:
 
 
 def cpt_method(cell: Cell) -> str:
-    """The method in the words of CPT."""
+    """The method, as CPT calls it."""
     if schedule_of(cell) == "pfq_manual":
         changing = len(cell.setting("schedule.boundaries") or []) > 2
         return "progressive precision" if changing else "static first-stage precision"
@@ -238,13 +238,13 @@ def cpt_method(cell: Cell) -> str:
 
 
 def cpt_method_bits(cell: Cell) -> str:
-    """The same with its bits."""
+    """The same with the bits."""
     method = cpt_method(cell)
     return f"{method} {'3 to 8' if method == 'progressive precision' else forward_bits(cell)} bits"
 
 
 def stages_method(cell: Cell) -> str:
-    """The method in the words of FracTrain, figure 7: Manual-PFQ four-stage, Auto-PFQ two-stage, ..."""
+    """The method, as FracTrain calls it in figure 7: Manual-PFQ four-stage, Auto-PFQ two-stage, ..."""
     method = method_of(cell)
     if method not in ("PFQ", "Manual-PFQ"):
         return method
@@ -254,11 +254,11 @@ def stages_method(cell: Cell) -> str:
 
 
 def partial_method(cell: Cell) -> str:
-    """The method in the words of partial pre-training."""
+    """The method, as partial pre-training calls it."""
     return {"full": "full precision", "partial": "partial pre-training"}.get(precision_of(cell), "low precision")
 
 
 def window_edge(cell: Cell) -> tuple[str, float]:
-    """Better Schedules, figure 8: which edge of a window of low precision says where it lies, and its place."""
+    """The edge that locates a low-precision window in figure 8 of Better Schedules, and its position."""
     start, end = window_of(cell)
     return ("later window, by its beginning", start) if start else ("initial window, by its end", end)

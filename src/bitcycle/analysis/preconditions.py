@@ -1,4 +1,4 @@
-"""When a claim cannot be tested by the runs that are there: the reasons, in the order in which they are asked for."""
+"""Preconditions of a test: why the recorded runs cannot decide a claim."""
 
 import re
 import statistics
@@ -12,21 +12,21 @@ from bitcycle.analysis.claims import Claim
 from bitcycle.analysis.contrast import Contrast, Pool, Unit, readings
 
 TOO_FAR = {("imagenet", "digits")}
-"""(paper's data, ours): the difficulty that the claim is about is not there."""
+"""(paper's dataset, ours) if ours lacks the difficulty that the claim is about."""
 CEILING = 99.0
 CHANCE = {**{name: 100 / classes for name, classes in labels.IMAGES.items()}, "xnli": 100 / 3}
 CHANCE |= {"cora": 31.9, "citeseer": 23.1, "sick": 56.9}
-"""Share (%) of the largest class in the test data, where it is known: what a network has that always names this one."""
+"""Percentage of the most frequent class in the test data, if known: the accuracy of always predicting it."""
 ABOVE_CHANCE = 2.0
-"""Points that tell an accuracy from chance."""
+"""Distance in points at which an accuracy counts as above chance."""
 STAGED = ("pfq", "pfq_manual", "fractrain", *labels.PHASE_BITS)
-"""Schedules in stages or phases."""
-PASSES = 30
-"""From so many passes over its data on a training is taken to have converged (the papers': 160)."""
+"""Schedules with stages or phases."""
+EPOCHS = 30
+"""Number of epochs after which a run counts as converged (the papers train for 160)."""
 
 
 def failed(claim: Claim, contrasts: Sequence[Contrast], runs: Sequence[Run], proxy: bool) -> str:
-    """Why there is no test; empty if there is one."""
+    """Why a claim cannot be tested; empty if it can."""
     units = [unit for one in contrasts for unit in one.units]
     cells = [cell for unit in units for cell in unit.cells if cell.runs]
     wanted = max((one.wanted for one in contrasts), default=0)
@@ -44,17 +44,17 @@ def failed(claim: Claim, contrasts: Sequence[Contrast], runs: Sequence[Run], pro
 
 
 def proxy_label(cell: Cell) -> str:
-    """NETWORK, DATA[, vocabulary of N][, N images] of a proxy's cell; empty for the paper's own runs."""
+    """NETWORK, DATA[, vocabulary of N][, N images] of a cell whose runs are a proxy; empty for runs at the paper's setting."""
     if cell.runs[0].row["scale"] == "paper" and not cell.stand_ins:
         return ""
     return f"{labels.our_model(cell)}, {labels.our_data(cell)}"
 
 
 def counting(claim: Claim, cells: Sequence[Cell], pool: Pool) -> tuple[list[Cell], str]:
-    """The cells without the runs that do not count for a claim, and why these do not count.
+    """The cells with only the runs that count for a claim, and the reason why others do not.
 
-    Networks and data must be near enough to the paper's; timings count only for runs that had the machine for themselves; if
-    most trainings of a setting reached the last stage of their schedule, the others do not count.
+    Network and data must be close enough to the paper's. Timings count only if a run had its machine to itself. If most runs of
+    a cell reached the last stage of their schedule, the others do not count.
     """
     reasons = [_too_far(cell, claim) if cell.runs else "" for cell in cells]
     kept = [replace(cell, runs=()) if reason else cell for cell, reason in zip(cells, reasons)]
@@ -82,7 +82,7 @@ def _too_far(cell: Cell, claim: Claim) -> str:
 
 
 def family(model: str) -> str:
-    """The kind of a network, whatever its depth.
+    """The family of a network, regardless of its depth.
 
     >>> family("resnet20_extra_skip"), family("mobilenet_v2"), family("vgg16")
     ('resnet', 'mobilenet_v', 'vgg')
@@ -91,9 +91,9 @@ def family(model: str) -> str:
 
 
 def reached_last_stage(run: Run) -> bool:
-    """Whether a schedule in stages or phases came to its last one; true where no curve was collected."""
+    """Whether a run reached the last stage or phase of its schedule; also true if no curve was collected."""
     schedule, training = run.settings.get("schedule", {}), run.curve.get("training", {})
-    name = schedule.get("name")
+    name = run.setting("schedule")
     if name in ("pfq", "pfq_manual") and training.get("weight"):
         return bool(training["weight"][-1] == schedule["stages"][-1])
     if name == "fractrain" and training.get("cp_target"):
@@ -106,7 +106,7 @@ def reached_last_stage(run: Run) -> bool:
 
 
 def left_out(every: Sequence[Cell], counted: Sequence[Cell]) -> str:
-    """What to say of the trainings that `counting` left out because of their last stage, if some of their setting remain."""
+    """A note on runs that `counting` excluded for not reaching the last stage, from cells of which other runs remain."""
     early = set[tuple[str, str]]()
     for one, some in zip(every, counted):
         kept = {run.training for run in some.runs}
@@ -117,7 +117,7 @@ def left_out(every: Sequence[Cell], counted: Sequence[Cell]) -> str:
 
 def _unfinished(cells: Iterable[Cell]) -> str:
     every = {run.training: run for cell in cells for run in cell.runs}
-    runs = [run for run in every.values() if run.settings.get("schedule", {}).get("name") in STAGED]
+    runs = [run for run in every.values() if run.setting("schedule") in STAGED]
     early = [run for run in runs if not reached_last_stage(run)]
     names = ", ".join(sorted({str(run.row.get("schedule", "")) for run in early}))
     words = f"{len(early)} of {len(runs)} trainings did not reach the last stage of their schedule ({names})."
@@ -157,8 +157,8 @@ def _other_lengths(claim: Claim, units: Sequence[Unit], proxy: bool) -> str:
 
 
 def _converged(run: Run) -> bool:
-    samples, batch = run.number("train_samples"), run.settings.get("training", {}).get("batch_size")
-    return bool(samples and batch and float(run.row["total_steps"]) * batch / samples >= PASSES)
+    samples, batch = run.number("train_samples"), run.setting("training.batch_size")
+    return bool(samples and batch and float(run.row["total_steps"]) * batch / samples >= EPOCHS)
 
 
 def _few_moments(claim: Claim, runs: Iterable[Run]) -> str:

@@ -1,10 +1,11 @@
-"""Tests of claims on the cells of their items: the estimate, its interval and p-values, by predicate."""
+"""The test of each predicate on the cells of a claim's items: estimate, interval and p-values."""
 
 import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -20,33 +21,33 @@ from bitcycle.analysis.contrast import (
     Pool,
     Unit,
     agreeing,
+    as_list,
     contrast,
     fact,
     readings,
     select,
-    several,
 )
 from bitcycle.analysis.statistics import Estimate, PValues
 
 
 class Found(NamedTuple):
-    """What a test found."""
+    """Result of a test."""
 
     values: PValues
-    tested: Estimate  # the contrast as it was tested
-    shown: float | None  # the estimate in the unit that is shown
-    interval: tuple[float, float] | None  # of that
+    tested: Estimate  # on the scale of the test
+    shown: float | None  # the estimate in the displayed unit
+    interval: tuple[float, float] | None  # its confidence interval, in the displayed unit
     margin: float | None
-    contrasts: list[Contrast]  # behind it, for preconditions
+    contrasts: list[Contrast]  # the tested contrasts, for preconditions
 
 
 def evaluate(claim: Claim, cells: Sequence[Cell], pool: Pool) -> Found | None:
-    """Test one part of a claim on the cells of its items at one scale; None where no training says anything."""
+    """Test one part of a claim on the cells of its items at one scale; None if no runs bear on it."""
     ours, arms = select(cells, claim.where, claim.a), [select(cells, claim.where, arm) for arm in claim.arms]
     if claim.predicate == "smaller_spread":
         return _spread(claim, ours, arms[0])
     if claim.predicate in ("rising", "falling"):
-        tests = [_trend(claim, name, ours, arms[0] if arms else []) for name in several(claim.by)]
+        tests = [_trend(claim, name, ours, arms[0] if arms else []) for name in as_list(claim.by)]
     elif claim.function:
         tests = [_per_seed(claim, ours, theirs) for theirs in arms or [[]]]
     else:
@@ -57,27 +58,27 @@ def evaluate(claim: Claim, cells: Sequence[Cell], pool: Pool) -> Found | None:
 
 
 def _joined(claim: Claim, found: Sequence[Found | None], contrasts: list[Contrast]) -> Found | None:
-    """Several tests as one: the estimate is that of the strongest contrary, or of the weakest support."""
+    """Join several tests, all of which must hold. The estimate is that of the strongest contradiction if there is one, otherwise
+    that of the weakest support."""
     tests = [test for test in found if test is not None]
     if not tests or len(tests) < len(found):
         return None
     joint = rule.all_of([test.values for test in tests])
     sign = -1 if claim.predicate in ("higher", "at_least", "rising") else 1
-    contrary = joint.p is not None and joint.contradicts == joint.p
+    contradicted = joint.p is not None and joint.contradicts == joint.p
 
     def weakness(test: Found) -> tuple[float, float]:
-        p = test.values.contradicts if contrary else test.values.supports
-        return (-1 if contrary else 1) * (1.0 if p is None else p), sign * (test.shown or 0.0)
+        p = test.values.contradicts if contradicted else test.values.supports
+        return (-1 if contradicted else 1) * (1.0 if p is None else p), sign * (test.shown or 0.0)
 
     return max(tests, key=weakness)._replace(values=joint, contrasts=contrasts)
 
 
 def _contrasts(claim: Claim, cells: Sequence[Cell], ours: Sequence[Cell], arms: list[list[Cell]]) -> list[Contrast]:
-    """One contrast for each arm b; for each setting or pair where all have to fulfil the predicate alone."""
+    """One contrast per arm b; per setting or pair of settings if each of these must satisfy the predicate."""
     if claim.predicate == "all_equivalent":
         filled = [cell for cell in ours if cell.runs]
-        pairs = [(one, two) for index, one in enumerate(filled) for two in filled[:index]]
-        every = [contrast([one], [two], claim.match, claim.metrics) for one, two in pairs]
+        every = [contrast([one], [two], claim.match, claim.metrics) for two, one in combinations(filled, 2)]
         return _distinct(replace(one, wanted=len(ours), filled=len(filled)) for one in every if one.units)
     if not arms:
         return [_bare(ours, claim.metrics[0])]
@@ -89,7 +90,7 @@ def _contrasts(claim: Claim, cells: Sequence[Cell], ours: Sequence[Cell], arms: 
 
 
 def _bare(cells: Sequence[Cell], metric: str = "final") -> Contrast:
-    """Cells that no contrast pairs: what is compared with a published number, and what preconditions need to know of others."""
+    """A contrast of unpaired cells, for comparisons with a published number and for preconditions."""
     units = [Unit(((1.0, cell, metric),)) for cell in cells if cell.runs]
     return Contrast(tuple({unit.name: unit for unit in units}.values()), len(cells), len(units))
 
@@ -139,7 +140,7 @@ def _decide(claim: Claim, estimate: Estimate, margin: float | None, contrasts: l
 
 
 def _panels(cells: Sequence[Cell], match: Sequence[str]) -> Iterator[tuple[list[Cell], list[str]]]:
-    """Cells that agree in some facts, and their seeds; panels of the same trainings once."""
+    """Groups of cells that agree on the facts `match`, with their seeds; groups of the same runs count once."""
     groups: dict[tuple[Any, ...], list[Cell]] = defaultdict(list)
     for cell in cells:
         groups[tuple(fact(cell, name) for name in match)].append(cell)
@@ -149,7 +150,7 @@ def _panels(cells: Sequence[Cell], match: Sequence[str]) -> Iterator[tuple[list[
 
 
 def _per_seed(claim: Claim, ours: Sequence[Cell], theirs: Sequence[Cell]) -> Found | None:
-    """Test the mean over panels of a number that several trainings of one seed have."""
+    """Test a statistic that is computed from several runs of one seed, averaged over panels."""
     compute = PER_SEED[claim.function]
     rows = [
         (seed, compute(panel, agreeing(panel[0], theirs, claim.match), seed))
@@ -159,13 +160,13 @@ def _per_seed(claim: Claim, ours: Sequence[Cell], theirs: Sequence[Cell]) -> Fou
     by_seed = pd.DataFrame(rows, columns=["seed", "value"]).dropna().groupby("seed")["value"].agg(["mean", "count"])
     if by_seed.empty:
         return None
-    values = by_seed["mean"][by_seed["count"] == by_seed["count"].max()]  # a seed that lacks a panel does not count
+    values = by_seed["mean"][by_seed["count"] == by_seed["count"].max()]  # omits seeds that lack a panel
     estimate = rule.over_seeds(values, (None, len(values) - 1))
     return _decide(claim, estimate, None, [_bare([*ours, *theirs])])
 
 
 def _trend(claim: Claim, by: str, ours: Sequence[Cell], theirs: Sequence[Cell]) -> Found | None:
-    """Page's test of the values along a fact, one block for each panel and seed; the blocks with most places count."""
+    """Page's trend test along a fact, with one block per panel and seed; incomplete blocks are omitted."""
     rows = []
     for number, (panel, seeds) in enumerate(_panels([c for c in ours if c.runs], [m for m in claim.match if m != by])):
         places: dict[float, list[Cell]] = defaultdict(list)
@@ -185,7 +186,7 @@ def _trend(claim: Claim, by: str, ours: Sequence[Cell], theirs: Sequence[Cell]) 
 
 
 def _at(claim: Claim, cells: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> float | None:
-    """The number of a seed at a place of a trend: of a function, or the mean of a metric, less that of the other arm."""
+    """The value of a seed at one place of a trend: of the claim's function, or the mean of its metric, minus that of arm b."""
     if claim.function:
         return PER_SEED[claim.function](cells, [], seed)
 
@@ -197,7 +198,7 @@ def _at(claim: Claim, cells: Sequence[Cell], theirs: Sequence[Cell], seed: str) 
 
 
 def _spread(claim: Claim, ours: Sequence[Cell], theirs: Sequence[Cell]) -> Found:
-    """F test of the deviations between seeds."""
+    """F test of whether the deviation between seeds is smaller than that of others."""
     distinct = [{cell.runs[0].row["hash"]: cell for cell in arm if cell.runs}.values() for arm in (ours, theirs)]
     groups = [[list(readings(cell, claim.metrics[0]).values()) for cell in cells] for cells in distinct]
     ratio, interval, df, values = rule.spread_test(*groups)

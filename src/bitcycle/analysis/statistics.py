@@ -1,7 +1,8 @@
-"""The statistical rule of every verdict: estimates over seeds, tests of directions, margins, trends and spreads, and Holm.
+"""Statistics of the verdicts: estimates over seeds; tests of directions, margins, trends and spreads; Holm's correction.
 
-Seeds are the independent units. An estimate has its deviation from its own seeds where there are three or more, else from all
-settings of the same network, data and length (`deviation.pooled`); with neither there is no interval and no test.
+Seeds are the independent units. The standard deviation of an estimate comes from its own seeds if there are at least three,
+otherwise from all settings with the same network, data and length (`deviation.pooled`); without either there is no interval and
+no test.
 """
 
 import math
@@ -17,46 +18,46 @@ from statsmodels.stats.multitest import multipletests
 
 SIGNIFICANCE, POWER = 0.05, 0.8
 OWN_SEEDS = 3
-"""From so many seeds on a contrast has its deviation from them."""
+"""Minimum number of seeds for estimating the deviation of a contrast from these seeds."""
 MOST_SEEDS = 10_000
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds, as of a contrast."""
+    """A mean over seeds, for example of a contrast."""
 
     mean: float
-    error: float | None  # standard error; None where no deviation is known
-    df: float  # degrees of freedom of the error
-    n: int  # seeds
+    error: float | None  # standard error; None if the deviation is unknown
+    df: float  # degrees of freedom of the standard error
+    n: int  # number of seeds
 
     @property
     def deviation(self) -> float | None:
-        """Standard deviation from seed to seed."""
+        """Standard deviation between seeds."""
         return None if self.error is None else self.error * math.sqrt(self.n)
 
     def interval(self, level: float = 0.95) -> tuple[float, float] | None:
-        """Confidence interval, from Student's t distribution."""
+        """Confidence interval from Student's t distribution; None if the deviation is unknown."""
         if self.error is None:
             return None
         half = self.error * float(stats.t.ppf((1 + level) / 2, self.df)) if self.error else 0.0
         return self.mean - half, self.mean + half
 
     def above(self, bound: float) -> float:
-        """One-sided p-value of the mean being above a bound. Raises ValueError where no deviation is known."""
+        """One-sided p-value for the mean being above a bound. Raises ValueError if the deviation is unknown."""
         if self.error is None:
-            raise ValueError("error=None: without a deviation nothing is tested; ask for `error` first")
+            raise ValueError("error=None: cannot test without a known deviation; check `error` first")
         if self.error == 0:
             return 0.0 if self.mean > bound else 1.0
         return float(stats.t.sf((self.mean - bound) / self.error, self.df))
 
     def below(self, bound: float) -> float:
-        """One-sided p-value of the mean being below a bound."""
+        """One-sided p-value for the mean being below a bound."""
         return replace(self, mean=-self.mean).above(-bound)
 
 
 class PValues(NamedTuple):
-    """p-values of a claim and of its contrary; None where nothing can be tested."""
+    """p-values of a claim and of its opposite; None if they cannot be tested."""
 
     supports: float | None
     contradicts: float | None
@@ -71,7 +72,7 @@ UNTESTED = PValues(None, None)
 
 
 def two_sided(above: float, below: float, sign: int) -> PValues:
-    """Two-sided p-values of a claim (sign 1: above, -1: below) and its contrary, from one-sided ones."""
+    """Two-sided p-values of a claim (sign 1: above, -1: below) and its opposite, from one-sided p-values."""
     up, down = min(1.0, 2 * above), min(1.0, 2 * below)
     return PValues(up, down) if sign > 0 else PValues(down, up)
 
@@ -79,8 +80,8 @@ def two_sided(above: float, below: float, sign: int) -> PValues:
 def over_seeds(
     values: Sequence[float], pooled: tuple[float | None, float] = (None, 0), own: int = OWN_SEEDS
 ) -> Estimate:
-    """The mean of values over seeds: its error from them where there are enough (`own`), else from a pooled deviation (None where
-    that is unknown) and its degrees of freedom.
+    """The mean over seeds. Its standard error comes from the values if there are at least `own`, otherwise from `pooled`: a
+    deviation (None if unknown) and its degrees of freedom.
 
     >>> over_seeds([1.0, 2.0, 3.0]).df, over_seeds([1.0])
     (2, Estimate(mean=1.0, error=None, df=0, n=1))
@@ -90,13 +91,13 @@ def over_seeds(
         deviation, df = pooled
         return Estimate(mean, None if deviation is None else deviation / math.sqrt(n), df, n)
     error = float(stats.sem(values))
-    equal = error <= 1e-12 * max(map(abs, values))  # equal numbers: a count, not a measurement
+    equal = error <= 1e-12 * max(map(abs, values))  # equal up to rounding: a count, not a measurement
     return Estimate(mean, 0.0 if equal else error, n - 1, n)
 
 
 def direction_test(estimate: Estimate, sign: int, reference: float = 0.0, computed: bool = False) -> PValues:
-    """Two-sided t test of a contrast lying above (sign 1) or below (-1) a reference; the sign test where all seeds have the same
-    number, such as bits, unless it is `computed` and therefore the same for every seed.
+    """Two-sided t test of whether a contrast lies above (sign 1) or below (-1) a reference. If all seeds have the same value,
+    such as a number of bits, the sign test is used, unless the value is `computed` and cannot depend on the seed.
 
     >>> direction_test(Estimate(1.0, 0.0, 4, 5), 1), direction_test(Estimate(1.0, 0.0, 4, 5), 1, computed=True)
     (PValues(supports=0.0625, contradicts=1.0), PValues(supports=0.0, contradicts=1.0))
@@ -108,7 +109,7 @@ def direction_test(estimate: Estimate, sign: int, reference: float = 0.0, comput
 
 
 def margin_test(estimate: Estimate, low: float | None, high: float | None) -> PValues:
-    """Two one-sided t tests of a contrast lying between two margins; with one margin, one."""
+    """Two one-sided t tests of whether a contrast lies between two margins; a single test if there is one margin."""
     if estimate.error is None:
         return UNTESTED
     tests = [] if low is None else [(estimate.above(low), estimate.below(low))]
@@ -117,9 +118,9 @@ def margin_test(estimate: Estimate, low: float | None, high: float | None) -> PV
 
 
 def all_of(tests: Sequence[PValues]) -> PValues:
-    """All of several: supported by the weakest, contradicted by the strongest contrary, which Bonferroni corrects.
+    """p-values of a conjunction: the largest p-value supports it; the smallest one, Bonferroni-corrected, contradicts it.
 
-    One that nothing is known of keeps the others from supporting, not from contradicting.
+    A part that could not be tested prevents support, but not contradiction.
     """
     if all(test.p is None for test in tests):
         return UNTESTED
@@ -128,9 +129,10 @@ def all_of(tests: Sequence[PValues]) -> PValues:
 
 
 def trend_test(blocks: Sequence[Sequence[float]], sign: int) -> tuple[float, tuple[float, float], PValues]:
-    """Page's test (for one seed a permutation test) of an order: mean rank correlation, its interval (Fisher's z), p-values.
+    """Page's trend test, or a permutation test for a single block; sign 1 if the claimed trend rises, -1 if it falls.
 
-    A block has the values of the settings for a seed and panel, in the order that is asked about: 1 rising, -1 falling.
+    A block has the values of all settings for one seed and panel, in the order of the settings. Returns the mean rank
+    correlation, its 95 % interval (Fisher's z), and the p-values.
     """
     ranks = np.array([stats.rankdata(block) for block in blocks])
     count = ranks.shape[1]
@@ -144,7 +146,7 @@ def trend_test(blocks: Sequence[Sequence[float]], sign: int) -> tuple[float, tup
 
 
 def _order(ranks: np.ndarray) -> float:
-    """p-value of rising ranks: Page's test, exact where that takes no time; for a single row all orders, or 9,999 of them."""
+    """p-value of rising ranks: Page's test, exact if that is fast; for a single row, a test of all or 9,999 permutations."""
     if len(ranks) > 1:
         method = "exact" if ranks.shape[1] <= 8 and ranks.shape[0] <= 6 else "asymptotic"
         return float(stats.page_trend_test(ranks, ranked=True, method=method).pvalue)
@@ -157,8 +159,8 @@ def _order(ranks: np.ndarray) -> float:
 def spread_test(
     ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]
 ) -> tuple[float, tuple[float, float] | None, float, PValues]:
-    """F test of the variance over seeds, pooled over settings, being smaller than that of others: ratio of the standard
-    deviations, its interval, degrees of freedom, p-values."""
+    """F test of whether the variance between seeds, pooled over settings, is smaller than that of others. Returns the ratio of
+    the standard deviations, its 95 % interval, the degrees of freedom, and the p-values."""
     pooled = []
     for groups in (ours, theirs):
         df = sum(len(group) - 1 for group in groups)
@@ -174,12 +176,12 @@ def spread_test(
 
 
 def corrected(values: Sequence[float]) -> list[float]:
-    """Holm's correction of the p-values of one scale."""
+    """Holm's correction of p-values."""
     return [float(p) for p in multipletests(values, method="holm")[1]] if values else []
 
 
 def detectable(deviation: float, seeds: int, df: float, tests: int = 1) -> float:
-    """The smallest contrast that a two-sided t test decides in 80 of 100 repetitions, as the first of so many tests.
+    """The smallest contrast that a two-sided t test detects with a power of 80 %, Bonferroni-corrected for a number of tests.
 
     delta = c s / sqrt(n), where a noncentral t of noncentrality c exceeds t_(1 - a / 2), a = 0.05 / tests, with probability 0.8.
     """
@@ -188,13 +190,13 @@ def detectable(deviation: float, seeds: int, df: float, tests: int = 1) -> float
 
 
 def provable_margin(deviation: float, seeds: int, df: float, tests: int = 1) -> float:
-    """The smallest margin within which two one-sided tests find a contrast of zero in 80 of 100 repetitions."""
+    """The smallest margin within which two one-sided tests prove a contrast of zero with a power of 80 %."""
     quantiles = stats.t.ppf([1 - SIGNIFICANCE / tests, (1 + POWER) / 2], df)
     return float(quantiles.sum()) * deviation / math.sqrt(seeds)
 
 
 def seeds_needed(deviation: float | None, effect: float | None, tests: int, margin: bool = False) -> int | None:
-    """How many seeds would decide an effect, or a margin; None where that is unknown or more than MOST_SEEDS."""
+    """The number of seeds needed to detect an effect, or to prove a margin; None if unknown or above MOST_SEEDS."""
     if not deviation or not effect:
         return None
     reach = provable_margin if margin else detectable

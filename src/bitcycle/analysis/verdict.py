@@ -1,8 +1,8 @@
-"""The verdicts on all claims, which `make figures` writes to results/summary/claims.csv: what was found, how sure it is.
+"""The verdicts on all claims, which `make figures` writes to results/summary/claims.csv.
 
-One rule at every scale: a claim is decided where its p-value, multiplied by the number of looks (Bonferroni) and corrected over
-all claims of the scale (Holm), is below 0.05, and leaning where the uncorrected one is; what could not be tested says why. The
-scope says which trainings it is about.
+The rule is the same at every scale: a claim is decided if its p-value, multiplied by the number of looks (Bonferroni) and
+corrected over all claims of the scale (Holm), is below 0.05; it is leaning if only the uncorrected p-value is. Claims that could
+not be tested have a reason. The scope names the setting for which the verdict holds.
 """
 
 import dataclasses
@@ -26,57 +26,57 @@ from bitcycle.settings import setting
 VERDICTS = ("supported", "contradicted", "undecided", "computed", "no test", "not run")
 SUPPORTED, CONTRADICTED, UNDECIDED, COMPUTED, NO_TEST, NOT_RUN = VERDICTS
 SCALES = ("paper", "mini")
-"""Scales that count; smoke runs say nothing."""
+"""Scales at which claims are tested; smoke runs are too short."""
 UNTRAINED = ("computed", "none")
-"""Predicates that no training decides."""
+"""Predicates that do not depend on runs."""
 
 
 @dataclass
 class ClaimResult:
-    """The verdict on a claim at one scope."""
+    """The verdict on a claim in one scope."""
 
     claim_id: str = setting(MISSING, "PAPER/ITEM-cN")
-    item: str = setting(MISSING, "PAPER/ITEM whose runs decide it")
+    item: str = setting(MISSING, "PAPER/ITEM with the runs that decide it")
     paper: str = setting(MISSING, "key of the paper")
-    sentence: str = setting(MISSING, "what the paper says")
-    section: str = setting("", "where it says so")
+    sentence: str = setting(MISSING, "the claim in one sentence")
+    section: str = setting("", "section of the paper")
     predicate: str = setting("", "one of `claims.PREDICATES`")
-    rule: str = setting("", "the rule that was applied, in one sentence")
-    metric: str = setting("", "what is compared")
-    unit: str = setting("", "of estimate, interval, margin and published value")
-    scope: str = setting("", '"paper scale", "proxy: NETWORK, DATA", or empty where no training is involved')
-    scale: str = setting("", "paper, mini or smoke; empty where no training is involved")
+    rule: str = setting("", "the decision rule in one sentence")
+    metric: str = setting("", "compared metric")
+    unit: str = setting("", "unit of estimate, interval, margin and published value")
+    scope: str = setting("", '"paper scale" or "proxy: NETWORK, DATA"; empty if no runs are involved')
+    scale: str = setting("", "paper or mini; empty if no runs are involved")
     verdict: str = setting(NOT_RUN, "one of VERDICTS")
-    holds: Optional[bool] = setting(None, "of computed claims: whether it does")
-    decided: bool = setting(False, "whether the p-value that is corrected over all claims of the scale decides it")
-    leaning: str = setting("", "supported or contradicted, where the uncorrected p-value alone would decide it")
-    estimate: Optional[float] = setting(None, "of the contrast that the rule names")
-    low: Optional[float] = setting(None, "lower end of its confidence interval")
-    high: Optional[float] = setting(None, "upper end of it")
-    level: Optional[float] = setting(None, "of the interval: 0.95, or 0.9 where a margin is tested")
-    n: Optional[int] = setting(None, "seeds")
-    trainings: Optional[int] = setting(None, "distinct trainings")
-    df: Optional[float] = setting(None, "degrees of freedom of the deviation")
-    looks: Optional[int] = setting(None, "how many times it was tested as seeds were added")
+    holds: Optional[bool] = setting(None, "whether a computed claim holds")
+    decided: bool = setting(False, "whether the corrected p-value is significant")
+    leaning: str = setting("", "supported or contradicted, if the uncorrected p-value is significant")
+    estimate: Optional[float] = setting(None, "estimate of the contrast in the rule")
+    low: Optional[float] = setting(None, "lower end of the confidence interval")
+    high: Optional[float] = setting(None, "upper end of the confidence interval")
+    level: Optional[float] = setting(None, "confidence level: 0.95, or 0.9 for margins")
+    n: Optional[int] = setting(None, "number of seeds")
+    trainings: Optional[int] = setting(None, "number of distinct runs")
+    df: Optional[float] = setting(None, "degrees of freedom of the standard error")
+    looks: Optional[int] = setting(None, "number of times it was tested as seeds were added")
     p_raw: Optional[float] = setting(None, "p-value: two-sided for directions, one-sided for margins")
-    p_corrected: Optional[float] = setting(None, "the same, corrected for looks (Bonferroni), then over claims (Holm)")
-    margin: Optional[float] = setting(None, "of equivalence or non-inferiority")
-    published_effect: str = setting("", "as printed")
-    published_value: Optional[float] = setting(None, "the same as one number, in the direction of the estimate")
-    reason: str = setting("", "why there is no test, or what else is to be known")
-    seeds_needed: Optional[int] = setting(None, "for a decision, if the effect is as large as published")
+    p_corrected: Optional[float] = setting(None, "p-value corrected for looks (Bonferroni), then over claims (Holm)")
+    margin: Optional[float] = setting(None, "margin of equivalence or non-inferiority")
+    published_effect: str = setting("", "published effect as printed")
+    published_value: Optional[float] = setting(None, "published effect as a number, in the direction of the estimate")
+    reason: str = setting("", "why there is no test, or a remark on the test")
+    seeds_needed: Optional[int] = setting(None, "number of seeds that would decide an effect of the published size")
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(ClaimResult))
 
 
 def write_claims(results: Iterable[ClaimResult], path: Path) -> None:
-    """Write one row a claim and scope; numbers with six digits."""
+    """Write one row per claim and scope, with six significant digits."""
     write_csv(path, FIELDS, ({name: _as_text(getattr(result, name)) for name in FIELDS} for result in results))
 
 
 def read_claim_results(path: Path) -> list[ClaimResult]:
-    """The rows of a file that `write_claims` wrote."""
+    """Read a file written by `write_claims`."""
     schema = OmegaConf.structured(ClaimResult)
     rows = ({name: text for name, text in row.items() if text} for row in read_csv(path))
     return [cast(ClaimResult, OmegaConf.to_object(OmegaConf.merge(schema, row))) for row in rows]
@@ -94,8 +94,8 @@ def _as_text(value: Any) -> str:
 
 
 def judge(claims: Sequence[Claim], results: Mapping[str, Results], pool: Pool) -> list[ClaimResult]:
-    """The verdict on every claim, given the results of each item, at every scale that has trainings for it; p-values of one scale
-    are corrected together."""
+    """The verdict on every claim at each scale with runs for it, given the results of each item. The p-values of a scale are
+    corrected jointly."""
     judged: list[tuple[Claim, ClaimResult, Found | None]] = []
     for claim in claims:
         rows = [] if claim.predicate in UNTRAINED else [_judge_at(claim, scale, results, pool) for scale in SCALES]
@@ -133,7 +133,7 @@ def _without_runs(claim: Claim, results: Mapping[str, Results]) -> ClaimResult:
 def _judge_at(
     claim: Claim, scale: str, results: Mapping[str, Results], pool: Pool
 ) -> tuple[ClaimResult, Found | None] | None:
-    """The verdict at a scale, before correction; None where no training says anything."""
+    """The verdict at one scale, before correction; None if there are no runs."""
     at_scale = [results[item].at(scale) for item in (claim.item, *claim.items) if item in results]
     every = select([cell for one in at_scale if one is not None for cell in one.cells], claim.where)
     if not any(cell.runs for cell in every):
@@ -165,7 +165,7 @@ def _judge_at(
 
 
 def _test(row: ClaimResult, parts: Sequence[Claim], found: Sequence[Found | None]) -> None:
-    """Enter the p-value of all parts together; the further parts stand in the reason."""
+    """Set the joint p-value of all parts; the further parts are described in the reason."""
     words = []
     for part, one in zip(parts[1:], found[1:]):
         if one is None or one.shown is None:
@@ -183,7 +183,7 @@ def _test(row: ClaimResult, parts: Sequence[Claim], found: Sequence[Found | None
 
 
 def _correct(claim: Claim, row: ClaimResult, found: Found | None, p: float, tests: int) -> None:
-    """Enter the corrected p-value, which decides, and the seeds that an undecided claim needs."""
+    """Set the corrected p-value and the resulting verdict, or the number of seeds that an undecided claim needs."""
     row.p_corrected = p
     if p < rule.SIGNIFICANCE and row.leaning:
         row.decided = row.n != 1 or bool(row.df)
@@ -199,7 +199,7 @@ def _correct(claim: Claim, row: ClaimResult, found: Found | None, p: float, test
 
 
 def _scope(scale: str, cells: Iterable[Cell]) -> str:
-    """What the trainings are: the paper's, or a proxy."""
+    """The scope of a verdict from these cells: the paper's setting, or a proxy."""
     proxies = list(dict.fromkeys(preconditions.proxy_label(cell) for cell in cells if cell.runs))
     words = " / ".join(filter(None, proxies))
     return f"proxy: {words}" if words else "paper scale" if scale == "paper" else ""

@@ -6,8 +6,8 @@ and value are treated alike. An embedding that precedes them is the first layer;
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -42,7 +42,8 @@ def find_order(model: nn.Module, layers: Mapping[str, nn.Module], sample: Any = 
     if sample is None and hasattr(model, "float_layers"):  # its rule refers to layers, not embeddings
         return tuple(call for call in registered if call.name in layers)
     try:
-        with warnings.catch_warnings(action="ignore"):  # of a forward pass without values
+        # of a forward pass without values
+        with warnings.catch_warnings(action="ignore"), _unchanged(model):
             if sample is not None:
                 return _run(model, watched, sample)
             if hasattr(model, "dummy_inputs"):
@@ -52,6 +53,24 @@ def find_order(model: nn.Module, layers: Mapping[str, nn.Module], sample: Any = 
         if sample is not None:
             raise
         return registered
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Context after which the modules' modes, attributes and buffers are those of before: caches would hold tensors without
+    values, and modes may differ between modules."""
+    modules = list(model.modules())
+    before = [dict(vars(module)) for module in modules]
+    kept = [(value, value.copy()) for values in before for value in values.values() if isinstance(value, list | dict)]
+    try:
+        yield
+    finally:
+        for module, attributes in zip(modules, before):
+            vars(module).clear()
+            vars(module).update(attributes)
+        for container, values in kept:
+            container.clear()
+            container.extend(values) if isinstance(container, list) else container.update(values)
 
 
 def _run(model: nn.Module, watched: Mapping[str, nn.Module], sample: Any) -> tuple[Call, ...]:
@@ -64,12 +83,11 @@ def _run(model: nn.Module, watched: Mapping[str, nn.Module], sample: Any) -> tup
         kept.extend(tensors[:1])
         calls.append(Call(name, id(tensors[0]) if tensors else name))
 
-    mode, was_training = FakeTensorMode(allow_non_fake_inputs=True), model.training
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
     sample = (sample,) if isinstance(sample, Tensor) else sample
     with ExitStack() as stack:
         for name, module in watched.items():
             stack.callback(module.register_forward_pre_hook(partial(note, name), with_kwargs=True).remove)
-        stack.callback(model.train, was_training)
         stack.enter_context(torch.no_grad())
         stack.enter_context(mode)
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))

@@ -71,3 +71,109 @@ def test_samples_are_counted_where_they_are():
     assert control.cost().samples == 5
     images = bitcycle.layer.controller._samples(([torch.zeros(3, 8, 8)] * 4,), {}, 0)
     assert images == 4
+
+
+class Batch:
+    """A batch of another library, which PyTorch does not look into."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+def test_told_samples_suffice_for_a_batch_of_another_library():
+    """The remedy of the error once raised the same error."""
+
+    class Network(nn.Sequential):
+        def forward(self, batch):
+            return super().forward(batch.x)
+
+    model = Network(nn.Linear(4, 2))
+    control = linear_control(model)
+    control.step(0)
+    with pytest.raises(RuntimeError, match=r"give step\(t, samples=...\)"):
+        model(Batch(torch.randn(7, 4)))
+    for step in (0, 1):
+        control.step(step, samples=7)
+        model(Batch(torch.randn(7, 4)))
+    assert control.cost().samples == 14
+    assert control.cost().gbitops == pytest.approx(14 * 8 * 64 * 2 * 1e-9)  # no error product: the input is data
+
+
+def test_error_products_of_an_input_that_requires_a_gradient_are_counted():
+    """As in adversarial training and for the discriminator of a GAN."""
+    model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 2))
+    control = linear_control(model)
+    control.step(0)
+    x = torch.randn(7, 4, requires_grad=True)
+    model(x * 1).sum().backward()
+    (layer,) = control.cost().layers
+    assert layer.forward == layer.error == layer.weight_gradient == 7 * 8 * 64
+
+
+def test_layers_that_run_in_training_only_are_named(caplog):
+    class Network(nn.Sequential):
+        def forward(self, x):
+            x = self[0](x)
+            return self[1](x) + self[2](x) if self.training else self[1](x)
+
+    model = Network(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    control = linear_control(model)
+    for step in range(2):
+        control.step(step)
+        model(torch.randn(7, 4)).sum().backward()
+    assert [record.message for record in caplog.records] == [
+        "the cost omits layers that run in training mode only, as it counts the products of evaluation mode: 2"
+    ]
+
+
+def test_unfreezing_is_noticed(caplog):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].requires_grad_(False)
+    control = linear_control(model)
+    for step in range(3):
+        assert len(caplog.records) == max(step - 1, 0)
+        model[0].requires_grad_(step > 0)
+        control.step(step)
+        model(torch.randn(7, 4)).sum().backward()
+    assert len(caplog.records) == 1 and "frozen or unfrozen" in caplog.text
+
+
+def test_layers_in_plain_lists_are_converted():
+    """They stayed float, and the trace ended in a KeyError."""
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = (nn.Linear(4, 4) for _ in range(3))
+            self.steps, self.more = [(self.a, "x"), (self.b, "y")], {"c": self.c}
+
+        def forward(self, x):
+            for layer, _ in self.steps:
+                x = layer(x)
+            return self.more["c"](x)
+
+    model = Network()
+    control = linear_control(model)
+    assert model.steps[0] == (model.a, "x") and model.more["c"] is model.c
+    control.step(0)
+    model(torch.randn(7, 4)).sum().backward()
+    assert [layer.forward for layer in control.cost().layers] == [7 * 16 * 64] * 3
+
+
+def test_a_float_layer_kept_in_a_closure_is_noticed(caplog):
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+            old = self.a
+            self.run = lambda x: old(x)
+
+        def forward(self, x):
+            return self.b(self.run(x))
+
+    model = Network()
+    control = linear_control(model)
+    control.step(0)
+    model(torch.randn(7, 4)).sum().backward()
+    assert "50 % of the multiply-accumulates are computed by functions and stay float" in caplog.text
+    assert control.cost().relative_to_static == 1 and control.cost().layers[0].forward == 7 * 16 * 1024

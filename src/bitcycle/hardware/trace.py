@@ -96,8 +96,9 @@ def _unquantized(quantizer: nn.Module, x: Tensor, *bits: Tensor) -> Tensor:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """The tensor as an ordinary tensor without a grad_fn."""
-    return tensor.clone() if tensor.is_inference() else tensor.detach()
+    """The tensor as an ordinary tensor that requires a gradient if it did, apart from the graph that it is part of."""
+    plain = tensor.clone() if tensor.is_inference() else tensor.detach()
+    return plain.requires_grad_().clone() if tensor.requires_grad else plain  # the clone may be changed in place
 
 
 @contextmanager
@@ -167,7 +168,8 @@ class _Recorder(TorchDispatchMode):
         self._mark(inputs)
 
     def enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self.stack.append(module)
+        # a module that the model does not know of (a float layer kept in a closure) shares its hooks with one that it does
+        self.stack.append(module if module in self.module_names else self.stack[-1])
 
     def leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if isinstance(module, (nn.AvgPool2d, nn.AdaptiveAvgPool2d)) and isinstance(output, Tensor):

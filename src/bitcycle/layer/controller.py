@@ -81,9 +81,11 @@ class PrecisionController:
         self.precision: Precision | None = None
         self.next_step, self._has_counted = 0, False
         self._counting, self.depth = True, 0
+        self._unseen = set[str]()
         self._awaits_batch, self._uncounted_steps = False, 0
         self._record = GateRecord(model)
-        self._meter, self._is_told = CostMeter(None, hardware_options(hardware), schedule.reference), False
+        self._meter, self._told = CostMeter(None, hardware_options(hardware), schedule.reference), 0
+        self._traced: list[tuple[nn.Parameter, bool]] = []
         self._feedback = schedule if isinstance(schedule, FeedbackSchedule) else None
         self._unobserved = self._feedback.state_dict() if self._feedback else None
         if not self.states and schedule.lowest.weight < FLOAT:
@@ -123,7 +125,7 @@ class PrecisionController:
                 state.set(precision)
         self.next_step, self._has_counted = t + 1, False
         self.precision = precision
-        self._is_told = samples > 0
+        self._told = samples
         if samples:
             self._meter.add(precision, samples)
         target = self.schedule.compute_target if isinstance(self.schedule, GatedSchedule) else None
@@ -255,14 +257,37 @@ class PrecisionController:
             return  # recomputation by activation checkpointing
         self._has_counted, self._awaits_batch = True, False
         if self._meter.workload is None:
-            samples = _samples(arguments, keywords, self.batch_dimension)
+            samples = _samples(arguments, keywords, self.batch_dimension, self._told)
             # overrides the hooks of checkpointing
             with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
                 workload = trace(model, *arguments, samples=samples, **keywords)
             _name_functions(model, workload)
             self._set_workload(workload.within(prefix))
-        if not self._is_told:
+            self._traced = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+            self._unseen = set(_products(model)) - {
+                o.module for o in workload.operations if o.macs or o.kind == "embedding"
+            }
+        elif any(parameter.requires_grad != before for parameter, before in self._traced):
+            self._traced = []
+            logger.warning(
+                "parameters have been frozen or unfrozen since the first batch, whose products the cost counts for all steps;"
+                " for other counts, use a new controller from that step on"
+            )
+        if not self._told:
             self._meter.add(self.precision, _samples(arguments, keywords, self.batch_dimension))
+
+    def name_uncounted(self, model: nn.Module) -> None:
+        """Warn of layers that training runs and the trace, which is in evaluation mode, does not; after the first batch."""
+        if not self._unseen:
+            return
+        products = _products(model)
+        names = [name for name in self._unseen if products[name].layer_number in products[name].precision.calls]
+        self._unseen = set()
+        if names:
+            logger.warning(
+                "the cost omits layers that run in training mode only, as it counts the products of evaluation mode: %s",
+                ", ".join(sorted(names)),
+            )
 
 
 class _Watch:
@@ -279,9 +304,11 @@ class _Watch:
                 self.controller.see(model, arguments, keywords, self.prefix)
 
     @not_compiled
-    def after(self, *_: Any) -> None:
+    def after(self, model: nn.Module, *_: Any) -> None:
         if self.controller is not None:
             self.controller.depth -= 1
+            if self.controller.depth == 0:
+                self.controller.name_uncounted(model)
 
     def __reduce__(self) -> tuple[type[_Watch], tuple[()]]:
         return _Watch, ()
@@ -290,6 +317,10 @@ class _Watch:
 def precision_states(model: nn.Module) -> list[PrecisionState]:
     """The precision states that the layers of a converted model read."""
     return [module for module in model.modules() if isinstance(module, PrecisionState)]
+
+
+def _products(model: nn.Module) -> dict[str, QuantizedProduct]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, QuantizedProduct)}
 
 
 def _core(model: nn.Module) -> nn.Module:
@@ -322,9 +353,12 @@ def _name_functions(model: nn.Module, workload: Workload) -> None:
         )
 
 
-def _samples(arguments: tuple[Any, ...], keywords: dict[str, Any], dimension: int) -> int:
-    """Samples of a batch: the length of a list of images, or of a dimension of the first non-scalar tensor."""
+def _samples(arguments: tuple[Any, ...], keywords: dict[str, Any], dimension: int, told: int = 0) -> int:
+    """Samples of a batch: the length of a list of images, or of a dimension of the first non-scalar tensor; `told` if the
+    arguments, such as objects of other libraries, have no tensor."""
     tensors = [leaf for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)]
+    if not tensors and told:
+        return told
     if not tensors:
         raise RuntimeError(
             "cannot tell the batch size: the model's forward pass has no tensor; give step(t, samples=...)"

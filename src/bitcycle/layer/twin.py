@@ -5,9 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 _OWN = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules", "_load_state_dict_post_hooks")
 """What a twin may add to without changing the original; hooks are shared, so that their handles remove them."""
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 def twin_of(module: nn.Module, kind: type[nn.Module]) -> Any:
@@ -18,8 +21,18 @@ def twin_of(module: nn.Module, kind: type[nn.Module]) -> Any:
 
 
 def replace_modules(model: nn.Module, replacement: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    """The model with `replacement(module)`, which may be the module itself, in place of each module; shared ones stay shared."""
+    """The model with `replacement(module)`, which may be the module itself, in place of each module; shared ones stay shared.
+    References in attributes and in plain lists, tuples and dictionaries follow."""
     found = {module: replacement(module) for module in model.modules()}
     for parent in found.values():
         parent._modules.update({name: found[child] for name, child in parent._modules.items() if child in found})
+        for name, value in vars(parent).items():
+            if name not in _OF_EVERY_MODULE and any(found.get(x, x) is not x for x in _modules_in(value)):
+                vars(parent)[name] = tree_map_only(nn.Module, lambda x: found.get(x, x), value)
     return found[model]
+
+
+def _modules_in(value: Any) -> list[nn.Module]:
+    if not isinstance(value, nn.Module | list | tuple | dict):
+        return []
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, nn.Module)]

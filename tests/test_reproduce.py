@@ -6,12 +6,15 @@ import signal
 import threading
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 
+from bitcycle.analysis.aggregation import Cell
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED
+from bitcycle.figure.page import Entry
 from bitcycle.files import write_json
-from bitcycle.reproduce import ItemState, items_table, train_all
+from bitcycle.reproduce import items_table, train_all
 from bitcycle.settings import SettingError
 from bitcycle.sweep import registry
 from bitcycle.sweep.local import LocalPool
@@ -19,6 +22,7 @@ from bitcycle.sweep.registry import distinct, sweep_index
 from bitcycle.sweep.status import Speeds, sweeps_table
 from bitcycle.training.run_folder import RunFolder
 from tests.conftest import ROOT
+from tests.figures_cases import data_of, made_up
 
 FIRST = """
 hydra: {sweeper: {title: first, grids: [{dataset: digits, model: resnet8, training.steps: 4, schedule: [CR, LR]}],
@@ -183,11 +187,18 @@ def test_an_interrupted_reproduction_goes_on_with_what_is_missing(small):
 
 
 def test_the_table_of_items_says_what_is_missing():
-    states = [ItemState("a/fig1", 2, 2, 4, ""), ItemState("a/table1", 1, 2, 4, "1 cells without runs")]
-    table = items_table(states, "smoke")
+    with_run, without = made_up(1.0, scale="smoke"), Cell({}, {})
+    items = {
+        "cpt/fig1": [with_run, with_run],
+        "cpt/table2": [with_run, without],
+        "cpt/table3": [without],
+        "cpt/fig9": [],
+    }
+    data = [data_of(name, *cells, scale="smoke" if with_run in cells else None) for name, cells in items.items()]
+    table = items_table([Entry(one, (), None, (Path("page.md"),)) for one in data], "smoke")
     assert [list(column.cells) for column in table.columns][1:] == [
-        ["2 of 2", "1 of 2"],
-        ["4", "4"],
-        ["complete", "1 cells without runs"],
+        ["2 of 2", "1 of 2", "0 of 1", "needs no runs"],
+        ["1"] * 4,
+        ["complete", "1 cells without runs", "no runs", "complete"],
     ]
-    assert str(table.caption).startswith("1 of 2 complete")
+    assert str(table.caption).startswith("2 of 4 complete")

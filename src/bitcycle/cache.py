@@ -28,8 +28,9 @@ def cache_folder() -> Path:
 
 @functools.cache
 def code_digest() -> str:
-    """A digest of the Python code of this package."""
-    return digest_of(sorted(Path(__file__).parent.rglob("*.py")))
+    """A digest of the Python code and YAML files of this package."""
+    files = sorted(Path(__file__).parent.rglob("*"))
+    return digest_of(file for file in files if file.suffix in (".py", ".yaml"))
 
 
 _remembered: dict[str, Any] = {}

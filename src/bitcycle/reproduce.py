@@ -1,6 +1,6 @@
-"""`make reproduce SCALE=smoke`: trains every run of every sweep at a scale, then makes all analyses, figures and tables.
+"""`make reproduce SCALE=smoke`: train every run of every sweep at a scale, then make all analyses, figures and tables.
 
-After an interruption the same command resumes. The output is in results/reproduce/SCALE, apart from the committed results:
+After an interruption, the same command resumes. The output is in results/reproduce/SCALE, separate from the committed results:
 `index.html`, `figures/` and `summary/`. The run folders are those of the sweeps.
 """
 
@@ -8,7 +8,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -32,16 +31,6 @@ from bitcycle.training.display import set_up_console
 OUTPUT = Path("results/reproduce")
 
 
-class ItemState(NamedTuple):
-    """State of an item: number of cells with runs, of all cells and of files, and a description of what is missing."""
-
-    item: str
-    cells: int
-    all_cells: int
-    files: int
-    problem: str
-
-
 def reproduce(root: Path, scale: str, pool: LocalPool) -> int:
     """Train, analyse and draw what is in a repository; the exit code is 0 if every item is complete."""
     trained = train_all(root, scale, pool)
@@ -52,9 +41,9 @@ def reproduce(root: Path, scale: str, pool: LocalPool) -> int:
     record_all(root, (scale,))
     summary = OUTPUT / scale / "summary" / "runs.csv"
     collect(RUNS / scale, summary)
-    states = [state_of(entry, scale) for entry in make_all(root, OUTPUT / scale, summary)]
-    Console(width=None if Console().is_terminal else 120).print(items_table(states, scale))
-    complete = EXIT_FAILED if any(state.problem for state in states) else EXIT_DONE
+    entries = make_all(root, OUTPUT / scale, summary)
+    Console(width=None if Console().is_terminal else 120).print(items_table(entries, scale))
+    complete = EXIT_FAILED if any(problem_of(entry, scale) for entry in entries) else EXIT_DONE
     return worst([trained, analysed, complete])
 
 
@@ -65,27 +54,24 @@ def train_all(root: Path, scale: str, pool: LocalPool) -> int:
         return train(Campaign(root, parts, str(RUNS), compose), pool)
 
 
-def state_of(entry: Entry, scale: str) -> ItemState:
-    """The state of an item after everything was drawn."""
+def problem_of(entry: Entry, scale: str) -> str:
+    """What an item lacks after everything was drawn; empty if it is complete."""
     item, results = entry.data.item, entry.data.results
-    done, cells, problem = len(results.done), len(results.cells), ""
     if item.sweep and results.scale != scale:
-        problem = "no runs"
-    elif done < cells:
-        problem = f"{cells - done} cells without runs"
-    elif item.kind != "missing-from-text" and not entry.files:
-        problem = "neither picture nor table"
-    return ItemState(item.id, done, cells, len(entry.files), problem)
+        return "no runs"
+    missing = len(results.cells) - len(results.done)
+    return f"{missing} cells without runs" if missing else ""
 
 
-def items_table(states: Sequence[ItemState], scale: str) -> Table:
+def items_table(entries: Sequence[Entry], scale: str) -> Table:
     """One row for each item."""
-    table = Table("item", "cells with runs", "files", "state", title=f"{len(states)} items at scale {scale}")
-    for state in states:
-        cells = f"{state.cells} of {state.all_cells}" if state.all_cells else "needs no runs"
-        table.add_row(state.item, cells, str(state.files), state.problem or "complete")
-    complete = sum(not state.problem for state in states)
-    table.caption = f"{complete} of {len(states)} complete; {OUTPUT / scale / 'index.html'}"
+    table = Table("item", "cells with runs", "files", "state", title=f"{len(entries)} items at scale {scale}")
+    for entry in entries:
+        results = entry.data.results
+        cells = f"{len(results.done)} of {len(results.cells)}" if results.cells else "needs no runs"
+        table.add_row(entry.data.item.id, cells, str(len(entry.files)), problem_of(entry, scale) or "complete")
+    complete = sum(not problem_of(entry, scale) for entry in entries)
+    table.caption = f"{complete} of {len(entries)} complete; {OUTPUT / scale / 'index.html'}"
     return table
 
 

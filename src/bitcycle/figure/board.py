@@ -1,7 +1,7 @@
-"""The board: accuracy against training cost of all methods on one network and data, and against static 8 bits of equal cost.
+"""The board: accuracy against training cost of all methods, and their differences to static 8 bits of equal cost.
 
-Static 8 bits trained for a part of the steps says what its accuracy is at a smaller cost: between these costs it is interpolated
-linearly, seed by seed, and a method is compared with it at the method's own cost, on the same network and data alone.
+Static 8 bits trained for fewer steps shows its accuracy at lower cost. Between these costs it is interpolated linearly for each
+seed, so that every method can be compared with it at the method's own cost, on the same network and data.
 """
 
 import math
@@ -33,25 +33,25 @@ FAMILIES = {
     "partial_pretrain": ("partial pre-training", "#8a5a00", "v"),
 }
 OTHER_QUANTIZERS = {"static, by its bits": ("#b8a000", "D"), "cyclic": ("#aa4499", "h")}
-"""Colour and mark of these families with another quantizer than that of static 8 bits."""
+"""Colour and marker of these families with a quantizer other than that of static 8 bits."""
 
 STATIC = {"schedule": "static", "fw": 8}
-"""Static 8 bits, of any length."""
+"""Static 8 bits of any length."""
 
 
 class Row(NamedTuple):
-    """A method on the board: network, cell, cost relative to static 8 bits, result, difference at equal cost, on the front."""
+    """A method on the board."""
 
     network: str
     cell: Cell
-    cost: float
+    cost: float  # relative to static 8 bits
     value: Estimate
-    gap: Optional[Estimate]
-    best: bool
+    gap: Optional[Estimate]  # difference to static 8 bits at equal cost
+    best: bool  # on the Pareto front
 
 
 def name_of(cell: Cell, longest: int) -> str:
-    """A method with its bits and special quantizer, and its share of the steps if it is not trained to the end."""
+    """A method with its bits, its quantizer if not the default, and its fraction of the steps if it is a shortened run."""
     schedule, bits = schedule_of(cell), forward_bits(cell)
     words = {"32": "float", "dynamic": schedule}.get(bits, f"{schedule} {bits} bits")
     if cell.setting("quantizer", "sbm") not in ("sbm", "none"):
@@ -61,13 +61,13 @@ def name_of(cell: Cell, longest: int) -> str:
 
 
 def statics(panel: Panel) -> list[Cell]:
-    """Static 8 bits of every length, the longest and most repeated first; one quantizer alone."""
+    """The cells of static 8 bits, the longest and most repeated first; only those with the quantizer of the first."""
     found = sorted(select(panel.cells, STATIC), key=lambda cell: (-fact(cell, "steps"), -len(cell.runs)))
     return [cell for cell in found if cell.setting("quantizer", "sbm") == found[0].setting("quantizer", "sbm")]
 
 
 def gaps_of(panel: Panel, costs: Mapping[int, float]) -> dict[int, Estimate]:
-    """Index of a cell -> its difference to static 8 bits of equal cost, or where no shorter ones were trained, of full length."""
+    """Index of a cell -> its difference to static 8 bits of equal cost; of full length, if there are no shorter runs."""
     base = statics(panel)
     curve = sorted((cost, readings(panel.cells[i], COLUMN)) for i, cost in costs.items() if panel.cells[i] in base)
     places, found = [place for place, _ in curve], dict[int, list[float]]()
@@ -85,13 +85,13 @@ def gaps_of(panel: Panel, costs: Mapping[int, float]) -> dict[int, Estimate]:
 
 
 def reference(rows: Sequence[Row]) -> str:
-    """What the differences are to, in words."""
+    """The baseline of the differences, in words."""
     lengths = {fact(row.cell, "steps") for row in rows if has(row.cell, STATIC)}
     return "static 8 bits of equal cost" if len(lengths) > 1 else "static 8 bits of full length"
 
 
 def rows_of(data: ItemData) -> list[Row]:
-    """Every method, cheapest first; costs relative to static 8 bits of full length on the network that has it."""
+    """All methods, cheapest first, with costs relative to static 8 bits of full length."""
     every = panels_of(data)
     first = next((base for panel in every if (base := next(iter(statics(panel)), None))), None)
     if first is None:
@@ -111,7 +111,7 @@ def rows_of(data: ItemData) -> list[Row]:
 
 
 def draw_board(data: ItemData) -> Drawing | None:
-    """Accuracy against cost with the Pareto front, and differences to static 8 bits of equal cost."""
+    """Draw accuracy against cost with the Pareto front, and differences to static 8 bits of equal cost."""
     rows = rows_of(data) if data.complete_enough else []
     if not rows:
         return None
@@ -143,7 +143,7 @@ def draw_board(data: ItemData) -> Drawing | None:
 
 
 def look_of_row(row: Row, main: str) -> Look:
-    """The look of a method; static 8 bits of the main quantizer and other quantizers have marks of their own."""
+    """The appearance of a method; static 8 bits and other quantizers than `main` have markers of their own."""
     label, colour, marker = FAMILIES.get(schedule_of(row.cell), (schedule_of(row.cell), "0.5", "o"))
     quantizer = row.cell.setting("quantizer", "sbm")
     if label in OTHER_QUANTIZERS and quantizer not in (main, "none"):
@@ -155,13 +155,13 @@ def look_of_row(row: Row, main: str) -> Look:
 
 
 def others(rows: Sequence[Row], network: str) -> str:
-    """Which methods run on another network, in a sentence."""
+    """A sentence on the methods that were run on another network."""
     names = sorted({f"{schedule_of(row.cell)} on {row.network}" for row in rows if row.network != network})
     return f"on another network, and so without a difference: {'; '.join(names)}." if names else "one network."
 
 
 def tables(data: ItemData) -> list[Table]:
-    """The board as a table; none without runs."""
+    """The board as a table; empty if there are no runs."""
     if not data.results.done:
         return []
     rows = rows_of(data)

@@ -1,4 +1,4 @@
-"""What pictures, tables and the page read of an item: its runs grouped by what may be compared, and differences seed by seed."""
+"""Data of an item for pictures, tables and the page: its runs in comparable groups, and differences paired by seed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
@@ -20,20 +20,20 @@ from bitcycle.sweep.registry import Sweep, read_sweep
 
 ANALYSE = "python -m bitcycle.measurement.after_sweep"
 DESCRIPTIONS = Path(__file__).parent / "papers"
-"""PAPER.yaml says of the items of a paper how they are drawn, and how their numbers are found in our runs."""
+"""PAPER.yaml describes how the items of a paper are drawn, and which of our metrics corresponds to the paper's."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """An item as its paper's file describes it."""
+    """The description of an item in its paper's file."""
 
-    column: str = setting("final", "of runs.csv that holds the metric as the paper reports it: final or best")
-    cost: str = setting("gbitops", "of runs.csv: gbitops, or gbitops_to_best")
-    named: str = setting("method", "fact that names the method of a cell in the paper's words, see `contrast.FACTS`")
-    base: Optional[Selector] = setting(None, "facts of the cell that the others are compared with")
-    measures: Sequence[str] = setting((), "further facts of our cells, which are columns of its table")
+    column: str = setting("final", "column of runs.csv with the metric that the paper reports: final or best")
+    cost: str = setting("gbitops", "column of runs.csv with the cost: gbitops or gbitops_to_best")
+    named: str = setting("method", "fact that is the paper's name of a method, see `contrast.FACTS`")
+    base: Optional[Selector] = setting(None, "facts that select the baseline")
+    measures: Sequence[str] = setting((), "facts that are additional columns in the table of our runs")
     pictures: Sequence[Mapping[str, Any]] = setting(
-        (), "kind and options of its picture, see `make.KINDS`; of several the first that has its runs"
+        (), "kind and options of its picture, see `make.KINDS`; the first one whose runs exist is drawn"
     )
 
 
@@ -45,43 +45,43 @@ def _content(paper: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ItemData:
-    """Everything that is known of an item."""
+    """An item with its published numbers and our runs."""
 
-    item: Item = setting(MISSING, "what it is")
+    item: Item = setting(MISSING, "the item")
     results: Results = setting(MISSING, "our runs")
-    published: Sequence[Published] = setting((), "its published numbers")
-    digitized: Sequence[Published] = setting((), "those that were read from its picture")
-    root: Path = setting(Path(), "of the repository, with its configuration and sweeps")
-    file: Optional[Path] = setting(None, "its sweep file; None if it has none")
-    sweep: Sweep = setting(Sweep(), "what that says")
-    pool: Pool = setting(Pool(()), "all recorded runs, whose deviation serves where a setting has few seeds")
+    published: Sequence[Published] = setting((), "published numbers")
+    digitized: Sequence[Published] = setting((), "published numbers that were read from its picture")
+    root: Path = setting(Path(), "folder of the repository with its configuration and sweeps")
+    file: Optional[Path] = setting(None, "sweep file; None if it has none")
+    sweep: Sweep = setting(Sweep(), "content of the sweep file")
+    pool: Pool = setting(Pool(()), "all recorded runs, whose pooled deviation is used for settings with few seeds")
 
     @property
     def spec(self) -> Spec:
-        """Its description; the usual one where its paper's file has none."""
+        """Its description in its paper's file, completed by defaults."""
         content = _content(self.item.paper)
         return Spec(**{**content.get("defaults", {}), **content.get("items", {}).get(self.item.name, {})})
 
     @property
     def command(self) -> str:
-        """What trains its runs; empty if it needs none."""
+        """The command that trains its runs; empty if it needs none."""
         return self.item.command(self.root / SWEEPS)
 
     @property
     def complete_enough(self) -> bool:
-        """Whether at least half of the cells have runs: nothing is drawn below that."""
+        """Whether at least half of the cells have runs, which a picture requires."""
         return bool(self.results.done) and 2 * len(self.results.done) >= len(self.results.cells)
 
     @property
     def commands(self) -> list[str]:
-        """What trains and analyses its runs, at the scale of those that are there."""
+        """The commands that train and analyse its runs, at the scale of the existing ones."""
         scale = f" scale={self.results.scale}" if self.results.scale not in (None, "paper") else ""
         analyse = f"{ANALYSE} {self.file.parent.name}/{self.file.stem}" if self.file and self.sweep.analyses else ""
         return [command + scale for command in (self.command, analyse) if command]
 
 
 def gather(item: Item, pool: Pool, root: Path) -> ItemData:
-    """Everything that is known of an item of a repository."""
+    """Collect the data of an item of a repository."""
     file, published = item.sweep_file(root / SWEEPS), root / PUBLISHED
     manifest = root / MANIFEST / file.parent.name / f"{file.stem}.csv" if file else Path()
     return ItemData(
@@ -98,33 +98,33 @@ def gather(item: Item, pool: Pool, root: Path) -> ItemData:
 
 @dataclass(frozen=True)
 class Panel:
-    """Cells that share our network and data, and so may be compared; each training is in one of them only."""
+    """Cells with the same network and data, which can be compared; no two of them have the same runs."""
 
     name: str = setting(MISSING, "our network and data")
-    proxy_for: tuple[str, ...] = setting(MISSING, "the paper's networks and data that they stand for, if others")
-    cells: tuple[Cell, ...] = setting(MISSING, "with the settings as they were run, not those of the paper")
+    proxy_for: tuple[str, ...] = setting(MISSING, "the paper's networks and data, if ours stand in for them")
+    cells: tuple[Cell, ...] = setting(MISSING, "cells with the settings of our runs, not those of the paper")
     pool: Pool = setting(MISSING, "all recorded runs")
 
     @property
     def title(self) -> str:
-        """Our network and data, and the length of training where all have the same."""
+        """Our network and data, and the training length if all runs have the same."""
         steps = {int(run.row["total_steps"]) for cell in self.cells for run in cell.runs}
         return f"{self.name}, {steps.pop():,} steps" if len(steps) == 1 else self.name
 
     def first(self, base: Selector | None) -> Cell | None:
-        """The first cell with some facts, those with most seeds before others; None without any."""
+        """The cell with most runs among those that match a selector; None if there is none."""
         found = [] if base is None else select(self.cells, base)
         return max(found, key=lambda cell: len(cell.runs), default=None)
 
 
 def our_network(cell: Cell) -> str:
-    """Our network and data, in words, with what tells them from the paper's."""
+    """Our network and data in words."""
     skips = " with extra skips" if str(cell.actual("model")).endswith("_extra_skip") else ""
     return f"{our_model(cell)}{skips}, {our_data(cell)}"
 
 
 def panels_of(data: ItemData, split: str = "") -> list[Panel]:
-    """The cells with runs by our network and data, and by the fact `split`; cells filled by the same trainings are one."""
+    """The cells with runs, grouped by our network and data and by the fact `split`; cells with the same runs are merged."""
     groups: dict[str, tuple[dict[str, None], dict[frozenset[tuple[str, str]], Cell]]] = {}
     for cell in data.results.done:
         extra = fact(cell, split) if split else ""
@@ -137,14 +137,15 @@ def panels_of(data: ItemData, split: str = "") -> list[Panel]:
 
 
 def by_length(panel: Panel) -> list[Panel]:
-    """A panel divided by the length of training: runs of unequal lengths are not compared."""
+    """Divide a panel by training length, as runs of different lengths are not compared."""
     lengths = dict.fromkeys(cell.runs[0].row["total_steps"] for cell in panel.cells)
     alike = (tuple(cell for cell in panel.cells if cell.runs[0].row["total_steps"] == length) for length in lengths)
     return [replace(panel, cells=cells) for cells in alike]
 
 
 def comparable(data: ItemData, split: str = "", same_length: bool = False) -> list[Panel]:
-    """The panels with a baseline, room for a difference, and something beside it; none below half of the cells of the item."""
+    """The panels in which cells can be compared with a baseline that is below the ceiling of its metric. Empty if the item is
+    not complete enough."""
     found = panels_of(data, split) if data.complete_enough else []
     if same_length:
         found = [part for panel in found for part in by_length(panel)]
@@ -158,10 +159,8 @@ def comparable(data: ItemData, split: str = "", same_length: bool = False) -> li
 
 
 def differences(panel: Panel, base: Cell | None, column: str) -> dict[int, Estimate]:
-    """Index of a cell -> its difference to a baseline of equal seeds; without a baseline its own value.
-
-    Runs of equal seeds share initial weights and batches; the estimate is that of the verdicts.
-    """
+    """Index of a cell -> its difference to a baseline, paired by seed and estimated as in verdicts; without a baseline, its own
+    value."""
     found = {}
     for index, cell in enumerate(panel.cells):
         if base is None and (values := readings(cell, column)):
@@ -172,7 +171,7 @@ def differences(panel: Panel, base: Cell | None, column: str) -> dict[int, Estim
 
 
 def cost_against(cell: Cell, base: Cell | None) -> float | None:
-    """Cost relative to a baseline; where that has none, to the run's own static q_max."""
+    """Cost relative to a baseline, or to the run's static q_max if the baseline has no recorded cost."""
     own, other = value(cell, "gbitops"), value(base, "gbitops") if base else None
     if own and other and other.mean:
         return own.mean / other.mean
@@ -181,13 +180,13 @@ def cost_against(cell: Cell, base: Cell | None) -> float | None:
 
 
 def metric_name(cells: Sequence[Cell]) -> str:
-    """The main metric of runs in words, with its unit."""
+    """The main metric of the runs, with its unit."""
     words = cells[0].runs[0].row["metric"].replace("_", " ") if cells else "result"
     return f"{words} (%)" if "accuracy" in words else words
 
 
 def status_line(data: ItemData) -> str:
-    """Scale, seeds, distinct trainings and cells of our runs, and what they stand for; or what to run."""
+    """Scale, seeds, distinct runs and cells, and what they are a proxy for; or the commands to run."""
     results = data.results
     if not results.done:
         return f"no runs yet: {'; '.join(data.commands)}" if data.commands else ""

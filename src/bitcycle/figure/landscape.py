@@ -1,4 +1,4 @@
-"""What is around trained networks: contours as Li et al. draw them, its rise, planes through three networks in 3-D."""
+"""Plots of loss landscapes and other analyses: contours as in Li et al., planes through three networks in 3-D."""
 
 import itertools
 import statistics
@@ -21,19 +21,19 @@ from bitcycle.figure.style import LOOKS, ORDERED, Drawing, Look, legend, panels
 from bitcycle.measurement.artifacts import Result
 
 LEVELS = np.arange(0.1, 10, 0.5)
-"""Contour levels of CPT, figure 6, and the default of Li et al.'s code."""
+"""Contour levels in CPT, figure 6, and the default in Li et al.'s code."""
 MARKS = ("s", "^", "o")
 
 
 def grid_of(result: Result, column: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """x [P], y [P] and a column [P, P], rows being of equal y, of the grid of a surface or a plane."""
+    """The grid of a surface or plane: x [P], y [P], and a column [P, P] with one row per y."""
     rows = [row for row in result.rows if not row.get("network")]
     x, y = (np.array(sorted({float(row[axis]) for row in rows})) for axis in ("x", "y"))
     return x, y, np.array([float(row[column]) for row in rows]).reshape(len(y), len(x))
 
 
 def draw_contours(axes: Axes, surface: Result) -> None:
-    """The contours of a loss surface with their values, and a cross where the network is."""
+    """Draw the labelled contours of a loss surface, with a cross at the network."""
     x, y, loss = grid_of(surface, "loss")
     finite = np.nan_to_num(loss, nan=1e9, posinf=1e9)
     levels = LEVELS[(finite.min() < LEVELS) & (finite.max() > LEVELS)]
@@ -51,7 +51,7 @@ def draw_contours(axes: Axes, surface: Result) -> None:
 
 
 def draw_plane(axes: Any, plane: Result, names: Sequence[str], column: str, label: str) -> None:
-    """The plane through three named networks as a 3-D surface of a column, the networks on it; axes of the projection 3d."""
+    """Draw a column of the plane through three networks as a 3-D surface with the networks on it, on axes of projection 3d."""
     x, y, heights = grid_of(plane, column)
     heights = np.nan_to_num(heights, nan=np.nanmax(heights))
     mesh = np.meshgrid(x, y)
@@ -76,13 +76,13 @@ def draw_plane(axes: Any, plane: Result, names: Sequence[str], column: str, labe
 
 
 def radial_rise(surface: Result, rings: int = 5) -> dict[float, float]:
-    """Distance from the network -> mean rise of the loss over a ring at that distance."""
+    """Distance from the network -> rise of the loss at that distance."""
     radii = [round(surface.options["extent"] * (ring + 1) / rings, 6) for ring in range(rings)]
     return {radius: rise(surface, radius) for radius in radii}
 
 
 def described_surface(result: Result) -> str:
-    """Grid, images and bits of a surface or a plane, in words."""
+    """Grid, images and bits of a surface or plane, in words."""
     options, facts = result.options, result.header["facts"]
     split = {"train": "training", "test": "test"}[options["split"]]
     words = f"{options['points']} x {options['points']} points on {facts['samples']} {split} images"
@@ -94,7 +94,7 @@ def described_surface(result: Result) -> str:
 
 
 def contours(data: ItemData, look: str) -> Drawing | None:
-    """Contours of the loss around each network, and how far it rises over all pairs of directions."""
+    """Contours of the loss around each network, and the rise of the loss over all pairs of directions."""
     cells = [(cell, found) for p in panels_of(data) for cell in p.cells if (found := results_of(cell.runs, "surface"))]
     if not data.complete_enough or len(cells) < len(data.results.done):  # a comparison needs its baseline
         return None
@@ -124,7 +124,7 @@ def contours(data: ItemData, look: str) -> Drawing | None:
 
 
 def network_name(cell: Cell, phase: int | None) -> str:
-    """HLHLp's name of a network: FLOAT, Hlp, HLp or HLHLp; the phase is that at whose end it stood, None the last."""
+    """HLHLp's name of a network at the end of a phase (None: the last): FLOAT, Hlp, HLp or HLHLp."""
     method = phase_method(cell)
     if method == "float" or (phase is not None and phase_bits(cell)[phase - 1] == FLOAT):
         return "FLOAT"
@@ -132,7 +132,7 @@ def network_name(cell: Cell, phase: int | None) -> str:
 
 
 def planes_of(results: Results, split: str) -> list[tuple[Result, list[str]]]:
-    """Every plane of the train or test split with the names of its networks; of several seeds the first."""
+    """The planes measured on the train or test split, with the names of their networks; only the first seed of each."""
     cells = {run.training: cell for cell in results.done for run in cell.runs}
     found: dict[tuple[str, ...], Result] = {}
     for plane in (plane for cell in results.done for plane in results_of(cell.runs, "plane")):
@@ -143,7 +143,7 @@ def planes_of(results: Results, split: str) -> list[tuple[Result, list[str]]]:
 
 
 def planes(data: ItemData, split: str, height: str, label: str) -> Drawing | None:
-    """The planes through three networks, measured on the train or test split; the column `height` is drawn upwards."""
+    """Planes through three networks, measured on the train or test split, with the column `height` as elevation."""
     found = planes_of(data.results, split)
     if not found:
         return None
@@ -156,7 +156,7 @@ def planes(data: ItemData, split: str, height: str, label: str) -> Drawing | Non
 
 
 def measured(data: ItemData, measurement: str, by: str, column: str, label: str) -> Drawing | None:
-    """A measurement of each network: its column of numbers by its column of categories (corruption, noise, size of the box)."""
+    """A column of a measurement of each network, by the categories in column `by` (corruption, noise, box size)."""
     series: dict[Look, list[Point]] = {}
     for cell, phase in itertools.product(data.results.done if data.complete_enough else (), (None, 1, 2)):
         groups: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""The kinds of plot that all papers share: cost against accuracy, points by setting, curves, heat maps."""
+"""Kinds of plots shared by all papers: accuracy against cost, points by setting, curves, heat maps, forest plots."""
 
 import statistics
 import textwrap
@@ -32,25 +32,25 @@ from bitcycle.figure.style import ORDERED, Drawing, Look, legend, look_of, panel
 
 Looks = Callable[[Cell], Look]
 Point = tuple[Any, float, Optional[tuple[float, float]]]
-"""Place, value, and the ends of its interval."""
+"""Position, value, and the bounds of its interval."""
 INTERVALS = "bars: 95 % intervals over seeds, below three seeds with the deviation pooled over all settings"
 LEAST_EVALUATIONS = 5
-"""A curve of fewer points is none."""
+"""Minimum number of points of a curve."""
 
 
 def label_axes(axes: Axes, title: str, x: str = "", y: str = "", columns: int = 44) -> None:
-    """The title of a panel in lines of a number of letters that fit over it, and the labels of its axes."""
+    """Set the title of a panel, wrapped at a number of columns, and the labels of its axes."""
     axes.set_title("\n".join(textwrap.wrap(title, columns)), fontsize=8.5)
     axes.set(xlabel=x, ylabel=y)
 
 
 def point(x: Any, value: Estimate) -> Point:
-    """An estimate with its 95 % interval at a place."""
+    """The point of an estimate, with its 95 % interval."""
     return x, value.mean, value.interval()
 
 
 def draw_points(axes: Axes, look: Look, points: Iterable[Point]) -> None:
-    """Points with their intervals; those without an interval are hollow."""
+    """Draw points with their intervals; points without an interval are hollow."""
     for x, mean, ends in points:
         axes.errorbar(
             *([x], [mean], None if ends is None else [[max(0.0, mean - ends[0])], [max(0.0, ends[1] - mean)]]),
@@ -69,7 +69,8 @@ def draw_points(axes: Axes, look: Look, points: Iterable[Point]) -> None:
 
 
 def looks(data: ItemData, name: str) -> Looks:
-    """The look of a cell by a fact: that of a method, or for numbers a shade and a mark; `suite` is that of Better Schedules."""
+    """The appearance of a cell by a fact: that of a method, or a shade and marker for a number; `suite` stands for the encoding
+    of Better Schedules."""
     if name == "suite":
         return suite_look
     numbers = sorted({value for cell in data.results.done if isinstance(value := fact(cell, name), float)})
@@ -88,10 +89,11 @@ def looks(data: ItemData, name: str) -> Looks:
 def tradeoff(
     data: ItemData, look: str, split: str = "", cost: str = "", published_base: Mapping[str, str] | None = None
 ) -> Drawing | None:
-    """Differences to static 8 bits, seed by seed, against relative cost; one panel for each network and data (and fact `split`).
+    """Differences to static 8 bits, paired by seed, against relative cost; one panel per network and data (and value of the fact
+    `split`).
 
-    Accuracies that were read from the paper's picture have a panel of their own, against the published metric `cost`;
-    `published_base` is what rows of the paper's baseline say.
+    With `cost`, accuracies read from the paper's picture are drawn in another panel against this published metric;
+    `published_base` selects the rows of the paper's baseline.
     """
     shown, read = comparable(data, split, same_length=True), bool(cost and data.digitized)
     if not shown and not read:
@@ -111,7 +113,7 @@ def tradeoff(
 
 
 def draw_tradeoff(axes: Axes, panel: Panel, look: Looks, data: ItemData) -> None:
-    """One panel of `tradeoff`."""
+    """Draw one panel of `tradeoff`."""
     first = panel.first(data.spec.base)
     found = differences(panel, first, data.spec.column)
     costs = {index: cost for index in found if (cost := cost_against(panel.cells[index], first)) is not None}
@@ -125,7 +127,7 @@ def draw_tradeoff(axes: Axes, panel: Panel, look: Looks, data: ItemData) -> None
 
 
 def side_by_side(places: Mapping[int, float], share: float = 0.018) -> dict[int, float]:
-    """Places that are at least a share of their range apart: those closer are set around their mean.
+    """Move points apart that are closer than a fraction of the range: they are spread around their mean.
 
     >>> side_by_side({0: 0.0, 1: 0.0, 2: 1.0}, 0.1)
     {0: -0.05, 1: 0.05, 2: 1.0}
@@ -151,7 +153,7 @@ def _middle(group: Sequence[tuple[float, int]]) -> float:
 
 
 def draw_published(axes: Axes, rows: Sequence[Published], cost: str, base: Mapping[str, str]) -> None:
-    """What was read from the paper's picture, as differences to its own dearest baseline on each network and data."""
+    """Draw values read from the paper's picture, as differences to its costliest baseline on each network and data."""
     pairs: dict[tuple[str, ...], tuple[Published, dict[str, float]]] = {}
     for row in rows:
         key = tuple(row[word] for word in ("model", "dataset", "method", "fw_bits", "bw_bits", "setting"))
@@ -184,10 +186,8 @@ def points_by_setting(
     log: bool = False,
     note: str = "",
 ) -> Drawing | None:
-    """Our results at places on an axis: differences to a baseline, seed by seed, or without one the results themselves.
-
-    The fact `place` says where a cell stands: at a number, at a category, or for None nowhere. Lines join differences of equal
-    looks; `note` ends the caption.
+    """Results of our cells, or their differences to a baseline paired by seed, against the fact `place`: a number, a category, or
+    None to omit a cell. Lines connect differences of the same appearance; `note` is appended to the caption.
     """
     base, column = data.spec.base if differences_to_base else None, data.spec.column
     shown = comparable(data) if base else panels_of(data) if data.complete_enough else []
@@ -213,7 +213,7 @@ def points_by_setting(
 
 
 def draw_series(axes: Axes, series: Mapping[Look, Sequence[Point]], line: bool = False, log: bool = False) -> None:
-    """Series of points; categories stand side by side."""
+    """Draw series of points; within a category, the series are side by side."""
     every = list(dict.fromkeys(x for points in series.values() for x, *_ in points))
     words = [x for x in every if isinstance(x, str)]
     for number, (look, points) in enumerate(series.items()):
@@ -230,7 +230,7 @@ def draw_series(axes: Axes, series: Mapping[Look, Sequence[Point]], line: bool =
 
 
 def log_axis(axes: Axes, places: Iterable[float]) -> None:
-    """A logarithmic axis labelled at places of its points."""
+    """Make the x-axis logarithmic, with labels at the positions of points."""
     axes.set_xscale("log")
     ticks = apart(sorted(set(places)))
     axes.set_xticks(ticks, [f"{x:.2g}" if x < 1 else f"{x:.3g}" if x < 1000 else f"{x / 1000:.3g}k" for x in ticks])
@@ -238,7 +238,7 @@ def log_axis(axes: Axes, places: Iterable[float]) -> None:
 
 
 def apart(places: Sequence[float]) -> list[float]:
-    """Those of the ascending places whose labels fit beside each other on a logarithmic axis.
+    """Those of the ascending positions whose labels do not overlap on a logarithmic axis.
 
     >>> apart([1, 2, 2.1, 4, 100])
     [1, 2, 4, 100]
@@ -255,7 +255,7 @@ def apart(places: Sequence[float]) -> list[float]:
 
 
 def curves(data: ItemData, look: str, x: str = "step", keep: Selector | None = None) -> Drawing | None:
-    """Evaluations over steps or gbitops, mean and standard deviation over seeds; None where runs have too few for a curve."""
+    """Evaluations over steps or GBitOps, mean and standard deviation over seeds; None if no cell has enough for a curve."""
     every = [(panel, select(panel.cells, keep or {})) for panel in panels_of(data) if data.complete_enough]
     shown = [(panel, drawn) for panel, cells in every if (drawn := [cell for cell in cells if evaluations(cell)])]
     if not shown:
@@ -270,13 +270,13 @@ def curves(data: ItemData, look: str, x: str = "step", keep: Selector | None = N
 
 
 def evaluations(cell: Cell) -> list[dict[str, list[Any]]]:
-    """The evaluations of the runs of a cell; none where there are too few for a curve."""
+    """The evaluations of a cell's runs, without runs that have too few for a curve."""
     found = [run.curve["evaluations"] for run in cell.runs if run.curve]
     return [curve for curve in found if len(curve["step"]) >= LEAST_EVALUATIONS]
 
 
 def draw_curve(axes: Axes, cell: Cell, look: Look, x: str) -> None:
-    """The mean curve of a cell with its band."""
+    """Draw the mean curve of a cell with a band of one standard deviation."""
     found = evaluations(cell)
     length = min(len(curve["step"]) for curve in found)
     values, places = np.array([curve["value"][:length] for curve in found]), found[0][x][:length]
@@ -291,7 +291,7 @@ def draw_curve(axes: Axes, cell: Cell, look: Look, x: str) -> None:
 
 
 def heat(axes: Axes, values: pd.Series, label: str, difference: bool = False) -> None:
-    """A heat map of values by vertical and horizontal place, in colours that tell order; of differences with the middle at 0."""
+    """Draw a heat map of values with an index (row, column); colours of differences are centred at 0."""
     grid = values.unstack()
     largest = float(values.abs().max())
     ends = {"vmin": -largest, "vmax": largest, "cmap": "RdBu"} if difference else {"cmap": ORDERED}
@@ -304,7 +304,7 @@ def heat(axes: Axes, values: pd.Series, label: str, difference: bool = False) ->
 
 
 def splits(data: ItemData) -> Drawing | None:
-    """The final metric by budget and its split between two phases, as it is and relative to the even split of the same budget."""
+    """The final metric by budget and its split between two phases, and the difference to the even split of the same budget."""
     shown = panels_of(data)[:1] if data.complete_enough else []
     if not shown:
         return None
@@ -326,12 +326,12 @@ def splits(data: ItemData) -> Drawing | None:
 # Claims
 
 RATIO = "x"
-"""The unit of effects that are ratios."""
+"""Unit of effects that are ratios."""
 VERDICT_LOOKS = {"supported": "#0072b2", "contradicted": "#d55e00", "undecided": "0.45"}
 
 
 def forest(rows: Sequence[ClaimResult]) -> Drawing | None:
-    """The intervals of claims with an estimate, ours beside what is published, one panel for each unit; None without claims."""
+    """Confidence intervals of claims and their published effects, one panel per unit; None if there are no claims."""
     if not rows:
         return None
     units = {unit: [row for row in rows if row.unit == unit] for unit in dict.fromkeys(row.unit for row in rows)}

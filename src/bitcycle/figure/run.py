@@ -1,4 +1,4 @@
-"""Pictures of what single runs recorded: precision above, accuracy and loss below; range tests; the bits that gates choose."""
+"""Pictures of single runs: precision, metric and training loss; range tests; bits chosen by gates."""
 
 from itertools import accumulate
 from pathlib import Path
@@ -21,12 +21,12 @@ from bitcycle.training.run_folder import RunFolder
 AT_Q_MAX = "_at_q_max"
 FORWARD, BACKWARD, ACCURACY, LOSS, FOUND = "#0072b2", "0.5", "#009e73", "#e69f00", "#d55e00"
 ABOVE: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": 2, "frameon": False, "fontsize": 8}
-"""Where the legend of the upper half is."""
+"""Position of the legend above the upper axes."""
 Records = list[dict[str, Any]]
 
 
 def draw_run(plan: Plan) -> Path:
-    """Draw the precision, the metric and the training loss of a run; returns the PNG file, beside which an SVG file lies."""
+    """Draw precision, metric and training loss of a run as PNG and SVG files; returns the PNG file."""
     records = read_records(plan.folder.metrics)
     train = [record for record in records if record["kind"] == "train"]
     summary: dict[str, Any] = read_json(plan.folder.summary) or {}
@@ -41,13 +41,13 @@ def draw_run(plan: Plan) -> Path:
 
 
 def recorded_precision(train: Records) -> list[tuple[Precision, int]]:
-    """The precision that a run recorded, at each of its records: [(precision, steps), ...]."""
+    """The recorded precision of a run as [(precision, steps), ...]."""
     starts = [0, *(record["step"] for record in train[:-1])]
     return [(Precision(*r["precision"]), r["step"] - start) for start, r in zip(starts, train)]
 
 
 def draw_precision(axes: Axes, lengths: list[tuple[Precision, int]]) -> None:
-    """Forward and backward bits as step lines."""
+    """Draw forward and backward bits as step lines."""
     edges = [0, *accumulate(steps for _, steps in lengths)]
     forward, backward = ([getattr(p, role) for p, _ in lengths] for role in ("weight", "gradient"))
     axes.stairs(backward, edges, baseline=None, color=BACKWARD, linestyle="--", label="gradients")
@@ -60,7 +60,7 @@ def draw_precision(axes: Axes, lengths: list[tuple[Precision, int]]) -> None:
 
 
 def draw_compute(axes: Axes, train: Records) -> None:
-    """The compute percentage of a network that chooses its bits itself, and its target."""
+    """Draw the compute percentage of a network that chooses its bits, and its target."""
     steps = [record["step"] for record in train]
     axes.plot(steps, [r["cp_target"] for r in train], color=BACKWARD, linestyle="--", label="target")
     axes.plot(steps, [r["cp"] for r in train], color=FORWARD, linewidth=1.5, label="compute percentage")
@@ -69,7 +69,7 @@ def draw_compute(axes: Axes, train: Records) -> None:
 
 
 def draw_training(axes: Axes, train: Records, tests: Records, unit: str) -> None:
-    """Training loss, and the main metric at the bits of the step and at q_max."""
+    """Draw the training loss, and the main metric at the current bits and at q_max."""
     metric = next(name.removesuffix(AT_Q_MAX) for name in tests[0] if name.endswith(AT_Q_MAX))
     shown, steps = metric.replace("_", " "), [record["step"] for record in tests]
     axes.plot(steps, [r[metric] for r in tests], "o-", ms=3, color=ACCURACY, label=f"{shown}, bits of the step")
@@ -98,7 +98,7 @@ def _title(plan: Plan, summary: dict[str, Any]) -> str:
 
 
 def draw_range_test(folder: RunFolder) -> Path:
-    """Draw the finished range test of a run folder; returns the PNG file, beside which an SVG file lies."""
+    """Draw the finished range test in a run folder as PNG and SVG files; returns the PNG file."""
     summary: dict[str, Any] = read_json(folder.summary)
     test, q_min = summary["found"]["range_test"], summary["found"]["q_min"]
     records = [record for record in read_records(folder.metrics) if record["kind"] == "observation"]
@@ -115,7 +115,7 @@ def draw_range_test(folder: RunFolder) -> Path:
 
 
 def draw_levels(axes: Axes, test: dict[str, Any], q_min: int | None = None) -> None:
-    """A band for each precision, its mean accuracy at the end, what it had to rise above, and a circle at the bound found."""
+    """Draw a band for each precision, its mean accuracy at the end, the accuracy that was needed, and a circle at q_min."""
     steps, window = test["level_steps"], test["window"]
     labels = iter((f"mean of the last {window} steps", f"needed: best before + {100 * test['threshold']:g} points"))
     for index, level in enumerate(test["levels"]):
@@ -136,7 +136,7 @@ def draw_levels(axes: Axes, test: dict[str, Any], q_min: int | None = None) -> N
 
 
 def range_tests(data: ItemData) -> Drawing | None:
-    """Training accuracy while the precision rises, and the bound that is found."""
+    """Training accuracy as precision increases, and the lower bound found by each range test."""
     cells = [(panel, cell) for panel in panels_of(data) for cell in panel.cells if "range_test" in cell.runs[0].curve]
     if not cells or not data.complete_enough:
         return None
@@ -171,7 +171,7 @@ def bits_and_loss(data: ItemData, look: str) -> Drawing | None:
 
 
 def bits_of_blocks(data: ItemData) -> Drawing | None:
-    """The options that the gates choose in each block, at the moments of the training that were kept."""
+    """The options chosen by the gates of each block, at the recorded evaluations."""
     cells = [(panel, cell.runs[0]) for panel in panels_of(data) for cell in panel.cells]
     found = next(((panel, run) for panel, run in cells if run.curve.get("allocation")), None)
     if found is None or not data.complete_enough:

@@ -1,4 +1,4 @@
-"""Pictures that need no runs, drawn from the code itself: schedules, the quantized layer, the gated layer."""
+"""Pictures that need no runs: schedules, the quantized layer, the gated layer."""
 
 from itertools import accumulate
 from pathlib import Path
@@ -29,7 +29,7 @@ BITS = "bits of weights and activations"
 
 
 def draw_bits(axes: Axes, bound: Schedule, colour: str, smooth: bool = True) -> None:
-    """Forward bits over the share of the run as a step line, the curve before rounding behind it."""
+    """Draw the forward bits over a run as a step line, and the curve before rounding behind it."""
     options, steps = bound.options, bound.length.total_steps
     if smooth and isinstance(options, Cyclic):
         places = range(0, steps, max(1, steps // 400))
@@ -44,7 +44,8 @@ def draw_bits(axes: Axes, bound: Schedule, colour: str, smooth: bool = True) -> 
 
 
 def suite_look(cell: Cell) -> Look:
-    """The look of a schedule in the encoding of Better Schedules: its profile and form, and an outline for q_max; no label."""
+    """The appearance of a schedule as in Better Schedules, without a label: colour for the profile, marker for the form, outline
+    for q_max = 8."""
     edge = "black" if cell.setting("schedule.q_max") == 8 else None
     name = schedule_of(cell)
     if name not in SUITE:
@@ -54,7 +55,7 @@ def suite_look(cell: Cell) -> Look:
 
 
 def suite_legend(figure: Figure) -> None:
-    """The legend of that encoding."""
+    """The legend of this encoding."""
     words = {"vertical": "triangular, mirrored values", "horizontal": "triangular, mirrored time"}
     looks = [Look(profile, colour, "s") for profile, colour in PROFILES.items()]
     looks += [Look(words.get(form, form), "0.6", mark) for form, mark in FORMS.items()]
@@ -65,7 +66,7 @@ def suite_legend(figure: Figure) -> None:
 
 
 def suite_picture(data: ItemData) -> Drawing:
-    """better, figure 2: the four profiles, schedule CR for several numbers of cycles, and the ten schedules with n = 2."""
+    """better, figure 2: the four profiles, CR with different numbers of cycles, and the ten schedules with n = 2."""
     figure, axes = panels(12, columns=4, width=2.5, height=1.75)
     z = [index / 200 for index in range(201)]
     for name, colour in PROFILES.items():
@@ -93,7 +94,7 @@ def suite_picture(data: ItemData) -> Drawing:
 
 
 def cosine_picture(data: ItemData) -> Drawing:
-    """cpt, figure 9: FW(3,8) with eight cycles, unrounded and rounded."""
+    """cpt, figure 9: FW(3,8) with eight cycles, before and after rounding."""
     figure, (axes,) = panels(1, width=7, height=2.6)
     draw_bits(axes, schedule("CR", q_min=3, q_max=8, cycles=8, total_steps=LONG), PROFILES["cosine"])
     axes.set(xlabel="share of the run", ylabel=BITS)
@@ -116,7 +117,7 @@ def static_and_cyclic(data: ItemData) -> Drawing:
 
 
 def diagram(data: ItemData, name: str) -> Drawing:
-    """Boxes with arrows of page/diagrams.yaml: where a layer quantizes (better, figure 1), how a gate chooses (fractrain, 2)."""
+    """A block diagram in page/diagrams.yaml: the quantized layer (better, figure 1) or the gated layer (fractrain, figure 2)."""
     found = yaml.safe_load(DIAGRAMS.read_text())[name]
     figure, axes = plt.subplots(figsize=(8.2, 4.0), layout="constrained")
     axes.set(xlim=(0, 10.4), ylim=(0.1, 4.2))

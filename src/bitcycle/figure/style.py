@@ -1,7 +1,7 @@
-"""How pictures look, the same in all of them: colours, marks, titles; and files that are equal bytes when nothing has changed."""
+"""Common style of all pictures: colours, markers, layout; and reproducible files."""
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -16,7 +16,7 @@ from PIL import Image
 
 matplotlib.rcParams.update(
     {
-        "svg.hashsalt": "bitcycle",  # names inside SVG files are random otherwise
+        "svg.hashsalt": "bitcycle",  # otherwise, identifiers in SVG files are random
         "svg.fonttype": "none",
         "font.size": 9,
         "axes.titlesize": 9.5,
@@ -28,7 +28,7 @@ matplotlib.rcParams.update(
     }
 )
 UNDATED: dict[str, dict[str, str | None]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
-"""Neither dates nor versions: equal pictures are equal files."""
+"""Metadata without dates and versions, so that equal pictures are equal files."""
 LOOKS = {
     **dict.fromkeys(("static", "SBM"), ("0.35", "s")),
     **dict.fromkeys(("Full Precision", "full precision", "float"), ("black", "s")),
@@ -43,17 +43,17 @@ LOOKS = {
     "FracTrain": ("#d55e00", "*"),
     "later window, by its beginning": ("#d55e00", "D"),
 }
-"""Colour and mark of each method, the same in all papers; told apart by colour-blind readers. All others are grey circles."""
+"""Colour (colour-blind safe) and marker of each method, the same in all papers; other methods are grey circles."""
 PROFILES = {"linear": "#009e73", "cosine": "#0072b2", "exponential": "#d55e00", "rex": "#aa4499"}
-"""Colours of the profiles of Better Schedules."""
+"""Colours of the growth profiles in Better Schedules."""
 FORMS = {"repeated": "o", "vertical": "^", "horizontal": "v"}
-"""Marks of its forms: repeated, triangular with mirrored values, triangular with mirrored time."""
+"""Markers of its forms: repeated, triangular with mirrored values, triangular with mirrored time."""
 ORDERED = "viridis"
-"""Colour map of ordered things."""
+"""Colour map for ordered values."""
 
 
 class Look(NamedTuple):
-    """How a setting looks: its label, colour, mark, and the colour of an outline."""
+    """Appearance of a series: label, colour, marker, and outline colour."""
 
     label: str
     colour: str = "0.5"
@@ -62,14 +62,14 @@ class Look(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """A picture and what stands below it: what is compared, with which intervals, over how many seeds."""
+    """A figure and its caption: what is compared, the kind of intervals, the number of seeds."""
 
     figure: Figure
     caption: str
 
 
 def look_of(method: str) -> Look:
-    """The look of a method.
+    """The appearance of a method.
 
     >>> look_of("CPT"), look_of("other")
     (Look(label='CPT', colour='#0072b2', marker='o', edge=None), Look(label='other', colour='0.5', marker='o', edge=None))
@@ -78,7 +78,7 @@ def look_of(method: str) -> Look:
 
 
 def panels(count: int, columns: int = 3, width: float = 0.0, height: float = 2.9) -> tuple[Figure, list[Axes]]:
-    """A picture of a number of axes in rows; where no width is given, that of a page is divided."""
+    """A figure with `count` axes in rows; by default, their width depends on the number of columns."""
     columns = max(1, min(columns, count))
     rows = -(-count // columns)
     size = (max((width or {1: 7.0, 2: 4.6}.get(columns, 3.6)) * columns, 6.0), height * rows + 0.7)
@@ -90,7 +90,7 @@ def panels(count: int, columns: int = 3, width: float = 0.0, height: float = 2.9
 
 
 def legend(figure: Figure, axes: Iterable[Axes], columns: int = 4) -> None:
-    """One legend below all axes, each entry once."""
+    """A single legend below all axes, without duplicate entries."""
     entries: dict[str, Any] = {}
     for part in axes:
         for handle, label in zip(*part.get_legend_handles_labels(), strict=True):
@@ -101,14 +101,30 @@ def legend(figure: Figure, axes: Iterable[Axes], columns: int = 4) -> None:
         figure.legend(list(entries.values()), list(entries), **look)
 
 
-def save(figure: Figure, path: Path) -> list[Path]:
-    """Write a PNG file of at most 256 colours and an SVG file, without dates or versions."""
+def render(figure: Figure) -> dict[str, bytes]:
+    """Suffix -> content of a PNG file with at most 256 colours and of an SVG file; closes the figure."""
+    png, reduced, svg = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    figure.savefig(png, format="png", dpi=110, metadata=UNDATED[".png"])
+    figure.set_layout_engine("none")  # already laid out
+    colours = Image.open(png).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    colours.save(reduced, "png", optimize=True)
+    figure.savefig(svg, format="svg", metadata=UNDATED[".svg"])
+    plt.close(figure)
+    return {".png": reduced.getvalue(), ".svg": svg.getvalue()}
+
+
+def write_files(path: Path, content: Mapping[str, bytes]) -> list[Path]:
+    """Write the files of `render` to `path` with their suffixes; a file without content is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     files = [path.with_name(path.name + suffix) for suffix in UNDATED]
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=110, metadata=UNDATED[".png"])
-    figure.set_layout_engine("none")  # the places are found: once is enough
-    Image.open(stream).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(files[0], optimize=True)
-    figure.savefig(files[1], metadata=UNDATED[".svg"])
-    plt.close(figure)
+    for file in files:
+        if file.suffix in content:
+            file.write_bytes(content[file.suffix])
+        else:
+            file.unlink(missing_ok=True)
     return files
+
+
+def save(figure: Figure, path: Path) -> list[Path]:
+    """Write a figure as a PNG file and an SVG file."""
+    return write_files(path, render(figure))

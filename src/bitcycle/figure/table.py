@@ -1,7 +1,7 @@
-"""The tables of an item: what the paper prints, ours beside it where network, data and scale are the paper's, and our own runs.
+"""The tables of an item: the published numbers, next to ours if network, data and scale are the paper's; and all of our runs.
 
-Nothing of ours stands in a row about another network, other data or another scale: such runs have a table of their own, which
-names network, data, scale and steps in each row and each training once.
+A row of published numbers never shows runs of another network, dataset or scale. The table of our runs states these in every row
+and lists each run once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bitcycle.schedule import SUITE
 from bitcycle.training.run_folder import RunFolder
 
 MACS_PER_GBITOP = 1e9 / 32**2
-"""Effective MACs of FracTrain: bit operations of a float MAC count 32 x 32."""
+"""Effective MACs per GBitOp in FracTrain: a float MAC has 32 x 32 bit operations."""
 LABELS = ("group", "model", "dataset", "method", "schedule", "fw_bits", "bw_bits", "setting", "metric", "unit")
 COLUMNS = {
     "top5_accuracy": (f"{EVALUATED}test_accuracy_top5", 1.0),
@@ -35,47 +35,47 @@ COLUMNS = {
     "parameters": ("parameters", 1e-6),
     "energy": ("energy_j", 1e-3),
 }
-"""Published metrics that are not the main one of a run: the number of ours, see `contrast.reading`, and its factor."""
+"""Published metric other than the main metric of a run -> our metric, see `contrast.reading`, and its factor."""
 MAIN = ("test_accuracy", "top1_accuracy", "perplexity", "test_perplexity", "cer", "hr_at_10", "map")
-"""Published metrics that are the main one of a run."""
+"""Published names of the main metric of a run."""
 WORDS = {"range_min": "from", "range_max": "to", "~": "about", "<=": "at most", ">": "more than", "<": "below"}
-"""Relation of a printed number to what is meant -> words before it."""
+"""Relation of the true value to a printed number -> words that precede the number."""
 
 
 class Table(NamedTuple):
-    """Rows of text, heading -> cell, below a caption."""
+    """A table of text: its caption, and its rows as heading -> cell."""
 
     caption: str
     records: Sequence[Mapping[str, str]]
 
     @property
     def headings(self) -> list[str]:
-        """Of the columns."""
+        """Headings of the columns."""
         return list(self.records[0]) if self.records else []
 
     @property
     def rows(self) -> list[list[str]]:
-        """The cells."""
+        """Cells of the rows."""
         return [list(record.values()) for record in self.records]
 
     @classmethod
     def without_empty(cls, caption: str, records: Sequence[Mapping[str, str]], always: Collection[str]) -> Table:
-        """A table of those columns that say something, and of some that always stand."""
+        """A table without empty columns, except for those in `always`."""
         kept = [name for name in records[0] if name in always or any(one[name] for one in records)] if records else []
         return cls(caption, [{name: record[name] for name in kept} for record in records])
 
 
 def tables_of(data: ItemData) -> list[Table]:
-    """The tables of an item that have rows: the published numbers, and our runs."""
+    """The non-empty tables of an item: published numbers and our runs."""
     found = [published_table(data), our_table(data)]
     return [table for table in found if table.records]
 
 
-# What the paper prints
+# Published numbers
 
 
 def published_table(data: ItemData) -> Table:
-    """Every published number with its deviation; ours beside it where network, data and scale are the paper's."""
+    """The published numbers with their deviations, next to ours if network, data and scale are the paper's."""
     rows = [row for row in [*data.published, *data.digitized] if row["metric"] != "none_stated"]
     ours = [ours_of(row, data) for row in rows]
     matched = any(one is not None for one in ours)
@@ -93,10 +93,10 @@ def published_table(data: ItemData) -> Table:
 
 
 def ours_of(row: Published, data: ItemData) -> Estimate | None:
-    """Our value of a published number; None unless network, data and scale are the paper's and a single setting is meant.
+    """Our value of a published number; None unless network, data and scale are the paper's and it refers to a single cell.
 
-    The column `settings` of the number says which: settings of the sweep (empty: not set by it), and `phase`, from 1 on, where it
-    is about the end of one.
+    The column `settings` of the number selects the cell by settings of the sweep (an empty value: not set by it); `phase`, from
+    1, selects the end of a phase.
     """
     wanted = dict(word.split("=", 1) for word in row.get("settings", "").split())
     phase = wanted.pop("phase", None)
@@ -109,7 +109,7 @@ def ours_of(row: Published, data: ItemData) -> Estimate | None:
 
 
 def printed(row: Published) -> str:
-    """A published number as printed, and what is meant where the print contradicts itself."""
+    """A published number as printed, with its correction if the paper contradicts itself."""
     text = row["printed"] or (number(float(row["value"])) if row["value"] else "")
     meant = row["corrected_value"]
     return f"{WORDS.get(row['relation'], '')} {text}".strip() + (f" (meant: {meant})" if meant else "")
@@ -119,7 +119,7 @@ BESIDE = ("ours", "deviation", "n", "difference")
 
 
 def beside(row: Published, ours: Estimate | None) -> dict[str, str]:
-    """Ours, its deviation, number of seeds, and the difference to the published number."""
+    """The columns BESIDE: our value, its deviation, number of seeds, and its difference to the published number."""
     if ours is None:
         return dict.fromkeys(BESIDE, "")
     text = row["corrected_value"] or row["value"]
@@ -128,7 +128,7 @@ def beside(row: Published, ours: Estimate | None) -> dict[str, str]:
 
 
 def measure(row: Published, cell: Cell, spec: Spec, phase: str | None) -> Estimate | None:
-    """Our value of a published metric in a cell, at the end of a phase or of the run."""
+    """The value of a published metric in a cell, at the end of a phase or of the run."""
     metric, cost = row["metric"], spec.cost
     if metric in MAIN:
         share = not row["unit"] and phase is None
@@ -144,7 +144,7 @@ def measure(row: Published, cell: Cell, spec: Spec, phase: str | None) -> Estima
 
 
 def our_table(data: ItemData) -> Table:
-    """Each setting of ours once: network, data, scale and steps, the metric over seeds, and the difference to our baseline."""
+    """Our runs, one row per setting: network, data, scale, steps, the metric over seeds, and its difference to the baseline."""
     shown = panels_of(data)
     parts = [part for panel in shown for part in by_length(panel)]
     records = [record for part in parts for record in our_records(part, data.results.scale or "", data.spec)]
@@ -162,11 +162,11 @@ SETTINGS = {
     "pfq": "epsilon {epsilon}, alpha {alpha}",
     "partial_pretrain": "{split} of the steps in full precision",
 }
-"""What tells cells of a schedule apart, besides their bits."""
+"""Settings that distinguish cells of a schedule, besides their bits."""
 
 
 def setting_words(cell: Cell) -> str:
-    """What tells a cell of ours apart from others of its schedule; settings that it does not have are dashes."""
+    """The settings that distinguish a cell from others with its schedule; missing ones are shown as dashes."""
     known = defaultdict(lambda: "-", cell.runs[0].settings.get("schedule", {}))
     words = [SETTINGS.get(labels.schedule_of(cell), "").format_map(known)]
     special = {"quantizer": "sbm", "dataset.part": "all", "model.aggregation": None}
@@ -176,7 +176,7 @@ def setting_words(cell: Cell) -> str:
 
 
 def our_records(panel: Panel, scale: str, spec: Spec) -> Iterator[dict[str, str]]:
-    """The rows of one panel."""
+    """The rows of a panel in the table of our runs."""
     base = panel.first(spec.base)
     gaps = differences(panel, base, spec.column) if base else {}
     for index, cell in enumerate(panel.cells):
@@ -203,14 +203,14 @@ def our_records(panel: Panel, scale: str, spec: Spec) -> Iterator[dict[str, str]
         }
 
 
-# How they are written
+# Formats
 
 ROUNDING = 1e-9
-"""Smaller numbers are what rounding left of a difference of zero."""
+"""Smaller numbers are rounding errors of zero."""
 
 
 def number(value: float | None) -> str:
-    """A number with the digits that it deserves.
+    """Format a number with about three significant digits.
 
     >>> number(92.2345), number(0.0012), number(2.67e8), number(None), number(-2.4e-15)
     ('92.23', '0.0012', '2.67e+08', '', '0.00')
@@ -225,7 +225,7 @@ def number(value: float | None) -> str:
 
 
 def signed(value: float | None) -> str:
-    """A difference with its sign.
+    """Format a difference with its sign.
 
     >>> signed(1.5), signed(-0.25), signed(None)
     ('+1.50', '-0.250', '')
@@ -234,28 +234,28 @@ def signed(value: float | None) -> str:
 
 
 def interval(value: Estimate | None, written: Callable[[float | None], str] = number) -> str:
-    """The interval of an estimate in words; empty if it has none."""
+    """Format the confidence interval of an estimate; empty if it has none."""
     ends = None if value is None else value.interval()
     return "" if ends is None else f"{written(ends[0])} to {written(ends[1])}"
 
 
 def as_markdown(table: Table) -> str:
-    """A table in Markdown."""
+    """Format a table as Markdown."""
     lines = [table.headings, ["---"] * len(table.headings), *table.rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
 
 
 def as_records(tables: Sequence[Table]) -> list[dict[str, str]]:
-    """All rows of some tables, each named by its table: what the downloaded file holds."""
+    """The rows of several tables with a column that names their source, for the CSV file of an item."""
     names = ["published" if table.caption.startswith("Published") else "ours" for table in tables]
     return [{"source": name, **record} for name, table in zip(names, tables) for record in table.records]
 
 
-# What a sweep ends with
+# At the end of a sweep
 
 
 def show_sweep(name: str, folders: Iterable[RunFolder]) -> None:
-    """Print the tables of the sweep file `name` (empty: of no file) on standard output."""
+    """Print the tables of a sweep with these runs; `name` is that of its file, empty if it has none."""
     console = Console(width=None if Console().is_terminal else 180)
     for table in sweep_tables(name, folders):
         shown = Shown(*table.headings, title=table.caption, title_justify="left")
@@ -265,7 +265,7 @@ def show_sweep(name: str, folders: Iterable[RunFolder]) -> None:
 
 
 def sweep_tables(name: str, folders: Iterable[RunFolder]) -> list[Table]:
-    """The tables of an item with these runs alone; of runs that no item knows, one row a setting; none without finished runs."""
+    """The tables of the items of a sweep with only these runs; if there are none, one row per setting of the finished runs."""
     rows = [summary_row(folder) for folder in folders if folder.state() == "done" and folder.config.exists()]
     texts = [{key: "" if value is None else str(value) for key, value in row.items()} for row in rows]
     runs, root = read_runs(texts, SUMMARY), resource_root()
@@ -280,7 +280,7 @@ def sweep_tables(name: str, folders: Iterable[RunFolder]) -> list[Table]:
 
 
 def settings_of(runs: Iterable[Run], scale: str) -> tuple[Cell, ...]:
-    """A cell for each setting of the runs of a scale."""
+    """The runs of a scale, with one cell per setting."""
     groups: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         if run.row["scale"] == scale:

@@ -1,4 +1,4 @@
-"""The results page, the README of the results and the page of each item, from templates; no network is needed to read them."""
+"""The results pages, rendered from templates: index.html (self-contained), README.md, and a page for each item."""
 
 import os
 import re
@@ -25,13 +25,13 @@ LINKS = {
     "partial": "https://openreview.net/forum?id=H6ZWlQrPGS2",
     "fractrain": "https://arxiv.org/abs/2012.13113",
 }
-"""Where the papers are; HLHLp has no free copy that we know of."""
+"""Links to the papers; we know of no free copy of HLHLp."""
 BOARD = "Board: accuracy against training cost of all methods, which no paper compares"
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture: its files, PNG first, what stands below it and what it says to those who do not see it."""
+    """A picture: its files, PNG first, its caption and its alternative text."""
 
     files: Sequence[Path]
     caption: str
@@ -46,7 +46,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Entry:
-    """One item of the page: what is known, its tables, its picture, all its files, the last of which is its own page."""
+    """An item on the results page: its data, tables, picture and files, the last of which is its own page."""
 
     data: ItemData
     tables: Sequence[Table]
@@ -55,13 +55,13 @@ class Entry:
 
     @property
     def status(self) -> str:
-        """What kind of item it is, and what runs there are."""
+        """The kind of the item and the state of its runs."""
         kind = self.data.item.kind.replace("-", " ").capitalize()
         return f"{kind}. {status_line(self.data) or 'Computed from the code, no training'}"
 
     @property
     def listing(self) -> str:
-        """Its listing, if it has one: an algorithm, or the data sets of this repository (hlhlp, appendix C)."""
+        """Its listing, if any: an algorithm, or the datasets of this repository (hlhlp, appendix C)."""
         if self.data.item.id == "hlhlp/appC":
             files = sorted((self.data.root / "conf" / "dataset").glob("*.yaml"))
             return "\n".join(f"dataset={file.stem:20} {first_comment(file)}" for file in files)
@@ -69,7 +69,7 @@ class Entry:
 
     @property
     def links(self) -> list[tuple[str, Path]]:
-        """Names and files of what there is of it."""
+        """Names and paths of its files."""
         data, item = self.data, self.data.item
         found = [(file.suffix[1:].upper(), file) for file in self.files]
         found += [("sweep file", data.file)] if data.file else []
@@ -78,7 +78,7 @@ class Entry:
 
 
 def environment(folder: Path) -> jinja2.Environment:
-    """The templates; files are named from a folder."""
+    """The template environment; links are relative to `folder`."""
     escaped = jinja2.select_autoescape(["html.j2"])
     loader = jinja2.FileSystemLoader(HERE)
     made = jinja2.Environment(loader=loader, autoescape=escaped, trim_blocks=True, keep_trailing_newline=True)
@@ -93,7 +93,7 @@ def environment(folder: Path) -> jinja2.Environment:
 
 
 def claim_words(row: ClaimResult) -> dict[str, Any]:
-    """A row of claims.csv with the words that are shown."""
+    """A row of claims.csv with its displayed texts."""
     kind, words = row.verdict.replace(" ", "-"), row.verdict
     if row.verdict == "computed" and row.holds is not None:
         kind, words = ("holds", "computed: holds") if row.holds else ("fails", "computed: fails")
@@ -104,13 +104,13 @@ def claim_words(row: ClaimResult) -> dict[str, Any]:
 
 
 def _state(row: ClaimResult) -> int:
-    """The place of a claim's verdict in the table: decided, computed, leaning, undecided, no test, not run."""
+    """The rank of a verdict in the table: decided, computed, leaning, undecided, no test, not run."""
     places = {SUPPORTED: 0, CONTRADICTED: 0, COMPUTED: 1, UNDECIDED: 3, NO_TEST: 4, NOT_RUN: 5}
     return 2 if row.verdict == UNDECIDED and row.leaning else places[row.verdict]
 
 
 def estimate(row: ClaimResult) -> str:
-    """The estimate of a claim with its interval and unit."""
+    """Format the estimate of a claim with its interval and unit."""
     if row.estimate is None:
         return ""
     interval = "" if row.low is None or row.high is None else f" [{signed(row.low)}, {signed(row.high)}]"
@@ -118,7 +118,7 @@ def estimate(row: ClaimResult) -> str:
 
 
 def details(row: ClaimResult) -> str:
-    """Scope, rule, probabilities, numbers of seeds and trainings, and the reason, in sentences."""
+    """Scope, rule, numbers of seeds and runs, p-values, published effect and reason, in sentences."""
     numbers = (
         (row.level, f"{100 * (row.level or 0):.0f} % interval"),
         (row.n, f"n = {row.n}"),
@@ -134,13 +134,13 @@ def details(row: ClaimResult) -> str:
     return ". ".join(part.rstrip(". ") for part in parts if part) + "."
 
 
-# Context of the templates
+# Rendering
 
 
 def write_pages(
     folder: Path, entries: Sequence[Entry], claims: Sequence[ClaimResult], forest: Picture | None = None
 ) -> None:
-    """Write index.html, README.md and the page of each item below a folder; `forest` shows the intervals of claims."""
+    """Write index.html, README.md and the page of each item to a folder; `forest` is the plot of claim intervals."""
     order = {name: place for place, name in enumerate(dict.fromkeys(row.claim_id for row in claims))}
     rows = [claim_words(row) for row in sorted(claims, key=lambda row: (_state(row), order[row.claim_id]))]
     papers: dict[str, list[Entry]] = {}
@@ -169,7 +169,7 @@ def write_pages(
 
 
 def summary_of(entries: Sequence[Entry], claims: int) -> str:
-    """What there is of the papers, in one sentence."""
+    """Numbers of items, runs and claims, in one sentence."""
     entries = [entry for entry in entries if entry.data.item.paper in PAPERS]
     done = [entry.data.results for entry in entries if entry.data.results.done]
     trainings = {(run.row["scale"], *run.training) for results in done for run in results.runs}

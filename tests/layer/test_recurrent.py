@@ -231,3 +231,31 @@ def test_what_is_refused():
             make()
     with pytest.raises(SettingError, match="PACT would clip"):
         QuantizedGRU(F, H, quantizer="pact_binary")
+
+
+@pytest.mark.parametrize("quantizer", ["uniform_l2", "ternary"])
+def test_a_step_size_is_not_taken_from_the_zeros_of_a_first_hidden_state(quantizer):
+    """A sequence given one time step at a time kept the step 1 of its first hidden state for ever."""
+    torch.manual_seed(0)
+    plain = nn.LSTM(4, 8)
+    at_once, in_turn = (bitcycle.quantize_model(copy.deepcopy(plain), quantizer, float_layers=[]) for _ in range(2))
+    for model in (at_once, in_turn):
+        model.precision.set(Precision(32, 8, 32))
+    x, state, outputs = torch.randn(6, 3, 4), None, []
+    for step in x.unbind(0):
+        y, state = in_turn(step[None], state)
+        outputs.append(y)
+    expected = plain(x)[0]
+    assert (at_once(x)[0] - expected).norm() < 0.01 * expected.norm()
+    assert (torch.cat(outputs) - expected).norm() < 0.03 * expected.norm()
+
+
+@pytest.mark.parametrize("quantizer", ["dorefa", "uniform_l2"])
+def test_zeros_do_not_decide_whether_inputs_are_signed(quantizer):
+    """A layer whose first input was zero clipped all negative inputs that followed."""
+    model = bitcycle.quantize_model(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), quantizer, float_layers=[])
+    layer, x = model[1], torch.randn(64, 4)
+    layer(torch.zeros(2, 4))
+    layer(x)
+    y = layer.activation_quantizer(x, layer.precision.activation_bits)
+    assert (y - x).norm() < 0.02 * x.norm()

@@ -60,6 +60,8 @@ class QuantizedMatrixProduct(QuantizedProduct, MatrixProduct):
         """Let the quantizers adapt to changed bits or mode."""
         if has_numbers(a):
             bits = encode_bits(self.precision.precision.activation)
-            self.left_quantizer.prepare(a.detach(), bits)
-            self.right_quantizer.prepare(b.detach(), bits)
-            self.adapted = True
+            operands = ((self.left_quantizer, a), (self.right_quantizer, b))
+            self.adapted = all(quantizer.learns_from(x, bits) for quantizer, x in operands)
+            if self.adapted:
+                for quantizer, x in operands:
+                    quantizer.prepare(x.detach(), bits)

@@ -106,10 +106,12 @@ class QuantizedLayer(QuantizedProduct):
         precision = self.precision.precision
         if not (has_numbers(weight) and has_numbers(x)):  # without values there is nothing to adapt to
             return
-        self._observe_inputs(x.detach(), encode_bits(precision.activation))
-        self.activation_quantizer.prepare(x.detach(), encode_bits(precision.activation))
+        bits = encode_bits(precision.activation)
+        self.adapted = self.activation_quantizer.learns_from(x, bits)  # else the next batch decides
+        if self.adapted:
+            self._observe_inputs(x.detach(), bits)
+            self.activation_quantizer.prepare(x.detach(), bits)
         self.weight_quantizer.prepare(self.rows_of(weight.detach()), encode_bits(precision.weight))
-        self.adapted = True
 
     def _observe_inputs(self, x: Tensor, bits: int) -> None:
         """Check, once for each number of bits, whether the activation's quantizer would clip its input."""

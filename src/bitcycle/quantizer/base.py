@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Optional
 import torch
 from torch import Tensor, nn
 
+from bitcycle import distributed
 from bitcycle.quantizer.autograd import backward_only, straight_through, twice_differentiable
 from bitcycle.quantizer.codes import Codes, GradientCodes, WeightCodes
 from bitcycle.quantizer.compile_utils import kernel
@@ -103,6 +104,10 @@ class TensorQuantizer(_Quantizer):
         A layer calls this at the first forward pass and after each change of bits or mode (training or evaluation). In evaluation
         it must not change the state used in training, and a resumed run must keep its state.
         """
+
+    def learns_from(self, x: Tensor, bits: int) -> bool:
+        """Whether x can set a range: a quantizer that adapts learns nothing from zeros, such as a first hidden state."""
+        return not (bits and self.adapts and x.numel()) or bool(distributed.all_max(x.detach().abs().amax()) != 0)
 
     @property
     def adapts(self) -> bool:

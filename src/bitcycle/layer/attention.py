@@ -73,30 +73,30 @@ class QuantizedMultiheadAttention(Quantized, nn.MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         batched = query.dim() == 3
-        operands = [x if batched else x.unsqueeze(1) for x in (query, key, value)]
-        if batched and self.batch_first:
+        operands = [x if batched else x.unsqueeze(0) for x in (query, key, value)]
+        if batched and not self.batch_first:  # quantizers expect samples in dimension 0
             operands = [x.transpose(0, 1) for x in operands]
-        length, samples = operands[0].shape[:2]
+        samples, length = operands[0].shape[:2]
         q, k, v = self.query(operands[0]), self.key(operands[1]), self.value(operands[2])
         k, v = self._with_bias(k, self.bias_k), self._with_bias(v, self.bias_v)
-        q, k, v = (x.reshape(len(x), samples, self.num_heads, self.head_dim).permute(1, 2, 0, 3) for x in (q, k, v))
+        q, k, v = (x.unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2) for x in (q, k, v))
         if self.add_zero_attn:
             k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
         mask = self._mask(attn_mask, key_padding_mask, samples, k.shape[2], q)
         scores = self.scores(q * self.head_dim**-0.5, k.transpose(-2, -1))
         weights = (scores if mask is None else scores + mask).softmax(-1)
         y = self.mixture(F.dropout(weights, self.dropout, self.training), v)
-        y = self.out_proj(y.permute(2, 0, 1, 3).reshape(length, samples, self.embed_dim))
+        y = self.out_proj(y.transpose(1, 2).reshape(samples, length, self.embed_dim))
         if not batched:
-            y, weights = y.squeeze(1), weights.squeeze(0)
-        elif self.batch_first:
+            y, weights = y.squeeze(0), weights.squeeze(0)
+        elif not self.batch_first:
             y = y.transpose(0, 1)
         if not need_weights:
             return y, None
         return y, weights.mean(-3) if average_attn_weights else weights
 
     def _with_bias(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return x if bias is None else torch.cat([x, bias.expand(1, x.shape[1], -1)])
+        return x if bias is None else torch.cat([x, bias.expand(len(x), 1, -1)], dim=1)
 
     def _mask(
         self, mask: Tensor | None, padding: Tensor | None, samples: int, keys: int, like: Tensor

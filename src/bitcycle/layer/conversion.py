@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
-from torch.nn.utils.parametrize import type_before_parametrizations
+from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
 from bitcycle.layer import roles
 from bitcycle.layer.codes import compute_codes
@@ -257,13 +257,16 @@ def _convert(
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0  # disables the fast path of evaluation, which bypasses the layers
+        elif isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False  # the input of that path
     _name_untouched(model)
     return model
 
 
 def _quantized(rule: LayerRule, layer: nn.Module, context: Context, device: torch.device) -> nn.Module:
     """The quantized counterpart of one layer. Raises SettingError naming the layer, if it has none."""
-    if isinstance(getattr(layer, "weight", None), Tensor) and "weight" not in layer._parameters:
+    recomputes = isinstance(getattr(layer, "weight", None), Tensor) and "weight" not in layer._parameters
+    if recomputes or any(is_parametrized(part) for part in layer.modules()):
         problem = (
             f"layer {rule.name!r} ({rule.kind}) recomputes its weight at each call (weight_norm, spectral_norm, prune)"
         )

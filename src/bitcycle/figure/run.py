@@ -1,5 +1,6 @@
 """Pictures of single runs: precision, metric and training loss; range tests; bits chosen by gates."""
 
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -8,48 +9,48 @@ import matplotlib.pyplot as plt
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
+from bitcycle.analysis.collect import curve_of
 from bitcycle.analysis.contrast import fact
 from bitcycle.analysis.labels import backward_bits, forward_bits
 from bitcycle.figure.data import ItemData, panels_of
 from bitcycle.figure.plots import label_axes, looks
 from bitcycle.figure.style import ORDERED, Drawing, legend, panels, save
-from bitcycle.files import read_json, read_records
-from bitcycle.schedule import Precision
+from bitcycle.files import read_records
 from bitcycle.training.plan import Plan
 from bitcycle.training.run_folder import RunFolder
 
-AT_Q_MAX = "_at_q_max"
 FORWARD, BACKWARD, ACCURACY, LOSS, FOUND = "#0072b2", "0.5", "#009e73", "#e69f00", "#d55e00"
 ABOVE: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": 2, "frameon": False, "fontsize": 8}
 """Position of the legend above the upper axes."""
-Records = list[dict[str, Any]]
+Curve = Mapping[str, Any]
+"""The curve of a run, see `collect.curve_of`."""
 
 
 def draw_run(plan: Plan) -> Path:
-    """Draw precision, metric and training loss of a run as PNG and SVG files; returns the PNG file."""
-    records = read_records(plan.folder.metrics)
-    train = [record for record in records if record["kind"] == "train"]
-    summary: dict[str, Any] = read_json(plan.folder.summary) or {}
+    """Draw precision, metric and training loss of a finished run as PNG and SVG files; returns the PNG file."""
+    summary = plan.folder.read_summary()
+    curve = curve_of(read_records(plan.folder.metrics), summary)
+    training = curve["training"]
     figure, (above, below) = plt.subplots(2, 1, figsize=(8, 5), sharex=True, height_ratios=(2, 3), layout="constrained")
-    if any("cp" in record for record in records):
-        draw_compute(above, train)
+    if "cp" in training:
+        draw_compute(above, training)
+    elif plan.schedule.fixed:
+        precisions, steps = zip(*plan.schedule.run_lengths)
+        bits = ([getattr(precision, role) for precision in precisions] for role in ("weight", "gradient"))
+        draw_precision(above, list(accumulate(steps)), *bits)
     else:
-        draw_precision(above, plan.schedule.run_lengths if plan.schedule.fixed else recorded_precision(train))
-    draw_training(below, train, [r for r in records if r["kind"] == "evaluation"], summary.get("unit", ""))
-    figure.suptitle(_title(plan, summary), fontsize=9.5)
+        draw_precision(above, training["step"], training["weight"], training["gradient"])
+    draw_training(below, curve, summary["unit"])
+    config, cost = plan.config, summary["cost"]["total"]["relative_to_static"]
+    name = f"{config.model.name} on {config.dataset.name}, schedule {config.schedule.name}"
+    result = f"final {summary['final']:.1f} {summary['unit']}, cost {cost:.2f} of static q_max"
+    figure.suptitle(f"{name} ({config.scale} scale, seed {config.seed}): {result}", fontsize=9.5)
     return save(figure, plan.folder.picture.with_suffix(""))[0]
 
 
-def recorded_precision(train: Records) -> list[tuple[Precision, int]]:
-    """The recorded precision of a run as [(precision, steps), ...]."""
-    starts = [0, *(record["step"] for record in train[:-1])]
-    return [(Precision(*r["precision"]), r["step"] - start) for start, r in zip(starts, train)]
-
-
-def draw_precision(axes: Axes, lengths: list[tuple[Precision, int]]) -> None:
-    """Draw forward and backward bits as step lines."""
-    edges = [0, *accumulate(steps for _, steps in lengths)]
-    forward, backward = ([getattr(p, role) for p, _ in lengths] for role in ("weight", "gradient"))
+def draw_precision(axes: Axes, ends: Sequence[int], forward: Sequence[int], backward: Sequence[int]) -> None:
+    """Draw forward and backward bits as step lines; `ends` are the steps at which each precision ends."""
+    edges = [0, *ends]
     axes.stairs(backward, edges, baseline=None, color=BACKWARD, linestyle="--", label="gradients")
     axes.stairs(forward, edges, baseline=None, color=FORWARD, linewidth=1.5, label="weights and activations")
     axes.set_ylabel("precision (bits)")
@@ -59,39 +60,27 @@ def draw_precision(axes: Axes, lengths: list[tuple[Precision, int]]) -> None:
     axes.legend(**ABOVE)
 
 
-def draw_compute(axes: Axes, train: Records) -> None:
+def draw_compute(axes: Axes, training: Curve) -> None:
     """Draw the compute percentage of a network that chooses its bits, and its target."""
-    steps = [record["step"] for record in train]
-    axes.plot(steps, [r["cp_target"] for r in train], color=BACKWARD, linestyle="--", label="target")
-    axes.plot(steps, [r["cp"] for r in train], color=FORWARD, linewidth=1.5, label="compute percentage")
+    axes.plot(training["step"], training["cp_target"], color=BACKWARD, linestyle="--", label="target")
+    axes.plot(training["step"], training["cp"], color=FORWARD, linewidth=1.5, label="compute percentage")
     axes.set(ylabel="cp (% of float32)", ylim=(0, None), xmargin=0)
     axes.legend(**ABOVE)
 
 
-def draw_training(axes: Axes, train: Records, tests: Records, unit: str) -> None:
+def draw_training(axes: Axes, curve: Curve, unit: str) -> None:
     """Draw the training loss, and the main metric at the current bits and at q_max."""
-    metric = next(name.removesuffix(AT_Q_MAX) for name in tests[0] if name.endswith(AT_Q_MAX))
-    shown, steps = metric.replace("_", " "), [record["step"] for record in tests]
-    axes.plot(steps, [r[metric] for r in tests], "o-", ms=3, color=ACCURACY, label=f"{shown}, bits of the step")
-    axes.plot(steps, [r[metric + AT_Q_MAX] for r in tests], ":", color=ACCURACY, label=f"{shown} at q_max")
+    shown, tests, training = curve["metric"].replace("_", " "), curve["evaluations"], curve["training"]
+    axes.plot(tests["step"], tests["value"], "o-", ms=3, color=ACCURACY, label=f"{shown}, bits of the step")
+    axes.plot(tests["step"], tests["at_q_max"], ":", color=ACCURACY, label=f"{shown} at q_max")
     axes.set(xlabel="optimizer step", ylabel=f"{shown} ({unit})" if unit else shown)
-    if "accuracy" in metric:
+    if "accuracy" in shown:
         axes.set_ylim(top=100)
     right = axes.twinx()
-    right.plot([r["step"] for r in train], [r["loss"] for r in train], color=LOSS, linewidth=1, label="training loss")
+    right.plot(training["step"], training["loss"], color=LOSS, linewidth=1, label="training loss")
     right.set(ylabel="training loss", ylim=(0, None))
     lines = [*axes.get_lines(), *right.get_lines()]
     axes.legend(lines, [str(line.get_label()) for line in lines], loc="center right", fontsize=8)
-
-
-def _title(plan: Plan, summary: dict[str, Any]) -> str:
-    config = plan.config
-    name = f"{config.model.name} on {config.dataset.name}, schedule {config.schedule.name} ({config.scale} scale"
-    if not summary:
-        return f"{name}, not finished)"
-    relative = summary["cost"]["total"]["relative_to_static"]
-    result = f"final {summary['final']:.1f} {summary['unit']}, cost {relative:.2f} of static q_max"
-    return f"{name}, seed {config.seed}): {result}"
 
 
 # Range tests (CPT, figure 4)
@@ -99,23 +88,25 @@ def _title(plan: Plan, summary: dict[str, Any]) -> str:
 
 def draw_range_test(folder: RunFolder) -> Path:
     """Draw the finished range test in a run folder as PNG and SVG files; returns the PNG file."""
-    summary: dict[str, Any] = read_json(folder.summary)
-    test, q_min = summary["found"]["range_test"], summary["found"]["q_min"]
-    records = [record for record in read_records(folder.metrics) if record["kind"] == "observation"]
-    steps, values = [record["step"] for record in records], [record["accuracy"] for record in records]
+    summary = folder.read_summary()
+    curve, q_min = curve_of(read_records(folder.metrics), summary), summary["found"]["q_min"]
     figure, (axes,) = panels(1, width=8, height=3.3)
-    draw_levels(axes, test, q_min)
-    axes.plot(steps, values, color=FORWARD, linewidth=1, alpha=0.5, label=f"mean of {steps[0]} steps")
-    places = (0, len(test["levels"]) * test["level_steps"])
-    axes.set(xlabel="optimizer step", ylabel="training accuracy (%)", xlim=places, ylim=(0, None))
+    draw_levels(axes, curve, q_min)
+    end = len(curve["range_test"]["levels"]) * curve["range_test"]["level_steps"]
+    axes.set(xlabel="optimizer step", ylabel="training accuracy (%)", xlim=(0, end), ylim=(0, None))
     legend(figure, [axes])
     name = f"precision range test of {summary['model']} on {summary['dataset']}, quantizer {summary['quantizer']}"
     figure.suptitle(f"{name}: q_min = {q_min} ({summary['scale']} scale, seed {summary['seed']})", fontsize=9.5)
     return save(figure, folder.picture.with_suffix(""))[0]
 
 
-def draw_levels(axes: Axes, test: dict[str, Any], q_min: int | None = None) -> None:
-    """Draw a band for each precision, its mean accuracy at the end, the accuracy that was needed, and a circle at q_min."""
+def draw_levels(axes: Axes, curve: Curve, q_min: int | None = None) -> None:
+    """Draw the observed accuracy; for each precision a band, the mean accuracy at its end and the accuracy that was needed; and
+    a circle at `q_min`."""
+    test, seen = curve["range_test"], curve["observations"]
+    axes.plot(
+        seen["step"], seen["accuracy"], color=FORWARD, lw=0.8, alpha=0.6, label=f"mean of {seen['step'][0]} steps"
+    )
     steps, window = test["level_steps"], test["window"]
     labels = iter((f"mean of the last {window} steps", f"needed: best before + {100 * test['threshold']:g} points"))
     for index, level in enumerate(test["levels"]):
@@ -142,9 +133,7 @@ def range_tests(data: ItemData) -> Drawing | None:
         return None
     figure, axes = panels(len(cells), width=4.5, columns=2)
     for (panel, cell), part in zip(cells, axes):
-        test, seen = (cell.runs[0].curve[name] for name in ("range_test", "observations"))
-        part.plot(seen["step"], seen["accuracy"], color=FORWARD, linewidth=0.8, alpha=0.6)
-        draw_levels(part, test)
+        draw_levels(part, cell.runs[0].curve)
         label_axes(part, f"{panel.name}: found {fact(cell, 'q_min found')} bits", "optimizer step")
     axes[0].set_ylabel("training accuracy (%)")
     return Drawing(figure, "Numbers above: bits; thick: mean at the end of a precision; the first seed is shown.")

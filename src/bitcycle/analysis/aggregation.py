@@ -6,13 +6,14 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Optional
 
 from bitcycle.analysis.collect import CURVES, read_curve
 from bitcycle.analysis.deviation import group_of
 from bitcycle.measurement.artifacts import ANALYSES, Result, collected
+from bitcycle.schedule import SCHEDULES, ScheduleOptions
 from bitcycle.sweep.grid import Overrides
 from bitcycle.sweep.manifest import Place
 from bitcycle.sweep.registry import SCALES
@@ -34,11 +35,12 @@ class Run:
             return None
 
     def setting(self, key: str, default: Any = None) -> Any:
-        """A setting by its dotted name; for a group, the name of the chosen option."""
+        """A setting by its dotted name; for a group, the name of the chosen option. A setting that was added after the run has
+        the schedule's default, or else the given one."""
         value: Any = self.settings
         for part in key.split("."):
             if not isinstance(value, Mapping) or part not in value:
-                return default
+                return _default(key, self.settings.get("schedule", {}).get("name"), default)
             value = value[part]
         return value.get("name", default) if isinstance(value, Mapping) else value
 
@@ -78,21 +80,30 @@ class Cell:
 
     def setting(self, key: str, default: Any = None) -> Any:
         """A setting of the paper's configuration; if it does not determine it, that of our runs."""
-        if key in self.paper:
-            return parse_value(self.paper[key])
-        return self.actual(key, default)
+        return parse_value(self.paper[key]) if key in self.paper else self.actual(key, default)
 
     def actual(self, key: str, default: Any = None) -> Any:
         """A setting of our runs by its dotted name; for a group, the name of the chosen option."""
         if self.runs:
             return self.runs[0].setting(key, default)
-        return parse_value(self.ours[key]) if key in self.ours else default
+        return parse_value(self.ours[key]) if key in self.ours else _default(key, self.ours.get("schedule"), default)
 
     @property
     def stand_ins(self) -> set[tuple[str, str]]:
         """Networks and datasets that stand in for the paper's, as (ours, the paper's)."""
         pairs = ((self.actual(key), self.setting(key)) for key in ("model", "dataset"))
         return {(str(ours), str(paper)) for ours, paper in pairs if self.runs and ours != paper}
+
+
+def _default(key: str, schedule: str | None, other: Any) -> Any:
+    """The default of a setting of a schedule; `other` for other settings."""
+    group, _, name = key.partition(".")
+    return getattr(_options(schedule), name, other) if group == "schedule" else other
+
+
+@cache
+def _options(schedule: str | None) -> ScheduleOptions | None:
+    return SCHEDULES[schedule]() if schedule in SCHEDULES else None
 
 
 def parse_value(text: str) -> Any:

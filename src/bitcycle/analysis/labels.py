@@ -116,7 +116,7 @@ def schedule_of(cell: Cell) -> str:
 
 def is_float(cell: Cell) -> bool:
     """Whether nothing is quantized."""
-    if schedule_of(cell) == "partial_pretrain" and float(cell.setting("schedule.split", 0.5) or 0) == 1:
+    if schedule_of(cell) == "partial_pretrain" and float(cell.setting("schedule.split") or 0) == 1:
         return True
     static = schedule_of(cell) == "static"
     return cell.setting("quantizer", "sbm") == "none" or (static and (cell.setting("schedule.q_max") or 0) >= FLOAT)
@@ -133,11 +133,11 @@ def forward_bits(cell: Cell) -> str:
     if is_float(cell):
         return str(FLOAT)
     if schedule in ("pfq", "pfq_manual"):
-        return ",".join(map(str, cell.setting("schedule.stages") or [3, 4, 6, 8]))
+        return ",".join(map(str, cell.setting("schedule.stages")))
     if schedule in ("dfq", "fractrain"):
         return "dynamic"
-    if schedule in PHASE_BITS:
-        return str((cell.setting("schedule.bits") or [2])[-1])
+    if schedule in PHASED:
+        return str(phase_bits(cell)[-1])
     if schedule == "static" or low == high:
         return str(high)
     return f"{low}-{high}"
@@ -147,7 +147,7 @@ def backward_bits(cell: Cell) -> str:
     """Bits of gradients as printed."""
     schedule, high = schedule_of(cell), cell.setting("schedule.q_max")
     if schedule in ("pfq", "pfq_manual"):
-        return ",".join(map(str, cell.setting("schedule.gradient_stages") or [6, 6, 8, 8]))
+        return ",".join(map(str, cell.setting("schedule.gradient_stages")))
     if schedule in ("dfq", "fractrain"):
         return "dynamic"
     if schedule == "static":
@@ -158,15 +158,15 @@ def backward_bits(cell: Cell) -> str:
     return str(top) if low == top else f"{low}-{top}"
 
 
-PHASE_BITS = {"hlhlp": [32, 2, 8, 2], "fine_tuning": [32, 2], "hlhlhlp": [32, 2, 8, 2, 8, 2]}
-"""Default bits of the weights in the phases of a schedule."""
+PHASED = ("hlhlp", "fine_tuning", "hlhlhlp")
+"""Schedules whose phases have fixed bits of the weights."""
 LEVELS = {"ternary": "ternary", "uniform_l2": "ternary", "ttq": "ternary", "multibit": "4-level"}
 """Weight quantizers that have three or four levels at 2 bits."""
 
 
 def phase_bits(cell: Cell) -> list[int]:
     """Bits of the weights in each phase."""
-    return [int(bits) for bits in cell.setting("schedule.bits") or PHASE_BITS.get(schedule_of(cell), [FLOAT])]
+    return [int(bits) for bits in cell.setting("schedule.bits") or [FLOAT]]
 
 
 def phase_method(cell: Cell) -> str:
@@ -180,7 +180,7 @@ def split_of(cell: Cell) -> float:
     """Fraction of the run in full precision."""
     if schedule_of(cell) != "partial_pretrain":
         return float(is_float(cell))
-    return float(cell.setting("schedule.split", 0.5) or 0)
+    return float(cell.setting("schedule.split") or 0)
 
 
 def precision_of(cell: Cell) -> str:
@@ -192,7 +192,7 @@ def window_of(cell: Cell) -> tuple[float, float]:
     """Start and end of the low-precision window, in the unit of the sweep: epochs, steps or fractions."""
     if schedule_of(cell) != "deficit":
         return 0.0, 0.0
-    return float(cell.setting("schedule.start", 0) or 0), float(cell.setting("schedule.end", 0.25))
+    return float(cell.setting("schedule.start") or 0), float(cell.setting("schedule.end"))
 
 
 def highest(bits: str) -> int:
@@ -248,7 +248,7 @@ def stages_method(cell: Cell) -> str:
     method = method_of(cell)
     if method not in ("PFQ", "Manual-PFQ"):
         return method
-    stages = len(cell.setting("schedule.stages") or [3, 4, 6, 8])
+    stages = len(cell.setting("schedule.stages"))
     number = {2: "two-stage", 4: "four-stage"}.get(stages, f"{stages} stages")
     return f"{'Auto' if method == 'PFQ' else 'Manual'}-PFQ {number}"
 

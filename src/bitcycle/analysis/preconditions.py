@@ -19,7 +19,7 @@ CHANCE |= {"cora": 31.9, "citeseer": 23.1, "sick": 56.9}
 """Percentage of the most frequent class in the test data, if known: the accuracy of always predicting it."""
 ABOVE_CHANCE = 2.0
 """Distance in points at which an accuracy counts as above chance."""
-STAGED = ("pfq", "pfq_manual", "fractrain", *labels.PHASE_BITS)
+STAGED = ("pfq", "pfq_manual", "fractrain", *labels.PHASED)
 """Schedules with stages or phases."""
 EPOCHS = 30
 """Number of epochs after which a run counts as converged (the papers train for 160)."""
@@ -99,9 +99,8 @@ def reached_last_stage(run: Run) -> bool:
     if name == "fractrain" and training.get("cp_target"):
         last = schedule["target"] + (schedule["stages"] - 1) * schedule["target_step"]
         return bool(training["cp_target"][-1] >= last)
-    if name in labels.PHASE_BITS and run.curve:
-        bits = schedule.get("bits") or labels.PHASE_BITS[name]
-        return len(run.curve.get("phases", [])) == len(bits)
+    if name in labels.PHASED and run.curve:
+        return len(run.curve.get("phases", [])) == len(run.setting("schedule.bits"))
     return True
 
 

@@ -348,3 +348,15 @@ def test_an_in_place_relu_may_follow_a_layer(quantizer):
         model(torch.linspace(-1, 1, 2 * 3 * 64).reshape(2, 3, 8, 8)).square().sum().backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*gradients, strict=True))
+
+
+def test_materializing_keeps_the_bits_or_is_refused():
+    """`to_empty` left arbitrary numbers of bits and noise keys."""
+    model = bitcycle.quantize_model(nn.Linear(2, 2), float_layers=[])
+    key = model.layer_key.clone()
+    model.to_empty(device="cpu")
+    assert model.precision.weight_bits == 8 and torch.equal(model.layer_key, key)
+    with torch.device("meta"):
+        plain = nn.Linear(2, 2)
+    with pytest.raises(RuntimeError, match="materialize the float model"):
+        bitcycle.quantize_model(plain, float_layers=[]).to_empty(device="cpu")

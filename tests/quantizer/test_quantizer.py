@@ -10,7 +10,7 @@ from torch import nn
 
 import bitcycle
 from bitcycle.layer import PrecisionState
-from bitcycle.quantizer import Sbm, SbmActivation, SbmWeight, compiler_works
+from bitcycle.quantizer import QUANTIZERS, Sbm, SbmActivation, SbmWeight, compiler_works, quantizer_options
 from bitcycle.quantizer.affine import quantize_in_range, tensor_range
 from bitcycle.randomness import derive, int32_key, uniform_noise
 from bitcycle.settings import SettingError
@@ -227,3 +227,12 @@ def test_tiny_gradients(layer, least_step, caplog):
     assert caplog.text.count("least_step=") == (
         2 if least_step == "code" else 0
     )  # one message, whatever the number of products
+
+
+@pytest.mark.parametrize("quantizer", sorted(QUANTIZERS.keys() - {"pact_binary"}))
+@pytest.mark.parametrize("role", ["activation", "weight", "gradient"])
+@pytest.mark.parametrize("x", [torch.zeros(0, 4), torch.zeros(4, 0), torch.tensor(1.5), torch.ones(3, 4).half()])
+def test_tensors_without_elements_or_dimensions_and_halves_keep_their_shape_and_type(quantizer, role, x):
+    bits = max((bits for bits in quantizer_options(quantizer).bits(role) if bits <= 8), default=32)
+    y = bitcycle.quantize(x, bits, quantizer, role)
+    assert y.shape == x.shape and y.dtype == x.dtype and y.isfinite().all()

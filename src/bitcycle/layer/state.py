@@ -29,7 +29,14 @@ class HoldsTensors(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> HoldsTensors:
         super()._apply(fn, recurse)
         for name in self.held:
-            setattr(self, name, fn(getattr(self, name)))
+            before, after = getattr(self, name), fn(getattr(self, name))
+            if not after.is_meta:
+                if before.is_meta:
+                    raise RuntimeError(
+                        "a model converted on the meta device has no bits: materialize the float model, and convert it then"
+                    )
+                after.copy_(before)  # `to_empty` does not
+            setattr(self, name, after)
         return self
 
 

@@ -105,8 +105,10 @@ def quantize(
         raise SettingError("role", role, "is not a role of a tensor", nearest(role, ROLES))
     encoded = torch.tensor(encode_bits(bits), device=x.device)
     options.check_bits(role, bits)
-    if isinstance(options, NoQuantizer):
+    if isinstance(options, NoQuantizer) or not x.numel():
         return x
+    if not x.dim():
+        return quantize(x.view(1), bits, options, role, stochastic, seed, signed).view(())
     if role == "gradient":
         if hasattr(options, "stochastic") and not stochastic:
             options = type(options)(**vars(options) | {"stochastic": False})

@@ -76,7 +76,7 @@ def ternary_signs(weight: Tensor, threshold: float) -> Tensor:
 def trained_ternary(weight: Tensor, positive: Tensor, negative: Tensor, threshold: float, bits: Tensor) -> Tensor:
     """Wp, 0 or -Wn for each weight; 0 bits returns the weight."""
     signs = ternary_signs(weight, threshold)
-    values = torch.where(signs > 0, positive, torch.where(signs < 0, -negative, 0))
+    values = torch.where(signs > 0, positive, torch.where(signs < 0, -negative, 0)).to(weight.dtype)
     return torch.where((bits > 0) & ~weight.isnan(), values, weight)
 
 

@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from bitcycle.analysis.aggregation import read_runs
 from bitcycle.analysis.claim_functions import relative_cost
 from bitcycle.analysis.collect import CURVES, SUMMARY, read_curve, read_summary
-from bitcycle.analysis.deviation import group_of as deviation_group
-from bitcycle.analysis.deviation import spread_table
 from bitcycle.analysis.labels import group_of
 from bitcycle.benchmark.table import recorded
 from bitcycle.hardware import MatrixProduct, Operation, TensorCore, Workload
@@ -27,6 +26,7 @@ from bitcycle.quantizer.mx import BLOCK, FORMATS, Mx
 from bitcycle.schedule import SCHEDULES, SUITE, Precision, ScheduleOptions, Static, schedule
 from board import board, board_list
 from claim_tables import claims_table, decided_list, untested_table, verdicts_table
+from deviations import spread_table
 from pictures import draw_formats, draw_suite, values_of
 
 ROOT = Path(__file__).parent.parent
@@ -121,12 +121,9 @@ def results_table() -> str:
     if not rows:
         return "No runs are recorded yet."
     groups: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
-    for row in rows:
-        settings = json.loads(row["settings"])
-        training, data = settings["training"], deviation_group(row, settings)[2]
-        length = f"{row['total_steps']} of {training['batch_size']}, {training['learning_rate']['initial']:g}"
-        name = f"{data}, {row['model']}", row["scale"], length, row["metric"]
-        groups[name].append(row)
+    for row, run in zip(rows, read_runs(rows, ROOT / SUMMARY)):
+        length = f"{run.group.steps} of {run.group.batch}, {run.setting('training.learning_rate.initial'):g}"
+        groups[f"{run.group.data}, {run.group.model}", run.group.scale, length, run.group.metric].append(row)
     lines = [
         f"| data, network | scale | steps, batch, learning rate | metric | {' | '.join(SHOWN)} | settings | runs |",
         "|---" * (6 + len(SHOWN)) + "|",
@@ -178,7 +175,7 @@ def costs_line() -> str:
 
 def deviations() -> str:
     """Standard deviation between seeds and detectable differences for all recorded runs."""
-    return spread_table(read_summary(ROOT / SUMMARY))
+    return spread_table(read_runs(read_summary(ROOT / SUMMARY), ROOT / SUMMARY))
 
 
 def lengths_table() -> str:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
+import sys
 
 import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from bitcycle.analysis.deviation import spread_table, spreads
+from bitcycle.analysis.aggregation import Run
 from bitcycle.analysis.statistics import detectable
+from tests.conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from deviations import spread_table, spreads
 
 
 def row(
     hash_: str, seed: int, final: float, model: str = "resnet8", batch_size: int = 64, samples: int | None = None
-) -> dict[str, str]:
-    return {
+) -> Run:
+    settings = {"training": {"batch_size": batch_size}, "dataset": {"train_samples": samples}}
+    fields = {
         "scale": "mini",
         "model": model,
         "dataset": "cifar10",
@@ -27,8 +33,8 @@ def row(
         "seed": str(seed),
         "final": str(final),
         "seconds": "36",
-        "settings": json.dumps({"training": {"batch_size": batch_size}, "dataset": {"train_samples": samples}}),
     }
+    return Run(fields, settings)
 
 
 ROWS = [

@@ -8,15 +8,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from bitcycle.analysis.collect import CURVES, read_curve
-from bitcycle.analysis.deviation import group_of
 from bitcycle.measurement.artifacts import ANALYSES, Result, collected
 from bitcycle.schedule import SCHEDULES, ScheduleOptions
 from bitcycle.sweep.grid import Overrides
 from bitcycle.sweep.manifest import Place
 from bitcycle.sweep.registry import SCALES
+
+
+class Group(NamedTuple):
+    """A group of runs with the same network, data and length, which are assumed to have the same deviation between seeds."""
+
+    scale: str
+    model: str
+    data: str
+    metric: str
+    steps: str
+    batch: str
 
 
 @dataclass(frozen=True)
@@ -60,9 +70,13 @@ class Run:
         return self.row["hash"], self.row["seed"]
 
     @cached_property
-    def group(self) -> tuple[str, ...]:
-        """The group of runs that are assumed to have the same deviation."""
-        return group_of(self.row, self.settings)
+    def group(self) -> Group:
+        """The group of the run; its data include vocabulary size and number of samples if these are settings."""
+        words = {"vocabulary": "vocabulary of {:,}", "train_samples": "{:,} samples"}
+        sizes = [text.format(size) for name, text in words.items() if (size := self.setting(f"dataset.{name}"))]
+        data = self.row.get("dataset", "") + (f" ({', '.join(sizes)})" if sizes else "")
+        row, batch = self.row, str(self.setting("training.batch_size", ""))
+        return Group(row["scale"], row.get("model", ""), data, row["metric"], row["total_steps"], batch)
 
 
 def read_runs(rows: Iterable[Mapping[str, str]], summary: Path) -> list[Run]:

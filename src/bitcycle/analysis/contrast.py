@@ -12,10 +12,9 @@ from typing import Any, Optional
 import pandas as pd
 
 from bitcycle.analysis import labels, landscape
-from bitcycle.analysis.aggregation import Cell, Run
+from bitcycle.analysis.aggregation import Cell, Group, Run
 from bitcycle.analysis.claim_functions import cost_of, depth
-from bitcycle.analysis.deviation import pooled
-from bitcycle.analysis.statistics import OWN_SEEDS, Estimate, over_seeds
+from bitcycle.analysis.statistics import OWN_SEEDS, Estimate, over_seeds, residual_deviation
 
 Selector = Mapping[str, Any]
 """Fact or setting -> its value, or a list of allowed values."""
@@ -170,17 +169,17 @@ class Pool:
     known: dict[tuple[Any, ...], tuple[Optional[float], int]] = field(default_factory=dict)
 
     def deviation(self, run: Run, metric: str) -> tuple[float | None, int]:
-        """The residual deviation in the group of a run (see `deviation`), and its degrees of freedom."""
+        """The residual deviation in the group of a run, and its degrees of freedom."""
         if metric in COSTS and run.row.get("schedule") in REACTIVE:
             return None, 0  # for most other runs in its group, the cost does not depend on the seed
         key = run.group, metric
         if key not in self.known:
             values = {one.training: reading(one, metric) for one in self._groups.get(run.group, ())}
-            self.known[key] = pooled({name: value for name, value in values.items() if value is not None})
+            self.known[key] = residual_deviation({name: value for name, value in values.items() if value is not None})
         return self.known[key]
 
     @cached_property
-    def _groups(self) -> dict[tuple[str, ...], list[Run]]:
+    def _groups(self) -> dict[Group, list[Run]]:
         found = defaultdict(list)
         for run in self.runs:
             found[run.group].append(run)

@@ -1,18 +1,19 @@
 """Statistics of the verdicts: estimates over seeds; tests of directions, margins, trends and spreads; Holm's correction.
 
 Seeds are the independent units. The standard deviation of an estimate comes from its own seeds if there are at least three,
-otherwise from all settings with the same network, data and length (`deviation.pooled`); without either there is no interval and
+otherwise from all settings with the same network, data and length (`residual_deviation`); without either there is no interval and
 no test.
 """
 
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from scipy import special, stats
 from statsmodels.stats.multitest import multipletests
 
@@ -93,6 +94,25 @@ def over_seeds(
     error = float(stats.sem(values))
     equal = error <= 1e-12 * max(map(abs, values))  # equal up to rounding: a count, not a measurement
     return Estimate(mean, 0.0 if equal else error, n - 1, n)
+
+
+def residual_deviation(values: Mapping[tuple[str, str], float]) -> tuple[float | None, int]:
+    """The deviation s of values by (setting, seed), and its degrees of freedom, from a least-squares fit of the model
+
+        value(setting, seed) = effect of the setting + effect of the seed + noise of variance s^2.
+
+    Runs of the same seed share initial weights and batches, and settings are compared seed by seed: a difference between two
+    settings for one seed has the deviation s sqrt(2).
+    """
+    table = pd.DataFrame([(*key, value) for key, value in values.items()], columns=["setting", "seed", "value"])
+    table = table[table.duplicated("setting", keep=False)]  # a single seed has no residual
+    if table.empty:
+        return None, 0
+    design, numbers = pd.get_dummies(table[["setting", "seed"]], dtype=float).to_numpy(), table["value"].to_numpy()
+    effects, _, rank, _ = np.linalg.lstsq(design, numbers, rcond=None)
+    freedom = len(table) - int(rank)
+    squares = float(np.square(numbers - design @ effects).sum())
+    return (math.sqrt(squares / freedom), freedom) if freedom else (None, 0)
 
 
 def direction_test(estimate: Estimate, sign: int, reference: float = 0.0, computed: bool = False) -> PValues:

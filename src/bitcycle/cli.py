@@ -39,9 +39,9 @@ SUB_COMMANDS = {
     "analyse": SubCommand("bitcycle.measurement.after_sweep", "the analyses of finished runs that a sweep file lists"),
     "surface": SubCommand("bitcycle.measurement.surface", "loss along random directions around a finished network"),
     "plane": SubCommand("bitcycle.measurement.plane", "loss on the plane through three finished networks"),
-    "sharpness": SubCommand("bitcycle.measurement.sharpness", "curvature of the loss at a finished network"),
+    "sharpness": SubCommand("bitcycle.measurement.sharpness", "epsilon-sharpness of the loss at a finished network"),
     "corruption": SubCommand("bitcycle.measurement.corruption", "accuracy of a finished network on corrupted images"),
-    "noise": SubCommand("bitcycle.measurement.noise", "accuracy of a finished network with noise in its weights"),
+    "noise": SubCommand("bitcycle.measurement.noise", "error rates of a finished speech recognizer on noisy recordings"),
 }
 """Sub-command on the command line -> its module."""
 

@@ -50,7 +50,7 @@ def test_all_items_are_listed(empty):
         item = entry.data.item
         assert all(file.stat().st_size > 0 for file in entry.files) and entry.files[-1].name == f"{item.name}.md"
         assert item.kind != "schematic" or entry.picture is not None
-        assert not item.sweep or entry.data.command in (target / "results" / "index.html").read_text()
+        assert not item.sweep or entry.data.commands[0] in (target / "results" / "index.html").read_text()
 
 
 def test_published_numbers_in_the_files_are_those_of_the_papers(empty):

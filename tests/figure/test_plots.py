@@ -12,7 +12,7 @@ from bitcycle.analysis.items import PAPERS, Item
 from bitcycle.analysis.statistics import over_seeds
 from bitcycle.figure import board, data
 from bitcycle.figure.data import ItemData, differences, panels_of, status_line
-from bitcycle.figure.make import draw_item, make_item, titled, write_picture
+from bitcycle.figure.make import draw_item, make_item, write_picture
 from bitcycle.figure.plots import forest, side_by_side
 from bitcycle.figure.style import Drawing
 from tests.conftest import ROOT
@@ -100,7 +100,7 @@ def test_points_of_equal_cost_stand_side_by_side():
 def test_titles_are_one_line_and_fit():
     for name, paper in (("fig3", "cpt"), ("fig2", "better")):
         data = data_of(f"{paper}/{name}")
-        figure = titled(draw_item(data), data).figure
+        figure = draw_item(data).figure
         assert "\n" not in figure.get_suptitle()
         box = figure._suptitle.get_window_extent()
         assert box.width <= figure.bbox.width
@@ -178,7 +178,7 @@ def test_board_has_a_picture_and_a_table_that_name_the_proxy():
     rows = [dict(zip(table.headings, row)) for row in table.rows]
     assert [row["method"] for row in rows] == ["static 8 bits, 50 % of the steps", "CR 3-8 bits", "static 8 bits"]
     assert rows[1]["difference to static 8 bits of equal cost"].startswith("+") and rows[1]["scale"] == "mini"
-    assert board.draw_board(board_of(cells[0], *(Cell({"seed": str(n)}, {}) for n in range(2)))) is None
+    assert draw_item(board_of(cells[0], *(Cell({"seed": str(n)}, {}) for n in range(2)))) is None
     plt.close(figure)
 
 

@@ -37,20 +37,12 @@ class Item:
         """PAPER/NAME."""
         return f"{self.paper}/{self.name}"
 
-    def sweep_file(self, sweeps: Path = SWEEPS) -> Path | None:
+    def sweep_file(self, sweeps: Path) -> Path | None:
         """Its own sweep file, or that of the item whose runs it shows; None if there is none."""
         for name in (self.id, self.sweep):
             if self.sweep and (path := sweeps / f"{name}.yaml").exists():
                 return path
         return None
-
-    def command(self, sweeps: Path = SWEEPS) -> str:
-        """The command that trains its runs; empty if it needs none."""
-        if not self.sweep:
-            return ""
-        file = self.sweep_file(sweeps)
-        name = self.sweep if file is None else f"{file.parent.name}/{file.stem}"
-        return f"python train.py -m +sweeps={name}"
 
 
 def read_items(published: Path = PUBLISHED) -> list[Item]:

@@ -112,7 +112,7 @@ def rows_of(data: ItemData) -> list[Row]:
 
 def draw_board(data: ItemData) -> Drawing | None:
     """Draw accuracy against cost with the Pareto front, and differences to static 8 bits of equal cost."""
-    rows = rows_of(data) if data.complete_enough else []
+    rows = rows_of(data)
     if not rows:
         return None
     figure, (left, right) = panels(2, width=5.4, height=4.0)

@@ -63,21 +63,12 @@ class ItemData:
         return Spec(**{**content.get("defaults", {}), **content.get("items", {}).get(self.item.name, {})})
 
     @property
-    def command(self) -> str:
-        """The command that trains its runs; empty if it needs none."""
-        return self.item.command(self.root / SWEEPS)
-
-    @property
-    def complete_enough(self) -> bool:
-        """Whether at least half of the cells have runs, which a picture requires."""
-        return bool(self.results.done) and 2 * len(self.results.done) >= len(self.results.cells)
-
-    @property
     def commands(self) -> list[str]:
         """The commands that train and analyse its runs, at the scale of the existing ones."""
+        name = f"{self.file.parent.name}/{self.file.stem}" if self.file else self.item.sweep
         scale = f" scale={self.results.scale}" if self.results.scale not in (None, "paper") else ""
-        analyse = f"{ANALYSE} {self.file.parent.name}/{self.file.stem}" if self.file and self.sweep.analyses else ""
-        return [command + scale for command in (self.command, analyse) if command]
+        found = [f"python train.py -m +sweeps={name}{scale}"] if name else []
+        return [*found, f"{ANALYSE} {name}{scale}"] if self.sweep.analyses else found
 
 
 def gather(item: Item, pool: Pool, root: Path) -> ItemData:
@@ -144,9 +135,8 @@ def by_length(panel: Panel) -> list[Panel]:
 
 
 def comparable(data: ItemData, split: str = "", same_length: bool = False) -> list[Panel]:
-    """The panels in which cells can be compared with a baseline that is below the ceiling of its metric. Empty if the item is
-    not complete enough."""
-    found = panels_of(data, split) if data.complete_enough else []
+    """The panels in which cells can be compared with a baseline that is below the ceiling of its metric."""
+    found = panels_of(data, split)
     if same_length:
         found = [part for panel in found for part in by_length(panel)]
     kept = []

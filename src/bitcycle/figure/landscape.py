@@ -96,7 +96,7 @@ def described_surface(result: Result) -> str:
 def contours(data: ItemData, look: str) -> Drawing | None:
     """Contours of the loss around each network, and the rise of the loss over all pairs of directions."""
     cells = [(cell, found) for p in panels_of(data) for cell in p.cells if (found := results_of(cell.runs, "surface"))]
-    if not data.complete_enough or len(cells) < len(data.results.done):  # a comparison needs its baseline
+    if not cells or len(cells) < len(data.results.done):  # a comparison needs its baseline
         return None
     figure, axes = panels(len(cells) + 1, width=3.0, height=3.0, columns=len(cells) + 1)
     series: dict[Look, list[Point]] = {}
@@ -158,7 +158,7 @@ def planes(data: ItemData, split: str, height: str, label: str) -> Drawing | Non
 def measured(data: ItemData, measurement: str, by: str, column: str, label: str) -> Drawing | None:
     """A column of a measurement of each network, by the categories in column `by` (corruption, noise, box size)."""
     series: dict[Look, list[Point]] = {}
-    for cell, phase in itertools.product(data.results.done if data.complete_enough else (), (None, 1, 2)):
+    for cell, phase in itertools.product(data.results.done, (None, 1, 2)):
         groups: dict[str, list[float]] = {}
         for row in (row for result in results_of(cell.runs, measurement, phase) for row in result.rows):
             groups.setdefault(row[by], []).append(float(row[column]))

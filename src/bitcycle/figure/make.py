@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -15,7 +16,7 @@ import matplotlib
 from rich.console import Console
 from rich.progress import track
 
-from bitcycle.analysis.aggregation import read_runs
+from bitcycle.analysis.aggregation import Results, read_runs
 from bitcycle.analysis.claims import read_claims
 from bitcycle.analysis.collect import SUMMARY, curve_name, read_summary
 from bitcycle.analysis.contrast import Pool
@@ -76,7 +77,7 @@ def make_item(data: ItemData, folder: Path) -> Entry:
     item, path = data.item, folder / data.item.paper / data.item.name
     picture = None
     if data.spec.pictures:
-        picture = write_picture(item.id, inputs_of(data), path, lambda: titled(draw_item(data), data))
+        picture = write_picture(item.id, inputs_of(data), path, lambda: draw_item(data))
     tables = board.tables(data) if item.paper == "board" else tables_of(data)
     records, table, page = as_records(tables), *(path.with_name(f"{path.name}.{ending}") for ending in ("csv", "md"))
     if records:
@@ -89,17 +90,16 @@ def make_item(data: ItemData, folder: Path) -> Entry:
 
 
 def draw_item(data: ItemData) -> Drawing | None:
-    """Draw the first picture in an item's description whose runs exist; None if there is none."""
+    """Draw the first picture in an item's description whose runs exist; None if there is none. Runs are only drawn if at least
+    half of the cells have some. The title, of one line, says whether they are a proxy for the paper's."""
+    if 2 * len(data.results.done) < len(data.results.cells):
+        data = replace(data, results=Results(None, tuple(replace(cell, runs=()) for cell in data.results.cells)))
     descriptions = ({**picture} for picture in data.spec.pictures)
     drawings = (KINDS[picture.pop("kind")](data, **picture) for picture in descriptions)
-    return next((drawing for drawing in drawings if drawing is not None), None)
-
-
-def titled(drawing: Drawing | None, data: ItemData) -> Drawing | None:
-    """Add a one-line title: the item, the scale of the runs, and whether they are a proxy for the paper's."""
+    drawing = next((drawing for drawing in drawings if drawing is not None), None)
     if drawing is not None:
         proxy = ", proxy" if any(cell.stand_ins for cell in data.results.done) else ""
-        ours = f" ({data.results.scale} scale{proxy})" if data.complete_enough else ""
+        ours = f" ({data.results.scale} scale{proxy})" if data.results.done else ""
         text = f"{data.item.id}: {data.item.title}{ours or (' (published)' if data.results.cells else '')}"
         drawing.figure.suptitle(text, fontsize=min(10.0, drawing.figure.get_figwidth() * 118 / len(text)))
     return drawing

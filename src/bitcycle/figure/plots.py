@@ -190,7 +190,7 @@ def points_by_setting(
     None to omit a cell. Lines connect differences of the same appearance; `note` is appended to the caption.
     """
     base, column = data.spec.base if differences_to_base else None, data.spec.column
-    shown = comparable(data) if base else panels_of(data) if data.complete_enough else []
+    shown = comparable(data) if base else panels_of(data)
     if not shown:
         return None
     figure, axes = panels(len(shown))
@@ -209,7 +209,7 @@ def points_by_setting(
         label_axes(part, panel.title, x, metric)
     legend(figure, axes)
     words = "Differences to static precision of equal seeds" if base else "Means over seeds"
-    return Drawing(figure, f"{words}; {INTERVALS}; n = {data.results.trials.removeprefix('n = ')}.{note}")
+    return Drawing(figure, f"{words}; {INTERVALS}; {data.results.trials}.{note}")
 
 
 def draw_series(axes: Axes, series: Mapping[Look, Sequence[Point]], line: bool = False, log: bool = False) -> None:
@@ -256,7 +256,7 @@ def apart(places: Sequence[float]) -> list[float]:
 
 def curves(data: ItemData, look: str, x: str = "step", keep: Selector | None = None) -> Drawing | None:
     """Evaluations over steps or GBitOps, mean and standard deviation over seeds; None if no cell has enough for a curve."""
-    every = [(panel, select(panel.cells, keep or {})) for panel in panels_of(data) if data.complete_enough]
+    every = [(panel, select(panel.cells, keep or {})) for panel in panels_of(data)]
     shown = [(panel, drawn) for panel, cells in every if (drawn := [cell for cell in cells if evaluations(cell)])]
     if not shown:
         return None
@@ -305,7 +305,7 @@ def heat(axes: Axes, values: pd.Series, label: str, difference: bool = False) ->
 
 def splits(data: ItemData) -> Drawing | None:
     """The final metric by budget and its split between two phases, and the difference to the even split of the same budget."""
-    shown = panels_of(data)[:1] if data.complete_enough else []
+    shown = panels_of(data)[:1]
     if not shown:
         return None
     found = [(fact(cell, "steps"), split_of(cell), value(cell, "final")) for cell in shown[0].cells]

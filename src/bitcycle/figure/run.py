@@ -129,7 +129,7 @@ def draw_levels(axes: Axes, curve: Curve, q_min: int | None = None) -> None:
 def range_tests(data: ItemData) -> Drawing | None:
     """Training accuracy as precision increases, and the lower bound found by each range test."""
     cells = [(panel, cell) for panel in panels_of(data) for cell in panel.cells if "range_test" in cell.runs[0].curve]
-    if not cells or not data.complete_enough:
+    if not cells:
         return None
     figure, axes = panels(len(cells), width=4.5, columns=2)
     for (panel, cell), part in zip(cells, axes):
@@ -141,7 +141,7 @@ def range_tests(data: ItemData) -> Drawing | None:
 
 def bits_and_loss(data: ItemData, look: str) -> Drawing | None:
     """Precision and training loss of each setting."""
-    shown = panels_of(data) if data.complete_enough else []
+    shown = panels_of(data)
     cells = [cell for panel in shown for cell in panel.cells if cell.runs[0].curve]
     if not cells:
         return None
@@ -163,7 +163,7 @@ def bits_of_blocks(data: ItemData) -> Drawing | None:
     """The options chosen by the gates of each block, at the recorded evaluations."""
     cells = [(panel, cell.runs[0]) for panel in panels_of(data) for cell in panel.cells]
     found = next(((panel, run) for panel, run in cells if run.curve.get("allocation")), None)
-    if found is None or not data.complete_enough:
+    if found is None:
         return None
     panel, run = found
     allocation, total = run.curve["allocation"], int(run.row["total_steps"])

@@ -41,7 +41,9 @@ SUB_COMMANDS = {
     "plane": SubCommand("bitcycle.measurement.plane", "loss on the plane through three finished networks"),
     "sharpness": SubCommand("bitcycle.measurement.sharpness", "epsilon-sharpness of the loss at a finished network"),
     "corruption": SubCommand("bitcycle.measurement.corruption", "accuracy of a finished network on corrupted images"),
-    "noise": SubCommand("bitcycle.measurement.noise", "error rates of a finished speech recognizer on noisy recordings"),
+    "noise": SubCommand(
+        "bitcycle.measurement.noise", "error rates of a finished speech recognizer on noisy recordings"
+    ),
 }
 """Sub-command on the command line -> its module."""
 

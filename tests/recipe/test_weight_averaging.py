@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import islice
+
 import pytest
 import torch
 from torch import nn
@@ -47,19 +50,12 @@ def test_the_average_is_the_plain_mean_and_leaves_the_model_alone():
     assert torch.equal(average.state["1.running_mean"], torch.ones(2))
 
 
-class Numbers:
-    """A task whose batches are rows of numbers."""
-
-    def train(self, model: nn.Module, batch: torch.Tensor) -> None:
-        model(batch)
-
-
 def test_statistics_are_means_over_all_samples():
     """Also where the last batch is smaller; the variance is the mean of the unbiased ones of the batches, as in the code."""
     batches = list(torch.randn(10, 2, generator=torch.Generator().manual_seed(0)).mul(3).add(7).split(4))
     model = nn.BatchNorm1d(2, momentum=0.3)
     model.running_mean.fill_(99.0)
-    estimate_statistics(Numbers(), model.train(), range(3), batches)
+    estimate_statistics(model.train(), batches, model)
     torch.testing.assert_close(model.running_mean, torch.cat(batches).mean(0))
     variance = sum(len(batch) * batch.var(0, correction=1) for batch in batches) / 10
     torch.testing.assert_close(model.running_var, variance)
@@ -79,7 +75,7 @@ def test_statistics_of_a_layer_that_runs_several_times_are_means_over_all_of_its
 
     batches = list(torch.randn(10, 2, generator=torch.Generator().manual_seed(0)).split(4))
     model = Twice().train()
-    estimate_statistics(Numbers(), model, range(3), batches)
+    estimate_statistics(model, batches, model)
     rows = torch.cat(batches)
     torch.testing.assert_close(model.bn.running_mean, torch.cat([rows, 3 * rows + 1]).mean(0))
 
@@ -158,11 +154,12 @@ def test_the_average_of_a_run_is_that_of_its_weights(digits):
     assert values == {f"{name}_averaged": v for name, v in trainer.task.evaluate(trainer.model.eval()).items()}
     trainer.model.train()
     own = trainer.model.bn1.running_mean.clone()
-    estimate_statistics(trainer.task, trainer.model, range(48, 64), trainer.task.batches(48))
+    train = partial(trainer.task.train, trainer.model)
+    estimate_statistics(trainer.model, islice(trainer.task.batches(48), 16), train)
     assert not torch.equal(
         own, trainer.model.bn1.running_mean
     )  # step 64 begins an epoch: its batches, not those before
-    estimate_statistics(trainer.task, trainer.model, range(64, 80), trainer.task.batches(64))
+    estimate_statistics(trainer.model, islice(trainer.task.batches(64), 16), train)
     torch.testing.assert_close(own, trainer.model.bn1.running_mean)
 
 

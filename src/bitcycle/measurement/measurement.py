@@ -1,18 +1,18 @@
 """Loss and error of a network on fixed images, on the network's device."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bitcycle.dataset.image_dataset import Batch, ImageBatches, ImageDatasetOptions, first_images
+from bitcycle.dataset.image_dataset import ImageBatches, ImageDatasetOptions, first_images
 from bitcycle.dataset.images import Images
 from bitcycle.errors import RunError
 from bitcycle.measurement.finished_run import FinishedRun
 from bitcycle.recipe.weight_averaging import estimate_statistics
-from bitcycle.task import ClassificationOptions, StepOutput, Task
+from bitcycle.task import ClassificationOptions
 
 
 class Measurement:
@@ -60,19 +60,8 @@ class Measurement:
         for module in model.modules():
             if isinstance(module, _BatchNorm):
                 module.train()
-        estimate_statistics(_Forward(), model, range(len(self.batches)), self.batches)
+        estimate_statistics(model, self.batches, lambda batch: model(batch.inputs))
         model.eval()
-
-
-class _Forward(Task):
-    """A task for `estimate_statistics` that only runs the forward pass."""
-
-    def batches(self, step: int) -> Iterator[Batch]:
-        raise NotImplementedError
-
-    def train(self, model: nn.Module, batch: Batch) -> StepOutput:
-        logits = model(batch.inputs)
-        return StepOutput(logits.sum(), logits.sum())
 
 
 def flatten(tensors: Iterable[Tensor]) -> Tensor:

@@ -14,17 +14,18 @@ the current epoch. The cost of a run excludes this pass.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bitcycle.settings import SettingError, Settings, setting
-from bitcycle.task import Task
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -123,8 +124,8 @@ def estimated_layers(model: nn.Module) -> list[_BatchNorm]:
 
 
 @torch.no_grad()
-def estimate_statistics(task: Task, model: nn.Module, steps: Iterable[int], batches: Iterable[Any]) -> None:
-    """Re-estimate the running statistics of batch norm on the `batches` of `steps`; the model is in training mode."""
+def estimate_statistics(model: nn.Module, batches: Iterable[T], forward: Callable[[T], object]) -> None:
+    """Re-estimate the running statistics of batch norm layers in training mode; `forward` passes a batch through the model."""
     layers = estimated_layers(model)
     momenta, seen = [layer.momentum for layer in layers], Counter[_BatchNorm]()
 
@@ -137,8 +138,8 @@ def estimate_statistics(task: Task, model: nn.Module, steps: Iterable[int], batc
     for layer in layers:
         layer.reset_running_stats()
     try:
-        for _, batch in zip(steps, batches):
-            task.train(model, batch)
+        for batch in batches:
+            forward(batch)
     finally:
         for hook in hooks:
             hook.remove()

@@ -9,6 +9,8 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -268,8 +270,8 @@ class Trainer:
         per_epoch = self.epoch.steps
         first = self.step // per_epoch * per_epoch
         with self.controller.uncounted(), self.average.in_place_of(self.model, keep=True):
-            steps = range(first, first + per_epoch)
-            estimate_statistics(self.task, self.model, steps, self.task.batches(first))
+            batches = islice(self.task.batches(first), per_epoch)
+            estimate_statistics(self.model, batches, partial(self.task.train, self.model))
 
     def evaluate_at(
         self, precision: Precision, measure: Callable[[nn.Module], dict[str, float]], as_trained: bool = True

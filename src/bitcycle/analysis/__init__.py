@@ -1,1 +1,1 @@
-"""What did we learn: results gathered from finished runs."""
+"""Results of finished runs: collection, statistics, and verdicts on the claims of the papers."""

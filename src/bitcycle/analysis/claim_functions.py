@@ -13,7 +13,7 @@ from bitcycle.schedule import SUITE, Schedule, schedule
 from bitcycle.schedule.gated import Dfq
 
 STEPS = 64_000
-"""Length of a run in the papers."""
+"""Number of steps in formulas of the papers."""
 COARSE = 6_400
 """Length at which costs are precise enough to order schedules, in a tenth of the time."""
 Computed = tuple[bool, str]

@@ -34,7 +34,6 @@ FACTS: dict[str, Callable[[Cell], Any]] = {
     "bounds": lambda cell: f"{labels.highest(labels.forward_bits(cell))}/{labels.highest(labels.backward_bits(cell))}",
     "phases": labels.phase_method,
     "phase_bits": lambda cell: ",".join(map(str, labels.phase_bits(cell))),
-    "quantizer": lambda cell: cell.setting("quantizer"),
     "levels": lambda cell: labels.LEVELS.get(str(cell.setting("quantizer")), ""),
     "precision": labels.precision_of,
     "split": lambda cell: f"{labels.split_of(cell):.3g}",

@@ -1,1 +1,1 @@
-"""What did we see: pictures drawn from finished runs."""
+"""Figures, tables and pages of results."""

@@ -1,4 +1,4 @@
-"""The results pages, rendered from templates: index.html (self-contained), README.md, and a page for each item."""
+"""The results pages, rendered from templates: index.html, which can be read offline, README.md, and a page for each item."""
 
 import os
 import re

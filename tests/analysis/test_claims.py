@@ -14,8 +14,9 @@ from statsmodels.stats.weightstats import ttost_paired
 from bitcycle.analysis import statistics as rule
 from bitcycle.analysis.aggregation import Results
 from bitcycle.analysis.claims import PREDICATES, Claim, read_claims, rule_of
-from bitcycle.analysis.contrast import FACTS, METRICS, Pool
+from bitcycle.analysis.contrast import FACTS, Pool
 from bitcycle.analysis.items import PAPERS, read_items
+from bitcycle.analysis.metrics import METRICS
 from bitcycle.analysis.verdict import (
     COMPUTED,
     CONTRADICTED,

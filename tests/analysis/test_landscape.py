@@ -14,7 +14,7 @@ import pytest
 from bitcycle.analysis.aggregation import Cell, Results
 from bitcycle.analysis.claims import read_claims
 from bitcycle.analysis.contrast import Pool
-from bitcycle.analysis.landscape import rise, rise_around
+from bitcycle.analysis.metrics import rise, rise_around
 from bitcycle.analysis.verdict import NOT_RUN, UNDECIDED, judge
 from bitcycle.figure.data import ItemData
 from bitcycle.figure.landscape import contours, network_name, radial_rise

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from bitcycle.analysis.aggregation import Cell
-from bitcycle.analysis.claim_functions import allocation_at, speedup
+from bitcycle.analysis.claim_functions import speedup
 from bitcycle.analysis.claims import Claim
 from bitcycle.analysis.contrast import Pool
+from bitcycle.analysis.metrics import allocation_at
 from bitcycle.analysis.preconditions import reached_last_stage
 from bitcycle.analysis.verdict import (
     CONTRADICTED,

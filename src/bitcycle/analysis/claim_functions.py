@@ -160,27 +160,6 @@ def _first_cost(run: Run, target: float) -> float | None:
     return next((cost for cost, value in zip(found["gbitops"], found["value"]) if value >= target), None)
 
 
-def allocation_at(run: Run, share: float, tolerance: float = 0.1) -> dict[str, Any] | None:
-    """Block -> option -> share of samples, at the recorded evaluation nearest to a fraction of the run; None if none is within
-    the tolerance."""
-    moments = {int(step): blocks for step, blocks in run.curve.get("allocation", {}).items()}
-    wanted = share * float(run.row["total_steps"])
-    if not moments:
-        return None
-    nearest = min(moments, key=lambda step: abs(step - wanted))
-    return dict(moments[nearest]) if abs(nearest - wanted) <= tolerance * wanted else None
-
-
-def depth(run: Run, share: float) -> float | None:
-    """Mean forward bits of the first third of the blocks minus that of the last third, at a fraction of the run."""
-    blocks = allocation_at(run, share)
-    if blocks is None:
-        return None
-    bits = [sum(part * int(name.split("/")[0]) for name, part in one.items()) for one in blocks.values()]
-    third = max(1, len(bits) // 3)
-    return statistics.fmean(bits[:third]) - statistics.fmean(bits[-third:])
-
-
 def best_split(ours: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> float | None:
     """The full-precision fraction of the run with the best final metric."""
     found = [(run.number("final") or 0.0, labels.split_of(cell)) for cell, run in runs_of(ours, seed)]

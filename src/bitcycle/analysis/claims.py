@@ -13,8 +13,9 @@ from typing import Any, Optional
 
 from omegaconf import OmegaConf
 
-from bitcycle.analysis.contrast import DISPLAYS, as_list, described
+from bitcycle.analysis.contrast import as_list, described
 from bitcycle.analysis.items import PAPERS, PUBLISHED
+from bitcycle.analysis.metrics import DISPLAYS
 from bitcycle.settings import SettingError, Settings, nearest, setting
 
 PREDICATES = {
@@ -49,7 +50,7 @@ class Claim(Settings):
     value: Optional[float] = setting(None, "published effect as a number, a minus b")
     unit: str = setting("points", "unit of a minus b")
     predicate: str = setting("none", "tested hypothesis", choices=PREDICATES)
-    metric: Any = setting("final", "metric of both arms, or a list of one for each; see `contrast.reading`")
+    metric: Any = setting("final", "metric of both arms, or a list of one for each; see `metrics.reading`")
     where: Any = setting({}, "facts shared by all cells (`contrast.FACTS` or settings)")
     a: Any = setting({}, "facts that select arm a")
     b: Any = setting(None, "facts that select arm b, or a list for several arms")

@@ -6,22 +6,20 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Optional
 
 import pandas as pd
 
-from bitcycle.analysis import labels, landscape
+from bitcycle.analysis import labels
 from bitcycle.analysis.aggregation import Cell, Group, Run
-from bitcycle.analysis.claim_functions import cost_of, depth
+from bitcycle.analysis.claim_functions import cost_of
+from bitcycle.analysis.metrics import COSTS, PHASE, reading, readings, value
 from bitcycle.analysis.statistics import OWN_SEEDS, Estimate, over_seeds, residual_deviation
 
 Selector = Mapping[str, Any]
 """Fact or setting -> its value, or a list of allowed values."""
 
-EVALUATED, PHASE = "evaluation: ", "phase: "
-"""Prefixes of metrics: a value recorded at the last evaluation, by its name; the metric at the end of a phase, by its number
-from 1."""
 FACTS: dict[str, Callable[[Cell], Any]] = {
     "model": labels.model_of,
     "data": labels.dataset_of,
@@ -97,67 +95,10 @@ def described(selector: Selector) -> str:
     )
 
 
-# Metrics of a run
+# All recorded runs
 
-
-def _log(column: str, sign: int, run: Run) -> float | None:
-    number = run.number(column)
-    return sign * math.log(number) if number else None
-
-
-METRICS: dict[str, Callable[[Run], Optional[float]]] = {
-    "cost": partial(_log, "gbitops", -1),
-    "cost to the best": partial(_log, "gbitops_to_best", -1),
-    "energy": partial(_log, "energy_j", -1),
-    "latency": partial(_log, "latency_s", -1),
-    "speed": partial(_log, "steps_per_second", 1),
-    "depth early": lambda run: depth(run, 5 / 160),
-    "depth late": lambda run: depth(run, 85 / 160),
-    "rise": landscape.mean_rise,
-    "rise around it less that around fine-tuning": landscape.plane_rise,
-    "sharpness": landscape.sharpness,
-    "corruption error": lambda run: landscape.changed_error(run, "corruption", "error_percent"),
-    "corruption error after two steps": lambda run: landscape.changed_error(run, "corruption", "error_percent", 1),
-    "error in noise": lambda run: landscape.changed_error(run, "noise", "cer_percent"),
-}
-"""Metrics that are not columns of runs.csv. Costs (negated) and speeds are logarithms, so that their differences are log
-ratios."""
-DISPLAYS: dict[str, Callable[[float], float]] = {
-    "saving": lambda x: 100 * (1 - math.exp(-x)),
-    "ratio": math.exp,
-}
-"""How log ratios are displayed: as percent saved, or as a ratio."""
-COSTS = ("cost", "cost to the best", "energy", "latency", "gbitops")
 REACTIVE = ("pfq", "dfq", "fractrain")
 """Schedules whose precision depends on the course of training."""
-
-
-def reading(run: Run, metric: str) -> float | None:
-    """The value of a metric of a run; None if it has none. A metric is a name in METRICS, a value recorded at the last
-    evaluation, the metric at the end of a phase, or a column of runs.csv."""
-    if metric in METRICS:
-        return METRICS[metric](run)
-    if metric.startswith(EVALUATED):
-        number = run.curve.get("final", {}).get(metric.removeprefix(EVALUATED))
-        return None if number is None else float(number)
-    if metric.startswith(PHASE):
-        phases, number = run.curve.get("phases", []), int(metric.removeprefix(PHASE))
-        return float(phases[number - 1]["final"]) if len(phases) >= number else None
-    return run.number(metric)
-
-
-def readings(cell: Cell, metric: str) -> dict[str, float]:
-    """Seed -> value of a metric."""
-    return {run.row["seed"]: value for run in cell.runs if (value := reading(run, metric)) is not None}
-
-
-def value(cell: Cell, metric: str, factor: float = 1.0) -> Estimate | None:
-    """The mean of a metric over the seeds of a cell, multiplied by `factor`; None if no run has a value."""
-    numbers = [factor * number for number in readings(cell, metric).values()]
-    return over_seeds(numbers, own=2) if numbers else None
-
-
-# All recorded runs
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from operator import ne
 from bitcycle.analysis import labels
 from bitcycle.analysis.aggregation import Cell, Run
 from bitcycle.analysis.claims import Claim
-from bitcycle.analysis.contrast import Contrast, Pool, Unit, readings
+from bitcycle.analysis.contrast import Contrast, Pool, Unit
+from bitcycle.analysis.metrics import readings
 
 TOO_FAR = {("imagenet", "digits")}
 """(paper's dataset, ours) if ours lacks the difficulty that the claim is about."""

@@ -14,19 +14,8 @@ from bitcycle.analysis import statistics as rule
 from bitcycle.analysis.aggregation import Cell
 from bitcycle.analysis.claim_functions import PER_SEED
 from bitcycle.analysis.claims import PERCENT_OF_PERPLEXITY, POINTS, Claim, tested_reference
-from bitcycle.analysis.contrast import (
-    COSTS,
-    DISPLAYS,
-    Contrast,
-    Pool,
-    Unit,
-    agreeing,
-    as_list,
-    contrast,
-    fact,
-    readings,
-    select,
-)
+from bitcycle.analysis.contrast import Contrast, Pool, Unit, agreeing, as_list, contrast, fact, select
+from bitcycle.analysis.metrics import COSTS, DISPLAYS, readings
 from bitcycle.analysis.statistics import Estimate, PValues
 
 

@@ -12,8 +12,9 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from bitcycle.analysis.aggregation import Cell
-from bitcycle.analysis.contrast import fact, has, readings, select
+from bitcycle.analysis.contrast import fact, has, select
 from bitcycle.analysis.labels import backward_bits, forward_bits, schedule_of
+from bitcycle.analysis.metrics import readings
 from bitcycle.analysis.statistics import Estimate, over_seeds
 from bitcycle.figure.data import ItemData, Panel, cost_against, metric_name, our_network, panels_of
 from bitcycle.figure.plots import draw_points, label_axes, log_axis, point, side_by_side

@@ -9,9 +9,10 @@ from typing import Any, Optional
 import yaml
 
 from bitcycle.analysis.aggregation import Cell, Results, find_results
-from bitcycle.analysis.contrast import Pool, Selector, contrast, fact, readings, select, value
+from bitcycle.analysis.contrast import Pool, Selector, contrast, fact, select
 from bitcycle.analysis.items import PUBLISHED, SWEEPS, Item, Published, read_published
 from bitcycle.analysis.labels import our_data, our_model, panel_of
+from bitcycle.analysis.metrics import readings, value
 from bitcycle.analysis.preconditions import CEILING
 from bitcycle.analysis.statistics import Estimate, over_seeds
 from bitcycle.settings import setting

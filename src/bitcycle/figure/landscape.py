@@ -13,7 +13,7 @@ from matplotlib.colors import Normalize
 
 from bitcycle.analysis.aggregation import Cell, Results
 from bitcycle.analysis.labels import FLOAT, forward_bits, highest, phase_bits, phase_method
-from bitcycle.analysis.landscape import results_of, rise
+from bitcycle.analysis.metrics import results_of, rise
 from bitcycle.analysis.statistics import over_seeds
 from bitcycle.figure.data import ItemData, panels_of
 from bitcycle.figure.plots import Point, draw_series, label_axes, looks, point

@@ -12,9 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
 from bitcycle.analysis.aggregation import Cell
-from bitcycle.analysis.contrast import Selector, fact, select, value
+from bitcycle.analysis.contrast import Selector, fact, select
 from bitcycle.analysis.items import Published
 from bitcycle.analysis.labels import split_of
+from bitcycle.analysis.metrics import value
 from bitcycle.analysis.statistics import Estimate
 from bitcycle.analysis.verdict import ClaimResult
 from bitcycle.figure.data import (

@@ -16,8 +16,9 @@ from rich.table import Table as Shown
 from bitcycle.analysis import labels
 from bitcycle.analysis.aggregation import Cell, Results, Run, read_runs
 from bitcycle.analysis.collect import SUMMARY, summary_row
-from bitcycle.analysis.contrast import EVALUATED, PHASE, Pool, fact, value
+from bitcycle.analysis.contrast import Pool, fact
 from bitcycle.analysis.items import PUBLISHED, Item, Published, read_items
+from bitcycle.analysis.metrics import EVALUATED, PHASE, value
 from bitcycle.analysis.statistics import Estimate
 from bitcycle.figure.data import ItemData, Panel, Spec, by_length, differences, gather, our_network, panels_of
 from bitcycle.resources import resource_root
@@ -35,7 +36,7 @@ COLUMNS = {
     "parameters": ("parameters", 1e-6),
     "energy": ("energy_j", 1e-3),
 }
-"""Published metric other than the main metric of a run -> our metric, see `contrast.reading`, and its factor."""
+"""Published metric other than the main metric of a run -> our metric, see `metrics.reading`, and its factor."""
 MAIN = ("test_accuracy", "top1_accuracy", "perplexity", "test_perplexity", "cer", "hr_at_10", "map")
 """Published names of the main metric of a run."""
 WORDS = {"range_min": "from", "range_max": "to", "~": "about", "<=": "at most", ">": "more than", "<": "below"}

@@ -29,6 +29,7 @@ from bitcycle.analysis.verdict import (
     read_claim_results,
     write_claims,
 )
+from bitcycle.configuration import GROUPS
 from bitcycle.settings import SettingError
 from tests.claims_cases import CLAIMS, HIGHER, ONE, OTHER, PAIR, PUBLISHED, cell, verdict
 
@@ -195,7 +196,7 @@ def test_every_claim_of_every_paper_is_an_entry():
         assert claim.section and claim.effect and rule_of(claim)
         assert bool(claim.reason) == (claim.predicate == "none")
         for name in [*claim.where, *claim.a, *claim.match, *(key for arm in claim.arms for key in arm)]:
-            assert name in FACTS or "." in name, (claim.id, name)
+            assert name in {*FACTS, *GROUPS} or "." in name, (claim.id, name)
         assert all(m in METRICS or m in ("final", "best", "q_min", "gbitops") or ": " in m for m in claim.metrics), (
             claim.id
         )

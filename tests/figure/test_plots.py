@@ -127,7 +127,7 @@ def test_forest_has_a_panel_for_each_unit():
 
 
 def board_of(*cells: Cell) -> ItemData:
-    return ItemData(Item("board", "methods", "board", "methods", "board/methods", 1), Results("mini", cells))
+    return ItemData(Item("board", "methods", "board", "methods", "board/methods"), Results("mini", cells))
 
 
 def on_board(

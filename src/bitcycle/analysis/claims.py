@@ -73,7 +73,8 @@ class Claim(Settings):
     moments: int = setting(0, "required number of evaluations per run", minimum=0)
     looks: int = setting(1, "number of times it was tested as seeds were added; multiplies its p-value", minimum=1)
     lengths: str = setting(
-        *("equal", "training lengths; converged: may differ if all runs are long enough to have converged"),
+        "equal",
+        "training lengths; converged: may differ if all runs are long enough to have converged",
         choices=("equal", "converged", "free"),
     )
     reason: str = setting("", "why it is not tested")

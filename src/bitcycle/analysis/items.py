@@ -30,7 +30,6 @@ class Item:
     kind: str = setting(MISSING, "one of KINDS")
     title: str = setting(MISSING, "short description")
     sweep: str = setting(MISSING, "PAPER/ITEM of the sweep with its runs; empty if it needs none")
-    runs: int = setting(MISSING, "number of runs at paper scale")
 
     @property
     def id(self) -> str:
@@ -48,7 +47,7 @@ class Item:
 def read_items(published: Path = PUBLISHED) -> list[Item]:
     """All items, in the order of the papers."""
     return [
-        Item(row["paper"], row["item"], row["kind"], row["title"], row["sweep"], int(row["runs"]))
+        Item(row["paper"], row["item"], row["kind"], row["title"], row["sweep"])
         for row in read_csv(published / "items.csv")
     ]
 

@@ -68,8 +68,8 @@ def make_all(root: Path, target: Path, summary: Path) -> list[Entry]:
 def board_items(sweeps: Path) -> list[Item]:
     """The boards, which compare accuracy and cost of all methods and belong to no paper."""
     named = ((file.stem, read_sweep(file)) for file in sorted((sweeps / "board").glob("*.yaml")))
-    titles = ((name, sweep.title.partition(": ")[2] or sweep.title, sweep.runs) for name, sweep in named)
-    return [Item("board", name, "board", title, f"board/{name}", runs) for name, title, runs in titles]
+    titles = ((name, sweep.title.partition(": ")[2] or sweep.title) for name, sweep in named)
+    return [Item("board", name, "board", title, f"board/{name}") for name, title in titles]
 
 
 def make_item(data: ItemData, folder: Path) -> Entry:

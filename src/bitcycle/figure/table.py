@@ -276,7 +276,7 @@ def sweep_tables(name: str, folders: Iterable[RunFolder]) -> list[Table]:
     return found or [
         table
         for scale in dict.fromkeys(run.row["scale"] for run in runs)
-        for table in tables_of(ItemData(Item("", "", "", "", "", 0), Results(scale, settings_of(runs, scale))))
+        for table in tables_of(ItemData(Item("", "", "", "", ""), Results(scale, settings_of(runs, scale))))
     ]
 
 

@@ -195,21 +195,22 @@ class Contrast:
     filled: int  # number of these for which both sides have runs
 
     @property
-    def table(self) -> pd.DataFrame:
-        """One row per unit, term and seed that counts: unit, seed, run, metric, coefficient in the unit's mean."""
-        rows = (
-            (place, run.row["seed"], run, metric, coefficient / len(unit.by_seed))
-            for place, unit in enumerate(self.units)
-            for coefficient, cell, metric in unit.terms
-            for run in cell.runs
-            if run.row["seed"] in unit.by_seed
-        )
-        return pd.DataFrame(rows, columns=["unit", "seed", "run", "metric", "coefficient"])
+    def weights(self) -> list[tuple[Run, str, float]]:
+        """Run, metric and coefficient in the mean over units and seeds, for every run that counts."""
+        runs: dict[Any, Run] = {}
+        found: dict[Any, float] = defaultdict(float)
+        for unit in self.units:
+            for coefficient, cell, metric in unit.terms:
+                for run in (run for run in cell.runs if run.row["seed"] in unit.by_seed):
+                    key = run.group, run.training, metric
+                    runs[key] = run
+                    found[key] += coefficient / len(unit.by_seed) / len(self.units)
+        return [(run, key[-1], found[key]) for key, run in runs.items()]
 
     @property
     def runs(self) -> list[Run]:
         """The distinct runs that count."""
-        return list({run.training: run for run in self.table.run}.values())
+        return list({run.training: run for run, _, _ in self.weights}.values())
 
     def estimate(self, pool: Pool) -> Estimate | None:
         """The mean over units and seeds. Its standard error comes from the seeds if there are at least OWN_SEEDS, otherwise
@@ -224,20 +225,17 @@ class Contrast:
 
     def _pooled_error(self, pool: Pool) -> tuple[float | None, float]:
         """Standard error of the weighted sum of runs, with Welch-Satterthwaite degrees of freedom."""
-        table = self.table
-        table["training"], table["group"] = zip(*((run.training, run.group) for run in table.run))
-        by_training = table.groupby(["group", "training", "metric"], as_index=False)
-        weights = by_training.agg({"coefficient": "sum", "run": "first"})
-        deviations = [pool.deviation(run, metric) for run, metric in zip(weights.run, weights.metric)]
-        weights["deviation"], weights["df"] = zip(*deviations)
-        if weights.deviation.isna().any():
-            return None, 0
-        weights["variance"] = (weights.coefficient / len(self.units) * weights.deviation) ** 2
-        parts = weights.groupby(["group", "metric"]).agg({"variance": "sum", "df": "first"})
-        total = float(parts.variance.sum())
+        variances: dict[tuple[Group, str], float] = defaultdict(float)
+        freedom: dict[tuple[Group, str], int] = {}
+        for run, metric, weight in self.weights:
+            deviation, freedom[run.group, metric] = pool.deviation(run, metric)
+            if deviation is None:
+                return None, 0
+            variances[run.group, metric] += (weight * deviation) ** 2
+        total = sum(variances.values())
         if total == 0:
-            return 0.0, float(parts.df.max())
-        return math.sqrt(total), total**2 / float((parts.variance**2 / parts.df).sum())
+            return 0.0, float(max(freedom.values()))
+        return math.sqrt(total), total**2 / sum(part**2 / freedom[key] for key, part in variances.items())
 
 
 def agreeing(cell: Cell, others: Sequence[Cell], match: Sequence[str]) -> list[Cell]:

@@ -19,7 +19,7 @@ from bitcycle.analysis.metrics import COSTS, DISPLAYS, readings
 from bitcycle.analysis.statistics import Estimate, PValues
 
 
-class Found(NamedTuple):
+class Outcome(NamedTuple):
     """Result of a test."""
 
     values: PValues
@@ -30,7 +30,7 @@ class Found(NamedTuple):
     contrasts: list[Contrast]  # the tested contrasts, for preconditions
 
 
-def evaluate(claim: Claim, cells: Sequence[Cell], pool: Pool) -> Found | None:
+def evaluate(claim: Claim, cells: Sequence[Cell], pool: Pool) -> Outcome | None:
     """Test one part of a claim on the cells of its items at one scale; None if no runs bear on it."""
     ours, arms = select(cells, claim.where, claim.a), [select(cells, claim.where, arm) for arm in claim.arms]
     if claim.predicate == "smaller_spread":
@@ -46,7 +46,7 @@ def evaluate(claim: Claim, cells: Sequence[Cell], pool: Pool) -> Found | None:
     return _joined(claim, tests, tests[0].contrasts if tests[0] else [])
 
 
-def _joined(claim: Claim, found: Sequence[Found | None], contrasts: list[Contrast]) -> Found | None:
+def _joined(claim: Claim, found: Sequence[Outcome | None], contrasts: list[Contrast]) -> Outcome | None:
     """Join several tests, all of which must hold. The estimate is that of the strongest contradiction if there is one, otherwise
     that of the weakest support."""
     tests = [test for test in found if test is not None]
@@ -56,7 +56,7 @@ def _joined(claim: Claim, found: Sequence[Found | None], contrasts: list[Contras
     sign = -1 if claim.predicate in ("higher", "at_least", "rising") else 1
     contradicted = joint.p is not None and joint.contradicts == joint.p
 
-    def weakness(test: Found) -> tuple[float, float]:
+    def weakness(test: Outcome) -> tuple[float, float]:
         p = test.values.contradicts if contradicted else test.values.supports
         return (-1 if contradicted else 1) * (1.0 if p is None else p), sign * (test.shown or 0.0)
 
@@ -88,7 +88,7 @@ def _distinct(contrasts: Iterable[Contrast]) -> list[Contrast]:
     return list({frozenset(unit.name for unit in one.units): one for one in contrasts}.values())
 
 
-def _tested(claim: Claim, found: Contrast, pool: Pool) -> Found | None:
+def _tested(claim: Claim, found: Contrast, pool: Pool) -> Outcome | None:
     estimate = found.estimate(pool)
     if estimate is None:
         return None
@@ -114,7 +114,7 @@ def _margin(claim: Claim, found: Contrast) -> float | None:
     return percent / 100 * statistics.fmean(value for one in theirs for value in one.values())
 
 
-def _decide(claim: Claim, estimate: Estimate, margin: float | None, contrasts: list[Contrast]) -> Found:
+def _decide(claim: Claim, estimate: Estimate, margin: float | None, contrasts: list[Contrast]) -> Outcome:
     shown = DISPLAYS.get(claim.display, float)
     if margin is None:
         sign = 1 if claim.predicate == "higher" else -1
@@ -125,7 +125,7 @@ def _decide(claim: Claim, estimate: Estimate, margin: float | None, contrasts: l
         values = rule.margin_test(estimate, low, high)
     ends = estimate.interval(claim.level)
     interval = None if ends is None else (shown(ends[0]), shown(ends[1]))
-    return Found(values, estimate, shown(estimate.mean), interval, margin, contrasts)
+    return Outcome(values, estimate, shown(estimate.mean), interval, margin, contrasts)
 
 
 def _panels(cells: Sequence[Cell], match: Sequence[str]) -> Iterator[tuple[list[Cell], list[str]]]:
@@ -138,7 +138,7 @@ def _panels(cells: Sequence[Cell], match: Sequence[str]) -> Iterator[tuple[list[
         yield panel, sorted({run.row["seed"] for cell in panel for run in cell.runs})
 
 
-def _per_seed(claim: Claim, ours: Sequence[Cell], theirs: Sequence[Cell]) -> Found | None:
+def _per_seed(claim: Claim, ours: Sequence[Cell], theirs: Sequence[Cell]) -> Outcome | None:
     """Test a statistic that is computed from several runs of one seed, averaged over panels."""
     compute = PER_SEED[claim.function]
     rows = [
@@ -154,7 +154,7 @@ def _per_seed(claim: Claim, ours: Sequence[Cell], theirs: Sequence[Cell]) -> Fou
     return _decide(claim, estimate, None, [_bare([*ours, *theirs])])
 
 
-def _trend(claim: Claim, by: str, ours: Sequence[Cell], theirs: Sequence[Cell]) -> Found | None:
+def _trend(claim: Claim, by: str, ours: Sequence[Cell], theirs: Sequence[Cell]) -> Outcome | None:
     """Page's trend test along a fact, with one block per panel and seed; incomplete blocks are omitted."""
     rows = []
     for number, (panel, seeds) in enumerate(_panels([c for c in ours if c.runs], [m for m in claim.match if m != by])):
@@ -171,7 +171,7 @@ def _trend(claim: Claim, by: str, ours: Sequence[Cell], theirs: Sequence[Cell]) 
         return None
     value, interval, values = rule.trend_test(blocks.to_numpy(), 1 if claim.predicate == "rising" else -1)
     tested = Estimate(value, None, 0, blocks.index.unique("seed").size)
-    return Found(values, tested, value, interval, None, [_bare(ours)])
+    return Outcome(values, tested, value, interval, None, [_bare(ours)])
 
 
 def _at(claim: Claim, cells: Sequence[Cell], theirs: Sequence[Cell], seed: str) -> float | None:
@@ -186,7 +186,7 @@ def _at(claim: Claim, cells: Sequence[Cell], theirs: Sequence[Cell], seed: str) 
     return own - mean(agreeing(cells[0], theirs, claim.match), claim.metrics[1]) if theirs else own
 
 
-def _spread(claim: Claim, ours: Sequence[Cell], theirs: Sequence[Cell]) -> Found:
+def _spread(claim: Claim, ours: Sequence[Cell], theirs: Sequence[Cell]) -> Outcome:
     """F test of whether the deviation between seeds is smaller than that of others."""
     distinct = [{cell.runs[0].row["hash"]: cell for cell in arm if cell.runs}.values() for arm in (ours, theirs)]
     groups = [[list(readings(cell, claim.metrics[0]).values()) for cell in cells] for cells in distinct]
@@ -194,4 +194,4 @@ def _spread(claim: Claim, ours: Sequence[Cell], theirs: Sequence[Cell]) -> Found
     both = [*ours, *theirs]
     seeds = {run.row["seed"] for cell in both for run in cell.runs}
     shown = None if math.isnan(ratio) else ratio
-    return Found(values, Estimate(ratio, None, df, len(seeds)), shown, interval, None, [_bare(both)])
+    return Outcome(values, Estimate(ratio, None, df, len(seeds)), shown, interval, None, [_bare(both)])

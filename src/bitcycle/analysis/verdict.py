@@ -19,7 +19,7 @@ from bitcycle.analysis.aggregation import Cell, Results
 from bitcycle.analysis.claim_functions import COMPUTED as FORMULAS
 from bitcycle.analysis.claims import Claim, rule_of, tested_reference
 from bitcycle.analysis.contrast import Pool, select
-from bitcycle.analysis.predicates import Found, evaluate
+from bitcycle.analysis.predicates import Outcome, evaluate
 from bitcycle.files import read_csv, write_csv
 from bitcycle.settings import setting
 
@@ -96,7 +96,7 @@ def _as_text(value: Any) -> str:
 def judge(claims: Sequence[Claim], results: Mapping[str, Results], pool: Pool) -> list[ClaimResult]:
     """The verdict on every claim at each scale with runs for it, given the results of each item. The p-values of a scale are
     corrected jointly."""
-    judged: list[tuple[Claim, ClaimResult, Found | None]] = []
+    judged: list[tuple[Claim, ClaimResult, Outcome | None]] = []
     for claim in claims:
         rows = [] if claim.predicate in UNTRAINED else [_judge_at(claim, scale, results, pool) for scale in SCALES]
         known = [row for row in rows if row is not None] or [(_without_runs(claim, results), None)]
@@ -132,7 +132,7 @@ def _without_runs(claim: Claim, results: Mapping[str, Results]) -> ClaimResult:
 
 def _judge_at(
     claim: Claim, scale: str, results: Mapping[str, Results], pool: Pool
-) -> tuple[ClaimResult, Found | None] | None:
+) -> tuple[ClaimResult, Outcome | None] | None:
     """The verdict at one scale, before correction; None if there are no runs."""
     at_scale = [results[item].at(scale) for item in (claim.item, *claim.items) if item in results]
     every = select([cell for one in at_scale if one is not None for cell in one.cells], claim.where)
@@ -164,7 +164,7 @@ def _judge_at(
     return row, first
 
 
-def _test(row: ClaimResult, parts: Sequence[Claim], found: Sequence[Found | None]) -> None:
+def _test(row: ClaimResult, parts: Sequence[Claim], found: Sequence[Outcome | None]) -> None:
     """Set the joint p-value of all parts; the further parts are described in the reason."""
     words = []
     for part, one in zip(parts[1:], found[1:]):
@@ -182,7 +182,7 @@ def _test(row: ClaimResult, parts: Sequence[Claim], found: Sequence[Found | None
     row.p_raw, row.looks, row.reason = joint.p, None if joint.p is None else parts[0].looks, "; ".join(words)
 
 
-def _correct(claim: Claim, row: ClaimResult, found: Found | None, p: float, tests: int) -> None:
+def _correct(claim: Claim, row: ClaimResult, found: Outcome | None, p: float, tests: int) -> None:
     """Set the corrected p-value and the resulting verdict, or the number of seeds that an undecided claim needs."""
     row.p_corrected = p
     if p < rule.SIGNIFICANCE and row.leaning:

@@ -18,7 +18,7 @@ from bitcycle.analysis.metrics import readings
 from bitcycle.analysis.statistics import Estimate, over_seeds
 from bitcycle.figure.data import ItemData, Panel, cost_against, metric_name, our_network, panels_of
 from bitcycle.figure.plots import draw_points, label_axes, log_axis, point, side_by_side
-from bitcycle.figure.style import Drawing, Look, legend, panels
+from bitcycle.figure.style import Drawing, Style, legend, panels
 from bitcycle.figure.table import Table, interval, number, signed
 from bitcycle.schedule import SUITE
 
@@ -118,13 +118,13 @@ def draw_board(data: ItemData) -> Drawing | None:
         return None
     figure, (left, right) = panels(2, width=5.4, height=4.0)
     main = next(row for row in rows if has(row.cell, STATIC))
-    look = partial(look_of_row, main=main.cell.setting("quantizer", "sbm"))
+    style = partial(style_of_row, main=main.cell.setting("quantizer", "sbm"))
     for row in rows:
-        draw_points(left, look(row), [point(row.cost, row.value)])
+        draw_points(left, style(row), [point(row.cost, row.value)])
     compared = [row for row in rows if row.gap]
     places = side_by_side({index: math.log(row.cost) for index, row in enumerate(compared)}, 0.012) if compared else {}
     for index, row in enumerate(compared):
-        draw_points(right, look(row), [point(math.exp(places[index]), row.gap)] if row.gap else [])
+        draw_points(right, style(row), [point(math.exp(places[index]), row.gap)] if row.gap else [])
     front = [row for row in rows if row.best]
     left.step([row.cost for row in front], [row.value.mean for row in front], where="post", color="0.5", linewidth=1)
     right.axhline(0, color="0.35", linewidth=1)
@@ -143,8 +143,8 @@ def draw_board(data: ItemData) -> Drawing | None:
     )
 
 
-def look_of_row(row: Row, main: str) -> Look:
-    """The appearance of a method; static 8 bits and other quantizers than `main` have markers of their own."""
+def style_of_row(row: Row, main: str) -> Style:
+    """The style of a method; static 8 bits and other quantizers than `main` have markers of their own."""
     label, colour, marker = FAMILIES.get(schedule_of(row.cell), (schedule_of(row.cell), "0.5", "o"))
     quantizer = row.cell.setting("quantizer", "sbm")
     if label in OTHER_QUANTIZERS and quantizer not in (main, "none"):
@@ -152,7 +152,7 @@ def look_of_row(row: Row, main: str) -> Look:
         label = f"{label}, {quantizer}"
     elif has(row.cell, STATIC):
         label, marker = "static 8 bits, by its steps", "<"
-    return Look(label, colour, marker, "black" if row.best else None)
+    return Style(label, colour, marker, "black" if row.best else None)
 
 
 def others(rows: Sequence[Row], network: str) -> str:

@@ -16,8 +16,8 @@ from bitcycle.analysis.labels import FLOAT, forward_bits, highest, phase_bits, p
 from bitcycle.analysis.metrics import results_of, rise
 from bitcycle.analysis.statistics import over_seeds
 from bitcycle.figure.data import ItemData, panels_of
-from bitcycle.figure.plots import Point, draw_series, label_axes, looks, point
-from bitcycle.figure.style import LOOKS, ORDERED, Drawing, Look, legend, panels
+from bitcycle.figure.plots import Point, draw_series, label_axes, point, styles
+from bitcycle.figure.style import ORDERED, STYLES, Drawing, Style, legend, panels
 from bitcycle.measurement.artifacts import Result
 
 LEVELS = np.arange(0.1, 10, 0.5)
@@ -38,8 +38,8 @@ def draw_contours(axes: Axes, surface: Result) -> None:
     finite = np.nan_to_num(loss, nan=1e9, posinf=1e9)
     levels = LEVELS[(finite.min() < LEVELS) & (finite.max() > LEVELS)]
     if len(levels):
-        look = {"cmap": ORDERED, "vmin": LEVELS[0], "vmax": LEVELS[-1], "linewidths": 1.1}
-        lines = axes.contour(x, y, finite, levels=levels, **look)
+        style = {"cmap": ORDERED, "vmin": LEVELS[0], "vmax": LEVELS[-1], "linewidths": 1.1}
+        lines = axes.contour(x, y, finite, levels=levels, **style)
         axes.clabel(lines, levels[::2], fontsize=6.5, fmt="%.1f")
     middle = float(loss[len(y) // 2, len(x) // 2])
     axes.plot([0], [0], "+", color="black", markersize=7)
@@ -55,8 +55,8 @@ def draw_plane(axes: Any, plane: Result, names: Sequence[str], column: str, labe
     x, y, heights = grid_of(plane, column)
     heights = np.nan_to_num(heights, nan=np.nanmax(heights))
     mesh = np.meshgrid(x, y)
-    look: dict[str, Any] = {"cmap": ORDERED, "alpha": 0.75, "linewidth": 0.2, "edgecolor": "0.4"}
-    shown = axes.plot_surface(*mesh, heights, antialiased=True, **look)
+    style: dict[str, Any] = {"cmap": ORDERED, "alpha": 0.75, "linewidth": 0.2, "edgecolor": "0.4"}
+    shown = axes.plot_surface(*mesh, heights, antialiased=True, **style)
     low, high = float(heights.min()), float(heights.max())
     base = low - 0.35 * (high - low or 1.0)
     if high > low:
@@ -93,16 +93,16 @@ def described_surface(result: Result) -> str:
 # Pictures of papers
 
 
-def contours(data: ItemData, look: str) -> Drawing | None:
+def contours(data: ItemData, style: str) -> Drawing | None:
     """Contours of the loss around each network, and the rise of the loss over all pairs of directions."""
     cells = [(cell, found) for p in panels_of(data) for cell in p.cells if (found := results_of(cell.runs, "surface"))]
     if not cells or len(cells) < len(data.results.done):  # a comparison needs its baseline
         return None
     figure, axes = panels(len(cells) + 1, width=3.0, height=3.0, columns=len(cells) + 1)
-    series: dict[Look, list[Point]] = {}
+    series: dict[Style, list[Point]] = {}
     for (cell, found), part in zip(cells, axes):
-        shade = looks(data, look)(cell)
-        known = next((LOOKS[name] for name in LOOKS if shade.label.startswith(name)), shade[1:3])  # "CPT 3-8 bits"
+        shade = styles(data, style)(cell)
+        known = next((STYLES[name] for name in STYLES if shade.label.startswith(name)), shade[1:3])  # "CPT 3-8 bits"
         shade = shade._replace(colour=known[0], marker=known[1])
         draw_contours(part, min(found, key=lambda result: result.options.get("seed", 0)))
         label_axes(part, shade.label)
@@ -157,14 +157,14 @@ def planes(data: ItemData, split: str, height: str, label: str) -> Drawing | Non
 
 def measured(data: ItemData, measurement: str, by: str, column: str, label: str) -> Drawing | None:
     """A column of a measurement of each network, by the categories in column `by` (corruption, noise, box size)."""
-    series: dict[Look, list[Point]] = {}
+    series: dict[Style, list[Point]] = {}
     for cell, phase in itertools.product(data.results.done, (None, 1, 2)):
         groups: dict[str, list[float]] = {}
         for row in (row for result in results_of(cell.runs, measurement, phase) for row in result.rows):
             groups.setdefault(row[by], []).append(float(row[column]))
         if groups:
-            look = Look(network_name(cell, phase), f"C{len(series)}", "os^Dv"[len(series) % 5])
-            series[look] = [point(name, over_seeds(values)) for name, values in groups.items()]
+            style = Style(network_name(cell, phase), f"C{len(series)}", "os^Dv"[len(series) % 5])
+            series[style] = [point(name, over_seeds(values)) for name, values in groups.items()]
     if not series:
         return None
     figure, axes = panels(1, width=8, height=3.0)

@@ -28,10 +28,10 @@ from bitcycle.figure.data import (
     metric_name,
     panels_of,
 )
-from bitcycle.figure.schematic import suite_legend, suite_look
-from bitcycle.figure.style import ORDERED, Drawing, Look, legend, look_of, panels
+from bitcycle.figure.schematic import suite_legend, suite_style
+from bitcycle.figure.style import ORDERED, Drawing, Style, legend, panels, style_of
 
-Looks = Callable[[Cell], Look]
+StyleOf = Callable[[Cell], Style]
 Point = tuple[Any, float, Optional[tuple[float, float]]]
 """Position, value, and the bounds of its interval."""
 INTERVALS = "bars: 95 % intervals over seeds, below three seeds with the deviation pooled over all settings"
@@ -50,45 +50,45 @@ def point(x: Any, value: Estimate) -> Point:
     return x, value.mean, value.interval()
 
 
-def draw_points(axes: Axes, look: Look, points: Iterable[Point]) -> None:
+def draw_points(axes: Axes, style: Style, points: Iterable[Point]) -> None:
     """Draw points with their intervals; points without an interval are hollow."""
     for x, mean, ends in points:
         axes.errorbar(
             *([x], [mean], None if ends is None else [[max(0.0, mean - ends[0])], [max(0.0, ends[1] - mean)]]),
-            fmt=look.marker,
-            markersize=7 if look.marker == "*" else 5.5,
-            color=look.colour,
-            markerfacecolor="white" if ends is None else look.colour,
-            markeredgecolor=look.edge or look.colour,
+            fmt=style.marker,
+            markersize=7 if style.marker == "*" else 5.5,
+            color=style.colour,
+            markerfacecolor="white" if ends is None else style.colour,
+            markeredgecolor=style.edge or style.colour,
             elinewidth=1,
             capsize=2,
-            label=look.label,
+            label=style.label,
         )
 
 
 # Cost against accuracy
 
 
-def looks(data: ItemData, name: str) -> Looks:
-    """The appearance of a cell by a fact: that of a method, or a shade and marker for a number; `suite` stands for the encoding
+def styles(data: ItemData, name: str) -> StyleOf:
+    """The style of a cell by a fact: that of a method, or a shade and marker for a number; `suite` stands for the encoding
     of Better Schedules."""
     if name == "suite":
-        return suite_look
+        return suite_style
     numbers = sorted({value for cell in data.results.done if isinstance(value := fact(cell, name), float)})
 
-    def look(cell: Cell) -> Look:
+    def style(cell: Cell) -> Style:
         value = fact(cell, name)
         if not isinstance(value, float):
-            return look_of(str(value))
+            return style_of(str(value))
         place = numbers.index(value)
         colour = to_hex(colormaps[ORDERED](place / max(1, len(numbers) - 1)))
-        return Look(f"{name} = {value:g}", colour, "os^Dv"[place % 5])
+        return Style(f"{name} = {value:g}", colour, "os^Dv"[place % 5])
 
-    return look
+    return style
 
 
 def tradeoff(
-    data: ItemData, look: str, split: str = "", cost: str = "", published_base: Mapping[str, str] | None = None
+    data: ItemData, style: str, split: str = "", cost: str = "", published_base: Mapping[str, str] | None = None
 ) -> Drawing | None:
     """Differences to static 8 bits, paired by seed, against relative cost; one panel per network and data (and value of the fact
     `split`).
@@ -101,10 +101,10 @@ def tradeoff(
         return None
     figure, axes = panels(len(shown) + read)
     for panel, part in zip(shown, axes):
-        draw_tradeoff(part, panel, looks(data, look), data)
+        draw_tradeoff(part, panel, styles(data, style), data)
     if read:
         draw_published(axes[-1], data.digitized, cost, published_base or {})
-    if look == "suite":
+    if style == "suite":
         suite_legend(figure)
     else:
         legend(figure, axes)
@@ -113,7 +113,7 @@ def tradeoff(
     return Drawing(figure, " ".join([ours] * bool(shown) + [theirs] * read))
 
 
-def draw_tradeoff(axes: Axes, panel: Panel, look: Looks, data: ItemData) -> None:
+def draw_tradeoff(axes: Axes, panel: Panel, style: StyleOf, data: ItemData) -> None:
     """Draw one panel of `tradeoff`."""
     first = panel.first(data.spec.base)
     found = differences(panel, first, data.spec.column)
@@ -123,7 +123,7 @@ def draw_tradeoff(axes: Axes, panel: Panel, look: Looks, data: ItemData) -> None
         if index < 0:
             axes.plot([place], [0], "s", color="0.35", markersize=5.5, label="static 8 bits")
         else:
-            draw_points(axes, look(panel.cells[index]), [point(place, found[index])])
+            draw_points(axes, style(panel.cells[index]), [point(place, found[index])])
     label_axes(axes, panel.title, "bit operations relative to static 8 bits", f"{metric_name(panel.cells)}, difference")
 
 
@@ -168,9 +168,9 @@ def draw_published(axes: Axes, rows: Sequence[Published], cost: str, base: Mappi
     axes.axhline(0, color="0.5", linewidth=0.8)
     for row, values in whole:
         if (first := bases.get((row["model"], row["dataset"]))) and first is not values:
-            look = look_of(row["method"])._replace(label=f"{row['method']}, published")
+            style = style_of(row["method"])._replace(label=f"{row['method']}, published")
             place, gain = values[cost] / first[cost], values["test_accuracy"] - first["test_accuracy"]
-            draw_points(axes, look, [(place, gain, None)])
+            draw_points(axes, style, [(place, gain, None)])
     words = f"published: {len(bases)} networks and data sets, each against its own baseline"
     label_axes(axes, words, "cost relative to the paper's baseline", "test accuracy (%), difference")
 
@@ -181,14 +181,14 @@ def draw_published(axes: Axes, rows: Sequence[Published], cost: str, base: Mappi
 def points_by_setting(
     data: ItemData,
     place: str,
-    look: str,
+    style: str,
     x: str = "",
     differences_to_base: bool = True,
     log: bool = False,
     note: str = "",
 ) -> Drawing | None:
     """Results of our cells, or their differences to a baseline paired by seed, against the fact `place`: a number, a category, or
-    None to omit a cell. Lines connect differences of the same appearance; `note` is appended to the caption.
+    None to omit a cell. Lines connect differences of the same style; `note` is appended to the caption.
     """
     base, column = data.spec.base if differences_to_base else None, data.spec.column
     shown = comparable(data) if base else panels_of(data)
@@ -196,12 +196,12 @@ def points_by_setting(
         return None
     figure, axes = panels(len(shown))
     for panel, part in zip(shown, axes):
-        series: dict[Look, list[Point]] = {}
+        series: dict[Style, list[Point]] = {}
         for alike in by_length(panel) if base else [panel]:
             first = alike.first(base)
             for index, gap in differences(alike, first, column).items() if first or not base else ():
                 if (where := fact(alike.cells[index], place)) is not None:
-                    series.setdefault(looks(data, look)(alike.cells[index]), []).append(point(where, gap))
+                    series.setdefault(styles(data, style)(alike.cells[index]), []).append(point(where, gap))
         draw_series(part, series, differences_to_base, log)
         metric = metric_name(panel.cells)
         if base is not None:
@@ -213,16 +213,16 @@ def points_by_setting(
     return Drawing(figure, f"{words}; {INTERVALS}; {data.results.trials}.{note}")
 
 
-def draw_series(axes: Axes, series: Mapping[Look, Sequence[Point]], line: bool = False, log: bool = False) -> None:
+def draw_series(axes: Axes, series: Mapping[Style, Sequence[Point]], line: bool = False, log: bool = False) -> None:
     """Draw series of points; within a category, the series are side by side."""
     every = list(dict.fromkeys(x for points in series.values() for x, *_ in points))
     words = [x for x in every if isinstance(x, str)]
-    for number, (look, points) in enumerate(series.items()):
+    for number, (style, points) in enumerate(series.items()):
         shift = 0.5 * ((number + 0.5) / len(series) - 0.5) if words else 0.0
         placed = sorted((words.index(x) + shift if words else x, y, ends) for x, y, ends in points)
-        draw_points(axes, look, placed)
+        draw_points(axes, style, placed)
         if line:
-            axes.plot([x for x, *_ in placed], [y for _, y, _ in placed], color=look.colour, linewidth=1, alpha=0.6)
+            axes.plot([x for x, *_ in placed], [y for _, y, _ in placed], color=style.colour, linewidth=1, alpha=0.6)
     if words:
         axes.set_xticks(range(len(words)), [textwrap.fill(word.replace("_", " "), 12) for word in words], fontsize=7.5)
         axes.set_xlim(-0.5, len(words) - 0.5)
@@ -255,7 +255,7 @@ def apart(places: Sequence[float]) -> list[float]:
 # Curves
 
 
-def curves(data: ItemData, look: str, x: str = "step", keep: Selector | None = None) -> Drawing | None:
+def curves(data: ItemData, style: str, x: str = "step", keep: Selector | None = None) -> Drawing | None:
     """Evaluations over steps or GBitOps, mean and standard deviation over seeds; None if no cell has enough for a curve."""
     every = [(panel, select(panel.cells, keep or {})) for panel in panels_of(data)]
     shown = [(panel, drawn) for panel, cells in every if (drawn := [cell for cell in cells if evaluations(cell)])]
@@ -264,7 +264,7 @@ def curves(data: ItemData, look: str, x: str = "step", keep: Selector | None = N
     figure, axes = panels(len(shown))
     for (panel, cells), part in zip(shown, axes):
         for cell in cells:
-            draw_curve(part, cell, looks(data, look)(cell), x)
+            draw_curve(part, cell, styles(data, style)(cell), x)
         label_axes(part, panel.title, "optimizer step" if x == "step" else "accumulated GBitOps", metric_name(cells))
     legend(figure, axes)
     return Drawing(figure, "Means over seeds; band: one standard deviation.")
@@ -276,16 +276,16 @@ def evaluations(cell: Cell) -> list[dict[str, list[Any]]]:
     return [curve for curve in found if len(curve["step"]) >= LEAST_EVALUATIONS]
 
 
-def draw_curve(axes: Axes, cell: Cell, look: Look, x: str) -> None:
+def draw_curve(axes: Axes, cell: Cell, style: Style, x: str) -> None:
     """Draw the mean curve of a cell with a band of one standard deviation."""
     found = evaluations(cell)
     length = min(len(curve["step"]) for curve in found)
     values, places = np.array([curve["value"][:length] for curve in found]), found[0][x][:length]
     means = values.mean(0)
-    axes.plot(places, means, color=look.colour, linewidth=1.4, label=f"{look.label} (n = {len(found)})")
+    axes.plot(places, means, color=style.colour, linewidth=1.4, label=f"{style.label} (n = {len(found)})")
     if len(found) > 1:
         spread = values.std(0, ddof=1)
-        axes.fill_between(places, means - spread, means + spread, color=look.colour, alpha=0.18, linewidth=0)
+        axes.fill_between(places, means - spread, means + spread, color=style.colour, alpha=0.18, linewidth=0)
 
 
 # Heat maps
@@ -328,7 +328,7 @@ def splits(data: ItemData) -> Drawing | None:
 
 RATIO = "x"
 """Unit of effects that are ratios."""
-VERDICT_LOOKS = {"supported": "#0072b2", "contradicted": "#d55e00", "undecided": "0.45"}
+VERDICT_COLOURS = {"supported": "#0072b2", "contradicted": "#d55e00", "undecided": "0.45"}
 
 
 def forest(rows: Sequence[ClaimResult]) -> Drawing | None:
@@ -353,13 +353,17 @@ def forest(rows: Sequence[ClaimResult]) -> Drawing | None:
 def _forest_panel(axes: Axes, rows: Sequence[ClaimResult]) -> None:
     for place, row in enumerate(rows):
         found = row.leaning or row.verdict
-        colour = VERDICT_LOOKS.get(found, "0.45")
+        colour = VERDICT_COLOURS.get(found, "0.45")
         middle = float(row.estimate or 0.0)
         ends = [middle if end is None else end for end in (row.low, row.high)]
         axes.plot(ends, [place] * 2, color=colour, linewidth=1.4)
-        look: dict[str, Any] = {"color": colour, "markerfacecolor": colour if row.decided else "white", "markersize": 5}
+        style: dict[str, Any] = {
+            "color": colour,
+            "markerfacecolor": colour if row.decided else "white",
+            "markersize": 5,
+        }
         words = f"ours: {row.verdict}" if row.decided else f"ours: leaning, {found}"
-        axes.plot([middle], [place], "o", label=words, **look)
+        axes.plot([middle], [place], "o", label=words, **style)
         if row.published_value is not None:
             axes.plot([row.published_value], [place], "D", color="black", markerfacecolor="none", label="published")
     axes.set_yticks(range(len(rows)), [row.claim_id for row in rows], fontsize=7.5)

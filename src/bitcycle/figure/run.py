@@ -13,7 +13,7 @@ from bitcycle.analysis.collect import curve_of
 from bitcycle.analysis.contrast import fact
 from bitcycle.analysis.labels import backward_bits, forward_bits
 from bitcycle.figure.data import ItemData, panels_of
-from bitcycle.figure.plots import label_axes, looks
+from bitcycle.figure.plots import label_axes, styles
 from bitcycle.figure.style import ORDERED, Drawing, legend, panels, save
 from bitcycle.files import read_records
 from bitcycle.training.plan import Plan
@@ -139,7 +139,7 @@ def range_tests(data: ItemData) -> Drawing | None:
     return Drawing(figure, "Numbers above: bits; thick: mean at the end of a precision; the first seed is shown.")
 
 
-def bits_and_loss(data: ItemData, look: str) -> Drawing | None:
+def bits_and_loss(data: ItemData, style: str) -> Drawing | None:
     """Precision and training loss of each setting."""
     shown = panels_of(data)
     cells = [cell for panel in shown for cell in panel.cells if cell.runs[0].curve]
@@ -147,7 +147,7 @@ def bits_and_loss(data: ItemData, look: str) -> Drawing | None:
         return None
     figure, (above, below) = panels(2, columns=1, width=6.5, height=2.3)
     for cell in cells:
-        training, shape = cell.runs[0].curve["training"], looks(data, look)(cell)
+        training, shape = cell.runs[0].curve["training"], styles(data, style)(cell)
         bits = f"{shape.label} FW({forward_bits(cell)})/BW({backward_bits(cell)})"
         steps: dict[str, Any] = {"drawstyle": "steps-pre", "color": shape.colour}
         above.plot(training["step"], training["weight"], **steps, label=bits)

@@ -16,7 +16,7 @@ from bitcycle.analysis.aggregation import Cell
 from bitcycle.analysis.claim_functions import relative_cost
 from bitcycle.analysis.labels import group_of, schedule_of
 from bitcycle.figure.data import ItemData
-from bitcycle.figure.style import FORMS, ORDERED, PROFILES, Drawing, Look, panels
+from bitcycle.figure.style import FORMS, ORDERED, PROFILES, Drawing, Style, panels
 from bitcycle.schedule import SUITE, Cyclic, Schedule, schedule
 from bitcycle.schedule.cyclic import growth_profile
 
@@ -43,25 +43,25 @@ def draw_bits(axes: Axes, bound: Schedule, colour: str, smooth: bool = True) -> 
     axes.margins(x=0.02, y=0.1)
 
 
-def suite_look(cell: Cell) -> Look:
-    """The appearance of a schedule as in Better Schedules, without a label: colour for the profile, marker for the form, outline
+def suite_style(cell: Cell) -> Style:
+    """The style of a schedule as in Better Schedules, without a label: colour for the profile, marker for the form, outline
     for q_max = 8."""
     edge = "black" if cell.setting("schedule.q_max") == 8 else None
     name = schedule_of(cell)
     if name not in SUITE:
-        return Look("", "0.35", "s", edge)
+        return Style("", "0.35", "s", edge)
     profile, form, _ = SUITE[name]
-    return Look("", PROFILES[profile], FORMS[form], edge)
+    return Style("", PROFILES[profile], FORMS[form], edge)
 
 
 def suite_legend(figure: Figure) -> None:
     """The legend of this encoding."""
     words = {"vertical": "triangular, mirrored values", "horizontal": "triangular, mirrored time"}
-    looks = [Look(profile, colour, "s") for profile, colour in PROFILES.items()]
-    looks += [Look(words.get(form, form), "0.6", mark) for form, mark in FORMS.items()]
-    looks += [Look("static", "0.35", "s"), Look("q_max = 8", "0.8", "o", "black"), Look("q_max = 6", "0.8", "o")]
+    styles = [Style(profile, colour, "s") for profile, colour in PROFILES.items()]
+    styles += [Style(words.get(form, form), "0.6", mark) for form, mark in FORMS.items()]
+    styles += [Style("static", "0.35", "s"), Style("q_max = 8", "0.8", "o", "black"), Style("q_max = 6", "0.8", "o")]
     columns = 5 if figure.get_figwidth() > 8 else 3
-    handles = [Line2D([], [], ls="", marker=m, color=c, mec=edge or c, label=label) for label, c, m, edge in looks]
+    handles = [Line2D([], [], ls="", marker=m, color=c, mec=edge or c, label=label) for label, c, m, edge in styles]
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
 
 
@@ -129,8 +129,8 @@ def diagram(data: ItemData, name: str) -> Drawing:
         axes.text(x, y, text, ha="center", va="center", fontsize=8, zorder=3)
     for way, colour in (("forward", FORWARD), ("backward", BACKWARD)):
         for x, y, *to in found[way]:
-            look = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.1}
-            axes.annotate("", to, (x, y), arrowprops=look, zorder=1)
+            style = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.1}
+            axes.annotate("", to, (x, y), arrowprops=style, zorder=1)
     for x, y, text, colour in found["words"]:
         axes.text(x, y, text, color=colour, fontsize=8.5, va="center")
     return Drawing(figure, found["caption"])

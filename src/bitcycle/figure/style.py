@@ -29,7 +29,7 @@ matplotlib.rcParams.update(
 )
 UNDATED: dict[str, dict[str, str | None]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
 """Metadata without dates and versions, so that equal pictures are equal files."""
-LOOKS = {
+STYLES = {
     **dict.fromkeys(("static", "SBM"), ("0.35", "s")),
     **dict.fromkeys(("Full Precision", "full precision", "float"), ("black", "s")),
     **dict.fromkeys(("CPT", "partial pre-training", "HLHLp", "FP-Agg", "initial window, by its end"), ("#0072b2", "o")),
@@ -52,8 +52,8 @@ ORDERED = "viridis"
 """Colour map for ordered values."""
 
 
-class Look(NamedTuple):
-    """Appearance of a series: label, colour, marker, and outline colour."""
+class Style(NamedTuple):
+    """Style of a series: label, colour, marker, and outline colour."""
 
     label: str
     colour: str = "0.5"
@@ -68,13 +68,13 @@ class Drawing(NamedTuple):
     caption: str
 
 
-def look_of(method: str) -> Look:
-    """The appearance of a method.
+def style_of(method: str) -> Style:
+    """The style of a method.
 
-    >>> look_of("CPT"), look_of("other")
-    (Look(label='CPT', colour='#0072b2', marker='o', edge=None), Look(label='other', colour='0.5', marker='o', edge=None))
+    >>> style_of("CPT"), style_of("other")
+    (Style(label='CPT', colour='#0072b2', marker='o', edge=None), Style(label='other', colour='0.5', marker='o', edge=None))
     """
-    return Look(method, *LOOKS.get(method, ()))
+    return Style(method, *STYLES.get(method, ()))
 
 
 def panels(count: int, columns: int = 3, width: float = 0.0, height: float = 2.9) -> tuple[Figure, list[Axes]]:
@@ -97,8 +97,8 @@ def legend(figure: Figure, axes: Iterable[Axes], columns: int = 4) -> None:
             entries.setdefault(label, handle)
     if entries:
         fitting = min(columns, max(1, int(figure.get_figwidth() * 13 // (max(map(len, entries)) + 7))))
-        look: dict[str, Any] = {"loc": "outside lower center", "ncols": fitting, "frameon": False, "fontsize": 8}
-        figure.legend(list(entries.values()), list(entries), **look)
+        style: dict[str, Any] = {"loc": "outside lower center", "ncols": fitting, "frameon": False, "fontsize": 8}
+        figure.legend(list(entries.values()), list(entries), **style)
 
 
 def render(figure: Figure) -> dict[str, bytes]:

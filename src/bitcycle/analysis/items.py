@@ -1,10 +1,9 @@
 """The figures, tables and listings of the five papers, and their published numbers."""
 
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from bitcycle.files import read_csv
-from bitcycle.settings import setting
 
 PUBLISHED = Path("results/published")
 SWEEPS = Path("sweeps")
@@ -25,11 +24,11 @@ Published = dict[str, str]
 class Item:
     """A figure, table or listing: a row of results/published/items.csv."""
 
-    paper: str = setting(MISSING, "key of PAPERS")
-    name: str = setting(MISSING, "name in the paper, such as fig3 or table1")
-    kind: str = setting(MISSING, "one of KINDS")
-    title: str = setting(MISSING, "short description")
-    sweep: str = setting(MISSING, "PAPER/ITEM of the sweep with its runs; empty if it needs none")
+    paper: str  # key of PAPERS
+    name: str  # name in the paper, such as fig3 or table1
+    kind: str  # one of KINDS
+    title: str  # short description
+    sweep: str  # PAPER/ITEM of the sweep with its runs; empty if it needs none
 
     @property
     def id(self) -> str:

@@ -7,7 +7,7 @@ not be tested have a reason. The scope names the setting for which the verdict h
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional, cast
 
@@ -21,7 +21,6 @@ from bitcycle.analysis.claims import Claim, rule_of, tested_reference
 from bitcycle.analysis.contrast import Pool, select
 from bitcycle.analysis.predicates import Outcome, evaluate
 from bitcycle.files import read_csv, write_csv
-from bitcycle.settings import setting
 
 VERDICTS = ("supported", "contradicted", "undecided", "computed", "no test", "not run")
 SUPPORTED, CONTRADICTED, UNDECIDED, COMPUTED, NO_TEST, NOT_RUN = VERDICTS
@@ -35,36 +34,36 @@ UNTRAINED = ("computed", "none")
 class ClaimResult:
     """The verdict on a claim in one scope."""
 
-    claim_id: str = setting(MISSING, "PAPER/ITEM-cN")
-    item: str = setting(MISSING, "PAPER/ITEM with the runs that decide it")
-    paper: str = setting(MISSING, "key of the paper")
-    sentence: str = setting(MISSING, "the claim in one sentence")
-    section: str = setting("", "section of the paper")
-    predicate: str = setting("", "one of `claims.PREDICATES`")
-    rule: str = setting("", "the decision rule in one sentence")
-    metric: str = setting("", "compared metric")
-    unit: str = setting("", "unit of estimate, interval, margin and published value")
-    scope: str = setting("", '"paper scale" or "proxy: NETWORK, DATA"; empty if no runs are involved')
-    scale: str = setting("", "paper or mini; empty if no runs are involved")
-    verdict: str = setting(NOT_RUN, "one of VERDICTS")
-    holds: Optional[bool] = setting(None, "whether a computed claim holds")
-    decided: bool = setting(False, "whether the corrected p-value is significant")
-    leaning: str = setting("", "supported or contradicted, if the uncorrected p-value is significant")
-    estimate: Optional[float] = setting(None, "estimate of the contrast in the rule")
-    low: Optional[float] = setting(None, "lower end of the confidence interval")
-    high: Optional[float] = setting(None, "upper end of the confidence interval")
-    level: Optional[float] = setting(None, "confidence level: 0.95, or 0.9 for margins")
-    n: Optional[int] = setting(None, "number of seeds")
-    trainings: Optional[int] = setting(None, "number of distinct runs")
-    df: Optional[float] = setting(None, "degrees of freedom of the standard error")
-    looks: Optional[int] = setting(None, "number of times it was tested as seeds were added")
-    p_raw: Optional[float] = setting(None, "p-value: two-sided for directions, one-sided for margins")
-    p_corrected: Optional[float] = setting(None, "p-value corrected for looks (Bonferroni), then over claims (Holm)")
-    margin: Optional[float] = setting(None, "margin of equivalence or non-inferiority")
-    published_effect: str = setting("", "published effect as printed")
-    published_value: Optional[float] = setting(None, "published effect as a number, in the direction of the estimate")
-    reason: str = setting("", "why there is no test, or a remark on the test")
-    seeds_needed: Optional[int] = setting(None, "number of seeds that would decide an effect of the published size")
+    claim_id: str  # PAPER/ITEM-cN
+    item: str  # PAPER/ITEM with the runs that decide it
+    paper: str  # key of the paper
+    sentence: str  # the claim in one sentence
+    section: str = ""  # section of the paper
+    predicate: str = ""  # one of `claims.PREDICATES`
+    rule: str = ""  # the decision rule in one sentence
+    metric: str = ""  # compared metric
+    unit: str = ""  # unit of estimate, interval, margin and published value
+    scope: str = ""  # "paper scale" or "proxy: NETWORK, DATA"; empty if no runs are involved
+    scale: str = ""  # paper or mini; empty if no runs are involved
+    verdict: str = NOT_RUN  # one of VERDICTS
+    holds: Optional[bool] = None  # whether a computed claim holds
+    decided: bool = False  # whether the corrected p-value is significant
+    leaning: str = ""  # supported or contradicted, if the uncorrected p-value is significant
+    estimate: Optional[float] = None  # estimate of the contrast in the rule
+    low: Optional[float] = None  # lower end of the confidence interval
+    high: Optional[float] = None  # upper end of the confidence interval
+    level: Optional[float] = None  # confidence level: 0.95, or 0.9 for margins
+    n: Optional[int] = None  # number of seeds
+    trainings: Optional[int] = None  # number of distinct runs
+    df: Optional[float] = None  # degrees of freedom of the standard error
+    looks: Optional[int] = None  # number of times it was tested as seeds were added
+    p_raw: Optional[float] = None  # p-value: two-sided for directions, one-sided for margins
+    p_corrected: Optional[float] = None  # p-value corrected for looks (Bonferroni), then over claims (Holm)
+    margin: Optional[float] = None  # margin of equivalence or non-inferiority
+    published_effect: str = ""  # published effect as printed
+    published_value: Optional[float] = None  # published effect as a number, in the direction of the estimate
+    reason: str = ""  # why there is no test, or a remark on the test
+    seeds_needed: Optional[int] = None  # number of seeds that would decide an effect of the published size
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(ClaimResult))

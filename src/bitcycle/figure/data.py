@@ -1,7 +1,7 @@
 """Data of an item for pictures, tables and the page: its runs in comparable groups, and differences paired by seed."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Optional
@@ -15,7 +15,6 @@ from bitcycle.analysis.labels import our_data, our_model, panel_of
 from bitcycle.analysis.metrics import readings, value
 from bitcycle.analysis.preconditions import CEILING
 from bitcycle.analysis.statistics import Estimate, over_seeds
-from bitcycle.settings import setting
 from bitcycle.sweep.manifest import MANIFEST, read_manifest
 from bitcycle.sweep.registry import Sweep, read_sweep
 
@@ -28,14 +27,12 @@ DESCRIPTIONS = Path(__file__).parent / "papers"
 class Spec:
     """The description of an item in its paper's file."""
 
-    column: str = setting("final", "column of runs.csv with the metric that the paper reports: final or best")
-    cost: str = setting("gbitops", "column of runs.csv with the cost: gbitops or gbitops_to_best")
-    named: str = setting("method", "fact that is the paper's name of a method, see `contrast.FACTS`")
-    base: Optional[Selector] = setting(None, "facts that select the baseline")
-    measures: Sequence[str] = setting((), "facts that are additional columns in the table of our runs")
-    pictures: Sequence[Mapping[str, Any]] = setting(
-        (), "kind and options of its picture, see `make.KINDS`; the first one whose runs exist is drawn"
-    )
+    column: str = "final"  # column of runs.csv with the metric that the paper reports: final or best
+    cost: str = "gbitops"  # column of runs.csv with the cost: gbitops or gbitops_to_best
+    named: str = "method"  # fact that is the paper's name of a method, see `contrast.FACTS`
+    base: Optional[Selector] = None  # facts that select the baseline
+    measures: Sequence[str] = ()  # facts that are additional columns in the table of our runs
+    pictures: Sequence[Mapping[str, Any]] = ()  # kinds (`make.KINDS`) with options; the first that has runs is drawn
 
 
 @cache
@@ -48,14 +45,14 @@ def _content(paper: str) -> dict[str, Any]:
 class ItemData:
     """An item with its published numbers and our runs."""
 
-    item: Item = setting(MISSING, "the item")
-    results: Results = setting(MISSING, "our runs")
-    published: Sequence[Published] = setting((), "published numbers")
-    digitized: Sequence[Published] = setting((), "published numbers that were read from its picture")
-    root: Path = setting(Path(), "folder of the repository with its configuration and sweeps")
-    file: Optional[Path] = setting(None, "sweep file; None if it has none")
-    sweep: Sweep = setting(Sweep(), "content of the sweep file")
-    pool: Pool = setting(Pool(()), "all recorded runs, whose pooled deviation is used for settings with few seeds")
+    item: Item
+    results: Results  # our runs
+    published: Sequence[Published] = ()
+    digitized: Sequence[Published] = ()  # published numbers that were read from its picture
+    root: Path = Path()  # folder of the repository with its configuration and sweeps
+    file: Optional[Path] = None  # sweep file; None if it has none
+    sweep: Sweep = Sweep()  # content of the sweep file
+    pool: Pool = Pool(())  # all recorded runs, whose pooled deviation is used for settings with few seeds
 
     @property
     def spec(self) -> Spec:
@@ -92,10 +89,10 @@ def gather(item: Item, pool: Pool, root: Path) -> ItemData:
 class Panel:
     """Cells with the same network and data, which can be compared; no two of them have the same runs."""
 
-    name: str = setting(MISSING, "our network and data")
-    proxy_for: tuple[str, ...] = setting(MISSING, "the paper's networks and data, if ours stand in for them")
-    cells: tuple[Cell, ...] = setting(MISSING, "cells with the settings of our runs, not those of the paper")
-    pool: Pool = setting(MISSING, "all recorded runs")
+    name: str  # our network and data
+    proxy_for: tuple[str, ...]  # the paper's networks and data, if ours stand in for them
+    cells: tuple[Cell, ...]  # cells with the settings of our runs, not those of the paper
+    pool: Pool
 
     @property
     def title(self) -> str:

@@ -152,7 +152,7 @@ def test_sub_commands_explain_themselves(word, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "remedy"),
     [
-        (("figures", "better"), "write bitcycle figures, which takes no arguments"),
+        (("figures", "better"), "unrecognized arguments: better"),
         (("collect", "no/such/folder"), ""),
         (("status", "huge"), "scale"),
     ],

@@ -76,9 +76,7 @@ class Part:
     claim: str = ""  # what the runs test
     scale: str = "mini"
     overrides: dict[str, Any] = field(default_factory=dict)  # replace the sweep's settings; one run per value of a list
-    only: dict[str, Any] = field(
-        default_factory=dict
-    )  # setting -> value or values; other runs of the sweep are omitted
+    only: dict[str, Any] = field(default_factory=dict)  # setting -> value or values; other runs are omitted
     seeds: int | None = None  # number of seeds, replacing the sweep's
 
     def expand(self, root: Path, results_root: str) -> list[Overrides]:

@@ -59,10 +59,7 @@ def main(conf: Path | None = None) -> int:
             parser = argparse.ArgumentParser(f"bitcycle {word}", description=chosen.help)
             if chosen.arguments:
                 parser.add_argument(chosen.arguments[0], nargs=chosen.arguments[1])
-            _, unknown = parser.parse_known_args(sys.argv[2:])
-            if unknown:
-                takes = chosen.arguments[0] if chosen.arguments else "no arguments"
-                parser.error(f"unknown arguments {' '.join(unknown)}: write bitcycle {word}, which takes {takes}")
+            parser.parse_args(sys.argv[2:])
         del sys.argv[1]
         from bitcycle.guard import guarded
 

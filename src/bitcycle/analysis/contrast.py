@@ -14,7 +14,7 @@ import pandas as pd
 from bitcycle.analysis import labels
 from bitcycle.analysis.aggregation import Cell, Group, Run
 from bitcycle.analysis.claim_functions import cost_of
-from bitcycle.analysis.metrics import COSTS, PHASE, reading, readings, value
+from bitcycle.analysis.metrics import COSTS, PHASE, estimate_of, reading, readings
 from bitcycle.analysis.statistics import OWN_SEEDS, Estimate, over_seeds, residual_deviation
 
 Selector = Mapping[str, Any]
@@ -28,8 +28,10 @@ FACTS: dict[str, Callable[[Cell], Any]] = {
     "method": labels.method_of,
     "fw": labels.forward_bits,
     "bw": labels.backward_bits,
-    "high": lambda cell: labels.highest(labels.forward_bits(cell)),
-    "bounds": lambda cell: f"{labels.highest(labels.forward_bits(cell))}/{labels.highest(labels.backward_bits(cell))}",
+    "high": lambda cell: labels.highest_bits(labels.forward_bits(cell)),
+    "bounds": lambda cell: "/".join(
+        str(labels.highest_bits(bits)) for bits in (labels.forward_bits(cell), labels.backward_bits(cell))
+    ),
     "phases": labels.phase_method,
     "phase_bits": lambda cell: ",".join(map(str, labels.phase_bits(cell))),
     "levels": lambda cell: labels.LEVELS.get(str(cell.setting("quantizer")), ""),
@@ -50,15 +52,17 @@ FACTS: dict[str, Callable[[Cell], Any]] = {
     "cpt_method_bits": labels.cpt_method_bits,
     "window_kind": lambda cell: labels.window_edge(cell)[0],
     "window_edge": lambda cell: labels.window_edge(cell)[1],
-    "up_to": lambda cell: f"up to {labels.highest(labels.forward_bits(cell))} bits",
+    "up_to": lambda cell: f"up to {labels.highest_bits(labels.forward_bits(cell))} bits",
     "cycles": lambda cell: float(cell.setting("schedule.cycles") or 1),
     "epsilon": lambda cell: cell.setting("schedule.epsilon") if labels.schedule_of(cell) == "pfq" else None,
     "alpha": lambda cell: float(cell.setting("schedule.alpha", 0.3)),
     "seconds": lambda cell: statistics.median(run.number("seconds") or 0.0 for run in cell.runs),
-    "steps per second": lambda cell: f"{value_.mean:.1f}" if (value_ := value(cell, "steps_per_second")) else "",
+    "steps per second": lambda cell: f"{found.mean:.1f}" if (found := estimate_of(cell, "steps_per_second")) else "",
     "q_min found": lambda cell: ", ".join(sorted({str(run.row["q_min"]) for run in cell.runs})),
     "at the ends of phases": lambda cell: ", ".join(
-        f"{found.mean:.4g}" for n in range(len(labels.phase_bits(cell))) if (found := value(cell, f"{PHASE}{n + 1}"))
+        f"{found.mean:.4g}"
+        for n in range(len(labels.phase_bits(cell)))
+        if (found := estimate_of(cell, f"{PHASE}{n + 1}"))
     ),
 }
 """Facts about a cell that claims and plots can refer to; any other name is a setting."""
@@ -74,14 +78,14 @@ def as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list) else [value]
 
 
-def has(cell: Cell, selector: Selector) -> bool:
+def matches(cell: Cell, selector: Selector) -> bool:
     """Whether a cell matches a selector."""
     return all(str(fact(cell, name)) in map(str, as_list(value)) for name, value in selector.items())
 
 
 def select(cells: Iterable[Cell], *selectors: Selector) -> list[Cell]:
     """The cells, with or without runs, that match every selector."""
-    return [cell for cell in cells if all(has(cell, selector) for selector in selectors)]
+    return [cell for cell in cells if all(matches(cell, selector) for selector in selectors)]
 
 
 def described(selector: Selector) -> str:

@@ -195,10 +195,10 @@ def window_of(cell: Cell) -> tuple[float, float]:
     return float(cell.setting("schedule.start") or 0), float(cell.setting("schedule.end"))
 
 
-def highest(bits: str) -> int:
+def highest_bits(bits: str) -> int:
     """The highest precision in a printed one.
 
-    >>> highest("3-8"), highest("6,6,8,12"), highest("dynamic")
+    >>> highest_bits("3-8"), highest_bits("6,6,8,12"), highest_bits("dynamic")
     (8, 12, 8)
     """
     numbers = [int(number) for number in re.findall(r"\d+", bits)]

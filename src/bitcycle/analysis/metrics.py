@@ -152,7 +152,7 @@ def readings(cell: Cell, metric: str) -> dict[str, float]:
     return {run.row["seed"]: value for run in cell.runs if (value := reading(run, metric)) is not None}
 
 
-def value(cell: Cell, metric: str, factor: float = 1.0) -> Estimate | None:
+def estimate_of(cell: Cell, metric: str, factor: float = 1.0) -> Estimate | None:
     """The mean of a metric over the seeds of a cell, multiplied by `factor`; None if no run has a value."""
     numbers = [factor * number for number in readings(cell, metric).values()]
     return over_seeds(numbers, own=2) if numbers else None

@@ -12,7 +12,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from bitcycle.analysis.aggregation import Cell
-from bitcycle.analysis.contrast import fact, has, select
+from bitcycle.analysis.contrast import fact, matches, select
 from bitcycle.analysis.labels import backward_bits, forward_bits, schedule_of
 from bitcycle.analysis.metrics import readings
 from bitcycle.analysis.statistics import Estimate, over_seeds
@@ -51,7 +51,7 @@ class Row(NamedTuple):
     best: bool  # on the Pareto front
 
 
-def name_of(cell: Cell, longest: int) -> str:
+def method_name(cell: Cell, longest: int) -> str:
     """A method with its bits, its quantizer if not the default, and its fraction of the steps if it is a shortened run."""
     schedule, bits = schedule_of(cell), forward_bits(cell)
     words = {"32": "float", "dynamic": schedule}.get(bits, f"{schedule} {bits} bits")
@@ -61,15 +61,15 @@ def name_of(cell: Cell, longest: int) -> str:
     return words if share > 0.99 or schedule != "static" else f"{words}, {100 * share:.0f} % of the steps"
 
 
-def statics(panel: Panel) -> list[Cell]:
+def static_cells(panel: Panel) -> list[Cell]:
     """The cells of static 8 bits, the longest and most repeated first; only those with the quantizer of the first."""
     found = sorted(select(panel.cells, STATIC), key=lambda cell: (-fact(cell, "steps"), -len(cell.runs)))
     return [cell for cell in found if cell.setting("quantizer", "sbm") == found[0].setting("quantizer", "sbm")]
 
 
-def gaps_of(panel: Panel, costs: Mapping[int, float]) -> dict[int, Estimate]:
+def gaps_at_equal_cost(panel: Panel, costs: Mapping[int, float]) -> dict[int, Estimate]:
     """Index of a cell -> its difference to static 8 bits of equal cost; of full length, if there are no shorter runs."""
-    base = statics(panel)
+    base = static_cells(panel)
     curve = sorted((cost, readings(panel.cells[i], COLUMN)) for i, cost in costs.items() if panel.cells[i] in base)
     places, found = [place for place, _ in curve], dict[int, list[float]]()
     for index, cost in costs.items():
@@ -87,21 +87,21 @@ def gaps_of(panel: Panel, costs: Mapping[int, float]) -> dict[int, Estimate]:
 
 def reference(rows: Sequence[Row]) -> str:
     """The baseline of the differences, in words."""
-    lengths = {fact(row.cell, "steps") for row in rows if has(row.cell, STATIC)}
+    lengths = {fact(row.cell, "steps") for row in rows if matches(row.cell, STATIC)}
     return "static 8 bits of equal cost" if len(lengths) > 1 else "static 8 bits of full length"
 
 
 def rows_of(data: ItemData) -> list[Row]:
     """All methods, cheapest first, with costs relative to static 8 bits of full length."""
     every = panels_of(data)
-    first = next((base for panel in every if (base := next(iter(statics(panel)), None))), None)
+    first = next((base for panel in every if (base := next(iter(static_cells(panel)), None))), None)
     if first is None:
         return []
     found = []
     for panel in every:
         costs = {i: cost for i, cell in enumerate(panel.cells) if (cost := cost_against(cell, first)) is not None}
         values = {i: over_seeds(list(v.values())) for i in costs if (v := readings(panel.cells[i], COLUMN))}
-        gaps = gaps_of(panel, costs)
+        gaps = gaps_at_equal_cost(panel, costs)
         found += [Row(panel.name, panel.cells[i], costs[i], value, gaps.get(i), False) for i, value in values.items()]
     found.sort(key=lambda row: (row.cost, -row.value.mean))
     top = float("-inf")
@@ -117,7 +117,7 @@ def draw_board(data: ItemData) -> Drawing | None:
     if not rows:
         return None
     figure, (left, right) = panels(2, width=5.4, height=4.0)
-    main = next(row for row in rows if has(row.cell, STATIC))
+    main = next(row for row in rows if matches(row.cell, STATIC))
     style = partial(style_of_row, main=main.cell.setting("quantizer", "sbm"))
     for row in rows:
         draw_points(left, style(row), [point(row.cost, row.value)])
@@ -139,7 +139,7 @@ def draw_board(data: ItemData) -> Drawing | None:
         figure,
         "Left: means over seeds with 95 % intervals; black outline and line: the Pareto front of the means; right: differences"
         f" to {reference(rows)}, paired by seed{how}; points of nearly equal cost are drawn side by side."
-        f" {data.results.trials}; {others(rows, main.network)}",
+        f" {data.results.trials}; {other_networks(rows, main.network)}",
     )
 
 
@@ -150,12 +150,12 @@ def style_of_row(row: Row, main: str) -> Style:
     if label in OTHER_QUANTIZERS and quantizer not in (main, "none"):
         colour, marker = OTHER_QUANTIZERS[label]
         label = f"{label}, {quantizer}"
-    elif has(row.cell, STATIC):
+    elif matches(row.cell, STATIC):
         label, marker = "static 8 bits, by its steps", "<"
     return Style(label, colour, marker, "black" if row.best else None)
 
 
-def others(rows: Sequence[Row], network: str) -> str:
+def other_networks(rows: Sequence[Row], network: str) -> str:
     """A sentence on the methods that were run on another network."""
     names = sorted({f"{schedule_of(row.cell)} on {row.network}" for row in rows if row.network != network})
     return f"on another network, and so without a difference: {'; '.join(names)}." if names else "one network."
@@ -169,7 +169,7 @@ def tables(data: ItemData) -> list[Table]:
     longest = max((fact(row.cell, "steps") for row in rows), default=1)
     records = [
         {
-            "method": name_of(row.cell, longest),
+            "method": method_name(row.cell, longest),
             "network and data": row.network,
             "scale": data.results.scale or "",
             "steps": f"{fact(row.cell, 'steps'):,}",

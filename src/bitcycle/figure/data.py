@@ -12,7 +12,7 @@ from bitcycle.analysis.aggregation import Cell, Results, find_results
 from bitcycle.analysis.contrast import Pool, Selector, contrast, fact, select
 from bitcycle.analysis.items import PUBLISHED, SWEEPS, Item, Published, read_published
 from bitcycle.analysis.labels import our_data, our_model, panel_of
-from bitcycle.analysis.metrics import readings, value
+from bitcycle.analysis.metrics import estimate_of, readings
 from bitcycle.analysis.preconditions import CEILING
 from bitcycle.analysis.statistics import Estimate, over_seeds
 from bitcycle.sweep.manifest import MANIFEST, read_manifest
@@ -140,7 +140,7 @@ def comparable(data: ItemData, split: str = "", same_length: bool = False) -> li
     kept = []
     for panel in found:
         first = panel.first(data.spec.base)
-        accuracy = value(first, data.spec.column) if first and "accuracy" in first.runs[0].row["metric"] else None
+        accuracy = estimate_of(first, data.spec.column) if first and "accuracy" in first.runs[0].row["metric"] else None
         if first and len(panel.cells) > 1 and not (accuracy and accuracy.mean > CEILING):
             kept.append(panel)
     return kept
@@ -160,10 +160,10 @@ def differences(panel: Panel, base: Cell | None, column: str) -> dict[int, Estim
 
 def cost_against(cell: Cell, base: Cell | None) -> float | None:
     """Cost relative to a baseline, or to the run's static q_max if the baseline has no recorded cost."""
-    own, other = value(cell, "gbitops"), value(base, "gbitops") if base else None
+    own, other = estimate_of(cell, "gbitops"), estimate_of(base, "gbitops") if base else None
     if own and other and other.mean:
         return own.mean / other.mean
-    relative = value(cell, "relative_to_static")
+    relative = estimate_of(cell, "relative_to_static")
     return relative.mean if relative else None
 
 

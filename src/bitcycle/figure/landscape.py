@@ -12,7 +12,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 
 from bitcycle.analysis.aggregation import Cell, Results
-from bitcycle.analysis.labels import FLOAT, forward_bits, highest, phase_bits, phase_method
+from bitcycle.analysis.labels import FLOAT, forward_bits, highest_bits, phase_bits, phase_method
 from bitcycle.analysis.metrics import results_of, rise
 from bitcycle.analysis.statistics import over_seeds
 from bitcycle.figure.data import ItemData, panels_of
@@ -107,7 +107,7 @@ def contours(data: ItemData, style: str) -> Drawing | None:
         draw_contours(part, min(found, key=lambda result: result.options.get("seed", 0)))
         label_axes(part, shade.label)
         rises = [radial_rise(surface) for surface in found]
-        shade = shade._replace(marker="^" if highest(forward_bits(cell)) < 8 else shade.marker)
+        shade = shade._replace(marker="^" if highest_bits(forward_bits(cell)) < 8 else shade.marker)
         values = {radius: [rise[radius] for rise in rises] for radius in rises[0]}
         series[shade] = [(radius, statistics.fmean(v), (min(v), max(v))) for radius, v in values.items()]
     draw_series(axes[-1], series, line=True)

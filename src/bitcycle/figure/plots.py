@@ -15,7 +15,7 @@ from bitcycle.analysis.aggregation import Cell
 from bitcycle.analysis.contrast import Selector, fact, select
 from bitcycle.analysis.items import Published
 from bitcycle.analysis.labels import split_of
-from bitcycle.analysis.metrics import value
+from bitcycle.analysis.metrics import estimate_of
 from bitcycle.analysis.statistics import Estimate
 from bitcycle.analysis.verdict import ClaimResult
 from bitcycle.figure.data import (
@@ -233,15 +233,15 @@ def draw_series(axes: Axes, series: Mapping[Style, Sequence[Point]], line: bool 
 def log_axis(axes: Axes, places: Iterable[float]) -> None:
     """Make the x-axis logarithmic, with labels at the positions of points."""
     axes.set_xscale("log")
-    ticks = apart(sorted(set(places)))
+    ticks = fitting_ticks(sorted(set(places)))
     axes.set_xticks(ticks, [f"{x:.2g}" if x < 1 else f"{x:.3g}" if x < 1000 else f"{x / 1000:.3g}k" for x in ticks])
     axes.minorticks_off()
 
 
-def apart(places: Sequence[float]) -> list[float]:
+def fitting_ticks(places: Sequence[float]) -> list[float]:
     """Those of the ascending positions whose labels do not overlap on a logarithmic axis.
 
-    >>> apart([1, 2, 2.1, 4, 100])
+    >>> fitting_ticks([1, 2, 2.1, 4, 100])
     [1, 2, 4, 100]
     """
     kept: list[float] = []
@@ -291,7 +291,7 @@ def draw_curve(axes: Axes, cell: Cell, style: Style, x: str) -> None:
 # Heat maps
 
 
-def heat(axes: Axes, values: pd.Series, label: str, difference: bool = False) -> None:
+def draw_heat_map(axes: Axes, values: pd.Series, label: str, difference: bool = False) -> None:
     """Draw a heat map of values with an index (row, column); colours of differences are centred at 0."""
     grid = values.unstack()
     largest = float(values.abs().max())
@@ -309,14 +309,14 @@ def splits(data: ItemData) -> Drawing | None:
     shown = panels_of(data)[:1]
     if not shown:
         return None
-    found = [(fact(cell, "steps"), split_of(cell), value(cell, "final")) for cell in shown[0].cells]
+    found = [(fact(cell, "steps"), split_of(cell), estimate_of(cell, "final")) for cell in shown[0].cells]
     rows = [(total, round(split * total), number.mean) for total, split, number in found if number is not None]
     values = pd.DataFrame(rows, columns=["total", "full", "value"]).groupby(["total", "full"])["value"].last()
     even = values[[2 * full == total for total, full in values.index]].droplevel("full")
     gains = values.sub(even, level="total").dropna()
     figure, axes = panels(2, columns=2, width=5.2, height=3.8)
-    heat(axes[0], values, metric_name(shown[0].cells))
-    heat(axes[1], gains, "difference to the even split", difference=True)
+    draw_heat_map(axes[0], values, metric_name(shown[0].cells))
+    draw_heat_map(axes[1], gains, "difference to the even split", difference=True)
     words = "iterations in full precision", "iterations in all"
     label_axes(axes[0], shown[0].name, *words)
     label_axes(axes[1], f"{shown[0].name}: budgets with an even split", *words)

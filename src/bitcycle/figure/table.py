@@ -18,7 +18,7 @@ from bitcycle.analysis.aggregation import Cell, Results, Run, read_runs
 from bitcycle.analysis.collect import SUMMARY, summary_row
 from bitcycle.analysis.contrast import Pool, fact
 from bitcycle.analysis.items import PUBLISHED, Item, Published, read_items
-from bitcycle.analysis.metrics import EVALUATED, PHASE, value
+from bitcycle.analysis.metrics import EVALUATED, PHASE, estimate_of
 from bitcycle.analysis.statistics import Estimate
 from bitcycle.figure.data import ItemData, Panel, Spec, by_length, differences, gather, our_network, panels_of
 from bitcycle.resources import resource_root
@@ -78,22 +78,22 @@ def tables_of(data: ItemData) -> list[Table]:
 def published_table(data: ItemData) -> Table:
     """The published numbers with their deviations, next to ours if network, data and scale are the paper's."""
     rows = [row for row in [*data.published, *data.digitized] if row["metric"] != "none_stated"]
-    ours = [ours_of(row, data) for row in rows]
+    ours = [our_value(row, data) for row in rows]
     matched = any(one is not None for one in ours)
     records = [
         {
             **{name.replace("_", " "): row[name] for name in LABELS},
-            "published": printed(row),
+            "published": as_printed(row),
             "published deviation": row["std"],
-            **beside(row, one),
+            **comparison(row, one),
         }
         for row, one in zip(rows, ours)
     ]
     caption = "Published numbers" + (" and ours at the paper's setting" if matched else "")
-    return Table.without_empty(caption, records, {"metric", "unit", "published", *(BESIDE if matched else ())})
+    return Table.without_empty(caption, records, {"metric", "unit", "published", *(COMPARED if matched else ())})
 
 
-def ours_of(row: Published, data: ItemData) -> Estimate | None:
+def our_value(row: Published, data: ItemData) -> Estimate | None:
     """Our value of a published number; None unless network, data and scale are the paper's and it refers to a single cell.
 
     The column `settings` of the number selects the cell by settings of the sweep (an empty value: not set by it); `phase`, from
@@ -109,23 +109,23 @@ def ours_of(row: Published, data: ItemData) -> Estimate | None:
     return measure(row, alike[0], data.spec, phase)
 
 
-def printed(row: Published) -> str:
+def as_printed(row: Published) -> str:
     """A published number as printed, with its correction if the paper contradicts itself."""
     text = row["printed"] or (number(float(row["value"])) if row["value"] else "")
     meant = row["corrected_value"]
     return f"{WORDS.get(row['relation'], '')} {text}".strip() + (f" (meant: {meant})" if meant else "")
 
 
-BESIDE = ("ours", "deviation", "n", "difference")
+COMPARED = ("ours", "deviation", "n", "difference")
 
 
-def beside(row: Published, ours: Estimate | None) -> dict[str, str]:
-    """The columns BESIDE: our value, its deviation, number of seeds, and its difference to the published number."""
+def comparison(row: Published, ours: Estimate | None) -> dict[str, str]:
+    """The columns COMPARED: our value, its deviation, number of seeds, and its difference to the published number."""
     if ours is None:
-        return dict.fromkeys(BESIDE, "")
+        return dict.fromkeys(COMPARED, "")
     text = row["corrected_value"] or row["value"]
     gap = ours.mean - float(text) if text and row["relation"] in ("=", "~") else None
-    return dict(zip(BESIDE, (number(ours.mean), number(ours.deviation), str(ours.n), signed(gap))))
+    return dict(zip(COMPARED, (number(ours.mean), number(ours.deviation), str(ours.n), signed(gap))))
 
 
 def measure(row: Published, cell: Cell, spec: Spec, phase: str | None) -> Estimate | None:
@@ -133,12 +133,12 @@ def measure(row: Published, cell: Cell, spec: Spec, phase: str | None) -> Estima
     metric, cost = row["metric"], spec.cost
     if metric in MAIN:
         share = not row["unit"] and phase is None
-        return value(cell, spec.column if phase is None else f"{PHASE}{phase}", 0.01 if share else 1.0)
+        return estimate_of(cell, spec.column if phase is None else f"{PHASE}{phase}", 0.01 if share else 1.0)
     if metric in ("energy", "latency") and cell.runs[0].row.get("hardware") not in ("bitfusion", "zc706", "all"):
         return None
     seconds = {"min": 60, "hour": 3600}.get(row["unit"], 1)
     costs = {"gbitops": (cost, 1.0), "effective_macs": (cost, MACS_PER_GBITOP), "latency": ("latency_s", 1 / seconds)}
-    return value(cell, *{**COLUMNS, **costs}.get(metric, ("", 1.0)))
+    return estimate_of(cell, *{**COLUMNS, **costs}.get(metric, ("", 1.0)))
 
 
 # Our runs
@@ -182,7 +182,7 @@ def our_records(panel: Panel, scale: str, spec: Spec) -> Iterator[dict[str, str]
     gaps = differences(panel, base, spec.column) if base else {}
     for index, cell in enumerate(panel.cells):
         row, (network, _, rest) = cell.runs[0].row, our_network(cell).partition(", ")
-        ours, gap, cost = value(cell, spec.column), gaps.get(index), value(cell, "relative_to_static")
+        ours, gap, cost = estimate_of(cell, spec.column), gaps.get(index), estimate_of(cell, "relative_to_static")
         yield {
             "network": network,
             "data": rest,

@@ -185,10 +185,10 @@ def test_dry_run_of_a_schedule_that_depends_on_the_input(command):
 def test_a_network_is_traced_once_for_all_cost_targets(command, monkeypatch):
     kept = {}
 
-    def remembered(kind, identity, make):
+    def cached(kind, identity, make):
         return kept[identity] if identity in kept else kept.setdefault(identity, make())
 
-    monkeypatch.setattr("bitcycle.training.network.remembered", remembered)
+    monkeypatch.setattr("bitcycle.training.network.cached", cached)
     settings = ["schedule=dfq", "model=resnet8", "dataset=digits", "dry_run=json"]
     first, second = (json.loads(command(*settings, f"schedule.target={target}")[1]) for target in (1.5, 3.0))
     assert len(kept) == 2  # its blocks and its operations

@@ -89,9 +89,9 @@ def test_shared_runs_are_one_and_a_run_without_its_weights_waits(small):
 
 def test_configurations_are_kept_until_a_file_changes(small, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(small / "cache"))
-    monkeypatch.setattr("bitcycle.cache._remembered", {})
+    monkeypatch.setattr("bitcycle.cache._in_memory", {})
     before = sweep_index(small, "smoke")
-    monkeypatch.setattr("bitcycle.cache._remembered", {})
+    monkeypatch.setattr("bitcycle.cache._in_memory", {})
     composed = []
     composing = registry.composing
     monkeypatch.setattr(registry, "composing", lambda conf: composed.append(conf) or composing(conf))

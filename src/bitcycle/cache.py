@@ -33,28 +33,28 @@ def code_digest() -> str:
     return digest_of(file for file in files if file.suffix in (".py", ".yaml"))
 
 
-_remembered: dict[str, Any] = {}
+_in_memory: dict[str, Any] = {}
 
 
-def remembered(kind: str, identity: str, make: Callable[[], T]) -> T:
+def cached(kind: str, identity: str, make: Callable[[], T]) -> T:
     """The result of `make`, computed once per identity and version of the code, then read from memory or `cache_folder`.
 
     `kind` names the files; `identity` is everything that the result depends on except the code of this package. The result must
     be picklable and must not be modified.
     """
     name = f"{kind}-{hashlib.sha256(f'{code_digest()} {identity}'.encode()).hexdigest()[:32]}.pickle"
-    if name not in _remembered:
-        _remembered[name] = kept(
+    if name not in _in_memory:
+        _in_memory[name] = cached_file(
             name,
             make,
             read=lambda file: pickle.loads(file.read_bytes()),
             write=lambda file, made: file.write_bytes(pickle.dumps(made)),
         )
-    found: T = _remembered[name]
+    found: T = _in_memory[name]
     return found
 
 
-def kept(name: str, make: Callable[[], T], read: Callable[[Path], T], write: Callable[[Path, T], Any]) -> T:
+def cached_file(name: str, make: Callable[[], T], read: Callable[[Path], T], write: Callable[[Path, T], Any]) -> T:
     """The result of `make`, stored in the file `name` of `cache_folder` and read from there if the file is intact.
 
     The name must identify everything that the result depends on; `read` raises any exception if the file is damaged. A cache that
@@ -63,7 +63,7 @@ def kept(name: str, make: Callable[[], T], read: Callable[[Path], T], write: Cal
     try:
         file = cache_folder() / name
     except OSError as error:
-        logger.info("%s is not kept: %s", name, error)
+        logger.info("%s is not cached: %s", name, error)
         return make()
     try:
         if file.is_file():
@@ -76,5 +76,5 @@ def kept(name: str, make: Callable[[], T], read: Callable[[Path], T], write: Cal
             write(Path(unfinished) / name, made)
             os.replace(Path(unfinished) / name, file)  # atomic, as other processes may read it
     except OSError as error:
-        logger.info("%s is not kept: %s", name, error)
+        logger.info("%s is not cached: %s", name, error)
     return made

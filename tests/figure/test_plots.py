@@ -217,7 +217,7 @@ def test_only_what_has_changed_is_drawn(tmp_path, monkeypatch):
         return Drawing(figure, "a caption")
 
     def make_once(inputs: list[object]) -> bytes:
-        monkeypatch.setattr("bitcycle.cache._remembered", {})  # as in another process
+        monkeypatch.setattr("bitcycle.cache._in_memory", {})  # as in another process
         picture = write_picture("x", inputs, tmp_path / "x", draw)
         assert picture.caption == "a caption"
         return b"".join(file.read_bytes() for file in picture.files)

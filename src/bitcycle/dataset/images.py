@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from bitcycle import distributed
-from bitcycle.cache import kept
+from bitcycle.cache import cached_file
 from bitcycle.dataset.base import DatasetOptions, logger
 from bitcycle.errors import DataError
 from bitcycle.randomness import derive
@@ -140,7 +140,7 @@ class EncodedImages(Images):
         except OSError:
             return Images(self._pixels(), self.labels)  # raises an error that names the unreadable image
         name, read = f"pixels-{digest.hexdigest()[:32]}.npy", lambda file: torch.from_numpy(np.load(file))
-        return Images(kept(name, self._pixels, read, np.save), self.labels)
+        return Images(cached_file(name, self._pixels, read, np.save), self.labels)
 
     def _pixels(self) -> Tensor:
         """Decode all images to uint8 [N, size, size, channels] with several threads; logs the progress."""

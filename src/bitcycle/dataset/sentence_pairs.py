@@ -22,7 +22,7 @@ from typing import Any, ClassVar, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from bitcycle.cache import kept
+from bitcycle.cache import cached_file
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions, check_whole, first_samples, logger, missing
 from bitcycle.dataset.hub import columns, has_parquet, load_hub
 from bitcycle.errors import DataError
@@ -54,7 +54,7 @@ def find_tokenizer(folder: Path | None, vocabulary: int, lowercase: bool, senten
         tokenizer = _read(tokenizers, folder, lowercase)
     else:
         known = json.dumps([tokenizers.__version__, vocabulary, lowercase, sorted(sentences)])
-        tokenizer = kept(
+        tokenizer = cached_file(
             f"tokenizer-{vocabulary}-{hashlib.sha256(known.encode()).hexdigest()[:16]}.json",
             lambda: train_word_piece(tokenizers, vocabulary, lowercase, sentences),
             lambda file: tokenizers.Tokenizer.from_file(str(file)),

@@ -22,7 +22,7 @@ from bitcycle.analysis.collect import SUMMARY, curve_name, read_summary
 from bitcycle.analysis.contrast import Pool
 from bitcycle.analysis.items import PUBLISHED, SWEEPS, Item, read_items
 from bitcycle.analysis.verdict import judge, write_claims
-from bitcycle.cache import remembered
+from bitcycle.cache import cached
 from bitcycle.figure import board, landscape, plots, schematic
 from bitcycle.figure.data import ItemData, gather
 from bitcycle.figure.page import Entry, Picture, write_pages
@@ -126,7 +126,7 @@ def write_picture(name: str, inputs: list[Any], path: Path, draw: Callable[[], D
         return (drawing.caption, render(drawing.figure)) if drawing else ("", {})
 
     identity = json.dumps([matplotlib.__version__, name, inputs], sort_keys=True, default=str)
-    caption, content = remembered("picture", identity, rendered)
+    caption, content = cached("picture", identity, rendered)
     files = write_files(path, content)
     return Picture(files, caption, f"{name}. {caption}") if content else None
 

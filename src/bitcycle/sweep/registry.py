@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 from yaml import YAMLError
 
-from bitcycle.cache import remembered
+from bitcycle.cache import cached
 from bitcycle.configuration import RunConfig
 from bitcycle.files import digest_of
 from bitcycle.resources import resource_root
@@ -217,7 +217,7 @@ def sweep_index(root: Path, scale: str, results_root: str = "results/runs") -> d
             return {str(run): compose(run) for runs in shown for run in runs}
 
     identity = f"{expanded} {digest_of(sorted((root / 'conf').rglob('*.yaml')))}"
-    composed = remembered("sweeps", identity, compose_all)
+    composed = cached("sweeps", identity, compose_all)
     return {name: index_runs(runs, lambda run: composed[str(run)]) for name, runs in expanded.items()}
 
 

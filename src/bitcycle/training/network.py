@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from bitcycle.cache import remembered
+from bitcycle.cache import cached
 from bitcycle.dataset import DatasetInfo
 from bitcycle.hardware import Workload, trace
 from bitcycle.layer import Choices, Gates, LayerRule, conversion_plan, quantize_model
@@ -37,7 +37,7 @@ def blocks(options: ModelOptions, shape: Shape) -> tuple[str | None, int]:
         model = options.build(shape)
         return getattr(model, "block_family", None), len(getattr(model, "block_names", ()))
 
-    return remembered("blocks", _identity(options, shape), make) if _is_ours(options) else make()
+    return cached("blocks", _identity(options, shape), make) if _is_ours(options) else make()
 
 
 def network(
@@ -63,7 +63,7 @@ def network(
     are_ours = all(map(_is_ours, (options, task, quantizer, schedule.options)))
     gates = schedule.options.gates  # all targets have the same network
     identity = _identity(options, info, task, quantizer, gates and replace(gates, target=0.0))
-    found = remembered("network", identity, make) if are_ours else make()
+    found = cached("network", identity, make) if are_ours else make()
     for warning in found.warnings:
         warnings.warn(warning, stacklevel=2)
     return found

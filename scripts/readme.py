@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from bitcycle.analysis.aggregation import read_runs
 from bitcycle.analysis.claim_functions import relative_cost
@@ -241,21 +242,66 @@ def controlled_table() -> str:
     return "\n".join(lines)
 
 
-def activations_table() -> str:
-    """HLHLp on a GRU with 2-bit weights: float against 2-bit activations, by seed, in the regime `language`."""
-    runs: dict[str, dict[str, float]] = defaultdict(dict)
-    for row in read_summary(ROOT / SUMMARY):
-        settings = json.loads(row["settings"])
-        schedule, words = settings["schedule"], settings["dataset"].get("vocabulary")
-        if row["model"] == "gru_hlhlp" and words == 2000 and schedule.get("bits", [32]) in ([32, 2, 8, 2], [32]):
-            bits = schedule.get("activation_bits") or [32]
-            name = "float" if row["schedule"] == "static" else f"2-bit weights, {bits[-1]}-bit activations"
-            runs[name][row["seed"]] = float(row["final"])
-    lines = ["| GRU | perplexity | difference to float |", "|---|---|---|"]
-    for name in sorted(runs, key=lambda name: (name != "float", name)):
-        difference = "" if name == "float" else difference_in_words(runs[name], runs["float"])
-        lines.append(f"| {name} | {mean_in_words([*runs[name].values()])} | {difference} |")
+Settings = Mapping[str, Mapping[str, Any]]
+IMAGES: Settings = {
+    "dataset": {"name": "cifar10_16", "train_samples": 640},
+    "model": {"name": "resnet8"},
+    "training": {"steps": 1000},
+}
+GRU: Settings = {"dataset": {"vocabulary": 2000}, "model": {"name": "gru_hlhlp"}, "training": {"steps": 2000}}
+FLOAT: Settings = {"quantizer": {"name": "none"}, "schedule": {"name": "static"}}
+
+
+def _schedule(name: str, **options: Any) -> Settings:
+    return {"schedule": {"name": name, **options}}
+
+
+EXPERIMENTS: dict[str, tuple[str, Settings, dict[str, Settings]]] = {
+    "activations": (
+        *("GRU | perplexity | difference to float", GRU),
+        {
+            "float": FLOAT,
+            "2-bit weights, 2-bit activations": _schedule("hlhlp", bits=[32, 2, 8, 2], activation_bits=[32, 2, 8, 2]),
+            "2-bit weights, 32-bit activations": _schedule("hlhlp", activation_bits=[32] * 4),
+        },
+    ),
+    "image activations": (
+        *("ResNet-8 | accuracy | difference to float", IMAGES),
+        {
+            "float": FLOAT,
+            "HLHLp, 2-bit activations": _schedule("hlhlp", bits=[32, 2, 8, 2], activation_bits=None),
+            "HLHLp, 32-bit activations": _schedule("hlhlp", bits=[32, 2, 8, 2], activation_bits=[32] * 4),
+        },
+    ),
+    "fractrain weights": (
+        *("ResNet-8 | accuracy | difference to static 8 bits", IMAGES | {"quantizer": {"name": "sbm"}}),
+        {
+            "static 8 bits": _schedule("static", q_max=8, gradient=None),
+            "FracTrain, 4-bit weights": _schedule("fractrain", target=1.5, weight_bits=None),
+            "FracTrain, 8-bit weights": _schedule("fractrain", target=1.5, weight_bits=8),
+        },
+    ),
+}
+"""Part of a document -> columns, settings of all trainings, and what differs; the first arm is the reference."""
+
+
+def experiment(name: str) -> str:
+    """Final accuracies or perplexities of some settings, and their differences to the first one, paired by seed."""
+    columns, common, arms = EXPERIMENTS[name]
+    rows = [(row, json.loads(row["settings"])) for row in read_summary(ROOT / SUMMARY)]
+    lines = [f"| {columns} |", "|---" * (columns.count("|") + 1) + "|"]
+    reference: dict[str, float] = {}
+    for arm, own in arms.items():
+        wanted = {**common, **own}
+        found = {row["seed"]: float(row["final"]) for row, settings in rows if _agrees(settings, wanted)}
+        difference = difference_in_words(found, reference) if reference and found else ""
+        reference = reference or found
+        lines += [f"| {arm} | {mean_in_words([*found.values()])} | {difference} |"] if found else []
     return "\n".join(lines)
+
+
+def _agrees(settings: Settings, wanted: Settings) -> bool:
+    return all(settings[group].get(key) == value for group, keys in wanted.items() for key, value in keys.items())
 
 
 def mean_in_words(finals: Sequence[float]) -> str:
@@ -342,7 +388,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "deviations": deviations,
     "lengths": lengths_table,
     "controlled": controlled_table,
-    "activations": activations_table,
+    **{name: partial(experiment, name) for name in EXPERIMENTS},
     "pilot": pilot_table,
     "fidelity": fidelity_table,
     "fuzz": fuzz_table,
@@ -368,7 +414,7 @@ DOCUMENTS = {
         "tested",
         "untested",
         "controlled",
-        "activations",
+        *EXPERIMENTS,
         "lengths",
     ),
 }

@@ -39,9 +39,9 @@ LEAST_EVALUATIONS = 5
 """Minimum number of points of a curve."""
 
 
-def label_axes(axes: Axes, title: str, x: str = "", y: str = "", columns: int = 44) -> None:
-    """Set the title of a panel, wrapped at a number of columns, and the labels of its axes."""
-    axes.set_title("\n".join(textwrap.wrap(title, columns)), fontsize=8.5)
+def label_axes(axes: Axes, title: str, x: str = "", y: str = "", columns: int = 44, pad: float = 6.0) -> None:
+    """Set the title of a panel, wrapped at a number of columns and `pad` points above it, and the labels of its axes."""
+    axes.set_title("\n".join(textwrap.wrap(title, columns)), fontsize=8.5, pad=pad)
     axes.set(xlabel=x, ylabel=y)
 
 

@@ -134,7 +134,8 @@ def range_tests(data: ItemData) -> Drawing | None:
     figure, axes = panels(len(cells), width=4.5, columns=2)
     for (panel, cell), part in zip(cells, axes):
         draw_levels(part, cell.runs[0].curve)
-        label_axes(part, f"{panel.name}: found {fact(cell, 'q_min found')} bits", "optimizer step")
+        title = f"{panel.name}: found {fact(cell, 'q_min found')} bits"
+        label_axes(part, title, "optimizer step", pad=18.0)  # the bits stand below it
     axes[0].set_ylabel("training accuracy (%)")
     return Drawing(figure, "Numbers above: bits; thick: mean at the end of a precision; the first seed is shown.")
 

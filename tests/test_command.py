@@ -198,7 +198,7 @@ def test_a_network_is_traced_once_for_all_cost_targets(command, monkeypatch):
 
 
 def test_networks_without_blocks_are_refused_before_any_data_are_read(command, monkeypatch, tmp_path):
-    monkeypatch.setattr("bitcycle.training.network.remembered", lambda kind, identity, make: make())
+    monkeypatch.setattr("bitcycle.training.network.cached", lambda kind, identity, make: make())
     monkeypatch.delattr("bitcycle.model.resnet.CifarResNet.block_family")
     network = "bitcycle.model.resnet.CifarResNet"
     monkeypatch.setattr(f"{network}.block_names", property(lambda _: (), lambda *_: None), raising=False)

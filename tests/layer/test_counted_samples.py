@@ -126,6 +126,14 @@ def test_layers_that_run_in_training_only_are_named(caplog):
     ]
 
 
+def test_a_model_that_is_one_layer_is_not_taken_for_one_that_the_cost_omits(caplog):
+    model = bitcycle.quantize_model(nn.Linear(4, 4), float_layers=[])
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=8, total_steps=3))
+    control.step(0)
+    model(torch.randn(7, 4)).sum().backward()
+    assert not caplog.records
+
+
 def test_unfreezing_is_noticed(caplog):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[0].requires_grad_(False)

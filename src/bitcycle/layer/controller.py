@@ -264,9 +264,8 @@ class PrecisionController:
             _name_functions(model, workload)
             self._set_workload(workload.within(prefix))
             self._traced = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-            self._unseen = set(_products(model)) - {
-                o.module for o in workload.operations if o.macs or o.kind == "embedding"
-            }
+            seen = {o.module for o in workload.operations if o.macs or o.kind == "embedding"}
+            self._unseen = set(_products(model)) - seen - {""}  # a model that is a single layer has run
         elif any(parameter.requires_grad != before for parameter, before in self._traced):
             self._traced = []
             logger.warning(

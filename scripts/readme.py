@@ -15,7 +15,7 @@ from typing import Any
 
 from bitcycle.analysis.aggregation import read_runs
 from bitcycle.analysis.claim_functions import relative_cost
-from bitcycle.analysis.collect import CURVES, SUMMARY, read_curve, read_summary
+from bitcycle.analysis.collect import SUMMARY, read_summary
 from bitcycle.analysis.labels import group_of
 from bitcycle.benchmark.table import recorded
 from bitcycle.hardware import MatrixProduct, Operation, TensorCore, Workload
@@ -179,69 +179,6 @@ def deviations() -> str:
     return spread_table(read_runs(read_summary(ROOT / SUMMARY), ROOT / SUMMARY))
 
 
-def lengths_table() -> str:
-    """Accuracy minus that of static precision, by length, images and rate: ResNet-8 on CIFAR-10, q_max 8, batches of
-    32."""
-    runs: dict[tuple[int, int, float], dict[str, list[Mapping[str, str]]]] = defaultdict(lambda: defaultdict(list))
-    for row in read_summary(ROOT / SUMMARY):
-        settings = json.loads(row["settings"])
-        same = (row["dataset"], row["model"], row["quantizer"], row["q_max"]) == ("cifar10", "resnet8", "sbm", "8")
-        plain = settings["training"]["batch_size"] == 32 and settings["schedule"].get("cycles", 8) == 8
-        plain &= settings["schedule"].get("gradient") is None
-        if same and plain and row["schedule"] in ("static", *SUITE) and row["q_min"] == "3":
-            rate = settings["training"]["learning_rate"]["initial"]
-            runs[int(row["total_steps"]), int(row["train_samples"]), rate][row["schedule"]].append(row)
-    shown = [name for name in SUITE if sum(name in schedules for schedules in runs.values()) > 1]
-    titles = [
-        "steps",
-        "images",
-        "epochs",
-        "learning rate",
-        "final training loss, static",
-        "static",
-        *(f"`{name}`" for name in shown),
-    ]
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-    for (steps, images, rate), schedules in sorted(runs.items(), key=lambda item: item[0][0] / item[0][1]):
-        finals = {name: {row["seed"]: float(row["final"]) for row in rows} for name, rows in schedules.items()}
-        if "static" not in finals:
-            continue
-        losses = [
-            read_curve((ROOT / SUMMARY).parent / CURVES, row)["training"]["loss"][-1] for row in schedules["static"]
-        ]
-        cells = [
-            f"{steps:,}",
-            f"{images:,}",
-            f"{32 * steps / images:.2g}",
-            f"{rate:g}",
-            f"{statistics.fmean(losses):.2f}",
-        ]
-        cells += [mean_in_words([*finals["static"].values()])]
-        cells += [difference_in_words(finals.get(name, {}), finals["static"]) for name in shown]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def controlled_table() -> str:
-    """PFQ (3, 4, 6, 8 bits) minus static 8 bits, paired by seed, by number of steps, in the interpolating regime."""
-    wanted = {"static": (None, None), "pfq": ([3, 4, 6, 8], [6, 6, 8, 8])}
-    runs: dict[int, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
-    for row in read_summary(ROOT / SUMMARY):
-        schedule = json.loads(row["settings"])["schedule"]
-        where = tuple(row[key] for key in ("dataset", "model", "quantizer", "q_max", "train_samples"))
-        stages = schedule.get("stages"), schedule.get("gradient_stages")
-        plain = schedule.get("gradient") is None and where == ("cifar10_16", "resnet8", "sbm", "8", "640")
-        if plain and wanted.get(row["schedule"]) == stages:
-            runs[int(row["total_steps"])][row["schedule"]][row["seed"]] = float(row["final"])
-    lines = ["| steps | static 8 | PFQ | difference |", "|---|---|---|---|"]
-    for steps, finals in sorted(runs.items()):
-        if finals.keys() == wanted.keys():
-            means = [mean_in_words([*finals[name].values()]) for name in wanted]
-            difference = difference_in_words(finals["pfq"], finals["static"])
-            lines.append(f"| {steps:,} | {means[0]} | {means[1]} | {difference} |")
-    return "\n".join(lines)
-
-
 Settings = Mapping[str, Mapping[str, Any]]
 IMAGES: Settings = {
     "dataset": {"name": "cifar10_16", "train_samples": 640},
@@ -250,13 +187,23 @@ IMAGES: Settings = {
 }
 GRU: Settings = {"dataset": {"vocabulary": 2000}, "model": {"name": "gru_hlhlp"}, "training": {"steps": 2000}}
 FLOAT: Settings = {"quantizer": {"name": "none"}, "schedule": {"name": "static"}}
+SBM: Settings = {"quantizer": {"name": "sbm"}}
 
 
 def _schedule(name: str, **options: Any) -> Settings:
     return {"schedule": {"name": name, **options}}
 
 
+STATIC_8 = _schedule("static", q_max=8, gradient=None)
+PFQ = _schedule("pfq", stages=[3, 4, 6, 8], gradient_stages=[6, 6, 8, 8])
 EXPERIMENTS: dict[str, tuple[str, Settings, dict[str, Settings]]] = {
+    **{
+        f"PFQ {steps:,}": (
+            *("ResNet-8 | accuracy | difference to static 8 bits", IMAGES | SBM | {"training": {"steps": steps}}),
+            {f"static 8 bits, {steps:,} steps": STATIC_8, f"PFQ, {steps:,} steps": PFQ},
+        )
+        for steps in (1000, 2000)
+    },
     "activations": (
         *("GRU | perplexity | difference to float", GRU),
         {
@@ -274,9 +221,9 @@ EXPERIMENTS: dict[str, tuple[str, Settings, dict[str, Settings]]] = {
         },
     ),
     "fractrain weights": (
-        *("ResNet-8 | accuracy | difference to static 8 bits", IMAGES | {"quantizer": {"name": "sbm"}}),
+        *("ResNet-8 | accuracy | difference to static 8 bits", IMAGES | SBM),
         {
-            "static 8 bits": _schedule("static", q_max=8, gradient=None),
+            "static 8 bits": STATIC_8,
             "FracTrain, 4-bit weights": _schedule("fractrain", target=1.5, weight_bits=None),
             "FracTrain, 8-bit weights": _schedule("fractrain", target=1.5, weight_bits=8),
         },
@@ -386,8 +333,6 @@ GENERATED: dict[str, Callable[[], str]] = {
     "verdicts": verdicts_table,
     "benchmark": recorded,
     "deviations": deviations,
-    "lengths": lengths_table,
-    "controlled": controlled_table,
     **{name: partial(experiment, name) for name in EXPERIMENTS},
     "pilot": pilot_table,
     "fidelity": fidelity_table,
@@ -413,9 +358,7 @@ DOCUMENTS = {
         "decided",
         "tested",
         "untested",
-        "controlled",
         *EXPERIMENTS,
-        "lengths",
     ),
 }
 """Document -> its generated parts."""

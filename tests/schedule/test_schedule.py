@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 
+import numpy
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -260,6 +262,16 @@ def test_step_outside_the_run_is_refused():
     bound = schedule("RTH", total_steps=100)
     for step in (-1, 100):
         with pytest.raises(ValueError, match="outside the run"):
+            bound(step)
+
+
+@pytest.mark.parametrize("name", ["RTH", "static", "deficit", "pfq"])
+def test_a_step_is_a_whole_number_of_any_library(name):
+    """Fractions were once accepted: positions between two steps, at which no network trains."""
+    bound = schedule(name, total_steps=100, steps_per_epoch=10)
+    assert bound(numpy.int64(3)) == bound(torch.tensor(3)) == bound(3)
+    for step in (1.5, 2.0, float("nan"), torch.tensor(1.0), "1"):
+        with pytest.raises(TypeError, match="integer"):
             bound(step)
 
 

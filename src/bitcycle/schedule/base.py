@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -154,7 +155,8 @@ class ScheduleOptions(Settings):
 @dataclass(frozen=True)
 class Schedule:
     """Precision as a function of the step: `schedule(step)` gives the bits of optimizer step `step`, counted from 0. Raises
-    SettingError for a step outside the run, and at construction for options that do not fit its length."""
+    TypeError for a step that is not a whole number (Python's, NumPy's, or a tensor's), SettingError for a step outside the run,
+    and at construction for options that do not fit its length."""
 
     fixed: ClassVar[bool] = True
     """Whether the precision of every step is known in advance; False if it depends on training or input."""
@@ -183,6 +185,7 @@ class Schedule:
         return f"starts at {'/'.join(map(str, self(0)))}, depends on training"
 
     def __call__(self, step: int) -> Precision:
+        step = operator.index(step)
         if not 0 <= step < self.length.total_steps:
             last = self.length.total_steps - 1
             remedy = f"steps run from 0 to total_steps - 1 = {last}; bind the schedule to more steps"

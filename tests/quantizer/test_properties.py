@@ -153,7 +153,8 @@ def test_at_most_two_to_the_bits_levels(seed, scale, name):
             continue  # A has no upper limit
         for number in offered(options, role):
             y = bitcycle.quantize(x, number, quantizer=options, role=role)
-            assert len(y.unique()) <= LEVELS.get(name, {}).get(number, 2**number) if role == "weight" else 2**number
+            most = LEVELS.get(name, {}).get(number, 2**number) if role == "weight" else 2**number
+            assert len(y.unique()) <= most
 
 
 @given(seed=st.integers(0, 100), exponent=st.integers(-30, 30))

@@ -28,7 +28,7 @@ from bitcycle import distributed
 from bitcycle.quantizer.autograd import with_gradient
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
-from bitcycle.quantizer.layout import flat, samples, unflat
+from bitcycle.quantizer.layout import computable, flat, samples, unflat
 from bitcycle.quantizer.sbm import SbmActivation
 from bitcycle.randomness import uniform_noise
 from bitcycle.settings import setting
@@ -52,11 +52,12 @@ def activation_gradient(gradient: Tensor, x: Tensor, bits: Tensor) -> Tensor:
 
 def quantize_weight(weight: Tensor, bits: Tensor) -> Tensor:
     """The weight of a layer on 2^bits values; 0 bits returns it."""
-    t = weight.tanh()
+    w = computable(weight)
+    t = w.tanh()
     several = 2 * round_unit(t / (2 * _largest(t)) + 0.5, bits) - 1
-    mean = weight.abs().mean()
-    single = torch.where(weight >= 0, mean, -mean)
-    return torch.where(bits > 1, several, torch.where(bits == 1, single, weight))
+    mean = w.abs().mean()
+    single = torch.where(w >= 0, mean, -mean)
+    return torch.where(bits > 1, several, torch.where(bits == 1, single, w)).to(weight.dtype)
 
 
 def weight_gradient(gradient: Tensor, weight: Tensor, bits: Tensor) -> Tensor:
@@ -64,11 +65,11 @@ def weight_gradient(gradient: Tensor, weight: Tensor, bits: Tensor) -> Tensor:
 
     Several maxima share their contribution, as in automatic differentiation.
     """
-    t = weight.tanh()
+    g, t = computable(gradient), computable(weight).tanh()
     largest = _largest(t)
     at_maximum = (t.abs() == largest).to(t.dtype)
-    through_maximum = at_maximum * t.sign() * ((gradient * t).sum() / largest / largest) / at_maximum.sum().clamp_min(1)
-    return torch.where(bits > 1, (gradient / largest - through_maximum) * (1 - t * t), gradient)
+    through_maximum = at_maximum * t.sign() * ((g * t).sum() / largest / largest) / at_maximum.sum().clamp_min(1)
+    return torch.where(bits > 1, (g / largest - through_maximum) * (1 - t * t), g).to(gradient.dtype)
 
 
 def _largest(t: Tensor) -> Tensor:

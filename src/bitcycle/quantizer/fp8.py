@@ -6,8 +6,9 @@
     weight, activation    rounded to nearest, halves to even, saturated, straight-through
     gradient              the same, or stochastically if `stochastic` is true
 
-One copy of a tensor serves all products, as its scale factors out of any sum. Infinities saturate and do not affect s, NaN stays
-NaN, a tensor of zeros has s = 1. Delayed scaling starts with the current scale; evaluation leaves the history unchanged.
+One copy of a tensor serves all products, as its scale factors out of any sum. Infinities do not affect s; they saturate, but stay
+infinite in gradients, so that a gradient scaler notices an overflow. NaN stays NaN, a tensor of zeros has s = 1. Delayed scaling
+starts with the current scale; evaluation leaves the history unchanged.
 A recurrent layer's input sequence has one scale, its hidden state one for each time step.
 
 >>> import torch
@@ -93,11 +94,11 @@ class Fp8Gradient(Scaling, GradientQuantizer):
     """Gradients with one scale."""
 
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
-        if not self.stochastic:
-            return self.quantized(gradient, bits)
-        matrix = rows(gradient)
-        noise = uniform_noise(matrix.shape, step_key ^ layer_key, distributed.first_element(matrix))
-        return self.quantized(gradient, bits, noise.view(-1))
+        noise = None
+        if self.stochastic:
+            matrix = rows(gradient)
+            noise = uniform_noise(matrix.shape, step_key ^ layer_key, distributed.first_element(matrix)).view(-1)
+        return torch.where(gradient.isinf(), gradient, self.quantized(gradient, bits, noise))
 
     def quantize_steps(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
         return self.quantize(gradient.flatten(0, 1), bits, step_key, layer_keys[:1]).view(gradient.shape)

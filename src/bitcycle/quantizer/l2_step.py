@@ -49,7 +49,7 @@ def fixed_point(magnitudes: Tensor, step: Tensor, top: int) -> Tensor:
 
 
 def optimal_step(groups: Tensor, top: int) -> Tensor:
-    """The step D of each group (row), [groups, elements] -> [groups, 1]; 1 for a group of zeros.
+    """The step D of each group (row), [groups, elements] -> [groups, 1]; 1 for a group of zeros, or if it underflows.
 
     Synchronises with the host to check convergence, so it is not suitable for every training step.
     """
@@ -68,7 +68,8 @@ def optimal_step(groups: Tensor, top: int) -> Tensor:
         chosen = _best_starts(lambda part: _squared_error(magnitudes, part, top), starts, magnitudes.numel())
         steps = fixed_point(magnitudes, starts.gather(0, chosen), top)
     best = _squared_error(magnitudes, steps, top).argmin(dim=0, keepdim=True)
-    return torch.where(largest > 0, steps.gather(0, best)[0] * unit, 1)
+    step = steps.gather(0, best)[0] * unit
+    return torch.where((largest > 0) & (step > 0), step, 1)
 
 
 class SortedMagnitudes:

@@ -14,13 +14,14 @@ Xu et al. 2018. A vector is an output channel of a weight; of an activation it i
 network), or a whole sample of a convolution's input. Straight-through without a mask. No code was released.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bitcycle.quantizer.base import QuantizerOptions, TensorQuantizer
-from bitcycle.quantizer.layout import rows, unflat
+from bitcycle.quantizer.layout import computable, rows, unflat
 from bitcycle.settings import setting
 
 MAXIMUM_BITS = 4
@@ -99,7 +100,9 @@ class MultibitWeight(TensorQuantizer):
         self.method, self.rounds = method, rounds
 
     def rounded(self, x: Tensor, bits: Tensor) -> Tensor:
-        return unflat(reconstruct(self._vectors(x), bits, self.method, self.rounds), like=x)
+        # autocast, which the meta device lacks, would round the sums of least squares
+        with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
+            return unflat(reconstruct(self._vectors(x), bits, self.method, self.rounds), like=x)
 
     def _vectors(self, x: Tensor) -> Tensor:
         return rows(x)
@@ -111,7 +114,7 @@ class MultibitActivation(MultibitWeight):
     steps_are_independent = True
 
     def _vectors(self, x: Tensor) -> Tensor:
-        return rows(x) if x.dim() >= 4 else x.reshape(-1, x.shape[-1]).detach()
+        return rows(x) if x.dim() >= 4 else computable(x.reshape(-1, x.shape[-1]))
 
 
 @dataclass

@@ -110,6 +110,7 @@ class RelativeGradient(GradientQuantizer):
         return self._in_units(self.inner.quantize_steps, gradient, bits, step_key, layer_keys)
 
     def _in_units(self, quantize: Callable[..., Tensor], gradient: Tensor, *arguments: Tensor) -> Tensor:
-        exponent = torch.frexp(distributed.all_max(gradient.detach().abs().amax())).exponent
-        unit = torch.ldexp(torch.ones((), dtype=gradient.dtype, device=gradient.device), exponent)
-        return quantize(gradient / unit, *arguments) * unit
+        x = computable(gradient)  # the unit of float16 can be 2^16, which float16 lacks
+        exponent = torch.frexp(distributed.all_max(x.abs().amax())).exponent
+        unit = torch.ldexp(torch.ones((), dtype=x.dtype, device=x.device), exponent)
+        return (quantize(x / unit, *arguments) * unit).to(gradient.dtype)

@@ -28,16 +28,18 @@ from torch import Tensor, nn
 
 from bitcycle.quantizer.autograd import with_gradient
 from bitcycle.quantizer.base import TensorQuantizer
+from bitcycle.quantizer.layout import computable
 from bitcycle.quantizer.uniform import UniformActivationOptions
 from bitcycle.settings import setting
 
 
 def ternarize(weight: Tensor, factor: float, bits: Tensor) -> Tensor:
     """a sign(w) where |w| > factor * mean |w|, else 0; a is the mean magnitude above the threshold. 0 bits returns the weight."""
-    magnitudes = weight.abs()
+    magnitudes = computable(weight).abs()
     above = magnitudes > factor * magnitudes.mean()
     scale = torch.where(above, magnitudes, 0).sum() / above.sum().clamp_min(1)
-    return torch.where((bits > 0) & ~weight.isnan(), torch.where(above, weight.sign() * scale, 0), weight)
+    values = torch.where(above, weight.sign() * scale, 0).to(weight.dtype)
+    return torch.where((bits > 0) & ~weight.isnan(), values, weight)
 
 
 class TernaryWeight(TensorQuantizer):
@@ -69,8 +71,9 @@ class Ternary(UniformActivationOptions):
 
 def ternary_signs(weight: Tensor, threshold: float) -> Tensor:
     """+1 above threshold * max |w|, -1 below its negative, else 0."""
-    limit = threshold * weight.abs().amax()
-    return (weight > limit).to(weight.dtype) - (weight < -limit).to(weight.dtype)
+    w = computable(weight)
+    limit = threshold * w.abs().amax()
+    return (w > limit).to(weight.dtype) - (w < -limit).to(weight.dtype)
 
 
 def trained_ternary(weight: Tensor, positive: Tensor, negative: Tensor, threshold: float, bits: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from bitcycle.quantizer.autograd import with_gradient
 from bitcycle.quantizer.base import QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.l2_step import improved_step, optimal_step, uniform_codes
-from bitcycle.quantizer.layout import flat, rows, unflat
+from bitcycle.quantizer.layout import computable, flat, rows, unflat
 from bitcycle.settings import setting
 
 NEVER = -1
@@ -162,8 +162,10 @@ class UniformActivation(_StepKeeper):
         elements = rows(x)
         available = distributed.elements_of_batch(elements)
         chosen = min(available, CALIBRATION_ELEMENTS)
-        elements = distributed.pick(elements, torch.arange(chosen, device=x.device) * available // chosen)
-        return optimal_step(elements.view(1, -1), (1 << (bits - 1)) - 1 if self.signed else (1 << bits) - 1)
+        elements = distributed.pick(elements, torch.arange(chosen, device=x.device) * available // chosen).view(1, -1)
+        if self.signed:
+            return optimal_step(elements, (1 << (bits - 1)) - 1)
+        return optimal_step(elements.clamp_min(0), (1 << bits) - 1)
 
 
 class UnitActivation(TensorQuantizer):
@@ -182,7 +184,7 @@ class UnitActivation(TensorQuantizer):
         self.low, self.fixed_range = -1.0, (-1.0, 1.0)
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        low = x.new_full((1,), self.low)
+        low = computable(x.new_full((1,), self.low))
         return with_gradient(self._quantize, self._gradient, x, low, torch.ones_like(low), bits)
 
     def _quantize(self, x: Tensor, low: Tensor, high: Tensor, bits: Tensor) -> Tensor:

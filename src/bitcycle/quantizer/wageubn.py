@@ -30,12 +30,14 @@ from torch import Tensor
 from bitcycle import distributed
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
-from bitcycle.quantizer.layout import flat, unflat
+from bitcycle.quantizer.layout import computable, flat, unflat
 from bitcycle.randomness import uniform_noise
 from bitcycle.settings import SettingError, setting
 
 GRADIENT_UNIT = 2.0**-14
 """Step of quantized weight gradients, which have 15 bits."""
+LEAST_RANGE = 2.0**-112
+"""Minimum of R where it divides, so that errors of (almost) zero become zero."""
 
 
 def half_levels(bits: Tensor, dtype: torch.dtype) -> Tensor:
@@ -62,20 +64,21 @@ def quantize_activation(x: Tensor, bits: Tensor) -> Tensor:
 
 
 def power_of_two_range(x: Tensor) -> Tensor:
-    """R = 2^rint(log2 max |x|) of the whole batch, exactly, as a scalar; 0 for a tensor of zeros.
+    """R = 2^rint(log2 max |x|) of the whole batch, exactly, as a scalar; 0 for a tensor of zeros. Not finite, and then no
+    quantized error is, if an element is infinite or NaN, so that a gradient scaler notices an overflow.
 
-    max |x| = m 2^e with m in [1/2, 1): dividing by m leaves a power of two without a logarithm's rounding.
+    max |x| = m 2^e with m in [1/2, 1): dividing by 2m leaves a power of two without a logarithm's rounding.
     """
-    largest = distributed.all_max(x.abs().amax())
+    largest = distributed.all_max(computable(x).abs().amax())
     mantissa, _ = torch.frexp(largest)
-    above = torch.where(mantissa > 0, largest / mantissa, 0)
-    return torch.where(mantissa >= 0.5**0.5, above, above / 2)
+    below = torch.where(largest == 0, 0, largest / (2 * mantissa))
+    return torch.where(mantissa >= 0.5**0.5, 2 * below, below)
 
 
 def quantize_error_of_layer(error: Tensor, value_range: Tensor, bits: Tensor) -> Tensor:
     """E2: large errors in steps of R 2^(1-k), small ones (below one step) in steps 2^(k-1) times finer."""
     scale = half_levels(bits, error.dtype)
-    step = _positive(value_range) / scale
+    step = value_range.clamp_min(LEAST_RANGE) / scale
     v = error / step
     small = v.sign() * round_fixed(v.abs(), bits)
     large = torch.minimum(torch.maximum(v.round(), 1 - scale), scale - 1)
@@ -85,7 +88,7 @@ def quantize_error_of_layer(error: Tensor, value_range: Tensor, bits: Tensor) ->
 
 def quantize_error_of_input(error: Tensor, value_range: Tensor, bits: Tensor) -> Tensor:
     """E1: steps of R 2^(1-k) within +-R."""
-    unit = _positive(value_range)
+    unit = value_range.clamp_min(LEAST_RANGE)
     return torch.where(bits > 0, unit * round_fixed(error / unit, bits).clamp(-1, 1), error)
 
 
@@ -93,15 +96,10 @@ def quantize_weight_gradient(
     gradient: Tensor, value_range: Tensor, constant: float, noise: Tensor | None = None
 ) -> Tensor:
     """G: gradients without their scale, integer multiples of 2^-14 up to constant - 1."""
-    scaled = gradient * (constant / _positive(value_range))
+    scaled = gradient * (constant / value_range.clamp_min(LEAST_RANGE))
     if noise is not None:
         scaled = scaled + noise
     return scaled.round().clamp(1 - constant, constant - 1) * GRADIENT_UNIT
-
-
-def _positive(value_range: Tensor) -> Tensor:
-    """The range, or 1 for a tensor of zeros."""
-    return torch.where(value_range > 0, value_range, 1)
 
 
 class WageubnQuantizer(TensorQuantizer):

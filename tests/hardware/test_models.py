@@ -55,7 +55,7 @@ def test_the_trace_of_three_layers(network):
         MatrixProduct(1, 10, 32),
     )
     assert (grouped.groups, grouped.input_positions, grouped.output_positions) == (4, 64, 16)
-    assert [operation.needs_input_gradient for operation in network.operations] == [False, True, True]
+    assert [operation.input_gradients for operation in network.operations] == [0, 1, 1]
     assert [operation.is_float for operation in network.operations] == [False, False, True]
 
 

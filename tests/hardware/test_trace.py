@@ -185,7 +185,7 @@ def test_which_products_training_needs():
     layers = [nn.Linear(4, 4) for _ in range(4)]
     layers[1].requires_grad_(False)
     operations = trace(nn.Sequential(*layers), image(B, 4)).operations
-    assert [o.needs_input_gradient for o in operations] == [False, True, True, True]
+    assert [o.input_gradients for o in operations] == [0, 1, 1, 1]
     assert [o.needs_weight_gradient for o in operations] == [True, False, True, True]
     cost = BitOps().cost(trace(nn.Sequential(*layers), image(1, 4)), {FLOAT_PRECISION: 1}, FLOAT_PRECISION)
     assert [(x.error > 0, x.weight_gradient > 0) for x in cost.layers] == list(
@@ -201,10 +201,10 @@ def test_frozen_features_need_no_gradients():
 
     features = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     operations = trace(Function(forward, features, nn.Linear(4, 4)), image(B, 4)).operations
-    assert [(o.needs_input_gradient, o.needs_weight_gradient) for o in operations] == [
-        (False, False),
-        (False, False),
-        (False, True),
+    assert [(o.input_gradients, o.needs_weight_gradient) for o in operations] == [
+        (0, False),
+        (0, False),
+        (0, True),
     ]
 
 
@@ -215,9 +215,28 @@ def test_gradients_of_attention_and_aggregation():
 
     linear, scores, mixed, aggregation = trace(Function(forward, nn.Linear(6, 6)), image(4, 6)).operations
     assert (linear.kind, scores.kind, mixed.kind, aggregation.kind) == ("linear", "matmul", "matmul", "aggregation")
-    assert (scores.needs_input_gradient, scores.needs_weight_gradient) == (True, False)  # x itself needs none
-    assert (mixed.needs_input_gradient, mixed.needs_weight_gradient) == (True, True)
-    assert (aggregation.needs_input_gradient, aggregation.needs_weight_gradient) == (True, False)
+    assert (scores.input_gradients, scores.needs_weight_gradient) == (1, False)  # x itself needs none
+    assert (mixed.input_gradients, mixed.needs_weight_gradient) == (1, True)
+    assert (aggregation.input_gradients, aggregation.needs_weight_gradient) == (1, False)
+
+
+@pytest.mark.parametrize(("learned", "errors"), [((), 0), ((0,), 1), ((1,), 1), ((0, 1), 2)])
+def test_a_bilinear_layer_has_an_error_product_for_each_input(learned, errors):
+    """The gradient of the second input was once never counted."""
+    inputs = [image(1, 3), image(1, 4)]
+    for index in learned:
+        inputs[index].requires_grad_()
+    workload = trace(nn.Bilinear(3, 4, 5), *inputs)
+    assert workload.operations[0].input_gradients == errors
+    cost = BitOps().cost(workload, {FLOAT_PRECISION: 2}, FLOAT_PRECISION)
+    assert cost.gbitops == 2 * 60 * (2 + errors) * 1024 / 1e9
+    times = [
+        layer.error / layer.forward
+        for kind in (BitFusion, Zc706)
+        for layer in kind().cost(workload, {FLOAT_PRECISION: 2}, FLOAT_PRECISION).latency_layers
+    ]
+    assert times[1] == errors
+    assert bool(times[0]) == bool(errors)
 
 
 def test_attention_of_a_quantized_model_is_charged_for_activations():

@@ -180,7 +180,7 @@ def test_hardware_counts_each_sample_of_a_block_at_its_own_bits():
     for operation in workload.operations:
         block = next((i for i in range(3) if operation.name.startswith(f"group{i + 1}.0.block.")), None)
         if block is None:
-            passes = 3 if operation.needs_input_gradient else 2
+            passes = 2 + operation.input_gradients
             expected += 4 * operation.macs * 1024 * passes  # float: first, last, gates
             continue
         for option in CHOICES[block].tolist():

@@ -45,7 +45,7 @@ def test_cost_of_penn_treebank_is_that_of_the_released_code():
     products = [operation for operation in workload.operations if operation.macs]
     assert all(operation.fixed_precision is None for operation in products)
     assert {operation.module for operation in products} == {"rnn.input_l0", "rnn.hidden_l0", "decoder"}
-    without_gradient = [o.name for o in products if not o.needs_input_gradient]
+    without_gradient = [o.name for o in products if not o.input_gradients]
     assert without_gradient == ["rnn.hidden_l0"]  # the state before the first step comes as values
 
 

@@ -159,14 +159,14 @@ class BitFusion(BitOps):
         share, executions = self._share(operation, traced)
         products, array = self.products(operation, share), self.array
         both = self.rule("passes") == "all"
-        computed = (True, both and operation.needs_input_gradient, both and operation.needs_weight_gradient)
+        computed = (1, both * operation.input_gradients, both * operation.needs_weight_gradient)
         sums = {name: [0] * len(Usage._fields) for name in PASSES}
         for scheduled, samples in histogram.items():
             w, a, g = self.precision_of(operation, scheduled)
-            for name, bits, present in zip(PASSES, ((a, w), (g, w), (a, g)), computed):
-                if present:
+            for name, bits, times in zip(PASSES, ((a, w), (g, w), (a, g)), computed):
+                if times:
                     usage = cheapest(Gemm(*products[name], *bits), array)
-                    sums[name] = [sum_ + samples * number for sum_, number in zip(sums[name], usage)]
+                    sums[name] = [sum_ + times * samples * number for sum_, number in zip(sums[name], usage)]
         return {name: Usage(*(number * executions * scale for number in sums[name])) for name in PASSES}
 
     def _share(self, operation: Operation, traced: int) -> tuple[Fraction, Fraction]:

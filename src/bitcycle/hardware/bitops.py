@@ -80,8 +80,8 @@ class BitOps(HardwareOptions):
     ) -> list[Any]:
         """Cost of each pass of an operation: multiply-accumulates times the cost of one, by the `widths` of its operands."""
         backward = self.rule("passes") == "all"
-        error = operation.needs_input_gradient or self.rule("input_gradient") == "all"
-        counted = (True, backward and error, backward and operation.needs_weight_gradient)
+        errors = max(operation.input_gradients, self.rule("input_gradient") == "all")
+        counted = (1, backward * errors, backward * operation.needs_weight_gradient)
         sums: list[Any] = [0, 0, 0]
         for scheduled, samples in histogram.items():
             w, a, g = widths(operation, scheduled)

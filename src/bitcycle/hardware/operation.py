@@ -44,7 +44,8 @@ class Operation:
         groups: number of such products.
         input_positions: positions of the input map (height times width for a convolution), the m of the error product.
         input_elements, output_elements: sizes of the operands over `Workload.samples` samples.
-        needs_input_gradient: False for a layer that reads the network's input, whose error product is never computed.
+        input_gradients: number of error products: 0 for a layer that reads the network's input, at most 2 for a bilinear layer,
+            else 1.
         fixed_precision: its bits if no schedule changes them (float32 for a layer that is not quantized), else None.
         needs_weight_gradient: False for a frozen weight, and for a matmul whose second operand needs no gradient.
         storage: for each of weights, activations and gradients, scheduled bits -> stored bits per element, including the share
@@ -59,7 +60,7 @@ class Operation:
     input_positions: int
     input_elements: int
     output_elements: int
-    needs_input_gradient: bool
+    input_gradients: int
     fixed_precision: Precision | None
     needs_weight_gradient: bool = True
     storage: tuple[Mapping[int, Fraction], ...] = ()

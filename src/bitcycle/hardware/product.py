@@ -19,7 +19,8 @@ Depends = Callable[[Tensor], bool]
 
 
 class Product(NamedTuple):
-    """`groups` matrix products of dimensions `shape`; `moving` is the activation, `held` the other operand."""
+    """`groups` matrix products of dimensions `shape`; `moving` is the activation, `held` the other operand, and `second` the
+    second activation of a bilinear layer."""
 
     kind: str
     shape: MatrixProduct
@@ -28,6 +29,7 @@ class Product(NamedTuple):
     moving: Tensor
     held: Tensor
     output: Tensor
+    second: Tensor | None = None
 
     @property
     def macs(self) -> int:
@@ -74,12 +76,13 @@ def _scattered_sum(args: Any, output: Tensor, depends: Depends) -> Product | Non
 
 
 def _bilinear(args: Any, output: Tensor, depends: Depends) -> Product:
-    """y_o = x W_o z, the product of nn.Bilinear: a linear layer whose inputs are all products x_i z_j."""
-    x, weight, expanded = args[0], args[1], args[3]
+    """y_o = x W_o z, the product of nn.Bilinear: a linear layer whose inputs are all products x_i z_j. The gradients of x,
+    z and W take a product of the same size each."""
+    x, weight, z, expanded = args[:4]
     outputs, reduced = weight.shape[0], weight.shape[1] * weight.shape[2]
     rows = output.numel() // outputs
     assert len(expanded) == 2, "nn.Bilinear flattens its inputs to two dimensions"
-    return Product("linear", MatrixProduct(rows, outputs, reduced), 1, rows, x, weight, output)
+    return Product("linear", MatrixProduct(rows, outputs, reduced), 1, rows, x, weight, output, z)
 
 
 def _lookup(args: Any, output: Any, depends: Depends) -> Product:

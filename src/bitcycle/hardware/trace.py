@@ -208,7 +208,7 @@ class _Recorder(TorchDispatchMode):
 
     def _add_product(self, product: Product) -> None:
         module = self.stack[-1]
-        moving, held = product.moving, product.held
+        moving, held, second = product.moving, product.held, product.second
         wanted = torch.is_grad_enabled() or moving.requires_grad  # gradients are disabled where features are frozen
         self.operations.append(
             Operation(
@@ -220,7 +220,7 @@ class _Recorder(TorchDispatchMode):
                 input_positions=product.input_positions,
                 input_elements=moving.numel() + (held.numel() if product.kind == "matmul" else 0),
                 output_elements=product.output.numel(),
-                needs_input_gradient=moving.requires_grad,
+                input_gradients=moving.requires_grad + (second is not None and second.requires_grad),
                 fixed_precision=_fixed_precision(module),
                 needs_weight_gradient=held.requires_grad and wanted,
                 storage=_storage(module),
@@ -241,7 +241,7 @@ class _Recorder(TorchDispatchMode):
                 input_positions=1,
                 input_elements=sum(tensor.numel() for tensor in inputs),
                 output_elements=sum(tensor.numel() for tensor in outputs),
-                needs_input_gradient=needs_gradient,
+                input_gradients=int(needs_gradient),
                 fixed_precision=FLOAT_PRECISION,
                 needs_weight_gradient=needs_gradient,
             )

@@ -88,6 +88,17 @@ def test_difference_and_scale_switches():
     assert not last("window", "peak", 0.1599)
 
 
+@pytest.mark.parametrize("difference", ["window", "consecutive"])
+@pytest.mark.parametrize("scale", ["mean10", "peak"])
+def test_the_sign_of_a_loss_does_not_matter_and_zeros_are_flat(difference, scale):
+    """With the cost term of DFQ a loss can be negative: any such course was once flat, and losses of zero an error."""
+    steep, flat = [3.0, 2.5, 2.0, 1.5, 1.0], [1.0] * 5
+    for losses, turns in ((steep, False), (flat, True), ([0.0] * 5, True)):
+        for sign in (1, -1):
+            indicator = PlateauIndicator(0.05, 0.3, 5, difference, scale)
+            assert [indicator.update(sign * loss) for loss in losses][-1] is turns
+
+
 def test_state_goes_on_where_it_was():
     losses = SERIES[0]["epoch_losses"]
     whole = schedule("pfq", total_steps=1000, steps_per_epoch=1)

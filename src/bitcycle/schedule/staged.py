@@ -86,16 +86,17 @@ class Staged(StageOptions):
 class PlateauIndicator:
     """Detects turning points, where the loss per epoch has become flat.
 
-    With the last `window` losses l_1 .. l_w since the last turning point and the scale S, the mean of the first ten losses
-    of the run (or their largest, `peak`), a turning point is reached when the window is full and
+    With the last `window` losses l_1 .. l_w since the last turning point and the scale S, the magnitude of the mean of the first
+    ten losses of the run (or the largest of their magnitudes, `peak`), a turning point is reached when the window is full and
 
-        |l_j - l_w| / S <= threshold     for every j < w             difference = window       (as in the released code)
-        |l_j - l_(j+1)| / S <= threshold  for every j < w             difference = consecutive  (FracTrain, algorithm 1)
+        |l_j - l_w| <= threshold S       for every j < w             difference = window       (as in the released code)
+        |l_j - l_(j+1)| <= threshold S   for every j < w             difference = consecutive  (FracTrain, algorithm 1)
 
     A turning point empties the window and multiplies the threshold by alpha, at most `max_decays` times.
 
     Source: FracTrain, section 3.1 and algorithm 1; released code, train_pfq.py. Differs from the code in that every turning
-    point decays the threshold unless max_decays=2 is set (which makes no difference for a schedule of four stages).
+    point decays the threshold unless max_decays=2 is set (which makes no difference for a schedule of four stages), and in the
+    magnitude: the total loss of FracTrain can be negative, and the code then finds a turning point whenever the window is full.
     """
 
     saved: ClassVar[tuple[str, ...]] = ("threshold", "epochs", "first_losses", "recent", "turning_points")
@@ -128,12 +129,14 @@ class PlateauIndicator:
     @property
     def loss_scale(self) -> float:
         """The scale S of the losses."""
-        return max(self.first_losses) if self.scale == "peak" else sum(self.first_losses) / len(self.first_losses)
+        if self.scale == "peak":
+            return max(map(abs, self.first_losses))
+        return abs(sum(self.first_losses)) / len(self.first_losses)
 
     def _is_flat(self) -> bool:
         later = self.recent[1:] if self.difference == "consecutive" else [self.recent[-1]] * (self.window - 1)
         return all(
-            abs(earlier - loss) / self.loss_scale <= self.threshold
+            abs(earlier - loss) <= self.threshold * self.loss_scale
             for earlier, loss in zip(self.recent[:-1], later, strict=True)
         )
 

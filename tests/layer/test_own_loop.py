@@ -39,15 +39,6 @@ def test_transformer_layers_are_quantized_in_evaluation_too():
     assert (at_two_bits - as_float).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_tensors_are_quantized_as_float32_ones(dtype):
-    x = torch.randn(4, 3, 6, 6).to(dtype)
-    for role in ("weight", "activation", "gradient"):
-        y = bitcycle.quantize(x, 4, role=role)
-        assert y.dtype == dtype
-        assert torch.equal(y, bitcycle.quantize(x.float(), 4, role=role).to(dtype))
-
-
 def test_networks_train_in_bfloat16():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 2))
     model = bitcycle.quantize_model(model.bfloat16(), float_layers=[])

@@ -192,9 +192,15 @@ def test_rounding_switch():
     assert level == {"rint": 4, "ceil": 4, "floor": 3}  # S = 3.75
 
 
-def test_epoch_unit_changes_precision_at_epoch_borders_only():
-    bound = schedule("LR", q_min=2, q_max=8, cycles=1, total_steps=100, steps_per_epoch=10, unit="epoch")
-    assert all(len({bound(10 * epoch + i) for i in range(9)}) == 1 for epoch in range(10))
+@pytest.mark.parametrize("name", ["LR", "delayed"])
+@pytest.mark.parametrize("steps", [100, 104])
+def test_epoch_unit_changes_precision_at_epoch_borders_only(name, steps):
+    """A delayed schedule once counted its epochs from a step within one: 0.33 of 100 steps is step 33."""
+    start = {"start": 0.33} if name == "delayed" else {}
+    bound = schedule(name, q_min=2, q_max=8, cycles=1, total_steps=steps, steps_per_epoch=10, unit="epoch", **start)
+    changes = [t for t in range(1, steps - 1) if bound(t) != bound(t - 1)]
+    assert len(changes) > 3
+    assert all(t % 10 == 0 for t in changes)
     with pytest.raises(SettingError, match="steps_per_epoch"):
         schedule("LR", total_steps=100, unit="epoch")
 

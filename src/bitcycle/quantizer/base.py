@@ -148,7 +148,8 @@ class GradientQuantizer(_Quantizer):
         return backward_only(twice_differentiable(self.quantize), x, bits, step_key, layer_key)
 
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
-        """The gradient quantized with the noise of (step_key, layer_key); dimension 0 counts samples."""
+        """The gradient quantized with the noise of (step_key, layer_key); dimension 0 counts samples. Infinite and NaN elements
+        do not become finite, so that torch.amp.GradScaler notices an overflow."""
         raise NotImplementedError
 
     def loses(self, gradient: Tensor, bits: int) -> bool:

@@ -250,7 +250,9 @@ class Delayed(Cyclic):
     fits all of them into the rest of the run (`rescaled`) or keeps the length they have without delay (`unchanged`).
     """
 
-    start: float = setting(0.5, "fraction of the run at which the cycles start; 1: never", minimum=0, maximum=1)
+    start: float = setting(
+        0.5, "fraction of the run, rounded to a whole unit, at which the cycles start; 1: never", minimum=0, maximum=1
+    )
     cycle_length: str = setting("rescaled", "length of the cycles after the start", choices=("rescaled", "unchanged"))
 
     def _check_cycles(self, length: RunLength) -> None:
@@ -266,7 +268,7 @@ class Delayed(Cyclic):
         return super().precision(step - first, self._rest(length))
 
     def _first(self, length: RunLength) -> int:
-        return round(self.start * length.total_steps)
+        return min(round(self.start * self._duration(length)) * self._time_unit(length), length.total_steps)
 
     def _rest(self, length: RunLength) -> RunLength:
         if self.cycle_length == "unchanged":

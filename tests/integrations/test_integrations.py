@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import bitcycle
+from bitcycle.settings import SettingError
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -77,6 +78,34 @@ def test_the_trainer_of_transformers(kind, tmp_path):
         torch.testing.assert_close(found, value, rtol=0, atol=0, msg=lambda text, name=name: f"{name}: {text}")
 
 
+def test_what_the_trainer_of_transformers_cannot_train(tmp_path):
+    """The first two trained in float32 with a warning, the third stayed at the last step's bits, the last lost its setting."""
+    from bitcycle.integrations.transformers import PrecisionCallback
+
+    whole, callback = trainer("bert", tmp_path, max_steps=3)
+    whole.train()
+    assert (
+        callback.control.schedule.length.steps_per_epoch == 2
+    )  # of 16 samples in batches of 4, two of them accumulated
+    whole, _ = trainer("bert", tmp_path)
+    whole.model_init = lambda: network("bert")
+    with pytest.raises(SettingError, match=r"is not converted, as it .* Remedy: convert it in model_init"):
+        whole.train()
+    whole = transformers.Trainer(network("bert"), whole.args, train_dataset=data("bert"))
+    whole.add_callback(PrecisionCallback("CR", cycles=1))
+    with pytest.raises(SettingError, match="give the callback to Trainer"):
+        whole.train()
+    short = bitcycle.schedule("CR", cycles=2, total_steps=3)
+    for schedule, options, problem in (
+        (short, {}, "is bound to 3 steps, and training has 4"),
+        (short, {"q_min": 4}, "no effect"),
+    ):
+        callbacks = [PrecisionCallback(schedule, **options)]
+        whole = transformers.Trainer(network("bert"), whole.args, train_dataset=data("bert"), callbacks=callbacks)
+        with pytest.raises(SettingError, match=problem):
+            whole.train()
+
+
 class StatefulLoader:
     """Batches that Lightning can go on with in the middle of an epoch."""
 
@@ -140,6 +169,90 @@ def test_the_trainer_of_lightning(stateful, stop, quantizer, tmp_path):
         assert after.control.cost() == callback.control.cost()
     exact = all(torch.equal(resumed.state_dict()[name], value) for name, value in module.state_dict().items())
     assert exact == (stateful or stop == 2)
+
+
+@pytest.mark.parametrize("limit", [{"max_epochs": 2}, {"max_steps": 8}])
+@pytest.mark.parametrize("kind", ["layers", "gan"])
+def test_lightning_modules_of_several_networks(kind, limit, tmp_path):
+    """A layer of its own (a head) was refused as a network without quantized layers; of a GAN, no cost was known."""
+    lightning = pytest.importorskip("lightning.pytorch")
+    from bitcycle.integrations.lightning import PrecisionCallback
+
+    class Layers(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.hidden, self.head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+
+        def training_step(self, batch, _index):
+            return self.head(self.hidden(self.body(batch))).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    class Gan(Layers):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization, self.head = False, nn.Linear(8, 4)
+
+        def training_step(self, batch, _index):
+            for optimizer, x in zip(self.optimizers(), (batch, self.head(batch.repeat(1, 2)))):
+                loss = self.hidden(self.body(x)).square().mean()
+                optimizer.zero_grad()
+                self.manual_backward(loss)
+                optimizer.step()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.hidden.parameters(), lr=0.1), torch.optim.SGD(self.head.parameters(), lr=0.1)
+
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
+    callback = PrecisionCallback("CR", cycles=1, q_min=3, q_max=8)
+    trainer = lightning.Trainer(**limit, accelerator="cpu", callbacks=[callback], default_root_dir=tmp_path, **quiet)
+    module = Layers() if kind == "layers" else Gan()
+    trainer.fit(module, torch.utils.data.DataLoader(torch.randn(32, 4), batch_size=4))
+    steps = 8 if "max_steps" in limit else 16
+    batches = steps // 2 if kind == "gan" and "max_steps" in limit else steps  # two steps in each batch
+    length = callback.control.schedule.length
+    assert (length.total_steps, length.steps_per_epoch) == (steps, 8)
+    assert callback.control.next_step in (steps, steps - 1)
+    assert 0 < callback.control.cost().relative_to_static < 1
+    names = {layer.name.partition("#")[0] for layer in callback.control.cost().layers}
+    assert names == {"body", "hidden", "head"}
+    assert callback.control.cost().samples == 4 * batches
+    assert not hasattr(module.head, "precision") and module.hidden.precision.precision == callback.control.precision
+
+
+def test_a_training_of_unknown_length_is_refused(tmp_path):
+    lightning = pytest.importorskip("lightning.pytorch")
+    from bitcycle.integrations.lightning import PrecisionCallback
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1))
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        def training_step(self, batch, _index):
+            return self.net(batch).square().mean()
+
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
+    callbacks = [PrecisionCallback("CR")]
+    trainer = lightning.Trainer(
+        max_epochs=-1, accelerator="cpu", callbacks=callbacks, default_root_dir=tmp_path, **quiet
+    )
+    with pytest.raises(SettingError, match=r"unknown length\. Remedy: limit the trainer's steps"):
+        trainer.fit(Module(), torch.utils.data.DataLoader(torch.randn(8, 4)))
 
 
 def test_a_plain_loop_with_accelerate():

@@ -112,11 +112,14 @@ class Workload:
     pooled_outputs: int = 0
     layer_norm_elements: int = 0
 
-    def within(self, module: str) -> Workload:
-        """This workload as submodule `module` of a larger model."""
+    def within(self, module: str, kind: str) -> Workload:
+        """This workload as submodule `module` of a larger model; its class `kind` names operations of its own."""
         if not module:
             return self
-        return replace(self, operations=tuple(replace(o, name=f"{module}.{o.name}") for o in self.operations))
+        inner = (o.name.removeprefix(kind) if o.module == kind else f".{o.name}" for o in self.operations)
+        return replace(
+            self, operations=tuple(replace(o, name=module + name) for o, name in zip(self.operations, inner))
+        )
 
     @property
     def macs(self) -> int:

@@ -1,1 +1,31 @@
 """Layers and trainers of other libraries; each module requires the library of its name and is imported on demand."""
+
+import math
+from typing import Any
+
+from bitcycle.schedule import Schedule
+from bitcycle.schedule import schedule as make_schedule
+from bitcycle.settings import SettingError
+
+
+def bound_schedule(
+    schedule: str | Schedule, options: dict[str, Any], total_steps: float, steps_per_epoch: float
+) -> Schedule:
+    """The schedule of a trainer's callback, bound to the trainer's number of steps if only its name is given.
+
+    Raises:
+        SettingError (a ValueError): if that number is not known, if the schedule is bound to fewer steps, or is bound and has
+            `options` that would have no effect.
+    """
+    if isinstance(schedule, str):
+        if not math.isfinite(total_steps):
+            remedy = "limit the trainer's steps or epochs, or give bitcycle.schedule(..., total_steps=...)"
+            raise SettingError("schedule", schedule, "cannot be bound to a training of unknown length", remedy)
+        epoch = math.ceil(steps_per_epoch) if 0 < steps_per_epoch < math.inf else None
+        return make_schedule(schedule, total_steps=int(total_steps), steps_per_epoch=epoch, **options)
+    for name, value in options.items():
+        raise SettingError(name, value, "has no effect on a bound schedule", "give it to bitcycle.schedule")
+    if schedule.length.total_steps < total_steps < math.inf:
+        problem = f"is bound to {schedule.length.total_steps} steps, and training has {int(total_steps)}"
+        raise SettingError("schedule", schedule.name, problem, f"bind it with total_steps={int(total_steps)}")
+    return schedule

@@ -9,11 +9,11 @@ from typing import Any
 from lightning.pytorch import Callback
 from torch import nn
 
+from bitcycle.integrations import bound_schedule
 from bitcycle.layer.controller import PrecisionController
 from bitcycle.layer.conversion import quantize_model
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.quantizer import QuantizerOptions
-from bitcycle.schedule import schedule as make_schedule
 
 
 class PrecisionCallback(Callback):
@@ -50,25 +50,31 @@ class PrecisionCallback(Callback):
         self._saved: dict[str, Any] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if not any(isinstance(module, QuantizedProduct) for module in pl_module.modules()):
-            for name, child in list(pl_module.named_children()):
-                if _has_layers(child):
-                    setattr(pl_module, name, quantize_model(child, self.quantizer, **self.conversion))
+        if any(isinstance(module, QuantizedProduct) for module in pl_module.modules()):
+            return
+        networks = {name: child for name, child in pl_module.named_children() if _has_layers(child)}
+        if len(networks) == 1:  # whose order of execution can be traced
+            ((name, network),) = networks.items()
+            if any(_has_layers(child) for child in network.children()):
+                setattr(pl_module, name, quantize_model(network, self.quantizer, **self.conversion))
+                return
+        quantize_model(pl_module, self.quantizer, **self.conversion)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        bound = self.schedule
-        if isinstance(bound, str):
-            total = int(trainer.estimated_stepping_batches)
-            epoch = max(1, total // max(trainer.max_epochs or 1, 1))
-            bound = make_schedule(bound, total_steps=total, steps_per_epoch=epoch, **self.options)
+        total = trainer.estimated_stepping_batches
+        # manual optimization may take several steps in a batch, unless the trainer limits the number of steps
+        self._counts_batches = not pl_module.automatic_optimization and total != trainer.max_steps
+        epoch = min(trainer.num_training_batches / trainer.accumulate_grad_batches, total)  # infinite with max_steps
+        bound = bound_schedule(self.schedule, self.options, total, epoch)
         self.control = PrecisionController(pl_module, bound, seed=self.seed, hardware=self.hardware)
         if self._saved:
             self.control.load_state_dict(self._saved)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         assert self.control is not None
-        if trainer.global_step >= self.control.next_step:  # batches of gradient accumulation share the bits of the step
-            self.control.step(trainer.global_step)
+        step = trainer.fit_loop.epoch_loop.total_batch_idx if self._counts_batches else trainer.global_step
+        if step >= self.control.next_step:  # batches of gradient accumulation share the bits of the step
+            self.control.step(step)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         assert self.control is not None and self.control.precision is not None

@@ -12,6 +12,7 @@ A converted model is saved with its original parameter names and with its conver
 """
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
+from transformers.trainer_utils import has_length
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from bitcycle.integrations import bound_schedule
 from bitcycle.layer.block_product import Axes
 from bitcycle.layer.controller import PrecisionController
 from bitcycle.layer.conversion import quantize_model
@@ -35,7 +38,6 @@ from bitcycle.layer.matrix_product import MatrixProduct
 from bitcycle.layer.penalty import penalty
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
 from bitcycle.quantizer import QuantizerOptions, quantizer_options
-from bitcycle.schedule import schedule as make_schedule
 from bitcycle.settings import SettingError
 
 ATTENTION = "bitcycle"
@@ -149,6 +151,11 @@ class Reconversion(HfQuantizer):
 
     def postprocess_model(self, model: PreTrainedModel, **_: Any) -> None:
         self.remove_quantization_config(model)  # for transformers it is an ordinary model
+        kind, saved_as = type(model).__name__, model.config.architectures or []
+        if kind not in saved_as:
+            problem = f"is not the class of the checkpoint, which is converted as {' or '.join(saved_as)}"
+            remedy = "load it with that class; bitcycle.float_state_dict gives its float weights to others"
+            raise SettingError("model", kind, problem, remedy)
         saved: Any = self.quantization_config
         options = type(quantizer_options(saved.quantizer["name"]))(**saved.quantizer)
         quantize_model(
@@ -191,11 +198,17 @@ class PrecisionCallback(TrainerCallback):
         if not any(isinstance(module, QuantizedLayer) for module in model.modules()):
             quantize_model(model, self.quantizer, **self.conversion)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        bound = self.schedule
-        if isinstance(bound, str):
-            steps_per_epoch = max(1, round(state.max_steps / max(args.num_train_epochs, 1)))
-            bound = make_schedule(bound, total_steps=state.max_steps, steps_per_epoch=steps_per_epoch, **self.options)
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, train_dataloader: Any = None, **_: Any
+    ) -> None:
+        is_converted = any(isinstance(module, QuantizedLayer) for module in model.modules())
+        if not is_converted and quantizer_options(self.quantizer).name != "none":
+            problem = "is not converted, as it or this callback came after the Trainer was created"
+            remedy = "convert it in model_init by quantize_model, or give the callback to Trainer(callbacks=[...])"
+            raise SettingError("model", type(model).__name__, problem, remedy)
+        batches = len(train_dataloader) if has_length(train_dataloader) else math.inf
+        epoch = batches / args.gradient_accumulation_steps
+        bound = bound_schedule(self.schedule, self.options, state.max_steps, epoch)
         self.control = PrecisionController(model, bound, seed=args.seed, hardware=self.hardware)
         saved = Path(args.output_dir, f"checkpoint-{state.global_step}", STATE_FILE)
         if state.global_step and saved.exists():
@@ -204,7 +217,7 @@ class PrecisionCallback(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         assert self.control is not None
-        self.control.step(min(state.global_step, self.control.schedule.length.total_steps - 1))
+        self.control.step(state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if logs is None or self.control is None or self.control.precision is None:

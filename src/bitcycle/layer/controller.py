@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import operator
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,12 +15,11 @@ from torch.utils._pytree import tree_leaves
 
 from bitcycle import distributed
 from bitcycle.hardware import Cost, CostMeter, HardwareOptions, Workload, hardware_options, trace
-from bitcycle.layer.compilation import not_compiled
-from bitcycle.layer.conversion import PRODUCT_LAYERS
 from bitcycle.layer.gate_record import GateRecord
-from bitcycle.layer.quantized import NOTICED_SHARE, QuantizedLayer
+from bitcycle.layer.quantized import QuantizedLayer
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
+from bitcycle.layer.watch import Call, FirstStep, Watch, called_parts, name_functions, products_of, samples_of
 from bitcycle.randomness import int32_key
 from bitcycle.schedule import FLOAT, FeedbackSchedule, GatedSchedule, Precision, Schedule
 from bitcycle.settings import SettingError
@@ -85,7 +83,7 @@ class PrecisionController:
         self._awaits_batch, self._uncounted_steps = False, 0
         self._record = GateRecord(model)
         self._meter, self._told = CostMeter(None, hardware_options(hardware), schedule.reference), 0
-        self._traced: list[tuple[nn.Parameter, bool]] = []
+        self._first, self._is_tracing, self._has_noticed = FirstStep(), True, False
         self._feedback = schedule if isinstance(schedule, FeedbackSchedule) else None
         self._unobserved = self._feedback.state_dict() if self._feedback else None
         if not self.states and schedule.lowest.weight < FLOAT:
@@ -93,7 +91,10 @@ class PrecisionController:
         if workload is not None:
             self._set_workload(workload)
         else:
-            self._watch(model)
+            for name, part in called_parts(model).items():
+                watch = Watch(self, name)
+                part.register_forward_pre_hook(watch.before, with_kwargs=True)
+                part.register_forward_hook(watch.after, always_call=True)
 
     def step(self, t: int, samples: int = 0) -> Precision:
         """Set the bits and the noise of step t; count `samples` training samples at these bits, if given.
@@ -123,7 +124,7 @@ class PrecisionController:
             state.begin_step(key)
             if precision != state.precision and not state.fixed:
                 state.set(precision)
-        self.next_step, self._has_counted = t + 1, False
+        self.next_step, self._has_counted, self._is_tracing = t + 1, False, not self._first.calls
         self.precision = precision
         self._told = samples
         if samples:
@@ -241,45 +242,53 @@ class PrecisionController:
         self._record.set_workload(workload)
         self._meter.workload = workload
 
-    def _watch(self, model: nn.Module) -> None:
-        """Hook the calls of the model, and of its core in case training does not call the model itself (Lightning)."""
-        parts = [model, _core(model)] if hasattr(model, "training_step") else [model]
-        for module in dict.fromkeys(parts):
-            watch = _Watch(self, next(name for name, part in model.named_modules() if part is module))
-            module.register_forward_pre_hook(watch.before, with_kwargs=True)
-            module.register_forward_hook(watch.after, always_call=True)
-
-    def see(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], prefix: str = "") -> None:
-        """Count a batch, and trace the model with the first one; `prefix` is its name in the controller's model."""
+    def see(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], part: str = "") -> None:
+        """Count a forward pass, and trace those of the first step; `part` is the module's name in the controller's model."""
         if not (model.training and self._counting and torch.is_grad_enabled()) or self.precision is None:
             return
         if self._has_counted and torch._C._current_graph_task_id() >= 0:
             return  # recomputation by activation checkpointing
         self._has_counted, self._awaits_batch = True, False
-        if self._meter.workload is None:
-            samples = _samples(arguments, keywords, self.batch_dimension, self._told)
+        is_trained = tuple(parameter.requires_grad for parameter in model.parameters())
+        if self._is_tracing:
+            self._trace(model, arguments, keywords, part, is_trained)
+        elif not self._has_noticed and (change := self._first.change(part, is_trained)):
+            self._has_noticed = True
+            logger.warning("%s; for other counts, use a new controller from that step on", change)
+        if not self._told and self._first.counts(part):
+            self._meter.add(self.precision, samples_of(arguments, keywords, self.batch_dimension))
+
+    def _trace(
+        self,
+        model: nn.Module,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        part: str,
+        is_trained: tuple[bool, ...],
+    ) -> None:
+        """Add the products of a forward pass of the first step."""
+        samples = samples_of(arguments, keywords, self.batch_dimension, self._told)
+        passes_gradient = any(
+            leaf.requires_grad for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)
+        )
+
+        def traced() -> Workload:
             # overrides the hooks of checkpointing
             with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
                 workload = trace(model, *arguments, samples=samples, **keywords)
-            _name_functions(model, workload)
-            self._set_workload(workload.within(prefix))
-            self._traced = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+            name_functions(model, workload)
             seen = {o.module for o in workload.operations if o.macs or o.kind == "embedding"}
-            self._unseen = set(_products(model)) - seen - {""}  # a model that is a single layer has run
-        elif any(parameter.requires_grad != before for parameter, before in self._traced):
-            self._traced = []
-            logger.warning(
-                "parameters have been frozen or unfrozen since the first batch, whose products the cost counts for all steps;"
-                " for other counts, use a new controller from that step on"
-            )
-        if not self._told:
-            self._meter.add(self.precision, _samples(arguments, keywords, self.batch_dimension))
+            self._unseen = set(products_of(model)) - seen - {""}  # a model that is a single layer has run
+            return workload.within(part, type(model).__name__)
+
+        self._first.add(Call(part, samples, passes_gradient, is_trained), traced)
+        self._set_workload(self._first.workload(self._told))
 
     def name_uncounted(self, model: nn.Module) -> None:
         """Warn of layers that training runs and the trace, which is in evaluation mode, does not; after the first batch."""
         if not self._unseen:
             return
-        products = _products(model)
+        products = products_of(model)
         names = [name for name in self._unseen if products[name].layer_number in products[name].precision.calls]
         self._unseen = set()
         if names:
@@ -289,80 +298,6 @@ class PrecisionController:
             )
 
 
-class _Watch:
-    """Hooks of a controller on the outermost call of a model. In a copy of the model they do nothing."""
-
-    def __init__(self, controller: PrecisionController | None = None, prefix: str = "") -> None:
-        self.controller, self.prefix = controller, prefix
-
-    @not_compiled
-    def before(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if self.controller is not None:
-            self.controller.depth += 1
-            if self.controller.depth == 1:
-                self.controller.see(model, arguments, keywords, self.prefix)
-
-    @not_compiled
-    def after(self, model: nn.Module, *_: Any) -> None:
-        if self.controller is not None:
-            self.controller.depth -= 1
-            if self.controller.depth == 0:
-                self.controller.name_uncounted(model)
-
-    def __reduce__(self) -> tuple[type[_Watch], tuple[()]]:
-        return _Watch, ()
-
-
 def precision_states(model: nn.Module) -> list[PrecisionState]:
     """The precision states that the layers of a converted model read."""
     return [module for module in model.modules() if isinstance(module, PrecisionState)]
-
-
-def _products(model: nn.Module) -> dict[str, QuantizedProduct]:
-    return {name: module for name, module in model.named_modules() if isinstance(module, QuantizedProduct)}
-
-
-def _core(model: nn.Module) -> nn.Module:
-    """The smallest submodule that contains all quantized products of the model."""
-
-    def products(module: nn.Module) -> int:
-        return sum(isinstance(part, QuantizedProduct) for part in module.modules())
-
-    total = products(model)
-    while inner := next((child for child in model.children() if products(child) == total), None):
-        if not total or isinstance(inner, nn.ModuleList | nn.ModuleDict | QuantizedProduct):
-            break
-        model = inner
-    return model
-
-
-def _name_functions(model: nn.Module, workload: Workload) -> None:
-    """Warn of products of functions (linear, einsum, scaled_dot_product_attention), which conversion cannot reach."""
-    modules, found = dict(model.named_modules()), Counter[str]()
-    for operation in workload.operations:
-        known = isinstance(modules.get(operation.module), PRODUCT_LAYERS) or operation.kind == "unknown"
-        if operation.is_float and not known:
-            found[operation.module] += operation.macs
-    share = sum(found.values()) / max(workload.macs, 1)
-    if share > NOTICED_SHARE and any(isinstance(module, QuantizedProduct) for module in modules.values()):
-        logger.warning(
-            "%.0f %% of the multiply-accumulates are computed by functions and stay float, mostly in %s; use modules such as"
-            " nn.Linear, nn.MultiheadAttention and bitcycle.layer.MatrixProduct to quantize them",
-            *(100 * share, ", ".join(name for name, _ in found.most_common(3))),
-        )
-
-
-def _samples(arguments: tuple[Any, ...], keywords: dict[str, Any], dimension: int, told: int = 0) -> int:
-    """Samples of a batch: the length of a list of images, or of a dimension of the first non-scalar tensor; `told` if the
-    arguments, such as objects of other libraries, have no tensor."""
-    tensors = [leaf for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)]
-    if not tensors and told:
-        return told
-    if not tensors:
-        raise RuntimeError(
-            "cannot tell the batch size: the model's forward pass has no tensor; give step(t, samples=...)"
-        )
-    images = next(iter((*arguments, *keywords.values())), None)
-    if isinstance(images, (list, tuple)) and images and all(isinstance(x, Tensor) and x.dim() == 3 for x in images):
-        return len(images)  # as in torchvision's detectors
-    return next((int(tensor.shape[dimension]) for tensor in tensors if tensor.dim() > dimension), 1)

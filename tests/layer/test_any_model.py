@@ -193,9 +193,36 @@ def test_second_derivatives_pass_straight_through_rounded_gradients(bits, tolera
 
 
 @pytest.mark.parametrize("sample", [None, torch.zeros(1, 2)])
-def test_a_model_without_parameters_is_refused_by_name(sample):
-    with pytest.raises(SettingError, match="no layer of the model would be quantized"):
-        bitcycle.quantize_model(nn.Sequential(nn.ReLU()), sample=sample)
+@pytest.mark.parametrize("model", [nn.ReLU(), nn.RNN(2, 2)])
+def test_a_model_without_layers_to_quantize_is_refused_by_name(model, sample):
+    """The remedy was to leave fewer layers float."""
+    with pytest.raises(SettingError, match=r"model=Sequential: no layer .*\. Remedy: use modules such as nn.Linear"):
+        bitcycle.quantize_model(nn.Sequential(model), sample=sample)
+
+
+def test_a_sum_of_embeddings_is_the_first_layer():
+    class Network(nn.Sequential):
+        def forward(self, words):
+            return super().forward(words)
+
+    model = Network(nn.EmbeddingBag(10, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    words = torch.zeros(2, 3, dtype=torch.long)
+    model = bitcycle.quantize_model(model, sample=words)
+    report = bitcycle.conversion_report(model, words)
+    assert [(row.name, row.bits) for row in report.rows] == [("1", "8/8/8"), ("3", "float")]
+
+
+def test_execution_order_of_a_network_whose_shapes_depend_on_values():
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last, self.hidden, self.first = nn.Linear(4, 2), nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.last(self.hidden(self.first(x[x[:, 0] > 0])))
+
+    model = bitcycle.quantize_model(Network(), sample=torch.ones(3, 4))
+    assert not hasattr(model.first, "precision") and not hasattr(model.last, "precision")
 
 
 LAYERS = {

@@ -69,7 +69,7 @@ def test_samples_are_counted_where_they_are():
     with torch.no_grad():
         model(torch.randn(7, 5, 3))  # trains nothing
     assert control.cost().samples == 5
-    images = bitcycle.layer.controller._samples(([torch.zeros(3, 8, 8)] * 4,), {}, 0)
+    images = bitcycle.layer.watch.samples_of(([torch.zeros(3, 8, 8)] * 4,), {}, 0)
     assert images == 4
 
 
@@ -108,6 +108,49 @@ def test_error_products_of_an_input_that_requires_a_gradient_are_counted():
     model(x * 1).sum().backward()
     (layer,) = control.cost().layers
     assert layer.forward == layer.error == layer.weight_gradient == 7 * 8 * 64
+
+
+def test_parts_that_training_calls_one_by_one_are_counted(caplog):
+    """As in a GAN. The cost was unknown, which ended the training in Lightning."""
+    model = nn.ModuleDict(
+        {"g": nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), "d": nn.Linear(4, 1), "late": nn.Linear(4, 1)}
+    )
+    control = linear_control(model)
+    for step in range(3):
+        control.step(step)
+        fake = model["g"](torch.randn(6, 4))
+        (model["d"](torch.randn(6, 4)).sum() + model["d"](fake).sum()).backward()
+        if step:
+            model["late"](torch.randn(6, 4)).sum().backward()
+    found = {layer.name: (layer.forward, layer.error, layer.weight_gradient) for layer in control.cost().layers}
+    pass_of_g, pass_of_d = 18 * 16 * 64, 18 * 4 * 64
+    assert control.cost().samples == 18
+    assert found == {
+        "g.0": (pass_of_g, 0, pass_of_g),
+        "g.1": (pass_of_g, pass_of_g, pass_of_g),
+        "d": (pass_of_d, 0, pass_of_d),
+        "d#2": (pass_of_d, pass_of_d, pass_of_d),
+    }
+    assert [record.message.partition(";")[0] for record in caplog.records] == [
+        "training calls 'late' after the first step only, and the cost omits its products"
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:torchvision.roi_align")
+def test_heads_of_detectors_are_counted_for_the_boxes_of_training():
+    """The cost counted the boxes that evaluation detects, which an untrained network has none of."""
+    detection = pytest.importorskip("torchvision.models.detection")
+    backbone = nn.Sequential(nn.Conv2d(3, 4, 3, 8, 1), nn.ReLU(), nn.Conv2d(4, 4, 3, 1, 1))
+    backbone.out_channels = 4
+    anchors = detection.anchor_utils.AnchorGenerator(((16, 32),), ((0.5, 1.0, 2.0),))
+    sizes = {"min_size": 32, "max_size": 32, "box_batch_size_per_image": 6, "rpn_anchor_generator": anchors}
+    model = detection.FasterRCNN(backbone, num_classes=3, **sizes)
+    control = linear_control(model)
+    control.step(0)
+    target = {"boxes": torch.tensor([[2.0, 2.0, 20.0, 20.0]]), "labels": torch.tensor([1])}
+    sum(model([torch.rand(3, 32, 32)] * 2, [target] * 2).values()).backward()
+    (head,) = (o for o in control.meter.workload.operations if o.name == "roi_heads.box_head.fc7")
+    assert head.macs == 2 * 6 * 1024 * 1024
 
 
 def test_layers_that_run_in_training_only_are_named(caplog):

@@ -4,7 +4,8 @@ A copy of the model runs one forward pass in evaluation mode on the model's devi
 nothing is computed). Every product reaches PyTorch's dispatcher as one of a few basic operations, whatever layer or
 function computes it; fused kernels (recurrent layers, attention) are decomposed. Arithmetic inside quantizers (such as
 least squares) is skipped, as it simulates what the hardware does at no cost. If training computes a block at several
-precisions and each sample uses one of them (DFQ), the block's products are listed once.
+precisions and each sample uses one of them (DFQ), the block's products are listed once. The heads of torchvision's
+two-stage detectors run in training mode if targets are given, as the number of their boxes depends on the mode.
 
 Limitations: shapes that change between batches (the sample input represents all), the half of causal attention that a
 kernel may skip (all of it is counted), and custom backward passes of autograd functions (each product is counted with
@@ -62,11 +63,14 @@ def trace(model: nn.Module, *inputs: Any, samples: int | None = None, **keywords
             samples = next((tensor.shape[0] for tensor in tensors if tensor.dim()), 1)
         if samples < 1:
             raise SettingError("samples", samples, "costs are counted per sample", "give an input of one or more")
+        has_targets = model.training and (len(inputs) > 1 or "targets" in keywords)
         model = copy.deepcopy(model, _computed_tensors(model)).eval()
         recorder = _Recorder(model, tensors)
         for module in model.modules():
             # of layer.Gates and QuantizedLayer; found by attribute, as `hardware` does not import `layer`
             getattr(module, "prepare_trace", lambda: None)()
+            if type(module).__name__ == "RoIHeads":  # of torchvision, whose boxes training samples by the targets
+                module.training = has_targets
             if getattr(module, "is_quantizer", False):  # a quantizer.TensorQuantizer
                 module.forward = partial(_unquantized, module)
         devices = sorted({p.get_device() for p in model.parameters() if p.is_cuda})

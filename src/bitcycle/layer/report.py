@@ -103,7 +103,7 @@ def _others(model: nn.Module) -> list[str]:
     return [
         name
         for name, module in model.named_modules()
-        if not isinstance(module, QuantizedProduct | nn.Embedding)
+        if not isinstance(module, QuantizedProduct | nn.Embedding | nn.EmbeddingBag)
         and not hasattr(module, "precision")
         and any(isinstance(p, Tensor) and p.dim() > 1 for p in module._parameters.values())
     ]

@@ -7,19 +7,20 @@ and value are treated alike. An embedding that precedes them is the first layer;
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bitcycle.layer.matrix_product import MatrixProduct
 
 ROLES = ("first", "last", "shortcut", "depthwise")
 
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _SHORTCUT_NAMES = {"shortcut", "skip"}
 _SIBLINGS = (
     *({"q", "k", "v"}, {"query", "key", "value"}, {"q_proj", "k_proj", "v_proj"}, {"q_lin", "k_lin", "v_lin"}),
@@ -37,15 +38,17 @@ class Call(NamedTuple):
 def find_order(model: nn.Module, layers: Mapping[str, nn.Module], sample: Any = None) -> tuple[Call, ...]:
     """The order in which the convertible layers and embeddings of `model` run on `sample`: a tensor, a tuple of arguments, a
     dictionary of keywords, or None for the `dummy_inputs` of transformers models."""
-    watched = {**layers, **{name: m for name, m in model.named_modules() if isinstance(m, nn.Embedding)}}
+    watched = {**layers, **{name: m for name, m in model.named_modules() if isinstance(m, _EMBEDDINGS)}}
     registered = tuple(Call(name, name) for name, _ in model.named_modules() if name in watched)
     if sample is None and hasattr(model, "float_layers"):  # its rule refers to layers, not embeddings
         return tuple(call for call in registered if call.name in layers)
     try:
-        # of a forward pass without values
+        # of a forward pass without values, unless shapes depend on them, as in detectors of two stages
         with warnings.catch_warnings(action="ignore"), _unchanged(model):
             if sample is not None:
-                return _run(model, watched, sample)
+                with suppress(DynamicOutputShapeException, DataDependentOutputException):
+                    return _run(model, watched, sample)
+                return _run(model, watched, sample, with_values=True)
             if hasattr(model, "dummy_inputs"):
                 return _run(model, watched, model.dummy_inputs)
             return _symbolic(model, watched)
@@ -73,8 +76,10 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
             container.extend(values) if isinstance(container, list) else container.update(values)
 
 
-def _run(model: nn.Module, watched: Mapping[str, nn.Module], sample: Any) -> tuple[Call, ...]:
-    """The calls of a forward pass on tensors without values."""
+def _run(
+    model: nn.Module, watched: Mapping[str, nn.Module], sample: Any, with_values: bool = False
+) -> tuple[Call, ...]:
+    """The calls of a forward pass on tensors without values, or with them."""
     calls: list[Call] = []
     kept: list[Tensor] = []  # keeps tensors alive, so that ids are unique
 
@@ -89,9 +94,11 @@ def _run(model: nn.Module, watched: Mapping[str, nn.Module], sample: Any) -> tup
         for name, module in watched.items():
             stack.callback(module.register_forward_pre_hook(partial(note, name), with_kwargs=True).remove)
         stack.enter_context(torch.no_grad())
-        stack.enter_context(mode)
+        stack.enter_context(torch.random.fork_rng(devices=[]) if with_values else mode)
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        sample = tree_map_only(Tensor, lambda x: mode.from_tensor(x.to(device)), sample)
+        sample = tree_map_only(
+            Tensor, lambda x: x.to(device) if with_values else mode.from_tensor(x.to(device)), sample
+        )
         model.eval()
         model(**sample) if isinstance(sample, Mapping) else model(*sample)
     return tuple(calls)

@@ -5,12 +5,13 @@ import os
 import signal
 import threading
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import torch
 
-from bitcycle.campaign import Campaign, Part, Summaries, alone, read_plan, train
+from bitcycle.campaign import Campaign, Part, Summaries, alone, read_plan, run, train
 from bitcycle.configuration import read_config
 from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, RunError
 from bitcycle.files import write_json
@@ -76,6 +77,11 @@ def test_a_plan_is_read_and_a_wrong_one_refused(tmp_path):
         path.write_text(text)
         with pytest.raises(SettingError, match="plan"):
             read_plan(path)
+
+
+def test_a_campaign_without_jobs_is_refused(tmp_path):
+    with pytest.raises(SettingError, match=r"--jobs=0: is too small\. Remedy: use 1 or more"):
+        run(Namespace(jobs=0, threads=1), tmp_path)
 
 
 def test_the_plan_of_this_repository_is_a_plan():

@@ -59,6 +59,7 @@ WRONG = {
     "training.steps=null": ("training.steps=null", "set exactly one of"),
     "training.steps=null training.epochs=inf": ("training.epochs=inf", "finite"),
     "training.optimizer.beta1=1": ("training.optimizer.beta1=1", "a value below 1"),
+    "logging.picture=maybe": ("logging.picture=maybe", "write logging.picture=true or logging.picture=false"),
     "dry_run=yes": ("dry_run=yes", "use one of: false, json, true"),
     "schedule": ("schedule", "write SETTING=VALUE"),
     "quantizer.depthwise_bits=[8,16": ("quantizer.depthwise_bits=[8,16", "check its brackets"),

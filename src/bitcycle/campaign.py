@@ -290,6 +290,9 @@ def main() -> int:
 
 def run(given: argparse.Namespace, root: Path) -> int:
     """Read the plan, then print its table or train its runs."""
+    for name, number in {"--jobs": given.jobs, "--threads": given.threads}.items():
+        if number < 1:
+            raise SettingError(name, number, "is too small", "use 1 or more")
     parts = read_plan(given.plan or root / PLAN)
     results_root = str(Path(given.results_root).expanduser())
     with composing(root / "conf") as compose:

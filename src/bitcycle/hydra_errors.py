@@ -13,6 +13,7 @@ SWEEPS = "sweeps"
 _REFUSALS = (
     (r"is not Optional", "cannot be null", "give a value, or omit {key}"),
     (r"could not be converted to (\w+)", "has the wrong type", "give a value of type {0}"),
+    (r"is not a valid bool", "is neither true nor false", "write {key}=true or {key}=false"),
     (r"is not a ListConfig", "is not a list", "write {key}=[{value}]"),
     (r"is not a subclass of (\w+)", "is a group of several settings", "set one of them, as in {key}.name={value}"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -91,5 +92,7 @@ def test_timm_networks():
     assert options.build(ImageShape(3, 32, 10))(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
     vit = configure("dataset=digits", "model=timm", "model.architecture=test_vit").model
     assert vit.build(ImageShape(1, 32, 5))(torch.zeros(2, 1, 32, 32)).shape == (2, 5)  # its input size is fixed
-    with pytest.raises(SettingError, match="did you mean 'test_resnet'"):
-        configure("dataset=digits", "model=timm", "model.architecture=test_resnett").model.check(ImageShape(3, 32, 10))
+    for name, close in {"test_resnett": "did you mean 'test_resnet'?", "nonono": "timm has no such network"}.items():
+        with pytest.raises(SettingError, match=re.escape(close)) as refused:
+            configure("dataset=digits", "model=timm", f"model.architecture={name}").model.check(ImageShape(3, 32, 10))
+        assert len(str(refused.value)) < 200  # timm has more than a thousand

@@ -200,13 +200,7 @@ def quantize_model(
     whole_plan = conversion_plan(model, options, schedule, sample)
     plan = [rule for rule in whole_plan if rule.treatment != "float"]
     if not plan:
-        if any(isinstance(module, QuantizedProduct) for module in model.modules()):
-            remedy = "convert a float model, once; PrecisionController changes its bits"
-            raise SettingError("model", type(model).__name__, "is already converted", remedy)
-        problem = "no layer of the model would be quantized (its layers with products are all float, or it has none)"
-        raise SettingError(
-            "float_layers", options.float_layers, problem, "leave fewer layers float, e.g. float_layers=[last]"
-        )
+        raise _nothing_to_quantize(model, whole_plan, options)
     model = _convert(model, plan, options, gates, compile)
     vars(model)["conversion_rules"] = tuple(whole_plan)
     if compute == "codes":
@@ -219,6 +213,18 @@ def quantize_model(
         if hasattr(integration, "finish_conversion"):
             integration.finish_conversion(model, conversion)
     return model if gates is None else gate_blocks(model, gates, seed)
+
+
+def _nothing_to_quantize(model: nn.Module, plan: list[LayerRule], options: QuantizerOptions) -> SettingError:
+    """The error for a model none of whose layers would be quantized."""
+    problem, remedy = "no layer of the model would be quantized", "leave fewer layers float, e.g. float_layers=[last]"
+    if any(isinstance(module, QuantizedProduct) for module in model.modules()):
+        problem, remedy = "is already converted", "convert a float model, once; PrecisionController changes its bits"
+    elif plan:
+        return SettingError("float_layers", options.float_layers, f"{problem}: all of them stay float", remedy)
+    else:
+        problem, remedy = f"{problem}, as none can be", "use modules such as nn.Linear, nn.Conv2d and nn.LSTM"
+    return SettingError("model", type(model).__name__, problem, remedy)
 
 
 def _check_weights(model: nn.Module) -> None:

@@ -89,8 +89,8 @@ class TimmModel(ModelOptions):
     def check(self, shape: ImageShape) -> None:
         timm = require("timm", "timm")
         if not timm.is_model(self.architecture):
-            close = nearest(self.architecture, timm.list_models()).split("? Known")[0]  # one of more than a thousand
-            remedy = f"{close}? `timm.list_models()` lists all"
+            close, listed, _ = nearest(self.architecture, timm.list_models()).partition("? Known")
+            remedy = (f"{close}? " if listed else "") + "`timm.list_models()` lists all"  # more than a thousand
             raise SettingError("architecture", self.architecture, "timm has no such network", remedy)
 
     def build(self, shape: ImageShape) -> nn.Module:

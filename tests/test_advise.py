@@ -158,6 +158,8 @@ def test_superseded_runs_do_not_count_and_the_board_comes_first(summary):
         (["schedule=RTH"], "omit it"),
         (["measure=money"], "latency, energy, bitops"),
         ([*START, "measure=latency"], "hardware=tensorcore"),
+        (["top=all"], "top=all: is not a number of entries"),
+        (["json=yes"], "json=yes: is neither true nor false"),
     ],
 )
 def test_what_is_refused(arguments, words, capsys, monkeypatch):

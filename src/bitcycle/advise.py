@@ -275,6 +275,10 @@ def _advise(arguments: Sequence[str]) -> None:
             raise SettingError("schedule", "...", "is chosen by this command", "omit it")
         else:
             overrides.append(argument)
+    if words["json"] not in ("true", "false"):
+        raise SettingError("json", words["json"], "is neither true nor false", "use json=true, or omit it")
+    if not words["top"].isdecimal():
+        raise SettingError("top", words["top"], "is not a number of entries", "use a whole number")
     if words["measure"] not in ("", *MEASURES):
         raise SettingError("measure", words["measure"], "is not a cost", f"use {', '.join(MEASURES)}, or omit it")
     summary = Path(words["summary"]) if words["summary"] else resource_root() / SUMMARY

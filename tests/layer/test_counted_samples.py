@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import bitcycle
+from bitcycle.settings import SettingError
 
 
 def linear_control(model: nn.Module) -> bitcycle.PrecisionController:
@@ -69,6 +70,10 @@ def test_samples_are_counted_where_they_are():
     with torch.no_grad():
         model(torch.randn(7, 5, 3))  # trains nothing
     assert control.cost().samples == 5
+    control = bitcycle.PrecisionController(model, schedule, batch_dimension=3)
+    control.step(0)
+    with pytest.raises(SettingError, match="batch_dimension=3: is no dimension"):  # once counted as one sample
+        model(torch.randn(7, 5, 3))
     images = bitcycle.layer.watch.samples_of(([torch.zeros(3, 8, 8)] * 4,), {}, 0)
     assert images == 4
 

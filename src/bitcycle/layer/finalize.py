@@ -48,7 +48,8 @@ def finalize(
         path: safetensors file to write.
 
     Raises:
-        SettingError (a ValueError): for a model without quantized layers, and for weights of more than 8 bits or in blocks.
+        SettingError (a ValueError): for a model without quantized layers, and for weights in blocks or with more than 256 values
+            in an output channel.
     """
     layers = _layers(model)
     if not layers:

@@ -16,6 +16,7 @@ from bitcycle.layer.compilation import not_compiled
 from bitcycle.layer.conversion import PRODUCT_LAYERS
 from bitcycle.layer.quantized import NOTICED_SHARE
 from bitcycle.layer.quantized_product import QuantizedProduct
+from bitcycle.settings import SettingError
 
 if TYPE_CHECKING:
     from bitcycle.layer.controller import PrecisionController
@@ -173,4 +174,7 @@ def samples_of(arguments: tuple[Any, ...], keywords: dict[str, Any], dimension: 
     images = next(iter((*arguments, *keywords.values())), None)
     if isinstance(images, (list, tuple)) and images and all(isinstance(x, Tensor) and x.dim() == 3 for x in images):
         return len(images)  # as in torchvision's detectors
+    if dimension and dimension >= max(tensor.dim() for tensor in tensors):
+        problem, remedy = "is no dimension of the forward pass's tensors", "use 0, or give step(t, samples=...)"
+        raise SettingError("batch_dimension", dimension, problem, remedy)
     return next((int(tensor.shape[dimension]) for tensor in tensors if tensor.dim() > dimension), 1)

@@ -338,21 +338,25 @@ def test_a_quantizer_that_is_nothing_is_refused_by_name():
         bitcycle.quantize_model(nn.Linear(2, 2), None)
 
 
-def test_lightning_style_modules_count_the_passes_of_their_core():
+@pytest.mark.parametrize("calls", ["net", "its layers", "the compiled net"])
+def test_lightning_style_modules_count_the_passes_of_their_core(calls):
     class Module(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
 
         def training_step(self, x):
-            return self.net(x).sum()
+            return (self.net[1](self.net[0](x)) if calls == "its layers" else self.net(x)).sum()
 
     module = bitcycle.quantize_model(Module(), float_layers=[])
+    if calls == "the compiled net":
+        module.net = torch.compile(module.net, backend="eager", fullgraph=True)
     control = bitcycle.PrecisionController(module, bitcycle.schedule("static", q_max=8, total_steps=1))
     control.step(0)
     module.training_step(torch.randn(7, 3)).backward()
     assert control.cost().samples == 7
-    assert {operation.module for operation in control.meter.workload.operations} == {"net.0", "net.1"}
+    names = {operation.module.replace("_orig_mod.", "") for operation in control.meter.workload.operations}
+    assert names == {"net.0", "net.1"}
 
 
 def test_graph_convolutions_of_dgl():

@@ -32,8 +32,8 @@ class PrecisionController:
 
     Costs depend on the shapes of the model's products, which are traced from the first training batch. The number of samples of a
     step is passed to `step`; otherwise samples are counted in the model's training-mode forward passes with gradients, which
-    suffices for a plain loop. If training calls not the model but a submodule with all quantized layers (as in Lightning), the
-    forward passes of that submodule are counted.
+    suffices for a plain loop. If training calls not the model but its parts (in Lightning, or of a ModuleDict), the samples are
+    those of the part that is called first, and the products those of all calls of the first step.
 
     Args:
         model: converted by `quantize_model`; a float model is accepted and has the cost of float32. May be wrapped by
@@ -215,7 +215,7 @@ class PrecisionController:
         if self._meter.workload is None:
             raise RuntimeError(
                 "the cost is not known before the first forward pass in training mode; train one step first, and give the"
-                " controller the module whose forward pass is called"
+                " controller the module whose forward pass is called, or a ModuleDict of those that training calls"
             )
         if self._uncounted_steps:
             logger.warning(

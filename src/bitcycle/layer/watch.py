@@ -117,11 +117,11 @@ def products_of(model: nn.Module) -> dict[str, QuantizedProduct]:
 
 def called_parts(model: nn.Module) -> dict[str, nn.Module]:
     """The modules, by name, whose outermost calls are the forward passes of training: the model and, if training calls its
-    parts instead (in Lightning, or a ModuleDict), the smallest one with all products, or several."""
+    parts instead (in Lightning, or a ModuleDict), the smallest one with all products, or parts of that."""
     if not hasattr(model, "training_step") and not _is_container(model):
         return {"": model}
     core = _core(model)
-    parts = {model, core, *(_parts(model) if core is model else ())}
+    parts = {model, core, *_parts(core)}
     return {name: module for name, module in model.named_modules() if module in parts}
 
 
@@ -132,8 +132,8 @@ def _core(model: nn.Module) -> nn.Module:
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
-    """The submodules that have or contain layers with products; of containers, theirs."""
-    for child in module.children():
+    """The submodules that have or contain layers with products; of containers, theirs. Compiled modules are whole."""
+    for child in () if hasattr(module, "_orig_mod") else module.children():
         if _is_container(child):
             yield from _parts(child)
         elif any(isinstance(part, _LAYERS) for part in child.modules()):
@@ -142,7 +142,7 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
 
 def _is_container(module: nn.Module) -> bool:
     """Whether the module cannot be called, as a ModuleList."""
-    return type(module).forward is nn.Module.forward
+    return getattr(module.forward, "__func__", None) is nn.Module.forward
 
 
 def name_functions(model: nn.Module, workload: Workload) -> None:

@@ -74,6 +74,11 @@ def test_methods_that_did_not_reach_their_last_stage():
     assert found.reason == "1 training that did not reach the last stage of the schedule does not count"
     mixed = replace(late, runs=(late.runs[0], *early.runs[1:]))
     assert "2 of 3 trainings did not reach the last stage" in reason(claim, mixed, PAIR[1])
+    for run in early.runs:
+        run.row["hash"] = "early"
+    found = verdict(claim, early, late, PAIR[1])  # a setting that never reaches it is one without runs
+    assert (found.verdict, found.n) == (UNDECIDED, 3)
+    assert found.reason == "3 trainings that did not reach the last stage of the schedule do not count"
     gated = cell(1.0, schedule="fractrain", curve={**curve, "training": {"cp_target": [1.5, 2.0]}}).runs[0]
     gated.settings["schedule"].update(target=1.5, target_step=0.5, stages=4)
     assert not reached_last_stage(gated)

@@ -36,8 +36,6 @@ def failed(claim: Claim, contrasts: Sequence[Contrast], runs: Sequence[Run], pro
         return "A setting and its baseline are the same training." if filled else "The runs that it needs are missing."
     if 2 * filled < wanted:
         return f"Fewer than half of the cells have runs: {filled} of {wanted}."
-    if "last stage" in claim.requires and (unfinished := _unfinished(cells)):
-        return unfinished
     if found := _saturated(claim, units) or _other_lengths(claim, units, proxy) or _few_moments(claim, runs):
         return found
     published = proxy and not claim.arms and bool(claim.reference)
@@ -54,8 +52,8 @@ def proxy_label(cell: Cell) -> str:
 def counting(claim: Claim, cells: Sequence[Cell], pool: Pool) -> tuple[list[Cell], str]:
     """The cells with only the runs that count for a claim, and the reason why others do not.
 
-    Network and data must be close enough to the paper's. Timings count only if a run had its machine to itself. If most runs of
-    a cell reached the last stage of their schedule, the others do not count.
+    Network and data must be close enough to the paper's. Timings count only if a run had its machine to itself. Runs that did not
+    reach the last stage of their schedule do not count, nor does any run of a cell most of whose runs did not.
     """
     reasons = [_too_far(cell, claim) if cell.runs else "" for cell in cells]
     kept = [replace(cell, runs=()) if reason else cell for cell, reason in zip(cells, reasons)]
@@ -66,7 +64,10 @@ def counting(claim: Claim, cells: Sequence[Cell], pool: Pool) -> tuple[list[Cell
         kept = quiet
     if "last stage" in claim.requires:
         late = [replace(cell, runs=tuple(filter(reached_last_stage, cell.runs))) for cell in kept]
-        kept = [some if 2 * len(some.runs) > len(cell.runs) else cell for cell, some in zip(kept, late)]
+        reasons.append(_unfinished(kept))
+        kept = [
+            some if 2 * len(some.runs) > len(cell.runs) else replace(cell, runs=()) for cell, some in zip(kept, late)
+        ]
     return kept, next(filter(None, reasons), "")
 
 
@@ -106,11 +107,9 @@ def reached_last_stage(run: Run) -> bool:
 
 
 def left_out(every: Sequence[Cell], counted: Sequence[Cell]) -> str:
-    """A note on runs that `counting` excluded for not reaching the last stage, from cells of which other runs remain."""
-    early = set[tuple[str, str]]()
-    for one, some in zip(every, counted):
-        kept = {run.training for run in some.runs}
-        early |= {run.training for run in one.runs if kept and run.training not in kept and not reached_last_stage(run)}
+    """A note on runs that `counting` excluded for not reaching the last stage."""
+    kept = {run.training for cell in counted for run in cell.runs}
+    early = {run.training for cell in every for run in cell.runs if not reached_last_stage(run)} - kept
     number, verb = ("1 training", "does") if len(early) == 1 else (f"{len(early)} trainings", "do")
     return f"{number} that did not reach the last stage of the schedule {verb} not count" if early else ""
 

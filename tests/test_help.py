@@ -47,6 +47,9 @@ def test_help_on_one_option_has_its_values_source_and_equation(command):
     assert "schedule.profile=rex" in out and "schedule.form=horizontal" in out
     assert "epochs=40" in help_text(ROOT / "conf", "training=ptb")
     assert "steps: 2500" in help_text(ROOT / "conf", "scale=mini")
+    quantizer = help_text(ROOT / "conf", "quantizer=sbm")
+    assert "one range per output channel" in quantizer and "Differs from the authors' code" in quantizer
+    assert "Source: \n" not in quantizer
 
 
 @pytest.mark.parametrize(

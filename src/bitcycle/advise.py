@@ -115,7 +115,7 @@ def cost_of(candidate: Candidate, plan: Plan, measure: str) -> float | None:
     cost = plan.config.hardware.cost(plan.workload, histogram, baseline_of(plan.config))
     found: float | None = getattr(cost, f"{measure}_relative_to_static".removeprefix("bitops_"))
     if found is None:
-        remedy = "use measure=bitops, or hardware=tensorcore, zc706 or bitfusion, which has both"
+        remedy = "use measure=bitops; latency: hardware=tensorcore, zc706 or bitfusion; energy: hardware=bitfusion"
         raise SettingError("measure", measure, "is not computed by this cost model", remedy)
     return found
 

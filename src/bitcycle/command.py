@@ -106,7 +106,7 @@ def objective(summary: Mapping[str, Any], name: str) -> float:
     value: Any = summary
     for key in places.get(name, (name,)):
         if key not in value:
-            remedy = "hold validation images out of the training set, as dataset.validation_samples=500"
+            remedy = "hold out a part of the training data, as dataset.validation=0.1"
             raise SettingError("logging.objective", name, "this run has no validation data", remedy)
         value = value[key]
     return float(value)

@@ -103,15 +103,17 @@ def _group(group: str, conf: Path) -> Iterator[str]:
 
 
 def _option(group: str, name: str, conf: Path) -> Iterator[str]:
-    """An option's summary, its source, and its settings with their values."""
+    """An option's summary, its source and equation, and its settings with their values."""
     yield f"{group}={name}: {summaries(group, conf)[name]}"
     preset, file = PRESETS.get(group, {}).get(name), conf / group / f"{name}.yaml"
     kind: type[Settings] | None = GROUPS.get(group, {}).get(name, TrainingOptions if group == "training" else None)
     values: Mapping[str, Any] = preset.values if preset else {}
     if preset is not None:
-        yield f"Source: {preset.source}"
+        if preset.source:
+            yield f"Source: {preset.source}"
         yield ""
-        yield from (inspect.getdoc(preset.kind) or "").splitlines()
+        own, module = (inspect.getdoc(part) or "" for part in (preset.kind, inspect.getmodule(preset.kind)))
+        yield from (own if "\n" in own or "\n" not in module else module).splitlines()
     else:
         comments = [line.lstrip("# ") for line in file.read_text().splitlines() if line.startswith("#")]
         yield from comments[1:]

@@ -200,7 +200,7 @@ class QuantizerOptions(Settings):
     float_layers: Optional[list[str]] = setting(
         None,
         "layers that stay float: first, last, shortcut, depthwise, or patterns of module names; null: the papers' choice for"
-        " this quantizer and network (README; dry_run=json lists the layers)",
+        " this quantizer and network (dry_run=json lists the layers)",
     )
     depthwise_bits: Optional[list[int]] = setting(
         None,

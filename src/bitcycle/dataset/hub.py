@@ -63,7 +63,7 @@ def _check_class_names(folder: Path, datasets: Any) -> None:
             found = getattr(feature, "names", None)
             if found and names.setdefault(column, found) != found:
                 problem = f"{file} has other class numbers in {column} ({', '.join(found[:5])} ...)"
-                raise DataError(f"{problem} than other files ({', '.join(names[column][:5])} ...). Export all files alike.")
+                raise DataError(f"{problem} than other files ({', '.join(names[column][:5])} ...). Export all alike.")
 
 
 def has_parquet(folder: Path) -> bool:

@@ -4,11 +4,12 @@
     bitcycle advise budget=70 model=resnet74 quantizer=mx hardware=tensorcore   # of its time at the peak rates of a B200
     bitcycle advise budget=60 json=true ...                                     # the same as JSON
 
-All other settings are those of a run. Costs are computed for the given network; nothing is trained. Each schedule is listed with
-its accuracy difference to the static baseline in recorded runs of the same quantizer, paired by seed, with a 95 % interval
-(Student's t). These runs come from a single group (network, data, length): that of the board if it has any, otherwise the one
-that covers most of the list. Superseded runs are ignored. The evidence holds for that group, whose name is printed; it need not
-transfer to other networks.
+`measure` selects the cost (latency, energy or bitops; default: latency if the cost model has it, else bitops), `top` the
+length of the list (20), `summary` the file of recorded runs. All other settings are those of a run. Costs are computed for the
+given network; nothing is trained. Each schedule is listed with its accuracy difference to the static baseline in recorded runs of
+the same quantizer, paired by seed, with a 95 % interval (Student's t). These runs come from one group (network, data, length):
+that of the board if it has any, otherwise the one that covers most of the list. Superseded runs are ignored. The evidence holds
+for that group, whose name is printed; it need not transfer to other networks.
 """
 
 import json

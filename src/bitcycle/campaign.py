@@ -101,7 +101,9 @@ def read_plan(path: Path) -> list[Part]:
         raise SettingError("plan", path, str(error), remedy) from error
     for part in parts:
         if part.scale not in SCALES:
-            raise SettingError("plan.scale", part.scale, f"of {part.sweep} is not a scale", nearest(part.scale, SCALES))
+            raise SettingError(
+                "plan.scale", part.scale, f"is not a scale, in the entry of {part.sweep}", nearest(part.scale, SCALES)
+            )
     return parts
 
 

@@ -68,7 +68,7 @@ def test_own_lists_and_precisions():
         ({"options": [[3, 6], [3, 6]]}, "occurs twice"),
         ({"depthwise_bits": [8]}, "two numbers"),
         ({"gate_sizes": [32, 0, 16]}, "three numbers"),
-        ({"relax": 0.1, "target_range": 0.1}, "excludes target_range"),
+        ({"relax": 0.1, "target_range": 0.1}, "cannot be combined with target_range"),
         ({"target": -1}, "use 0 or more"),
         ({"family": "vgg"}, "imagenet, mobilenet_v2, resnet"),
     ],

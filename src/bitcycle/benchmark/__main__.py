@@ -1,4 +1,4 @@
-"""`make bench`, or `python -m bitcycle.benchmark --help`: measure, print tables, and record them in
+"""`make bench`: measure time and memory of steps, quantizers, data and runs, print tables, and record them in
 results/benchmark."""
 
 import argparse
@@ -29,7 +29,7 @@ CHECKED = ("resnet8_16", "resnet20", "lstm2_200", "gcn_cora")
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="python -m bitcycle.benchmark", description=__doc__)
+    parser = argparse.ArgumentParser(prog="bitcycle bench", description=__doc__)
     parser.add_argument("--networks", nargs="+", choices=list(networks(False)), help="networks; default: all")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure; default: all")
     parser.add_argument("--rounds", type=int, default=7, help="timed steps per variant")

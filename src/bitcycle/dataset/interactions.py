@@ -172,7 +172,7 @@ def read_ratings(file: Path) -> Interactions:
     try:
         table = pandas.read_csv(file, engine="pyarrow", **layout)[[COLUMNS[0], COLUMNS[1], COLUMNS[3]]]
     except UNREADABLE as error:
-        remedy = f"Download it again; its columns are {', '.join(COLUMNS)}."
+        remedy = f"Download it again; it should have the columns {', '.join(COLUMNS)}."
         raise DataError(f"cannot read {file}: {error}. {remedy}") from error
     (user_ids, users), (item_ids, items) = (np.unique(table[name], return_inverse=True) for name in COLUMNS[:2])
     order = np.lexsort((table[COLUMNS[3]], users))  # stable: equal timestamps keep the order of the file

@@ -23,7 +23,7 @@ class Measurement:
         config = run.plan.config
         if not isinstance(config.dataset, ImageDatasetOptions) or not isinstance(config.task, ClassificationOptions):
             raise RunError(
-                f"task={config.task.name}: {run.folder.path} did not classify images. Remedy: choose another run"
+                f"task={config.task.name}: {run.folder.path} is not a run of image classification. Remedy: choose another run"
             )
         train, test, _ = config.dataset.load(config.data_folder, config.seed)
         self.options, self.device, self.batch_size = config.dataset, device, config.task.evaluation_batch_size

@@ -191,7 +191,7 @@ class NoiseTest(Analysis):
         [self.run] = runs
         run, config = self.run, self.run.plan.config
         if not isinstance(config.dataset, SpeechDatasetOptions):
-            problem = f"dataset={config.dataset.name}: {run.folder.path} did not recognize speech"
+            problem = f"dataset={config.dataset.name}: {run.folder.path} is not a run of speech recognition"
             raise RunError(f"{problem}. Remedy: choose another run")
         self.dataset = config.dataset
         splits = self.dataset.load(config.data_folder, config.seed)

@@ -145,7 +145,7 @@ class Dfq(ScheduleOptions):
             problem = "needs three numbers, the last two above 0"
             raise SettingError("gate_sizes", self.gate_sizes, problem, "write it as [32, 16, 16]")
         if self.relax and self.target_range:
-            raise SettingError("relax", self.relax, "excludes target_range", "set one of the two to 0")
+            raise SettingError("relax", self.relax, "cannot be combined with target_range", "set one of the two to 0")
 
     @property
     def facts(self) -> Family:

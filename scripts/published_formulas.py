@@ -86,7 +86,7 @@ def language_model() -> Workload:
 
 @cache
 def network(model: str, dataset: str) -> Workload:
-    """An image classifier for ImageNet or, with 10 classes, for CIFAR: the papers print one cost for both data sets."""
+    """An image classifier for ImageNet or, with 10 classes, for CIFAR: the papers print one cost for both datasets."""
     name = "mobilenet_v2" if model == "MobileNetV2" else model.lower().replace("-", "")
     if dataset == "ImageNet":
         import torchvision  # takes seconds to import

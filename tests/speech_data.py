@@ -1,4 +1,4 @@
-"""Made-up speech for the tests: words of tones, in the layouts of the data sets."""
+"""Made-up speech for the tests: words of tones, in the layouts of the datasets."""
 
 from __future__ import annotations
 

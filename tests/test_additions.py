@@ -82,12 +82,12 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_so_many_files_are_touched():
-    kinds = ("schedule", "quantizer", "model", "data set", "item", "claim")
+    kinds = ("schedule", "quantizer", "model", "dataset", "item", "claim")
     assert dict(zip(kinds, (len(files_of(diff)) for diff in DIFFS), strict=True)) == {
         "schedule": 2,
         "quantizer": 3,
         "model": 2,
-        "data set": 3,
+        "dataset": 3,
         "item": 3,
         "claim": 1,
     }

@@ -44,7 +44,7 @@ class RunConfig(Settings):
     seed: int = setting(0, "seed of weights, data order, augmentation and noise", minimum=0, affects_result=False)
     data_root: str = setting(
         "${oc.env:BITCYCLE_DATA,data}",
-        "folder of the data sets; default: BITCYCLE_DATA, else ./data",
+        "folder of the datasets; default: BITCYCLE_DATA, else ./data",
         affects_result=False,
     )
     results_root: str = setting("results/runs", "folder of the run folders", affects_result=False)

@@ -8,7 +8,7 @@ EXIT_INTERRUPTED = 75
 
 
 class DataError(RuntimeError):
-    """A data set is missing or unreadable; the message names the files and the remedy."""
+    """A dataset is missing or unreadable; the message names the files and the remedy."""
 
     kind, exit_code = "data missing", EXIT_DATA_MISSING
 

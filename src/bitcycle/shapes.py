@@ -1,4 +1,4 @@
-"""Shapes of data sets, from which networks are built; a network declares which kind of data it takes."""
+"""Shapes of datasets, from which networks are built; a network declares which kind of data it takes."""
 
 from typing import NamedTuple, Optional, TypeAlias
 

@@ -1,4 +1,4 @@
-"""Image data sets of one's own: what splits, labels and images may look like, and what is refused by name."""
+"""Image datasets of one's own: what splits, labels and images may look like, and what is refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data sets: real files in every published layout, and batches that follow from (seed, epoch, sample)."""
+"""Datasets: real files in every published layout, and batches that follow from (seed, epoch, sample)."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_damaged_parquet_is_named(tmp_path):
 
 @pytest.fixture
 def pixels_are_kept(monkeypatch, tmp_path):
-    """The user's cache for small data sets, too; in a folder of the test."""
+    """The user's cache for small datasets, too; in a folder of the test."""
     monkeypatch.setattr(images, "WORTH_KEEPING", 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "bitcycle"

@@ -116,7 +116,7 @@ def test_damaged_annotations_are_named(tmp_path, annotation, problem):
     with pytest.raises(DataError, match=problem):
         VocSmall().read(tmp_path)
     source.unlink()
-    with pytest.raises(DataError, match=r"cannot use .*Download the data set again"):
+    with pytest.raises(DataError, match=r"cannot use .*Download the dataset again"):
         VocSmall().read(tmp_path)
 
 

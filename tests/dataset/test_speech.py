@@ -1,4 +1,4 @@
-"""Speech data: features, recordings, data sets and batches."""
+"""Speech data: features, recordings, datasets and batches."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_recordings_that_cannot_be_used(tmp_path):
         file_recording(file, "a").waveform(RATE)
 
 
-# Data sets
+# Datasets
 
 
 def test_digits_are_split_by_the_number_of_the_recording(data_root):

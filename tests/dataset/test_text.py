@@ -169,7 +169,7 @@ def test_vocabulary_keeps_the_most_frequent_words() -> None:
 
 
 def test_vocabulary_is_the_size_of_the_networks_output(tmp_path: Path) -> None:
-    """`dataset.vocabulary` counts in shapes before data are read, and is refused above the data set's own"""
+    """`dataset.vocabulary` counts in shapes before data are read, and is refused above the dataset's own"""
     options = WikiTextSmall(vocabulary=2000)
     assert options.info(tmp_path).shape == TokenShape(2000)
     with pytest.raises(SettingError, match=r"vocabulary=20000.*only 13777.*use at most 13777"):

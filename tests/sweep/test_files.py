@@ -132,7 +132,7 @@ def test_every_run_is_valid_at_every_scale(item):
 
 
 def test_runs_can_be_planned_at_smoke_scale():
-    """The last run of an item with each network and data set, as a sample; needs no data."""
+    """The last run of an item with each network and dataset, as a sample; needs no data."""
     configurations = [configuration(sweep(item).expand("smoke")[-1], "smoke") for item in FILES]
     for config in {(config.model.name, config.dataset.name): config for config in configurations}.values():
         assert make_plan(config).total_steps <= 200
@@ -157,7 +157,7 @@ def test_a_file_opens_with_its_four_facts(item):
 
 @pytest.mark.parametrize("item", FILES)
 def test_stand_ins_are_said(item):
-    """Another data set than the paper's is named in the note."""
+    """Another dataset than the paper's is named in the note."""
     found, said = sweep(item), {"digits": "digits", "cifar10": "CIFAR-10", "cora": "Cora", "citeseer": "Citeseer"}
     said["cifar10_16"] = "the regime `"  # sweeps/regimes.yaml says what it is
     paper = {run["dataset"] for run in found.expand("paper")}

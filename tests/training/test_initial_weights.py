@@ -1,4 +1,4 @@
-"""Halves of a data set, and training that goes on from the weights of another one."""
+"""Halves of a dataset, and training that goes on from the weights of another one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base class of all data sets: options, sizes (known without reading the data where possible) and splits."""
+"""Base class of all datasets: options, sizes (known without reading the data where possible) and splits."""
 
 import logging
 from collections.abc import Sequence
@@ -65,33 +65,33 @@ def validation_size(samples: int, share: float | None) -> int:
 
 
 def missing(name: str, folder: Path, put: str, more: str = "") -> DataError:
-    """Return the error for a data set that is not on disk: what to put where, and alternatives."""
+    """Return the error for a dataset that is not on disk: what to put where, and alternatives."""
     return DataError(
         f"{name} is not in {folder}. Put {put} there, or set data_root= (or BITCYCLE_DATA) to its folder.{more}"
     )
 
 
 def check_whole(name: str, origin: object, what: str, found: Sequence[int], expected: Sequence[int]) -> None:
-    """Reject an incomplete data set. Raises DataError if the numbers of `what` are not as expected."""
+    """Reject an incomplete dataset. Raises DataError if the numbers of `what` are not as expected."""
     if tuple(found) != tuple(expected):
         numbers, official = (", ".join(map(str, sizes)) for sizes in (found, expected))
-        remedy = "Download it again, or set data_root= (or BITCYCLE_DATA) to the complete data set"
+        remedy = "Download it again, or set data_root= (or BITCYCLE_DATA) to the complete dataset"
         raise DataError(f"{origin} has {numbers} {what}; the complete {name} has {official}. {remedy}.")
 
 
 @dataclass
 class DatasetOptions(Settings):
-    """Options of all data sets; each type of data (images, text, graphs, ...) has a subclass."""
+    """Options of all datasets; each type of data (images, text, graphs, ...) has a subclass."""
 
     has_validation: ClassVar[bool] = False
-    """Whether the data set has a validation split, so that no training data need to be held out."""
+    """Whether the dataset has a validation split, so that no training data need to be held out."""
     takes_all_if_fewer: ClassVar[bool] = False
-    """Whether train_samples and test_samples may exceed the size of the data set, as with `scale=smoke`."""
+    """Whether train_samples and test_samples may exceed the size of the dataset, as with `scale=smoke`."""
 
     samples_of_one: ClassVar[int] = 1
     """Samples per unit of train_samples and test_samples: for text, the tokens of a piece."""
 
-    name: str = setting(MISSING, "the data set's name, as in dataset=NAME")
+    name: str = setting(MISSING, "the dataset's name, as in dataset=NAME")
     train_samples: Optional[int] = setting(
         None,
         "training samples to use (images, nodes, pairs, ratings, utterances, pieces of 35 tokens), fixed; null: all",
@@ -111,15 +111,15 @@ class DatasetOptions(Settings):
             raise SettingError("validation", self.validation, problem, "omit it")
 
     def full_info(self, data_root: Path) -> DatasetInfo:
-        """Shape and sizes of the whole data set. Raises DataError if they must be read and the data are missing."""
+        """Shape and sizes of the whole dataset. Raises DataError if they must be read and the data are missing."""
         raise NotImplementedError
 
     def info(self, data_root: Path) -> DatasetInfo:
-        """`full_info` after train_samples, test_samples and validation. Raises SettingError if the data set has too few."""
+        """`full_info` after train_samples, test_samples and validation. Raises SettingError if the dataset has too few."""
         return self.without_validation(self.limited(self.full_info(data_root)))
 
     def read(self, data_root: Path) -> Any:
-        """Read the whole data set from disk. Raises DataError if the data are missing or unreadable."""
+        """Read the whole dataset from disk. Raises DataError if the data are missing or unreadable."""
         raise NotImplementedError
 
     def load(self, data_root: Path, seed: int) -> Any:
@@ -127,7 +127,7 @@ class DatasetOptions(Settings):
         raise NotImplementedError
 
     def limited(self, full: DatasetInfo) -> DatasetInfo:
-        """`full` after train_samples and test_samples. Raises SettingError if the data set has fewer."""
+        """`full` after train_samples and test_samples. Raises SettingError if the dataset has fewer."""
         sizes, unit = {}, self.samples_of_one
         for option in ("train_samples", "test_samples"):
             wanted, most = getattr(self, option), getattr(full, option) // unit

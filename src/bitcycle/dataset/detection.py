@@ -62,14 +62,14 @@ class AnnotatedImage(NamedTuple):
 
 @dataclass
 class DetectionDatasetOptions(DecodingOptions):
-    """Options of all detection data sets."""
+    """Options of all detection datasets."""
 
     takes_all_if_fewer = True
 
     class_names: ClassVar[tuple[str, ...]]
     """Class names, by class number."""
     sizes: ClassVar[tuple[int, int]]
-    """Number of training and test images of the whole data set."""
+    """Number of training and test images of the whole dataset."""
     typical_size: ClassVar[tuple[int, int]]
     """Width and height in pixels of the typical image, for which cost is counted."""
 
@@ -217,7 +217,7 @@ def _scaled(images: Sequence[AnnotatedImage], sizes: Sequence[tuple[int, int]], 
     if picture.size != (record.width, record.height):
         raise DataError(
             f"{record.image.origin} has {picture.width}x{picture.height} pixels, its annotation "
-            f"{record.width}x{record.height}. Download the data set again."
+            f"{record.width}x{record.height}. Download the dataset again."
         )
     scaled = picture.resize((width, height), Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(scaled, dtype=np.uint8))
@@ -292,7 +292,7 @@ def read_split(root: Path, year: str, split: str, class_names: tuple[str, ...]) 
     try:
         listed = VOCDetection(str(root), year=year, image_set=split)
     except (OSError, RuntimeError) as error:
-        raise DataError(f"cannot read {root}/VOCdevkit/VOC{year}: {error}. Complete the data set.") from error
+        raise DataError(f"cannot read {root}/VOCdevkit/VOC{year}: {error}. Complete the dataset.") from error
     return [_read_annotation(*files, class_names) for files in zip(listed.images, listed.annotations, strict=True)]
 
 
@@ -311,7 +311,7 @@ def _read_annotation(picture: str, annotation: str, class_names: tuple[str, ...]
             labels.append(class_names.index(element.findtext("name", "")))
             difficult.append(element.findtext("difficult", "0").strip() == "1")
     except (OSError, ElementTree.ParseError, ValueError) as error:
-        raise DataError(f"cannot use {annotation}: {error}. Download the data set again.") from error
+        raise DataError(f"cannot use {annotation}: {error}. Download the dataset again.") from error
     objects = torch.tensor(boxes, dtype=torch.float32).view(-1, 4), torch.tensor(labels, dtype=torch.int64)
     image = EncodedImage(picture, Path(picture).read_bytes)
     return AnnotatedImage(image, width, height, *objects, torch.tensor(difficult, dtype=torch.bool))

@@ -1,4 +1,4 @@
-"""Archives: download from the official source of a data set where no registration is needed, check and unpack."""
+"""Archives: download from the official source of a dataset where no registration is needed, check and unpack."""
 
 import hashlib
 import shutil

@@ -53,7 +53,7 @@ class Graph(NamedTuple, Generic[E]):
 
 
 class GraphSize(NamedTuple):
-    """Sizes of the official data set; `edges` as given, `symmetrised` after symmetrisation."""
+    """Sizes of the official dataset; `edges` as given, `symmetrised` after symmetrisation."""
 
     nodes: int
     edges: int
@@ -86,7 +86,7 @@ corresponds to 28,371 nodes before the last layer (inferred; semantics of its ge
 
 @dataclass
 class GraphDatasetOptions(DatasetOptions):
-    """Options of all graph data sets."""
+    """Options of all graph datasets."""
 
     has_validation = True
     takes_all_if_fewer = True

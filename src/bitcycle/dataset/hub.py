@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, read by `datasets`: from a folder of parquet files, or by name.
+"""Datasets of the Hugging Face hub, read by `datasets`: from a folder of parquet files, or by name.
 
 Names are searched in the library's cache and on the hub, respecting `HF_HOME`, `HF_ENDPOINT` (a mirror),
 `HF_HUB_OFFLINE` and the login token.
@@ -20,7 +20,7 @@ from bitcycle.errors import DataError
 def load_hub(
     where: Path | str, remedy: str, needed: Sequence[str], subset: str | None = None, revision: str | None = None
 ) -> dict[str, Any]:
-    """Load the splits of a folder, or of the data set OWNER/NAME. Raises DataError with `remedy` if one `needed` is missing."""
+    """Load the splits of a folder, or of the dataset OWNER/NAME. Raises DataError with `remedy` if one `needed` is missing."""
     import datasets  # takes a second to import
 
     try:

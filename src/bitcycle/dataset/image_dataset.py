@@ -1,9 +1,9 @@
-"""Base of image data sets: normalisation, augmentation, splits, subsets and batches.
+"""Base of image datasets: normalisation, augmentation, splits, subsets and batches.
 
 The order of batches and augmentation depend only on (seed, epoch, sample), so that training can start at any step.
 Augmentation runs on the device, per batch, on unsigned bytes; batches are normalised and channels-last.
 
-Halves of a data set, for training on one and continuing on the other:
+Halves of a dataset, for training on one and continuing on the other:
 
     first_classes, second_classes    halves of a random permutation of the classes (`torch.randperm`, generator seeded with
                                      0), in both splits; labels are renumbered in their original order
@@ -34,7 +34,7 @@ PARTS = ("all", *CLASSES, *SAMPLES)
 
 @dataclass
 class ImageDatasetOptions(DatasetOptions):
-    """Options of all image data sets."""
+    """Options of all image datasets."""
 
     equal_classes: ClassVar[bool] = False
     """Whether all classes have the same number of samples."""

@@ -1,4 +1,4 @@
-"""Image data sets: class folders, parquet files in the hub's layout, data sets of the hub, ImageNet, CIFAR and digits.
+"""Image datasets: class folders, parquet files in the hub's layout, datasets of the hub, ImageNet, CIFAR and digits.
 
 ImageNet (ILSVRC 2012): 1,281,167 training and 50,000 validation images of 1000 classes, in class folders `train/` and `val/`,
 or as the hub's `ILSVRC/imagenet-1k`. It requires registration and is never downloaded without being requested.
@@ -35,7 +35,7 @@ HUB = "ILSVRC/imagenet-1k"
 
 @dataclass
 class CustomImages(ImageDatasetOptions, DecodingOptions):
-    """Options of a user-defined image data set."""
+    """Options of a user-defined image dataset."""
 
     path: str = setting(MISSING, "folder, absolute or below data_root: train/ and test/ (or val/), or class folders")
     image_size: Optional[int] = setting(
@@ -91,14 +91,14 @@ class CustomImages(ImageDatasetOptions, DecodingOptions):
 
 @dataclass
 class HubImages(CustomImages):
-    """A data set of the hub with a column of images and a column of labels: dataset=hub dataset.path=owner/name.
+    """A dataset of the hub with a column of images and a column of labels: dataset=hub dataset.path=owner/name.
 
     A folder in the hub's layout, absolute or below data_root, is read without network access. Run names depend on path,
     subset and revision, not on the content.
     """
 
     path: str = setting(MISSING, "owner/name on the hub, or a folder in its layout")
-    subset: Optional[str] = setting(None, "configuration of the data set; null: its default")
+    subset: Optional[str] = setting(None, "configuration of the dataset; null: its default")
     revision: Optional[str] = setting(None, "commit, branch or tag on the hub; null: the latest")
     train_split: str = setting("train", "name of the training split")
     test_split: Optional[str] = setting(None, "test split; null: test, validation, or test_fraction of train")
@@ -230,7 +230,7 @@ class Cifar(ImageDatasetOptions):
         return Splits(*(Images(torch.from_numpy(split.data), torch.tensor(split.targets)) for split in found))
 
     def _checked(self, splits: Splits[Images], origin: Path | str) -> Splits[Images]:
-        """Reject an incomplete data set."""
+        """Reject an incomplete dataset."""
         labels = torch.cat([splits.train.labels, splits.test.labels])
         found = len(splits.train), len(splits.test), len(labels.unique()), int(labels.max())
         expected = TRAIN_SAMPLES, TEST_SAMPLES, self.classes, self.classes - 1

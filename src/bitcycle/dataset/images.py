@@ -66,7 +66,7 @@ class IndexBatch(NamedTuple):
 
 @dataclass
 class DecodingOptions(DatasetOptions):
-    """Options of data sets whose decoded images may exceed memory."""
+    """Options of datasets whose decoded images may exceed memory."""
 
     memory_gib: float = setting(4.0, "maximum size of decoded images kept in memory", minimum=0, affects_result=False)
     workers: int = setting(
@@ -208,7 +208,7 @@ def open_image(image: EncodedImage) -> Image.Image:
         picture = Image.open(io.BytesIO(image.read()))
         picture.load()
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
-        remedy = "Replace it, or remove it from the data set"
+        remedy = "Replace it, or remove it from the dataset"
         raise DataError(f"cannot read the image {image.origin}: {error}. {remedy}.") from error
     return picture
 

@@ -36,7 +36,7 @@ COLUMNS = ("userId", "movieId", "rating", "timestamp")
 
 
 class Release(NamedTuple):
-    """An official data set: sizes, MD5 checksum of the archive, and possible locations (first that of the archive)."""
+    """An official dataset: sizes, MD5 checksum of the archive, and possible locations (first that of the archive)."""
 
     users: int
     items: int
@@ -71,7 +71,7 @@ class HeldOut(NamedTuple):
 
 @dataclass
 class InteractionOptions(DatasetOptions):
-    """Options of all data sets of users and items. Training samples are interactions, test samples are users."""
+    """Options of all datasets of users and items. Training samples are interactions, test samples are users."""
 
     evaluation_negatives: int = setting(
         999, "negatives ranked with the held-out item (partial table 1: MLPerf 0.5)", minimum=1

@@ -178,7 +178,7 @@ class TokenPairs(NamedTuple):
 
 @dataclass
 class SentencePairOptions(DatasetOptions):
-    """Options of all data sets of sentence pairs."""
+    """Options of all datasets of sentence pairs."""
 
     has_validation = True
     sizes: ClassVar[Optional[tuple[int, int]]] = None

@@ -70,7 +70,7 @@ def file_recording(path: Path, transcript: str) -> Recording:
 
 @dataclass
 class SpeechDatasetOptions(DatasetOptions):
-    """Options of all speech data sets; HLHLp does not specify features, the defaults are ours."""
+    """Options of all speech datasets; HLHLp does not specify features, the defaults are ours."""
 
     has_validation = True
 

@@ -113,7 +113,7 @@ def _numbered(lines: Iterable[str], number: Callable[[str], int]) -> Tensor:
 
 @dataclass
 class TextDatasetOptions(DatasetOptions):
-    """Options of all text data sets."""
+    """Options of all text datasets."""
 
     has_validation = True
     samples_of_one = PIECE
@@ -133,11 +133,11 @@ class TextDatasetOptions(DatasetOptions):
 
     @property
     def size(self) -> TextSize:
-        """Sizes of the whole data set."""
+        """Sizes of the whole dataset."""
         return SIZES[self.name]
 
     def full_info(self, data_root: Path) -> DatasetInfo:
-        """Sizes in tokens. Raises SettingError if the data set has fewer distinct tokens than `vocabulary`."""
+        """Sizes in tokens. Raises SettingError if the dataset has fewer distinct tokens than `vocabulary`."""
         size = self.size
         if self.vocabulary is not None and self.vocabulary > size.vocabulary:
             problem = f"{self.name} has only {size.vocabulary} distinct tokens"

@@ -171,7 +171,7 @@ def draw_published(axes: Axes, rows: Sequence[Published], cost: str, base: Mappi
             style = style_of(row["method"])._replace(label=f"{row['method']}, published")
             place, gain = values[cost] / first[cost], values["test_accuracy"] - first["test_accuracy"]
             draw_points(axes, style, [(place, gain, None)])
-    words = f"published: {len(bases)} networks and data sets, each against its own baseline"
+    words = f"published: {len(bases)} networks and datasets, each against its own baseline"
     label_axes(axes, words, "cost relative to the paper's baseline", "test accuracy (%), difference")
 
 

@@ -136,7 +136,7 @@ class HardwareOptions(Settings):
     images: Optional[str] = setting(
         None,
         "training samples counted: actual, or published (CPT table 3, FracTrain tables 2 to 4: 64,000 x 128 = 8.192e6 for the "
-        "whole run on any data set); null: by convention",
+        "whole run on any dataset); null: by convention",
         choices=("actual", "published"),
     )
     run_samples: Optional[int] = setting(

@@ -45,10 +45,10 @@ class ModelOptions(Settings):
 
 
 def check_kind(options: ModelOptions, dataset: str, shape: Shape) -> None:
-    """Raise SettingError if a network cannot take the data of a data set, of another type or of an unsupported size."""
+    """Raise SettingError if a network cannot take the data of a dataset, of another type or of an unsupported size."""
     if not isinstance(shape, options.takes):
         problem = f"does not accept the data of dataset={dataset}"
-        fitting = "omit model= for the default of the data set, or see `python train.py --help` for others"
+        fitting = "omit model= for the default of the dataset, or see `python train.py --help` for others"
         raise SettingError("name", options.name, problem, fitting)
     options.check(shape)
 

@@ -86,7 +86,7 @@ class Task:
 
 @dataclass(frozen=True)
 class TaskSetup:
-    """Arguments for building a task, besides its own options: a data set of the type that the task `takes`, and more.
+    """Arguments for building a task, besides its own options: a dataset of the type that the task `takes`, and more.
 
     `batch_size` counts samples over all processes.
     """
@@ -104,17 +104,17 @@ class TaskOptions(Settings):
     """Options that every task has."""
 
     takes: ClassVar[type[DatasetOptions]] = DatasetOptions
-    """Type of data set that the task learns from."""
+    """Type of dataset that the task learns from."""
     can_be_shared: ClassVar[bool] = False
     """Whether batches can be sharded over processes; `train` and `evaluate` then receive this process's shards."""
 
     name: str = setting(MISSING, "the task's name, as in task=NAME")
 
     def check(self, dataset: DatasetOptions) -> None:
-        """Raise SettingError if the task cannot learn from this data set."""
+        """Raise SettingError if the task cannot learn from this dataset."""
         if not isinstance(dataset, self.takes):
             problem = f"cannot learn from dataset={dataset.name}, which has data of another type"
-            raise SettingError("name", self.name, problem, "omit task=; the data set determines it")
+            raise SettingError("name", self.name, problem, "omit task=; the dataset determines it")
 
     def epoch(self, info: DatasetInfo, batch_size: int) -> Epoch:
         """Return the division of an epoch into steps."""

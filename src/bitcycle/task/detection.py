@@ -55,7 +55,7 @@ class DetectionOptions(TaskOptions):
     evaluation_batch_size: int = setting(4, "images evaluated at once", minimum=1)
     cost_size: Optional[list[int]] = setting(
         None,
-        "height and width of the image whose cost is counted for all; null: the data set's typical image, scaled and"
+        "height and width of the image whose cost is counted for all; null: the dataset's typical image, scaled and"
         " padded; Better Schedules: [224,224]",
         minimum=32,
         affects_result=False,

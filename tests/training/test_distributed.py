@@ -263,9 +263,9 @@ def assert_alike(found, expected, **tolerance) -> None:
     assert [record.keys() for record in found] == [record.keys() for record in expected]
     for mine, theirs in zip(found, expected, strict=True):
         for key, value in theirs.items():
-            one_image = (
-                {"abs": 100 / 41} if "top5" in key else {}
-            )  # few levels make equal logits, and any order of them
+            # few levels make equal logits, and any order of them; an activation of one image halfway between two levels,
+            # where the last digit of a sum decides, moves its boxes by a tenth of a pixel
+            one_image = {"abs": 100 / 41} if "top5" in key else {"abs": 0.02} if "map" in key else {}
             expected = pytest.approx(value, **tolerance, **one_image) if isinstance(value, float) else value
             assert mine[key] == expected, (key, mine)
 
@@ -282,7 +282,8 @@ def assert_the_same(folder: Path, case: str, settings: list[str]) -> None:
     losses = [[r["loss"] for r in read_records(run.metrics) if r["kind"] == "train"] for run in (two, one.folder)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-12 if case in TASKS else 1e-9)
     states = [run.checkpoint.load(torch.device("cpu")) for run in (two, one.folder)]
-    torch.testing.assert_close(states[0]["model"], states[1]["model"], rtol=1e-8, atol=1e-9)
+    close = 1e-6 if case == "detection" else 1e-9  # its training has such activations, too, on some processors
+    torch.testing.assert_close(states[0]["model"], states[1]["model"], rtol=1e-8, atol=close)
     assert states[0]["cost"] == states[1]["cost"]
     assert two.read_summary()["cost"] == one.folder.read_summary()["cost"]
     assert two.read_summary()["processes"] == 2

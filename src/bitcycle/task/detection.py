@@ -120,8 +120,7 @@ class Detection(Task):
                 scores, offsets = _scores_and_offsets(model, batch)
                 losses = self._losses(batch, scores, offsets)
             mean_loss.update(losses.classes + losses.boxes, weight=len(batch.sizes))
-            # ranked in float32, where the rounding errors of a training in float64 reorder no detections
-            boxes, scores = decode(offsets, _anchors_of(batch)).float(), scores.float()
+            boxes = decode(offsets, _anchors_of(batch))
             for row, size in enumerate(batch.sizes):
                 found = self.detect(boxes[row], scores[row], size)
                 seen.append((number, Detections(*(part.cpu() for part in found)), self._truth(batch, row)))

@@ -233,3 +233,24 @@ def test_a_float_layer_kept_in_a_closure_is_noticed(caplog):
     model(torch.randn(7, 4)).sum().backward()
     assert "50 % of the multiply-accumulates are computed by functions and stay float" in caplog.text
     assert control.cost().relative_to_static == 1 and control.cost().layers[0].forward == 7 * 16 * 1024
+
+
+@pytest.mark.parametrize("calls", ["net", "its layers", "the compiled net"])
+def test_lightning_style_modules_count_the_passes_of_their_core(calls):
+    class Module(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+
+        def training_step(self, x):
+            return (self.net[1](self.net[0](x)) if calls == "its layers" else self.net(x)).sum()
+
+    module = bitcycle.quantize_model(Module(), float_layers=[])
+    if calls == "the compiled net":
+        module.net = torch.compile(module.net, backend="eager", fullgraph=True)
+    control = bitcycle.PrecisionController(module, bitcycle.schedule("static", q_max=8, total_steps=1))
+    control.step(0)
+    module.training_step(torch.randn(7, 3)).backward()
+    assert control.cost().samples == 7
+    names = {operation.module.replace("_orig_mod.", "") for operation in control.meter.workload.operations}
+    assert names == {"net.0", "net.1"}

@@ -199,6 +199,15 @@ def test_averages_of_weights_leave_bits_and_keys_alone():
     assert control.meter.histogram.total() == 32  # the average was not called
 
 
+def test_only_a_converted_model_can_follow():
+    model = bitcycle.quantize_model(signed_network(nn.ReLU), float_layers=[])
+    control = bitcycle.PrecisionController(model, bitcycle.schedule("CR", q_min=2, q_max=8, cycles=1, total_steps=4))
+    with pytest.raises(SettingError, match=r"model=Sequential: has no quantized layers"):
+        control.follow(signed_network(nn.ReLU))
+    with pytest.raises(SettingError, match=r"model=NoneType: is not a torch.nn.Module"):
+        bitcycle.quantize_model(None)
+
+
 @pytest.mark.parametrize("schedule", ["CR", "triangular", "cosine_anneal", "gradient_cycle"])
 def test_a_controller_resumes_in_another_loop(schedule):
     def build(total: int = 6):

@@ -145,8 +145,13 @@ class PrecisionController:
             logger.warning(message, schedule.name, t, schedule.observation_steps)
 
     def follow(self, model: nn.Module) -> None:
-        """Also set the bits of another converted model, such as a copy with averaged weights."""
-        for state in precision_states(model):
+        """Also set the bits of another converted model, such as a copy with averaged weights. Raises SettingError (a
+        ValueError) for a model without quantized layers."""
+        states = precision_states(model)
+        if self.states and not states:
+            kind, remedy = type(model).__name__, "give a copy of the converted model, or a model that quantize_model converted"
+            raise SettingError("model", kind, "has no quantized layers whose bits could be set", remedy)
+        for state in states:
             state.is_controlled = True
             if not state.fixed and self.precision is not None:
                 state.set(self.precision)

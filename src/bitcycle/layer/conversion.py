@@ -195,7 +195,7 @@ def quantize_model(
         options = type(options)(**{**vars(options), "float_layers": list(float_layers)})
     if isinstance(options, NoQuantizer):
         return model
-    _check_weights(model)
+    _check_model(model)
     gates = gates_of(model, schedule)
     whole_plan = conversion_plan(model, options, schedule, sample)
     plan = [rule for rule in whole_plan if rule.treatment != "float"]
@@ -227,8 +227,11 @@ def _nothing_to_quantize(model: nn.Module, plan: list[LayerRule], options: Quant
     return SettingError("model", type(model).__name__, problem, remedy)
 
 
-def _check_weights(model: nn.Module) -> None:
-    """Check that no layer waits for its first input to create its weight, as it would stay float."""
+def _check_model(model: object) -> None:
+    """Check that `model` is a network none of whose layers waits for its first input to create its weight, as these would stay
+    float."""
+    if not isinstance(model, nn.Module):
+        raise SettingError("model", type(model).__name__, "is not a torch.nn.Module", "give a float network")
     for name, module in model.named_modules():
         if any(isinstance(parameter, UninitializedParameter) for parameter in module.parameters(recurse=False)):
             problem, kind = f"layer {name!r} has no weight before its first input", type(module).__name__

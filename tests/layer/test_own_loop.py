@@ -202,7 +202,7 @@ def test_averages_of_weights_leave_bits_and_keys_alone():
 def test_only_a_converted_model_can_follow():
     model = bitcycle.quantize_model(signed_network(nn.ReLU), float_layers=[])
     control = bitcycle.PrecisionController(model, bitcycle.schedule("CR", q_min=2, q_max=8, cycles=1, total_steps=4))
-    with pytest.raises(SettingError, match=r"model=Sequential: has no quantized layers"):
+    with pytest.raises(SettingError, match=r"model=Sequential: has no quantized layers to set bits of"):
         control.follow(signed_network(nn.ReLU))
     with pytest.raises(SettingError, match=r"model=NoneType: is not a torch.nn.Module"):
         bitcycle.quantize_model(None)

@@ -149,8 +149,8 @@ class PrecisionController:
         ValueError) for a model without quantized layers."""
         states = precision_states(model)
         if self.states and not states:
-            kind, remedy = type(model).__name__, "give a copy of the converted model, or a model that quantize_model converted"
-            raise SettingError("model", kind, "has no quantized layers whose bits could be set", remedy)
+            remedy = "give a copy of the converted model, or a model that quantize_model converted"
+            raise SettingError("model", type(model).__name__, "has no quantized layers to set bits of", remedy)
         for state in states:
             state.is_controlled = True
             if not state.fixed and self.precision is not None:

@@ -17,6 +17,7 @@ from bitcycle.benchmark.measure import interleaved, peak_bytes, summarise
 from bitcycle.benchmark.networks import VARIANTS, Network, measure_networks
 from bitcycle.benchmark.runs import images_per_second, write
 from bitcycle.benchmark.table import FOLDER, recorded, tables
+from bitcycle.shapes import ImageShape
 
 CPU = torch.device("cpu")
 
@@ -28,11 +29,13 @@ def small_network(*_arguments: Any) -> dict[str, Network]:
             *(nn.Flatten(), nn.Linear(144, 10)),
         )
 
-    return {"small": Network(build, networks_module._images(2, 12, 10), "2 images of 12x12")}
+    return {
+        "small": Network(build, networks_module._images("resnet8", 2, ImageShape(3, 12, 10)).batch, "2 images of 12x12")
+    }
 
 
-@pytest.mark.parametrize("words", [[], ["--quick"], ["--quick", "--output"]])
-def test_a_quick_benchmark_does_not_replace_the_record(words, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("words", [[], ["--quick"], ["--quick", "--output"], ["--parts", "data"]])
+def test_a_partial_benchmark_does_not_replace_the_record(words, tmp_path, monkeypatch, capsys):
     record = {
         "environment": {"processor": "one", "threads": 1, "packages": {"torch": "2"}},
         "date": "2026-01-01",
@@ -47,7 +50,7 @@ def test_a_quick_benchmark_does_not_replace_the_record(words, tmp_path, monkeypa
     command.main()
     assert (tmp_path / "records").exists() == (words == [])
     assert chosen.exists() == ("--output" in words)
-    assert ("Not saved" in capsys.readouterr().out) == (words == ["--quick"])
+    assert ("Not saved" in capsys.readouterr().out) == (words in (["--quick"], ["--parts", "data"]))
 
 
 def test_ratios_are_medians_of_rounds():
@@ -103,8 +106,13 @@ def test_data_alone():
     assert images_per_second(CPU, batches=2, batch_size=8) > 0
 
 
-def test_recorded_benchmarks_are_whole():
+def test_recorded_benchmarks_are_whole(tmp_path, monkeypatch):
     assert len(list(FOLDER.glob("*.json"))) == recorded().count("torch 2")
+    for file in FOLDER.glob("*.json"):
+        record = json.loads(file.read_text())
+        write(tmp_path / file.name, {name: part for name, part in record.items() if name != "networks"})
+    monkeypatch.setattr("bitcycle.benchmark.table.FOLDER", tmp_path)
+    assert "images/s" in recorded(), "a record may lack the networks"
 
 
 def test_a_check_finds_what_became_slower(tmp_path, monkeypatch, capsys):
@@ -123,3 +131,7 @@ def test_a_check_finds_what_became_slower(tmp_path, monkeypatch, capsys):
         assert exit.value.code == code
         assert said in capsys.readouterr().out
         write(tmp_path / "one-1-threads.json", {"networks": networks(1.0)})
+    monkeypatch.setattr(sys, "argv", ["benchmark", "--check", "--networks", "lstm", "--device", "cpu"])
+    with pytest.raises(SystemExit, match="2"):
+        command.main()
+    assert "has none of these networks" in capsys.readouterr().out, "all networks were measured instead"

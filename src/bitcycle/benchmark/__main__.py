@@ -2,7 +2,6 @@
 results/benchmark."""
 
 import argparse
-import json
 import os
 import re
 import sys
@@ -19,6 +18,7 @@ from bitcycle.benchmark.networks import measure_networks, networks
 from bitcycle.benchmark.quantizers import measure_quantizers
 from bitcycle.benchmark.runs import images_per_second, runs_per_hour, sweep_runs_per_hour, write
 from bitcycle.benchmark.table import FOLDER, WORSE, slower, tables
+from bitcycle.files import read_object
 from bitcycle.training.display import set_up_console
 from bitcycle.training.environment import describe_environment, processor
 
@@ -36,13 +36,10 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads; 1 measures processor time")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument(
-        "--quick", action="store_true", help=f"{' and '.join(QUICK)}, 3 rounds, no runs, no record; takes a minute"
+        "--quick", action="store_true", help=f"{' and '.join(QUICK)}, 3 rounds, no runs; takes a minute"
     )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        help="JSON file; default: results/benchmark/HARDWARE.json, or none with --quick",
-    )
+    where = "JSON file; default: results/benchmark/HARDWARE.json, or none if only a part is measured"
+    parser.add_argument("--output", type=Path, help=where)
     parser.add_argument(
         "--check",
         action="store_true",
@@ -77,9 +74,8 @@ def measure(chosen: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) 
     }
     if "networks" in chosen.parts:
         record["networks"] = {}
-        for name, found in measure_networks(
-            chosen.networks or list(networks(device.type == "cuda")), chosen.rounds, device
-        ):
+        names = chosen.networks or list(networks(device.type == "cuda"))
+        for name, found in measure_networks(names, chosen.rounds, device):
             record["networks"][name] = found
             ratios = (f"{variant} {values['ratio']:.2f}" for variant, values in found["variants"].items())
             print(f"{name}: {', '.join(ratios)}", flush=True)
@@ -96,14 +92,14 @@ def measure(chosen: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) 
 
 
 def check(chosen: argparse.Namespace, path: Path) -> int:
-    """Compare with the record; return 1 if something is slower, 2 if there is no record of this hardware."""
-    if not path.exists():
-        print(f"{path} is missing: first record this hardware with make bench BENCH=--threads={chosen.threads}")
-        return 2
-    expected = json.loads(path.read_text())["networks"]
+    """Compare with the record; return 1 if something is slower, 2 if this hardware has no record of these networks."""
+    expected = read_object(path).get("networks", {})
     chosen.networks = [name for name in chosen.networks if name in expected]
-    found = measure(chosen, lambda record: None)["networks"]
-    worse = slower(found, expected)
+    if not chosen.networks:
+        remedy = f"first record this hardware with make bench BENCH=--threads={chosen.threads}"
+        print(f"{path} {'has none of these networks' if path.exists() else 'is missing'}: {remedy}")
+        return 2
+    worse = slower(measure(chosen, lambda record: None)["networks"], expected)
     print("\n".join(worse) or f"no ratio to float32 is {WORSE:.0%} worse than recorded")
     return 1 if worse else 0
 
@@ -116,7 +112,8 @@ def main() -> None:
     recorded = FOLDER / f"{hardware}.json"
     if chosen.check:
         sys.exit(check(chosen, recorded))
-    path = chosen.output or (None if chosen.quick else recorded)
+    partial = chosen.quick or chosen.networks or set(chosen.parts) < set(PARTS)
+    path = chosen.output or (None if partial else recorded)
 
     def keep(record: dict[str, Any]) -> None:
         if path is not None:
@@ -124,7 +121,7 @@ def main() -> None:
 
     record = measure(chosen, keep)
     keep(record)
-    where = path or "Not saved, since --quick would replace a longer record; use --output FILE to save it."
+    where = path or "Not saved, since a part would replace the whole record; use --output FILE to save it."
     print(f"\n{tables(record)}\n\n{where}")
 
 

@@ -1,8 +1,7 @@
 """Training steps of several networks on synthetic data, float and quantized in several variants."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +15,7 @@ from bitcycle.layer.sparse import make_edges
 from bitcycle.model import MODELS
 from bitcycle.quantizer import compiler_works
 from bitcycle.recipe.optimizer import OptimizerOptions
-from bitcycle.schedule import Schedule, schedule
+from bitcycle.schedule import schedule
 from bitcycle.shapes import GraphShape, ImageShape, TokenShape
 
 STEPS = 64_000
@@ -27,8 +26,7 @@ STRIDE = 1001
 Loss = Callable[[nn.Module], Tensor]
 
 
-@dataclass
-class Network:
+class Network(NamedTuple):
     """A network: functions that build it and its data, and a description of its samples per step.
 
     `batch` maps a device to the loss of one batch as a function of the model.
@@ -40,8 +38,7 @@ class Network:
     gated: bool = False
 
 
-@dataclass
-class Variant:
+class Variant(NamedTuple):
     """A variant of training."""
 
     quantizer: str = "sbm"
@@ -64,96 +61,71 @@ VARIANTS = {
 }
 
 
-def _build(name: str, shape: Any, **options: Any) -> nn.Module:
-    return MODELS[name](**options).build(shape)
-
-
-def _images(samples: int, size: int, classes: int) -> Callable[[torch.device], Loss]:
+def _images(name: str, samples: int, shape: ImageShape, gated: bool = False) -> Network:
     def batch(device: torch.device) -> Loss:
-        x = torch.randn(samples, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
-        y = torch.randint(classes, (samples,), device=device)
+        x = torch.randn(samples, shape.channels, shape.size, shape.size, device=device)
+        x = x.contiguous(memory_format=torch.channels_last)
+        y = torch.randint(shape.classes, (samples,), device=device)
         return lambda model: F.cross_entropy(model(x), y)
 
-    return batch
+    words = f"{samples} images of {shape.size}x{shape.size}"
+    return Network(lambda: MODELS[name]().build(shape), batch, words, gated)
 
 
-def _words(samples: int, length: int, vocabulary: int) -> Callable[[torch.device], Loss]:
+def _words(name: str, samples: int, length: int = 35, vocabulary: int = 10_000, **options: Any) -> Network:
     def batch(device: torch.device) -> Loss:
         tokens = torch.randint(vocabulary, (length + 1, samples), device=device)
         return lambda model: F.cross_entropy(model(tokens[:-1])[0].flatten(0, 1), tokens[1:].flatten())
 
-    return batch
+    words = f"{samples} sequences of {length} words"
+    return Network(lambda: MODELS[name](**options).build(TokenShape(vocabulary)), batch, words)
 
 
-def _graph(nodes: int, edges: int, features: int, classes: int) -> Callable[[torch.device], Loss]:
+def _graph(shape: GraphShape) -> Network:
     def batch(device: torch.device) -> Loss:
-        connections = make_edges(torch.randint(nodes, (2, edges)), nodes).to(device)
-        x, y = torch.randn(nodes, features, device=device), torch.randint(classes, (nodes,), device=device)
+        connections = make_edges(torch.randint(shape.nodes, (2, shape.edges)), shape.nodes).to(device)
+        x = torch.randn(shape.nodes, shape.features, device=device)
+        y = torch.randint(shape.classes, (shape.nodes,), device=device)
         return lambda model: F.cross_entropy(model(x, [connections]), y)
 
-    return batch
+    words = f"a graph of {shape.nodes:,} nodes and {shape.edges:,} edges"
+    return Network(lambda: MODELS["gcn"]().build(shape), batch, words)
 
 
-def _feedforward(width: int, inner: int, layers: int) -> nn.Module:
+def _sentences(samples: int, layers: int, length: int = 64, width: int = 768, inner: int = 3072) -> Network:
     """The linear layers of a transformer, without attention."""
-    blocks = [(nn.Linear(width, inner), nn.ReLU(), nn.Linear(inner, width), nn.LayerNorm(width)) for _ in range(layers)]
-    return nn.Sequential(*(layer for block in blocks for layer in block), nn.Linear(width, 3))
 
+    def build() -> nn.Module:
+        hidden: list[nn.Module] = []
+        for _ in range(layers):
+            hidden += [nn.Linear(width, inner), nn.ReLU(), nn.Linear(inner, width), nn.LayerNorm(width)]
+        return nn.Sequential(*hidden, nn.Linear(width, 3))
 
-def _sentences(samples: int, length: int, width: int) -> Callable[[torch.device], Loss]:
     def batch(device: torch.device) -> Loss:
         x, y = torch.randn(samples, length, width, device=device), torch.randint(3, (samples,), device=device)
         return lambda model: F.cross_entropy(model(x)[:, 0], y)
 
-    return batch
+    return Network(build, batch, f"{samples} sentences of {length} words, layers of mBERT's size")
 
 
 def networks(cuda: bool) -> dict[str, Network]:
     """The networks, with batches for steps of about a second on one CPU core, or the batches of the papers on a GPU."""
-
-    def samples(cpu: int, gpu: int) -> int:
-        return gpu if cuda else cpu
-
-    small, tiny, words = samples(32, 128), samples(4, 256), samples(20, 64)
+    small, tiny, words, sentences, layers = (128, 256, 64, 32, 12) if cuda else (32, 4, 20, 4, 2)
     cifar, imagenet, tiny_images = ImageShape(3, 32, 10), ImageShape(3, 224, 1000), ImageShape(3, 16, 10)
-    graph = GraphShape(features=128, classes=40, nodes=20_000, edges=120_000)
-    cora = GraphShape(features=1433, classes=7, nodes=2708, edges=10_556)
     return {
-        "resnet8_16": Network(lambda: _build("resnet8", tiny_images), _images(128, 16, 10), "128 images of 16x16"),
-        "resnet20_16": Network(lambda: _build("resnet20", tiny_images), _images(128, 16, 10), "128 images of 16x16"),
-        "resnet8": Network(lambda: _build("resnet8", cifar), _images(32, 32, 10), "32 images of 32x32"),
-        "resnet20": Network(lambda: _build("resnet20", cifar), _images(128, 32, 10), "128 images of 32x32", True),
-        "resnet38": Network(lambda: _build("resnet38", cifar), _images(128, 32, 10), "128 images of 32x32"),
-        "resnet74": Network(lambda: _build("resnet74", cifar), _images(128, 32, 10), "128 images of 32x32", cuda),
-        "mobilenet_v2": Network(
-            lambda: _build("mobilenet_v2", cifar), _images(small, 32, 10), f"{small} images of 32x32", cuda
-        ),
-        "resnet18": Network(
-            lambda: _build("resnet18", imagenet), _images(tiny, 224, 1000), f"{tiny} images of 224x224"
-        ),
-        "lstm": Network(
-            lambda: _build("lstm", TokenShape(10_000)), _words(words, 35, 10_000), f"{words} sequences of 35 words"
-        ),
-        "lstm2_200": Network(
-            lambda: _build("lstm2", TokenShape(10_000), hidden=200),
-            _words(words, 35, 10_000),
-            f"{words} sequences of 35 words",
-        ),
-        "gcn_cora": Network(
-            lambda: _build("gcn", cora),
-            _graph(cora.nodes, cora.edges, cora.features, cora.classes),
-            f"a graph of {cora.nodes:,} nodes and {cora.edges:,} edges",
-        ),
-        "gcn": Network(
-            lambda: _build("gcn", graph),
-            _graph(graph.nodes, graph.edges, graph.features, graph.classes),
-            f"a graph of {graph.nodes:,} nodes and {graph.edges:,} edges",
-        ),
-        "linear": Network(
-            lambda: _feedforward(768, 3072, samples(2, 12)),
-            _sentences(samples(4, 32), 64, 768),
-            f"{samples(4, 32)} sentences of 64 words, layers of mBERT's size",
-        ),
+        "resnet8_16": _images("resnet8", 128, tiny_images),
+        "resnet20_16": _images("resnet20", 128, tiny_images),
+        "resnet8": _images("resnet8", 32, cifar),
+        "resnet20": _images("resnet20", 128, cifar, gated=True),
+        "resnet38": _images("resnet38", 128, cifar),
+        "resnet74": _images("resnet74", 128, cifar, gated=cuda),
+        "mobilenet_v2": _images("mobilenet_v2", small, cifar, gated=cuda),
+        "resnet18": _images("resnet18", tiny, imagenet),
+        "lstm": _words("lstm", words),
+        "lstm2_200": _words("lstm2", words, hidden=200),
+        "gcn_cora": _graph(GraphShape(features=1433, classes=7, nodes=2708, edges=10_556)),
+        "gcn": _graph(GraphShape(features=128, classes=40, nodes=20_000, edges=120_000)),
+        "linear": _sentences(sentences, layers),
     }
 
 
@@ -163,15 +135,11 @@ class Step:
     def __init__(self, network: Network, variant: Variant, device: torch.device) -> None:
         torch.manual_seed(0)
         model = network.build()
-        plan = _schedule(variant, getattr(model, "block_family", None))
+        gates = {"family": getattr(model, "block_family", None), "backward": variant.backward}
+        plan = schedule(variant.schedule, total_steps=STEPS, **(gates if variant.schedule == "dfq" else {}))
         if variant.quantizer != "none":
-            options: dict[str, Any] = {
-                "compile": compiler_works(device.type),
-                "compute": variant.compute,
-                "recompute": variant.recompute,
-                "schedule": plan,
-            }
-            model = quantize_model(model, variant.quantizer, **options)
+            how: dict[str, Any] = {"compute": variant.compute, "recompute": variant.recompute, "schedule": plan}
+            model = quantize_model(model, variant.quantizer, compile=compiler_works(device.type), **how)
         self.computes_codes = any(getattr(module, "computation", None) is not None for module in model.modules())
         self.recomputes = any(isinstance(module, RecomputingBatchNorm2d) for module in model.modules())
         self.model = channels_last(model, device).train()
@@ -189,14 +157,6 @@ class Step:
         added = penalty(self.model, loss)
         (loss if added is None else loss + added).backward()
         self.optimizer.step()
-
-
-def _schedule(variant: Variant, family: str | None) -> Schedule:
-    options: dict[str, dict[str, Any]] = {
-        "RTH": {"q_min": 3, "q_max": 8, "cycles": 8},
-        "dfq": {"family": family, "backward": variant.backward},
-    }
-    return schedule(variant.schedule, total_steps=STEPS, **options.get(variant.schedule, {}))
 
 
 def measure_networks(names: list[str], repetitions: int, device: torch.device) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,34 +33,28 @@ def images_per_second(device: torch.device, batches: int = 40, batch_size: int =
 def runs_per_hour(at_a_time: tuple[int, ...]) -> dict[str, Any]:
     """Finished runs per hour by number of parallel processes: seeds of a smoke run of 200 steps, with Python's
     startup."""
-    found: dict[str, Any] = {"run": " ".join(RUN), "at_a_time": {}}
-    for number in at_a_time:
-        with tempfile.TemporaryDirectory() as folder:
-            start = time.perf_counter()
-            command = [sys.executable, str(ROOT / "train.py"), *RUN, f"results_root={folder}"]
-            _finish([*command, f"seed={seed}"] for seed in range(number))
-            found["at_a_time"][str(number)] = round(3600 * number / (time.perf_counter() - start), 1)
-    return found
+    rates = {str(number): _per_hour(number, [[f"seed={seed}"] for seed in range(number)]) for number in at_a_time}
+    return {"run": " ".join(RUN), "at_a_time": rates}
 
 
 def sweep_runs_per_hour(runs: int = 8, at_a_time: int = 2) -> dict[str, Any]:
     """Finished runs per hour of a sweep of such runs with a shared fork server and `at_a_time` workers."""
+    seeds = f"seed={','.join(map(str, range(runs)))}"
+    rate = _per_hour(runs, [["-m", seeds, f"hydra.launcher.workers={at_a_time}"]])
+    return {"runs": runs, "at_a_time": at_a_time, "an_hour": rate}
+
+
+def _per_hour(runs: int, several: Sequence[Sequence[str]]) -> float:
+    """Finished runs per hour if commands with these arguments, in addition to RUN, train `runs` of them in parallel."""
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        seeds = f"seed={','.join(map(str, range(runs)))}"
-        options = [seeds, f"hydra.launcher.workers={at_a_time}", f"results_root={folder}"]
-        _finish([[sys.executable, str(ROOT / "train.py"), "-m", *RUN, *options]])
-        rate = 3600 * runs / (time.perf_counter() - start)
-    return {"runs": runs, "at_a_time": at_a_time, "an_hour": round(rate, 1)}
-
-
-def _finish(commands: Iterable[list[str]]) -> None:
-    """Run the commands in parallel and wait for them."""
-    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    for process in [subprocess.Popen(command, cwd=ROOT, **quiet) for command in commands]:
-        _, errors = process.communicate()
-        if process.returncode:
-            raise RuntimeError(f"a run of the benchmark failed: {errors.decode().strip()}")
+        commands = [[sys.executable, "train.py", *given, *RUN, f"results_root={folder}"] for given in several]
+        for process in [subprocess.Popen(command, cwd=ROOT, **quiet) for command in commands]:
+            _, errors = process.communicate()
+            if process.returncode:
+                raise RuntimeError(f"a run of the benchmark failed: {errors.decode().strip()}")
+        return round(3600 * runs / (time.perf_counter() - start), 1)
 
 
 def write(path: Path, record: dict[str, Any]) -> None:

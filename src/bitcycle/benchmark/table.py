@@ -5,19 +5,14 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parents[3] / "results" / "benchmark"
-
-
 WORSE = 0.15
 """Relative increase of a ratio above which `make bench-check` fails."""
 
 
 def slower(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    """Return a line for each network and variant whose ratio to float32 exceeds the recorded one by more than `WORSE`.
-
-    Args:
-        found, expected: the `networks` of two records. The lower quartile of `found` is compared, as load on the
-            machine slows down single rounds, a slower program all of them.
-    """
+    """A line for each network and variant whose ratio to float32 exceeds the recorded one by more than `WORSE`; both
+    arguments are the `networks` of a record. The lower quartile of `found` is compared, as load on the machine slows down
+    single rounds, a slower program all of them."""
     lines = []
     for name, network in found.items():
         for variant, values in network["variants"].items():
@@ -72,9 +67,8 @@ def quantizers_table(record: dict[str, Any]) -> str:
     lines = [f"| quantizer | {' | '.join(titles)} |", "|---" * (len(roles) + 1) + "|"]
     for name in names:
         found = (role["quantizers"].get(name) for role in roles.values())
-        lines.append(
-            f"| `{name}` | {' | '.join('' if one is None else format(one['of_limit'], '.1f') for one in found)} |"
-        )
+        cells = ("" if one is None else f"{one['of_limit']:.1f}" for one in found)
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -84,13 +78,12 @@ def rates(record: dict[str, Any]) -> list[str]:
     if "images_per_second" in record:
         found.append(f"Data pipeline alone: {record['images_per_second']:,} images/s.")
     if "runs_per_hour" in record:
-        each = (
-            f"{rate:.0f} with {number} in parallel" for number, rate in record["runs_per_hour"]["at_a_time"].items()
-        )
-        found.append(f"Runs of 200 small steps per hour: {', '.join(each)}.")
+        hourly = record["runs_per_hour"]["at_a_time"]
+        each = ", ".join(f"{rate:.0f} with {number} in parallel" for number, rate in hourly.items())
+        found.append(f"Runs of 200 small steps per hour: {each}.")
     if "sweep" in record:
-        each_hour, number = record["sweep"]["an_hour"], record["sweep"]["at_a_time"]
-        found.append(f"A whole sweep of such runs, {number} in parallel: {each_hour:.0f} per hour.")
+        sweep = record["sweep"]
+        found.append(f"A whole sweep of such runs, {sweep['at_a_time']} in parallel: {sweep['an_hour']:.0f} per hour.")
     return found
 
 
@@ -99,5 +92,5 @@ def recorded() -> str:
     records = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
     if not records:
         return "No benchmark has been recorded."
-    parts = [part for record in records for part in (conditions(record), networks_table(record), *rates(record))]
-    return "\n\n".join(parts)
+    shown = ({name: part for name, part in record.items() if name != "quantizers"} for record in records)
+    return "\n\n".join(map(tables, shown))

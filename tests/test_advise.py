@@ -133,6 +133,12 @@ def test_runs_recorded_before_a_setting_existed_belong_to_the_same_group():
     assert advise.group_of(new) != advise.group_of(row("static", 0, 60.0, training__learning_rate__initial=0.5))
 
 
+def test_settings_without_effect_on_results_do_not_divide_groups():
+    """Runs on a GPU and on a CPU were two groups."""
+    here = row("static", 0, 60.0, training__device="cpu", training__log_steps=7)
+    assert advise.group_of(here) == advise.group_of(row("static", 0, 60.0))
+
+
 def test_superseded_runs_do_not_count_and_the_board_comes_first(summary):
     manifest = summary.parents[1] / "manifest" / "board"
     manifest.mkdir(parents=True)

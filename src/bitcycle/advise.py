@@ -24,9 +24,10 @@ from hydra import compose, initialize_config_dir
 from rich.console import Console
 from rich.table import Column, Table
 
-from bitcycle.analysis.collect import SUMMARY, read_summary
+from bitcycle.analysis.collect import SUMMARY
 from bitcycle.analysis.statistics import over_seeds
 from bitcycle.configuration import GROUPS, RunConfig, read_config, register_schemas
+from bitcycle.files import read_csv
 from bitcycle.guard import guarded
 from bitcycle.recipe.options import TrainingOptions
 from bitcycle.resources import resource_root
@@ -48,11 +49,8 @@ WIDTH = 118
 MEASURES = {"latency": "time", "energy": "energy", "bitops": "bit operations"}
 """Cost -> what it is called in the table."""
 IGNORED = ("schedule", "seed", "hardware", "logging", "dry_run", "scale")
-"""Groups of settings that may differ between runs of one group."""
-IGNORED_TRAINING = (
-    *("steps", "evaluation_steps", "checkpoint_seconds", "log_steps"),
-    *("threads", "compile", "compute", "recompute"),
-)
+"""Groups of settings that may differ between runs of one group, besides those that do not affect results."""
+IGNORED_TRAINING = ("steps", "evaluation_steps", "compute")
 ARGUMENTS = {"budget": "60", "measure": "", "json": "false", "top": "20", "summary": ""}
 """Arguments of this command and their defaults; all others are settings of a run."""
 
@@ -84,12 +82,6 @@ class Candidate(NamedTuple):
         return " ".join(words)
 
 
-def baseline_of(config: RunConfig) -> Precision:
-    """8 bits everywhere, or the quantizer's highest precision below that."""
-    precision: Precision = config.quantizer.initial_precision
-    return precision
-
-
 def candidates(top: int) -> list[Candidate]:
     """Static precisions up to the baseline's bits, the ten cyclic schedules for each q_min, and the baseline trained for fewer
     steps. Gradients have the baseline's bits, as in the papers, or the forward bits."""
@@ -113,7 +105,7 @@ def cost_of(candidate: Candidate, plan: Plan, measure: str) -> float | None:
     histogram: dict[Precision, int] = defaultdict(int)
     for precision, steps in schedule.run_lengths:
         histogram[precision] += steps
-    cost = plan.config.hardware.cost(plan.workload, histogram, baseline_of(plan.config))
+    cost = plan.config.hardware.cost(plan.workload, histogram, plan.config.quantizer.initial_precision)
     found: float | None = getattr(cost, f"{measure}_relative_to_static".removeprefix("bitops_"))
     if found is None:
         remedy = "use measure=bitops; latency: hardware=tensorcore, zc706 or bitfusion; energy: hardware=bitfusion"
@@ -124,24 +116,26 @@ def cost_of(candidate: Candidate, plan: Plan, measure: str) -> float | None:
 # Evidence
 
 
-def group_of(row: Mapping[str, Any]) -> tuple[str, ...]:
+def group_of(row: Mapping[str, Any]) -> str:
     """The group of comparable runs that a recorded run belongs to: the settings that they share, as JSON."""
-    settings = json.loads(row["settings"])
-    shared = {key: value for key, value in settings.items() if key not in IGNORED}
-    for group, options in GROUPS.items():
-        if group in shared and shared[group]["name"] in options:
-            shared[group] = _changed(shared[group], options[shared[group]["name"]])
-    training = {key: value for key, value in shared["training"].items() if key not in IGNORED_TRAINING}
-    shared["training"] = _changed(training, TrainingOptions)
-    return tuple(json.dumps(shared[key], sort_keys=True) for key in sorted(shared))
+    shared = {key: value for key, value in json.loads(row["settings"]).items() if key not in IGNORED}
+    shared["training"] = {key: value for key, value in shared["training"].items() if key not in IGNORED_TRAINING}
+    kinds = {group: options.get(shared[group]["name"]) for group, options in GROUPS.items() if group in shared}
+    for group, kind in {**kinds, "training": TrainingOptions}.items():
+        if kind is not None:
+            shared[group] = _changed(shared[group], kind)
+    return json.dumps(shared, sort_keys=True)
 
 
 def _changed(values: Mapping[str, Any], kind: type[Settings]) -> dict[str, Any]:
-    """The non-default values; settings added after a run are missing from its record and count as default."""
-    defaults = {field.name: default_of(field) for field in fields(kind)}
+    """The values that affect results and are not default; settings added after a run are missing from its record and count as
+    default."""
+    known = {field.name: field for field in fields(kind)}
     found: dict[str, Any] = {}
     for name, value in values.items():
-        default = defaults.get(name)
+        if name in known and not known[name].metadata.get("affects_result", True):
+            continue
+        default = default_of(known[name]) if name in known else None
         if isinstance(default, Settings) and isinstance(value, Mapping):
             value, default = _changed(value, type(default)), {}
         if name == "name" or value != default:
@@ -215,7 +209,7 @@ def choose_group(
 
 def recorded_runs(summary: Path, quantizer: str) -> tuple[list[dict[str, Any]], set[str]]:
     """Recorded runs of a quantizer, without superseded ones, and the hashes of the board's runs."""
-    rows = [row for row in read_summary(summary) if row["quantizer"] == quantizer]
+    rows = [row for row in read_csv(summary, missing_ok=True) if row["quantizer"] == quantizer]
     files = sorted((summary.parents[1] / MANIFEST.name).glob("*/*.csv")) if len(summary.parents) > 1 else []
     places = [(file.parent.name, place) for file in files for place in read_manifest(file)]
     current = {place.hash for _, place in places if not place.superseded}
@@ -231,7 +225,7 @@ def advise(config: RunConfig, budget: float, measure: str | None, summary: Path)
     """The candidates within `budget` (a fraction of the baseline's cost), cheapest first. Raises SettingError for
     incompatible settings, or a measure that the cost model does not compute."""
     plan = make_plan(config)
-    config, baseline = plan.config, baseline_of(plan.config)
+    config, baseline = plan.config, plan.config.quantizer.initial_precision
     if measure is None:
         sample = config.hardware.cost(plan.workload, {baseline: 1}, baseline)
         measure = "bitops" if sample.latency_s is None else "latency"
@@ -247,8 +241,8 @@ def advise(config: RunConfig, budget: float, measure: str | None, summary: Path)
         "model": config.model.name,
         "quantizer": config.quantizer.name,
         "baseline": f"static {baseline.weight} bits",
-        "cheapest": listed[0].settings(plan.total_steps) if listed else None,
-        "cheapest_cost": costs[listed[0]] if listed else None,
+        "cheapest": listed[0].settings(plan.total_steps),
+        "cheapest_cost": costs[listed[0]],
         "evidence_from": name,
         "candidates": [
             {"settings": each.settings(plan.total_steps), "cost": costs[each], "measured": evidence.get(each)}
@@ -306,7 +300,7 @@ def _configured(overrides: Sequence[str]) -> RunConfig:
     register_schemas()
     with initialize_config_dir(str(resource_root() / "conf"), version_base="1.3"):
         config = read_config(compose("config", overrides=[*overrides, "schedule=static"]))
-    return replace(config, schedule=SCHEDULES["static"](q_max=baseline_of(config).weight))
+    return replace(config, schedule=SCHEDULES["static"](q_max=config.quantizer.initial_precision.weight))
 
 
 def _print(found: Mapping[str, Any], top: int) -> None:

@@ -155,6 +155,9 @@ def test_published_corruptions_are_read_from_class_folders(trained, tmp_path):
     options = Corruption(folder=str(tmp_path), severities=[3])
     result = job(options, trained).run()
     assert [row["corruption"] for row in result.rows] == ["none", "fog"]
+    few = Corruption(folder=str(tmp_path), severities=[3], samples=1)  # of one class only
+    few.prepare([run], CPU)
+    assert len(few.images("fog", 3)) == len(few.clean) == 1
     with torch.no_grad():
         first = (images.pixels[:60].float() - 255 * trained.config.dataset.mean[0]) / (
             255 * trained.config.dataset.std[0]

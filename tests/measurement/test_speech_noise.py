@@ -42,7 +42,7 @@ def test_the_ratio_of_signal_to_noise_is_exact(snr, signal_scale, noise_scale, s
 
 def test_silence():
     assert torch.equal(mix(torch.zeros(9), torch.ones(9), 5), torch.zeros(9))
-    with pytest.raises(ValueError, match="noise is silent"):
+    with pytest.raises(DataError, match="noise is silent"):
         mix(torch.ones(9), torch.zeros(9), 5)
 
 

@@ -60,8 +60,8 @@ def groups_of(runs: Sequence[SweepRun], networks: Sequence[Mapping[str, Any]], c
     if not networks:
         yield from ([(run, None)] for run in runs)
         return
-    for seed in sorted({run.config.seed for run in runs if run.config is not None}):
-        of_seed = [run for run in runs if run.config is not None and run.config.seed == seed]
+    for seed in dict.fromkeys(run.overrides["seed"] for run in runs):
+        of_seed = [run for run in runs if run.overrides["seed"] == seed]
         named = [(_run_with(of_seed, network), network.get("phase")) for network in networks]
         yield from ([named] if count > 1 else [[one] for one in named])
 

@@ -16,8 +16,8 @@ severity). For a severity with parameter s and pixels p in [0, 1]:
 | pixelate | means over tiles of about 1 / s pixels |
 
 The corruptions and the five severities follow Hendrycks and Dietterich 2019; code and parameters are ours, for small
-images, so the results are not ImageNet-C results. HLHLp, appendix D, tests on ImageNet-C; which of its corruptions is
-not known.
+images, so the results are not ImageNet-C results. HLHLp, appendix D, tests on ImageNet-C; we do not know with
+which corruptions.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bitcycle.dataset.image_dataset import first_images
 from bitcycle.dataset.image_sources import read_class_folders
 from bitcycle.dataset.images import Framing, Images
 from bitcycle.errors import DataError, RunError
@@ -125,6 +126,7 @@ class Corruption(Analysis):
 
     def prepare(self, runs: Sequence[FinishedRun], device: torch.device) -> tuple[int, Row]:
         [run] = runs
+        self.shape = run.plan.info.shape
         self.measure = Measurement(run, "test", self.samples, device)
         self.clean = self.measure.images
         self.published = None if self.folder is None else run.plan.config.data_folder / self.folder
@@ -148,13 +150,13 @@ class Corruption(Analysis):
             generator = torch.Generator().manual_seed(derive(self.seed, "corruption", name, severity))
             return Images(corrupt(self.clean.pixels, name, severity, generator), self.clean.labels)
         folder = self.published / name / str(severity)
-        channels, size = next(iter(self.measure.batches)).inputs.shape[1:3]
-        classes = int(self.clean.labels.max()) + 1
+        channels, size, classes = self.shape
         encoded = read_class_folders(folder)
         if len(encoded.class_names) != classes:
             raise DataError(f"{folder} does not have the network's {classes} class folders; add the missing ones")
         framing, workers = Framing(size, size), min(8, os.cpu_count() or 1)
-        return replace(encoded, channels=channels, framing=framing, workers=workers)
+        whole = replace(encoded, channels=channels, framing=framing, workers=workers)
+        return first_images(whole, self.samples)
 
 
 def _names(folder: Path) -> list[str]:

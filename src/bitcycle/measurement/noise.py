@@ -54,11 +54,13 @@ SPECTRUM_SIZE = 512
 
 def mix(signal: Tensor, noise: Tensor, snr_db: float) -> Tensor:
     """Mix signal and noise [S] at a signal-to-noise ratio of `snr_db`, in float64; a silent signal stays silent. Raises
-    ValueError if the noise is silent."""
+    DataError if the noise is silent."""
     x, n = signal.double(), noise.double()
     signal_power, noise_power = x.square().mean(), n.square().mean()
     if noise_power == 0:
-        raise ValueError("the noise is silent: it cannot be scaled to a signal-to-noise ratio")
+        raise DataError(
+            "a noise is silent and cannot be scaled to a signal-to-noise ratio; use recordings without silence"
+        )
     return (x + n * (signal_power / (noise_power * 10 ** (snr_db / 10))).sqrt()).to(signal.dtype)
 
 

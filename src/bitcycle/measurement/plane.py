@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Optional
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bitcycle.errors import RunError
 from bitcycle.layer.compilation import channels_last
@@ -51,15 +51,14 @@ class Plane(Analysis):
     def prepare(self, runs: Sequence[FinishedRun], device: torch.device) -> tuple[int, Row]:
         for run in runs:
             run.make_float()
-        shapes = [[(n, tuple(p.shape)) for n, p in run.model.named_parameters() if _is_shared(n)] for run in runs]
+        shapes = [[(name, p.shape) for name, p in shared(run.model).items()] for run in runs]
         names = ["{model} on {dataset}".format(**run.subject) for run in runs]
         if len(set(names)) > 1 or any(shape != shapes[0] for shape in shapes):
             raise RunError(f"the three networks must have the same model and dataset; given: {'; '.join(names)}")
         self.measure = Measurement(runs[-1], self.split, self.samples, device)
         self.training = Measurement(runs[-1], "train", self.batch_norm_samples, device)
         self.model = channels_last(runs[0].model, device)
-        vectors = [flatten(p for n, p in run.model.named_parameters() if _is_shared(n)) for run in runs]
-        self.basis = plane_through(*(vector.to(device) for vector in vectors))
+        self.basis = plane_through(*(flatten(shared(run.model).values()).to(device) for run in runs))
         return 1 + self.points, runs[-1].subject | {
             "places": [[float(rounded(value)) for value in place] for place in self.basis.places],
             "samples": len(self.measure.images),
@@ -80,8 +79,7 @@ class Plane(Analysis):
     @torch.no_grad()
     def point(self, x: float, y: float, network: str = "") -> Row:
         """Loss and error at the coordinates (x, y); `network` is the number of the network at this point, if any."""
-        shared = [p for n, p in self.model.named_parameters() if _is_shared(n)]
-        assign(self.basis.at(x, y), shared)
+        assign(self.basis.at(x, y), shared(self.model).values())
         self.training.estimate_batch_norm(self.model)
         loss, error = self.measure(self.model)
         numbers = (rounded(value) for value in (x, y, loss, error))
@@ -116,9 +114,9 @@ def plane_through(first: Tensor, second: Tensor, third: Tensor) -> Basis:
     return Basis(one, u, v / dy, ((0.0, 0.0), (dx, 0.0), (along, dy)))
 
 
-def _is_shared(name: str) -> bool:
-    """Whether a parameter belongs to the network rather than to a quantizer, which a float network does not have."""
-    return "quantizer" not in name
+def shared(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of a network without those of quantizers, which a float network does not have."""
+    return {name: parameter for name, parameter in model.named_parameters() if "quantizer" not in name}
 
 
 if __name__ == "__main__":

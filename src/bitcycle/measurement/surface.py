@@ -31,6 +31,7 @@ from bitcycle.measurement.finished_run import FinishedRun
 from bitcycle.measurement.job import Analysis, rounded, run_command
 from bitcycle.measurement.measurement import Measurement
 from bitcycle.randomness import derive
+from bitcycle.schedule import FLOAT
 from bitcycle.settings import SettingError, setting
 
 TINY = 1e-10
@@ -68,7 +69,7 @@ class Surface(Analysis):
         self.model = channels_last(run.model, device)
         self.weights = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         self.directions = [directions(self.model, self.seed, axis) for axis in AXES]
-        bits = run.bits if self.precision == "run" else [32, 32]
+        bits = run.bits if self.precision == "run" else [FLOAT, FLOAT]
         return self.points, run.subject | {"samples": len(self.measure.images), "bits": bits}
 
     def place(self, index: int) -> float:

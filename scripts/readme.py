@@ -15,9 +15,10 @@ from typing import Any
 
 from bitcycle.analysis.aggregation import read_runs
 from bitcycle.analysis.claim_functions import relative_cost
-from bitcycle.analysis.collect import SUMMARY, read_summary
+from bitcycle.analysis.collect import SUMMARY
 from bitcycle.analysis.labels import group_of
 from bitcycle.benchmark.table import recorded
+from bitcycle.files import read_csv
 from bitcycle.hardware import MatrixProduct, Operation, TensorCore, Workload
 from bitcycle.hardware.latency import RATES
 from bitcycle.quantizer import QUANTIZERS, ROLES, NoQuantizer
@@ -118,7 +119,7 @@ def merged(options: ScheduleOptions) -> Counter[Precision]:
 
 def results_table() -> str:
     """Recorded runs by data, network and length: mean and standard deviation over seeds of four settings, and run counts."""
-    rows = read_summary(ROOT / SUMMARY)
+    rows = read_csv(ROOT / SUMMARY, missing_ok=True)
     if not rows:
         return "No runs are recorded yet."
     groups: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
@@ -176,7 +177,7 @@ def costs_line() -> str:
 
 def deviations() -> str:
     """Standard deviation between seeds and detectable differences for all recorded runs."""
-    return spread_table(read_runs(read_summary(ROOT / SUMMARY), ROOT / SUMMARY))
+    return spread_table(read_runs(read_csv(ROOT / SUMMARY, missing_ok=True), ROOT / SUMMARY))
 
 
 Settings = Mapping[str, Mapping[str, Any]]
@@ -232,7 +233,7 @@ def experiment(name: str) -> str:
     """Final accuracies or perplexities of some settings, and their differences to the first one, paired by seed. Exits if runs of
     several settings agree with an arm."""
     columns, common, arms = EXPERIMENTS[name]
-    rows = [(row, json.loads(row["settings"])) for row in read_summary(ROOT / SUMMARY)]
+    rows = [(row, json.loads(row["settings"])) for row in read_csv(ROOT / SUMMARY, missing_ok=True)]
     lines = [f"| {columns} |", "|---" * (columns.count("|") + 1) + "|"]
     reference: dict[str, float] = {}
     for arm, own in arms.items():

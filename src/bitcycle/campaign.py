@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,8 +32,9 @@ from rich.console import Console
 from rich.table import Table
 from yaml import YAMLError
 
-from bitcycle.analysis.collect import KEY, RUNS, SUMMARY, collect_folders, read_summary
+from bitcycle.analysis.collect import RUNS, SUMMARY, collect_folders, identity
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION, RunError
+from bitcycle.files import read_csv
 from bitcycle.guard import guarded
 from bitcycle.resources import resource_root
 from bitcycle.settings import SettingError, nearest
@@ -123,7 +124,7 @@ class Campaign:
         recorded: Sequence[Mapping[str, str]] = (),
     ) -> None:
         self.root, self.parts, self.compose = root, parts, compose
-        self.recorded, self.seconds = keys_of(recorded), recorded_seconds(recorded)
+        self.recorded, self.seconds = set(map(identity, recorded)), recorded_seconds(recorded)
         self.runs = [self._mark(index_runs(part.expand(root, results_root), compose)) for part in parts]
         self.failed_before = {run.path for run in self.distinct() if run.state == "failed"}
         self.done = {run.path for runs in self.runs for run in runs if run.state in FINISHED}
@@ -209,7 +210,7 @@ class Summaries:
         if not at_once and time.monotonic() - self.refreshed < REFRESH_SECONDS:
             return
         try:
-            recorded = keys_of(read_summary(self.summary))
+            recorded = set(map(identity, read_csv(self.summary, missing_ok=True)))
             done = [run for run in campaign.distinct() if run.path in campaign.done]
             new = [run.folder.path for run in done if run.key not in recorded]
             # each with its preliminary runs, such as range tests
@@ -222,11 +223,6 @@ class Summaries:
         except Exception:
             logger.exception("cannot collect results in %s; the campaign continues", self.summary)
         self.refreshed = time.monotonic()
-
-
-def keys_of(rows: Iterable[Mapping[str, str]]) -> set[tuple[str, ...]]:
-    """Scale, hash and seed of every row of a summary file."""
-    return {tuple(row[name] for name in KEY) for row in rows}
 
 
 def train(campaign: Campaign, pool: LocalPool, after_run: Callable[[], None] = lambda: None) -> int:
@@ -298,7 +294,7 @@ def run(given: argparse.Namespace, root: Path) -> int:
     parts = read_plan(given.plan or root / PLAN)
     results_root = str(Path(given.results_root).expanduser())
     with composing(root / "conf") as compose:
-        campaign = Campaign(root, parts, results_root, compose, read_summary(given.summary))
+        campaign = Campaign(root, parts, results_root, compose, read_csv(given.summary, missing_ok=True))
         if given.dry_run:
             Console(width=None if Console().is_terminal else 200).print(campaign.table(given.jobs))
             return EXIT_DONE

@@ -29,6 +29,12 @@ def write_atomically(path: Path, write: Any) -> None:
     sync_folder(path.parent)
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file atomically, creating its folder. Raises OSError if it cannot be written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda stream: stream.write(content))
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames in a folder survive a power failure; Windows, which opens no folders, cannot."""
     if sys.platform == "win32":
@@ -95,8 +101,7 @@ def as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], first: str = "") -> None:
     """Write a table, creating its folder. `first` is a line before the header. Raises OSError if it cannot be written; an
     existing file is then unchanged."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda stream: stream.write((first + as_csv(columns, rows)).encode()))
+    write_bytes(path, (first + as_csv(columns, rows)).encode())
 
 
 def read_csv(path: Path, missing_ok: bool = False) -> list[dict[str, str]]:

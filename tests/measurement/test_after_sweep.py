@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 
 from bitcycle.analysis.collect import collect
+from bitcycle.files import read_csv
 from bitcycle.measurement import after_sweep
-from bitcycle.measurement.after_sweep import analyse, groups_of, read_entry, sweeps_with_analyses
+from bitcycle.measurement.after_sweep import analyse, groups_of, jobs_of, read_entry, sweeps_with_analyses
 from bitcycle.measurement.artifacts import read_result
 from bitcycle.settings import SettingError
 from bitcycle.sweep.grid import as_text
-from bitcycle.sweep.registry import Sweep
+from bitcycle.sweep.registry import Sweep, SweepRun
 from tests.conftest import ROOT
 from tests.measurement.conftest import SMALL
 
@@ -39,7 +40,7 @@ def test_after_a_sweep_what_has_its_runs_is_analysed_once(trained, tmp_path, cap
     assert capsys.readouterr().out == "x/y: 2 computed, 1 failed, 3 waiting for runs\n"
 
     summary = tmp_path / "results" / "summary" / "runs.csv"
-    collect(trained.folder.path.parent, summary)
+    assert collect(trained.folder.path.parent, summary) == read_csv(summary), "rows are sorted as those read again"
     copies = sorted((summary.parent / "analyses").glob("smoke-*-0-surface-*.csv"))
     assert len(copies) >= 4
     assert all(read_result(path).complete for path in copies)
@@ -69,4 +70,7 @@ def test_entries_that_are_wrong():
     with pytest.raises(SettingError, match="no such sweep"):
         sweeps_with_analyses(ROOT, ["cpt/fig22"])
     assert list(groups_of([], [], 1)) == []
+    waiting = SweepRun({"schedule": "hlhlp", "seed": "0"}, None, waits_for="another run")
+    sweep = Sweep(analyses=[{"kind": "corruption", "networks": [{"schedule": "hlhlp"}]}])
+    assert jobs_of(sweep, "paper", [waiting]) == [None], "it was left out instead of waiting, too"
     assert after_sweep.main(["cpt/fig22"], ROOT) == 2

@@ -33,6 +33,8 @@ PREDICATES = {
     "none": "not tested",
 }
 """Predicate -> description of its test. With several arms b, it must hold for each of them."""
+UNTRAINED = ("computed", "none")
+"""Predicates that do not depend on runs."""
 POINTS = 0.5
 """Default margin in points, if the paper gives none."""
 PERCENT_OF_PERPLEXITY = 2.0
@@ -107,6 +109,17 @@ class Claim(Settings):
         return [own, *(replace(own, **{"value": None, "reference": 0.0, **dict(more)}) for more in self.also)]
 
     @property
+    def fixed_margin(self) -> float | None:
+        """The margin; None if it is a percentage of the mean of b."""
+        relative = self.margin_percent is not None or "perplexity" in self.unit
+        return self.margin if self.margin is not None or relative else POINTS
+
+    @property
+    def percent(self) -> float:
+        """The margin in percent of the mean of b, if it is not fixed."""
+        return PERCENT_OF_PERPLEXITY if self.margin_percent is None else self.margin_percent
+
+    @property
     def level(self) -> float:
         """Confidence level of the interval: 90 % for two one-sided tests of a margin."""
         margins = ("equivalent", "at_least", "at_most", "all_equivalent", "none_better")
@@ -137,14 +150,12 @@ def _claim(paper: str, entry: dict[str, Any]) -> Claim:
 
 def rule_of(claim: Claim, margin: float | None = None) -> str:
     """The decision rule in one sentence."""
-    if claim.predicate in ("computed", "none"):
+    if claim.predicate in UNTRAINED:
         return PREDICATES[claim.predicate]
-    percent = f"{claim.margin_percent or PERCENT_OF_PERPLEXITY:g} % of b"
-    default = percent if "perplexity" in claim.unit else f"{POINTS:g}"
-    limit = claim.margin if claim.margin is not None else margin
+    limit = margin if claim.fixed_margin is None else claim.fixed_margin
     words = PREDICATES[claim.predicate].format(
         reference="the published number" if isinstance(claim.reference, Mapping) else f"{float(claim.reference):g}",
-        margin=f"{limit:.3g} {claim.unit}" if limit is not None else f"{default} {claim.unit}",
+        margin=(f"{claim.percent:g} % of b" if limit is None else f"{limit:.3g}") + f" {claim.unit}",
         by=" and with ".join(as_list(claim.by)) if claim.by else "",
     )
     arms = f"a: {described(claim.a) or 'all'}" + "".join(f"; b: {described(arm)}" for arm in claim.arms)

@@ -14,15 +14,14 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from bitcycle.files import read_csv, read_object, read_records, write_atomically, write_csv
-from bitcycle.measurement.artifacts import ANALYSES, copy_results, run_name
+from bitcycle.files import read_csv, read_object, read_records, write_bytes, write_csv
+from bitcycle.measurement.artifacts import ANALYSES, IDENTITY, copy_results, run_name
 from bitcycle.training.run_folder import RunFolder
 
 SUMMARY = Path("results/summary/runs.csv")
 RUNS = Path("results/runs")
 PLACES = ("data_root", "results_root")
 """Settings that hold paths of one machine."""
-KEY = ("scale", "hash", "seed")
 COLUMNS = (
     *("scale", "model", "dataset", "quantizer", "schedule", "q_min", "q_max", "cycles", "seed", "hash", "total_steps"),
     *("metric", "final", "best", "best_step", "mean_of_last", "final_at_q_max", "best_at_q_max"),
@@ -39,34 +38,34 @@ ALLOCATION_SHARES = (5 / 160, 45 / 160, 85 / 160, 1.0)
 AT_Q_MAX = "_at_q_max"
 
 
-def collect(root: Path, summary: Path) -> list[dict[str, Any]]:
+def collect(root: Path, summary: Path) -> list[dict[str, str]]:
     """Add the finished runs below `root` to the file `summary`, with curves and analyses next to it; returns all its rows."""
     return collect_folders([RunFolder(path.parent) for path in sorted(root.rglob("summary.json"))], summary)
 
 
-def collect_folders(folders: Iterable[RunFolder], summary: Path) -> list[dict[str, Any]]:
+def collect_folders(folders: Iterable[RunFolder], summary: Path) -> list[dict[str, str]]:
     """The same for given run folders."""
-    rows = {tuple(str(row[key]) for key in KEY): row for row in read_summary(summary)}
+    rows = {identity(row): row for row in read_csv(summary, missing_ok=True)}
     for folder in folders:
         if folder.state() != "done" or not folder.config.exists():
             print(f"skipping {folder.path}: not finished, or incomplete", file=sys.stderr)
         else:
             row = summary_row(folder)
-            rows[tuple(str(row[key]) for key in KEY)] = row
+            rows[identity(row)] = row
             write_curve(folder, summary.parent / CURVES)
             copy_results(folder, row, summary.parent / ANALYSES)
-    ordered = sorted(rows.values(), key=lambda row: [str(row[name]) for name in COLUMNS[:9]])
+    ordered = sorted(rows.values(), key=lambda row: [row[name] for name in COLUMNS[:9]])
     write_csv(summary, COLUMNS, ordered)
     return ordered
 
 
-def read_summary(summary: Path) -> list[dict[str, Any]]:
-    """The rows of a summary file, as text; empty if there is no file."""
-    return list(read_csv(summary, missing_ok=True))
+def identity(row: Mapping[str, str]) -> tuple[str, ...]:
+    """Scale, hash and seed of a run, from its row in runs.csv."""
+    return tuple(row[name] for name in IDENTITY)
 
 
-def summary_row(folder: RunFolder) -> dict[str, Any]:
-    """The row of a finished run."""
+def summary_row(folder: RunFolder) -> dict[str, str]:
+    """The row of a finished run, as it is read from runs.csv."""
     summary, environment = folder.read_summary(), read_object(folder.environment)
     config: Any = OmegaConf.to_container(OmegaConf.load(folder.config))
     schedule, hardware, cost = config["schedule"], summary["counting"], summary["cost"]
@@ -84,7 +83,7 @@ def summary_row(folder: RunFolder) -> dict[str, Any]:
         "torch": environment.get("packages", {}).get("torch"),
         "settings": json.dumps({k: v for k, v in config.items() if k not in PLACES}, sort_keys=True),
     }
-    return {name: values.get(name) for name in COLUMNS}
+    return {name: "" if (value := values.get(name)) is None else str(value) for name in COLUMNS}
 
 
 # Curves
@@ -100,9 +99,8 @@ def write_curve(folder: RunFolder, target: Path) -> Path:
     summary = folder.read_summary()
     path = target / curve_name(summary)
     text = json.dumps(curve_of(read_records(folder.metrics), summary), separators=(",", ":"), sort_keys=True)
-    target.mkdir(parents=True, exist_ok=True)
     # without time and name in the header, so that equal curves are equal files
-    write_atomically(path, lambda stream: stream.write(gzip.compress(text.encode(), mtime=0)))
+    write_bytes(path, gzip.compress(text.encode(), mtime=0))
     return path
 
 

@@ -101,7 +101,7 @@ def described(selector: Selector) -> str:
 
 # All recorded runs
 
-REACTIVE = ("pfq", "dfq", "fractrain")
+REACTIVE = ("pfq", *labels.GATED)
 """Schedules whose precision depends on the course of training."""
 
 

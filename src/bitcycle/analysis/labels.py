@@ -3,7 +3,7 @@
 import re
 
 from bitcycle.analysis.aggregation import Cell
-from bitcycle.schedule import SUITE
+from bitcycle.schedule import FLOAT, SUITE
 
 MODELS = {
     "mobilenet_v2": "MobileNetV2",
@@ -50,8 +50,13 @@ DATASETS = {
 }
 GROUPS = {"Large": ("RR", "RTH"), "Medium": ("LR", "LT", "CR", "CT", "RTV", "ETV"), "Small": ("ER", "ETH")}
 """Groups by savings (Better Schedules, section 3.2)."""
+STAGED = ("pfq", "pfq_manual")
+"""Schedules with stages of increasing precision."""
+GATED = ("dfq", "fractrain")
+"""Schedules whose bits are chosen by gates."""
+PHASED = ("hlhlp", "fine_tuning", "hlhlhlp")
+"""Schedules whose phases have fixed bits of the weights."""
 STATIC_QUANTIZERS = {"sbm": "SBM", "dorefa": "DoReFa", "wageubn": "WAGEUBN"}
-FLOAT = 32
 
 
 def model_label(name: str) -> str:
@@ -132,9 +137,9 @@ def forward_bits(cell: Cell) -> str:
     schedule, low, high = schedule_of(cell), cell.setting("schedule.q_min"), cell.setting("schedule.q_max")
     if is_float(cell):
         return str(FLOAT)
-    if schedule in ("pfq", "pfq_manual"):
+    if schedule in STAGED:
         return ",".join(map(str, cell.setting("schedule.stages")))
-    if schedule in ("dfq", "fractrain"):
+    if schedule in GATED:
         return "dynamic"
     if schedule in PHASED:
         return str(phase_bits(cell)[-1])
@@ -146,9 +151,9 @@ def forward_bits(cell: Cell) -> str:
 def backward_bits(cell: Cell) -> str:
     """Bits of gradients as printed."""
     schedule, high = schedule_of(cell), cell.setting("schedule.q_max")
-    if schedule in ("pfq", "pfq_manual"):
+    if schedule in STAGED:
         return ",".join(map(str, cell.setting("schedule.gradient_stages")))
-    if schedule in ("dfq", "fractrain"):
+    if schedule in GATED:
         return "dynamic"
     if schedule == "static":
         return str(cell.setting("schedule.gradient") or high)
@@ -158,8 +163,6 @@ def backward_bits(cell: Cell) -> str:
     return str(top) if low == top else f"{low}-{top}"
 
 
-PHASED = ("hlhlp", "fine_tuning", "hlhlhlp")
-"""Schedules whose phases have fixed bits of the weights."""
 LEVELS = {"ternary": "ternary", "uniform_l2": "ternary", "ttq": "ternary", "multibit": "4-level"}
 """Weight quantizers that have three or four levels at 2 bits."""
 

@@ -20,8 +20,6 @@ CHANCE |= {"cora": 31.9, "citeseer": 23.1, "sick": 56.9}
 """Percentage of the most frequent class in the test data, if known: the accuracy of always predicting it."""
 ABOVE_CHANCE = 2.0
 """Distance in points at which an accuracy counts as above chance."""
-STAGED = ("pfq", "pfq_manual", "fractrain", *labels.PHASED)
-"""Schedules with stages or phases."""
 EPOCHS = 30
 """Number of epochs after which a run counts as converged (the papers train for 160)."""
 
@@ -96,7 +94,7 @@ def reached_last_stage(run: Run) -> bool:
     """Whether a run reached the last stage or phase of its schedule; also true if no curve was collected."""
     schedule, training = run.settings.get("schedule", {}), run.curve.get("training", {})
     name = run.setting("schedule")
-    if name in ("pfq", "pfq_manual") and training.get("weight"):
+    if name in labels.STAGED and training.get("weight"):
         return bool(training["weight"][-1] == schedule["stages"][-1])
     if name == "fractrain" and training.get("cp_target"):
         last = schedule["target"] + (schedule["stages"] - 1) * schedule["target_step"]
@@ -116,7 +114,8 @@ def left_out(every: Sequence[Cell], counted: Sequence[Cell]) -> str:
 
 def _unfinished(cells: Iterable[Cell]) -> str:
     every = {run.training: run for cell in cells for run in cell.runs}
-    runs = [run for run in every.values() if run.setting("schedule") in STAGED]
+    staged = (*labels.STAGED, "fractrain", *labels.PHASED)
+    runs = [run for run in every.values() if run.setting("schedule") in staged]
     early = [run for run in runs if not reached_last_stage(run)]
     names = ", ".join(sorted({str(run.row.get("schedule", "")) for run in early}))
     words = f"{len(early)} of {len(runs)} trainings did not reach the last stage of their schedule ({names})."

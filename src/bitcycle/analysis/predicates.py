@@ -13,7 +13,7 @@ import pandas as pd
 from bitcycle.analysis import statistics as rule
 from bitcycle.analysis.aggregation import Cell
 from bitcycle.analysis.claim_functions import PER_SEED
-from bitcycle.analysis.claims import PERCENT_OF_PERPLEXITY, POINTS, Claim, tested_reference
+from bitcycle.analysis.claims import Claim, tested_reference
 from bitcycle.analysis.contrast import Contrast, Pool, Unit, agreeing, as_list, contrast, fact, select
 from bitcycle.analysis.metrics import COSTS, DISPLAYS, readings
 from bitcycle.analysis.statistics import Estimate, PValues
@@ -105,13 +105,10 @@ def _tested(claim: Claim, found: Contrast, pool: Pool) -> Outcome | None:
 def _margin(claim: Claim, found: Contrast) -> float | None:
     if claim.level == 0.95:
         return None
-    percent = claim.margin_percent
-    if percent is None and "perplexity" in claim.unit:
-        percent = PERCENT_OF_PERPLEXITY
-    if claim.margin is not None or percent is None:
-        return POINTS if claim.margin is None else claim.margin
+    if claim.fixed_margin is not None:
+        return claim.fixed_margin
     theirs = [readings(cell, metric) for unit in found.units for _, cell, metric in unit.theirs]
-    return percent / 100 * statistics.fmean(value for one in theirs for value in one.values())
+    return claim.percent / 100 * statistics.fmean(value for one in theirs for value in one.values())
 
 
 def _decide(claim: Claim, estimate: Estimate, margin: float | None, contrasts: list[Contrast]) -> Outcome:

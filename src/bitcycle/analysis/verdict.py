@@ -17,7 +17,7 @@ from bitcycle.analysis import preconditions
 from bitcycle.analysis import statistics as rule
 from bitcycle.analysis.aggregation import Cell, Results
 from bitcycle.analysis.claim_functions import COMPUTED as FORMULAS
-from bitcycle.analysis.claims import Claim, rule_of, tested_reference
+from bitcycle.analysis.claims import UNTRAINED, Claim, rule_of, tested_reference
 from bitcycle.analysis.contrast import Pool, select
 from bitcycle.analysis.predicates import Outcome, evaluate
 from bitcycle.files import read_csv, write_csv
@@ -26,8 +26,6 @@ VERDICTS = ("supported", "contradicted", "undecided", "computed", "no test", "no
 SUPPORTED, CONTRADICTED, UNDECIDED, COMPUTED, NO_TEST, NOT_RUN = VERDICTS
 SCALES = ("paper", "mini")
 """Scales at which claims are tested; smoke runs are too short."""
-UNTRAINED = ("computed", "none")
-"""Predicates that do not depend on runs."""
 
 
 @dataclass

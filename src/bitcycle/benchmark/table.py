@@ -11,8 +11,8 @@ WORSE = 0.15
 
 def slower(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     """A line for each network and variant whose ratio to float32 exceeds the recorded one by more than `WORSE`; both
-    arguments are the `networks` of a record. The lower quartile of `found` is compared, as load on the machine slows down
-    single rounds, a slower program all of them."""
+    arguments are the `networks` of a record. The lower quartile of `found` is compared, because load on the machine slows
+    down individual rounds, and a slower program all of them."""
     lines = []
     for name, network in found.items():
         for variant, values in network["variants"].items():

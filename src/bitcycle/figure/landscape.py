@@ -12,13 +12,14 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 
 from bitcycle.analysis.aggregation import Cell, Results
-from bitcycle.analysis.labels import FLOAT, forward_bits, highest_bits, phase_bits, phase_method
+from bitcycle.analysis.labels import forward_bits, highest_bits, phase_bits, phase_method
 from bitcycle.analysis.metrics import results_of, rise
 from bitcycle.analysis.statistics import over_seeds
 from bitcycle.figure.data import ItemData, panels_of
 from bitcycle.figure.plots import Point, draw_series, label_axes, point, styles
 from bitcycle.figure.style import ORDERED, STYLES, Drawing, Style, legend, panels
 from bitcycle.measurement.artifacts import Result
+from bitcycle.schedule import FLOAT
 
 LEVELS = np.arange(0.1, 10, 0.5)
 """Contour levels in CPT, figure 6, and the default in Li et al.'s code."""

@@ -18,7 +18,7 @@ from rich.progress import track
 
 from bitcycle.analysis.aggregation import Results, read_runs
 from bitcycle.analysis.claims import read_claims
-from bitcycle.analysis.collect import SUMMARY, curve_name, read_summary
+from bitcycle.analysis.collect import SUMMARY, curve_name
 from bitcycle.analysis.contrast import Pool
 from bitcycle.analysis.items import PUBLISHED, SWEEPS, Item, read_items
 from bitcycle.analysis.verdict import judge, write_claims
@@ -29,7 +29,7 @@ from bitcycle.figure.page import Entry, Picture, write_pages
 from bitcycle.figure.run import bits_and_loss, bits_of_blocks, range_tests
 from bitcycle.figure.style import Drawing, render, write_files
 from bitcycle.figure.table import as_records, tables_of
-from bitcycle.files import digest_of, write_csv
+from bitcycle.files import digest_of, read_csv, write_csv
 from bitcycle.measurement.artifacts import ANALYSES, run_name
 from bitcycle.resources import resource_root
 from bitcycle.sweep.registry import read_sweep
@@ -51,7 +51,7 @@ KINDS: dict[str, Callable[..., Optional[Drawing]]] = {
 def make_all(root: Path, target: Path, summary: Path) -> list[Entry]:
     """Write figures and tables of every item of a repository and the results pages to `target`, using the runs in the file
     `summary`; returns the entries of the pages."""
-    pool = Pool(read_runs(read_summary(summary), summary))
+    pool = Pool(read_runs(read_csv(summary, missing_ok=True), summary))
     items = read_items(root / PUBLISHED) + board_items(root / SWEEPS)
     tracked = track(items, "items", console=Console(stderr=True))
     entries = [make_item(gather(item, pool, root), target / FIGURES) for item in tracked]

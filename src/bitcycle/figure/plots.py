@@ -328,7 +328,7 @@ def splits(data: ItemData) -> Drawing | None:
 
 RATIO = "x"
 """Unit of effects that are ratios."""
-VERDICT_COLOURS = {"supported": "#0072b2", "contradicted": "#d55e00", "undecided": "0.45"}
+VERDICT_COLOURS = {"supported": "#0072b2", "contradicted": "#d55e00"}
 
 
 def forest(rows: Sequence[ClaimResult]) -> Drawing | None:
@@ -357,13 +357,8 @@ def _forest_panel(axes: Axes, rows: Sequence[ClaimResult]) -> None:
         middle = float(row.estimate or 0.0)
         ends = [middle if end is None else end for end in (row.low, row.high)]
         axes.plot(ends, [place] * 2, color=colour, linewidth=1.4)
-        style: dict[str, Any] = {
-            "color": colour,
-            "markerfacecolor": colour if row.decided else "white",
-            "markersize": 5,
-        }
-        words = f"ours: {row.verdict}" if row.decided else f"ours: leaning, {found}"
-        axes.plot([middle], [place], "o", label=words, **style)
+        words, filling = (f"ours: {found}", colour) if row.decided else (f"ours: leaning, {found}", "white")
+        axes.plot([middle], [place], "o", label=words, color=colour, markerfacecolor=filling, markersize=5)
         if row.published_value is not None:
             axes.plot([row.published_value], [place], "D", color="black", markerfacecolor="none", label="published")
     axes.set_yticks(range(len(rows)), [row.claim_id for row in rows], fontsize=7.5)

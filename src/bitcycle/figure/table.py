@@ -156,8 +156,8 @@ def our_table(data: ItemData) -> Table:
 
 SETTINGS = {
     **dict.fromkeys(SUITE, "{cycles} cycles"),
-    **dict.fromkeys(("dfq", "fractrain"), "cp {target}"),
-    **dict.fromkeys(("hlhlp", "hlhlhlp", "fine_tuning"), "bits {bits}"),
+    **dict.fromkeys(labels.GATED, "cp {target}"),
+    **dict.fromkeys(labels.PHASED, "bits {bits}"),
     "deficit": "window {start} to {end} ({unit}s)",
     "delayed": "starts at {start} of the run",
     "pfq": "epsilon {epsilon}, alpha {alpha}",
@@ -268,8 +268,7 @@ def show_sweep(name: str, folders: Iterable[RunFolder]) -> None:
 def sweep_tables(name: str, folders: Iterable[RunFolder]) -> list[Table]:
     """The tables of the items of a sweep with only these runs; if there are none, one row per setting of the finished runs."""
     rows = [summary_row(folder) for folder in folders if folder.state() == "done" and folder.config.exists()]
-    texts = [{key: "" if value is None else str(value) for key, value in row.items()} for row in rows]
-    runs, root = read_runs(texts, SUMMARY), resource_root()
+    runs, root = read_runs(rows, SUMMARY), resource_root()
     items = [item for item in read_items(root / PUBLISHED) if runs and name and item.sweep == name]
     known = [gather(item, Pool(runs), root) for item in items]
     found = [table for data in known if data.results.done for table in tables_of(data)]

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bitcycle.files import write_atomically, write_csv
+from bitcycle.files import write_bytes, write_csv
 from bitcycle.training.run_folder import RunFolder
 
 Row = dict[str, Any]
+IDENTITY = ("scale", "hash", "seed")
+"""Fields that identify a run in its summary and in runs.csv."""
 ANALYSES = "analyses"
 """Folder of the collected results, next to runs.csv."""
 HEADER = "# "
@@ -47,7 +49,7 @@ def read_result(path: Path) -> Result:
     try:
         first, _, rest = path.read_text().partition("\n")
         header = json.loads(first.removeprefix(HEADER))
-    except (FileNotFoundError, json.JSONDecodeError):
+    except (FileNotFoundError, ValueError):
         return Result()
     return Result(header, list(csv.DictReader(io.StringIO(rest))))
 
@@ -62,11 +64,7 @@ def copy_results(folder: RunFolder, row: Mapping[str, Any], target: Path) -> Non
     SCALE-HASH-SEED-KIND-DIGEST.csv."""
     for path in sorted(folder.analyses.glob("*.csv")):
         if read_result(path).complete:
-            target.mkdir(parents=True, exist_ok=True)
-            content = path.read_bytes()
-            write_atomically(
-                target / f"{run_name(row)}-{path.name}", lambda stream, content=content: stream.write(content)
-            )
+            write_bytes(target / f"{run_name(row)}-{path.name}", path.read_bytes())
 
 
 def run_name(row: Mapping[str, Any]) -> str:
@@ -75,7 +73,7 @@ def run_name(row: Mapping[str, Any]) -> str:
     >>> run_name({"scale": "mini", "hash": "0123456789", "seed": 2})
     'mini-0123456789-2'
     """
-    return f"{row['scale']}-{row['hash']}-{row['seed']}"
+    return "-".join(str(row[name]) for name in IDENTITY)
 
 
 def collected(folder: Path, row: Mapping[str, Any]) -> list[Result]:

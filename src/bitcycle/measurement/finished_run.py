@@ -86,8 +86,7 @@ def load_run(path: str | Path, data_root: str | None = None, phase: int | None =
         DataError: if data are needed and missing.
     """
     folder = RunFolder(Path(path))
-    if folder.state() != "done":
-        raise RunError(f"no finished run in {folder.path}; run its command until it is done")
+    summary = finished_summary(folder)
     plan = make_plan(read_run_config(folder, data_root))
     model = plan.build_model()
     if phase is None:
@@ -96,16 +95,22 @@ def load_run(path: str | Path, data_root: str | None = None, phase: int | None =
         model.load_state_dict(state["model"])
         precision = Precision(*[r["precision"] for r in read_records(folder.metrics) if r["kind"] == "evaluation"][-1])
     else:
-        weights, precision = _result_of_phase(folder, phase)
+        weights, precision = _result_of_phase(folder, summary.get("phases") or [], phase)
         model.load_state_dict(weights)
     run = FinishedRun(folder, plan, model.eval(), precision)
     run._use(precision)  # also for float: a new model has another precision
     return run
 
 
-def _result_of_phase(folder: RunFolder, phase: int) -> tuple[dict[str, Any], Precision]:
+def finished_summary(folder: RunFolder) -> dict[str, Any]:
+    """The summary of a finished run. Raises RunError if the run is not finished."""
+    if folder.state() != "done":
+        raise RunError(f"no finished run in {folder.path}; run its command until it is done")
+    return folder.read_summary()
+
+
+def _result_of_phase(folder: RunFolder, phases: list[Any], phase: int) -> tuple[dict[str, Any], Precision]:
     """The weights from which the phase after number `phase` started, and the precision of `phase`."""
-    phases = folder.read_summary().get("phases") or []
     if not 1 <= phase < len(phases):
         known = f"1 to {len(phases) - 1}" if len(phases) > 1 else "none"
         raise RunError(

@@ -19,17 +19,13 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from bitcycle.errors import RunError
 from bitcycle.guard import guarded
-from bitcycle.measurement.artifacts import Result, Row, read_result, write_result
-from bitcycle.measurement.finished_run import FinishedRun, load_run
+from bitcycle.measurement.artifacts import IDENTITY, Result, Row, read_result, write_result
+from bitcycle.measurement.finished_run import FinishedRun, finished_summary, load_run
 from bitcycle.settings import SettingError, Settings, default_of, nearest
 from bitcycle.training.environment import describe_environment
 from bitcycle.training.run import set_up_torch
 from bitcycle.training.run_folder import RunFolder
-
-IDENTITY = ("scale", "hash", "seed")
-"""Fields that identify a run in its summary and in runs.csv."""
 
 
 @dataclass
@@ -72,9 +68,7 @@ class Network:
     @property
     def identity(self) -> Row:
         """Scale, hash and seed of the run, and the phase. Raises RunError if the run is not finished."""
-        summary = self.folder.read_summary()
-        if self.folder.state() != "done":
-            raise RunError(f"no finished run in {self.folder.path}; run its command until it is done")
+        summary = finished_summary(self.folder)
         return {**{name: summary[name] for name in IDENTITY}, "phase": self.phase}
 
 

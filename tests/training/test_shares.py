@@ -73,12 +73,14 @@ def test_shares_of_a_batch_are_quantized_as_the_whole(name, compile, monkeypatch
         (["training.weight_averaging.start=0.5"], "training.weight_averaging.start=0.5"),
         (["dataset.train_samples=33"], "training.batch_size=16: the last step of an epoch has 1 sample"),
         (["dataset=cora", "model=gcn_small"], "task.name=node_classification"),
+        (["training.device=cuda:1"], "training.device=cuda:1"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(settings, field, monkeypatch):
     run = plan("dataset=digits", "model=resnet8", "scale=smoke", *settings)
     check_sharing(run)
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(SettingError, match="Remedy") as refused:
         check_sharing(run)
     assert str(refused.value).startswith(field)

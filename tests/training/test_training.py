@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 
@@ -112,6 +113,25 @@ def test_evaluation_precision(digits, choice, bits):
     first = next(record for record in read_records(plan.folder.metrics) if record["kind"] == "evaluation")
     assert plan.schedule(9) == Precision(3, 3, 8)
     assert first["precision"] == bits
+
+
+def test_an_undefined_metric_is_worse_than_any_other(digits, monkeypatch):
+    evaluate_at = Trainer.evaluate_at
+
+    def undefined_at_first(self, *arguments, **options):
+        values = evaluate_at(self, *arguments, **options)
+        return dict.fromkeys(values, math.nan) if self.step < 32 else values
+
+    monkeypatch.setattr(Trainer, "evaluate_at", undefined_at_first)
+    plan = digits("training.evaluation_steps=16", "dataset.validation=0.1")
+    summary = execute(plan)
+    defined = [record for record in read_records(plan.folder.metrics) if record["kind"] == "evaluation"][1:]
+    for best, metric in (
+        (summary["best"], "test_accuracy"),
+        (summary["at_q_max"]["best"], "test_accuracy_at_q_max"),
+        (summary["validation"]["best"], "validation_accuracy"),
+    ):
+        assert best == max(record[metric] for record in defined)
 
 
 def test_evaluation_leaves_training_undisturbed(digits, tmp_path):

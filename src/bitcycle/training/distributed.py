@@ -143,6 +143,9 @@ def check_sharing(plan: Plan) -> None:
     if not config.task.can_be_shared:
         problem = f"cannot be trained in {number} processes; only {', '.join(SHARED_TASKS)} can"
         raise SettingError("task.name", config.task.name, problem, alone)
+    if ":" in config.training.device and torch.cuda.device_count() > 1:
+        problem = f"is one GPU, but there are {number} processes, and each takes its own"
+        raise SettingError("training.device", config.training.device, problem, "use training.device=cuda")
     if plan.schedule.options.gates is not None:
         problem = f"counts the choices of gates in a single process, but there are {number}"
         raise SettingError("schedule", plan.schedule.name, problem, f"{alone}, or choose another schedule")

@@ -29,7 +29,7 @@ from bitcycle.training.display import ProgressBar
 from bitcycle.training.distributed import Agreement, replica
 from bitcycle.training.interruption import Interrupted, StopSignal
 from bitcycle.training.metrics_log import JsonLines, MetricsLog, open_metrics
-from bitcycle.training.outcome import Best, ReduceOnPlateau, RunningMean
+from bitcycle.training.outcome import Best, ReduceOnPlateau, RunningMean, merit
 from bitcycle.training.phases import Candidate, PhaseRunner
 from bitcycle.training.plan import Plan
 
@@ -227,8 +227,8 @@ class Trainer:
         self.best.history.append(value)
         self.best.at_q_max.append(at_q_max)
         cost = self.controller.cost().summary()
-        sign = 1 if self.task.higher_is_better else -1
-        if self.best.value is None or sign * value > sign * self.best.value:
+        up = self.task.higher_is_better
+        if self.best.value is None or merit(value, up) > merit(self.best.value, up):
             self.best.value, self.best.step, self.best.cost = value, self.step, cost
             self.best.samples = self.controller.meter.state_dict()
         self.phases.note(final=value, best=self.best.value, best_step=self.best.step)

@@ -10,6 +10,11 @@ from bitcycle.recipe.learning_rate import LearningRateOptions
 from bitcycle.task import StepOutput
 
 
+def merit(metric: float, higher_is_better: bool) -> float:
+    """A key to compare values of a metric by: greater is better, and an undefined value is worst."""
+    return -math.inf if math.isnan(metric) else metric if higher_is_better else -metric
+
+
 @dataclass
 class Best:
     """The best evaluation of the current phase, cost and samples by precision up to it, and all evaluations of the phase."""

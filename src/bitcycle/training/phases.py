@@ -19,6 +19,7 @@ from bitcycle.recipe.learning_rate import LearningRateOptions
 from bitcycle.schedule import Phase
 from bitcycle.training.checkpoint import CheckpointFolder
 from bitcycle.training.flatness import SecondMoment, adam_trace_sqrt
+from bitcycle.training.outcome import merit
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +34,7 @@ class Candidate(NamedTuple):
 
 def best_candidates(found: list[Candidate], count: int, higher_is_better: bool) -> list[Candidate]:
     """The `count` best of `found` by validation, best first; ties favour earlier steps. Undefined values are worst."""
-    sign = -1 if higher_is_better else 1
-    return sorted(found, key=lambda c: (math.inf if math.isnan(c.validation) else sign * c.validation, c.step))[:count]
+    return sorted(found, key=lambda c: (-merit(c.validation, higher_is_better), c.step))[:count]
 
 
 def choose(found: list[Candidate], start_from: str) -> tuple[Candidate, str]:

@@ -5,6 +5,7 @@ import os
 import time
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from bitcycle.training.distributed import check_sharing, explained
 from bitcycle.training.environment import describe_environment, processor
 from bitcycle.training.interruption import Interrupted, StopSignal
 from bitcycle.training.loop import Trainer
+from bitcycle.training.outcome import merit
 from bitcycle.training.plan import Plan
 from bitcycle.training.run_folder import RunFolder
 
@@ -224,7 +226,7 @@ def summarise(trainer: Trainer) -> dict[str, Any]:
     """The result of a finished run: final and best metric, cost in total and up to the best, speed."""
     plan, best, config = trainer.plan, trainer.best, trainer.plan.config
     last = best.history[-MEAN_OF_LAST:]
-    choose = max if trainer.task.higher_is_better else min
+    choose = partial(max, key=lambda value: merit(value, trainer.task.higher_is_better))
     found = plan.schedule.result if isinstance(plan.schedule, SearchSchedule) else plan.found
     validation, averaged = {}, {}
     if best.validation:  # a selection without test data

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from pathlib import Path
 
 from bitcycle.analysis.verdict import NO_TEST, read_claim_results
+from bitcycle.files import markdown_table, read_csv
 
 CLAIMS = Path(__file__).parent.parent / "results" / "summary" / "claims.csv"
 
@@ -14,33 +14,26 @@ CLAIMS = Path(__file__).parent.parent / "results" / "summary" / "claims.csv"
 def claims_table() -> str:
     """Every claim that was tested, with its estimate and rule; `make figures` writes the verdicts."""
     rows = [row for row in read_claim_results(CLAIMS) if row.estimate is not None and row.verdict != NO_TEST]
-    lines = [
-        "| claim | verdict | estimate, interval | n, trainings | p, corrected | seeds needed | scope |",
-        "|---" * 7 + "|",
-    ]
+    titles = ("claim", "verdict", "estimate, interval", "n, trainings", "p, corrected", "seeds needed", "scope")
+    lines = []
     for row in rows:
         interval = "" if row.low is None else f" ({row.low:+.2f} to {row.high:+.2f})"
         state = row.verdict if row.decided or not row.leaning else f"{row.verdict}, leaning {row.leaning}"
         p = "" if row.p_raw is None else f"{row.p_raw:.2g}, {row.p_corrected:.2g}"
-        cells = f"{row.claim_id}: {row.sentence}", state, f"{row.estimate:+.2f} {row.unit}{interval}"
-        lines.append(
-            f"| {' | '.join(cells)} | {row.n}, {row.trainings} | {p} | {row.seeds_needed or ''} | {row.scope} |"
-        )
-    return "\n".join(lines) if rows else "None so far."
+        found = f"{row.estimate:+.2f} {row.unit}{interval}", f"{row.n}, {row.trainings}", p, row.seeds_needed or ""
+        lines.append((f"{row.claim_id}: {row.sentence}", state, *found, row.scope))
+    return markdown_table(titles, lines) if rows else "None so far."
 
 
 def verdicts_table() -> str:
     """Number of claims by paper and verdict; a claim tested in several scopes counts in each."""
-    with open(CLAIMS, newline="") as stream:
-        rows = list(csv.DictReader(stream))
+    rows = read_csv(CLAIMS)
     verdicts = list(dict.fromkeys(row["verdict"] for row in sorted(rows, key=lambda row: row["verdict"])))
     papers = list(dict.fromkeys(row["paper"] for row in rows))
     counts = Counter((row["paper"], row["verdict"]) for row in rows)
-    lines = [f"| verdict | {' | '.join(papers)} | all |", "|---" * (len(papers) + 2) + "|"]
-    for verdict in verdicts:
-        numbers = [counts[paper, verdict] for paper in papers]
-        lines.append(f"| {verdict} | {' | '.join(str(number or '') for number in numbers)} | {sum(numbers)} |")
-    return "\n".join(lines)
+    numbers = {verdict: [counts[paper, verdict] for paper in papers] for verdict in verdicts}
+    lines = [(verdict, *(number or "" for number in row), sum(row)) for verdict, row in numbers.items()]
+    return markdown_table(["verdict", *papers, "all"], lines)
 
 
 def decided_list() -> str:
@@ -63,6 +56,5 @@ def decided_list() -> str:
 def untested_table() -> str:
     """Claims that have runs but no test, with the reason."""
     rows = [row for row in read_claim_results(CLAIMS) if row.verdict == NO_TEST]
-    lines = ["| claim | reason for no test | scope |", "|---|---|---|"]
-    lines += [f"| {row.claim_id}: {row.sentence} | {row.reason} | {row.scope} |" for row in rows]
-    return "\n".join(lines) if rows else "None."
+    lines = [(f"{row.claim_id}: {row.sentence}", row.reason, row.scope) for row in rows]
+    return markdown_table(("claim", "reason for no test", "scope"), lines) if rows else "None."

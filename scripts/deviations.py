@@ -13,10 +13,12 @@ import pandas as pd
 
 from bitcycle.analysis.aggregation import Group, Run
 from bitcycle.analysis.statistics import detectable, residual_deviation
+from bitcycle.files import markdown_table
 
-HEAD = """\
-| data, network | scale | steps, batch | settings | runs | standard deviation | residual | detectable, n = 3 | n = 10 | hours |
-|---|---|---|---|---|---|---|---|---|---|"""
+TITLES = (
+    *("data, network", "scale", "steps, batch", "settings", "runs"),
+    *("standard deviation", "residual", "detectable, n = 3", "n = 10", "hours"),
+)
 LEAST_FREEDOM = 4
 """Minimum degrees of freedom for showing a residual deviation; two settings with two seeds each have only one."""
 
@@ -51,8 +53,7 @@ def spread_table(recorded: Iterable[Run]) -> str:
             shown = [detectable(math.sqrt(2) * one.remaining, seeds, one.freedom) for seeds in (3, 10)]
             numbers = [f"{x:.2f}" for x in (one.remaining, *shown)]
         where = (f"{one.data}, {one.model}", one.scale, f"{one.steps} of {one.batch}", one.settings, one.runs)
-        cells = (*where, f"{one.deviation:.2f} ({one.metric})", *numbers, f"{one.hours:.2f}")
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
+        lines.append((*where, f"{one.deviation:.2f} ({one.metric})", *numbers, f"{one.hours:.2f}"))
     single, runs, hours = found.runs[found.deviation.isna()].sum(), found.runs.sum(), found.hours.sum()
     below = f"{single} further runs have one seed each. All {runs} recorded runs took {hours:.1f} hours of training."
-    return "\n".join([HEAD, *lines, "", below])
+    return f"{markdown_table(TITLES, lines)}\n\n{below}"

@@ -7,13 +7,13 @@ given.
 
 from __future__ import annotations
 
-import csv
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+
+from bitcycle.files import read_csv, read_object, read_records, write_csv
 
 KEY = ("network", "width", "data", "samples", "steps", "schedule", "seed")
 PILOT = Path(__file__).parent.parent / "results" / "summary" / "pilot.csv"
@@ -21,15 +21,14 @@ PILOT = Path(__file__).parent.parent / "results" / "summary" / "pilot.csv"
 
 def row_of(folder: Path) -> dict[str, Any] | None:
     """Network, data, length, and accuracy or perplexity of one run; None before its first evaluation."""
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records = read_records(folder / "metrics.jsonl")
     training = [record for record in records if record["kind"] == "train"]
     evaluations = [record for record in records if record["kind"] == "evaluation"]
     if not evaluations:
         return None
     config: Any = OmegaConf.load(folder / "config.yaml")
     last = training[-2:]
-    summary = folder / "summary.json"
-    found = json.loads(summary.read_text()).get("found", {}) if summary.exists() else {}
+    found = read_object(folder / "summary.json").get("found", {})
     return {
         "network": config.model.name,
         "width": config.model.get("width", config.model.get("hidden", 16)),
@@ -48,15 +47,11 @@ def row_of(folder: Path) -> dict[str, Any] | None:
 
 def main(roots: list[str]) -> None:
     """Add one row for each run below the roots; it replaces an older row of the same run."""
-    with PILOT.open(newline="") as stream:
-        known = {tuple(row[name] for name in KEY): row for row in csv.DictReader(stream)}
+    known = {tuple(row[name] for name in KEY): row for row in read_csv(PILOT)}
     folders = sorted(path.parent for root in roots for path in Path(root).rglob("metrics.jsonl"))
     found = [{name: str(value) for name, value in row.items()} for folder in folders if (row := row_of(folder))]
     rows = list((known | {tuple(row[name] for name in KEY): row for row in found}).values())
-    with PILOT.open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(sorted(rows, key=lambda row: list(row.values())))
+    write_csv(PILOT, list(rows[0]), sorted(rows, key=lambda row: list(row.values())))
 
 
 if __name__ == "__main__":

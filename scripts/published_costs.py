@@ -8,7 +8,6 @@ with ours, residual and tolerance; then those that cannot be derived, with the r
 
 from __future__ import annotations
 
-import csv
 import statistics
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from bitcycle.files import markdown_table, read_csv, write_csv
 from published_formulas import DERIVATIONS, MORE_THAN, READ, Derived, Number, recomputed
 
 ROOT = Path(__file__).parent.parent
@@ -89,14 +89,8 @@ class Comparison:
 
 def read_numbers(folder: Path) -> list[tuple[str, Number]]:
     """All published cost numbers in a folder of CSV files, each with its table or figure."""
-    return [entry for path in sorted(folder.glob("*_*.csv")) for entry in _read_file(path)]
-
-
-def _read_file(path: Path) -> Iterator[tuple[str, Number]]:
-    with open(path, newline="") as stream:
-        for row in csv.DictReader(stream):
-            if row["metric"] in METRICS and row["value"]:
-                yield row["id"], _number(row)
+    rows = [row for path in sorted(folder.glob("*_*.csv")) for row in read_csv(path)]
+    return [(row["id"], _number(row)) for row in rows if row["metric"] in METRICS and row["value"]]
 
 
 def _number(row: dict[str, str]) -> Number:
@@ -153,10 +147,7 @@ def summary(comparisons: list[Comparison]) -> str:
 def write(comparisons: list[Comparison]) -> None:
     """Write the comparison as CSV and as Markdown."""
     rows = [comparison.row() for comparison in comparisons]
-    with open(RESULT.with_suffix(".csv"), "w", newline="") as stream:
-        writer = csv.DictWriter(stream, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(RESULT.with_suffix(".csv"), list(rows[0]), rows)
     RESULT.with_suffix(".md").write_text(markdown(comparisons))
 
 
@@ -164,7 +155,6 @@ def markdown(comparisons: list[Comparison]) -> str:
     """The comparison as Markdown."""
     derived = [comparison for comparison in comparisons if isinstance(comparison.ours, Derived)]
     missing = [comparison for comparison in comparisons if isinstance(comparison.ours, str)]
-    columns = list(derived[0].row())
     return "\n".join(
         [
             "# Published cost numbers beside ours",
@@ -174,9 +164,7 @@ def markdown(comparisons: list[Comparison]) -> str:
             "",
             f"{summary(comparisons)}.",
             "",
-            f"| {' | '.join(columns)} |",
-            "|---" * len(columns) + "|",
-            *(f"| {' | '.join(comparison.row().values())} |" for comparison in derived),
+            markdown_table(list(derived[0].row()), [list(comparison.row().values()) for comparison in derived]),
             "",
             "## Not within tolerance",
             "",
@@ -184,9 +172,7 @@ def markdown(comparisons: list[Comparison]) -> str:
             "",
             "## Cannot be derived",
             "",
-            "| paper | where | numbers | why |",
-            "|---|---|---|---|",
-            *_reasons(missing),
+            markdown_table(("paper", "where", "numbers", "why"), _reasons(missing)),
             "",
         ]
     )
@@ -199,12 +185,12 @@ def describe(comparison: Comparison) -> str:
     return f"{where}: published {row['published']}, ours {row['ours']} ({row['residual %']} %); {row['note']}"
 
 
-def _reasons(missing: list[Comparison]) -> Iterator[str]:
+def _reasons(missing: list[Comparison]) -> Iterator[tuple[str, str, str, str]]:
     """One row for each table and reason, with the numbers that it explains."""
     key = [((c.number.paper, c.number.table, str(c.ours)), c) for c in missing]
     for (paper, table, reason), group in groupby(sorted(key, key=lambda entry: entry[0]), key=lambda entry: entry[0]):
         numbers = ", ".join(f"{comparison.number.published:g}" for _, comparison in group)
-        yield f"| {paper} | {table} | {numbers} | {reason} |"
+        yield paper, table, numbers, reason
 
 
 if __name__ == "__main__":

@@ -108,9 +108,7 @@ def cpt_schedule(fw: str, bw: str) -> Schedule:
 
 def cost_of(hardware: HardwareOptions, work: Workload, bound: Schedule, samples_per_step: int = BATCH) -> Cost:
     """The cost of a whole run with a schedule."""
-    histogram: dict[Precision, int] = {}
-    for precision, steps in bound.run_lengths:
-        histogram[precision] = histogram.get(precision, 0) + steps * samples_per_step
+    histogram = {precision: steps * samples_per_step for precision, steps in bound.histogram.items()}
     return hardware.cost(work, histogram, bound.reference)
 
 

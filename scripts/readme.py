@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import statistics
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,14 +17,14 @@ from bitcycle.analysis.claim_functions import relative_cost
 from bitcycle.analysis.collect import SUMMARY
 from bitcycle.analysis.labels import group_of
 from bitcycle.benchmark.table import recorded
-from bitcycle.files import read_csv
+from bitcycle.files import markdown_table, read_csv
 from bitcycle.hardware import MatrixProduct, Operation, TensorCore, Workload
 from bitcycle.hardware.latency import RATES
 from bitcycle.quantizer import QUANTIZERS, ROLES, NoQuantizer
 from bitcycle.quantizer.base import bits_in_words
 from bitcycle.quantizer.block import SCALE_BITS
 from bitcycle.quantizer.mx import BLOCK, FORMATS, Mx
-from bitcycle.schedule import SCHEDULES, SUITE, Precision, ScheduleOptions, Static, schedule
+from bitcycle.schedule import SCHEDULES, SUITE, Precision, Static, schedule
 from board import board, board_list
 from claim_tables import claims_table, decided_list, untested_table, verdicts_table
 from deviations import spread_table
@@ -43,42 +42,37 @@ PICTURE = ROOT / "results" / "pictures" / "schedules.png"
 def schedules_table() -> str:
     """The ten schedules of Better Schedules, cheapest first."""
     bound = {name: schedule(name, q_min=3, q_max=8, cycles=8, total_steps=64_000) for name in SUITE}
-    lines = ["| schedule | description | group | cost | saving |", "|---|---|---|---|---|"]
+    lines = []
     for name in sorted(SUITE, key=lambda name: (relative_cost(bound[name]), name)):
         what = SCHEDULES[name].summary.split(" (group")[0]
         cost = relative_cost(bound[name])
-        lines.append(f"| `{name}` | {what} | {group_of(name)} | {cost:.3f} | {100 * (1 - cost):.1f} % |")
-    return "\n".join(lines)
+        lines.append((f"`{name}`", what, group_of(name), f"{cost:.3f}", f"{100 * (1 - cost):.1f} %"))
+    return markdown_table(("schedule", "description", "group", "cost", "saving"), lines)
 
 
 def quantizers_table() -> str:
     """Every quantizer with its supported bits and float layers."""
-    lines = [
-        "| quantizer | description | weights | activations | gradients | float layers |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = []
     for name, preset in QUANTIZERS.items():
         if preset.kind is NoQuantizer:
             continue
-        options, what = preset(), preset.summary
-        bits = " | ".join(bits_in_words(offered) if (offered := options.bits(role)) else "float" for role in ROLES)
+        options = preset()
+        bits = [bits_in_words(offered) if (offered := options.bits(role)) else "float" for role in ROLES]
         floats = ", ".join(options.float_rule(["the model's rule"])) or "none"
-        lines.append(f"| `{name}` | {what} | {bits} | {floats} |")
-    return "\n".join(lines)
+        lines.append((f"`{name}`", preset.summary, *bits, floats))
+    titles = ("quantizer", "description", "weights", "activations", "gradients", "float layers")
+    return markdown_table(titles, lines)
 
 
 def formats_table() -> str:
     """Every MX element: bits including its share of the scale, smallest and largest values, and number of values."""
-    lines = [
-        "| format | bits, including its share of the scale | smallest | largest | values |",
-        "|---|---|---|---|---|",
-    ]
+    lines = []
     for name, element in FORMATS.items():
         values = values_of(element)
         bits = element.bits + SCALE_BITS / BLOCK
-        numbers = f"{values[1]:.3g} | {values[-1]:g} | {2 * len(values) - 1}"
-        lines.append(f"| `{name}` | {bits:g} | {numbers} |")
-    return "\n".join(lines)
+        lines.append((f"`{name}`", f"{bits:g}", f"{values[1]:.3g}", f"{values[-1]:g}", 2 * len(values) - 1))
+    titles = ("format", "bits, including its share of the scale", "smallest", "largest", "values")
+    return markdown_table(titles, lines)
 
 
 def format_costs_table() -> str:
@@ -88,13 +82,13 @@ def format_costs_table() -> str:
     rows["static mxfp6, gradients mxfp8"] = Static(q_max=6, gradient=8)
     rows |= {name: SCHEDULES[name](q_min=4) for name in SUITE}
     rows |= {f"{name}, gradients too": SCHEDULES[name](q_min=4, gradient_min=4) for name in ("RTH", "CR")}
-    lines = [f"| schedule | bit operations | {' | '.join(devices)} |", "|---" * (2 + len(devices)) + "|"]
+    lines = []
     for title, options in rows.items():
-        histogram = merged(options)
+        histogram = options.bind(64_000).histogram
         costs = [device.cost(ONE_PRODUCT, histogram, EIGHT) for device in devices.values()]
-        times = " | ".join(f"{100 * (cost.latency_relative_to_static or 0):.0f}" for cost in costs)
-        lines.append(f"| {title} | {100 * costs[0].relative_to_static:.0f} | {times} |")
-    return "\n".join(lines)
+        parts = [costs[0].relative_to_static, *(cost.latency_relative_to_static or 0 for cost in costs)]
+        lines.append((title, *(f"{100 * part:.0f}" for part in parts)))
+    return markdown_table(["schedule", "bit operations", *devices], lines)
 
 
 EIGHT = Precision(8, 8, 8)
@@ -109,14 +103,6 @@ ONE_PRODUCT = Workload(
 """A network with a single product and all three passes."""
 
 
-def merged(options: ScheduleOptions) -> Counter[Precision]:
-    """Number of steps at each precision, out of 64,000."""
-    histogram: Counter[Precision] = Counter()
-    for precision, steps in options.bind(64_000).run_lengths:
-        histogram[precision] += steps
-    return histogram
-
-
 def results_table() -> str:
     """Recorded runs by data, network and length: mean and standard deviation over seeds of four settings, and run counts."""
     rows = read_csv(ROOT / SUMMARY, missing_ok=True)
@@ -126,21 +112,18 @@ def results_table() -> str:
     for row, run in zip(rows, read_runs(rows, ROOT / SUMMARY)):
         length = f"{run.group.steps} of {run.group.batch}, {run.setting('training.learning_rate.initial'):g}"
         groups[f"{run.group.data}, {run.group.model}", run.group.scale, length, run.group.metric].append(row)
-    lines = [
-        f"| data, network | scale | steps, batch, learning rate | metric | {' | '.join(SHOWN)} | settings | runs |",
-        "|---" * (6 + len(SHOWN)) + "|",
-    ]
-    others = 0
+    titles = ("data, network", "scale", "steps, batch, learning rate", "metric", *SHOWN, "settings", "runs")
+    lines, others = [], 0
     for name, group in groups.items():
         cells = [finals_of([row for row in group if bits_of(row) == shown]) for shown in SHOWN]
         if any(cells):
-            lines.append(f"| {' | '.join([*name, *cells])} | {len({row['hash'] for row in group})} | {len(group)} |")
+            lines.append((*name, *cells, len({row["hash"] for row in group}), len(group)))
         else:
             others += len(group)
     machines = sorted({f"{row['processor']}, threads: {row['threads']}, torch {row['torch']}" for row in rows})
     more = f" {others} further runs have lengths at which none of the four settings was run." if others else ""
     note = f"Measured on {'; '.join(machines)}. A range covers several settings of that name.{more}"
-    return "\n".join([*lines, "", note])
+    return f"{markdown_table(titles, lines)}\n\n{note}"
 
 
 def finals_of(rows: Sequence[Mapping[str, str]]) -> str:
@@ -198,19 +181,19 @@ def _schedule(name: str, **options: Any) -> Settings:
 
 STATIC_8 = _schedule("static", q_max=8, gradient=None)
 PFQ = _schedule("pfq", stages=[3, 4, 6, 8], gradient_stages=[6, 6, 8, 8], epsilon=0.05, alpha=0.3)
-EXPERIMENTS: dict[str, tuple[str, Settings, dict[str, Settings]]] = {
+TO_STATIC = ("ResNet-8", "accuracy", "difference to static 8 bits")
+EXPERIMENTS: dict[str, tuple[Sequence[str], Settings, dict[str, Settings]]] = {
     **{
         f"PFQ {steps:,}": (
-            *(
-                "ResNet-8 | accuracy | difference to static 8 bits",
-                IMAGES | SBM | {"training": {**RECIPE, "steps": steps}},
-            ),
+            TO_STATIC,
+            IMAGES | SBM | {"training": {**RECIPE, "steps": steps}},
             {f"static 8 bits, {steps:,} steps": STATIC_8, f"PFQ, {steps:,} steps": PFQ},
         )
         for steps in (1000, 2000)
     },
     "activations": (
-        *("GRU | perplexity | difference to float", GRU),
+        ("GRU", "perplexity", "difference to float"),
+        GRU,
         {
             "float": FLOAT,
             "2-bit weights, 2-bit activations": _schedule("hlhlp", bits=[32, 2, 8, 2], activation_bits=[32, 2, 8, 2]),
@@ -218,7 +201,8 @@ EXPERIMENTS: dict[str, tuple[str, Settings, dict[str, Settings]]] = {
         },
     ),
     "fractrain weights": (
-        *("ResNet-8 | accuracy | difference to static 8 bits", IMAGES | SBM),
+        TO_STATIC,
+        IMAGES | SBM,
         {
             "static 8 bits": STATIC_8,
             "FracTrain, 4-bit weights": _schedule("fractrain", target=1.5, weight_bits=None),
@@ -234,7 +218,7 @@ def experiment(name: str) -> str:
     several settings agree with an arm."""
     columns, common, arms = EXPERIMENTS[name]
     rows = [(row, json.loads(row["settings"])) for row in read_csv(ROOT / SUMMARY, missing_ok=True)]
-    lines = [f"| {columns} |", "|---" * (columns.count("|") + 1) + "|"]
+    lines = []
     reference: dict[str, float] = {}
     for arm, own in arms.items():
         wanted = {**common, **own}
@@ -244,8 +228,8 @@ def experiment(name: str) -> str:
         found = {row["seed"]: float(row["final"]) for row in agreeing}
         difference = difference_in_words(found, reference) if reference and found else ""
         reference = reference or found
-        lines += [f"| {arm} | {mean_in_words([*found.values()])} | {difference} |"] if found else []
-    return "\n".join(lines)
+        lines += [(arm, mean_in_words([*found.values()]), difference)] if found else []
+    return markdown_table(columns, lines)
 
 
 def _agrees(settings: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
@@ -272,57 +256,47 @@ def difference_in_words(finals: Mapping[str, float], reference: Mapping[str, flo
 
 def pilot_table() -> str:
     """The pilot runs used to choose the regime."""
-    with open((ROOT / SUMMARY).parent / "pilot.csv", newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    lines = [
-        "| network | images, or pieces of 35 words | steps | schedule, seed | training accuracy | test accuracy or perplexity |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows:
+    titles = (
+        *("network", "images, or pieces of 35 words", "steps", "schedule, seed"),
+        *("training accuracy", "test accuracy or perplexity"),
+    )
+    lines = []
+    for row in read_csv((ROOT / SUMMARY).with_name("pilot.csv")):
         steps = row["steps"] if row["done"] == row["steps"] else f"stopped at {row['done']} of {row['steps']}"
         network = f"{row['network']}, width {row['width']}"
         run = f"{row['schedule']}, {row['seed']}" + (f": finds {row['found_q_min']} bits" if row["found_q_min"] else "")
         test = row["test_accuracy"] or f"perplexity {float(row['test_perplexity']):.2f}"
-        lines.append(
-            f"| {network} | {row['samples'].replace('None', 'all')} | {steps} | {run} | {row['training_accuracy']} | {test} |"
-        )
-    return "\n".join(lines)
+        lines.append((network, row["samples"].replace("None", "all"), steps, run, row["training_accuracy"], test))
+    return markdown_table(titles, lines)
 
 
 def fidelity_table() -> str:
     """Divergence of our training from that of the released code."""
-    with open((ROOT / SUMMARY).parent / "fidelity.csv", newline="") as stream:
-        rows = list(csv.DictReader(stream))
     titles = (
-        "network and method",
-        "released code",
-        "steps",
-        "largest difference in loss",
-        "in weights",
-        "losses equal for",
+        *("network and method", "released code", "steps"),
+        *("largest difference in loss", "in weights", "losses equal for"),
     )
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-    for row in rows:
+    lines = []
+    for row in read_csv((ROOT / SUMMARY).with_name("fidelity.csv")):
         code = f"{row['repository']} at {row['commit']}"
-        differences = f"{float(row['loss_difference']):.1e} | {float(row['weight_difference']):.1e}"
-        lines.append(f"| {row['what']} | {code} | {row['steps']} | {differences} | {row['equal_until']} steps |")
-    return "\n".join(lines)
+        differences = [f"{float(row[name]):.1e}" for name in ("loss_difference", "weight_difference")]
+        lines.append((row["what"], code, row["steps"], *differences, f"{row['equal_until']} steps"))
+    return markdown_table(titles, lines)
 
 
 def fuzz_table() -> str:
     """Runs that `make fuzz` killed and resumed, by task, schedule and quantizer."""
-    with open((ROOT / SUMMARY).parent / "fuzz.csv", newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    lines = []
+    rows = read_csv((ROOT / SUMMARY).with_name("fuzz.csv"))
+    tables = []
     for group in ("task", "schedule", "quantizer"):
-        lines += [f"| {group} | runs | kills | with a checkpoint | unequal |", "|---" * 5 + "|"]
+        lines = []
         for name in [*sorted({row[group] for row in rows}), "all"]:
             found = [row for row in rows if name in (row[group], "all")]
             kills, resumed = (sum(int(row[key]) for row in found) for key in ("kills", "resumed"))
             unequal = sum(row["outcome"] != "equal" for row in found)
-            lines.append(f"| {name} | {len(found)} | {kills} | {resumed} | {unequal} |")
-        lines.append("")
-    return "\n".join(lines).rstrip()
+            lines.append((name, len(found), kills, resumed, unequal))
+        tables.append(markdown_table((group, "runs", "kills", "with a checkpoint", "unequal"), lines))
+    return "\n\n".join(tables)
 
 
 GENERATED: dict[str, Callable[[], str]] = {
@@ -375,9 +349,8 @@ def fill(document: Path) -> str:
         pattern = rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)"
         if not re.search(pattern, text, re.DOTALL):
             sys.exit(f"{document.name} has no part 'generated: {name}'")
-        text = re.sub(
-            pattern, lambda match, make=GENERATED[name]: f"{match[1]}{make()}\n{match[2]}", text, flags=re.DOTALL
-        )  # type: ignore[misc]
+        made = GENERATED[name]()
+        text = re.sub(pattern, lambda match, made=made: f"{match[1]}{made}\n{match[2]}", text, flags=re.DOTALL)
     return text
 
 

@@ -13,7 +13,6 @@ is part of this repository.
 from __future__ import annotations
 
 import argparse
-import csv
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -25,20 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bitcycle.files import read_csv, write_csv
+
 sys.path.insert(0, str(Path(__file__).parent))
 RECORD = Path(__file__).parent.parent / "results" / "summary" / "fidelity.csv"
-COLUMNS = (
-    "name",
-    "what",
-    "repository",
-    "commit",
-    "steps",
-    "loss",
-    "loss_difference",
-    "weight_difference",
-    "equal_until",
-    "torch",
-)
 EQUAL = 1e-9
 """Relative difference of losses up to which two runs count as equal; a single rounding tie broken differently exceeds
 it."""
@@ -160,31 +149,24 @@ def compare(name: str, checkout: Path, steps: int) -> dict[str, Any]:
     commit = subprocess.run(
         ["git", "-C", checkout, "rev-parse", "--short", "HEAD"], capture_output=True, text=True
     ).stdout
-    found = (
-        name,
-        case.what,
-        case.repository,
-        commit.strip(),
-        steps,
-        loss,
-        loss_difference,
-        weight_difference,
-        equal_until,
-    )
-    return dict(zip(COLUMNS, (*found, torch.__version__), strict=True))
+    return {
+        "name": name,
+        "what": case.what,
+        "repository": case.repository,
+        "commit": commit.strip(),
+        "steps": steps,
+        "loss": loss,
+        "loss_difference": loss_difference,
+        "weight_difference": weight_difference,
+        "equal_until": equal_until,
+        "torch": torch.__version__,
+    }
 
 
 def record(row: dict[str, Any]) -> None:
     """Add a row to the record, replacing an older row of its name."""
-    rows = {name: {} for name in CASES}
-    if RECORD.exists():
-        with RECORD.open(newline="") as stream:
-            rows |= {old["name"]: old for old in csv.DictReader(stream)}
-    rows[row["name"]] = row
-    with RECORD.open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(found for found in rows.values() if found)
+    rows = {old["name"]: old for old in read_csv(RECORD, missing_ok=True)} | {row["name"]: row}
+    write_csv(RECORD, list(row), [rows[name] for name in dict.fromkeys((*CASES, *rows)) if name in rows])
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ from bitcycle.files import read_csv
 from bitcycle.guard import guarded
 from bitcycle.recipe.options import TrainingOptions
 from bitcycle.resources import resource_root
-from bitcycle.schedule import SCHEDULES, SUITE, Precision, ScheduleOptions
+from bitcycle.schedule import SCHEDULES, SUITE, ScheduleOptions
 from bitcycle.settings import SettingError, Settings, default_of
 from bitcycle.sweep.manifest import MANIFEST, read_manifest
 from bitcycle.training.plan import Plan, make_plan
@@ -102,10 +102,7 @@ def cost_of(candidate: Candidate, plan: Plan, measure: str) -> float | None:
         quantizer.check_ends(schedule.lowest, schedule.reference)
     except SettingError:
         return None
-    histogram: dict[Precision, int] = defaultdict(int)
-    for precision, steps in schedule.run_lengths:
-        histogram[precision] += steps
-    cost = plan.config.hardware.cost(plan.workload, histogram, plan.config.quantizer.initial_precision)
+    cost = plan.config.hardware.cost(plan.workload, schedule.histogram, plan.config.quantizer.initial_precision)
     found: float | None = getattr(cost, f"{measure}_relative_to_static".removeprefix("bitops_"))
     if found is None:
         remedy = "use measure=bitops; latency: hardware=tensorcore, zc706 or bitfusion; energy: hardware=bitfusion"

@@ -28,7 +28,6 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
 from rich.table import Table
 from yaml import YAMLError
 
@@ -58,7 +57,7 @@ from bitcycle.sweep.registry import (
     read_sweep,
 )
 from bitcycle.sweep.status import Speeds, recorded_seconds, sweeps_table
-from bitcycle.training.display import set_up_console
+from bitcycle.training.display import console, set_up_console
 from bitcycle.training.file_lock import try_lock
 from bitcycle.training.run_folder import RunFolder
 
@@ -296,7 +295,7 @@ def run(given: argparse.Namespace, root: Path) -> int:
     with composing(root / "conf") as compose:
         campaign = Campaign(root, parts, results_root, compose, read_csv(given.summary, missing_ok=True))
         if given.dry_run:
-            Console(width=None if Console().is_terminal else 200).print(campaign.table(given.jobs))
+            console(200).print(campaign.table(given.jobs))
             return EXIT_DONE
         os.environ |= {"OMP_NUM_THREADS": str(given.threads), PRIORITY_VARIABLE: given.priority}
         summaries = Summaries(given.summary, given.figures)

@@ -3,6 +3,7 @@
 They run in PyTorch's threads: the same OpenMP library, with the number of threads set by `torch.set_num_threads`.
 """
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -48,11 +49,16 @@ def operators(source: Path, instructions: tuple[str, ...] = ()) -> Any | None:
 
 @functools.cache
 def _cpu_instructions() -> frozenset[str]:
-    if platform.system() == "Linux":
+    return frozenset(cpu_entry("flags", "Features").split())
+
+
+def cpu_entry(*names: str) -> str:
+    """The first entry of /proc/cpuinfo with one of these names; empty if there is none, as on other systems than Linux."""
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("flags", "Features")):
-                return frozenset(line.split(":", 1)[1].split())
-    return frozenset()
+            if line.startswith(names):
+                return line.split(":", 1)[1].strip()
+    return ""
 
 
 def is_compiled(source: Path) -> bool:
@@ -106,5 +112,6 @@ def _linked() -> list[str]:
 def _output(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise OSError(f"{Path(command[0]).name} failed: {done.stderr.strip().splitlines()[:1]}")
+        reason, _, _ = done.stderr.strip().partition("\n")
+        raise OSError(f"{Path(command[0]).name} failed: {reason}")
     return done.stdout

@@ -1,4 +1,4 @@
-"""Files written atomically: JSON, and tables as CSV (UTF-8, a header line, Unix line endings); without PyTorch."""
+"""Files written atomically: JSON, and tables as CSV (UTF-8, a header line, Unix line endings) or text; without PyTorch."""
 
 import csv
 import hashlib
@@ -96,6 +96,12 @@ def as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return stream.getvalue()
+
+
+def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table as Markdown."""
+    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (titles, *rows)]
+    return "\n".join([lines[0], "|---" * len(titles) + "|", *lines[1:]])
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], first: str = "") -> None:

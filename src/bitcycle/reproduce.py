@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from bitcycle.analysis.collect import RUNS, collect
@@ -26,7 +25,7 @@ from bitcycle.sweep.execution import worst
 from bitcycle.sweep.local import LocalPool, useful_workers
 from bitcycle.sweep.manifest import record_all
 from bitcycle.sweep.registry import SCALES, sweep_files
-from bitcycle.training.display import set_up_console
+from bitcycle.training.display import console, set_up_console
 
 OUTPUT = Path("results/reproduce")
 
@@ -42,7 +41,7 @@ def reproduce(root: Path, scale: str, pool: LocalPool) -> int:
     summary = OUTPUT / scale / "summary" / "runs.csv"
     collect(RUNS / scale, summary)
     entries = make_all(root, OUTPUT / scale, summary)
-    Console(width=None if Console().is_terminal else 120).print(items_table(entries, scale))
+    console(120).print(items_table(entries, scale))
     complete = EXIT_FAILED if any(problem_of(entry, scale) for entry in entries) else EXIT_DONE
     return worst([trained, analysed, complete])
 

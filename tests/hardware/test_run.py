@@ -42,7 +42,7 @@ def test_training_costs_what_the_dry_run_predicts_to_the_last_digit(tmp_path, ha
 def test_the_planned_samples_are_those_of_the_histogram(tmp_path):
     for overrides in (("training.batch_size=20",), ("training.batch_size=256",), ("training.steps=1",)):
         plan = smoke(tmp_path, *overrides)
-        assert plan.config.hardware.run_samples == sum(plan.histogram().values())
+        assert plan.config.hardware.run_samples == sum(plan.histogram(plan.schedule.run_lengths).values())
     assert smoke(tmp_path, "hardware.run_samples=77").config.hardware.run_samples == 77
 
 
@@ -126,7 +126,7 @@ def test_the_result_of_a_run_names_energy_and_latency():
 def test_a_long_schedule_is_costed_at_once():
     """64,000 steps: the first time with all tilings to be found, then from memory."""
     plan = planned("schedule=RTH", "model=resnet152", "hardware=all")
-    histogram = plan.histogram()
+    histogram = plan.histogram(plan.schedule.run_lengths)
     started = time.process_time()
     plan.config.hardware.cost(plan.workload, histogram, plan.schedule.reference)
     first = time.process_time() - started

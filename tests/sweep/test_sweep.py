@@ -11,8 +11,8 @@ from bitcycle.settings import SettingError
 from bitcycle.sweep.composition import Composer
 from bitcycle.sweep.execution import count_states, report, sweep_table, worst
 from bitcycle.sweep.grid import command_line, expand, substitute
-from bitcycle.sweep.registry import Sweep, read_sweep
-from tests.conftest import hydra_config
+from bitcycle.sweep.registry import Sweep, index_runs, read_sweep
+from tests.conftest import COMPOSER, hydra_config
 from tests.sweep_cases import stock
 
 # Expansion: plain values in, plain values out.
@@ -151,6 +151,11 @@ def test_runs_that_compute_the_same_are_one_and_wrong_ones_are_kept(tmp_path):
     assert found[0].folder.path.parent == found[1].folder.path.parent
     assert "odd number of cycles" in found[2].problem
     assert count_states([run.state for run in found]) == "3 runs: 2 missing, 1 wrong"
+
+
+def test_a_wrong_seed_is_wrong_among_right_ones():
+    found = index_runs([{"seed": seed} for seed in ("-1", "0", "1.5", "2")], COMPOSER.checked)
+    assert [run.path is None for run in found] == [True, False, True, False]
 
 
 def test_states_follow_the_folders(tmp_path):

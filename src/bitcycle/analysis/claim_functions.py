@@ -26,8 +26,7 @@ Computed = tuple[bool, str]
 def relative_cost(bound: Schedule) -> float:
     """Bit operations of a schedule relative to static q_max, for a fully quantized network: the mean of w a + w g + a g over
     the steps, divided by its value at static q_max."""
-    bits = [((p.weight, p.activation, p.gradient), steps) for p, steps in bound.run_lengths]
-    total = sum((w * a + w * g + a * g) * steps for (w, a, g), steps in bits)
+    total = sum((w * a + w * g + a * g) * steps for (w, a, g), steps in bound.run_lengths)
     w, a, g = bound.reference
     return total / (bound.length.total_steps * (w * a + w * g + a * g))
 

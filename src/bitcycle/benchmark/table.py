@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bitcycle.files import markdown_table
+
 FOLDER = Path(__file__).parents[3] / "results" / "benchmark"
 WORSE = 0.15
 """Relative increase of a ratio above which `make bench-check` fails."""
@@ -45,13 +47,13 @@ def networks_table(record: dict[str, Any]) -> str:
     """Table of step times, their ratio to float with quartiles, and peak memory relative to float."""
     variants = list(dict.fromkeys(name for found in record["networks"].values() for name in found["variants"]))
     others = [variant for variant in variants if variant != "float"]
-    lines = [f"| network, samples per step | float | {' | '.join(others)} |", "|---" * (len(others) + 2) + "|"]
+    lines = []
     for name, found in record["networks"].items():
         times = found["variants"]
         cells = [_cell(times[variant]) if variant in times else "" for variant in others]
         reference = f"{times['float']['ms']:.0f} ms, {times['float']['peak_mib']:.0f} MiB"
-        lines.append(f"| `{name}`, {found['samples']} | {reference} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append((f"`{name}`, {found['samples']}", reference, *cells))
+    return markdown_table(["network, samples per step", "float", *others], lines)
 
 
 def _cell(values: dict[str, float]) -> str:
@@ -64,12 +66,12 @@ def quantizers_table(record: dict[str, Any]) -> str:
     roles = record["quantizers"]["roles"]
     names = list(dict.fromkeys(name for role in roles.values() for name in role["quantizers"]))
     titles = [f"{role}, limit {found['limit_ms']:.2f} ms" for role, found in roles.items()]
-    lines = [f"| quantizer | {' | '.join(titles)} |", "|---" * (len(roles) + 1) + "|"]
+    lines = []
     for name in names:
         found = (role["quantizers"].get(name) for role in roles.values())
         cells = ("" if one is None else f"{one['of_limit']:.1f}" for one in found)
-        lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append((f"`{name}`", *cells))
+    return markdown_table(["quantizer", *titles], lines)
 
 
 def rates(record: dict[str, Any]) -> list[str]:

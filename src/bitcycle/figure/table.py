@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from rich.console import Console
 from rich.table import Table as Shown
 
 from bitcycle.analysis import labels
@@ -23,6 +22,7 @@ from bitcycle.analysis.statistics import Estimate
 from bitcycle.figure.data import ItemData, Panel, Spec, by_length, differences, gather, our_network, panels_of
 from bitcycle.resources import resource_root
 from bitcycle.schedule import SUITE
+from bitcycle.training.display import console
 from bitcycle.training.run_folder import RunFolder
 
 MACS_PER_GBITOP = 1e9 / 32**2
@@ -257,12 +257,12 @@ def as_records(tables: Sequence[Table]) -> list[dict[str, str]]:
 
 def show_sweep(name: str, folders: Iterable[RunFolder]) -> None:
     """Print the tables of a sweep with these runs; `name` is that of its file, empty if it has none."""
-    console = Console(width=None if Console().is_terminal else 180)
+    screen = console(180)
     for table in sweep_tables(name, folders):
         shown = Shown(*table.headings, title=table.caption, title_justify="left")
         for row in table.rows:
             shown.add_row(*row)
-        console.print(shown)
+        screen.print(shown)
 
 
 def sweep_tables(name: str, folders: Iterable[RunFolder]) -> list[Table]:

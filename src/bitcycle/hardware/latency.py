@@ -25,21 +25,19 @@ class LatencyModel(BitOps):
 
     def measure(self, workload: Workload, counts: SampleCounts, reference: Precision) -> Cost:
         cost = super().measure(workload, counts, reference)
-        layers = self._seconds(workload, counts)
-        total = sum((sum(passes) for passes in layers.values()), Fraction(0))
-        at_reference = self._seconds(workload, SampleCounts({reference: counts.samples}))
-        static = sum((sum(passes) for passes in at_reference.values()), Fraction(0))
+        total, layers = self._seconds(workload, counts)
+        static, _ = self._seconds(workload, SampleCounts({reference: counts.samples}))
         return replace(
-            cost,
-            latency_s=float(total),
-            latency_relative_to_static=relative(total, static),
-            latency_layers=tuple(LayerCost(name, *map(float, passes)) for name, passes in layers.items()),
+            cost, latency_s=float(total), latency_relative_to_static=relative(total, static), latency_layers=layers
         )
 
-    def _seconds(self, workload: Workload, counts: SampleCounts) -> dict[str, list[Fraction]]:
+    def _seconds(self, workload: Workload, counts: SampleCounts) -> tuple[Fraction, tuple[LayerCost, ...]]:
+        """The exact total, and the cost of each layer."""
         scale = self.images_per_sample(counts.samples) / workload.samples
-        passes = {o.name: self.sums(o, self.precision_of, counts.of(o), self.mac_seconds) for o in workload.operations}
-        return {name: [scale * part for part in parts] for name, parts in passes.items()}
+        sums = [self.sums(o, self.precision_of, counts.of(o), self.mac_seconds) for o in workload.operations]
+        passes = [[scale * part for part in parts] for parts in sums]
+        layers = (LayerCost(o.name, *map(float, parts)) for o, parts in zip(workload.operations, passes))
+        return sum(map(sum, passes), Fraction(0)), tuple(layers)
 
 
 @dataclass

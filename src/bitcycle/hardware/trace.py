@@ -18,7 +18,7 @@ import copy
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from fractions import Fraction
 from functools import partial
@@ -58,7 +58,7 @@ def trace(model: nn.Module, *inputs: Any, samples: int | None = None, **keywords
     """
     with torch.inference_mode(False), torch.enable_grad():
         inputs, keywords = tree_map_only(Tensor, _plain, (inputs, keywords))
-        tensors = [leaf for leaf in tree_leaves((inputs, keywords)) if isinstance(leaf, Tensor)]
+        tensors = _tensors((inputs, keywords))
         if samples is None:
             samples = next((tensor.shape[0] for tensor in tensors if tensor.dim()), 1)
         if samples < 1:
@@ -187,11 +187,11 @@ class _Recorder(TorchDispatchMode):
         output = _batch_norm_shapes(func, args[0]) if shortcut else func(*args, **keywords)
         if not (self.stack and getattr(self.stack[-1], "is_quantizer", False)):  # a quantizer.TensorQuantizer
             self._record(func, args, keywords, output)
-        if any(tensor in self.from_input for tensor in _tensors((args, *keywords.values()))):
-            self._mark(_tensors((output,)))
+        if any(tensor in self.from_input for tensor in _tensors((args, keywords))):
+            self._mark(_tensors(output))
         return output
 
-    def _mark(self, tensors: Iterable[Tensor]) -> None:
+    def _mark(self, tensors: list[Tensor]) -> None:
         for tensor in tensors:
             self.from_input[tensor] = True
 
@@ -208,7 +208,7 @@ class _Recorder(TorchDispatchMode):
         elif name in _RELUS:
             self.counts["relu_elements"] += output.numel()
         elif (unknown := unknown_arithmetic(func, args, keywords, output)) is not None:
-            self._add_unknown(unknown, list(_tensors((args,))), list(_tensors((output,))))
+            self._add_unknown(unknown, _tensors(args), _tensors(output))
 
     def _add_product(self, product: Product) -> None:
         module = self.stack[-1]
@@ -274,13 +274,9 @@ def _batch_norm_shapes(func: Any, x: Tensor) -> tuple[Tensor, ...]:
     return torch.empty_like(x), *(x.new_empty(0) for _ in func._schema.returns[1:])
 
 
-def _tensors(values: tuple[Any, ...]) -> Iterator[Tensor]:
-    """Yield all tensors in (nested) arguments or results."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            yield from _tensors(tuple(value))
+def _tensors(values: Any) -> list[Tensor]:
+    """All tensors in (nested) arguments or results."""
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def _fixed_precision(module: nn.Module) -> Precision | None:

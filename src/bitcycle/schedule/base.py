@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -93,6 +94,7 @@ class ScheduleOptions(Settings):
     # Any, as cyclic schedules also accept `auto` and OmegaConf keeps the type of the first class that declares a field.
     q_min: Any = setting(3, "lowest forward precision in bits (weights and activations)", minimum=1, maximum=32)
     q_max: int = setting(8, "highest forward precision in bits, that of the static baseline", minimum=1, maximum=32)
+    cycles: int = setting(8, "not used", affects_result=False, unused=True)  # unless the schedule is cyclic
 
     def validate(self) -> None:
         self.check_q_min()
@@ -200,6 +202,14 @@ class Schedule:
     def run_lengths(self) -> list[tuple[Precision, int]]:
         """The run-length encoded precision of all steps: [(precision, steps), ...]."""
         return joined((effective(precision), steps) for precision, steps in self.options.course(self.length))
+
+    @property
+    def histogram(self) -> Counter[Precision]:
+        """Number of steps at each precision."""
+        histogram: Counter[Precision] = Counter()
+        for precision, steps in self.run_lengths:
+            histogram[precision] += steps
+        return histogram
 
     @property
     def reference(self) -> Precision:

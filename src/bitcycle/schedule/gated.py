@@ -73,7 +73,6 @@ class Dfq(ScheduleOptions):
     name: str = "dfq"
     q_min: Any = setting(3, "not used: see `options`", affects_result=False)
     q_max: int = setting(8, "bits of the static baseline that costs are compared with", minimum=1, maximum=32)
-    cycles: int = setting(8, "not used", affects_result=False, unused=True)
     target: float = setting(3.0, "target of the cost cp, in percent of float32", minimum=0, maximum=100)
     options: Any = setting(
         "paper",

@@ -30,7 +30,6 @@ class PhasedOptions(ScheduleOptions):
     the rate is the recipe's rate at step t of a run of S steps, times the phase's factor.
     """
 
-    cycles: int = setting(8, "not used", affects_result=False, unused=True)
     gradient: int = setting(32, "gradient bits in phases with quantized weights or activations", minimum=1, maximum=32)
     decay: str = setting(
         "shape",

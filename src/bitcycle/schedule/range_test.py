@@ -81,7 +81,6 @@ class RangeTest(RangeTestRule, ScheduleOptions):
 
     name: str = "range_test"
     q_min: int = setting(2, "initial bits of the test (CPT: the lowest possible, e.g. 2)", minimum=1, maximum=32)
-    cycles: int = setting(8, "not used", affects_result=False, unused=True)
     gradient: Optional[int] = setting(None, "gradient precision in bits; null means q_max", minimum=1, maximum=32)
     stop: bool = setting(True, "end when q_min is found; false: continue up to q_max - 1, for the figure")
 

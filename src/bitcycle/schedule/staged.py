@@ -22,7 +22,6 @@ class StageOptions(ScheduleOptions):
 
     q_min: Any = setting(3, "not used: the stages define the bits", affects_result=False)
     q_max: int = setting(8, "not used: the stages define the bits", affects_result=False)
-    cycles: int = setting(8, "not used", affects_result=False, unused=True)
     stages: list[int] = setting([3, 4, 6, 8], "forward bits of the stages", minimum=1, maximum=32)
     gradient_stages: list[int] = setting([6, 6, 8, 8], "gradient bits of the stages", minimum=1, maximum=32)
 

@@ -16,7 +16,6 @@ class Static(ScheduleOptions):
 
     name: str = "static"
     q_min: Any = setting(3, "not used", affects_result=False, unused=True)
-    cycles: int = setting(8, "not used", affects_result=False, unused=True)
     gradient: Optional[int] = setting(None, "gradient precision in bits; null means q_max", minimum=1, maximum=32)
 
     def validate(self) -> None:
@@ -42,7 +41,6 @@ class Deficit(ScheduleOptions):
     """
 
     name: str = "deficit"
-    cycles: int = setting(8, "not used", affects_result=False, unused=True)
     start: float = setting(0.0, "where the window of low precision begins, in `unit`", minimum=0)
     end: float = setting(0.25, "where the window of low precision ends, in `unit`", minimum=0)
     unit: str = setting("fraction", "unit of start and end", choices=("fraction", "step", "epoch"))

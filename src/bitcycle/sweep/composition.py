@@ -51,8 +51,8 @@ class Composer:
             return self._compose(command_line(run))  # raises Hydra's own error
 
     def checked(self, run: Overrides) -> RunConfig | str:
-        """The validated configuration of a run or an error message, cached for runs that differ only in the seed."""
-        key = str(sorted((name, value) for name, value in run.items() if name != "seed"))
+        """The validated configuration of a run or an error message, cached for runs that differ only in a valid seed."""
+        key = str(sorted((name, value) for name, value in run.items() if name != "seed" or not value.isdigit()))
         if key not in self._checked:
             try:
                 self._checked[key] = read_config(self(run))

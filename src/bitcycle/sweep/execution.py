@@ -12,6 +12,7 @@ from rich.table import Table
 from bitcycle.errors import EXIT_DATA_MISSING, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION
 from bitcycle.settings import SettingError
 from bitcycle.sweep.registry import STATES, SweepRun
+from bitcycle.training.display import console
 from bitcycle.training.plan import make_plan
 
 SEVERITY = (EXIT_DONE, EXIT_FAILED, EXIT_DATA_MISSING, EXIT_WRONG_CONFIGURATION, EXIT_INTERRUPTED)
@@ -51,7 +52,7 @@ def report(runs: Sequence[SweepRun], title: str, dry_run: str) -> list[SweepRun]
         facts = [(run.overrides, state, run.path, run.reason or None) for run, state in states]
         print(json.dumps([dict(zip(("overrides", "state", "run_dir", "problem"), each)) for each in facts]))
     elif dry_run == "true":
-        Console(width=None if Console().is_terminal else 200).print(sweep_table(runs, title))
+        console(200).print(sweep_table(runs, title))
     print(title, file=sys.stderr)
     words = {"wrong": "wrong configuration", "waiting": "waiting for another run"}
     for run, state in states:

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from bitcycle.errors import EXIT_DONE
 from bitcycle.resources import resource_root
 from bitcycle.sweep.local import useful_workers
 from bitcycle.sweep.registry import FINISHED, SCALES, STATES, SweepRun, distinct, sweep_index
+from bitcycle.training.display import console
 from bitcycle.training.report import DEFAULT_ROOT, status_table
 
 NOTE_LETTERS = 70
@@ -115,14 +115,14 @@ def _note(states: Sequence[tuple[SweepRun, str]], sweep_of: Mapping[str | None, 
 
 def main() -> int:
     """Print the tables of the scales on the command line, by default of all with runs; returns the exit code."""
-    console = Console(width=None if Console().is_terminal else 180)
+    screen = console(180)
     scales = sys.argv[1:] or [scale for scale in SCALES if (DEFAULT_ROOT / scale).is_dir()]
     if not scales:
-        console.print(status_table(DEFAULT_ROOT))
+        screen.print(status_table(DEFAULT_ROOT))
     for scale in scales:
         index = sweep_index(resource_root(), scale, str(DEFAULT_ROOT))
-        console.print(status_table(DEFAULT_ROOT / scale))
-        console.print(sweeps_table(list(index.items()), f"sweeps at scale {scale}", useful_workers()))
+        screen.print(status_table(DEFAULT_ROOT / scale))
+        screen.print(sweeps_table(list(index.items()), f"sweeps at scale {scale}", useful_workers()))
     return EXIT_DONE
 
 

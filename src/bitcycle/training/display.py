@@ -17,6 +17,11 @@ CONSOLE = "bitcycle console"
 PLAIN = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")
 
 
+def console(width: int) -> Console:
+    """A console on standard output, of this width if it is not a terminal."""
+    return Console(width=None if Console().is_terminal else width)
+
+
 def set_up_console() -> None:
     """Show the package's log on standard error, in colour on a terminal and as plain lines elsewhere."""
     if any(handler.get_name() == CONSOLE for handler in logger.handlers):
@@ -64,7 +69,7 @@ class ProgressBar:
     """A progress bar with precision, loss and metric; disabled if the output is not a terminal."""
 
     def __init__(self, total_steps: int, done: int, enabled: bool) -> None:
-        console = Console(stderr=True)
+        screen = Console(stderr=True)
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -72,8 +77,8 @@ class ProgressBar:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}"),
-            console=console,
-            disable=not (enabled and console.is_terminal),
+            console=screen,
+            disable=not (enabled and screen.is_terminal),
         )
         self.task = self.progress.add_task("training", total=total_steps, completed=done, note="")
         self.progress.start()

@@ -4,7 +4,6 @@ import os
 import platform
 import subprocess
 import sys
-from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from bitcycle import distributed
+from bitcycle.cpp_extension import cpu_entry
 
 PACKAGES = ("bitcycle", "torch", "torchvision", "torchmetrics", "numpy", "hydra-core", "omegaconf")
 COMMIT_VARIABLE = "BITCYCLE_COMMIT"
@@ -46,11 +46,7 @@ def commit() -> str | None:
 
 @cache
 def _cpu_name() -> str:
-    with suppress(OSError):  # not Linux; the platform module gives fewer details
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    return cpu_entry("model name") or platform.processor() or platform.machine()  # these give fewer details
 
 
 def _version(package: str) -> str | None:

@@ -39,11 +39,9 @@ class SecondMoment:
         return sum_of_roots((v, 1 - BETA**self.steps) for v in self.moments)
 
     def state_dict(self) -> dict[str, Any]:
-        """Moments and steps, for a checkpoint."""
         return {"steps": self.steps, "moments": self.moments}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.steps = state["steps"]
         for mine, saved in zip(self.moments, state["moments"], strict=True):
             mine.copy_(saved)

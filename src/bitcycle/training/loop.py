@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from bitcycle import distributed
 from bitcycle.errors import RunError
+from bitcycle.hardware import FLOAT_PRECISION
 from bitcycle.layer import PrecisionController, penalty, share_batch_norm
 from bitcycle.layer.compilation import channels_last
 from bitcycle.randomness import derive
 from bitcycle.recipe.weight_averaging import WeightAverage, estimate_statistics, estimated_layers
-from bitcycle.schedule import FLOAT, FeedbackSchedule, Precision, SearchSchedule
+from bitcycle.schedule import FeedbackSchedule, Precision, SearchSchedule
 from bitcycle.task import StepOutput, Task, TaskSetup
 from bitcycle.training.compilation import wants_compilation
 from bitcycle.training.display import ProgressBar
@@ -215,7 +216,7 @@ class Trainer:
         current, highest = self.controller.precision, self.schedule.reference
         assert current is not None, "a step has been trained"
         choice = self.options.evaluation_precision
-        chosen = {"last": current, "max": highest, "float": Precision(FLOAT, FLOAT, FLOAT)}[choice]
+        chosen = {"last": current, "max": highest, "float": FLOAT_PRECISION}[choice]
         as_trained = choice == "last"
         values = self.evaluate_at(chosen, self.task.evaluate, as_trained)
         same = (chosen.weight, chosen.activation) == (highest.weight, highest.activation)

@@ -29,11 +29,9 @@ class Best:
     averaged: list[float] = field(default_factory=list)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, for a checkpoint."""
         return dict(vars(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         vars(self).update(Best(**state).state_dict())
 
 
@@ -56,11 +54,9 @@ class RunningMean:
         return loss, accuracy
 
     def state_dict(self) -> dict[str, Any]:
-        """Sums and count, for a checkpoint."""
         return {"sums": self.sums, "count": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.sums, self.count = state["sums"].to(self.sums.device), state["count"]
 
 
@@ -102,9 +98,7 @@ class ReduceOnPlateau:
             self.waited, self.drops = 0, self.drops + 1
 
     def state_dict(self) -> dict[str, Any]:
-        """The state for a checkpoint."""
         return {"best": self.best, "waited": self.waited, "drops": self.drops}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.best, self.waited, self.drops = state["best"], state["waited"], state["drops"]

@@ -162,7 +162,6 @@ class PhaseRunner:
             self.records[-1].update(results)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state for a checkpoint."""
         return {
             "index": self.index,
             "ratio": self.ratio,
@@ -172,7 +171,6 @@ class PhaseRunner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.index, self.ratio, self.records = state["index"], state["ratio"], state["records"]
         self.candidates = [Candidate(**candidate) for candidate in state["candidates"]]
         self.saved = {candidate.step for candidate in self.candidates}

@@ -6,7 +6,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -14,7 +13,7 @@ from torch import nn
 from bitcycle.configuration import GROUPS, RunConfig
 from bitcycle.dataset import DatasetInfo
 from bitcycle.dataset.epoch import Epoch
-from bitcycle.hardware import Cost, Workload
+from bitcycle.hardware import FLOAT_PRECISION, Cost, Workload
 from bitcycle.layer import Choices, LayerRule, quantize_model
 from bitcycle.model import build_seeded, check_kind
 from bitcycle.quantizer import NoQuantizer
@@ -55,26 +54,22 @@ class Plan:
         """Training samples of `steps` steps from step `first` on, including the smaller last batch of each epoch."""
         return self.epoch.samples_before(first + steps) - self.epoch.samples_before(first)
 
-    def histogram(self, course: Sequence[tuple[Precision, int]] | None = None) -> Counter[Precision]:
-        """Training samples at each precision of a run with the given `course`; None: that of a fixed schedule."""
+    def histogram(self, course: Sequence[tuple[Precision, int]]) -> Counter[Precision]:
+        """Training samples at each precision of a run with this course."""
         histogram: Counter[Precision] = Counter()
         step = 0
-        for precision, steps in self.schedule.run_lengths if course is None else course:
+        for precision, steps in course:
             histogram[precision] += self.samples(step, steps)
             step += steps
         return histogram
 
     def cost(self) -> Cost | None:
         """The cost of the whole run; None for a schedule that depends on the training."""
-        return self._cost_of(self.histogram()) if self.schedule.fixed else None
+        return self._cost_of(self.histogram(self.schedule.run_lengths)) if self.schedule.fixed else None
 
     def counting(self) -> dict[str, Any]:
         """How cost is counted: the settings of the hardware group as plain values."""
         return dataclasses.asdict(self.config.hardware)
-
-    def cost_at(self, precision: Precision) -> Cost:
-        """The cost of the whole run with `precision` at every step."""
-        return self._cost_of({precision: self.samples(0, self.total_steps)})
 
     def cost_bounds(self) -> tuple[Cost, Cost]:
         """The minimum and maximum cost of the whole run."""
@@ -127,10 +122,8 @@ class Plan:
 
     def describe(self) -> dict[str, Any]:
         """The plan as plain values: the content of `dry_run=json`."""
-        cost, unknown = self.cost(), dict.fromkeys(self.cost_at(self.schedule.reference).summary())
-        least, most = self.cost_bounds()
+        cost, bounds, first = self.cost(), self._described_bounds(), self.preliminary()
         lengths = self.schedule.run_lengths if self.schedule.fixed else None
-        first = self.preliminary()
         return {
             "run_dir": str(self.folder.path),
             "state": self.state(),
@@ -142,22 +135,22 @@ class Plan:
             "precision": [[*precision, steps] for precision, steps in lengths] if lengths is not None else None,
             "phases": [self.describe_phase(phase) for phase in self.schedule.phases],
             "macs_per_sample": {"total": self.workload.macs_of_sample, "by_layer": self.workload.macs_per_sample},
-            "cost": cost.summary() if cost is not None else unknown,
-            "cost_bounds": {"least": least.summary(), "most": most.summary()},
+            "cost": cost.summary() if cost is not None else dict.fromkeys(bounds["least"]),
+            "cost_bounds": bounds,
             "layers": [rule._asdict() for rule in self.layers],
-            "preliminary": first.describe_first() if first is not None else None,
+            "preliminary": first
+            and {
+                "schedule": first.schedule.name,
+                "run_dir": str(first.folder.path),
+                "state": first.folder.state(),
+                "total_steps": first.total_steps,
+                "cost_bounds": first._described_bounds(),
+            },
         }
 
-    def describe_first(self) -> dict[str, Any]:
-        """The plan of a preliminary run, as plain values."""
+    def _described_bounds(self) -> dict[str, dict[str, Any]]:
         least, most = self.cost_bounds()
-        return {
-            "schedule": self.schedule.name,
-            "run_dir": str(self.folder.path),
-            "state": self.folder.state(),
-            "total_steps": self.total_steps,
-            "cost_bounds": {"least": least.summary(), "most": most.summary()},
-        }
+        return {"least": least.summary(), "most": most.summary()}
 
     def state(self) -> str:
         """new, resumable or done; a run is also resumable if its preliminary run has begun."""
@@ -274,20 +267,8 @@ def _bind_schedule(config: RunConfig, info: DatasetInfo, total_steps: int, per_e
 class _FloatSchedule(Schedule):
     """Float32 at every step, for runs without quantizer; the cost's reference and the phases are still the schedule's."""
 
-    compared_with: Precision = Precision(FLOAT, FLOAT, FLOAT)
-    planned: tuple[Phase, ...] = ()
-
-    @cached_property
-    def phases(self) -> tuple[Phase, ...]:
-        return self.planned
-
-    @property
-    def reference(self) -> Precision:
-        return self.compared_with
-
-    @property
-    def lowest(self) -> Precision:
-        return Precision(FLOAT, FLOAT, FLOAT)
+    reference: Precision = FLOAT_PRECISION
+    phases: tuple[Phase, ...] = ()
 
 
 def _within(group: str, function: Any, *arguments: Any) -> Any:

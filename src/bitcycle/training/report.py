@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from bitcycle.hardware import cost_table, saving
 from bitcycle.schedule import Precision
+from bitcycle.training.display import console
 from bitcycle.training.plan import Plan
 from bitcycle.training.run_folder import RunFolder
 
@@ -140,6 +141,6 @@ def status_table(root: Path) -> Table:
 
 def print_report(report: Group | Sequence[str]) -> None:
     """Print a report on standard output."""
-    console = Console(width=None if Console().is_terminal else 120)
+    screen = console(120)
     for part in [report] if isinstance(report, Group) else report:
-        console.print(part, highlight=False)
+        screen.print(part, highlight=False)

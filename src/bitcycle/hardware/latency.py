@@ -37,7 +37,7 @@ class LatencyModel(BitOps):
         sums = [self.sums(o, self.precision_of, counts.of(o), self.mac_seconds) for o in workload.operations]
         passes = [[scale * part for part in parts] for parts in sums]
         layers = (LayerCost(o.name, *map(float, parts)) for o, parts in zip(workload.operations, passes))
-        return sum(map(sum, passes), Fraction(0)), tuple(layers)
+        return sum((part for parts in passes for part in parts), Fraction(0)), tuple(layers)
 
 
 @dataclass

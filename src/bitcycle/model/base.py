@@ -60,6 +60,13 @@ def build_seeded(options: ModelOptions, shape: Shape, seed: int) -> nn.Module:
         return options.build(shape)
 
 
+def shortcut(in_channels: int, channels: int, stride: int = 1) -> nn.Module:
+    """The skip connection of a block: the identity, or a 1x1 convolution with batch norm where width or size change."""
+    if stride == 1 and in_channels == channels:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(in_channels, channels, 1, stride=stride, bias=False), nn.BatchNorm2d(channels))
+
+
 class FloatLinear(nn.Linear):
     """A linear layer that is never quantized, whatever the quantizer's rule for float layers."""
 

@@ -25,20 +25,9 @@ from bitcycle.settings import SettingError, setting
 from bitcycle.shapes import GraphShape
 
 
-class GraphNorm(nn.Module):
-    """Layer norm without parameters of x [N, F]: over the whole tensor, or over each node's features."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.kind = kind
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.kind == "none":
-            return x
-        return F.layer_norm(x, x.shape if self.kind == "tensor" else x.shape[1:])
-
-    def extra_repr(self) -> str:
-        return self.kind
+def norm(x: Tensor, kind: str) -> Tensor:
+    """Layer norm without parameters of x [N, F]: over the whole tensor, over each node's features, or none."""
+    return x if kind == "none" else F.layer_norm(x, x.shape if kind == "tensor" else x.shape[1:])
 
 
 class GraphNetwork(nn.Module):
@@ -53,7 +42,7 @@ class GraphNetwork(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.relu = nn.ReLU()
-        self.norm = GraphNorm(norm)
+        self.norm = norm
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, edges: Sequence[Edges]) -> Tensor:
@@ -64,7 +53,7 @@ class GraphNetwork(nn.Module):
         if len(edges) == 1:
             edges = [*edges] * len(self.layers)
         for layer, step in zip(self.layers[:-1], edges[:-1], strict=True):
-            x = self.dropout(self.norm(self.relu(layer(x, step))))
+            x = self.dropout(norm(self.relu(layer(x, step)), self.norm))
         return self.layers[-1](x, edges[-1])
 
 
@@ -120,7 +109,7 @@ class Gcn(GraphModelOptions):
 class GraphSage(GraphModelOptions):
     """Options of GraphSAGE with mean aggregator."""
 
-    layers: int = setting(2, "graph layers (Better Schedules: gcn 3, graphsage 2)", minimum=1)
+    layers: int = 2
 
     def layer(self, in_features: int, out_features: int) -> nn.Module:
         return SageConvolution(in_features, out_features, self.aggregation == "quantized")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitcycle.model.base import ModelOptions
+from bitcycle.model.base import ModelOptions, shortcut
 from bitcycle.shapes import ImageShape
 
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
@@ -30,10 +30,7 @@ class InvertedResidual(nn.Module):
         self.conv3 = nn.Conv2d(hidden, channels, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(channels)
         self.relu = nn.ReLU(inplace=True)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride == 1 and in_channels != channels:
-            convolution = nn.Conv2d(in_channels, channels, 1, bias=False)
-            self.shortcut = nn.Sequential(convolution, nn.BatchNorm2d(channels))
+        self.shortcut = shortcut(in_channels, channels) if stride == 1 else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.relu(self.bn1(self.conv1(x)))

@@ -36,9 +36,8 @@ class NeuralCollaborativeFiltering(nn.Module):
             before = width
         self.mlp = nn.Sequential(*blocks)
         self.final = nn.Linear(FACTORS + before, 1)
-        self.float_layers = ("first", "last") if first == "float" else ("last",)
         # If the first layer is quantized, a quantizer that clips negative inputs (PACT) may clip the embeddings.
-        self.signed_inputs = ("first", "last") if first == "float" else ("last",)
+        self.float_layers = self.signed_inputs = ("first", "last") if first == "float" else ("last",)
         self._initialise()
 
     def _initialise(self) -> None:

@@ -7,14 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitcycle.layer.relu import add_relu
-from bitcycle.model.base import ModelOptions
+from bitcycle.model.base import ModelOptions, shortcut
 from bitcycle.settings import MISSING, SettingError, setting
 from bitcycle.shapes import ImageShape
 
 
 class BasicBlock(nn.Module):
-    """relu(bn(conv(relu(bn(conv x)))) + shortcut(x)) with 3x3 convolutions; the shortcut is the identity, or a 1x1 convolution
-    with batch norm where width or size change."""
+    """relu(bn(conv(relu(bn(conv x)))) + shortcut(x)) with 3x3 convolutions."""
 
     def __init__(self, in_channels: int, channels: int, stride: int, unused_bn: bool) -> None:
         super().__init__()
@@ -23,11 +22,8 @@ class BasicBlock(nn.Module):
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(channels)
         self.relu = nn.ReLU(inplace=True)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or in_channels != channels:
-            convolution = nn.Conv2d(in_channels, channels, 1, stride=stride, bias=False)
-            self.shortcut = nn.Sequential(convolution, nn.BatchNorm2d(channels))
-        elif unused_bn:
+        self.shortcut = shortcut(in_channels, channels, stride)
+        if unused_bn and isinstance(self.shortcut, nn.Identity):
             self.bn3 = nn.BatchNorm2d(channels)  # unused parameters, as in the released code
 
     def forward(self, x: Tensor) -> Tensor:
@@ -83,8 +79,7 @@ def _group(in_channels: int, channels: int, blocks: int, stride: int, unused_bn:
 def _initialise(module: nn.Module) -> None:
     """Normal weights with variance 2 / (k k out), for the classifier 2 / (in out), as in the released code."""
     if isinstance(module, nn.Conv2d):
-        fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels
-        nn.init.normal_(module.weight, 0, (2 / fan_out) ** 0.5)
+        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     elif isinstance(module, nn.Linear):
         nn.init.normal_(module.weight, 0, (2 / (module.in_features * module.out_features)) ** 0.5)
 
@@ -157,10 +152,7 @@ class SkipUnit(nn.Module):
         self.relu = nn.ReLU()  # not in place: the skip reads the input too
         self.conv = nn.Conv2d(in_channels, channels, 3, stride=stride, padding=1, bias=False)
         self.bn = nn.BatchNorm2d(channels)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or in_channels != channels:
-            projection = nn.Conv2d(in_channels, channels, 1, bias=False)
-            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(channels))
+        self.shortcut = shortcut(in_channels, channels)  # of the pooled input
 
     def forward(self, x: Tensor) -> Tensor:
         # A function instead of a module, as published costs exclude this pooling. Odd sizes are rounded up, as by the

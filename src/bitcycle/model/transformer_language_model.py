@@ -153,7 +153,10 @@ class TransformerLayer(nn.Module):
 
 
 class TransformerLanguageModel(nn.Module):
-    """Tokens [T, N] -> logits [T, N, V] (log probabilities with adaptive softmax) and an empty state."""
+    """Tokens [T, N] -> logits [T, N, V] (log probabilities with adaptive softmax) and an empty state.
+
+    The losses of adaptive softmax (`takes_targets`) do not need the probabilities of all words.
+    """
 
     float_layers = ()
     signed_inputs = ("first", "*.query", "*.key", "*.value", "*.output", "*.widen", "head")
@@ -163,6 +166,7 @@ class TransformerLanguageModel(nn.Module):
         super().__init__()
         self.width = options.width
         self.adaptive: AdaptiveVocabulary | None = None
+        self.takes_targets = options.cutoffs is not None
         if options.cutoffs is None:
             self.embedding = nn.Embedding(vocabulary, options.width)
             nn.init.normal_(self.embedding.weight, 0, options.width**-0.5)
@@ -186,24 +190,13 @@ class TransformerLanguageModel(nn.Module):
             x = layer(x)
         return self.norm(x).transpose(0, 1).flatten(0, 1)
 
-    def forward(self, tokens: Tensor, state: tuple[Tensor, ...] | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(self, tokens: Tensor, state: tuple[Tensor, ...] | None = None, targets: Tensor | None = None) -> Any:
+        """With adaptive softmax and targets: cross-entropy and whether the target was predicted, both [T N], and no state."""
         h = self.features(tokens)
+        if targets is not None and self.adaptive is not None:
+            return *self.adaptive.losses(h, targets.flatten()), ()
         logits: Tensor = self.head(h) if self.adaptive is None else self.adaptive.log_probabilities(h)
         return logits.unflatten(0, tokens.shape), ()
-
-
-class AdaptiveTransformerLanguageModel(TransformerLanguageModel):
-    """Language model with adaptive softmax, whose losses do not need the probabilities of all words."""
-
-    takes_targets = True
-
-    def forward(self, tokens: Tensor, state: tuple[Tensor, ...] | None = None, targets: Tensor | None = None) -> Any:
-        """With targets: cross-entropy of each target and whether it was predicted, both [T N], and the empty state."""
-        if targets is None:
-            return super().forward(tokens, state)
-        assert self.adaptive is not None
-        losses, right = self.adaptive.losses(self.features(tokens), targets.flatten())
-        return losses, right, ()
 
 
 @dataclass
@@ -248,5 +241,4 @@ class TransformerOptions(ModelOptions):
             raise SettingError("cutoffs", self.cutoffs, problem, "use lower cutoffs, or null")
 
     def build(self, shape: TokenShape) -> TransformerLanguageModel:
-        kind = TransformerLanguageModel if self.cutoffs is None else AdaptiveTransformerLanguageModel
-        return kind(self, shape.vocabulary)
+        return TransformerLanguageModel(self, shape.vocabulary)

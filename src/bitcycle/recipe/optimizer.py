@@ -29,7 +29,6 @@ class OptimizerOptions(Settings):
     def validate(self) -> None:
         if self.nesterov and self.momentum == 0:
             raise SettingError("nesterov", True, "needs momentum above 0", "set momentum=0.9 or nesterov=false")
-
         for beta in ("beta1", "beta2"):
             if getattr(self, beta) == 1:
                 raise SettingError(beta, 1, "never updates the average", "use a value below 1")

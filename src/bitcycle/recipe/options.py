@@ -64,7 +64,7 @@ class TrainingOptions(Settings):
 
     def validate(self) -> None:
         if (self.steps is None) == (self.epochs is None):
-            problem = f"{'both steps and epochs are set' if self.steps else 'neither steps nor epochs is set'}"
+            problem = "both steps and epochs are set" if self.steps else "neither steps nor epochs is set"
             raise SettingError("steps", self.steps, problem, "set exactly one of training.steps and training.epochs")
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
             raise SettingError("device", self.device, "is not a device", "use auto, cpu, cuda, cuda:NUMBER or mps")

@@ -155,7 +155,7 @@ def test_pairs_become_padded_tokens(pairs):
     splits = options.load(pairs, seed=0)
     train = splits["train"]
     assert train.ids.shape == (260, 12)
-    assert train.lengths.tolist() == [9] * 260  # [CLS] 3 words [SEP] 3 words [SEP]
+    assert train.mask.sum(1).tolist() == [9] * 260  # [CLS] 3 words [SEP] 3 words [SEP]
     assert (train.ids[:, 0] == SPECIAL.index("[CLS]")).all()
     assert (train.ids == SPECIAL.index("[SEP]")).sum(1).eq(2).all()
     assert (train.ids[:, 9:] == 0).all() and (train.ids != SPECIAL.index("[UNK]")).all()
@@ -164,7 +164,7 @@ def test_pairs_become_padded_tokens(pairs):
     cut = SentencePairFolder(path="pairs", length=8, vocabulary=120, train_samples=10, validation=0.0).load(
         pairs, seed=0
     )
-    assert cut["train"].lengths.tolist() == [8] * 10
+    assert cut["train"].mask.sum(1).tolist() == [8] * 10
     assert "validation" not in cut
 
 
@@ -181,13 +181,16 @@ def test_a_trained_tokenizer_is_the_same_every_time_and_kept(pairs):
     assert find_tokenizer(None, 200, True, sentences).to_str() == first.to_str() == kept[0].read_text()
 
 
-def test_a_published_tokenizer_is_read_from_its_folder(pairs):
+def test_a_published_tokenizer_is_read_from_its_folder(pairs, monkeypatch):
     words = [*SPECIAL, "a", "the", "dog", "cat", "##s", *(f"[unused{number}]" for number in range(90))]
     (pairs / "published").mkdir()
     (pairs / "published" / "vocab.txt").write_text("\n".join(words))
     options = {"path": "pairs", "tokenizer": "published", "length": 12}
     splits = SentencePairFolder(**options, vocabulary=100, lowercase=True).load(pairs, seed=0)
     assert set(splits["train"].ids.unique().tolist()) <= {0, 1, 2, 3, 5, 6, 7, 8}
+    home = SentencePairFolder(**{**options, "tokenizer": "~/published"}, vocabulary=100, lowercase=True)
+    monkeypatch.setenv("HOME", str(pairs))
+    assert torch.equal(home.load(pairs, seed=0)["train"].ids, splits["train"].ids)
     with pytest.raises(DataError, match=r"has 100 tokens, .*dataset\.vocabulary=100"):
         find_tokenizer(pairs / "published", 99, True, [])
     for words, problem in (("[UNK]\ndog", "sep_token not found"), ("[CLS]\n[SEP]\n[PAD]", "unk_token not found")):

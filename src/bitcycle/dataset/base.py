@@ -110,6 +110,11 @@ class DatasetOptions(Settings):
             problem = f"{self.name} has a validation split"
             raise SettingError("validation", self.validation, problem, "omit it")
 
+    @staticmethod
+    def located(data_root: Path, path: str) -> Path:
+        """`path` below data_root, or itself if it is absolute; ~ is the home folder."""
+        return data_root / Path(path).expanduser()
+
     def full_info(self, data_root: Path) -> DatasetInfo:
         """Shape and sizes of the whole dataset. Raises DataError if they must be read and the data are missing."""
         raise NotImplementedError

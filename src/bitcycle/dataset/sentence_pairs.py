@@ -98,20 +98,20 @@ def train_word_piece(tokenizers: Any, vocabulary: int, lowercase: bool, sentence
     return tokenizers.BertWordPieceTokenizer(numbers, lowercase=lowercase)
 
 
-def encode(tokenizer: Any, pairs: Sequence[tuple[str, str]], length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Token ids [N, length] int32, segment ids [N, length] uint8 and lengths [N] of pairs; truncates longer sentences."""
+def encode(tokenizer: Any, pairs: Sequence[tuple[str, str, int]], length: int) -> TokenPairs:
+    """Pairs as tokens; truncates longer sentences."""
     if (padding := tokenizer.token_to_id("[PAD]")) is None:
         raise DataError("the tokenizer has no token [PAD]. Use a tokenizer of a BERT model.")
     tokenizer.enable_truncation(length, strategy="longest_first")
     tokenizer.enable_padding(length=length, pad_id=padding, pad_token="[PAD]")
     parts = []
     for start in range(0, len(pairs), 4096):
-        found = tokenizer.encode_batch(pairs[start : start + 4096])
+        found = tokenizer.encode_batch([pair[:2] for pair in pairs[start : start + 4096]])
         ids = torch.tensor([pair.ids for pair in found], dtype=torch.int32)
         segments = torch.tensor([pair.type_ids for pair in found], dtype=torch.uint8)
-        parts.append((ids, segments, torch.tensor([sum(pair.attention_mask) for pair in found])))
-    ids, segments, lengths = map(torch.cat, zip(*parts, strict=True))
-    return ids, segments, lengths
+        parts.append((ids, segments, torch.tensor([pair.attention_mask for pair in found], dtype=torch.bool)))
+    labels = torch.tensor([label for _, _, label in pairs])
+    return TokenPairs(*map(torch.cat, zip(*parts, strict=True)), labels)
 
 
 def word_pieces(words: Counter[str], size: int) -> list[str]:
@@ -162,18 +162,19 @@ def word_pieces(words: Counter[str], size: int) -> list[str]:
 class TokenPairs(NamedTuple):
     """Sentence pairs as `[CLS] premise [SEP] hypothesis [SEP]`, padded to equal length.
 
-    Token ids [N, T] int32, 0 for padding; segment ids [N, T] uint8, 1 for the hypothesis and its [SEP]; number of
-    tokens without padding [N]; labels [N].
+    Token ids [N, T], 0 for padding; segment ids [N, T], 1 for the hypothesis and its [SEP]; mask [N, T], true for tokens, false
+    for padding; labels [N]. Ids are stored as int32, segment ids as uint8.
     """
 
     ids: Tensor
     segments: Tensor
-    lengths: Tensor
+    mask: Tensor
     labels: Tensor
 
-    def to(self, device: torch.device) -> TokenPairs:
-        """The same on a device."""
-        return TokenPairs(*(part.to(device) for part in self))
+    def batch(self, indices: Tensor) -> TokenPairs:
+        """Some of the pairs as inputs of the network, with int64 ids."""
+        ids, segments, mask, labels = (part[indices] for part in self)
+        return TokenPairs(ids.long(), segments.long(), mask, labels)
 
 
 @dataclass
@@ -219,14 +220,13 @@ class SentencePairOptions(DatasetOptions):
                     f"the {split} split of {self.name} has no pairs, or labels other than 0 to {len(CLASSES) - 1} "
                     f"({', '.join(CLASSES)}). Remove pairs without label, and number the labels in this order."
                 )
-        folder = None if self.tokenizer is None else data_root / self.tokenizer
+        folder = None if self.tokenizer is None else self.located(data_root, self.tokenizer)
         premises, hypotheses, _ = zip(*pairs["train"])
         tokenizer = find_tokenizer(folder, self.vocabulary, self.lowercase, [*premises, *hypotheses])
         tokens = {}
         for split, whole in pairs.items():
             chosen = first_samples(whole, self.train_samples if split == "train" else self.test_samples)
-            labels = torch.tensor([label for _, _, label in chosen])
-            tokens[split] = TokenPairs(*encode(tokenizer, [pair[:2] for pair in chosen], self.length), labels)
+            tokens[split] = encode(tokenizer, chosen, self.length)
         return tokens
 
 
@@ -262,7 +262,7 @@ class SentencePairFolder(SentencePairOptions):
     path: str = setting(MISSING, "the folder with the parquet files, absolute or below data_root")
 
     def table(self, data_root: Path, split: str) -> tuple[Any, object]:
-        folder = data_root / Path(self.path).expanduser()
+        folder = self.located(data_root, self.path)
         put = "train-*.parquet, validation-*.parquet and test-*.parquet (columns premise, hypothesis, label)"
         error = missing(self.name, folder, put, f" Or set dataset.path.{self.more}")
         if not has_parquet(folder):

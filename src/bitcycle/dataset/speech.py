@@ -135,7 +135,7 @@ class SpeechManifest(SpeechDatasetOptions):
 
     def read(self, data_root: Path) -> Splits[list[Recording]]:
         manifests = (self.train_manifest, self.test_manifest, self.validation_manifest)
-        return Splits(*(read_manifest(data_root / Path(manifest).expanduser()) for manifest in manifests))
+        return Splits(*(read_manifest(self.located(data_root, manifest)) for manifest in manifests))
 
 
 def read_manifest(file: Path) -> list[Recording]:

@@ -47,7 +47,7 @@ class Truth(NamedTuple):
 
 
 class AveragePrecision:
-    """Accumulates detections and objects of images; `compute` returns the average precision of each class."""
+    """Accumulates the detections and objects of images."""
 
     def __init__(self, classes: int) -> None:
         self.classes = classes
@@ -86,11 +86,8 @@ class AveragePrecision:
             claimed.add(index)
         return right, counted
 
-    def compute(self) -> list[float]:
-        """Average precision of each class, between 0 and 1."""
-        return [self._of(label) if self.objects[label] else 0.0 for label in range(self.classes)]
-
-    def _of(self, label: int) -> float:
+    def of_class(self, label: int) -> float:
+        """Average precision of a class that has objects, between 0 and 1."""
         scores, right = torch.cat(self.scores[label]), torch.cat(self.right[label])
         right = right[scores.argsort(descending=True, stable=True)].cumsum(0)
         ranks = torch.arange(1, len(right) + 1, dtype=right.dtype, device=right.device)
@@ -98,5 +95,5 @@ class AveragePrecision:
 
     def mean(self) -> float:
         """Mean over the classes that have objects; 0 if none has."""
-        values = [value for value, objects in zip(self.compute(), self.objects) if objects]
+        values = [self.of_class(label) for label in range(self.classes) if self.objects[label]]
         return sum(values) / max(1, len(values))

@@ -1,11 +1,12 @@
 """The interface between the training loop and a task: batches, a loss and metrics."""
 
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitcycle import distributed
@@ -49,10 +50,6 @@ class Task:
     def batches(self, step: int) -> Iterator[Any]:
         """Yield training batches of steps `step`, `step` + 1, ... indefinitely."""
         return self.training_batches.starting_at(step)
-
-    def parts(self, samples: int) -> int:
-        """Number of parts of a step of `samples` that can be sharded over processes; see `TaskOptions.parts`."""
-        return samples
 
     def train(self, model: nn.Module, batch: Any) -> StepOutput:
         """Loss and accuracy of one training batch."""
@@ -142,10 +139,34 @@ def check_shares(batch_size: int, **splits: Sized | None) -> None:
             raise SettingError(name, size, problem, "evaluate more, or start fewer processes")
 
 
+def accuracies_and_loss(
+    outputs: Iterable[tuple[Tensor, Tensor]], split: str, top: Mapping[str, int], classes: int, device: torch.device
+) -> dict[str, float]:
+    """Accuracies in percent and mean cross-entropy of all processes' shards, from logits and labels of each batch of a split.
+
+    `top` maps endings of `test_accuracy` to the number of classes with the largest logits that count as predicted.
+    """
+    from torchmetrics import MeanMetric
+    from torchmetrics.classification import MulticlassAccuracy
+
+    mean_loss = MeanMetric().to(device)
+    accuracies = {
+        f"{split}_accuracy{name}": MulticlassAccuracy(classes, count, average="micro").to(device)
+        for name, count in top.items()
+    }
+    for logits, labels in outputs:
+        mean_loss.update(F.cross_entropy(logits, labels), weight=len(labels))
+        for accuracy in accuracies.values():
+            accuracy.update(logits, labels)
+    percent = {name: round(100 * float(accuracy.compute()), 4) for name, accuracy in accuracies.items()}
+    return {**percent, f"{split}_loss": float(mean_loss.compute())}
+
+
 T = TypeVar("T")
 
 
-def evaluation_splits(batches: Callable[..., T], data: Any, dataset: Any, size: int, setup: TaskSetup) -> dict[str, T]:
+def evaluation_splits(batches: Callable[..., T], data: Any, size: int, setup: TaskSetup) -> dict[str, T]:
     """The batches of the splits `test` and, if there is one, `validation`, of `size` samples each; see `check_shares`."""
     check_shares(size, test_samples=data.test, validation=data.validation)
-    return {name: batches(split, dataset, size, setup.seed, setup.device) for name, split in data.evaluated.items()}
+    splits = data.evaluated.items()
+    return {name: batches(split, setup.dataset, size, setup.seed, setup.device) for name, split in splits}

@@ -11,7 +11,7 @@ from torch import nn
 from bitcycle.dataset import DatasetInfo
 from bitcycle.dataset.image_dataset import Batch, ImageBatches, ImageDatasetOptions
 from bitcycle.settings import setting
-from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, evaluation_splits
+from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, accuracies_and_loss, evaluation_splits
 
 
 @dataclass
@@ -41,12 +41,11 @@ class Classification(Task):
     higher_is_better = True
 
     def __init__(self, options: ClassificationOptions, setup: TaskSetup) -> None:
-        dataset, size = setup.dataset, options.evaluation_batch_size
-        data = dataset.load(setup.data_root, setup.seed)
+        data = setup.dataset.load(setup.data_root, setup.seed)
         self.options, self.classes = options, setup.info.shape.classes
         self.majority_baseline = float(data.train.labels.bincount().max()) / len(data.train)
-        self.training_batches = ImageBatches(data.train, dataset, setup.batch_size, setup.seed, setup.device)
-        self.splits = evaluation_splits(ImageBatches, data, dataset, size, setup)
+        self.training_batches = ImageBatches(data.train, setup.dataset, setup.batch_size, setup.seed, setup.device)
+        self.splits = evaluation_splits(ImageBatches, data, options.evaluation_batch_size, setup)
 
     def train(self, model: nn.Module, batch: Batch) -> StepOutput:
         logits = model(batch.inputs)
@@ -55,19 +54,6 @@ class Classification(Task):
 
     def measure(self, model: nn.Module, split: str) -> dict[str, float]:
         """`test_accuracy` and `test_accuracy_top5` in percent, `test_loss` as mean cross-entropy; of all processes' shards."""
-        from torchmetrics import MeanMetric
-        from torchmetrics.classification import MulticlassAccuracy
-
-        batches, ranks = self.splits[split], {"": 1, "_top5": min(5, self.classes)}
-        mean_loss = MeanMetric().to(batches.device)
-        metrics = {
-            f"{split}_accuracy{name}": MulticlassAccuracy(self.classes, top_k, average="micro").to(batches.device)
-            for name, top_k in ranks.items()
-        }
-        for batch in batches:
-            logits = model(batch.inputs)
-            mean_loss.update(F.cross_entropy(logits, batch.targets), weight=len(batch.targets))
-            for metric in metrics.values():
-                metric.update(logits, batch.targets)
-        percent = {name: round(100 * float(metric.compute()), 4) for name, metric in metrics.items()}
-        return {**percent, f"{split}_loss": float(mean_loss.compute())}
+        batches = self.splits[split]
+        outputs = ((model(batch.inputs), batch.targets) for batch in batches)
+        return accuracies_and_loss(outputs, split, {"": 1, "_top5": min(5, self.classes)}, self.classes, batches.device)

@@ -86,13 +86,13 @@ class Detection(Task):
     higher_is_better = True
 
     def __init__(self, options: DetectionOptions, setup: TaskSetup) -> None:
-        dataset, size = setup.dataset, options.evaluation_batch_size
+        dataset = setup.dataset
         data = dataset.load(setup.data_root, setup.seed)
         self.options, self.classes, self.device = options, len(dataset.class_names), setup.device
         counts = torch.cat([image.labels for image in data.train]).bincount()
         self.majority_baseline = float(counts.max() / counts.sum())
         self.training_batches = DetectionBatches(data.train, dataset, setup.batch_size, setup.seed, setup.device)
-        self.splits = evaluation_splits(DetectionBatches, data, dataset, size, setup)
+        self.splits = evaluation_splits(DetectionBatches, data, options.evaluation_batch_size, setup)
 
     def train(self, model: nn.Module, batch: DetectionBatch) -> StepOutput:
         """Sum of both losses, and the fraction of positive anchors whose highest score is that of their class."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,22 +11,12 @@ from torch import Tensor, nn
 
 from bitcycle import distributed
 from bitcycle.dataset import DatasetInfo
-from bitcycle.dataset.epoch import Epoch
 from bitcycle.dataset.sentence_pairs import SentencePairOptions, TokenPairs
 from bitcycle.settings import SettingError, setting
-from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, check_shares
+from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, accuracies_and_loss, check_shares
 
 METRICS = {"test": "test_accuracy", "validation": "accuracy_of_validation"}
 """Split -> main metric. Its name differs from that of the validation metric, as it must not be used for selection."""
-
-
-class PairBatch(NamedTuple):
-    """Token ids and segment ids [N, T], mask [N, T] (true for tokens, false for padding), labels [N]."""
-
-    ids: Tensor
-    segments: Tensor
-    mask: Tensor
-    labels: Tensor
 
 
 @dataclass
@@ -68,17 +57,18 @@ class Entailment(Task):
         test, validation = splits["test"].labels, splits.get("validation", splits["test"]).labels
         check_shares(options.evaluation_batch_size, test_samples=test, validation=validation)
         self.options, self.classes, self.seed = options, setup.info.shape.classes, setup.seed
-        self.splits = {name: split.to(setup.device) for name, split in splits.items()}
+        self.device = setup.device
+        self.splits = {name: TokenPairs(*(x.to(self.device) for x in split)) for name, split in splits.items()}
         self.metric = METRICS[options.evaluation_split]
-        self.epoch = Epoch(len(splits["train"].labels), setup.batch_size)
+        self.epoch = options.epoch(setup.info, setup.batch_size)
         self.majority_baseline = float(splits["train"].labels.bincount().max()) / self.epoch.samples
 
-    def batches(self, step: int) -> Iterator[PairBatch]:
+    def batches(self, step: int) -> Iterator[TokenPairs]:
         train = self.splits["train"]
         for _, indices in self.epoch.shuffled(self.seed, step):
-            yield batch_of(train, distributed.local_shard(indices.to(train.ids.device)))
+            yield train.batch(distributed.local_shard(indices.to(self.device)))
 
-    def train(self, model: nn.Module, batch: PairBatch) -> StepOutput:
+    def train(self, model: nn.Module, batch: TokenPairs) -> StepOutput:
         logits = model(batch.ids, batch.segments, batch.mask)
         loss = F.cross_entropy(logits, batch.labels)
         return StepOutput(loss, (logits.detach().argmax(1) == batch.labels).float().mean())
@@ -91,23 +81,13 @@ class Entailment(Task):
 
     def measure(self, model: nn.Module, split: str) -> dict[str, float]:
         """Accuracy in percent and mean cross-entropy: `test_accuracy`, `test_loss`."""
-        from torchmetrics import MeanMetric
-        from torchmetrics.classification import MulticlassAccuracy
+        return accuracies_and_loss(self._outputs(model, split), split, {"": 1}, self.classes, self.device)
 
+    def _outputs(self, model: nn.Module, split: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Logits and labels of each batch of a split."""
         pairs = self.splits[split]
-        accuracy = MulticlassAccuracy(self.classes, average="micro").to(pairs.ids.device)
-        loss = MeanMetric().to(pairs.ids.device)
         for whole, mine in distributed.local_batches(len(pairs.labels), self.options.evaluation_batch_size):
-            batch = batch_of(pairs, mine.to(pairs.ids.device))
+            batch = pairs.batch(mine.to(self.device))
             with distributed.sharded(len(whole)):
                 logits = model(batch.ids, batch.segments, batch.mask)
-            loss.update(F.cross_entropy(logits, batch.labels), weight=len(batch.labels))
-            accuracy.update(logits, batch.labels)
-        return {f"{split}_accuracy": round(100 * float(accuracy.compute()), 4), f"{split}_loss": float(loss.compute())}
-
-
-def batch_of(split: TokenPairs, indices: Tensor) -> PairBatch:
-    """Pairs of a split as inputs of the network."""
-    places = torch.arange(split.ids.shape[1], device=indices.device)
-    mask = places < split.lengths[indices][:, None]
-    return PairBatch(split.ids[indices].long(), split.segments[indices].long(), mask, split.labels[indices])
+            yield logits, batch.labels

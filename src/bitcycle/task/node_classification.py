@@ -119,7 +119,7 @@ class NodeClassification(Task):
         self.splits = {"test": graph.test.to(device), "validation": graph.validation.to(device)}
         self.majority_baseline = float(graph.labels[graph.train].bincount().max()) / len(graph.train)
         self.sampler = None if shape.neighbours is None else SAMPLERS[dataset.sampler](self.edges, shape.neighbours)
-        self.epoch = options.epoch(DatasetInfo(shape, len(graph.train), len(graph.test)), setup.batch_size)
+        self.epoch = options.epoch(setup.info, setup.batch_size)
         self.evaluation_batch_size = options.evaluation_batch_size or setup.batch_size
 
     def batches(self, step: int) -> Iterator[GraphBatch]:

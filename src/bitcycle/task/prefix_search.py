@@ -121,12 +121,8 @@ class PrefixSearch:
 
     @staticmethod
     def _add(beams: dict[str, Ends], prefix: str, blank: float, character: float) -> None:
-        known = beams.get(prefix)
-        beams[prefix] = (
-            Ends(blank, character)
-            if known is None
-            else Ends(log_add(known.blank, blank), log_add(known.character, character))
-        )
+        known = beams.get(prefix, Ends(NEVER, NEVER))
+        beams[prefix] = Ends(log_add(known.blank, blank), log_add(known.character, character))
 
     def _words_value(self, prefix: str, known: dict[str, float]) -> float:
         """Score of the complete words in `prefix`; cached in `known`."""

@@ -9,7 +9,7 @@ Source: HLHLp, section 4.3 (CER of greedy decoding). Its WER uses a finite-state
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -98,7 +98,10 @@ class SpeechEvaluation:
 
     def __init__(self, options: SpeechRecognitionOptions, alphabet: Sequence[str], transcripts: Sequence[str]) -> None:
         self.options, self.alphabet = options, alphabet
-        self.decode = make_decoder(options, alphabet, transcripts)
+        self.search = None
+        if options.decoder == "prefix":
+            values = options.beam, options.language_weight, options.word_bonus
+            self.search = PrefixSearch(alphabet, WordTrigram(transcripts), *values)
 
     @torch.no_grad()
     def measure(self, model: nn.Module, utterances: Utterances, split: str, words: bool = True) -> dict[str, float]:
@@ -114,7 +117,7 @@ class SpeechEvaluation:
             found = texts(logits, lengths, self.alphabet)
             cer.update(found, wanted)
             if words:
-                wer.update(found if self.decode is None else self.decode(logits, lengths), wanted)
+                wer.update(found if self.search is None else searched(self.search, logits, lengths), wanted)
         rates = {f"{split}_cer": cer, **({f"{split}_wer": wer} if words else {})}
         percent = {name: round(100 * float(rate.compute()), 4) for name, rate in rates.items()}
         return {**percent, f"{split}_loss": loss / len(utterances)}
@@ -141,19 +144,7 @@ def texts(logits: Tensor, lengths: Tensor, alphabet: Sequence[str]) -> list[str]
     return ["".join(alphabet[symbol - 1] for symbol in row[:count]).strip() for row, count in rows]
 
 
-Decoder = Callable[[Tensor, Tensor], list[str]]
-
-
-def make_decoder(
-    options: SpeechRecognitionOptions, alphabet: Sequence[str], transcripts: Sequence[str]
-) -> Decoder | None:
-    """Return the decoder for words, a function of logits and lengths; None for greedy decoding."""
-    if options.decoder == "greedy":
-        return None
-    search = PrefixSearch(alphabet, WordTrigram(transcripts), options.beam, options.language_weight, options.word_bonus)
-
-    def decode(logits: Tensor, lengths: Tensor) -> list[str]:
-        frames = logits.float().log_softmax(2).cpu()
-        return [search(rows[:length].tolist()) for rows, length in zip(frames, lengths.tolist(), strict=True)]
-
-    return decode
+def searched(search: PrefixSearch, logits: Tensor, lengths: Tensor) -> list[str]:
+    """Texts found by prefix search."""
+    frames = logits.float().log_softmax(2).cpu()
+    return [search(rows[:length].tolist()) for rows, length in zip(frames, lengths.tolist(), strict=True)]

@@ -156,7 +156,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
-        with distributed.sharded(self.task.parts(samples)):
+        with distributed.sharded(self.plan.config.task.parts(samples, self.plan.batch_size)):
             outcome = self.task.train(self.replica, batch)
             added = penalty(self.model, outcome.loss) if self.has_penalty else None
             objective = outcome.loss if added is None else outcome.loss + added

@@ -10,6 +10,7 @@ from torch import nn
 
 from bitcycle.dataset.text import SIZES
 from bitcycle.files import read_records
+from bitcycle.settings import SettingError
 from bitcycle.task import TaskSetup
 from bitcycle.training.loop import Trainer
 from bitcycle.training.run import execute
@@ -78,6 +79,14 @@ def test_perplexity_is_that_of_all_tokens(text, kind):
     values = task.evaluate(model)
     assert values["test_perplexity"] == pytest.approx(float(metric.compute()), rel=1e-5)
     assert values["test_perplexity"] == pytest.approx(math.exp(values["test_loss"]))
+
+
+@pytest.mark.parametrize("kind", ["language_modelling", "language_modelling_blocks"])
+def test_a_text_too_short_to_be_evaluated_is_refused(text, tmp_path, kind):
+    planned = text(f"task={kind}")
+    (tmp_path / "text" / "valid.txt").write_text("")
+    with pytest.raises(SettingError, match=r"task.evaluation_batch_size=.*the validation text is too short"):
+        task_of(planned)
 
 
 def test_time_sum_is_the_mean_times_the_tokens_of_a_stream(text):

@@ -217,8 +217,12 @@ def test_files_of_ratings(tmp_path):
     for name in ("b.csv", "missing.csv"):
         with pytest.raises(DataError, match="cannot read"):
             read_ratings(tmp_path / name)
-    (tmp_path / "c.csv").write_text(HEADER + "1,2,3.5,10\n")
-    with pytest.raises(DataError, match="too few ratings"):
+    for rows in ("", "1,2,3.5,10\n", "1,2,3.5,10\n1,3,3.5,10\n1,4,3.5,10\n2,3,4.0,5\n"):
+        (tmp_path / "c.csv").write_text(HEADER + rows)
+        with pytest.raises(DataError, match="too few ratings"):
+            Ratings(path="c.csv").info(tmp_path)
+    (tmp_path / "c.csv").write_text(HEADER + "1,2,3.5,10\n1,3,3.5,10\n1,2,5.0,11\n")
+    with pytest.raises(DataError, match="several ratings of an item by the same user"):
         Ratings(path="c.csv").info(tmp_path)
 
 

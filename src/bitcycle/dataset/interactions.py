@@ -28,7 +28,7 @@ from bitcycle.dataset.base import (
 )
 from bitcycle.dataset.fetch import download
 from bitcycle.errors import DataError
-from bitcycle.randomness import derive
+from bitcycle.randomness import derive, hash_bits, int32_key
 from bitcycle.settings import MISSING, setting
 from bitcycle.shapes import InteractionShape
 
@@ -108,20 +108,46 @@ class InteractionOptions(DatasetOptions):
         return HeldOut(users, everything.items[positions], negatives)
 
 
+class NegativeSampler:
+    """Stateless uniform sampling of the items that a user has not chosen in `interactions`, so that training can resume.
+
+    The r-th item that a user has not chosen is r plus the number of chosen items before it. As c_k - k unchosen items
+    precede the k-th chosen item c_k, this is the number of k with c_k - k <= r, found by one binary search for all
+    samples.
+    """
+
+    def __init__(self, interactions: Interactions, device: torch.device) -> None:
+        users, items = interactions.shape
+        self.items, self.stride = items, items + 1
+        keys = (interactions.users * self.stride + interactions.items).sort().values
+        owner = torch.div(keys, self.stride, rounding_mode="floor")
+        counts = torch.bincount(owner, minlength=users)
+        starts = counts.cumsum(0) - counts
+        position = torch.arange(len(keys)) - starts[owner]
+        self.keys = (keys - position).to(device)
+        self.starts, self.free = starts.to(device), (items - counts).to(device)
+
+    def item(self, users: Tensor, ranks: Tensor) -> Tensor:
+        """Items with the given ranks (from 0) among those not chosen by each of `users`."""
+        before = torch.searchsorted(self.keys, users * self.stride + ranks, right=True) - self.starts[users]
+        return (ranks + before).clamp_max(self.items - 1)  # a user who has chosen everything gets the last item
+
+    def draw(self, users: Tensor, numbers: Tensor, seed: int, epoch: int) -> Tensor:
+        """Draw one item for each of `users`; the result depends only on the user and (seed, epoch, number)."""
+        key = torch.tensor(int32_key(seed, "negatives", epoch), dtype=torch.int32, device=users.device)
+        bits = hash_bits(numbers.to(torch.int32), key).long() & 0x7FFFFFFF
+        return self.item(users, bits * self.free[users] >> 31)
+
+
 def unchosen_items(interactions: Interactions, users: Tensor, count: int, seed: int) -> Tensor:
-    """Draw [U, count] distinct items that each of `users` never chose; -1 if there are fewer."""
-    starts = torch.searchsorted(interactions.users, torch.arange(interactions.shape.users + 1)).tolist()
-    items, total = interactions.items.numpy(), interactions.shape.items
-    found = np.full((len(users), count), -1, dtype=np.int32)
-    for row, user in enumerate(users.tolist()):
-        chosen = np.sort(items[starts[user] : starts[user + 1]])
-        generator = np.random.default_rng([seed, user])
-        free = total - len(chosen)
-        ranks = generator.choice(free, min(count, free), replace=False, shuffle=False)
-        # The r-th free item is r plus the number of chosen items before it; the k-th chosen one follows chosen[k] - k
-        # free.
-        found[row, : len(ranks)] = ranks + np.searchsorted(chosen - np.arange(len(chosen)), ranks, side="right")
-    return torch.from_numpy(found)
+    """Draw [U, count] distinct items, int32, that each of `users` never chose; -1 if there are fewer."""
+    sampler = NegativeSampler(interactions, users.device)
+    ranks = np.full((len(users), count), -1, dtype=np.int32)
+    for row, (user, free) in enumerate(zip(users.tolist(), sampler.free[users].tolist(), strict=True)):
+        drawn = np.random.default_rng([seed, user]).choice(free, min(count, free), replace=False, shuffle=False)
+        ranks[row, : len(drawn)] = drawn
+    parts = zip(users[:, None].split(4096), torch.from_numpy(ranks).split(4096), strict=True)  # bounds memory
+    return torch.cat([torch.where(drawn < 0, -1, sampler.item(owners, drawn)).int() for owners, drawn in parts])
 
 
 @dataclass
@@ -155,13 +181,15 @@ class Ratings(InteractionOptions):
 
     def full_info(self, data_root: Path) -> DatasetInfo:
         found = self.read(data_root)
-        users = found.shape.users
-        if len(found.users) < 2 * users:
-            raise DataError(f"{self.path} has too few ratings: give two or more of each user.")
-        return DatasetInfo(found.shape, len(found.users) - users, users)
+        return DatasetInfo(found.shape, len(found.users) - found.shape.users, found.shape.users)
 
     def read(self, data_root: Path) -> Interactions:
-        return read_ratings(data_root / Path(self.path).expanduser())
+        found = read_ratings(self.located(data_root, self.path))
+        if len(found.users) == 0 or int(found.users.bincount().min()) < 2:
+            raise DataError(f"{self.path} has too few ratings: give two or more of each user.")
+        if len((found.users * found.shape.items + found.items).unique()) < len(found.users):
+            raise DataError(f"{self.path} has several ratings of an item by the same user. Keep one of them.")
+        return found
 
 
 def read_ratings(file: Path) -> Interactions:

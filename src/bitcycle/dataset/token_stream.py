@@ -106,11 +106,11 @@ class TokenBlocks:
     """
 
     def __init__(self, tokens: Tensor, count: int, length: int, seed: int = 0) -> None:
-        blocks = (len(tokens) - 1) // length
+        self.epoch = block_epoch(len(tokens), count, length)
+        blocks = self.epoch.samples // length
         self.inputs, self.targets = (tokens[i : i + blocks * length].view(blocks, length) for i in (0, 1))
         self.rest = tokens[blocks * length :]
         self.count, self.seed = count, seed
-        self.epoch = block_epoch(len(tokens), count, length)
 
     def starting_at(self, step: int) -> Iterator[TokenBatch]:
         """Batches of steps `step`, `step` + 1, and so on without end."""

@@ -134,11 +134,12 @@ class LanguageModelling(Task):
         self.options = options
         self.training_batches = options.training_batches(train, setup.batch_size, setup.seed)
         self.splits = {"test": options.evaluation_batches(test), "validation": options.evaluation_batches(validation)}
+        for name, batches in self.splits.items():
+            if next(batches.of_epoch(), None) is None:
+                size, problem = options.evaluation_batch_size, f"the {name} text is too short"
+                raise SettingError("task.evaluation_batch_size", size, problem, "lower it, or give a longer text")
         self.majority_baseline = float(train.bincount().max()) / len(train)
         self.state: tuple[Tensor, ...] = ()
-
-    def parts(self, samples: int) -> int:
-        return self.options.parts(samples, self.training_batches.count)
 
     def train(self, model: nn.Module, batch: TokenBatch) -> StepOutput:
         losses, right, state = _losses(model, batch.share(), self.state if batch.continues else None)

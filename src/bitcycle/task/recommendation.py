@@ -1,7 +1,7 @@
 """Recommendation of items to users: cross-entropy on chosen and random items; hit rate of the held-out item.
 
     positives      interactions of the training split                              target 1
-    negatives      `negatives` items that the user has not chosen in it, for each positive, others in each epoch    target 0
+    negatives      `negatives` items that the user has not chosen in it, for each positive, new ones in each epoch    target 0
     hit rate       share of users whose held-out item is among the 10 best of it and `evaluation_negatives` others
     NDCG           mean of log 2 / log(rank + 1) with ranks from 1, 0 beyond 10
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from bitcycle.dataset import DatasetInfo
 from bitcycle.dataset.epoch import Epoch
-from bitcycle.dataset.interactions import HeldOut, InteractionOptions, Interactions
-from bitcycle.randomness import hash_bits, int32_key
+from bitcycle.dataset.interactions import HeldOut, InteractionOptions, Interactions, NegativeSampler
 from bitcycle.settings import setting
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
 
@@ -41,37 +40,6 @@ class InteractionBatch(NamedTuple):
     users: Tensor
     items: Tensor
     targets: Tensor
-
-
-class NegativeSampler:
-    """Stateless uniform sampling of the items that a user has not chosen in `interactions`, so that training can resume.
-
-    The r-th item that a user has not chosen is r plus the number of chosen items before it. As c_k - k unchosen items
-    precede the k-th chosen item c_k, this is the number of k with c_k - k <= r, found by one binary search for all
-    samples.
-    """
-
-    def __init__(self, interactions: Interactions, device: torch.device) -> None:
-        users, items = interactions.shape
-        self.items, self.stride = items, items + 1
-        keys = (interactions.users * self.stride + interactions.items).sort().values
-        owner = torch.div(keys, self.stride, rounding_mode="floor")
-        counts = torch.bincount(owner, minlength=users)
-        starts = counts.cumsum(0) - counts
-        position = torch.arange(len(keys)) - starts[owner]
-        self.keys = (keys - position).to(device)
-        self.starts, self.free = starts.to(device), (items - counts).to(device)
-
-    def item(self, users: Tensor, ranks: Tensor) -> Tensor:
-        """Items with the given ranks (from 0) among those not chosen by each of `users`."""
-        before = torch.searchsorted(self.keys, users * self.stride + ranks, right=True) - self.starts[users]
-        return (ranks + before).clamp_max(self.items - 1)  # a user who has chosen everything gets the last item
-
-    def draw(self, users: Tensor, numbers: Tensor, seed: int, epoch: int) -> Tensor:
-        """Draw one item for each of `users`; the result depends only on the user and (seed, epoch, number)."""
-        key = torch.tensor(int32_key(seed, "negatives", epoch), dtype=torch.int32, device=users.device)
-        bits = hash_bits(numbers.to(torch.int32), key).long() & 0x7FFFFFFF
-        return self.item(users, bits * self.free[users] >> 31)
 
 
 @dataclass
@@ -136,16 +104,18 @@ class Recommendation(Task):
 
     def measure(self, model: nn.Module, split: str) -> dict[str, float]:
         """Hit rate and discounted gain in percent: `test_hr10` and `test_ndcg10`; of the users with an item in the split."""
-        held_out = self.splits[split]
-        rows = torch.arange(len(held_out.users), device=self.device).split(self.options.evaluation_batch_size)
-        ranks = torch.cat([self._ranks(model, HeldOut(*(part[chosen] for part in held_out))) for chosen in rows])
+        ranks = ranks_of(self.splits[split], model, self.options.evaluation_batch_size)
         return {f"{split}_hr{BEST}": hit_rate(ranks), f"{split}_ndcg{BEST}": discounted_gain(ranks)}
 
-    def _ranks(self, model: nn.Module, held_out: HeldOut) -> Tensor:
-        candidates = torch.cat((held_out.items[:, None], held_out.negatives), 1)
-        users = held_out.users[:, None].expand_as(candidates)
-        scores = model(users.flatten(), candidates.clamp_min(0).flatten()).view(candidates.shape)
-        return ranks_of_first(scores, candidates >= 0)
+
+def ranks_of(held_out: HeldOut, score: Callable[[Tensor, Tensor], Tensor], batch_size: int) -> Tensor:
+    """Ranks of the held-out items among their negatives, [U]; `score` takes users and items, [N] each."""
+    ranks = []
+    for users, items, negatives in zip(*(part.split(batch_size) for part in held_out), strict=True):
+        candidates = torch.cat((items[:, None], negatives), 1)
+        scores = score(users[:, None].expand_as(candidates).flatten(), candidates.clamp_min(0).flatten())
+        ranks.append(ranks_of_first(scores.view(candidates.shape), candidates >= 0))
+    return torch.cat(ranks)
 
 
 def ranks_of_first(scores: Tensor, valid: Tensor) -> Tensor:
@@ -171,8 +141,4 @@ def discounted_gain(ranks: Tensor) -> float:
 def popularity_ranks(train: Interactions, held_out: HeldOut) -> Tensor:
     """Ranks of the held-out items if items are scored by their number of training interactions: a baseline."""
     counts = torch.bincount(train.items, minlength=train.shape.items)
-    ranks = []
-    for rows in torch.arange(len(held_out.users)).split(4096):  # bounds memory
-        candidates = torch.cat((held_out.items[rows, None], held_out.negatives[rows]), 1)
-        ranks.append(ranks_of_first(counts[candidates.clamp_min(0)], candidates >= 0))
-    return torch.cat(ranks)
+    return ranks_of(held_out, lambda _, items: counts[items], 4096)

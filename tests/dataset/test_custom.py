@@ -133,6 +133,12 @@ def test_settings_that_no_image_can_meet(settings, field):
         folder_options("anywhere", **settings)
 
 
+def test_images_are_not_scaled_below_the_size_of_the_first(tmp_path):
+    write_folders(tmp_path, {"cat": 3, "cow": 3})
+    with pytest.raises(SettingError, match="resize=4: is smaller than the crop"):
+        folder_options(tmp_path, resize=4).info(tmp_path)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_unreadable_image_of_a_stream_is_one_line(tmp_path, workers):
     write_folders(tmp_path, {"cat": 4, "dog": 4})

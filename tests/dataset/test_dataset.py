@@ -259,7 +259,7 @@ def test_parquet_of_ones_own(tmp_path):
     assert len(test) == 1
 
 
-@pytest.mark.parametrize(("path", "words"), [("absent", "is not a folder"), (".", "no images in class sub-folders")])
+@pytest.mark.parametrize(("path", "words"), [("absent", "is not a folder"), (".", "no images in class subfolders")])
 def test_wrong_folder(tmp_path, path, words):
     with pytest.raises(DataError, match=words):
         CustomImages(name="image_folder", path=path).load(tmp_path, seed=0)

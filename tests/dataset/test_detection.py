@@ -133,7 +133,7 @@ def test_an_image_that_is_not_as_annotated_is_refused(tmp_path):
     ("options", "problem"),
     [
         ({"longer_side": 300}, "is less than shorter_side=320"),
-        ({"mean": [0.5, 0.5]}, "images have 3 channels"),
+        ({"mean": [0.5, 0.5]}, "images of voc_small have 3 channels"),
         ({"validation": 0.1}, "has a validation split"),
     ],
 )
@@ -246,6 +246,15 @@ def test_the_stand_in_for_imagenet_is_read_from_folder_and_archive(tmp_path):
         DataError, match="has 3, 3 training and validation images; the complete imagenet_mini has 100, 100"
     ):
         options.load(tmp_path / "fewer", seed=0)
+
+
+def test_imagenet_in_grey_and_below_the_home_folder(tmp_path, monkeypatch):
+    write_imagenet_mini(tmp_path / "mine")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    grey = {"channels": 1, "mean": [0.5], "std": [0.5]}
+    options = ImageNetMini(path="~/mine", image_size=16, resize=18, workers=0, random_crop=False, **grey)
+    assert options.info(tmp_path / "elsewhere").shape == (1, 16, 100)
+    assert options.load(tmp_path / "elsewhere", seed=0).train.pixels.shape == (100, 16, 16, 1)
 
 
 def test_imagenet_itself_is_read_in_its_official_layout(tmp_path, monkeypatch):

@@ -41,4 +41,4 @@ DATASETS: dict[str, type[DatasetOptions]] = {
     "voc2012": Voc2012,
     "voc_small": VocSmall,
 }
-"""Data set name -> its options class, as in `conf/dataset/NAME.yaml`."""
+"""Dataset name -> its options class, as in `conf/dataset/NAME.yaml`."""

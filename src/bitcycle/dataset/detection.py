@@ -39,7 +39,7 @@ from bitcycle import distributed
 from bitcycle.dataset.base import DatasetInfo, Splits, check_whole, first_samples, missing, permutation, validation_size
 from bitcycle.dataset.epoch import Epoch, grouped_order
 from bitcycle.dataset.fetch import download, unpack_to_cache
-from bitcycle.dataset.images import DecodingOptions, EncodedImage, load_batches, open_image
+from bitcycle.dataset.images import DecodingOptions, EncodedImage, check_channels, load_batches, open_image
 from bitcycle.errors import DataError
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, setting
@@ -85,9 +85,7 @@ class DetectionDatasetOptions(DecodingOptions):
         if self.longer_side < self.shorter_side:
             problem = f"is less than shorter_side={self.shorter_side}"
             raise SettingError("longer_side", self.longer_side, problem, "use a value of at least that")
-        for option in ("mean", "std"):
-            if len(values := getattr(self, option)) not in (1, 3):
-                raise SettingError(option, values, "images have 3 channels", "give one number or three")
+        check_channels(self, 3)
         super().validate()
 
     def full_info(self, data_root: Path) -> DatasetInfo:
@@ -166,20 +164,20 @@ class DetectionBatches:
 
     def __iter__(self) -> Iterator[DetectionBatch]:
         groups = self.ratios.argsort(stable=True).split(self.batch_size)
-        return self._batches((None, group.tolist()) for group in groups)
+        return self._batches((None, group) for group in groups)
 
     def starting_at(self, step: int) -> Iterator[DetectionBatch]:
         """Yield batches of steps `step`, `step` + 1, ... indefinitely."""
-        return self._batches((epoch, batch.tolist()) for epoch, batch in self.epoch.from_step(step, self.order))
+        return self._batches(self.epoch.from_step(step, self.order))
 
     def order(self, epoch: int) -> list[Tensor]:
         """Image indices of each batch of an epoch, grouped by aspect ratio."""
         mixing = derive(derive(self.seed, "groups"), "order", epoch)
         return grouped_order(self.ratios, self.batch_size, len(self.ratios), self.seed, epoch, mixing)
 
-    def _batches(self, groups: Iterable[tuple[int | None, list[int]]]) -> Iterator[DetectionBatch]:
+    def _batches(self, groups: Iterable[tuple[int | None, Tensor]]) -> Iterator[DetectionBatch]:
         """This process's shard of each (epoch, samples), unless it is empty; without an epoch nothing is flipped."""
-        shares = ((epoch, group, distributed.local_shard(torch.tensor(group)).tolist()) for epoch, group in groups)
+        shares = ((epoch, group.tolist(), distributed.local_shard(group).tolist()) for epoch, group in groups)
         known, asked = itertools.tee(share for share in shares if share[2])
         pictures = load_batches(self.scaled, (mine for _, _, mine in asked), self.workers, list)
         return map(self._batch, known, pictures)

@@ -64,6 +64,7 @@ class CustomImages(ImageDatasetOptions, DecodingOptions):
         if len(train.class_names) < 2:
             raise DataError(f"dataset.path={self.path} has a single class ({train.class_names[0]}); add another")
         channels = self.channels or (1 if first.mode in GREY_MODES else 3)
+        replace(self, image_size=size)  # refuses a smaller `resize`
         shape = ImageShape(channels, size, len(train.class_names))
         return DatasetInfo(shape, len(train), len(test))
 
@@ -80,7 +81,7 @@ class CustomImages(ImageDatasetOptions, DecodingOptions):
 
     def _encoded(self, data_root: Path) -> tuple[EncodedImages, EncodedImages]:
         """Training and test images as stored."""
-        folder = data_root / Path(self.path).expanduser()  # an absolute path replaces data_root
+        folder = self.located(data_root, self.path)
         if not folder.is_dir():
             problem = f"dataset.path={self.path}: {folder} is not a folder"
             raise DataError(f"{problem}. Give an absolute path or one below data_root.")
@@ -104,7 +105,7 @@ class HubImages(CustomImages):
     test_split: Optional[str] = setting(None, "test split; null: test, validation, or test_fraction of train")
 
     def _encoded(self, data_root: Path) -> tuple[EncodedImages, EncodedImages]:
-        folder = data_root / Path(self.path).expanduser()
+        folder = self.located(data_root, self.path)
         where = folder if folder.is_dir() else self.path
         splits = self.train_split, self.test_split
         return read_hub_images(
@@ -132,7 +133,7 @@ class ImageNet(CustomImages):
     std: list[float] = setting([0.229, 0.224, 0.225], "standard deviation of each channel", minimum=1e-6)
 
     def full_info(self, data_root: Path) -> DatasetInfo:
-        return DatasetInfo(ImageShape(3, self.image_size or 224, self.sizes[0]), *self.sizes[1:])
+        return DatasetInfo(ImageShape(self.channels or 3, self.image_size or 224, self.sizes[0]), *self.sizes[1:])
 
     def read(self, data_root: Path) -> Splits[Images]:
         splits = super().read(data_root)
@@ -141,7 +142,7 @@ class ImageNet(CustomImages):
         return splits
 
     def _encoded(self, data_root: Path) -> tuple[EncodedImages, EncodedImages]:
-        folder = data_root / self.path
+        folder = self.located(data_root, self.path)
         if self.path == HUB or has_parquet(folder):
             where = folder if folder.is_dir() else HUB
             return read_hub_images(where, test_split="validation", label_column=self.label_column)
@@ -168,7 +169,7 @@ class ImageNetMini(ImageNet):
     resize: Optional[int] = 128
 
     def _encoded(self, data_root: Path) -> tuple[EncodedImages, EncodedImages]:
-        folder = data_root / self.path
+        folder = self.located(data_root, self.path)
         archive = folder / "imagenet-mini.tar"
         root = unpack_to_cache(archive) if archive.is_file() and not (folder / "train").is_dir() else folder
         found = next((path for path in (root, root / "imagenet-mini") if (path / "train").is_dir()), None)

@@ -32,7 +32,7 @@ def read_class_folders(folder: Path) -> EncodedImages:
     """Images of a folder with a subfolder per class, numbered in the order of names. Raises DataError if there are none."""
     if (found := _class_folders(folder, None)) is None:
         raise DataError(
-            f"no images in class sub-folders of {folder}; expected {folder}/CLASS/IMAGE.png or {folder}/train/CLASS/IMAGE.png"
+            f"no images in class subfolders of {folder}; expected {folder}/CLASS/IMAGE.png or {folder}/train/CLASS/IMAGE.png"
         )
     return found
 

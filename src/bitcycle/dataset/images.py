@@ -27,7 +27,7 @@ from bitcycle.cache import cached_file
 from bitcycle.dataset.base import DatasetOptions, logger
 from bitcycle.errors import DataError
 from bitcycle.randomness import derive
-from bitcycle.settings import setting
+from bitcycle.settings import SettingError, setting
 
 CHUNK = 500
 """Images per task of a decoding thread; for single images the overhead would exceed the decoding time."""
@@ -72,6 +72,14 @@ class DecodingOptions(DatasetOptions):
     workers: int = setting(
         min(16, os.cpu_count() or 1), "processes that decode images not kept in memory", minimum=0, affects_result=False
     )
+
+
+def check_channels(options: Any, channels: int) -> None:
+    """Raise SettingError if the dataset's `mean` or `std` is for another number of channels."""
+    for option in ("mean", "std"):
+        if len(values := getattr(options, option)) not in (1, channels):
+            problem = f"images of {options.name} have {channels} channels"
+            raise SettingError(option, values, problem, "give one number, or one per channel")
 
 
 class Images:

@@ -248,13 +248,15 @@ def test_the_stand_in_for_imagenet_is_read_from_folder_and_archive(tmp_path):
         options.load(tmp_path / "fewer", seed=0)
 
 
-def test_imagenet_in_grey_and_below_the_home_folder(tmp_path, monkeypatch):
+def test_imagenet_below_the_home_folder_and_in_grey(tmp_path, monkeypatch):
     write_imagenet_mini(tmp_path / "mine")
     monkeypatch.setenv("HOME", str(tmp_path))
-    grey = {"channels": 1, "mean": [0.5], "std": [0.5]}
-    options = ImageNetMini(path="~/mine", image_size=16, resize=18, workers=0, random_crop=False, **grey)
-    assert options.info(tmp_path / "elsewhere").shape == (1, 16, 100)
-    assert options.load(tmp_path / "elsewhere", seed=0).train.pixels.shape == (100, 16, 16, 1)
+    options = {"path": "~/mine", "image_size": 16, "resize": 18, "random_crop": False}
+    assert len(ImageNetMini(**options).load(tmp_path / "elsewhere", seed=0).train) == 100
+    grey = ImageNetMini(**options, channels=1, mean=[0.5], std=[0.5])
+    assert grey.info(tmp_path).shape == (1, 16, 100)
+    with pytest.raises(DataError, match=r"in colour, but .* dataset.channels is 1"):
+        grey.load(tmp_path, seed=0)
 
 
 def test_imagenet_itself_is_read_in_its_official_layout(tmp_path, monkeypatch):

@@ -244,7 +244,8 @@ def _as_bytes(picture: Image.Image, channels: int, origin: str) -> Image.Image:
     elif picture.mode == "F":
         raise DataError(f"the image {origin} has floating-point pixels of unknown range; convert it to 8 bits")
     if channels == 1 and not is_grey:
-        raise DataError(f"the image {origin} is in colour, but the first image is greyscale; set dataset.channels=3")
+        problem = f"the image {origin} is in colour, but the first image is greyscale, or dataset.channels is 1"
+        raise DataError(f"{problem}; set dataset.channels=3")
     return picture.convert("L" if channels == 1 else "RGB")
 
 

@@ -160,18 +160,23 @@ def test_an_empty_batch_passes(quantizer):
         found.sum().backward()
 
 
-def test_checkpointing_changes_no_number():
-    """Observers move once, and noise is that of one call."""
+@pytest.mark.parametrize("quantizer", ["sbm", "fp8"])
+def test_checkpointing_changes_no_number(quantizer):
+    """Observers and histories move once, and noise is that of one call. The recomputation of fp8 once had another scale."""
     from torch.utils.checkpoint import checkpoint
 
     found = []
     for recomputes in (False, True):
         torch.manual_seed(0)
         layers = nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)
-        model, x = bitcycle.quantize_model(nn.Sequential(*layers), float_layers=[]), torch.randn(5, 6)
-        bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=4, total_steps=1)).step(0)
-        y = checkpoint(model[:3], x, use_reentrant=False) if recomputes else model[:3](x)
-        model[3:](y).square().sum().backward()
+        model = bitcycle.quantize_model(nn.Sequential(*layers), quantizer, float_layers=[])
+        q_max = 4 if quantizer == "sbm" else 8
+        control = bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=q_max, total_steps=2))
+        for step in range(2):
+            control.step(step)
+            x = (1 + step) * torch.randn(5, 6)
+            y = checkpoint(model[:3], x, use_reentrant=False) if recomputes else model[:3](x)
+            model[3:](y).square().sum().backward()
         found.append([*model.buffers(), *(parameter.grad for parameter in model.parameters())])
     assert all(map(torch.equal, *found))
 
@@ -396,3 +401,17 @@ def test_transformers_are_converted_with_their_attention(name):
     assert 1e-5 < error < 0.1
     model.train()(**batch).loss.backward()
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("options", [{"padding_idx": 0}, {"max_norm": 0.5}, {"scale_grad_by_freq": True}])
+def test_embeddings_keep_their_options(options):
+    """Their vector of padding was once trained, and the others had no effect."""
+    torch.manual_seed(0)
+    plain = bitcycle.layer.QuantizableEmbedding(5, 3, **options)
+    model = bitcycle.quantize_model(copy.deepcopy(plain), float_layers=[])
+    bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=32, total_steps=1)).step(0)
+    words = torch.tensor([[0, 1, 1], [4, 0, 2]])
+    for network in (plain, model):
+        network(words).square().sum().backward()
+    assert torch.equal(model.weight, plain.weight)
+    assert torch.equal(model.weight.grad, plain.weight.grad)

@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 import bitcycle
+from bitcycle.cpp_extension import operators
 from bitcycle.layer.relu import NotingReLU, add_relu
-from bitcycle.quantizer.cpp_operators import AFFINE, are_available
+from bitcycle.quantizer.cpp_operators import AFFINE
 from bitcycle.quantizer.sbm import SbmActivation
 
-pytestmark = pytest.mark.skipif(not are_available(AFFINE), reason="needs g++")
+pytestmark = pytest.mark.skipif(operators(AFFINE) is None, reason="needs g++")
 
 
 @pytest.mark.parametrize("inplace", [True, False])

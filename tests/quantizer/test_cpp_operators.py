@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bitcycle.cpp_extension import operators
 from bitcycle.quantizer import Mx, Nvfp4
-from bitcycle.quantizer.cpp_operators import AFFINE, BLOCK, are_available, cpp_operators
+from bitcycle.quantizer.cpp_operators import AFFINE, BLOCK, cpp_operators
 from bitcycle.quantizer.sbm import SbmActivation, SbmRows, SbmWeight
 from bitcycle.quantizer.sbm_gradient import SbmGradient
 
-pytestmark = pytest.mark.skipif(not are_available(AFFINE), reason="no compiler")
+pytestmark = pytest.mark.skipif(operators(AFFINE) is None, reason="no compiler")
 
 BITS = [0, 1, 3, 8, 16]
 STEP_KEY, LAYER_KEY = torch.tensor(-123, dtype=torch.int32), torch.tensor(98765, dtype=torch.int32)
@@ -117,7 +118,7 @@ def block_tensors() -> list[Tensor]:
     return [*found, extreme, -torch.zeros(3, 40), torch.randn(4, 32, 1), torch.randn(48, 8, 3, 3)]
 
 
-@pytest.mark.skipif(not are_available(BLOCK), reason="no compiler")
+@pytest.mark.skipif(operators(BLOCK) is None, reason="no compiler")
 @pytest.mark.parametrize("key", [None, STEP_KEY ^ LAYER_KEY], ids=["nearest", "stochastic"])
 @pytest.mark.parametrize("threads", [1, 2], indirect=True)
 @pytest.mark.parametrize(("options", "bits"), [(Mx(), 0), (Mx(), 4), (Mx(), 6), (Mx(), 8), (Nvfp4(), 0), (Nvfp4(), 4)])

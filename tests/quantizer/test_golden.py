@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from bitcycle.quantizer import PactBinary, Ttq, dorefa, wageubn
-from bitcycle.quantizer.l2_step import fixed_point, optimal_step
+from bitcycle.quantizer.autograd import gradient_inside
+from bitcycle.quantizer.l2_step import fixed_point, improved_step, optimal_step
 from bitcycle.quantizer.multibit import decompose, reconstruct
-from bitcycle.quantizer.pact_binary import BinaryWeight, PactActivation, binarize, clipped_gradient, pact
+from bitcycle.quantizer.pact_binary import BinaryWeight, PactActivation, binarize, pact
 from bitcycle.quantizer.ternary import TrainedTernaryWeight, ternarize
 from bitcycle.quantizer.uniform import quantize_symmetric
 from tests.conftest import ROOT
@@ -71,7 +74,7 @@ SIGN = arrays("sign_ste")
 def test_binary_weights(case):
     weight, one = SIGN[f"{case}__w"], torch.ones((), dtype=torch.float64)
     assert torch.equal(binarize(weight, one, bits(1)), SIGN[f"{case}__q"])
-    assert torch.equal(clipped_gradient(SIGN[f"{case}__gq"], weight, one, bits(1)), SIGN[f"{case}__gw"])
+    assert torch.equal(gradient_inside(SIGN[f"{case}__gq"], weight, -1, 1, bits(1)), SIGN[f"{case}__gw"])
     if case != "edges":
         means = SIGN[f"{case}__mean_abs_out"].view(-1, *[1] * (weight.dim() - 1))
         scaled = BinaryWeight("mean_abs")(weight, bits(1))
@@ -97,21 +100,21 @@ def test_dorefa_activations(case):
     x = DOREFA[f"act__{case}__x"]
     for number in (1, 2, 3, 4, 6, 8):
         same(dorefa.quantize_activation(x, bits(number)), DOREFA[f"act__{case}__b{number}__y"])
-        assert torch.equal(
-            dorefa.activation_gradient(DOREFA[f"act__{case}__gy"], x, bits(number)), DOREFA[f"act__{case}__gx"]
-        )
+        gradient = gradient_inside(DOREFA[f"act__{case}__gy"], x, 0, 1, bits(number))
+        assert torch.equal(gradient, DOREFA[f"act__{case}__gx"])
 
 
 @pytest.mark.parametrize("case", cases(DOREFA, "grad__"))
-def test_dorefa_gradients(case):
+def test_dorefa_gradients(case, monkeypatch):
+    monkeypatch.setattr(dorefa, "keyed_noise", lambda x, keys: keys[0] if keys else None)  # the noise is in the file
     gradient = DOREFA[f"grad__{case}__g"]
     samples = gradient.reshape(len(gradient), -1)
     for number in (1, 2, 4, 6, 8):
         for kind in ("deterministic", "with_noise"):
             key = f"grad__{case}__b{number}__{kind}"
             if key in DOREFA:
-                noise = DOREFA[f"grad__{case}__noise"].reshape(samples.shape) if kind == "with_noise" else None
-                same(dorefa.quantize_gradient(samples, bits(number), noise).view_as(gradient), DOREFA[key])
+                noise = [DOREFA[f"grad__{case}__noise"].reshape(samples.shape)] if kind == "with_noise" else []
+                same(dorefa.quantize_gradient(samples, bits(number), *noise).view_as(gradient), DOREFA[key])
 
 
 WAGEUBN = arrays("wageubn")
@@ -148,7 +151,8 @@ def test_l2_steps_leave_the_least_error(case, dtype):
         step = optimal_step(weight.to(dtype), 2 ** (number - 1) - 1).double()
         error = (weight - quantize_symmetric(weight, step, bits(number))).square().sum()
         assert error <= L2[f"{case}__b{number}__error"] * (1 + tolerance)
-        iterated = fixed_point(weight.abs(), L2[f"{case}__b{number}__fp_start"].view(1, 1), 2 ** (number - 1) - 1)
+        improve = functools.partial(improved_step, weight.abs(), top=2 ** (number - 1) - 1)
+        iterated = fixed_point(L2[f"{case}__b{number}__fp_start"].view(1, 1), improve)
         same(iterated.squeeze(), L2[f"{case}__b{number}__fp_step"])
         same(
             (weight - quantize_symmetric(weight, iterated, bits(number))).square().sum()

@@ -9,12 +9,13 @@ from collections import Counter
 import pytest
 import torch
 
+from bitcycle.cpp_extension import is_compiled
 from bitcycle.dataset import DatasetOptions
 from bitcycle.errors import RunError
 from bitcycle.files import read_json, read_records, write_atomically
 from bitcycle.model import check_kind
 from bitcycle.quantizer import compiler_works
-from bitcycle.quantizer.cpp_operators import AFFINE, are_compiled
+from bitcycle.quantizer.cpp_operators import AFFINE
 from bitcycle.recipe.optimizer import OptimizerOptions
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
@@ -157,7 +158,7 @@ def test_epochs_and_steps_are_two_ways_to_say_the_same(digits):
 
 
 def test_automatic_compilation_weighs_the_length_of_the_run(digits, monkeypatch):
-    assert wants_compilation(digits(), CPU) == are_compiled(AFFINE)
+    assert wants_compilation(digits(), CPU) == is_compiled(AFFINE)
     assert not wants_compilation(digits("quantizer=dorefa"), CPU)
     assert not wants_compilation(digits("training.compute=codes"), CPU)
     monkeypatch.setattr("bitcycle.distributed.world_size", lambda: 2)

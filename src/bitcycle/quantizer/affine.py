@@ -10,6 +10,7 @@ float32: eager and compiled results are bitwise identical on a CPU.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,9 +51,10 @@ def encode(
     return torch.minimum(code.clamp_min(0), levels).round(), scale
 
 
-def keyed_noise(x: Tensor, keys: Sequence[Tensor]) -> Tensor | None:
-    """The noise of unbiased stochastic rounding by keys (step, layer) in the shape of x; without keys None: round to nearest."""
-    return uniform_noise(x.shape, keys[0] ^ keys[1]) if keys else None
+def keyed_noise(x: Tensor, keys: Sequence[Any]) -> Tensor | None:
+    """The noise of unbiased stochastic rounding in the shape of x, by keys (step, layer) and, if x is a shard, the index of its
+    first element; without keys None: round to nearest."""
+    return uniform_noise(x.shape, keys[0] ^ keys[1], *keys[2:]) if keys else None
 
 
 def quantize_per_row(rows: Tensor, bits: Tensor) -> Tensor:

@@ -6,6 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+NO_BACKWARD_PASS = -1
+"""PyTorch's id of the graph task outside of backward passes."""
+
 
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
@@ -62,9 +65,19 @@ def with_gradient(
     return _Replaced.apply(x, function, gradient, *arguments)
 
 
+def gradient_inside(gradient: Tensor, x: Tensor, low: Tensor | float, high: Tensor | float, bits: Tensor) -> Tensor:
+    """The gradient where low <= x <= high, else 0; at 0 bits the gradient."""
+    return torch.where(((x >= low) & (x <= high)) | (bits == 0), gradient, 0)
+
+
 def backward_only(function: Callable[..., Tensor], x: Tensor, *arguments: Any) -> Tensor:
     """x itself; in the backward pass its gradient is replaced by function(dL/dx, *arguments)."""
     return _BackwardOnly.apply(x, function, *arguments)
+
+
+def is_recomputation() -> bool:
+    """Whether this forward pass is part of a backward pass, as with activation checkpointing, and must not change state."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != NO_BACKWARD_PASS
 
 
 def twice_differentiable(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

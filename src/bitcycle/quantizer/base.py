@@ -69,7 +69,7 @@ class TensorQuantizer(_Quantizer):
         """x quantized. No gradient."""
         raise NotImplementedError
 
-    def on_elements(self, function: Callable[..., Tensor], x: Tensor, *arguments: Tensor) -> Tensor:
+    def on_elements(self, function: Callable[..., Tensor], x: Tensor, *arguments: Any) -> Tensor:
         """function(elements of x as a vector, *arguments) in the shape of x; one kernel if this quantizer is compiled."""
         return unflat(kernel(function, self.compile_kernel)(flat(x), *arguments), like=x)
 

@@ -5,13 +5,14 @@ products with three such dimensions, hence two copies of weight, activation and 
 dimension is given, blocks run along the channels of [N, C, H, W] (dimension 1), otherwise along the last dimension.
 """
 
+from __future__ import annotations
+
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from bitcycle.quantizer.base import GradientQuantizer, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.cpp_operators import BLOCK as OPERATORS
 from bitcycle.quantizer.cpp_operators import cpp_operators
-from bitcycle.quantizer.format import Element, FormatOptions, elements_by_bits
+from bitcycle.quantizer.format import FormatOptions, Formatted
 from bitcycle.randomness import uniform_noise
 from bitcycle.settings import SettingError, setting
 
@@ -67,41 +68,21 @@ def _features(x: Tensor) -> int:
     return 1 if x.dim() >= 4 else -1
 
 
-class Blocks(torch.nn.Module):
-    """Quantizes in blocks along any dimension.
-
-    Args:
-        function: function that quantizes blocks.
-        formats: element formats by their bits.
-        block: elements of a block.
-        compile: fuse the function into one kernel, or call the equivalent C++ operator.
-        tensor_scale: whether there are E4M3 scales per block and one per tensor (NVFP4) instead of powers of two (MX).
-        stochastic: whether gradients are rounded stochastically.
-    """
+class Blocks(Formatted):
+    """Quantizes in blocks along any dimension. With `compile` the function is one kernel, or the equivalent C++ operator."""
 
     has_blocks = True
-    elements: Tensor
 
-    def __init__(
-        self,
-        function: Function,
-        formats: Mapping[int, Element],
-        block: int,
-        compile: bool,
-        tensor_scale: bool,
-        stochastic: bool = False,
-    ) -> None:
-        super().__init__()
-        self.function, self.block, self.compile_kernel, self.tensor_scale = function, block, compile, tensor_scale
-        self.stochastic = stochastic
-        self.samples_are_independent = self.steps_are_independent = not tensor_scale
-        self.register_buffer("elements", elements_by_bits(formats), persistent=False)
+    def __init__(self, options: BlockOptions, role: str, compile: bool) -> None:
+        super().__init__(options.formats(role), compile, options.stochastic)
+        self.function, self.block, self.tensor_scale = options.quantize_blocks, options.block_size, options.tensor_scale
+        self.samples_are_independent = self.steps_are_independent = not self.tensor_scale
 
     def quantized(self, x: Tensor, bits: Tensor, dim: int, groups: int, key: Tensor | None = None) -> Tensor:
         """x in blocks along `dim` that do not cross groups; stochastically rounded if a key is given."""
         if not x.numel():
             return x
-        element = self.elements.index_select(0, bits.view(1)).view(-1)
+        element = self.element(bits)
         if (native := cpp_operators(x, self.compile_kernel, OPERATORS)) is not None:
             return native.quantize_blocks(x, dim, self.block, groups, element, bits, key, self.tensor_scale)
         function = kernel(self.function if key is None else _with_noise, self.compile_kernel)
@@ -110,7 +91,7 @@ class Blocks(torch.nn.Module):
 
 
 class BlockQuantizer(Blocks, TensorQuantizer):
-    """Weights or activations with one scale per block, rounded to nearest, straight-through; arguments as of `Blocks`."""
+    """Weights or activations with one scale per block, rounded to nearest, straight-through."""
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         return straight_through(self.along, x, bits, _features(x))
@@ -120,7 +101,7 @@ class BlockQuantizer(Blocks, TensorQuantizer):
 
 
 class BlockGradient(Blocks, GradientQuantizer):
-    """Gradients with one scale per block; arguments as of `Blocks`."""
+    """Gradients with one scale per block."""
 
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         return self.along(gradient, bits, _features(gradient), step_key ^ layer_key)
@@ -137,14 +118,13 @@ def _with_noise(blocks: Tensor, element: Tensor, bits: Tensor, key: Tensor, func
 class BlockOptions(FormatOptions):
     """Options of a quantizer with blocks."""
 
+    quantizers = (BlockQuantizer, BlockGradient)
     tensor_scale: ClassVar[bool] = False
-    """Whether there is also a scale for the whole tensor."""
+    """Whether there are E4M3 scales per block and one per tensor (NVFP4) instead of powers of two (MX)."""
+    quantize_blocks: ClassVar[Function]
+    """The function that quantizes blocks."""
 
     stochastic: bool = setting(True, "round gradients stochastically; false: to nearest, halves to even")
-
-    def quantize_blocks(self) -> Function:
-        """The function that quantizes blocks."""
-        raise NotImplementedError
 
     @property
     def block_size(self) -> int:
@@ -154,18 +134,6 @@ class BlockOptions(FormatOptions):
     @property
     def scale_share(self) -> Fraction:
         return Fraction(SCALE_BITS, self.block_size)
-
-    def weight(self, compile: bool) -> BlockQuantizer:
-        return BlockQuantizer(*self._blocks("weight", compile))
-
-    def activation(self, compile: bool, signed: bool = False) -> BlockQuantizer:
-        return BlockQuantizer(*self._blocks("activation", compile))
-
-    def gradient(self, compile: bool) -> BlockGradient:
-        return BlockGradient(*self._blocks("gradient", compile), self.stochastic)
-
-    def _blocks(self, role: str, compile: bool) -> tuple[Function, Mapping[int, Element], int, bool, bool]:
-        return self.quantize_blocks(), self.formats(role), self.block_size, compile, self.tensor_scale
 
     def check_sharing(self) -> None:
         """Refuse data-parallel training, as blocks of the weight's gradient run along the samples."""

@@ -11,7 +11,8 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN = (Tensor, torch.nn.Parameter)
+"""Types of tensors that are no subclasses with operations of their own."""
 
 
 class Kernel:
@@ -61,7 +62,7 @@ def _signature(arguments: tuple[Any, ...]) -> Hashable | None:
         if not isinstance(argument, Tensor):
             parts.append(argument)
         elif (
-            type(argument) not in _PLAIN
+            type(argument) not in PLAIN
             or not argument.is_cpu
             or not argument.is_contiguous()
             or (with_gradients and argument.requires_grad)

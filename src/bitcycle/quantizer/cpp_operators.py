@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitcycle.cpp_extension import is_compiled, operators
+from bitcycle import distributed
+from bitcycle.cpp_extension import operators
+from bitcycle.quantizer.compile_utils import PLAIN
 
-_PLAIN = (Tensor, torch.nn.Parameter)
 AFFINE, BLOCK = (Path(__file__).with_name(name) for name in ("affine.cpp", "block.cpp"))
 
 
@@ -30,22 +31,12 @@ class GradientRange(IntEnum):
     """One range per index of all dimensions but the last."""
 
 
-def are_available(source: Path) -> bool:
-    """Whether the operators of a file are available on this machine; compiles them if necessary."""
-    return operators(source) is not None
-
-
-def are_compiled(source: Path) -> bool:
-    """Whether the operators of a file are already compiled."""
-    return is_compiled(source)
-
-
 def apply_to(x: Tensor) -> bool:
     """Whether operators apply to x, a float32 tensor on a CPU, and no trace records operations."""
     return (
         x.is_cpu
         and x.dtype == torch.float32
-        and type(x) in _PLAIN
+        and type(x) in PLAIN
         and not torch._C._len_torch_dispatch_stack()
         and not torch.compiler.is_compiling()
     )
@@ -54,3 +45,8 @@ def apply_to(x: Tensor) -> bool:
 def cpp_operators(x: Tensor, compile: bool, source: Path = AFFINE) -> Any | None:
     """The operators, if enabled and applicable to x; None otherwise."""
     return operators(source) if compile and apply_to(x) else None
+
+
+def batch_operators(x: Tensor, compile: bool) -> Any | None:
+    """The operators that take statistics of x, if x is the whole batch; None otherwise."""
+    return cpp_operators(x, compile) if distributed.current_shard() is None else None

@@ -19,18 +19,17 @@ rounded; skip connections are not clipped, as in the official ResNet, whose acti
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from bitcycle import distributed
-from bitcycle.quantizer.autograd import with_gradient
+from bitcycle.quantizer.affine import keyed_noise
+from bitcycle.quantizer.autograd import gradient_inside, with_gradient
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.layout import computable, flat, samples, unflat
 from bitcycle.quantizer.sbm import SbmActivation
-from bitcycle.randomness import uniform_noise
 from bitcycle.settings import setting
 
 
@@ -43,11 +42,6 @@ def round_unit(x: Tensor, bits: Tensor) -> Tensor:
 def quantize_activation(x: Tensor, bits: Tensor) -> Tensor:
     """q_k(clip(x, 0, 1)); 0 bits returns x."""
     return torch.where(bits > 0, round_unit(x.clamp(0, 1), bits), x)
-
-
-def activation_gradient(gradient: Tensor, x: Tensor, bits: Tensor) -> Tensor:
-    """The gradient where x is in [0, 1], else 0; at 0 bits the gradient."""
-    return torch.where(((x >= 0) & (x <= 1)) | (bits == 0), gradient, 0)
 
 
 def quantize_weight(weight: Tensor, bits: Tensor) -> Tensor:
@@ -78,23 +72,16 @@ def _largest(t: Tensor) -> Tensor:
     return torch.where(largest > 0, largest, 1)
 
 
-def quantize_gradient(gradient: Tensor, bits: Tensor, noise: Tensor | None = None) -> Tensor:
-    """Each row (sample) of a matrix with its own range +-M; a row of zeros stays zero. 0 bits returns the gradient. `noise`
-    is u in units of the step; None rounds to nearest."""
+def quantize_gradient(gradient: Tensor, bits: Tensor, *keys: Tensor | None) -> Tensor:
+    """Each row (sample) of a matrix with its own range +-M; a row of zeros stays zero. 0 bits returns the gradient. `keys` of
+    the noise are those of `keyed_noise`."""
     levels = ((1 << bits) - 1).clamp_min(1).to(gradient.dtype)
     largest = gradient.abs().amax(dim=1, keepdim=True)
     unit = gradient / (2 * torch.where(largest > 0, largest, 1)) + 0.5
-    if noise is not None:
+    if (noise := keyed_noise(gradient, keys)) is not None:
         unit = unit + noise / levels
     quantized = 2 * largest * (round_unit(unit.clamp(0, 1), bits) - 0.5)
     return torch.where(bits > 0, quantized, gradient)
-
-
-def quantize_gradient_stochastically(
-    gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor, first: Tensor | None = None
-) -> Tensor:
-    """`quantize_gradient` with the noise of (step, layer), starting at element `first` of the batch."""
-    return quantize_gradient(gradient, bits, uniform_noise(gradient.shape, step_key ^ layer_key, first))
 
 
 class DorefaWeight(TensorQuantizer):
@@ -138,7 +125,7 @@ class DorefaActivation(TensorQuantizer):
         return self.on_elements(quantize_activation, x, bits)
 
     def _gradient(self, gradient: Tensor, x: Tensor, bits: Tensor) -> Tensor:
-        return self.on_elements(activation_gradient, gradient, flat(x), bits)
+        return self.on_elements(gradient_inside, gradient, flat(x), 0.0, 1.0, bits)
 
 
 class DorefaGradient(GradientQuantizer):
@@ -146,10 +133,8 @@ class DorefaGradient(GradientQuantizer):
 
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         matrix = samples(gradient)
-        noise = (step_key, layer_key, distributed.first_element(matrix))
-        arguments: tuple[Any, ...] = noise if self.stochastic else ()
-        function = quantize_gradient_stochastically if self.stochastic else quantize_gradient
-        return unflat(kernel(function, self.compile_kernel)(matrix, bits, *arguments), like=gradient)
+        keys = (step_key, layer_key, distributed.first_element(matrix)) if self.stochastic else ()
+        return unflat(kernel(quantize_gradient, self.compile_kernel)(matrix, bits, *keys), like=gradient)
 
 
 @dataclass

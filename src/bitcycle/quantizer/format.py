@@ -11,15 +11,15 @@ A fixed-point format has a single binade. All of this is exact in float32: scali
 Source: OCP Microscaling Formats (MX) specification 1.0, section 5.3; OCP 8-bit floating point specification 1.0 (E4M3, E5M2).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from bitcycle.quantizer.base import ROLES, QuantizerOptions
+from bitcycle.quantizer.base import ROLES, GradientQuantizer, QuantizerOptions, TensorQuantizer
 from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import setting
 
@@ -83,6 +83,21 @@ def round_to_element(x: Tensor, element: Tensor, noise: Tensor | None = None, ro
     return torch.minimum(torch.maximum(code * power_of_two(unit), -largest), largest)
 
 
+class Formatted(nn.Module):
+    """Base of quantizers with formats, which the bits select."""
+
+    elements: Tensor
+
+    def __init__(self, formats: Mapping[int, Element], compile: bool, stochastic: bool) -> None:
+        super().__init__()
+        self.compile_kernel, self.stochastic = compile, stochastic
+        self.register_buffer("elements", elements_by_bits(formats), persistent=False)
+
+    def element(self, bits: Tensor) -> Tensor:
+        """The row of `elements` for these bits."""
+        return self.elements.index_select(0, bits.view(1)).view(-1)
+
+
 @dataclass
 class FormatOptions(QuantizerOptions):
     """Options of a quantizer with formats. The lowest and highest bits of a schedule must be those of a format."""
@@ -93,6 +108,9 @@ class FormatOptions(QuantizerOptions):
         choices=("next", "refuse"),
     )
 
+    quantizers: ClassVar[tuple[Callable[..., TensorQuantizer], Callable[..., GradientQuantizer]]]
+    """Classes of the quantizers of tensors and of gradients."""
+
     def formats(self, role: str) -> Mapping[int, Element]:
         """The formats of tensors of `role` by their bits."""
         raise NotImplementedError
@@ -101,6 +119,15 @@ class FormatOptions(QuantizerOptions):
     def scale_share(self) -> Fraction:
         """Bits per element for storing scales."""
         return Fraction(0)
+
+    def weight(self, compile: bool) -> TensorQuantizer:
+        return self.quantizers[0](self, "weight", compile)
+
+    def activation(self, compile: bool, signed: bool = False) -> TensorQuantizer:
+        return self.quantizers[0](self, "activation", compile)
+
+    def gradient(self, compile: bool) -> GradientQuantizer:
+        return self.quantizers[1](self, "gradient", compile)
 
     def bits(self, role: str) -> Sequence[int]:
         return sorted(self.formats(role))

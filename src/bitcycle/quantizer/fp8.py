@@ -21,6 +21,8 @@ Differs from the authors' code in starting from the current scale instead of 1; 
 float8_e5m2 wherever these do not overflow.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -28,9 +30,10 @@ import torch
 from torch import Tensor
 
 from bitcycle import distributed
+from bitcycle.quantizer.autograd import is_recomputation
 from bitcycle.quantizer.base import GradientQuantizer, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
-from bitcycle.quantizer.format import ELEMENTS, Element, FormatOptions, elements_by_bits, round_to_element
+from bitcycle.quantizer.format import ELEMENTS, Element, FormatOptions, Formatted, round_to_element
 from bitcycle.quantizer.layout import flat, rows, unflat
 from bitcycle.randomness import uniform_noise
 from bitcycle.settings import setting
@@ -50,19 +53,16 @@ def quantize_scaled(x: Tensor, largest: Tensor, element: Tensor, bits: Tensor, n
     return torch.where(bits > 0, round_to_element(x * scale, element, noise) / scale, x)
 
 
-class Scaling(torch.nn.Module):
-    """The magnitude mapped to the end of the format's range: the largest of this tensor, or of the last calls. `history` is
-    the number of calls remembered, 0 for this tensor alone."""
+class Scaling(Formatted):
+    """The magnitude mapped to the end of the format's range: the largest of this tensor, or of the last calls."""
 
     history: Tensor
-    elements: Tensor
 
-    def __init__(self, formats: Mapping[int, Element], history: int, compile: bool, stochastic: bool = False) -> None:
-        super().__init__()
-        self.compile_kernel, self.stochastic = compile, stochastic
-        self.samples_are_independent = history > 0
-        self.register_buffer("history", torch.zeros(history))
-        self.register_buffer("elements", elements_by_bits(formats), persistent=False)
+    def __init__(self, options: Fp8, role: str, compile: bool) -> None:
+        super().__init__(options.formats(role), compile, options.stochastic)
+        calls = options.history if options.scaling == "delayed" else 0
+        self.samples_are_independent = calls > 0
+        self.register_buffer("history", torch.zeros(calls))
 
     def quantized(self, x: Tensor, bits: Tensor, noise: Tensor | None = None) -> Tensor:
         """x quantized; training with nonzero bits updates the history."""
@@ -71,17 +71,31 @@ class Scaling(torch.nn.Module):
         vector = flat(x).float()
         largest = distributed.all_max(kernel(magnitude, self.compile_kernel)(vector))
         if len(self.history):
-            remembered = self.history.amax()
-            if self.training:
-                moved = torch.cat([largest.view(1), self.history[:-1]])
-                self.history.copy_(torch.where(bits > 0, moved, self.history))
+            remembered = self._remembered(largest, bits)
             largest = torch.where(remembered > 0, remembered, largest)
-        element = self.elements.index_select(0, bits.view(1)).view(-1)
-        return unflat(kernel(quantize_scaled, self.compile_kernel)(vector, largest, element, bits, noise), like=x)
+        function = kernel(quantize_scaled, self.compile_kernel)
+        return unflat(function(vector, largest, self.element(bits), bits, noise), like=x)
+
+    def _remembered(self, largest: Tensor, bits: Tensor) -> Tensor:
+        """The largest magnitude of the last calls; in training this one is added to them."""
+        remembered = self.history.amax()
+        if self.training:
+            moved = torch.cat([largest.view(1), self.history[:-1]])
+            self.history.copy_(torch.where(bits > 0, moved, self.history))
+        return remembered
 
 
 class Fp8Quantizer(Scaling, TensorQuantizer):
     """Weights or activations with one scale, straight-through."""
+
+    last: Tensor | None = None
+    """The magnitude that scaled the last call of a forward pass, for its recomputation."""
+
+    def _remembered(self, largest: Tensor, bits: Tensor) -> Tensor:
+        if is_recomputation() and self.last is not None:
+            return self.last
+        self.last = super()._remembered(largest, bits)
+        return self.last
 
     def rounded(self, x: Tensor, bits: Tensor) -> Tensor:
         return self.quantized(x, bits)
@@ -108,6 +122,8 @@ class Fp8Gradient(Scaling, GradientQuantizer):
 class Fp8(FormatOptions):
     """Options of scaled 8-bit floating point."""
 
+    quantizers = (Fp8Quantizer, Fp8Gradient)
+
     name: str = "fp8"
     forward_format: str = setting("e4m3", "format of weights and activations", choices=WORDS)
     gradient_format: str = setting("e5m2", "format of gradients", choices=WORDS)
@@ -121,16 +137,3 @@ class Fp8(FormatOptions):
 
     def formats(self, role: str) -> Mapping[int, Element]:
         return {8: ELEMENTS[self.gradient_format if role == "gradient" else self.forward_format]}
-
-    @property
-    def _remembered(self) -> int:
-        return self.history if self.scaling == "delayed" else 0
-
-    def weight(self, compile: bool) -> Fp8Quantizer:
-        return Fp8Quantizer(self.formats("weight"), self._remembered, compile)
-
-    def activation(self, compile: bool, signed: bool = False) -> Fp8Quantizer:
-        return Fp8Quantizer(self.formats("activation"), self._remembered, compile)
-
-    def gradient(self, compile: bool) -> Fp8Gradient:
-        return Fp8Gradient(self.formats("gradient"), self._remembered, compile, self.stochastic)

@@ -35,16 +35,17 @@ def uniform_codes(magnitudes: Tensor, step: Tensor, top: Tensor | int) -> Tensor
 def improved_step(magnitudes: Tensor, step: Tensor, top: Tensor | int) -> Tensor:
     """One iteration: the best step for the codes given by `step`; `step` itself if all codes are zero. Magnitudes are [...,
     groups, elements], the step [..., groups, 1]."""
-    return _best_step(magnitudes, uniform_codes(magnitudes, step, top), step)
-
-
-def fixed_point(magnitudes: Tensor, step: Tensor, top: int) -> Tensor:
-    """Iterate from `step` until codes or step no longer change. Shapes as in `improved_step`."""
     codes = uniform_codes(magnitudes, step, top)
+    squares = codes.square().sum(dim=-1, keepdim=True)
+    return torch.where(squares > 0, (magnitudes * codes).sum(dim=-1, keepdim=True) / squares, step)
+
+
+def fixed_point(step: Tensor, improve: Callable[[Tensor], Tensor]) -> Tensor:
+    """Iterate `improve` from `step` until it agrees up to rounding, as sums of very many elements can oscillate between
+    neighbouring floats; NaN agrees with NaN, which never changes."""
     while True:
-        previous_step, step = step, _best_step(magnitudes, codes, step)
-        previous, codes = codes, uniform_codes(magnitudes, step, top)
-        if torch.equal(codes, previous) or _agree(step, previous_step):
+        previous, step = step, improve(step)
+        if torch.allclose(step, previous, rtol=2 * torch.finfo(step.dtype).eps, atol=0, equal_nan=True):
             return step
 
 
@@ -62,11 +63,11 @@ def optimal_step(groups: Tensor, top: int) -> Tensor:
     if magnitudes.shape[1] > SORTED_ELEMENTS_PER_LEVEL * top:
         tried = SortedMagnitudes(magnitudes, top)
         chosen = _best_starts(tried.squared_error, starts, len(groups) * top)
-        steps = tried.fixed_point(starts.gather(0, chosen)).to(groups.dtype)
+        steps = fixed_point(starts.gather(0, chosen).double(), tried.improved_step).to(groups.dtype)
         steps = improved_step(magnitudes, steps, top)
     else:
         chosen = _best_starts(lambda part: _squared_error(magnitudes, part, top), starts, magnitudes.numel())
-        steps = fixed_point(magnitudes, starts.gather(0, chosen), top)
+        steps = fixed_point(starts.gather(0, chosen), lambda step: improved_step(magnitudes, step, top))
     best = _squared_error(magnitudes, steps, top).argmin(dim=0, keepdim=True)
     step = steps.gather(0, best)[0] * unit
     return torch.where((largest > 0) & (step > 0), step, 1)
@@ -93,31 +94,16 @@ class SortedMagnitudes:
         products, squares = self.moments(step)
         return self.values.square().sum(dim=1, keepdim=True) - 2 * step * products + step.square() * squares
 
-    def fixed_point(self, step: Tensor) -> Tensor:
-        """Iterate from `step` [starts, groups, 1] until convergence, in double precision."""
-        step = step.double()
-        while True:
-            products, squares = self.moments(step)
-            previous, step = step, torch.where(squares > 0, products / squares, step)
-            if _agree(step, previous):
-                return step
+    def improved_step(self, step: Tensor) -> Tensor:
+        """One iteration from `step` [starts, groups, 1], in double precision."""
+        products, squares = self.moments(step)
+        return torch.where(squares > 0, products / squares, step)
 
 
 def _best_starts(error: Callable[[Tensor], Tensor], starts: Tensor, elements: int) -> Tensor:
     """Indices of the starts with the smallest errors, [ITERATED_STARTS, groups, 1]; `elements` per start."""
     errors = torch.cat([error(part) for part in starts.split(max(1, CHUNK_ELEMENTS // elements))])
     return errors.topk(ITERATED_STARTS, dim=0, largest=False).indices
-
-
-def _agree(step: Tensor, other: Tensor) -> bool:
-    """Whether two steps agree up to rounding, as sums of very many elements can oscillate between neighbouring floats; NaN agrees
-    with NaN, which never changes."""
-    return torch.allclose(step, other, rtol=2 * torch.finfo(step.dtype).eps, atol=0, equal_nan=True)
-
-
-def _best_step(magnitudes: Tensor, codes: Tensor, step: Tensor) -> Tensor:
-    squares = codes.square().sum(dim=-1, keepdim=True)
-    return torch.where(squares > 0, (magnitudes * codes).sum(dim=-1, keepdim=True) / squares, step)
 
 
 def _squared_error(magnitudes: Tensor, step: Tensor, top: int) -> Tensor:

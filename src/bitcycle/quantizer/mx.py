@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bitcycle.quantizer.block import BlockOptions, Function, join, split
+from bitcycle.quantizer.block import BlockOptions, join, split
 from bitcycle.quantizer.format import ELEMENTS, Element, elements_by_bits, exponent_of, power_of_two, round_to_element
 from bitcycle.randomness import int32_key, uniform_noise
 from bitcycle.settings import SettingError, nearest, setting
@@ -105,6 +105,8 @@ def _by_width(names: list[str], field: str) -> Mapping[int, Element]:
 class Mx(BlockOptions):
     """Options of the microscaling quantizer."""
 
+    quantize_blocks = staticmethod(quantize_blocks)
+
     name: str = "mx"
     forward_formats: list[str] = setting(
         ["mxfp4_e2m1", "mxfp6_e2m3", "mxfp8_e4m3"],
@@ -124,9 +126,6 @@ class Mx(BlockOptions):
     def formats(self, role: str) -> Mapping[int, Element]:
         field = "gradient_formats" if role == "gradient" else "forward_formats"
         return _by_width(getattr(self, field), field)
-
-    def quantize_blocks(self) -> Function:
-        return quantize_blocks
 
     @property
     def block_size(self) -> int:

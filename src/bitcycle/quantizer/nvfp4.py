@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bitcycle.quantizer.block import BlockOptions, Function
+from bitcycle.quantizer.block import BlockOptions
 from bitcycle.quantizer.format import ELEMENTS, Element, round_to_element
 
 BLOCK = 16
@@ -51,13 +51,8 @@ class Nvfp4(BlockOptions):
 
     name: str = "nvfp4"
     tensor_scale = True
+    quantize_blocks = staticmethod(quantize_blocks)
+    block_size = BLOCK
 
     def formats(self, role: str) -> Mapping[int, Element]:
         return {4: ELEMENTS["e2m1"]}
-
-    def quantize_blocks(self) -> Function:
-        return quantize_blocks
-
-    @property
-    def block_size(self) -> int:
-        return BLOCK

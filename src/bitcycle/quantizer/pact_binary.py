@@ -26,7 +26,7 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from bitcycle.quantizer.autograd import with_gradient
+from bitcycle.quantizer.autograd import gradient_inside, with_gradient
 from bitcycle.quantizer.base import QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.layout import flat, unflat
@@ -51,11 +51,10 @@ def pact(x: Tensor, alpha: Tensor, bits: Tensor) -> Tensor:
 
 def pact_gradients(gradient: Tensor, x: Tensor, alpha: Tensor, bits: Tensor, published: bool) -> tuple[Tensor, Tensor]:
     """dL/dx, and the contribution of each element to dL/dalpha, from dL/dy. At 0 bits dL/dy and 0."""
-    quantized = bits > 0
-    of_x = torch.where(((x >= 0) & (x <= alpha)) | ~quantized, gradient, 0)
+    of_x = gradient_inside(gradient, x, 0, alpha, bits)
     levels = ((1 << bits) - 1).clamp_min(1).to(x.dtype)
     slope = (x >= alpha).to(x.dtype) if published else pact_code(x, alpha, bits) / levels
-    return of_x, torch.where(quantized, gradient * slope, 0)
+    return of_x, torch.where(bits > 0, gradient * slope, 0)
 
 
 class PactActivation(TensorQuantizer):
@@ -102,11 +101,6 @@ def binarize(weight: Tensor, scale: Tensor, bits: Tensor) -> Tensor:
     return torch.where((bits > 0) & ~weight.isnan(), torch.where(weight > 0, scale, -scale), weight)
 
 
-def clipped_gradient(gradient: Tensor, weight: Tensor, scale: Tensor, bits: Tensor) -> Tensor:
-    """The gradient where |weight| <= 1, else 0; at 0 bits the gradient."""
-    return torch.where((weight.abs() <= 1) | (bits == 0), gradient, 0)
-
-
 class BinaryWeight(TensorQuantizer):
     """Signs of the latent weights, times a scale.
 
@@ -134,7 +128,10 @@ class BinaryWeight(TensorQuantizer):
         x.clamp_(-self.clip, self.clip)
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        return with_gradient(binarize, clipped_gradient, x, self._scale_of(x), bits)
+        return with_gradient(binarize, self._gradient, x, self._scale_of(x), bits)
+
+    def _gradient(self, gradient: Tensor, x: Tensor, scale: Tensor, bits: Tensor) -> Tensor:
+        return gradient_inside(gradient, x, -1, 1, bits)
 
     def _scale_of(self, x: Tensor) -> Tensor:
         if self.scale == "mean_abs":

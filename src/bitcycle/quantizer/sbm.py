@@ -24,27 +24,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor, nn
 
 from bitcycle import distributed
 from bitcycle.quantizer import affine, codes
-from bitcycle.quantizer.autograd import straight_through
+from bitcycle.quantizer.autograd import is_recomputation, straight_through
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.codes import Codes, WeightCodes
 from bitcycle.quantizer.compile_utils import kernel
-from bitcycle.quantizer.cpp_operators import cpp_operators
+from bitcycle.quantizer.cpp_operators import batch_operators, cpp_operators
 from bitcycle.quantizer.layout import computable, flat, rows, shaped, unflat
 from bitcycle.quantizer.sbm_gradient import RelativeGradient, SbmGradient
 from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import SettingError, setting
 
 logger = logging.getLogger(__name__)
-
-NO_BACKWARD_PASS = -1
-"""PyTorch's id of the graph task outside of backward passes."""
 
 
 class SbmWeight(TensorQuantizer):
@@ -139,18 +136,16 @@ class SbmActivation(TensorQuantizer):
         if not self.training:
             return self.evaluation_range()
         running = (self.running_zero_point, self.running_range)
-        if torch._C._current_graph_task_id() == NO_BACKWARD_PASS:
-            return running
-        return running[0].clone(), running[1].clone()
+        return (running[0].clone(), running[1].clone()) if is_recomputation() else running
 
     def _move(self, zero_point: Tensor, value_range: Tensor) -> None:
         """Set the running range, unless this forward pass is a recomputation for the backward pass."""
-        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == NO_BACKWARD_PASS:
+        if not is_recomputation():
             self.running_zero_point.copy_(zero_point)
             self.running_range.copy_(value_range)
 
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
-        native = self._native(x)
+        native = batch_operators(x, self.compile_kernel)
         if not self.training:
             if native is not None:
                 return native.quantize_clamped(x, bits, *self.ranges())
@@ -177,7 +172,7 @@ class SbmActivation(TensorQuantizer):
     def quantize_sequence(self, x: Tensor, bits: Tensor) -> Tensor:
         if not self.training:
             return self(x, bits)
-        if (native := self._native(x)) is not None:
+        if (native := batch_operators(x, self.compile_kernel)) is not None:
             return native.quantize_sequence(x, bits, *self.ranges(), self.momentum)
         y, low, value_range = straight_through(self._quantize_steps, x, bits)
         self._move(
@@ -185,9 +180,6 @@ class SbmActivation(TensorQuantizer):
             affine.observed_in_turn(self.running_range, value_range, bits, self.momentum),
         )
         return y
-
-    def _native(self, x: Tensor) -> Any | None:
-        return cpp_operators(x, self.compile_kernel) if distributed.current_shard() is None else None
 
     def _quantize_steps(self, x: Tensor, bits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         matrix = rows(x)

@@ -1,7 +1,6 @@
 """The gradients of SBM: one range per tensor, per position or per time step, rounded stochastically; see `sbm.py`."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from bitcycle.quantizer import affine, codes
 from bitcycle.quantizer.base import GradientQuantizer
 from bitcycle.quantizer.codes import GradientCodes
 from bitcycle.quantizer.compile_utils import kernel
-from bitcycle.quantizer.cpp_operators import GradientRange, cpp_operators
+from bitcycle.quantizer.cpp_operators import GradientRange, batch_operators
 from bitcycle.quantizer.layout import computable, flat, rows, shaped, unflat
 
 
@@ -30,13 +29,13 @@ class SbmGradient(GradientQuantizer):
         self.by_position = by_position
 
     def forward(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
-        if (native := self._native(x)) is None:
+        if (native := batch_operators(x, self.compile_kernel)) is None:
             return super().forward(x, bits, step_key, layer_key)
         options = (self.stochastic, self._range(x))
         return native.with_quantized_gradient(x, bits, step_key, layer_key, *options)
 
     def quantize_sequence(self, x: Tensor, bits: Tensor, step_key: Tensor, layer_keys: Tensor) -> Tensor:
-        if (native := self._native(x)) is None:
+        if (native := batch_operators(x, self.compile_kernel)) is None:
             return super().quantize_sequence(x, bits, step_key, layer_keys)
         options = (self.stochastic, GradientRange.SEQUENCE if self.by_position else GradientRange.STEP)
         return native.with_quantized_gradient(x, bits, step_key, layer_keys, *options)
@@ -45,15 +44,12 @@ class SbmGradient(GradientQuantizer):
         low, high = torch.aminmax(gradient)
         return bool((high > low) & ((high - low) / ((1 << bits) - 1) < affine.MINIMUM_SCALE))
 
-    def _native(self, x: Tensor) -> Any | None:
-        return cpp_operators(x, self.compile_kernel) if distributed.current_shard() is None else None
-
     def _range(self, x: Tensor) -> GradientRange:
         return GradientRange.POSITION if self.by_position and x.dim() > 2 else GradientRange.TENSOR
 
     def quantize(self, gradient: Tensor, bits: Tensor, step_key: Tensor, layer_key: Tensor) -> Tensor:
         kind = self._range(gradient)
-        if (native := self._native(gradient)) is not None:
+        if (native := batch_operators(gradient, self.compile_kernel)) is not None:
             return native.quantize_gradient(gradient, bits, step_key, layer_key, self.stochastic, kind)
         if kind == GradientRange.POSITION:
             x = computable(gradient.reshape(len(gradient), -1, gradient.shape[-1]))

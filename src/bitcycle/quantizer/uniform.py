@@ -26,7 +26,7 @@ from torch import Tensor
 
 from bitcycle import distributed
 from bitcycle.quantizer import affine
-from bitcycle.quantizer.autograd import with_gradient
+from bitcycle.quantizer.autograd import gradient_inside, with_gradient
 from bitcycle.quantizer.base import QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.l2_step import improved_step, optimal_step, uniform_codes
@@ -58,11 +58,6 @@ def quantize_symmetric(x: Tensor, step: Tensor, bits: Tensor) -> Tensor:
 def quantize_unsigned(x: Tensor, step: Tensor, bits: Tensor) -> Tensor:
     """D min(floor(x / D + 1/2), 2^b - 1), 0 for negative x; 0 bits returns x."""
     return torch.where(bits > 0, uniform_codes(x.clamp_min(0), step, unsigned_top(bits)) * step, x)
-
-
-def gradient_inside(gradient: Tensor, x: Tensor, low: Tensor, high: Tensor, bits: Tensor) -> Tensor:
-    """The gradient where low <= x <= high, else 0; at 0 bits the gradient."""
-    return torch.where(((x >= low) & (x <= high)) | (bits == 0), gradient, 0)
 
 
 class _StepKeeper(TensorQuantizer):

@@ -5,8 +5,9 @@ from pathlib import Path
 import torch
 
 from bitcycle import distributed
+from bitcycle.cpp_extension import is_compiled, operators
 from bitcycle.quantizer import Mx, NoQuantizer, Nvfp4, Sbm, compiler_works
-from bitcycle.quantizer.cpp_operators import AFFINE, BLOCK, are_available, are_compiled
+from bitcycle.quantizer.cpp_operators import AFFINE, BLOCK
 from bitcycle.training.plan import Plan
 
 COMPILATION_PAYS_ABOVE = 1e9
@@ -22,8 +23,8 @@ def wants_compilation(plan: Plan, device: torch.device) -> bool:
         return False
     elements = sum(operation.input_elements for operation in plan.workload.operations) / plan.workload.samples
     pays = choice == "true" or elements * plan.samples(0, plan.total_steps) > COMPILATION_PAYS_ABOVE
-    operators = _operators(plan, device)
-    if operators and (pays or are_compiled(operators)) and are_available(operators):
+    source = _operators(plan, device)
+    if source and (pays or is_compiled(source)) and operators(source) is not None:
         return True
     return pays and compiler_works(device.type)
 

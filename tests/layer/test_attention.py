@@ -90,3 +90,20 @@ def test_recomputed_weights_of_larger_layers_are_refused_by_name(build, spoil):
     y, _ = model(x, x, x) if isinstance(model, nn.MultiheadAttention) else model(x)
     y.sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("masks", "error"),
+    [
+        ({"is_causal": True}, RuntimeError),
+        ({"attn_mask": torch.zeros(L, L + 1)}, RuntimeError),
+        ({"key_padding_mask": torch.zeros(N, L - 1, dtype=torch.bool)}, (RuntimeError, AssertionError)),
+        ({"attn_mask": torch.ones(L, L, dtype=torch.uint8)}, AssertionError),
+    ],
+)
+def test_masks_that_pytorch_refuses_are_refused(masks, error):
+    """The first was without effect, the next two were cut or extended to fit, and the last was added to the scores."""
+    x, plain = torch.randn(N, L, E), nn.MultiheadAttention(E, 2, batch_first=True)
+    for model in (plain, bitcycle.quantize_model(copy.deepcopy(plain), float_layers=[])):
+        with pytest.raises(error):
+            model(x, x, x, **masks)

@@ -6,6 +6,8 @@ Each of the six products has its own quantizers; softmax, scaling and masks are 
 torch.nn.MultiheadAttention, under the same names.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -72,6 +74,10 @@ class QuantizedMultiheadAttention(Quantized, nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
+        if is_causal and attn_mask is None:  # as in PyTorch
+            raise RuntimeError(
+                "is_causal only describes attn_mask, which is missing; see generate_square_subsequent_mask"
+            )
         batched = query.dim() == 3
         operands = [x if batched else x.unsqueeze(0) for x in (query, key, value)]
         if batched and not self.batch_first:  # quantizers expect samples in dimension 0
@@ -82,7 +88,7 @@ class QuantizedMultiheadAttention(Quantized, nn.MultiheadAttention):
         q, k, v = (x.unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2) for x in (q, k, v))
         if self.add_zero_attn:
             k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
-        mask = self._mask(attn_mask, key_padding_mask, samples, k.shape[2], q)
+        mask = self._mask(attn_mask, key_padding_mask, samples, q.dtype)
         scores = self.scores(q * self.head_dim**-0.5, k.transpose(-2, -1))
         weights = (scores if mask is None else scores + mask).softmax(-1)
         y = self.mixture(F.dropout(weights, self.dropout, self.training), v)
@@ -98,22 +104,21 @@ class QuantizedMultiheadAttention(Quantized, nn.MultiheadAttention):
     def _with_bias(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return x if bias is None else torch.cat([x, bias.expand(len(x), 1, -1)], dim=1)
 
-    def _mask(
-        self, mask: Tensor | None, padding: Tensor | None, samples: int, keys: int, like: Tensor
-    ) -> Tensor | None:
+    def _mask(self, mask: Tensor | None, padding: Tensor | None, samples: int, dtype: torch.dtype) -> Tensor | None:
         """The additive mask of the scores [N, heads, L, S], from boolean (True: masked) or additive masks."""
         total = None
         if mask is not None:
-            whole = _added(mask, like)
+            whole = _added(mask, dtype)
             total = whole.view(samples, self.num_heads, *whole.shape[1:]) if whole.dim() == 3 else whole
         if padding is not None:
-            hidden = _added(padding, like).view(samples, 1, 1, -1)
+            hidden = _added(padding, dtype).view(samples, 1, 1, -1)
             total = hidden if total is None else total + hidden
-        return total if total is None else F.pad(total, (0, keys - total.shape[-1]))
+        more_keys = (self.bias_k is not None) + self.add_zero_attn
+        return total if total is None else F.pad(total, (0, more_keys))
 
 
-def _added(mask: Tensor, like: Tensor) -> Tensor:
-    return like.new_zeros(mask.shape).masked_fill(mask, float("-inf")) if mask.dtype == torch.bool else mask
+def _added(mask: Tensor, dtype: torch.dtype) -> Any:
+    return F._canonical_mask(mask, "mask", None, "", dtype, check_other=False)
 
 
 CONVERSIONS[nn.MultiheadAttention] = QuantizedMultiheadAttention

@@ -3,9 +3,9 @@
 A transposed convolution's weight [in, out / groups, ...] is also quantized with one range per output channel.
 """
 
-from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -43,7 +43,6 @@ class QuantizedTransposedConvolution(QuantizedLayer):
 
     has_positions = False
     axes = Axes(1, 0, 1, samples=0)
-    convolve: Callable[..., Tensor]
     kernel_size: tuple[int, ...]
     _output_padding: Any
 
@@ -57,25 +56,20 @@ class QuantizedTransposedConvolution(QuantizedLayer):
             x, output_size, self.stride, self.padding, self.kernel_size, dimensions, self.dilation
         )
         geometry = (self.stride, self.padding, padding, self.groups, self.dilation)
-        return self.quantized_product(x, lambda *operands: self.convolve(*operands, *geometry))
+        convolve = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[dimensions - 1]
+        return self.quantized_product(x, lambda *operands: convolve(*operands, *geometry))
 
 
 class QuantizedConvTranspose1d(QuantizedTransposedConvolution, nn.ConvTranspose1d):
     """A quantized torch.nn.ConvTranspose1d: [N, C, L] -> [N, C', L']."""
 
-    convolve = staticmethod(F.conv_transpose1d)
-
 
 class QuantizedConvTranspose2d(QuantizedTransposedConvolution, nn.ConvTranspose2d):
     """A quantized torch.nn.ConvTranspose2d: [N, C, H, W] -> [N, C', H', W']."""
 
-    convolve = staticmethod(F.conv_transpose2d)
-
 
 class QuantizedConvTranspose3d(QuantizedTransposedConvolution, nn.ConvTranspose3d):
     """A quantized torch.nn.ConvTranspose3d: [N, C, D, H, W] -> [N, C', D', H', W']."""
-
-    convolve = staticmethod(F.conv_transpose3d)
 
 
 class QuantizableEmbedding(nn.Embedding):
@@ -93,10 +87,15 @@ class QuantizedEmbedding(QuantizedLayer, QuantizableEmbedding):
     bias = None
 
     def forward(self, input: Tensor) -> Tensor:
+        if self.max_norm is not None:
+            torch.embedding_renorm_(self.weight.detach(), input.contiguous(), self.max_norm, self.norm_type)
         if not self.adapted:
             with distributed.sharded(0):  # all processes have the whole table
                 self.adapt(self.weight)
-        return F.embedding(input, self.quantized_weight(self.call_keys().coarse))
+        weight = self.quantized_weight(self.call_keys().coarse)
+        return F.embedding(
+            input, weight, self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq, sparse=self.sparse
+        )
 
 
 CONVERSIONS |= {

@@ -293,3 +293,19 @@ def test_a_saved_model_comes_back_converted(kind, quantizer, tmp_path):
     )
     found.save_pretrained(tmp_path / "again")
     assert type(model).from_pretrained(tmp_path / "again")(**batch).logits.equal(model(**batch).logits)
+
+
+def test_attention_caps_scores_and_refuses_sinks():
+    """Gemma 2 has the one and gpt-oss the other; both were ignored."""
+    from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
+
+    from bitcycle.integrations.transformers import attention
+
+    module = nn.Module()
+    module.num_key_value_groups = 1
+    operands, options = torch.randn(3, 2, 2, 4, 8), {"scaling": 0.5, "softcap": 0.7}
+    found, expected = (f(module, *operands, None, **options) for f in (attention, eager_attention_forward))
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    with pytest.raises(SettingError, match="attention sinks"):
+        attention(module, *operands, None, s_aux=torch.zeros(2))

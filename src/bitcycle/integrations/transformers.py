@@ -74,15 +74,23 @@ def attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """softmax(q k^T s + bias + mask) v with quantized products: [N, heads, T, F] -> [N, T, heads, F]; and the softmax."""
+    """softmax(q k^T s + bias + mask) v with quantized products: [N, heads, T, F] -> [N, T, heads, F]; and the softmax. With
+    `softcap` c, c tanh(q k^T s / c) replaces q k^T s. Raises SettingError for attention sinks (`s_aux`)."""
+    if s_aux is not None:
+        problem, remedy = "has attention sinks, which the quantized attention lacks", "add *_product to float_layers"
+        raise SettingError("model", type(module).__name__, problem, remedy)
     repeated = query.shape[1] // key.shape[1]
     if repeated > 1:  # grouped-query attention
         key, value = (x.repeat_interleave(repeated, dim=1) for x in (key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     products = [getattr(module, name, torch.matmul) for name in PRODUCTS]
     scores = products[0](query, key.transpose(-2, -1)) * scale
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
     for added in (position_bias, attention_mask):
         scores = scores if added is None else scores + added
     weights = F.dropout(scores.softmax(-1, dtype=torch.float32).to(value.dtype), dropout, module.training)

@@ -129,10 +129,19 @@ class WithDropout(nn.Module):
         return self.head(self.block(self.stem(x)).mean((2, 3)))
 
 
+class WithPaddingInWords(WithDropout):
+    """Another one; its backward pass once failed without saying why."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Conv2d(8, 8, 3, padding="same"))
+
+
 @pytest.mark.parametrize(
     ("model", "options", "reason"),
     [
         (WithDropout, {}, "block 'block': it has dropout"),
+        (WithPaddingInWords, {}, "not a convolution padded with a number of zeros"),
         (resnet, {"quantizer": "dorefa"}, "another quantizer than sbm"),
         (resnet, {"quantizer": Sbm(bifurcate=16)}, "another quantizer than sbm"),
         (resnet, {"compute": "codes"}, "it computes codes"),

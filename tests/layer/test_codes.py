@@ -92,7 +92,7 @@ def test_products_are_those_of_double_precision():
     torch.manual_seed(0)
     simulate, codes = pair(nn.Conv2d(64, 16, 3, padding=1, bias=False), Precision(8, 8, 8))
     x = torch.randn(2, 64, 8, 8).relu()
-    operands = [operand.double() for operand in simulate.quantized_operands(x)]
+    operands = [operand.double() for operand in simulate.quantized_operands(x, simulate.layer_key)]
     exact = nn.functional.conv2d(*operands, padding=1)
     errors = [float((layer(x).detach() - exact.detach()).abs().max()) for layer in (simulate, codes)]
     assert errors[1] < 1.5 * errors[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import bitcycle
 from bitcycle.hardware import BitOps, trace
-from bitcycle.layer import Gates, QuantizedLayer, penalty
+from bitcycle.layer import Gates, QuantizedLayer, float_state_dict, penalty
+from bitcycle.layer.choices import Tally
 from bitcycle.layer.gate import sign
 from bitcycle.model import MODELS, CifarMobileNetV2, CifarResNet
 from bitcycle.quantizer import Sbm
@@ -342,3 +344,30 @@ def test_gated_imagenet_networks_have_the_gates_of_the_released_code():
     assert (embedding.conv1, embedding.conv2.weight.shape[:2]) == (None, (40, 64))
     assert model.gates.cells[0].hidden_size == 20
     assert model(torch.randn(2, 3, 64, 64)).shape == (2, 10)
+
+
+def test_saved_counts_stay_as_they_were_saved():
+    """A reader's later query once changed the state in memory, so that restoring it lost counts."""
+    tally = Tally(gated(resnet())[0].gates.choices)
+    counts = [[1] * len(row) for row in tally.totals]
+    tally.add(counts)
+    saved = tally.state_dict()
+    tally.since_last("training")
+    tally.load_state_dict(saved)
+    assert tally.since_last("training") == counts
+    tally.load_state_dict(saved)
+    assert tally.since_last("training") == counts
+
+
+def test_only_gated_blocks_lose_their_part_of_a_name():
+    """A module called `block` below a module whose name ends like that of a gated block once lost it, too."""
+
+    class Nested(nn.Sequential):
+        block_names = ("1",)
+        float_layers = ()
+
+    first = nn.Sequential(nn.Identity(), nn.Sequential(OrderedDict(block=nn.Conv2d(3, 4, 3, padding=1))))
+    model = Nested(first, nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()))
+    names = list(model.state_dict())
+    model = bitcycle.quantize_model(model, schedule=bitcycle.schedule("dfq", total_steps=1))
+    assert list(float_state_dict(model)) == names

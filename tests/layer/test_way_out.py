@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import bitcycle
+from bitcycle.quantizer import Sbm
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 
@@ -126,6 +127,15 @@ def test_weights_are_finalized_at_other_bits_than_they_were_trained_at(tmp_path)
     torch.testing.assert_close(other(x), model(x), rtol=0, atol=0)
 
 
+def test_layers_have_the_bits_of_the_schedule_unless_fixed():
+    """If the first layer had fixed bits, all others once got them."""
+    layers = nn.Conv2d(4, 4, 3, groups=4), nn.Flatten(), nn.Linear(16, 5)
+    model = bitcycle.quantize_model(nn.Sequential(*layers), Sbm(depthwise_bits=[8, 16]), float_layers=[])
+    model[2].precision.set(Precision(3, 3, 8))
+    tensors = bitcycle.finalize(model)
+    assert (tensors["0:bits"], tensors["2:bits"]) == (8, 3)
+
+
 @pytest.mark.parametrize("quantizer", ["mx", "nvfp4"])
 def test_weights_in_blocks_are_refused(quantizer):
     with pytest.raises(ValueError, match=rf"{quantizer}.*state_dict"):
@@ -162,4 +172,4 @@ def test_onnx_of_other_quantizers(quantizer, tmp_path):
         with pytest.raises(ValueError, match="cannot be exported to ONNX"):
             bitcycle.export_onnx(model, tmp_path / "model.onnx", x)
     else:
-        assert bitcycle.export_onnx(model, tmp_path / "model.onnx", x) < 1e-4
+        assert bitcycle.export_onnx(model, tmp_path / "model.onnx", x.requires_grad_()) < 1e-4

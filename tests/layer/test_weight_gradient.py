@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import bitcycle
+from bitcycle.layer.block_product import product_gradients
 from bitcycle.layer.codes import product as code_product
 from bitcycle.layer.codes import weight_gradient
 from bitcycle.layer.codes.input_gradient import input_gradient, sums_input
-from bitcycle.layer.codes.product import gradients_of_convolution
 from bitcycle.layer.codes.weight_gradient import library, sums_integers
 from bitcycle.quantizer.codes import Codes, GradientCodes
 from bitcycle.quantizer.sbm import Sbm
@@ -41,7 +41,7 @@ def channels_last(x: torch.Tensor) -> torch.Tensor:
 def exact(x: Codes, gradient: GradientCodes, layer: nn.Conv2d) -> torch.Tensor:
     """The gradient from decoded tensors in float64."""
     operands = [codes.integers.double() * codes.scale + codes.zero_point for codes in (gradient, x)]
-    return gradients_of_convolution(*operands, layer.weight.double(), (False, True, False), layer)[1]
+    return product_gradients(*operands, layer.weight.double(), (False, True, False), layer)[1]
 
 
 @needs_library
@@ -78,7 +78,7 @@ def test_the_input_gradient_is_that_of_the_weight_in_16_bits(case):
     whole[0, :, 0, 0] = 32_639
     for weight, error in ((whole, 2e-7), (torch.randn(layer.weight.shape), 6e-5)):
         decoded = codes.double() * gradient.scale + gradient.zero_point
-        expected = gradients_of_convolution(decoded, x.double(), weight.double(), (True, False, False), layer)[0]
+        expected = product_gradients(decoded, x.double(), weight.double(), (True, False, False), layer)[0]
         found = input_gradient(gradient, weight, layer).double()
         torch.testing.assert_close(found, expected, rtol=0, atol=error * float(expected.abs().max()))
     weight[2, 5] = torch.nan

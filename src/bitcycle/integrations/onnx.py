@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from bitcycle.layer.quantized import QuantizedLayer
+from bitcycle.layer.twin import modules_of
 from bitcycle.optional_imports import require
 from bitcycle.quantizer import SbmActivation, SbmWeight, TensorQuantizer
 from bitcycle.quantizer.codes import MOST_BITS
@@ -102,7 +103,7 @@ def export_onnx(model: nn.Module, path: str | Path, *inputs: Tensor, **options: 
     model = copy.deepcopy(model).eval()
     with torch.no_grad():
         expected = model(*inputs)
-        layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
+        layers = modules_of(model, QuantizedLayer)
         for layer in layers:
             layer.computation, layer.adapted = None, True
             _use_nodes(layer, layer.precision.precision)
@@ -115,10 +116,10 @@ def export_onnx(model: nn.Module, path: str | Path, *inputs: Tensor, **options: 
     assert program is not None, "the exporter returns the program if it is given no path"
     program.save(str(path))
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    feeds = {declared.name: x.numpy() for declared, x in zip(session.get_inputs(), inputs)}
+    feeds = {declared.name: x.numpy(force=True) for declared, x in zip(session.get_inputs(), inputs)}
     found = [torch.from_numpy(output) for output in session.run(None, feeds)]
     tensors = [leaf for leaf in tree_leaves(expected) if isinstance(leaf, Tensor)]
-    return max(float((ours - theirs).abs().max()) for ours, theirs in zip(found, tensors, strict=True))
+    return max(float((ours - theirs.cpu()).abs().max()) for ours, theirs in zip(found, tensors, strict=True))
 
 
 def _use_nodes(layer: QuantizedLayer, bits: Precision) -> None:

@@ -17,6 +17,13 @@ from bitcycle import distributed
 from bitcycle.layer.twin import replace_modules, twin_of
 
 
+def count_batch(norm: _BatchNorm) -> float:
+    """Count a batch; returns its share of the new running statistics."""
+    if norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+    return 1 / float(norm.num_batches_tracked or 1) if norm.momentum is None else norm.momentum
+
+
 class SharedBatchNorm(_BatchNorm):
     """Batch normalisation of [N, C, ...]; in training on a sharded batch, with the statistics of the whole batch."""
 
@@ -29,16 +36,11 @@ class SharedBatchNorm(_BatchNorm):
             return super().forward(x)
         y, mean, variance, elements = _Normalise.apply(x, self.weight, self.bias, self.eps)
         if self.track_running_stats:
-            self._observe(mean, variance * (elements / (elements - 1)))
+            assert self.running_mean is not None and self.running_var is not None
+            share = count_batch(self)
+            self.running_mean.lerp_(mean, share)
+            self.running_var.lerp_(variance * (elements / (elements - 1)), share)
         return y
-
-    @torch.no_grad()
-    def _observe(self, mean: Tensor, variance: Tensor) -> None:
-        assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
-        self.num_batches_tracked += 1
-        share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean, share)
-        self.running_var.lerp_(variance, share)
 
 
 class _Normalise(torch.autograd.Function):

@@ -34,16 +34,14 @@ class _Bifurcated(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        x, *parameters = ctx.operands
-        trained = [t for t in parameters if t is not None and t.requires_grad]
-        for_parameters = iter(_gradients(ctx.y, trained, ctx.fine, gradient))
-        of_x = next(iter(_gradients(ctx.y, [x] if x.requires_grad else [], ctx.coarse, gradient)), None)
-        of_parameters = (next(for_parameters) if t is not None and t.requires_grad else None for t in parameters)
-        return of_x, *of_parameters, None, None, None
-
-
-def _gradients(y: Tensor, inputs: list[Tensor], rounding: Rounding, gradient: Tensor) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(y, inputs, rounding(gradient), retain_graph=True) if inputs else ()
+        found: list[Any] = [None] * 6
+        for rounding, places in ((ctx.coarse, (0,)), (ctx.fine, (1, 2))):
+            if wanted := [place for place in places if ctx.needs_input_grad[place]]:
+                inputs = [ctx.operands[place] for place in wanted]
+                gradients = torch.autograd.grad(ctx.y, inputs, rounding(gradient), retain_graph=True)
+                for place, of_input in zip(wanted, gradients):
+                    found[place] = of_input
+        return tuple(found)
 
 
 def bifurcated(

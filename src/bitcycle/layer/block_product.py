@@ -16,16 +16,18 @@ Source: Rouhani et al. 2023, "Microscaling data formats for deep learning", sect
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.modules.conv import _ConvNd
 
 from bitcycle.randomness import int32_key
 
 Copy = Callable[[Tensor], Tensor]
+Gradients = tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]
 SECOND_COPY = int32_key("second copy of a gradient") >> 1
 """Offset of the noise key of the second copy."""
 
@@ -101,21 +103,30 @@ def _gradients(
     """The gradient of x (which=0) or of the weight (1) for any product(x, weight)."""
     layer = getattr(product, "__self__", None)
     x, weight = x.to(gradient.dtype), weight.to(gradient.dtype)  # under autocast as in the forward pass
-    if product is F.linear:
-        rows = gradient.reshape(-1, gradient.shape[-1])
-        return gradient @ weight if which == 0 else rows.T @ x.reshape(-1, x.shape[-1])
-    if (
-        isinstance(layer, nn.modules.conv._ConvNd)
-        and layer.padding_mode == "zeros"
-        and isinstance(layer.padding, tuple)
-    ):
-        shape = (layer.stride, layer.padding, layer.dilation, layer.transposed, layer.output_padding, layer.groups)
-        found = torch.ops.aten.convolution_backward(gradient, x, weight, None, *shape, [which == 0, which == 1, False])
-        return found[which]
+    is_convolution = isinstance(layer, _ConvNd) and layer.padding_mode == "zeros" and isinstance(layer.padding, tuple)
+    if product is F.linear or is_convolution:
+        return product_gradients(gradient, x, weight, (which == 0, which == 1, False), layer)[which]
     operands = [operand.detach().requires_grad_(place == which) for place, operand in enumerate((x, weight))]
     with torch.enable_grad():  # recompute the product, which is arbitrary
         y = product(*operands, None)
     return torch.autograd.grad(y, operands[which], gradient)[0]
+
+
+def product_gradients(
+    gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...], layer: object
+) -> Gradients:
+    """The `needed` gradients of input, weight and bias of a convolution padded with zeros or else a linear layer, as autograd
+    computes them."""
+    if isinstance(layer, _ConvNd):
+        sizes = [len(weight)] if needed[2] else None
+        shape = (layer.stride, layer.padding, layer.dilation, layer.transposed, layer.output_padding, layer.groups)
+        return torch.ops.aten.convolution_backward(gradient, x, weight, sizes, *shape, list(needed))
+    rows = gradient.reshape(-1, gradient.shape[-1])
+    return (
+        gradient @ weight if needed[0] else None,
+        rows.T @ x.reshape(-1, x.shape[-1]) if needed[1] else None,
+        rows.sum(0) if needed[2] else None,
+    )
 
 
 def block_product(

@@ -151,11 +151,11 @@ class Tally:
 
     def state_dict(self) -> dict[str, Any]:
         """The counts, for a checkpoint."""
-        return {"totals": self.totals, "read": self.read}
+        return {"totals": self.totals, "read": dict(self.read)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.totals, self.read = state["totals"], state["read"]
+        self.totals, self.read = state["totals"], dict(state["read"])
 
 
 def _within(workload: Workload, module: str) -> list[Operation]:

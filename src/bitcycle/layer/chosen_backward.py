@@ -27,13 +27,14 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from bitcycle.layer.codes.product import gradients_of_convolution, gradients_of_linear
+from bitcycle.layer.batch_norm import count_batch
+from bitcycle.layer.block_product import product_gradients
 from bitcycle.layer.convolution import QuantizedConv2d
 from bitcycle.layer.exact_batch_norm import TrainedBatchNorm2d, exact_batch_norm
 from bitcycle.layer.quantized import QuantizedLayer, QuantizedLinear
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
-from bitcycle.layer.twin import replace_modules, twin_of
+from bitcycle.layer.twin import modules_of, replace_modules, twin_of
 from bitcycle.quantizer.cpp_operators import cpp_operators
 from bitcycle.quantizer.sbm import Sbm
 from bitcycle.settings import SettingError
@@ -180,9 +181,7 @@ class _Product(torch.autograd.Function):
         parts = zip(ctx.bounds, ctx.noise)
         of_parts = [layer.gradient_quantizer.quantize(gradient[a:b], *noise) for (a, b), noise in parts]
         gradient = of_parts[0] if len(of_parts) == 1 else torch.cat(of_parts)
-        if isinstance(layer, nn.Conv2d):
-            return *gradients_of_convolution(gradient, x, weight, needed, cast("QuantizedConv2d", layer)), *[None] * 4
-        return *gradients_of_linear(gradient, x, weight, needed), *[None] * 4
+        return *product_gradients(gradient, x, weight, needed, layer), *[None] * 4
 
 
 class ReplayedBatchNorm2d(TrainedBatchNorm2d):
@@ -200,7 +199,7 @@ class ReplayedBatchNorm2d(TrainedBatchNorm2d):
         entry = tape.next()
         if tape.reads:
             return _Normalised.apply(x, self.weight, self.bias, self, entry, tape)
-        factor = self.count_batch() if self.track_running_stats else 0.0
+        factor = count_batch(self) if self.track_running_stats else 0.0
         state = (self.weight, self.bias, self.running_mean, self.running_var)
         functions = exact_batch_norm(x) if self.replay.compile and self._has_statistics(x) else None
         if functions is None:
@@ -336,18 +335,17 @@ def _scattered(parts: list[tuple[Tensor, Tensor]], like: Tensor) -> Tensor:
 def prepare_replay(block: nn.Module, name: str) -> Replay:
     """Make layers and batch norms of a block use a tape; the block is changed in place. Raises SettingError if a module of
     the block cannot be replayed."""
-    layers = [module for module in block.modules() if isinstance(module, QuantizedLayer)]
+    layers = modules_of(block, QuantizedLayer)
     replay = Replay(compile=any(layer.activation_quantizer.compile_kernel for layer in layers))
     for module in block.modules():
         if reason := _obstacle(module):
             problem = f"cannot replay block {name!r}: {reason}"
             raise SettingError("schedule.backward", "chosen", problem, "use schedule.backward=all")
     replace_modules(block, lambda m: twin_of(m, ReplayedBatchNorm2d) if isinstance(m, nn.BatchNorm2d) else m)
-    for module in block.modules():
-        if isinstance(module, QuantizedLayer):
-            module.computation = ReplayedProduct(module, replay)
-        if isinstance(module, ReplayedBatchNorm2d):
-            module.replay = replay
+    for layer in layers:
+        layer.computation = ReplayedProduct(layer, replay)
+    for norm in modules_of(block, ReplayedBatchNorm2d):
+        norm.replay = replay
     return replay
 
 
@@ -358,9 +356,11 @@ def _obstacle(module: nn.Module) -> str:
         return "it has dropout, whose mask would differ between the two passes"
     if not isinstance(module, QuantizedProduct):
         return ""
-    if type(module) not in (QuantizedConv2d, QuantizedLinear) or getattr(module, "padding_mode", "zeros") != "zeros":
+    is_padded = getattr(module, "padding_mode", "zeros") != "zeros" or isinstance(getattr(module, "padding", 0), str)
+    if type(module) not in (QuantizedConv2d, QuantizedLinear) or is_padded:
         return (
-            f"layer {module.name!r} is a {type(module).__name__}, not a convolution padded with zeros or a linear layer"
+            f"layer {module.name!r} is a {type(module).__name__}, not a convolution padded with a number of zeros or a"
+            " linear layer"
         )
     if type(module.quantizer_options) is not Sbm or module.quantizer_options.bifurcate is not None:
         return f"layer {module.name!r} has another quantizer than sbm without a finer copy of gradients"

@@ -19,6 +19,7 @@ from bitcycle.layer.gate_record import GateRecord
 from bitcycle.layer.quantized import QuantizedLayer
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
+from bitcycle.layer.twin import modules_of
 from bitcycle.layer.watch import Call, FirstStep, Watch, called_parts, name_functions, products_of, samples_of
 from bitcycle.randomness import int32_key
 from bitcycle.schedule import FLOAT, FeedbackSchedule, GatedSchedule, Precision, Schedule
@@ -66,14 +67,14 @@ class PrecisionController:
             remedy = f"give bitcycle.schedule({schedule!r}, total_steps=...)"
             raise SettingError("schedule", schedule, "is not a schedule bound to the length of a run", remedy)
         self.schedule, self.seed, self.rank, self.batch_dimension = schedule, seed, rank, batch_dimension
-        self.states = precision_states(model)
-        layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
-        products = [module for module in model.modules() if isinstance(module, QuantizedProduct)]
-        options = (product.quantizer_options for product in products)
+        self.states = modules_of(model, PrecisionState)
+        options = (product.quantizer_options for product in modules_of(model, QuantizedProduct))
         self._quantizers = list({id(quantizer): quantizer for quantizer in options}.values())
         for quantizer in self._quantizers:
             quantizer.check_ends(schedule.lowest, schedule.reference)
-        self._stepping = [layer for layer in layers if layer.weight_quantizer.works_each_step]
+        self._stepping = [
+            layer for layer in modules_of(model, QuantizedLayer) if layer.weight_quantizer.works_each_step
+        ]
         if any(quantizer.needs_epochs for quantizer in self._quantizers):
             schedule.length.epoch("update", "epoch", "bind the schedule with steps_per_epoch")
         self.precision: Precision | None = None
@@ -147,7 +148,7 @@ class PrecisionController:
     def follow(self, model: nn.Module) -> None:
         """Also set the bits of another converted model, such as a copy with averaged weights. Raises SettingError (a
         ValueError) for a model without quantized layers."""
-        states = precision_states(model)
+        states = modules_of(model, PrecisionState)
         if self.states and not states:
             remedy = "give a copy of the converted model, or a model that quantize_model converted"
             raise SettingError("model", type(model).__name__, "has no quantized layers to set bits of", remedy)
@@ -301,8 +302,3 @@ class PrecisionController:
                 "the cost omits layers that run in training mode only, as it counts the products of evaluation mode: %s",
                 ", ".join(sorted(names)),
             )
-
-
-def precision_states(model: nn.Module) -> list[PrecisionState]:
-    """The precision states that the layers of a converted model read."""
-    return [module for module in model.modules() if isinstance(module, PrecisionState)]

@@ -319,6 +319,7 @@ def float_state_dict(model: nn.Module) -> dict[str, Tensor]:
     for name, value in model.state_dict().items():
         if not name.startswith(tuple(added)):
             for block in blocks:
-                name = name.replace(f"{block}block.", block)
+                if name.startswith(f"{block}block."):
+                    name = block + name.removeprefix(f"{block}block.")
             found[name] = value
     return found

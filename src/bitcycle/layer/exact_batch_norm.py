@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bitcycle.layer.batch_norm import count_batch
 from bitcycle.quantizer.cpp_operators import cpp_operators
 
 _CHANNELS = 16
@@ -23,13 +24,7 @@ class TrainedBatchNorm2d(nn.BatchNorm2d):
         operator = self.operator(x) if self._has_statistics(x) else None
         if operator is None:
             return super().forward(x)
-        return operator(x, self.weight, self.bias, self.running_mean, self.running_var, self.count_batch(), self.eps)
-
-    def count_batch(self) -> float:
-        """Count this batch; returns its share of the new running statistics."""
-        if self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-        return 1 / float(self.num_batches_tracked or 1) if self.momentum is None else self.momentum
+        return operator(x, self.weight, self.bias, self.running_mean, self.running_var, count_batch(self), self.eps)
 
     def _has_statistics(self, x: Tensor) -> bool:
         tensors = (self.weight, self.bias, self.running_mean, self.running_var)

@@ -18,8 +18,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from bitcycle.layer.controller import precision_states
 from bitcycle.layer.quantized import QuantizedLayer
+from bitcycle.layer.state import PrecisionState
+from bitcycle.layer.twin import modules_of
 from bitcycle.quantizer import TensorQuantizer, encode_bits
 from bitcycle.quantizer.codes import MOST_BITS, WeightCodes
 from bitcycle.schedule import FLOAT, Precision
@@ -54,7 +55,8 @@ def finalize(
     layers = _layers(model)
     if not layers:
         raise SettingError("model", type(model).__name__, "has no quantized layer", "convert it with quantize_model")
-    precision = precision_states(model)[0].precision if bits is None else bits
+    states = modules_of(model, PrecisionState)
+    precision = min(states, key=lambda state: state.fixed).precision if bits is None else bits
     precision = Precision(precision, precision, FLOAT) if isinstance(precision, int) else precision
     tensors: dict[str, Tensor] = {}
     taken = set()
@@ -67,8 +69,7 @@ def finalize(
                     f"{name}{SEPARATOR}{part}": value for part, value in _encoded(name, layer, own.weight).items()
                 }
                 taken.add(_weight_key(name, layer))
-    rest = {key: value.detach().clone().contiguous() for key, value in _others(model).items() if key not in taken}
-    tensors |= rest
+    tensors |= {key: value.detach().clone().contiguous() for key, value in _others(model).items() if key not in taken}
     if path is not None:
         save_file(tensors, path, {"bitcycle": json.dumps({"precision": list(precision)})})
     return tensors
@@ -102,7 +103,7 @@ def load_finalized(model: nn.Module, path: str | Path) -> nn.Module:
         problem = f"is not of a model like this one: only one of the two has {', '.join(strangers[:5])}"
         raise SettingError("path", str(path), problem, "convert the same network with the same quantizer")
     precision = Precision(*json.loads(metadata)["precision"])
-    for state in precision_states(model):
+    for state in modules_of(model, PrecisionState):
         if not state.fixed:
             state.set(precision)
     model.load_state_dict(tensors, strict=False)
@@ -153,9 +154,8 @@ def _encoded(name: str, layer: QuantizedLayer, bits: int) -> dict[str, Tensor]:
     rows = quantizer(weight, number)
     table = rows.reshape(len(rows), -1)
     levels = [row.unique() for row in table]
-    if max(map(len, levels)) > MOST_LEVELS:
+    if (width := max(map(len, levels))) > MOST_LEVELS:
         raise SettingError("bits", bits, f"layer {name!r} has more than {MOST_LEVELS} values", "use 8 bits or fewer")
-    width = max(map(len, levels))
     padded = torch.stack([torch.cat([row, row[-1:].expand(width - len(row))]) for row in levels])
     integers = torch.stack([torch.searchsorted(row, values) for row, values in zip(levels, table)])
     return {"integers": integers.to(torch.uint8).view(rows.shape), "table": padded}

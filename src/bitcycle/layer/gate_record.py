@@ -8,13 +8,14 @@ from torch import nn
 from bitcycle.hardware import CostMeter, Workload
 from bitcycle.layer.choices import BlockCosts, Tally
 from bitcycle.layer.gate import Gates
+from bitcycle.layer.twin import modules_of
 
 
 class GateRecord:
     """Records the choices of gates; for a model without gates all values are empty."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.gates: Sequence[Gates] = [module for module in model.modules() if isinstance(module, Gates)]
+        self.gates: Sequence[Gates] = modules_of(model, Gates)
         self.tallies = [Tally(gates.choices) for gates in self.gates]
         self.costs: list[BlockCosts] = []
         self.target: float | None = None

@@ -23,6 +23,7 @@ from bitcycle.layer.gate import Gates
 from bitcycle.layer.quantized import QuantizedLayer
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
+from bitcycle.layer.twin import modules_of
 from bitcycle.schedule import Dfq
 from bitcycle.settings import SettingError
 
@@ -52,10 +53,8 @@ class GatedBlock(nn.Module):
         )
         # In tuples so that parameters are not registered twice: the gates belong to the network, the layers to the block.
         self._gates = (gates,)
-        self._shortcut = (shortcut_of(block),)
-        self._layers = tuple(
-            module for module in block.modules() if isinstance(module, QuantizedProduct) and not module.precision.fixed
-        )
+        self._shortcut = (getattr(block, shortcut_name(block), None),)
+        self._layers = tuple(product for product in modules_of(block, QuantizedProduct) if not product.precision.fixed)
         self.samples_are_independent = _samples_are_independent(block)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -170,10 +169,10 @@ class GatedBlock(nn.Module):
                 layer.read_from(own)
 
 
-def shortcut_of(block: nn.Module) -> nn.Module | None:
-    """The shortcut module of a block, if it has layers."""
-    found = (getattr(block, name, None) for name in SHORTCUTS)
-    return next((module for module in found if isinstance(module, nn.Module) and list(module.parameters())), None)
+def shortcut_name(block: nn.Module) -> str:
+    """The attribute that holds the shortcut of a block, if that has layers; otherwise empty."""
+    found = {name: getattr(block, name, None) for name in SHORTCUTS}
+    return next((name for name, m in found.items() if isinstance(m, nn.Module) and list(m.parameters())), "")
 
 
 def _samples_are_independent(block: nn.Module) -> bool:
@@ -197,11 +196,10 @@ def gate_blocks(model: nn.Module, options: Dfq, seed: int = 0) -> nn.Module:
     """
     names: tuple[str, ...] = tuple(model.block_names)  # type: ignore[arg-type]
     modules = [_block(model, name) for name in names]
-    widths = [_input_channels(module) for module in modules]
     blocks = tuple(_description(name, module) for name, module in zip(names, modules))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        gates = Gates(Choices(blocks, options), widths)
+        gates = Gates(Choices(blocks, options), [modules_of(module, nn.Conv2d)[0].in_channels for module in modules])
     gates.to(next(model.parameters()).device).train(model.training)
     for index, (name, module) in enumerate(zip(names, modules)):
         parent, _, attribute = name.rpartition(".")
@@ -220,20 +218,9 @@ def _block(model: nn.Module, name: str) -> nn.Module:
     return known[name]
 
 
-def _convolutions(block: nn.Module) -> list[nn.Conv2d]:
-    return [module for module in block.modules() if isinstance(module, nn.Conv2d)]
-
-
-def _input_channels(block: nn.Module) -> int:
-    """Input channels of a block: those of its first convolution."""
-    return _convolutions(block)[0].in_channels
-
-
 def _description(name: str, block: nn.Module) -> Block:
     """Describe a block; without a shortcut module it can be skipped only if it changes neither size nor width."""
-    shortcut = shortcut_of(block)
-    attribute = next((key for key in SHORTCUTS if shortcut is not None and getattr(block, key, None) is shortcut), "")
-    inner = _convolutions(block)
+    shortcut, inner = shortcut_name(block), modules_of(block, nn.Conv2d)
     keeps_shape = inner[-1].out_channels == inner[0].in_channels and all(set(layer.stride) == {1} for layer in inner)
     module = f"{name}.block"
-    return Block(name, module, f"{module}.{attribute}" if attribute else "", shortcut is not None or keeps_shape)
+    return Block(name, module, f"{module}.{shortcut}" if shortcut else "", bool(shortcut) or keeps_shape)

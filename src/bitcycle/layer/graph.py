@@ -268,7 +268,7 @@ class QuantizedGraphConvolution(QuantizedLayer, QuantizedGraphLayer, GraphConvol
         scaled = super().scaled_sources
         return self.last_scaled(lambda: scaled(x, edges), x, edges.offsets, edges.sources, conditions=conditions)
 
-    def quantized_operands(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def quantized_operands(self, x: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         if not isinstance(self.activation_quantizer, SbmRows):
             return super().quantized_operands(x, key)
         rows, state = self.activation_quantizer, self.precision

@@ -8,19 +8,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bitcycle.layer.quantized import QuantizedLayer
 from bitcycle.layer.quantized_product import QuantizedProduct
+from bitcycle.layer.twin import modules_of
 from bitcycle.quantizer import optimal_step
 
 
 def restart_quantizers(model: nn.Module) -> None:
     """Let the quantizers adapt to the next phase even if its bits equal those of the previous phase."""
-    for module in model.modules():
-        if isinstance(module, QuantizedProduct):
-            module.restart()
+    for product in modules_of(model, QuantizedProduct):
+        product.restart()
 
 
 def carry_quantized(model: nn.Module) -> None:
     """Replace the master weights of quantized layers by their quantized values at the current bits."""
-    for layer in _quantized(model):
+    for layer in modules_of(model, QuantizedLayer):
         weight: torch.Tensor = layer.weight
         with torch.no_grad():
             weight.copy_(layer.rows_of(layer.weight_quantizer(layer.rows_of(weight), layer.precision.weight_bits)))
@@ -28,9 +28,8 @@ def carry_quantized(model: nn.Module) -> None:
 
 def reset_batch_norm(model: nn.Module) -> None:
     """Reset the running statistics of batch norm, but not its trained scale and shift."""
-    for module in model.modules():
-        if isinstance(module, _BatchNorm):
-            module.reset_running_stats()
+    for norm in modules_of(model, _BatchNorm):
+        norm.reset_running_stats()
 
 
 def step_ratio(model: nn.Module, bits: int, other_bits: int) -> float:
@@ -39,15 +38,10 @@ def step_ratio(model: nn.Module, bits: int, other_bits: int) -> float:
     Includes the quantized layers; in a float model, all convolutions and linear layers. About 40 for 2 and 8 bits and normally
     distributed weights. Source: HLHLp, section 3.2, which does not specify the average over layers.
     """
-    layers: list[Any] = list(_quantized(model))
-    layers = layers or [module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.Linear))]
+    layers: list[Any] = [*modules_of(model, QuantizedLayer)]
     ratios = []
-    for layer in layers:
+    for layer in layers or [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]:
         weight: torch.Tensor = layer.weight.detach().reshape(1, -1)
         steps = [optimal_step(weight, (1 << (b - 1)) - 1) for b in (bits, other_bits)]
         ratios.append((steps[0] / steps[1]).double().log().mean())
     return float(torch.stack(ratios).mean().exp())
-
-
-def _quantized(model: nn.Module) -> list[QuantizedLayer]:
-    return [module for module in model.modules() if isinstance(module, QuantizedLayer)]

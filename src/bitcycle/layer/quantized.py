@@ -73,16 +73,16 @@ class QuantizedLayer(QuantizedProduct):
         bits = self.precision
         return (self.weight_quantizer, bits.weight_bits), (self.activation_quantizer, bits.activation_bits)
 
-    def quantized_operands(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Input and weight at the current bits; `key` is the noise key of this call, that of the first call if None."""
-        state, key = self.precision, self.layer_key if key is None else key
+    def quantized_operands(self, x: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Input and weight at the current bits; `key` is the noise key of this call."""
+        state = self.precision
         if self.input_gradient_quantizer is not None:
             x = self.input_gradient_quantizer(x, state.gradient_bits, state.step_key, key)
         return self.activation_quantizer(x, state.activation_bits), self.quantized_weight(key)
 
-    def quantized_weight(self, key: Tensor | None = None) -> Tensor:
-        """The weight at the current bits."""
-        weight, state, key = self.weight, self.precision, self.layer_key if key is None else key
+    def quantized_weight(self, key: Tensor) -> Tensor:
+        """The weight at the current bits; `key` is the noise key of this call."""
+        weight, state = self.weight, self.precision
         if self.weight_gradient_quantizer is not None:
             weight = self.weight_gradient_quantizer(weight, state.gradient_bits, state.step_key, key)
         return self.rows_of(self.weight_quantizer(self.rows_of(weight), state.weight_bits))

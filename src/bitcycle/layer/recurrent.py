@@ -61,7 +61,7 @@ class RecurrentProduct(QuantizedLayer):
         """[gates], if the owner has biases."""
         return None if self.bias_name is None else getattr(self._owner[0], self.bias_name)
 
-    def quantized_weight(self, key: Tensor | None = None) -> Tensor:
+    def quantized_weight(self, key: Tensor) -> Tensor:
         """The weight at the current bits; with block quantizers, the product quantizes it."""
         return self.weight if self.weight_quantizer.has_blocks else super().quantized_weight(key)
 

@@ -2,11 +2,12 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+M = TypeVar("M")
 _OWN = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules", "_load_state_dict_post_hooks")
 """What a twin may add to without changing the original; hooks are shared, so that their handles remove them."""
 
@@ -18,6 +19,11 @@ def twin_of(module: nn.Module, kind: type[nn.Module]) -> Any:
     twin = kind.__new__(kind)
     twin.__dict__.update(module.__dict__, **{name: copy.copy(module.__dict__[name]) for name in _OWN})
     return twin
+
+
+def modules_of(model: nn.Module, kind: type[M]) -> list[M]:
+    """The modules of a class within a model."""
+    return [module for module in model.modules() if isinstance(module, kind)]
 
 
 def replace_modules(model: nn.Module, replacement: Callable[[nn.Module], nn.Module]) -> nn.Module:

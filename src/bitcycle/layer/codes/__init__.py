@@ -9,7 +9,7 @@ from bitcycle.layer.codes.mask_saving_relu import MaskSavingReLU
 from bitcycle.layer.codes.product import code_product
 from bitcycle.layer.codes.recomputation import RecomputingBatchNorm2d
 from bitcycle.layer.quantized import QuantizedLayer
-from bitcycle.layer.twin import replace_modules, twin_of
+from bitcycle.layer.twin import modules_of, replace_modules, twin_of
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ def compute_codes(model: nn.Module, compile: bool, recompute: bool) -> nn.Module
         compile: fuse the operations around the products into kernels.
         recompute: let batch norm recompute the outputs of these layers instead of saving them.
     """
-    layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
+    layers = modules_of(model, QuantizedLayer)
     for layer in layers:
         layer.computation = code_product(layer, compile, recompute)
     able = sum(layer.computation is not None for layer in layers)
@@ -33,7 +33,6 @@ def compute_codes(model: nn.Module, compile: bool, recompute: bool) -> nn.Module
     norm: type[nn.Module] = RecomputingBatchNorm2d if recompute else CodeBatchNorm2d
     twins: dict[type[nn.Module], type[nn.Module]] = {nn.ReLU: MaskSavingReLU, nn.BatchNorm2d: norm} if able else {}
     model = replace_modules(model, lambda m: twin_of(m, twins[type(m)]) if type(m) in twins else m)
-    for module in model.modules():
-        if isinstance(module, MaskSavingReLU):
-            module.compile_kernel = compile
+    for relu in modules_of(model, MaskSavingReLU):
+        relu.compile_kernel = compile
     return model

@@ -19,7 +19,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Optional, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bitcycle import distributed
+from bitcycle.layer.block_product import Gradients, product_gradients
 from bitcycle.layer.codes.input_gradient import input_gradient, sums_input
 from bitcycle.layer.codes.recomputation import remember
 from bitcycle.layer.codes.weight_gradient import library, sums_integers, weight_gradient
@@ -46,7 +47,6 @@ MOST_TERMS = 2**31 // (255 * 128)
 
 Geometry = tuple[list[int], list[int], list[int], int]
 """Stride, padding, dilation and groups of a convolution."""
-Gradients = tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]
 
 
 class CodeProduct:
@@ -87,10 +87,6 @@ class CodeProduct:
 
     def product(self, codes: Codes, weight: WeightCodes, bias: Tensor | None) -> Tensor:
         """The layer's product of the codes of its input and weight."""
-        raise NotImplementedError
-
-    def gradients(self, gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]) -> Gradients:
-        """The `needed` gradients of input, weight and bias from that of the output."""
         raise NotImplementedError
 
     def decoded_weight(self, weight: WeightCodes) -> Tensor:
@@ -144,9 +140,6 @@ class CodeConvolution(CodeProduct):
         kernel(_add_offsets, self.compile)(*images, (codes.scale * weight.zero_point).view(layer.groups, -1))
         return y
 
-    def gradients(self, gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]) -> Gradients:
-        return gradients_of_convolution(gradient, x, weight, needed, self.layer)
-
 
 class CodeLinear(CodeProduct):
     """The computation of a `QuantizedLinear` on codes."""
@@ -162,9 +155,6 @@ class CodeLinear(CodeProduct):
         images = (y[:, None, None], window[:, None, None, None], rest[None, None, None])
         kernel(_add_offsets, self.compile)(*images, (codes.scale * weight.zero_point)[None])
         return y.view(*codes.integers.shape[:-1], -1)
-
-    def gradients(self, gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]) -> Gradients:
-        return gradients_of_linear(gradient, x, weight, needed)
 
 
 def code_product(layer: QuantizedLayer, compile: bool = False, recomputes: bool = False) -> CodeProduct | None:
@@ -215,7 +205,7 @@ def _backward_of_decoded(
     gradient = product.layer.gradient_quantizer.quantize(gradient, *noise)
     decoder = kernel(decode, product.compile)
     x = shaped(decoder(flat(codes.integers), codes.scale, codes.zero_point), like=codes.integers)
-    return product.gradients(gradient, x, weight, needed)
+    return product_gradients(gradient, x, weight, needed, product.layer)
 
 
 def _backward_of_integers(
@@ -229,7 +219,7 @@ def _backward_of_integers(
     if not any(rest):
         return of_x, of_weight, None
     x = torch.empty_like(codes.integers, dtype=gradient.dtype)  # only its shape is used
-    found, _, of_bias = product.gradients(gradient, x, weight, rest)
+    found, _, of_bias = product_gradients(gradient, x, weight, rest, layer)
     return found if of_x is None else of_x, of_weight, of_bias
 
 
@@ -343,23 +333,3 @@ def _exact_operands() -> Iterator[None]:
     finally:
         for backend, precision in zip(backends, before):
             backend.fp32_precision = precision
-
-
-def gradients_of_convolution(
-    gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...], layer: QuantizedConv2d
-) -> Gradients:
-    """The gradients of input, weight and bias of a convolution, as autograd computes them."""
-    sizes = [len(weight)] if needed[2] else None
-    stride, padding, dilation, groups = _geometry(layer)
-    shape = (stride, padding, dilation, False, [0, 0], groups)
-    return torch.ops.aten.convolution_backward(gradient, x, weight, sizes, *shape, list(needed))
-
-
-def gradients_of_linear(gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, ...]) -> Gradients:
-    """The gradients of input, weight and bias of y = x W^T + bias."""
-    rows = gradient.flatten(0, -2)
-    return (
-        gradient @ weight if needed[0] else None,
-        rows.T @ x.flatten(0, -2) if needed[1] else None,
-        rows.sum(0) if needed[2] else None,
-    )

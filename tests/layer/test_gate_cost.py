@@ -369,5 +369,5 @@ def test_only_gated_blocks_lose_their_part_of_a_name():
     first = nn.Sequential(nn.Identity(), nn.Sequential(OrderedDict(block=nn.Conv2d(3, 4, 3, padding=1))))
     model = Nested(first, nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()))
     names = list(model.state_dict())
-    model = bitcycle.quantize_model(model, schedule=bitcycle.schedule("dfq", total_steps=1))
+    model = bitcycle.quantize_model(model, schedule=bitcycle.schedule("dfq", total_steps=10))
     assert list(float_state_dict(model)) == names

@@ -122,7 +122,7 @@ def test_the_whole_sequence_at_once_is_one_time_step_after_another(gradient_rang
     x1, x2 = x.clone().requires_grad_(), x.clone().requires_grad_()
     y1 = whole(x1)
     keys, quantizer = step_keys(single.call_keys(), T), single.activation_quantizer
-    operands = (single.quantized_weight(), single.quantized_bias())
+    operands = (single.quantized_weight(single.layer_key), single.quantized_bias())
     steps = []
     for t in range(T):
         quantized = quantizer(x2[t], single.precision.activation_bits)

@@ -21,6 +21,7 @@ from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
 from bitcycle.layer.twin import modules_of
 from bitcycle.layer.watch import Call, FirstStep, Watch, called_parts, name_functions, products_of, samples_of
+from bitcycle.quantizer.autograd import is_recomputation
 from bitcycle.randomness import int32_key
 from bitcycle.schedule import FLOAT, FeedbackSchedule, GatedSchedule, Precision, Schedule
 from bitcycle.settings import SettingError
@@ -252,8 +253,8 @@ class PrecisionController:
         """Count a forward pass, and trace those of the first step; `part` is the module's name in the controller's model."""
         if not (model.training and self._counting and torch.is_grad_enabled()) or self.precision is None:
             return
-        if self._has_counted and torch._C._current_graph_task_id() >= 0:
-            return  # recomputation by activation checkpointing
+        if self._has_counted and is_recomputation():
+            return
         self._has_counted, self._awaits_batch = True, False
         is_trained = tuple(parameter.requires_grad for parameter in model.parameters())
         if self._is_tracing:

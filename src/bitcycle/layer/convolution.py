@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bitcycle import distributed
 from bitcycle.layer.bifurcation import Product
 from bitcycle.layer.block_product import CONVOLUTION, Axes
+from bitcycle.layer.compilation import has_numbers
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
 
 
@@ -87,7 +88,7 @@ class QuantizedEmbedding(QuantizedLayer, QuantizableEmbedding):
     bias = None
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.max_norm is not None:
+        if self.max_norm is not None and has_numbers(input):
             torch.embedding_renorm_(self.weight.detach(), input.contiguous(), self.max_norm, self.norm_type)
         if not self.adapted:
             with distributed.sharded(0):  # all processes have the whole table

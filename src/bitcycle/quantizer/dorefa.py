@@ -125,7 +125,7 @@ class DorefaActivation(TensorQuantizer):
         return self.on_elements(quantize_activation, x, bits)
 
     def _gradient(self, gradient: Tensor, x: Tensor, bits: Tensor) -> Tensor:
-        return self.on_elements(gradient_inside, gradient, flat(x), 0.0, 1.0, bits)
+        return self.on_elements(gradient_inside, gradient, flat(x), 0, 1, bits)
 
 
 class DorefaGradient(GradientQuantizer):

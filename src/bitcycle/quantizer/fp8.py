@@ -94,8 +94,10 @@ class Fp8Quantizer(Scaling, TensorQuantizer):
     def _remembered(self, largest: Tensor, bits: Tensor) -> Tensor:
         if is_recomputation() and self.last is not None:
             return self.last
-        self.last = super()._remembered(largest, bits)
-        return self.last
+        remembered = super()._remembered(largest, bits)
+        if not torch.compiler.is_compiling():  # which would not allow it
+            self.last = remembered
+        return remembered
 
     def rounded(self, x: Tensor, bits: Tensor) -> Tensor:
         return self.quantized(x, bits)

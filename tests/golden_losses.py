@@ -13,9 +13,9 @@ from contextlib import contextmanager
 
 import torch
 
-from bitcycle.benchmark import networks as networks_module
 from bitcycle.files import read_records
 from bitcycle.layer.codes import weight_gradient
+from bitcycle.model import MODELS
 from bitcycle.shapes import ImageShape
 from bitcycle.training.run import execute
 from tests.conftest import GOLDEN, plan
@@ -76,7 +76,7 @@ def arithmetic() -> str:
     """
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        network = networks_module._build("resnet8", ImageShape(1, 8, 10)).to(memory_format=torch.channels_last)
+        network = MODELS["resnet8"]().build(ImageShape(1, 8, 10)).to(memory_format=torch.channels_last)
         optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
         for _ in range(3):  # what differs in the last digit spreads
             x = torch.randn(8, 1, 8, 8).contiguous(memory_format=torch.channels_last)

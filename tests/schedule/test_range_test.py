@@ -307,7 +307,7 @@ def test_auto_runs_the_test_once_and_then_begins_from_fresh_weights(digits, monk
         assert folder.metrics.read_bytes() == other.metrics.read_bytes()
     found = summary["found"]["q_min"]
     row = summary_row(whole.folder)
-    assert (row["q_min"], json.loads(row["settings"])["schedule"]["q_min"]) == (found, "auto")
+    assert (row["q_min"], json.loads(row["settings"])["schedule"]["q_min"]) == (str(found), "auto")
     assert read_json(first.summary)["found"] == summary["found"]
     by_hand = digits("schedule=CR", f"schedule.q_min={found}", f"results_root={tmp_path}/hand")
     execute(by_hand)

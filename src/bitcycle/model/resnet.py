@@ -79,7 +79,8 @@ def _group(in_channels: int, channels: int, blocks: int, stride: int, unused_bn:
 def _initialise(module: nn.Module) -> None:
     """Normal weights with variance 2 / (k k out), for the classifier 2 / (in out), as in the released code."""
     if isinstance(module, nn.Conv2d):
-        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels
+        nn.init.normal_(module.weight, 0, (2 / fan_out) ** 0.5)
     elif isinstance(module, nn.Linear):
         nn.init.normal_(module.weight, 0, (2 / (module.in_features * module.out_features)) ** 0.5)
 

@@ -75,9 +75,10 @@ class RetinaNet(nn.Module):
         """Weights from N(0, 2 / (k k out)), PyTorch's biases; both output convolutions 0, scores at the prior."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+                taps = module.kernel_size[0] * module.kernel_size[1]
+                nn.init.normal_(module.weight, 0.0, math.sqrt(2 / (taps * module.out_channels)))
                 if module.bias is not None:
-                    bound = 1 / math.sqrt(module.weight[0].numel())
+                    bound = 1 / math.sqrt(module.in_channels * taps)
                     nn.init.uniform_(module.bias, -bound, bound)
         for output, bias in (
             (self.heads.classification_head.cls_logits, -math.log((1 - PRIOR) / PRIOR)),

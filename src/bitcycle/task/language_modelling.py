@@ -135,7 +135,7 @@ class LanguageModelling(Task):
         self.training_batches = options.training_batches(train, setup.batch_size, setup.seed)
         self.splits = {"test": options.evaluation_batches(test), "validation": options.evaluation_batches(validation)}
         for name, batches in self.splits.items():
-            if next(batches.of_epoch(), None) is None:
+            if not any(batch.targets.numel() for batch in batches.of_epoch()):
                 size, problem = options.evaluation_batch_size, f"the {name} text is too short"
                 raise SettingError("task.evaluation_batch_size", size, problem, "lower it, or give a longer text")
         self.majority_baseline = float(train.bincount().max()) / len(train)

@@ -189,7 +189,7 @@ def choose_group(
 ) -> tuple[str, dict[Candidate, dict[str, Any]]]:
     """The group of recorded runs that covers most of the wanted settings: its name and its evidence. Groups with runs whose
     hashes are in `board` take precedence; `rows` are those of results/summary/runs.csv."""
-    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         if row["metric"].endswith("accuracy"):
             groups[group_of(row)].append(row)

@@ -135,7 +135,7 @@ class Step:
     def __init__(self, network: Network, variant: Variant, device: torch.device) -> None:
         torch.manual_seed(0)
         model = network.build()
-        gates = {"family": getattr(model, "block_family", None), "backward": variant.backward}
+        gates: dict[str, Any] = {"family": getattr(model, "block_family", None), "backward": variant.backward}
         plan = schedule(variant.schedule, total_steps=STEPS, **(gates if variant.schedule == "dfq" else {}))
         if variant.quantizer != "none":
             how: dict[str, Any] = {"compute": variant.compute, "recompute": variant.recompute, "schedule": plan}

@@ -110,8 +110,8 @@ def encode(tokenizer: Any, pairs: Sequence[tuple[str, str, int]], length: int) -
         ids = torch.tensor([pair.ids for pair in found], dtype=torch.int32)
         segments = torch.tensor([pair.type_ids for pair in found], dtype=torch.uint8)
         parts.append((ids, segments, torch.tensor([pair.attention_mask for pair in found], dtype=torch.bool)))
-    labels = torch.tensor([label for _, _, label in pairs])
-    return TokenPairs(*map(torch.cat, zip(*parts, strict=True)), labels)
+    ids, segments, mask = (torch.cat(several) for several in zip(*parts, strict=True))
+    return TokenPairs(ids, segments, mask, torch.tensor([label for _, _, label in pairs]))
 
 
 def word_pieces(words: Counter[str], size: int) -> list[str]:

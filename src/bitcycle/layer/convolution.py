@@ -57,7 +57,7 @@ class QuantizedTransposedConvolution(QuantizedLayer):
             x, output_size, self.stride, self.padding, self.kernel_size, dimensions, self.dilation
         )
         geometry = (self.stride, self.padding, padding, self.groups, self.dilation)
-        convolve = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[dimensions - 1]
+        convolve: Any = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[dimensions - 1]
         return self.quantized_product(x, lambda *operands: convolve(*operands, *geometry))
 
 

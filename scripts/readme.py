@@ -170,6 +170,7 @@ IMAGES: Settings = {
     "model": {"name": "resnet8"},
     "training": RECIPE,
 }
+WORDS: Settings = {"dataset": {"name": "wikitext2_small", "vocabulary": 2000, "train_samples": 3000}}
 GRU: Settings = {"dataset": {"vocabulary": 2000}, "model": {"name": "gru_hlhlp"}, "training": {"steps": 2000}}
 FLOAT: Settings = {"quantizer": {"name": "none"}, "schedule": {"name": "static"}}
 SBM: Settings = {"quantizer": {"name": "sbm"}}
@@ -197,6 +198,26 @@ EXPERIMENTS: dict[str, tuple[Sequence[str], Settings, dict[str, Settings]]] = {
         {
             "float": FLOAT,
             "2-bit weights, 2-bit activations": _schedule("hlhlp", bits=[32, 2, 8, 2], activation_bits=[32, 2, 8, 2]),
+            "2-bit weights, 32-bit activations": _schedule("hlhlp", activation_bits=[32] * 4),
+        },
+    ),
+    **{
+        f"Transformer {steps:,}": (
+            ("Transformer", "perplexity", "difference to static 8 bits"),
+            WORDS | SBM | {"model": {"name": "transformer"}, "training": {"steps": steps}},
+            {
+                f"static 8 bits, {steps:,} steps": STATIC_8,
+                f"CPT 4-8 bits, {steps:,} steps": _schedule("CR", q_min=4, q_max=8, cycles=32),
+            },
+        )
+        for steps in (1024, 2048)
+    },
+    "speech activations": (
+        ("CTC LSTM", "CER", "difference to float"),
+        {"dataset": {"name": "fsdd"}, "model": {"name": "speech_lstm_small"}, "training": {"steps": 2500}},
+        {
+            "float": FLOAT,
+            "2-bit weights, 2-bit activations": _schedule("hlhlp", activation_bits=[32, 2, 8, 2]),
             "2-bit weights, 32-bit activations": _schedule("hlhlp", activation_bits=[32] * 4),
         },
     ),

@@ -1,0 +1,77 @@
+"""Layers of DGL and models of transformers."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import bitcycle
+from bitcycle.layer import QuantizedProduct
+from bitcycle.schedule import Precision
+
+FLOAT = Precision(32, 32, 32)
+
+
+def test_graph_convolutions_of_dgl():
+    dgl = pytest.importorskip("dgl", reason="dgl ends with Python 3.11")
+    from dgl.nn.pytorch import GraphConv, SAGEConv
+
+    graph = dgl.add_self_loop(dgl.rand_graph(6, 20))
+    for sizes in ((5, 3), (3, 5)):
+        for layer in (GraphConv(*sizes), GraphConv(*sizes, norm="right", bias=False), SAGEConv(*sizes, "mean")):
+            x = torch.randn(6, sizes[0])
+            expected = layer(graph, x)
+            model = bitcycle.quantize_model(nn.ModuleDict({"layer": layer}), float_layers=[])
+            products = [module for module in model.modules() if isinstance(module, QuantizedProduct)]
+            assert len(products) == (2 if isinstance(layer, SAGEConv) else 1)
+            for product in products:
+                product.precision.set(FLOAT)
+            torch.testing.assert_close(model["layer"](graph, x), expected)
+
+
+def tiny_transformers() -> dict[str, tuple]:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    tokens = {"input_ids": torch.randint(0, 50, (2, 7))}
+    labelled = {**tokens, "labels": tokens["input_ids"]}
+    gpt2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 50, "n_positions": 16}
+    t5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 50}
+    vit = {**sizes, "image_size": 16, "patch_size": 8, "num_labels": 3}
+    images = {"pixel_values": torch.randn(2, 3, 16, 16), "labels": torch.tensor([0, 1])}
+    return {
+        "bert": (transformers.BertForMaskedLM, transformers.BertConfig(vocab_size=50, **sizes), labelled),
+        "gpt2": (transformers.GPT2LMHeadModel, transformers.GPT2Config(**gpt2), labelled),
+        "llama": (
+            transformers.LlamaForCausalLM,
+            transformers.LlamaConfig(vocab_size=50, num_key_value_heads=1, **sizes),
+            labelled,
+        ),
+        "t5": (
+            transformers.T5ForConditionalGeneration,
+            transformers.T5Config(**t5, decoder_start_token_id=0, pad_token_id=0),
+            labelled,
+        ),
+        "vit": (transformers.ViTForImageClassification, transformers.ViTConfig(**vit), images),
+    }
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "vit"])
+def test_transformers_are_converted_with_their_attention(name):
+    kind, config, batch = tiny_transformers()[name]
+    torch.manual_seed(0)
+    plain = kind(config).eval()
+    model = bitcycle.quantize_model(copy.deepcopy(plain))
+    rules = {rule.name: rule for rule in model.conversion_rules}
+    blocks = {rule.treatment for found, rule in rules.items() if found.endswith(("query", "q_proj", "c_attn", ".q"))}
+    assert blocks <= {"quantized"}  # an embedding, or a convolution, is the first layer
+    assert any(found.endswith("score_product") for found in rules)
+    state = next(module for module in model.modules() if isinstance(module, bitcycle.layer.PrecisionState))
+    expected = plain(**batch).logits
+    state.set(FLOAT)
+    torch.testing.assert_close(model(**batch).logits, expected, atol=1e-5, rtol=1e-4)
+    state.set(Precision(8, 8, 8))
+    error = (model(**batch).logits - expected).norm() / expected.norm()
+    assert 1e-5 < error < 0.1
+    model.train()(**batch).loss.backward()
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())

@@ -188,16 +188,18 @@ def test_every_damage_is_noticed(tmp_path, caplog, damage):
     assert "skipping the damaged checkpoint" in caplog.text
 
 
-def test_a_damaged_byte_anywhere_stops_no_run(tmp_path):
-    """Also in the directory of the archive, which has no checksum: what reads it raises errors of many kinds."""
+def test_a_flipped_bit_anywhere_is_noticed(tmp_path):
+    """Also in the directory of the archive, which has no checksum of its own: one flip there once changed a tensor."""
     folder = CheckpointFolder(tmp_path)
     for step in (1, 2):
         folder.save({"step": step, "weights": torch.arange(3.0)})
-    content, steps = folder.last.read_bytes(), set()
-    for place in range(0, len(content), 3):
-        folder.last.write_bytes(content[:place] + bytes([content[place] ^ 0xFF]) + content[place + 1 :])
-        steps.add(folder.load(CPU)["step"])
-    assert steps == {1, 2}
+    content = folder.last.read_bytes()
+    assert torch.load(folder.last, weights_only=True)["step"] == 2  # the checksum is no obstacle
+    for bit in range(0, 8 * len(content), 5):
+        damaged_content = bytearray(content)
+        damaged_content[bit // 8] ^= 1 << bit % 8
+        folder.last.write_bytes(damaged_content)
+        assert folder.load(CPU)["step"] == 1
 
 
 def test_two_damaged_checkpoints_are_an_error_with_a_remedy(tmp_path):

@@ -1,4 +1,4 @@
-"""Detection data: Pascal VOC's layout, ImageNet's stand-in, batches of like shape."""
+"""Detection data: Pascal VOC's layout, ImageNet's proxy, batches of like shape."""
 
 from __future__ import annotations
 

@@ -280,7 +280,7 @@ RUNS = {
     "CR": ["schedule=CR", "schedule.cycles=2"],
     "dorefa": ["schedule=RTH", "schedule.cycles=2", "quantizer=dorefa"],
     "static, words by prefix search": ["task.decoder=prefix", "task.beam=4"],
-    "float stand-in": ["quantizer=none", "dataset=fsdd"],
+    "float proxy": ["quantizer=none", "dataset=fsdd"],
     "hlhlp": [
         *("schedule=hlhlp", "quantizer=uniform_l2", "schedule.candidates=2", "schedule.alpha=0.1"),
         *("task.choose_by=cer", "training.evaluation_steps=2"),

@@ -114,6 +114,40 @@ def test_trends_and_spreads():
     assert verdict(spread, *wide, *narrow).verdict == SUPPORTED
 
 
+def test_panels_of_one_seed_are_no_further_evidence_of_a_trend():
+    """Seeds are the independent units: a second network with the same values was counted as three more blocks."""
+    claim = Claim("x/y-c1", "falls", predicate="falling", a={"schedule": "CR"}, by="schedule.cycles", match=["model"])
+    values = np.array([[5.0, 4.0, 4.5], [4.0, 4.5, 3.0], [3.0, 2.0, 3.5], [2.0, 3.0, 1.0]])
+    one, two = (
+        [cell(*row, schedule="CR", schedule__cycles=n, model=model) for n, row in enumerate(values)]
+        for model in ("resnet38", "resnet74")
+    )
+    alone, both = verdict(claim, *one), verdict(claim, *one, *two)
+    assert (both.p_raw, both.estimate, both.low, both.n) == (alone.p_raw, alone.estimate, alone.low, 3)
+    lacking = [replace(each, runs=each.runs[:2]) for each in two]
+    assert verdict(claim, *one, *lacking).n == 2, "a seed that lacks a panel does not count"
+
+
+def test_only_trainings_of_seeds_that_count_are_counted():
+    more = cell(*ONE, 71.5, schedule="CR", model="resnet38"), cell(*OTHER, 70.5, schedule="static", model="resnet38")
+    found = verdict(replace(HIGHER, match=["model"]), *PAIR, *more)
+    assert (found.n, found.trainings) == (4, 16)
+
+
+def test_differences_that_are_equal_in_all_seeds_get_a_sign_test_and_the_rule_says_so():
+    bits = [cell(*[level] * 12, schedule=name) for name, level in (("CR", 73.0), ("static", 72.0))]
+    found = verdict(HIGHER, *bits)
+    assert (found.verdict, found.p_raw) == (SUPPORTED, pytest.approx(2 * 0.5**12))
+    assert "sign test" in found.rule and "t test" not in found.rule
+
+
+def test_a_further_part_about_another_arm_names_it():
+    claim = replace(HIGHER, also=[{"a": {"schedule": "LR"}}])
+    found = verdict(claim, *PAIR, cell(60.0, 61.0, 62.0, 60.5, schedule="LR"))
+    assert found.verdict == CONTRADICTED and "final of schedule LR -10.6" in found.reason
+    assert "for final (a: schedule LR)" in found.rule
+
+
 def test_all_settings_alike():
     claim = Claim("x/y-c1", "hardly matters", predicate="all_equivalent", a={"schedule": "CR"}, match=["model"])
     noise = np.random.default_rng(1).normal(0, 0.05, (3, 5))

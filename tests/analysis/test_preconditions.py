@@ -97,6 +97,16 @@ def test_unequal_lengths_count_where_trainings_have_converged():
     assert verdict(claim, longer, short).verdict == SUPPORTED
 
 
+def test_arms_train_on_equally_many_samples_if_those_of_the_paper_do():
+    ours, theirs = cell(*ONE, schedule="CR"), cell(*OTHER, schedule="static")
+    for one, samples in ((ours, "576"), (theirs, "640")):
+        for run in one.runs:
+            run.row["train_samples"] = samples
+    assert reason(HIGHER, ours, theirs) == "The arms train on different numbers of samples: 576 and 640."
+    held_out = replace(ours, paper={**ours.paper, "dataset.validation": "0.1"})  # in the paper, too
+    assert verdict(HIGHER, held_out, theirs).verdict == SUPPORTED
+
+
 def test_timings_on_a_shared_machine():
     claim = replace(HIGHER, metric="speed", display="ratio", reference=1.0, requires=["quiet machine"])
     one, two = (

@@ -160,7 +160,11 @@ def rule_of(claim: Claim, margin: float | None = None) -> str:
     )
     arms = f"a: {described(claim.a) or 'all'}" + "".join(f"; b: {described(arm)}" for arm in claim.arms)
     where = f"; where {described(claim.where)}" if claim.where else ""
-    more = "".join(f"; and {rule_of(part).partition(' (a: ')[0]} for {part.metric}" for part in claim.parts[1:])
+    more = "".join(
+        f"; and {rule_of(part).partition(' (a: ')[0]} for {part.metric}"
+        + (f" (a: {described(part.a)})" if part.a != claim.a else "")
+        for part in claim.parts[1:]
+    )
     looks = f"; p multiplied by {claim.looks} for {claim.looks} looks" if claim.looks > 1 else ""
     return f"{words} ({arms}{where}){more}{looks}"
 

@@ -197,6 +197,14 @@ class Contrast:
     units: tuple[Unit, ...]  # distinct comparisons that have runs
     wanted: int  # number of cells in the first arm with a partner
     filled: int  # number of these for which both sides have runs
+    paired: bool = True  # whether the comparisons are averaged seed by seed
+
+    @cached_property
+    def seeds(self) -> set[str]:
+        """The seeds that count: those that every comparison has, if there are at least OWN_SEEDS, otherwise all."""
+        several = [set(unit.by_seed) for unit in self.units if unit.by_seed]
+        common = set.intersection(*several) if several and self.paired else set()
+        return common if len(common) >= OWN_SEEDS else set().union(*several)
 
     @property
     def weights(self) -> list[tuple[Run, str, float]]:
@@ -204,11 +212,12 @@ class Contrast:
         runs: dict[Any, Run] = {}
         found: dict[Any, float] = defaultdict(float)
         for unit in self.units:
+            seeds = self.seeds.intersection(unit.by_seed)
             for coefficient, cell, metric in unit.terms:
-                for run in (run for run in cell.runs if run.row["seed"] in unit.by_seed):
+                for run in (run for run in cell.runs if run.row["seed"] in seeds):
                     key = run.group, run.training, metric
                     runs[key] = run
-                    found[key] += coefficient / len(unit.by_seed) / len(self.units)
+                    found[key] += coefficient / len(seeds) / len(self.units)
         return [(run, key[-1], found[key]) for key, run in runs.items()]
 
     @property

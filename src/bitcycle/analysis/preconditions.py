@@ -34,7 +34,8 @@ def failed(claim: Claim, contrasts: Sequence[Contrast], runs: Sequence[Run], pro
         return "A setting and its baseline are the same training." if filled else "The runs that it needs are missing."
     if 2 * filled < wanted:
         return f"Fewer than half of the cells have runs: {filled} of {wanted}."
-    if found := _saturated(claim, units) or _other_lengths(claim, units, proxy) or _few_moments(claim, runs):
+    lengths = _other_lengths(claim, units, proxy)
+    if found := _saturated(claim, units) or lengths or _other_samples(units) or _few_moments(claim, runs):
         return found
     published = proxy and not claim.arms and bool(claim.reference)
     return "A proxy cannot be compared with a published number." if published else ""
@@ -151,6 +152,15 @@ def _other_lengths(claim: Claim, units: Sequence[Unit], proxy: bool) -> str:
         converged = claim.lengths == "converged" and all(_converged(run) for cell in cells for run in cell.runs)
         if len(steps) > 1 and not converged:
             return f"Unequal training lengths, and the shorter ones have not converged: {min(steps):,} and {max(steps):,} steps."
+    return ""
+
+
+def _other_samples(units: Iterable[Unit]) -> str:
+    """Held-out samples leave fewer for training; that counts unless the paper holds out samples in one arm only, too."""
+    for unit in (unit for unit in units if unit.theirs):
+        samples = {int(number) for cell in unit.cells for run in cell.runs if (number := run.number("train_samples"))}
+        if len(samples) > 1 and len({cell.setting("dataset.validation") for cell in unit.cells}) == 1:
+            return f"The arms train on different numbers of samples: {min(samples):,} and {max(samples):,}."
     return ""
 
 

@@ -152,7 +152,7 @@ def _per_seed(claim: Claim, ours: Sequence[Cell], theirs: Sequence[Cell]) -> Out
 
 
 def _trend(claim: Claim, by: str, ours: Sequence[Cell], theirs: Sequence[Cell]) -> Outcome | None:
-    """Page's trend test along a fact, with one block per panel and seed; incomplete blocks are omitted."""
+    """Page's trend test along a fact, with one block per seed: the means over panels. Omits seeds that lack a place or panel."""
     rows = []
     for number, (panel, seeds) in enumerate(_panels([c for c in ours if c.runs], [m for m in claim.match if m != by])):
         places: dict[float, list[Cell]] = defaultdict(list)
@@ -166,8 +166,10 @@ def _trend(claim: Claim, by: str, ours: Sequence[Cell], theirs: Sequence[Cell]) 
     blocks = blocks[counts == counts.max()].dropna(axis=1)
     if blocks.shape[1] < 3:
         return None
+    panels = blocks.groupby("seed")
+    blocks = panels.mean()[panels.size() == panels.size().max()]
     value, interval, values = rule.trend_test(blocks.to_numpy(), 1 if claim.predicate == "rising" else -1)
-    tested = Estimate(value, None, 0, blocks.index.unique("seed").size)
+    tested = Estimate(value, None, 0, len(blocks))
     return Outcome(values, tested, value, interval, None, [_bare(ours)])
 
 
@@ -191,4 +193,5 @@ def _spread(claim: Claim, ours: Sequence[Cell], theirs: Sequence[Cell]) -> Outco
     both = [*ours, *theirs]
     seeds = {run.row["seed"] for cell in both for run in cell.runs}
     shown = None if math.isnan(ratio) else ratio
-    return Outcome(values, Estimate(ratio, None, df, len(seeds)), shown, interval, None, [_bare(both)])
+    bare = replace(_bare(both), paired=False)
+    return Outcome(values, Estimate(ratio, None, df, len(seeds)), shown, interval, None, [bare])

@@ -151,7 +151,7 @@ def all_of(tests: Sequence[PValues]) -> PValues:
 def trend_test(blocks: Sequence[Sequence[float]], sign: int) -> tuple[float, tuple[float, float], PValues]:
     """Page's trend test, or a permutation test for a single block; sign 1 if the claimed trend rises, -1 if it falls.
 
-    A block has the values of all settings for one seed and panel, in the order of the settings. Returns the mean rank
+    A block has the values of all settings for one seed, in the order of the settings. Returns the mean rank
     correlation, its 95 % interval (Fisher's z), and the p-values.
     """
     ranks = np.array([stats.rankdata(block) for block in blocks])

@@ -18,7 +18,8 @@ from bitcycle.analysis import statistics as rule
 from bitcycle.analysis.aggregation import Cell, Results
 from bitcycle.analysis.claim_functions import COMPUTED as FORMULAS
 from bitcycle.analysis.claims import UNTRAINED, Claim, rule_of, tested_reference
-from bitcycle.analysis.contrast import Pool, select
+from bitcycle.analysis.contrast import Pool, described, select
+from bitcycle.analysis.metrics import COSTS
 from bitcycle.analysis.predicates import Outcome, evaluate
 from bitcycle.files import read_csv, write_csv
 
@@ -148,6 +149,8 @@ def _judge_at(
         return (no_test, None) if reason else None
     row.scope = _scope(scale, [cell for one in first.contrasts for unit in one.units for cell in unit.cells])
     row.rule, row.verdict, row.estimate = rule_of(claim, first.margin), UNDECIDED, first.shown
+    if first.tested.error == 0 and claim.metrics[0] not in COSTS:
+        row.rule = row.rule.replace("paired t test", "sign test, as all seeds agree")
     row.low, row.high = first.interval or (None, None)
     row.level, row.margin, row.n, row.df = claim.level, first.margin, first.tested.n, first.tested.df or None
     runs = {run.training: run for one in first.contrasts for run in one.runs}
@@ -169,7 +172,9 @@ def _test(row: ClaimResult, parts: Sequence[Claim], found: Sequence[Outcome | No
             row.reason = f"no runs tell the {part.metric}"
             return
         shown = f"{one.shown:.3g} {part.unit}".strip()
-        words.append(f"{part.display or part.metric} {shown}" + (f" (p = {one.values.p:.2g})" if one.values.p else ""))
+        arm = f" of {described(part.a)}" if part.a != parts[0].a else ""
+        p = f" (p = {one.values.p:.2g})" if one.values.p else ""
+        words.append(f"{part.display or part.metric}{arm} {shown}{p}")
     joint = rule.all_of([one.values for one in found if one is not None])
     if joint.p is None:
         missing = "one seed, and no deviation of such trainings is known" if row.n == 1 else "no deviation is known"

@@ -158,6 +158,20 @@ def test_planes_and_measurements_name_their_networks():
     plt.close("all")
 
 
+def test_networks_measured_on_few_seeds_are_not_drawn_beside_those_of_many():
+    """One seed after two steps stood beside the means of 13 seeds, and was not that of a typical seed."""
+    cell = made_up(90.0, 91.0, 92.0, scale="mini", schedule="hlhlp")
+    noise = [{"noise": "none", "cer_percent": "1.0"}]
+    for run, phases in zip(cell.runs, ((None, 2), (None,), (None,))):
+        headers = [
+            {"kind": "noise", "options": {}, "units": 1, "done": 1, "runs": [{"phase": phase}]} for phase in phases
+        ]
+        vars(run)["analyses"] = [Result(header, noise) for header in headers]
+    figure, _ = draw_item(ItemData(ITEMS["hlhlp/appF"], Results("mini", (cell,))))
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["HLHLp"]
+    plt.close(figure)
+
+
 def test_a_first_phase_of_two_bits_is_not_called_float():
     """HLHLp's appendix D starts from a float network: its first phase has 2 bits already."""
     whole, short = made_up(90.0, schedule="hlhlp"), made_up(90.0, schedule="hlhlp")

@@ -164,6 +164,11 @@ def test_without_shorter_static_runs_full_length_is_the_baseline():
     rows = {(row.cell.setting("schedule"), row.cell.setting("quantizer")): row for row in found}
     assert rows["CR", "sbm"].gap.mean == -1.0 and rows["static", "fp8"].gap.mean == -3.0
     assert board.reference(found) == "static 8 bits of full length"
+    cells[2] = on_board(58, 58, 58, cost=90.0, quantizer="fp8", **STATIC)  # the cheaper one was taken for the baseline
+    figure, _ = board.draw_board(board_of(*cells))
+    labels = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert labels == {"static 8 bits, by its steps", "static, by its bits, fp8", "cyclic"}
+    plt.close(figure)
 
 
 def test_board_has_a_picture_and_a_table_that_name_the_proxy():

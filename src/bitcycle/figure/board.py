@@ -35,6 +35,8 @@ FAMILIES = {
 }
 OTHER_QUANTIZERS = {"static, by its bits": ("#b8a000", "D"), "cyclic": ("#aa4499", "h")}
 """Colour and marker of these families with a quantizer other than that of static 8 bits."""
+FORMATS = {"nvfp4": "d", "fp8": "X"}
+"""Markers of static formats beside others."""
 
 STATIC = {"schedule": "static", "fw": 8}
 """Static 8 bits of any length."""
@@ -117,7 +119,7 @@ def draw_board(data: ItemData) -> Drawing | None:
     if not rows:
         return None
     figure, (left, right) = panels(2, width=5.4, height=4.0)
-    main = next(row for row in rows if matches(row.cell, STATIC))
+    main = next(row for row in rows if matches(row.cell, STATIC) and row.gap is None)  # not another 8-bit format
     style = partial(style_of_row, main=main.cell.setting("quantizer", "sbm"))
     for row in rows:
         draw_points(left, style(row), [point(row.cost, row.value)])
@@ -149,6 +151,7 @@ def style_of_row(row: Row, main: str) -> Style:
     quantizer = row.cell.setting("quantizer", "sbm")
     if label in OTHER_QUANTIZERS and quantizer not in (main, "none"):
         colour, marker = OTHER_QUANTIZERS[label]
+        marker = FORMATS.get(str(quantizer), marker)
         label = f"{label}, {quantizer}"
     elif matches(row.cell, STATIC):
         label, marker = "static 8 bits, by its steps", "<"

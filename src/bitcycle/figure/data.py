@@ -169,8 +169,8 @@ def cost_against(cell: Cell, base: Cell | None) -> float | None:
 
 def metric_name(cells: Sequence[Cell]) -> str:
     """The main metric of the runs, with its unit."""
-    words = cells[0].runs[0].row["metric"].replace("_", " ") if cells else "result"
-    return f"{words} (%)" if "accuracy" in words else words
+    words = cells[0].runs[0].row["metric"].replace("_", " ").replace("hr10", "HR@10") if cells else "result"
+    return f"{words} (%)" if "accuracy" in words or "HR@10" in words else words
 
 
 def status_line(data: ItemData) -> str:

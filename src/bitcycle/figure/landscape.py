@@ -17,7 +17,7 @@ from bitcycle.analysis.metrics import results_of, rise
 from bitcycle.analysis.statistics import over_seeds
 from bitcycle.figure.data import ItemData, panels_of
 from bitcycle.figure.plots import Point, draw_series, label_axes, point, styles
-from bitcycle.figure.style import ORDERED, STYLES, Drawing, Style, legend, panels
+from bitcycle.figure.style import ORDERED, Drawing, Style, legend, panels
 from bitcycle.measurement.artifacts import Result
 from bitcycle.schedule import FLOAT
 
@@ -103,10 +103,8 @@ def contours(data: ItemData, style: str) -> Drawing | None:
     series: dict[Style, list[Point]] = {}
     for (cell, found), part in zip(cells, axes):
         shade = styles(data, style)(cell)
-        known = next((STYLES[name] for name in STYLES if shade.label.startswith(name)), shade[1:3])  # "CPT 3-8 bits"
-        shade = shade._replace(colour=known[0], marker=known[1])
         draw_contours(part, min(found, key=lambda result: result.options.get("seed", 0)))
-        label_axes(part, shade.label)
+        label_axes(part, shade.label, "first direction (lengths of the filters)", "second direction")
         rises = [radial_rise(surface) for surface in found]
         shade = shade._replace(marker="^" if highest_bits(forward_bits(cell)) < 8 else shade.marker)
         values = {radius: [rise[radius] for rise in rises] for radius in rises[0]}
@@ -157,15 +155,21 @@ def planes(data: ItemData, split: str, height: str, label: str) -> Drawing | Non
 
 
 def measured(data: ItemData, measurement: str, by: str, column: str, label: str) -> Drawing | None:
-    """A column of a measurement of each network, by the categories in column `by` (corruption, noise, box size)."""
+    """A column of a measurement of each network, by the categories in column `by` (corruption, noise, box size). Networks with
+    fewer than half as many seeds as another are left out."""
+    networks = list(itertools.product(data.results.done, (None, 1, 2)))
+    if not networks:
+        return None
+    every = [(network_name(cell, phase), results_of(cell.runs, measurement, phase)) for cell, phase in networks]
+    most = max(len(results) for _, results in every)
     series: dict[Style, list[Point]] = {}
-    for cell, phase in itertools.product(data.results.done, (None, 1, 2)):
+    for name, results in every:
         groups: dict[str, list[float]] = {}
-        for row in (row for result in results_of(cell.runs, measurement, phase) for row in result.rows):
+        for row in (row for result in results for row in result.rows):
             groups.setdefault(row[by], []).append(float(row[column]))
-        if groups:
-            style = Style(network_name(cell, phase), f"C{len(series)}", "os^Dv"[len(series) % 5])
-            series[style] = [point(name, over_seeds(values)) for name, values in groups.items()]
+        if groups and 2 * len(results) >= most:
+            style = Style(name, f"C{len(series)}", "os^Dv"[len(series) % 5])
+            series[style] = [point(word, over_seeds(values)) for word, values in groups.items()]
     if not series:
         return None
     figure, axes = panels(1, width=8, height=3.0)

@@ -245,7 +245,7 @@ def fitting_ticks(places: Sequence[float]) -> list[float]:
     [1, 2, 4, 100]
     """
     kept: list[float] = []
-    least = (places[-1] / places[0]) ** 0.1 if places and places[0] > 0 else 1.0
+    least = (places[-1] / places[0]) ** 0.14 if places and places[0] > 0 else 1.0
     for here in places:
         if not kept or here >= kept[-1] * least:
             kept.append(here)
@@ -265,7 +265,10 @@ def curves(data: ItemData, style: str, x: str = "step", keep: Selector | None = 
     for (panel, cells), part in zip(shown, axes):
         for cell in cells:
             draw_curve(part, cell, styles(data, style)(cell), x)
-        label_axes(part, panel.title, "optimizer step" if x == "step" else "accumulated GBitOps", metric_name(cells))
+        counts = sorted({len(evaluations(cell)) for cell in cells})
+        seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+        words = "optimizer step" if x == "step" else "accumulated GBitOps"
+        label_axes(part, f"{panel.title}, n\u00a0=\u00a0{seeds}", words, metric_name(cells))
     legend(figure, axes)
     return Drawing(figure, "Means over seeds; band: one standard deviation.")
 
@@ -282,7 +285,7 @@ def draw_curve(axes: Axes, cell: Cell, style: Style, x: str) -> None:
     length = min(len(curve["step"]) for curve in found)
     values, places = np.array([curve["value"][:length] for curve in found]), found[0][x][:length]
     means = values.mean(0)
-    axes.plot(places, means, color=style.colour, linewidth=1.4, label=f"{style.label} (n = {len(found)})")
+    axes.plot(places, means, color=style.colour, linewidth=1.4, label=style.label)
     if len(found) > 1:
         spread = values.std(0, ddof=1)
         axes.fill_between(places, means - spread, means + spread, color=style.colour, alpha=0.18, linewidth=0)
@@ -357,7 +360,8 @@ def _forest_panel(axes: Axes, rows: Sequence[ClaimResult]) -> None:
         middle = float(row.estimate or 0.0)
         ends = [middle if end is None else end for end in (row.low, row.high)]
         axes.plot(ends, [place] * 2, color=colour, linewidth=1.4)
-        words, filling = (f"ours: {found}", colour) if row.decided else (f"ours: leaning, {found}", "white")
+        whose = "ours, proxy" if row.scope.startswith("proxy") else "ours"
+        words, filling = (f"{whose}: {found}", colour) if row.decided else (f"{whose}: leaning, {found}", "white")
         axes.plot([middle], [place], "o", label=words, color=colour, markerfacecolor=filling, markersize=5)
         if row.published_value is not None:
             axes.plot([row.published_value], [place], "D", color="black", markerfacecolor="none", label="published")

@@ -69,12 +69,14 @@ class Drawing(NamedTuple):
 
 
 def style_of(method: str) -> Style:
-    """The style of a method.
+    """The style of a method, also with its bits.
 
-    >>> style_of("CPT"), style_of("other")
-    (Style(label='CPT', colour='#0072b2', marker='o', edge=None), Style(label='other', colour='0.5', marker='o', edge=None))
+    >>> style_of("CPT 3-8 bits")
+    Style(label='CPT 3-8 bits', colour='#0072b2', marker='o', edge=None)
+    >>> style_of("other")
+    Style(label='other', colour='0.5', marker='o', edge=None)
     """
-    return Style(method, *STYLES.get(method, ()))
+    return Style(method, *next((style for name, style in STYLES.items() if f"{method} ".startswith(f"{name} ")), ()))
 
 
 def panels(count: int, columns: int = 3, width: float = 0.0, height: float = 2.9) -> tuple[Figure, list[Axes]]:

@@ -48,7 +48,7 @@ def decided_list() -> str:
             found = f"Measured: {row.estimate:+.2f} {row.unit}{interval}, n = {row.n}; {row.scope}."
             sentences.append(f"- **{state}**: {row.sentence} ({row.claim_id}). {found}")
     computed = sum(row.verdict == "computed" for row in rows)
-    undecided = sum(not row.decided for row in tested)
+    undecided = sum(row.p_raw is not None and not row.decided for row in tested)  # a single seed may have no test
     counts = f"{computed} claims are computed from schedules and cost models alone; {undecided} were tested and remain undecided."
     return "\n".join([*sorted(sentences, key=lambda text: ("leaning" in text[:12], text)), "", counts])
 

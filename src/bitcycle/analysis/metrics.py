@@ -128,7 +128,6 @@ METRICS: dict[str, Callable[[Run], Optional[float]]] = {
     "corruption error": lambda run: changed_error(run, "corruption", "error_percent"),
     "corruption error after two steps": lambda run: changed_error(run, "corruption", "error_percent", 1),
     "error in noise": lambda run: changed_error(run, "noise", "cer_percent"),
-    "error in noise after two steps": lambda run: changed_error(run, "noise", "cer_percent", 2),
 }
 """Metrics that are not columns of runs.csv. Costs (negated) and speeds are logarithms, so that their differences are log
 ratios."""

@@ -17,7 +17,7 @@ RESOURCES = (
 
 
 class BuildWithResources(build_py):
-    """Copies them to where `bitcycle.resources` looks; an editable installation finds them where they are."""
+    """Copies them to where `bitcycle.files.resource_root` looks; an editable installation finds them where they are."""
 
     def run(self) -> None:
         super().run()

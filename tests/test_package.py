@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import bitcycle
-from bitcycle import cli, resources
+from bitcycle import cli, files
 from bitcycle.cli import SUB_COMMANDS
 from bitcycle.errors import RunError
 from bitcycle.optional_imports import require
@@ -176,9 +176,9 @@ def test_help_that_nobody_reads_to_the_end():
 
 
 def test_resources_of_a_package_without_any(tmp_path, monkeypatch):
-    monkeypatch.setattr(resources, "__file__", str(tmp_path / "lib" / "bitcycle" / "resources.py"))
+    monkeypatch.setattr(files, "__file__", str(tmp_path / "lib" / "bitcycle" / "files.py"))
     with pytest.raises(FileNotFoundError, match="no configuration files"):
-        resources.resource_root()
+        files.resource_root()
 
 
 def test_runs_of_a_sweep_are_started_with_or_without_a_checkout(tmp_path):

@@ -27,10 +27,9 @@ from rich.table import Column, Table
 from bitcycle.analysis.collect import SUMMARY
 from bitcycle.analysis.statistics import over_seeds
 from bitcycle.configuration import GROUPS, RunConfig, read_config, register_schemas
-from bitcycle.files import read_csv
+from bitcycle.files import read_csv, resource_root
 from bitcycle.guard import guarded
 from bitcycle.recipe.options import TrainingOptions
-from bitcycle.resources import resource_root
 from bitcycle.schedule import SCHEDULES, SUITE, ScheduleOptions
 from bitcycle.settings import SettingError, Settings, default_of
 from bitcycle.sweep.manifest import MANIFEST, read_manifest

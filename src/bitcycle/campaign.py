@@ -33,9 +33,8 @@ from yaml import YAMLError
 
 from bitcycle.analysis.collect import RUNS, SUMMARY, collect_folders, identity
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION, RunError
-from bitcycle.files import read_csv
+from bitcycle.files import read_csv, resource_root, try_lock
 from bitcycle.guard import guarded
-from bitcycle.resources import resource_root
 from bitcycle.settings import SettingError, nearest
 from bitcycle.signals import stop_at_once
 from bitcycle.sweep.composition import composing
@@ -58,7 +57,6 @@ from bitcycle.sweep.registry import (
 )
 from bitcycle.sweep.status import Speeds, recorded_seconds, sweeps_table
 from bitcycle.training.display import console, set_up_console
-from bitcycle.training.file_lock import try_lock
 from bitcycle.training.run_folder import RunFolder
 
 logger = logging.getLogger("bitcycle.campaign")  # as a command this module is called __main__

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bitcycle.errors import EXIT_WRONG_CONFIGURATION
-from bitcycle.resources import resource_root
+from bitcycle.files import resource_root
 from bitcycle.settings import SettingError, nearest
 from bitcycle.signals import stop_at_once
 

@@ -1,4 +1,4 @@
-"""Files written atomically: JSON, and tables as CSV (UTF-8, a header line, Unix line endings) or text; without PyTorch."""
+"""Files written atomically: JSON, and tables as CSV (UTF-8, a header line, Unix line endings) or text; locks; without PyTorch."""
 
 import csv
 import hashlib
@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bitcycle.errors import RunError
 
@@ -116,3 +116,39 @@ def read_csv(path: Path, missing_ok: bool = False) -> list[dict[str, str]]:
         return []
     with open(path, newline="") as stream:
         return list(csv.DictReader(stream))
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def try_lock(stream: IO[Any], shared: bool = False) -> bool:
+        """Lock a file until it is closed; False if another process holds it. Shared locks are not supported on Windows."""
+        stream.seek(0)  # locks one byte, which need not exist
+        try:
+            msvcrt.locking(stream.fileno(), msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+else:
+    import fcntl
+
+    def try_lock(stream: IO[Any], shared: bool = False) -> bool:
+        """Lock a file until it is closed; False if another process holds it, unless both locks are shared."""
+        try:
+            fcntl.flock(stream, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def resource_root() -> Path:
+    """The folder with `conf`, `sweeps`, `results/published` and `results/summary` of this installation. Raises
+    FileNotFoundError if there is no such folder."""
+    package = Path(__file__).resolve().parent
+    for root in (package / "resources", package.parents[1]):  # wheel; checkout
+        if (root / "conf" / "config.yaml").is_file():
+            return root
+    raise FileNotFoundError(
+        f"{package} has no configuration files: neither resources/conf in it nor conf two folders above it. "
+        "Install the package again, or run it from a checkout."
+    )

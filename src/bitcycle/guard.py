@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, DataError, RunError
 from bitcycle.hydra_errors import explain_hydra
 from bitcycle.settings import SettingError
-from bitcycle.training.interruption import Interrupted
+from bitcycle.signals import Interrupted
 
 logger = logging.getLogger("bitcycle")
 

@@ -16,9 +16,9 @@ from bitcycle.campaign import Campaign, Part, train
 from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from bitcycle.figure.make import make_all
 from bitcycle.figure.page import Entry
+from bitcycle.files import resource_root
 from bitcycle.guard import guarded
 from bitcycle.measurement.after_sweep import analyse, sweeps_with_analyses
-from bitcycle.resources import resource_root
 from bitcycle.signals import stop_at_once
 from bitcycle.sweep.composition import composing
 from bitcycle.sweep.execution import worst

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import bitcycle
-from bitcycle.layer.exact_batch_norm import TrainedBatchNorm2d, _is_exact
+from bitcycle.layer.batch_norm import TrainedBatchNorm2d, _is_exact
 from bitcycle.layer.relu import NotingReLU, use_operators
 
 pytestmark = pytest.mark.skipif(not _is_exact(), reason="needs g++, AVX-512 and kernels of PyTorch that round alike")

@@ -12,8 +12,7 @@ import bitcycle
 from bitcycle.layer.block_product import product_gradients
 from bitcycle.layer.codes import product as code_product
 from bitcycle.layer.codes import weight_gradient
-from bitcycle.layer.codes.input_gradient import input_gradient, sums_input
-from bitcycle.layer.codes.weight_gradient import library, sums_integers
+from bitcycle.layer.codes.gradients import input_gradient, library, sums_input, sums_integers
 from bitcycle.quantizer.codes import Codes, GradientCodes
 from bitcycle.quantizer.sbm import Sbm
 from bitcycle.schedule import Precision

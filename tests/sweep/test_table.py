@@ -7,7 +7,7 @@ import pytest
 from bitcycle.analysis.aggregation import read_runs
 from bitcycle.analysis.items import PUBLISHED, read_items
 from bitcycle.figure.table import settings_of, show_sweep, sweep_tables
-from bitcycle.resources import resource_root
+from bitcycle.files import resource_root
 from bitcycle.sweep.manifest import read_manifest
 from tests.conftest import ROOT
 

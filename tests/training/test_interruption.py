@@ -18,7 +18,7 @@ import torch
 from bitcycle.analysis.collect import collect, summary_row
 from bitcycle.errors import RunError
 from bitcycle.files import read_json, read_records
-from bitcycle.training.interruption import StopSignal
+from bitcycle.signals import StopSignal
 from bitcycle.training.loop import Trainer
 from bitcycle.training.plan import Plan
 from bitcycle.training.report import status_table

@@ -12,9 +12,8 @@ from torch import nn
 import bitcycle
 from bitcycle.layer import carry_quantized, reset_batch_norm, restart_quantizers, step_ratio
 from bitcycle.quantizer import optimal_step
-from bitcycle.training.flatness import SecondMoment, adam_trace_sqrt
 from bitcycle.training.loop import Trainer
-from bitcycle.training.phases import Candidate, best_candidates, choose
+from bitcycle.training.phases import Candidate, SecondMoment, adam_trace_sqrt, best_candidates, choose
 from tests.quantizer.test_golden import arrays
 
 CPU = torch.device("cpu")

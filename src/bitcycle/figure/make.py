@@ -29,9 +29,8 @@ from bitcycle.figure.page import Entry, Picture, write_pages
 from bitcycle.figure.run import bits_and_loss, bits_of_blocks, range_tests
 from bitcycle.figure.style import Drawing, render, write_files
 from bitcycle.figure.table import as_records, tables_of
-from bitcycle.files import digest_of, read_csv, write_csv
+from bitcycle.files import digest_of, read_csv, resource_root, write_csv
 from bitcycle.measurement.artifacts import ANALYSES, run_name
-from bitcycle.resources import resource_root
 from bitcycle.sweep.registry import read_sweep
 
 RESULTS = Path("results")

@@ -20,7 +20,7 @@ from bitcycle.analysis.items import PUBLISHED, Item, Published, read_items
 from bitcycle.analysis.metrics import EVALUATED, PHASE, estimate_of
 from bitcycle.analysis.statistics import Estimate
 from bitcycle.figure.data import ItemData, Panel, Spec, by_length, differences, gather, our_network, panels_of
-from bitcycle.resources import resource_root
+from bitcycle.files import resource_root
 from bitcycle.schedule import SUITE
 from bitcycle.training.display import console
 from bitcycle.training.run_folder import RunFolder

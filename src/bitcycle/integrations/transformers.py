@@ -35,8 +35,8 @@ from bitcycle.layer.block_product import Axes
 from bitcycle.layer.controller import PrecisionController
 from bitcycle.layer.conversion import quantize_model
 from bitcycle.layer.matrix_product import MatrixProduct
-from bitcycle.layer.penalty import penalty
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
+from bitcycle.layer.quantized_product import penalty
 from bitcycle.quantizer import QuantizerOptions, quantizer_options
 from bitcycle.settings import SettingError
 

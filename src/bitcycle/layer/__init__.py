@@ -26,10 +26,9 @@ from bitcycle.layer.gate import Gates
 from bitcycle.layer.gated_block import GatedBlock
 from bitcycle.layer.graph import QuantizedGraphConvolution, QuantizedSageConvolution
 from bitcycle.layer.matrix_product import MatrixProduct, QuantizedMatrixProduct
-from bitcycle.layer.penalty import penalty
 from bitcycle.layer.phase_transition import carry_quantized, reset_batch_norm, restart_quantizers, step_ratio
 from bitcycle.layer.quantized import QuantizedLayer, QuantizedLinear
-from bitcycle.layer.quantized_product import QuantizedProduct
+from bitcycle.layer.quantized_product import QuantizedProduct, penalty
 from bitcycle.layer.recurrent import QuantizedGRU, QuantizedLSTM
 from bitcycle.layer.report import ConversionReport, conversion_report
 from bitcycle.layer.state import PrecisionState

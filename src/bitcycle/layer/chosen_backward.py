@@ -27,10 +27,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from bitcycle.layer.batch_norm import count_batch
+from bitcycle.layer.batch_norm import TrainedBatchNorm2d, count_batch, exact_batch_norm
 from bitcycle.layer.block_product import product_gradients
 from bitcycle.layer.convolution import QuantizedConv2d
-from bitcycle.layer.exact_batch_norm import TrainedBatchNorm2d, exact_batch_norm
 from bitcycle.layer.quantized import QuantizedLayer, QuantizedLinear
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState

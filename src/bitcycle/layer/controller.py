@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from bitcycle import distributed
 from bitcycle.hardware import Cost, CostMeter, HardwareOptions, Workload, hardware_options, trace
-from bitcycle.layer.gate_record import GateRecord
+from bitcycle.layer.gate import GateRecord
 from bitcycle.layer.quantized import QuantizedLayer
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState

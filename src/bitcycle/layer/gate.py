@@ -1,4 +1,4 @@
-"""The gates of DFQ: a small recurrent network that chooses the precision of each block for each sample.
+"""The gates of DFQ: a small recurrent network that chooses the precision of each block for each sample; their record.
 
 For block l = 0, 1, ... with input x [N, C, H, W]:
 
@@ -17,14 +17,17 @@ Source: FracTrain, section 3.2; released code, models.py and train_dfq.py. Diffe
 several are equally probable (there: all), and in omitting the unused gate after the last block.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitcycle.layer.choices import BlockCosts, Choices
+from bitcycle.hardware import CostMeter, Workload
+from bitcycle.layer.choices import BlockCosts, Choices, Tally
 from bitcycle.layer.state import PrecisionState
+from bitcycle.layer.twin import modules_of
 from bitcycle.quantizer.autograd import straight_through
 from bitcycle.randomness import int32_key
 from bitcycle.schedule import FLOAT, Dfq, Precision
@@ -176,3 +179,75 @@ def _initialise(module: nn.Module) -> None:
         nn.init.normal_(module.weight, 0, (2 / module.out_channels) ** 0.5)
     elif isinstance(module, nn.Linear):
         nn.init.normal_(module.weight, 0, (2 / (module.in_features * module.out_features)) ** 0.5)
+
+
+class GateRecord:
+    """Records the choices of gates; for a model without gates all values are empty."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.gates: Sequence[Gates] = modules_of(model, Gates)
+        self.tallies = [Tally(gates.choices) for gates in self.gates]
+        self.costs: list[BlockCosts] = []
+        self.target: float | None = None
+
+    def set_workload(self, workload: Workload) -> None:
+        """Set the products of the model, which determine the cost of each option."""
+        self.costs = [gates.choices.costs(workload) for gates in self.gates]
+        for gates, costs in zip(self.gates, self.costs):
+            gates.set_costs(costs)
+
+    def begin_step(self, target: float | None) -> None:
+        """Activate the gates with a target cost of `target` percent of float32 (None: no target)."""
+        self.target = target
+        self.choose(True)
+        for gates in self.gates:
+            gates.target.fill_(100.0 if target is None else target)
+
+    def choose(self, active: bool) -> None:
+        """Let the gates choose, or use the bits of the model's other layers in all blocks."""
+        for gates in self.gates:
+            gates.active = active
+
+    def count_choices(self, counting: bool) -> None:
+        """Set whether choices in training mode are counted."""
+        for gates in self.gates:
+            gates.counting = counting
+
+    def count(self, meter: CostMeter) -> None:
+        """Fetch and count the choices since the last call; synchronises with the device."""
+        for gates, tally in zip(self.gates, self.tallies):
+            counts = gates.take()
+            tally.add(counts)
+            for operation, precision, samples in gates.choices.operations(counts):
+                meter.add(precision, samples, operation)
+
+    def training_values(self) -> dict[str, Any]:
+        """Values to log with the training loss: `cp` of the steps since the last call, and its target."""
+        values: dict[str, Any] = {}
+        for tally, costs in zip(self.tallies, self.costs):
+            values |= {"cp": costs.compute_percentage(tally.since_last("training")), "cp_target": self.target}
+        return values
+
+    def evaluation_values(self) -> dict[str, Any]:
+        """Values to log with an evaluation: the shares of options chosen by training samples since the last call."""
+        values: dict[str, Any] = {}
+        for gates, tally in zip(self.gates, self.tallies):
+            values["allocation"] = gates.choices.shares(tally.since_last("evaluation"))
+        return values
+
+    def summary(self) -> dict[str, Any]:
+        """The mean cp and the shares of the options over the whole run."""
+        values: dict[str, Any] = {}
+        for gates, tally, costs in zip(self.gates, self.tallies, self.costs):
+            percentage = costs.compute_percentage(tally.totals)
+            values["gates"] = {"mean_cp": percentage, "allocation": gates.choices.shares(tally.totals)}
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counts, for a checkpoint."""
+        return {"tallies": [tally.state_dict() for tally in self.tallies]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        for tally, saved in zip(self.tallies, state["tallies"]):
+            tally.load_state_dict(saved)

@@ -207,3 +207,14 @@ def masked_gradient(y: Tensor, mask: Tensor) -> Tensor:
 def _forget_preparation(layer: Any, _incompatible_keys: Any) -> None:
     """Let the quantizers adapt again, as a loaded state may hold step sizes for other bits."""
     layer.look_again()
+
+
+def penalty(model: nn.Module, loss: Tensor | None = None) -> Tensor | None:
+    """The sum of the penalties of a converted model at the current bits, after a forward pass; None if there are none.
+
+    A module contributes if its class has a method `penalties(loss)` that returns a list of terms, which may be relative to the
+    loss without penalties. Custom training loops must add the sum to the loss.
+    """
+    parts: list[Any] = [module for module in model.modules() if hasattr(type(module), "penalties")]
+    terms: list[Tensor] = [term for part in parts for term in part.penalties(loss)]
+    return torch.stack(terms).sum() if terms else None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from bitcycle.layer.exact_batch_norm import TrainedBatchNorm2d
+from bitcycle.layer.batch_norm import TrainedBatchNorm2d
 from bitcycle.layer.twin import replace_modules, twin_of
 from bitcycle.quantizer.cpp_operators import apply_to, cpp_operators
 

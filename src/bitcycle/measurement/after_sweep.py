@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bitcycle.errors import EXIT_DONE, DataError, RunError
+from bitcycle.files import resource_root
 from bitcycle.guard import guarded
 from bitcycle.measurement.artifacts import read_result
 from bitcycle.measurement.corruption import Corruption
@@ -31,7 +32,6 @@ from bitcycle.measurement.noise import NoiseTest
 from bitcycle.measurement.plane import Plane
 from bitcycle.measurement.sharpness import Sharpness
 from bitcycle.measurement.surface import Surface
-from bitcycle.resources import resource_root
 from bitcycle.settings import SettingError, nearest
 from bitcycle.sweep.composition import composing
 from bitcycle.sweep.grid import as_text

@@ -18,8 +18,7 @@ from yaml import YAMLError
 
 from bitcycle.cache import cached
 from bitcycle.configuration import RunConfig
-from bitcycle.files import digest_of
-from bitcycle.resources import resource_root
+from bitcycle.files import digest_of, resource_root
 from bitcycle.settings import SettingError, nearest
 from bitcycle.sweep.composition import composing
 from bitcycle.sweep.grid import Overrides, as_text, command_line, expand, substitute

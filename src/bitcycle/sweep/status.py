@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from bitcycle.errors import EXIT_DONE
-from bitcycle.resources import resource_root
+from bitcycle.files import resource_root
 from bitcycle.sweep.local import useful_workers
 from bitcycle.sweep.registry import FINISHED, SCALES, STATES, SweepRun, distinct, sweep_index
 from bitcycle.training.display import console

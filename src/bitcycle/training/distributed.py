@@ -25,9 +25,9 @@ from torch.nn.parallel import DistributedDataParallel
 from bitcycle import distributed
 from bitcycle.errors import RunError
 from bitcycle.settings import SettingError
+from bitcycle.signals import Interrupted
 from bitcycle.task import TASKS
 from bitcycle.training.display import be_quiet
-from bitcycle.training.interruption import Interrupted
 
 if TYPE_CHECKING:
     from bitcycle.training.plan import Plan

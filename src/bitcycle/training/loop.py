@@ -24,11 +24,11 @@ from bitcycle.layer.compilation import channels_last
 from bitcycle.randomness import derive
 from bitcycle.recipe.weight_averaging import WeightAverage, estimate_statistics, estimated_layers
 from bitcycle.schedule import FeedbackSchedule, Precision, SearchSchedule
+from bitcycle.signals import Interrupted, StopSignal
 from bitcycle.task import StepOutput, Task, TaskSetup
 from bitcycle.training.compilation import wants_compilation
 from bitcycle.training.display import ProgressBar
 from bitcycle.training.distributed import Agreement, replica
-from bitcycle.training.interruption import Interrupted, StopSignal
 from bitcycle.training.metrics_log import JsonLines, MetricsLog, open_metrics
 from bitcycle.training.outcome import Best, ReduceOnPlateau, RunningMean, merit
 from bitcycle.training.phases import Candidate, PhaseRunner

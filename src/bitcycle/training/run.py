@@ -18,10 +18,10 @@ from bitcycle.errors import RunError
 from bitcycle.files import read_object, write_atomically
 from bitcycle.hardware import CostMeter
 from bitcycle.schedule import SearchSchedule
+from bitcycle.signals import Interrupted, StopSignal
 from bitcycle.training.display import ProgressBar, log_to_file
 from bitcycle.training.distributed import check_sharing, explained
 from bitcycle.training.environment import describe_environment, processor
-from bitcycle.training.interruption import Interrupted, StopSignal
 from bitcycle.training.loop import Trainer
 from bitcycle.training.outcome import merit
 from bitcycle.training.plan import Plan

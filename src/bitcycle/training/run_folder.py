@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from bitcycle.errors import RunError
-from bitcycle.files import read_object, write_json
+from bitcycle.files import read_object, try_lock, write_json
 from bitcycle.training.checkpoint import CheckpointFolder
-from bitcycle.training.file_lock import try_lock
 
 
 class RunFolder:

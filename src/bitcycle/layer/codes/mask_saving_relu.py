@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bitcycle.layer.codes.weight_gradient import library
+from bitcycle.layer.codes.gradients import library
 from bitcycle.layer.relu import NotingReLU
 from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.layout import flat, unflat

@@ -7,7 +7,7 @@ With x = s_x n + z_x and W_o = s_o m_o + z_o for each output channel o, and sums
 Integer sums are exact in 32-bit integers (on a CPU, with the 8-bit instructions of oneDNN), otherwise up to float32 rounding:
 operands of up to 8 bits are exact in TF32. Zero padding is x = 0, not n = 0: the three sums run over the elements inside the
 image, which must be handled explicitly in the last one. Only one byte per element of the input is saved for the backward pass.
-There both gradients are also sums of integers if layer and CPU support it (weight_gradient.py, input_gradient.py); otherwise
+There both gradients are also sums of integers if layer and CPU support it (gradients.py); otherwise
 they are computed from decoded tensors as in compute=simulate.
 
 Source: the identity is that of integer-only inference (Jacob et al. 2018, section 2.2), with ranges per output channel. Differs
@@ -28,9 +28,8 @@ from torch.autograd.function import once_differentiable
 
 from bitcycle import distributed
 from bitcycle.layer.block_product import Gradients, product_gradients
-from bitcycle.layer.codes.input_gradient import input_gradient, sums_input
-from bitcycle.layer.codes.recomputation import remember
-from bitcycle.layer.codes.weight_gradient import library, sums_integers, weight_gradient
+from bitcycle.layer.codes.batch_norm import remember
+from bitcycle.layer.codes.gradients import input_gradient, library, sums_input, sums_integers, weight_gradient
 from bitcycle.layer.convolution import QuantizedConv2d
 from bitcycle.layer.quantized import QuantizedLayer, QuantizedLinear
 from bitcycle.quantizer.codes import MOST_BITS, Codes, WeightCodes, decode
@@ -55,7 +54,7 @@ class CodeProduct:
     Attributes:
         layer: the quantized layer.
         compile: fuse the operations around the products into kernels.
-        recomputes: whether batch norm may recompute the output (see recomputation.py).
+        recomputes: whether batch norm may recompute the output (see batch_norm.py).
     """
 
     def __init__(self, layer: QuantizedLayer, compile: bool, recomputes: bool) -> None:

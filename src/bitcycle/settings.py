@@ -4,8 +4,6 @@ A dataclass derived from `Settings` is the Hydra schema of its configuration gro
 validates a run's configuration and determines which settings enter the run's name.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import inspect
@@ -32,7 +30,7 @@ class SettingError(ValueError):
         value = "null" if self.value is None else self.value
         return f"{self.field}={value}: {self.problem}. Remedy: {self.remedy}."
 
-    def within(self, group: str) -> SettingError:
+    def within(self, group: str) -> "SettingError":
         """The same error with the full name of its field, `q_min` -> `schedule.q_min`."""
         return SettingError(f"{group}.{self.field}" if group else self.field, self.value, self.problem, self.remedy)
 

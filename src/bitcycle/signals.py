@@ -1,7 +1,5 @@
 """The signals that ask a run to save a checkpoint and stop; the training loop checks between steps whether one has arrived."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -74,7 +72,7 @@ class StopSignal:
         finally:
             self._is_held = False
 
-    def __enter__(self) -> StopSignal:
+    def __enter__(self) -> "StopSignal":
         if threading.current_thread() is threading.main_thread():
             self._handlers.enter_context(handled_by(self._handle))
         return self

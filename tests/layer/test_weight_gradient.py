@@ -10,8 +10,8 @@ from torch import nn
 
 import bitcycle
 from bitcycle.layer.block_product import product_gradients
+from bitcycle.layer.codes import gradients
 from bitcycle.layer.codes import product as code_product
-from bitcycle.layer.codes import weight_gradient
 from bitcycle.layer.codes.gradients import input_gradient, library, sums_input, sums_integers
 from bitcycle.quantizer.codes import Codes, GradientCodes
 from bitcycle.quantizer.sbm import Sbm
@@ -59,7 +59,7 @@ def test_it_is_the_sum_in_double_precision(case, size):
     codes = channels_last(torch.randint(-128, -124 if low else 128, (images, out, *places), dtype=torch.int8))
     gradient = GradientCodes(codes, 2e-3, 0.07)
     assert sums_integers(layer, integers)
-    found, expected = weight_gradient.weight_gradient(x, gradient, layer), exact(x, gradient, layer).detach()
+    found, expected = gradients.weight_gradient(x, gradient, layer), exact(x, gradient, layer).detach()
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-7 * float(expected.abs().max()))
 
 
@@ -98,7 +98,7 @@ def test_threads_change_nothing():
     try:
         for threads in (1, 2, 3, 16):
             torch.set_num_threads(threads)
-            found.append(weight_gradient.weight_gradient(x, gradient, layer))
+            found.append(gradients.weight_gradient(x, gradient, layer))
             of_x.append(input_gradient(gradient, layer.weight.detach(), layer))
     finally:
         torch.set_num_threads(before)

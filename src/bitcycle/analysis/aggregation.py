@@ -1,7 +1,5 @@
 """The finished runs of an item, cell by cell: the rows of runs.csv that its manifest names."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -138,7 +136,7 @@ class Results:
 
     scale: Optional[str] = None  # None if there are no runs
     cells: tuple[Cell, ...] = ()  # with and without runs
-    others: tuple[Results, ...] = ()  # results at other scales
+    others: tuple["Results", ...] = ()  # results at other scales
 
     @property
     def done(self) -> tuple[Cell, ...]:
@@ -158,7 +156,7 @@ class Results:
             return "n = 0"
         return f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
 
-    def at(self, scale: str) -> Results | None:
+    def at(self, scale: str) -> "Results | None":
         """The results at a given scale; None if it has no runs."""
         return next((found for found in (self, *self.others) if found.scale == scale and found.done), None)
 

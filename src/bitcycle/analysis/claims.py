@@ -3,8 +3,6 @@
 The predicate, one of `PREDICATES`, is the hypothesis about the contrast between arms a and b that is tested.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -103,7 +101,7 @@ class Claim(Settings):
         return (self.metric, self.metric) if isinstance(self.metric, str) else tuple(self.metric)
 
     @property
-    def parts(self) -> list[Claim]:
+    def parts(self) -> "list[Claim]":
         """The tests of the claim: its own and those of `also`."""
         own = replace(self, also=[])
         return [own, *(replace(own, **{"value": None, "reference": 0.0, **dict(more)}) for more in self.also)]

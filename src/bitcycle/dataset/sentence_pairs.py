@@ -6,8 +6,6 @@ from there. SICK: 4,439 + 495 + 4,906 English pairs; Marelli et al. 2014. A smal
 comparable.
 """
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 import json
@@ -98,7 +96,7 @@ def train_word_piece(tokenizers: Any, vocabulary: int, lowercase: bool, sentence
     return tokenizers.BertWordPieceTokenizer(numbers, lowercase=lowercase)
 
 
-def encode(tokenizer: Any, pairs: Sequence[tuple[str, str, int]], length: int) -> TokenPairs:
+def encode(tokenizer: Any, pairs: Sequence[tuple[str, str, int]], length: int) -> "TokenPairs":
     """Pairs as tokens; truncates longer sentences."""
     if (padding := tokenizer.token_to_id("[PAD]")) is None:
         raise DataError("the tokenizer has no token [PAD]. Use a tokenizer of a BERT model.")
@@ -171,7 +169,7 @@ class TokenPairs(NamedTuple):
     mask: Tensor
     labels: Tensor
 
-    def batch(self, indices: Tensor) -> TokenPairs:
+    def batch(self, indices: Tensor) -> "TokenPairs":
         """Some of the pairs as inputs of the network, with int64 ids."""
         ids, segments, mask, labels = (part[indices] for part in self)
         return TokenPairs(ids.long(), segments.long(), mask, labels)

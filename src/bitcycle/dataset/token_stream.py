@@ -1,7 +1,5 @@
 """A text as batches of token sequences: parallel streams continued from batch to batch, or blocks in random order."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterator
@@ -29,7 +27,7 @@ class TokenBatch(NamedTuple):
         """Number of streams N."""
         return self.inputs.shape[1]
 
-    def share(self) -> TokenBatch:
+    def share(self) -> "TokenBatch":
         """This process's shard of the streams or blocks."""
         inputs, targets = (distributed.local_shard(part, dim=1) for part in (self.inputs, self.targets))
         return TokenBatch(inputs, targets, self.continues)

@@ -9,8 +9,6 @@
 HLHLp does not specify its features; these are the usual ones (Young et al., The HTK Book, sections 5.4 and 5.9).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -116,7 +114,7 @@ class Utterances:
     def __len__(self) -> int:
         return len(self.transcripts)
 
-    def to(self, device: torch.device) -> Utterances:
+    def to(self, device: torch.device) -> "Utterances":
         """Move features and symbols to a device; lengths stay on the CPU."""
         self.log_mel, self.symbols = ([part.to(device) for part in parts] for parts in (self.log_mel, self.symbols))
         return self

@@ -4,8 +4,6 @@ Nothing is trained or downloaded, and unchanged pictures are not redrawn. Items 
 command that trains their runs.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -4,8 +4,6 @@ A row of published numbers never shows runs of another network, dataset or scale
 and lists each run once.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -60,7 +58,7 @@ class Table(NamedTuple):
         return [list(record.values()) for record in self.records]
 
     @classmethod
-    def without_empty(cls, caption: str, records: Sequence[Mapping[str, str]], always: Collection[str]) -> Table:
+    def without_empty(cls, caption: str, records: Sequence[Mapping[str, str]], always: Collection[str]) -> "Table":
         """A table without empty columns, except for those in `always`."""
         kept = [name for name in records[0] if name in always or any(one[name] for one in records)] if records else []
         return cls(caption, [{name: record[name] for name in kept} for record in records])

@@ -1,7 +1,5 @@
 """Base class of cost models, and the result that they return."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -86,7 +84,7 @@ class Cost:
     layers: tuple[LayerCost, ...] = field(default=(), repr=False)
     energy_layers: tuple[LayerCost, ...] = field(default=(), repr=False)
     latency_layers: tuple[LayerCost, ...] = field(default=(), repr=False)
-    by_hardware: Mapping[str, Cost] = field(default_factory=dict)
+    by_hardware: Mapping[str, "Cost"] = field(default_factory=dict)
 
     @property
     def saving_percent(self) -> float:

@@ -1,7 +1,5 @@
 """The products that a network computes, described by shapes and counts for cost models."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -112,7 +110,7 @@ class Workload:
     pooled_outputs: int = 0
     layer_norm_elements: int = 0
 
-    def within(self, module: str, kind: str) -> Workload:
+    def within(self, module: str, kind: str) -> "Workload":
         """This workload as submodule `module` of a larger model; its class `kind` names operations of its own."""
         if not module:
             return self

@@ -12,8 +12,6 @@ kernel may skip (all of it is counted), and custom backward passes of autograd f
 the gradients that its operands require).
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 import warnings
@@ -144,7 +142,7 @@ def _eagerly(model: nn.Module) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _follow_modules(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
+def _follow_modules(model: nn.Module, recorder: "_Recorder") -> Iterator[None]:
     """Context in which the recorder tracks the running module."""
     with ExitStack() as hooks:
         for module in model.modules():

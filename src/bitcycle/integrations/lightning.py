@@ -32,7 +32,7 @@ class PrecisionCallback(Callback):
     and `load_state_dict` (such as torchdata's StatefulDataLoader); otherwise Lightning restarts the epoch. Lightning
     does not save the state of random generators.
 
-    If the quantizer has a penalty (PACT), add `bitcycle.layer.quantized_product(self)` to the loss in `training_step`.
+    If the quantizer has a penalty (PACT), add `bitcycle.layer.penalty(self)` to the loss in `training_step`.
     """
 
     def __init__(

@@ -1,7 +1,5 @@
 """The controller sets the bits of all layers at each step and counts the cost of the steps."""
 
-from __future__ import annotations
-
 import logging
 import operator
 import warnings

@@ -17,8 +17,6 @@ Differs from the authors' code in that the second bias of PyTorch's layers is ke
 freeze the other at zero), and in the noise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from operator import itemgetter
 from typing import Any

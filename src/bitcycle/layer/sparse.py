@@ -9,8 +9,6 @@ The order of summation is fixed, as required for exact resuming: compressed rows
 segments on a GPU, whose sparse products are not deterministic.
 """
 
-from __future__ import annotations
-
 import warnings
 from functools import cache
 from typing import Any, NamedTuple, Optional
@@ -58,7 +56,7 @@ class Edges(NamedTuple):
             return self.back_offsets, self.back_destinations
         return compressed(self.sources, destination_of_each(self.offsets), sources)
 
-    def to(self, device: torch.device) -> Edges:
+    def to(self, device: torch.device) -> "Edges":
         """The same edges on another device."""
         parts: Any = (tensor if tensor is None else tensor.to(device) for tensor in self)
         return Edges(*parts)

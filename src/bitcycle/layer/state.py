@@ -1,7 +1,5 @@
 """The precision that layers read at every forward pass, stored in small tensors shared by all layers of a model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
@@ -26,7 +24,7 @@ class HoldsTensors(nn.Module):
         self.held = tuple(dict.fromkeys((*self.held, name)))
         setattr(self, name, value)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> HoldsTensors:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "HoldsTensors":
         super()._apply(fn, recurse)
         for name in self.held:
             before, after = getattr(self, name), fn(getattr(self, name))

@@ -20,8 +20,6 @@ images, so the results are not ImageNet-C results. HLHLp, appendix D, tests on I
 which corruptions.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ versions, and the number of finished units. It contains no dates, so that equal 
 interrupted or not.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -56,7 +54,7 @@ class Network:
     phase: int | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Network:
+    def parse(cls, text: str) -> "Network":
         """Parse FOLDER or FOLDER@PHASE of a command line.
 
         >>> Network.parse("runs/seed=0@2").phase, Network.parse("runs/seed=0").phase

@@ -20,8 +20,6 @@ latter. HLHLp tests on Aurora-4 (section 4.3, table 5), which adds recorded car,
 train noise to WSJ. Noises and SNRs here are ours, so the results are not Aurora-4 results.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence

@@ -12,8 +12,6 @@ details; its w1 is the float network. Unlike in that code, batch norm sees image
 order has no effect.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ Source: Keskar et al. 2017, metric 2.1 and its settings (eps 1e-3 and 5e-4, 10 i
 HLHLp applies in its appendix H, whose text is not available. Difference: only `samples` images are used.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Sequence

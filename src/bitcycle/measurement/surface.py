@@ -15,8 +15,6 @@ moved; stored quantization steps and activation ranges stay those of the trained
 quantized weights and quantizes nothing.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

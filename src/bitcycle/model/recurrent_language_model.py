@@ -8,8 +8,6 @@ bias 0. `lstm2` is our variant for CPT, which uses two layers and gives no sizes
 same. `lstm_hlhlp` and `gru_hlhlp` follow HLHLp (section 4.2; 300 units on Penn Treebank, 512 on WikiText-2).
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 from typing import Any, ClassVar, Optional
@@ -35,7 +33,7 @@ class RecurrentLanguageModel(nn.Module):
     quantized_bias = True
     """As in the released code of Better Schedules."""
 
-    def __init__(self, options: RecurrentLanguageModelOptions, vocabulary: int) -> None:
+    def __init__(self, options: "RecurrentLanguageModelOptions", vocabulary: int) -> None:
         super().__init__()
         size = options.hidden if options.embedding is None else options.embedding
         kind = QuantizableEmbedding if options.quantize == "all" else nn.Embedding
@@ -136,7 +134,7 @@ class AwdLanguageModel(nn.Module):
     signed_inputs = ("*",)
     quantized_bias = True
 
-    def __init__(self, options: AwdLanguageModelOptions, vocabulary: int) -> None:
+    def __init__(self, options: "AwdLanguageModelOptions", vocabulary: int) -> None:
         super().__init__()
         self.options = options
         sizes = [options.embedding, *[options.hidden] * (options.layers - 1), options.embedding]

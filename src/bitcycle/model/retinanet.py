@@ -11,8 +11,6 @@ come from a file, and that without them batch normalisation statistics are train
 useless (`frozen_bn=auto`).
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -87,7 +85,7 @@ class RetinaNet(nn.Module):
             nn.init.zeros_(output.weight)
             nn.init.constant_(output.bias, bias)
 
-    def train(self, mode: bool = True) -> RetinaNet:
+    def train(self, mode: bool = True) -> "RetinaNet":
         """Set training mode, in which frozen batch normalisation still uses its statistics."""
         super().train(mode)
         if self.frozen_bn:

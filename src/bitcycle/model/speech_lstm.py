@@ -11,8 +11,6 @@ modeling). Without a delay, CTC may learn to output short words before they are 
 digits.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Optional
 
@@ -36,7 +34,7 @@ class SpeechLstm(nn.Module):
     signed_inputs = ("*",)
     """Features and outputs of LSTM layers have both signs."""
 
-    def __init__(self, options: SpeechLstmOptions, shape: SpeechShape) -> None:
+    def __init__(self, options: "SpeechLstmOptions", shape: SpeechShape) -> None:
         super().__init__()
         self.stack, self.delay = options.stack, options.delay
         of_input = options.dropout if options.dropout_input is None else options.dropout_input

@@ -12,8 +12,6 @@ The papers do not specify the quantized layers. As in the released code of Bette
 linear layers with their biases and both products of attention; embedding, softmax layer, norms and residuals are float.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence
@@ -135,7 +133,7 @@ class SelfAttention(nn.Module):
 class TransformerLayer(nn.Module):
     """Attention and feed-forward sublayers, each with a preceding norm and a residual connection."""
 
-    def __init__(self, options: TransformerOptions) -> None:
+    def __init__(self, options: "TransformerOptions") -> None:
         super().__init__()
         self.attention_norm, self.norm = nn.LayerNorm(options.width), nn.LayerNorm(options.width)
         self.attention = SelfAttention(options.width, options.heads, options.attention_dropout)
@@ -162,7 +160,7 @@ class TransformerLanguageModel(nn.Module):
     signed_inputs = ("first", "*.query", "*.key", "*.value", "*.output", "*.widen", "head")
     quantized_bias = True
 
-    def __init__(self, options: TransformerOptions, vocabulary: int) -> None:
+    def __init__(self, options: "TransformerOptions", vocabulary: int) -> None:
         super().__init__()
         self.width = options.width
         self.adaptive: AdaptiveVocabulary | None = None

@@ -1,7 +1,5 @@
 """Base classes of quantizers: one module for each role of a tensor, which receives the bits at every call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -303,7 +301,7 @@ class QuantizerOptions(Settings):
         """A new quantizer of a layer's bias; None leaves it in float32."""
         return None
 
-    def configure_for(self, model: nn.Module) -> QuantizerOptions:
+    def configure_for(self, model: nn.Module) -> "QuantizerOptions":
         """These options with defaults that depend on the network resolved for `model`."""
         return self
 

@@ -5,8 +5,6 @@ products with three such dimensions, hence two copies of weight, activation and 
 dimension is given, blocks run along the channels of [N, C, H, W] (dimension 1), otherwise along the last dimension.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -73,7 +71,7 @@ class Blocks(Formatted):
 
     has_blocks = True
 
-    def __init__(self, options: BlockOptions, role: str, compile: bool) -> None:
+    def __init__(self, options: "BlockOptions", role: str, compile: bool) -> None:
         super().__init__(options.formats(role), compile, options.stochastic)
         self.function, self.block, self.tensor_scale = options.quantize_blocks, options.block_size, options.tensor_scale
         self.samples_are_independent = self.steps_are_independent = not self.tensor_scale

@@ -21,8 +21,6 @@ Differs from the authors' code in starting from the current scale instead of 1; 
 float8_e5m2 wherever these do not overflow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -58,7 +56,7 @@ class Scaling(Formatted):
 
     history: Tensor
 
-    def __init__(self, options: Fp8, role: str, compile: bool) -> None:
+    def __init__(self, options: "Fp8", role: str, compile: bool) -> None:
         super().__init__(options.formats(role), compile, options.stochastic)
         calls = options.history if options.scaling == "delayed" else 0
         self.samples_are_independent = calls > 0

@@ -19,8 +19,6 @@ and biases are those of the released code of Better Schedules (cpt_xnli, cpt_ptb
 SBM paper, as their code does, in the single copy of the gradient (unless `bifurcate` is set) and in plain BatchNorm.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -236,7 +234,7 @@ class Sbm(QuantizerOptions):
         " network (true for entailment and retinanet), else float32",
     )
 
-    def configure_for(self, model: nn.Module) -> Sbm:
+    def configure_for(self, model: nn.Module) -> "Sbm":
         if self.quantized_bias is not None:
             return self
         return replace(self, quantized_bias=bool(getattr(model, "quantized_bias", False)))

@@ -3,8 +3,6 @@
 This module defines the options and the target cost as plain numbers; the gates are in `bitcycle.layer.gate`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Optional
 
@@ -183,7 +181,7 @@ class Dfq(ScheduleOptions):
         return tuple(self.gate_sizes or self.facts.gate_sizes)
 
     @property
-    def gates(self) -> Dfq:
+    def gates(self) -> "Dfq":
         return self
 
     def configure_for(self, family: str | None, blocks: int) -> ScheduleOptions:
@@ -202,7 +200,7 @@ class Dfq(ScheduleOptions):
         activation, gradient = (max(bits) for bits in zip(*self.pairs))
         return Precision(self.bits_of_weights, activation, gradient)
 
-    def bind(self, total_steps: int, steps_per_epoch: int | None = None) -> GatedSchedule:
+    def bind(self, total_steps: int, steps_per_epoch: int | None = None) -> "GatedSchedule":
         return GatedSchedule(self, RunLength(total_steps, steps_per_epoch))
 
 
@@ -236,7 +234,7 @@ class FracTrain(LossPlateau, Dfq):
         if (last := self.target + (self.stages - 1) * self.target_step) > 100:
             raise SettingError("target_step", self.target_step, f"the last target is {last:g} %", "stay below 100 %")
 
-    def bind(self, total_steps: int, steps_per_epoch: int | None = None) -> FracTrainSchedule:
+    def bind(self, total_steps: int, steps_per_epoch: int | None = None) -> "FracTrainSchedule":
         return FracTrainSchedule(self, RunLength(total_steps, steps_per_epoch))
 
 

@@ -1,7 +1,5 @@
 """CPT's precision range test: raises the precision during training to find the lowest at which training progresses."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import math
@@ -113,7 +111,7 @@ class RangeTest(RangeTestRule, ScheduleOptions):
     def reference(self) -> Precision:
         return self.at(self.q_max)
 
-    def bind(self, total_steps: int, steps_per_epoch: int | None = None) -> RangeTestSchedule:
+    def bind(self, total_steps: int, steps_per_epoch: int | None = None) -> "RangeTestSchedule":
         return RangeTestSchedule(self, RunLength(total_steps, steps_per_epoch))
 
 

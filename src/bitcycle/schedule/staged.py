@@ -1,7 +1,5 @@
 """Precision that rises in stages: at given fractions of the run, or when the loss becomes flat (PFQ)."""
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -187,7 +185,7 @@ class Pfq(StageOptions, LossPlateau):
 
     name: str = "pfq"
 
-    def bind(self, total_steps: int, steps_per_epoch: int | None = None) -> PfqSchedule:
+    def bind(self, total_steps: int, steps_per_epoch: int | None = None) -> "PfqSchedule":
         return PfqSchedule(self, RunLength(total_steps, steps_per_epoch))
 
 

@@ -1,7 +1,5 @@
 """Image classification: cross-entropy loss; top-1 and top-5 accuracy on the test images."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +27,7 @@ class ClassificationOptions(TaskOptions):
         channels, size, _ = info.shape
         return Sample((torch.zeros(1, channels, size, size, device="meta"),), samples=1)
 
-    def build(self, setup: TaskSetup) -> Classification:
+    def build(self, setup: TaskSetup) -> "Classification":
         return Classification(self, setup)
 
 

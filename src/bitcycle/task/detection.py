@@ -6,8 +6,6 @@ Source: released code of Better Schedules, cpt_voc. Differs from it in that boxe
 the padded image, and in the main metric, that of torchmetrics (COCO's rule at an IoU of 0.5); theirs is reported too.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Optional
 
@@ -73,7 +71,7 @@ class DetectionOptions(TaskOptions):
         height, width = self.cost_size or (shape.height, shape.width)
         return Sample((torch.zeros(1, shape.channels, height, width, device="meta"),), samples=1)
 
-    def build(self, setup: TaskSetup) -> Detection:
+    def build(self, setup: TaskSetup) -> "Detection":
         require("pycocotools", "detection")  # fail before training instead of at the first evaluation
         return Detection(self, setup)
 

@@ -1,7 +1,5 @@
 """Textual entailment: cross-entropy and accuracy on sentence pairs; a sample is a pair."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -38,7 +36,7 @@ class EntailmentOptions(TaskOptions):
         tokens = torch.zeros(1, info.shape.length, dtype=torch.int64, device="meta")
         return Sample((tokens, tokens, torch.ones_like(tokens, dtype=torch.bool)), samples=1)
 
-    def build(self, setup: TaskSetup) -> Entailment:
+    def build(self, setup: TaskSetup) -> "Entailment":
         return Entailment(self, setup)
 
 

@@ -8,8 +8,6 @@ network with adaptive softmax (`takes_targets`) also receives the targets and re
 Source: released code of Better Schedules, cpt_ptb (streams); fairseq's language models (blocks).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -81,7 +79,7 @@ class LanguageModellingOptions(TaskOptions):
         tokens = torch.zeros(self.sequence_length, 1, dtype=torch.int64, device="meta")
         return Sample((tokens,), samples=self.sequence_length)
 
-    def build(self, setup: TaskSetup) -> LanguageModelling:
+    def build(self, setup: TaskSetup) -> "LanguageModelling":
         return LanguageModelling(self, setup)
 
     def training_batches(self, tokens: Tensor, batch_size: int, seed: int) -> Batches:

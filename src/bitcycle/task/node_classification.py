@@ -10,8 +10,6 @@ Source: Better Schedules, section 4.3 and released code, cpt_gnn. Differs from t
 sampled neighbours uses the same sample.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Optional
@@ -73,7 +71,7 @@ class NodeClassificationOptions(TaskOptions):
             nodes = min(nodes + count, shape.nodes)
         return Sample((torch.zeros(nodes, shape.features, device="meta"), tuple(reversed(layers))), seeds)
 
-    def build(self, setup: TaskSetup) -> NodeClassification:
+    def build(self, setup: TaskSetup) -> "NodeClassification":
         return NodeClassification(self, setup)
 
 

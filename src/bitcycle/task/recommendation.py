@@ -10,8 +10,6 @@ held-out item, too. Ties count against the held-out item, so that a constant net
 in the order of an epoch and in the negatives, which are hashes of (seed, epoch, sample).
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -59,7 +57,7 @@ class RecommendationOptions(TaskOptions):
         number = torch.zeros(1, dtype=torch.int64, device="meta")
         return Sample((number, number), samples=1)
 
-    def build(self, setup: TaskSetup) -> Recommendation:
+    def build(self, setup: TaskSetup) -> "Recommendation":
         return Recommendation(self, setup)
 
 

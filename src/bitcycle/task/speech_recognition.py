@@ -7,8 +7,6 @@
 Source: HLHLp, section 4.3 (CER of greedy decoding). Its WER uses a finite-state transducer, here `prefix_search.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,7 +55,7 @@ class SpeechRecognitionOptions(TaskOptions):
     def sample(self, info: DatasetInfo) -> Sample:
         return Sample((torch.zeros(1, info.shape.frames, info.shape.features, device="meta"),), samples=1)
 
-    def build(self, setup: TaskSetup) -> SpeechRecognition:
+    def build(self, setup: TaskSetup) -> "SpeechRecognition":
         return SpeechRecognition(self, setup)
 
 

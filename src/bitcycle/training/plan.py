@@ -1,7 +1,5 @@
 """The plan of a run: length, precision, products, cost, folder. Planning reads no data and trains nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -90,7 +88,7 @@ class Plan:
         cost: Cost = self.config.hardware.cost(self.workload, histogram, self.schedule.reference, chosen)
         return cost
 
-    def preliminary(self) -> Plan | None:
+    def preliminary(self) -> "Plan | None":
         """The preliminary run that determines this run's schedule, in a subfolder; None if the schedule is known."""
         if not isinstance(self.schedule, UndecidedSchedule):
             return None
@@ -101,7 +99,7 @@ class Plan:
             self, config=config, schedule=schedule, total_steps=schedule.steps, folder=folder, hash=run_hash(config)
         )
 
-    def resolve(self, found: dict[str, Any], preceded_by: dict[str, Any]) -> Plan:
+    def resolve(self, found: dict[str, Any], preceded_by: dict[str, Any]) -> "Plan":
         """The same run under the same name, with the schedule determined by the result of the preliminary run."""
         assert isinstance(self.schedule, UndecidedSchedule)
         return replace(self, schedule=self.schedule.resolve(found), found=found, preceded_by=preceded_by)

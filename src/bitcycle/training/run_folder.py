@@ -1,7 +1,5 @@
 """The folder of a run: its name, files and status. All file names of a run are defined here."""
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Iterator
@@ -47,7 +45,7 @@ class RunFolder:
         self.analyses = path / "analyses"
         self.checkpoint = CheckpointFolder(path / "checkpoint", writes)
 
-    def below(self, name: str) -> RunFolder:
+    def below(self, name: str) -> "RunFolder":
         """The subfolder of a preliminary run."""
         return RunFolder(self.path / name, self.writes)
 

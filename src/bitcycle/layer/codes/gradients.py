@@ -15,21 +15,15 @@ channel. Its two bytes are multiplied by n separately, exactly. The relative err
 3e-7). Neither is in the authors' code, which multiplies float32 tensors.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from bitcycle.cpp_extension import operators
 from bitcycle.quantizer.codes import Codes, GradientCodes
-
-if TYPE_CHECKING:
-    from bitcycle.layer.quantized import QuantizedLayer
 
 _INSTRUCTIONS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
 _CHANNELS = 16
@@ -45,9 +39,9 @@ def library() -> Any | None:
     return operators(Path(__file__).with_name("product.cpp"), _INSTRUCTIONS)
 
 
-def sums_integers(layer: QuantizedLayer, integers: Tensor) -> bool:
+def sums_integers(layer: nn.Module, integers: Tensor) -> bool:
     """Whether the weight gradient of the layer can be summed in integers for an input with these codes."""
-    if not isinstance(layer, torch.nn.Conv2d) or not integers.is_cpu or layer.dilation != (1, 1) or layer.groups != 1:
+    if not isinstance(layer, nn.Conv2d) or not integers.is_cpu or layer.dilation != (1, 1) or layer.groups != 1:
         return False
     return (
         layer.kernel_size in ((1, 1), (3, 3))
@@ -60,7 +54,7 @@ def sums_integers(layer: QuantizedLayer, integers: Tensor) -> bool:
     )
 
 
-def weight_gradient(x: Codes, gradient: GradientCodes, layer: torch.nn.Conv2d) -> Tensor:
+def weight_gradient(x: Codes, gradient: GradientCodes, layer: nn.Conv2d) -> Tensor:
     """The gradient [O, C, k, k] in float32.
 
     Args:

@@ -11,7 +11,7 @@ import pytest
 
 STEPS = """
 import resource, statistics, sys, torch
-from bitcycle.allocator import keep_freed_memory
+from bitcycle.training.environment import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 def step():

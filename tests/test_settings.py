@@ -6,8 +6,7 @@ import pytest
 
 import bitcycle
 from bitcycle.dataset.image_sets import Digits
-from bitcycle.recipe.optimizer import OptimizerOptions
-from bitcycle.recipe.options import TrainingOptions
+from bitcycle.recipe.options import OptimizerOptions, TrainingOptions
 from bitcycle.schedule import SCHEDULES
 from bitcycle.settings import SettingError
 

@@ -14,8 +14,7 @@ from torch import Tensor
 import bitcycle
 from bitcycle.model.retinanet import RetinaNet
 from bitcycle.quantizer.registry import quantizer_options
-from bitcycle.task.anchors import anchors
-from bitcycle.task.detection_loss import detection_losses, match
+from bitcycle.task.anchors import anchors, detection_losses, match
 from twin_run import Twin, pairs_of, released, to_nearest
 
 CLASSES, SIZE = 5, 64

@@ -16,9 +16,8 @@ from omegaconf import DictConfig
 from bitcycle import distributed
 from bitcycle.configuration import GROUPS, RunConfig, read_config, register_schemas
 from bitcycle.errors import EXIT_DONE
-from bitcycle.guard import JobFailed, guarded
+from bitcycle.guard import SWEEPS, JobFailed, guarded
 from bitcycle.help import help_text
-from bitcycle.hydra_errors import SWEEPS
 from bitcycle.settings import SettingError
 from bitcycle.sweep.execution import SweepEnded, worst
 from bitcycle.sweep.grid import quoted

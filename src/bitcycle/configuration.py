@@ -208,15 +208,12 @@ def summaries(group: str, conf: Path) -> dict[str, str]:
     """A one-line summary of each option of a group: from its preset, or the first comment of its file in `conf`."""
     found = {path.stem: first_comment(path) for path in conf.glob(f"{group}/*.yaml")}
     found |= {name: preset.summary for name, preset in PRESETS.get(group, {}).items()}
-    return {name: found[name] for name in sorted(found, key=_letters_and_number)}
+    # resnet8 before resnet20
+    names = sorted(found, key=lambda name: (re.sub(r"\d", "", name), int(re.sub(r"\D", "", name) or 0)))
+    return {name: found[name] for name in names}
 
 
 def first_comment(path: Path) -> str:
     """The first comment line of a configuration file, its one-line summary."""
     lines = path.read_text().splitlines()
     return next((line.lstrip("# ") for line in lines if line.startswith("#") and not line.startswith("# @")), "")
-
-
-def _letters_and_number(name: str) -> tuple[str, int]:
-    """A sort key with which resnet8 comes before resnet20."""
-    return re.sub(r"\d", "", name), int(re.sub(r"\D", "", name) or 0)

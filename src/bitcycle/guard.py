@@ -1,17 +1,83 @@
-"""Every error of a command as one readable line and an exit code."""
+"""Every error of a command as one readable line and an exit code; those of Hydra and OmegaConf with setting, value and remedy."""
 
 import logging
+import re
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
+from bitcycle.configuration import GROUPS, fields_below, nearest_key
 from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, DataError, RunError
-from bitcycle.hydra_errors import explain_hydra
-from bitcycle.settings import SettingError
+from bitcycle.settings import SettingError, nearest
 from bitcycle.signals import Interrupted
+
+SWEEPS = "sweeps"
+"""The group of the sweep files, which need -m."""
+_REFUSALS = (
+    (r"is not Optional", "cannot be null", "give a value, or omit {key}"),
+    (r"could not be converted to (\w+)", "has the wrong type", "give a value of type {0}"),
+    (r"is not a valid bool", "is neither true nor false", "write {key}=true or {key}=false"),
+    (r"is not a ListConfig", "is not a list", "write {key}=[{value}]"),
+    (r"is not a subclass of (\w+)", "is a group of several settings", "set one of them, as in {key}.name={value}"),
+)
+"""Pattern of OmegaConf's message about a wrong type -> problem and remedy of our message."""
+
+
+def unknown_setting(key: str) -> SettingError:
+    """The error for a setting that the chosen options do not have, naming the options that have it."""
+    group = key.split(".")[0]
+    owners = [name for name, kind in GROUPS.get(group, {}).items() if key in set(fields_below(kind, f"{group}."))]
+    if owners:
+        return SettingError(key, "...", f"the chosen {group} has no such setting", f"these have: {', '.join(owners)}")
+    return SettingError(key, "...", "unknown setting", nearest_key(key))
+
+
+def explain_hydra(error: BaseException) -> str:
+    """The message of a Hydra or OmegaConf error, with a remedy instead of the advice to append unknown keys."""
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
+    text = "\n".join(str(cause) for cause in causes)
+    if sweep := _explain_sweep(text):
+        return sweep
+    if bare := re.search(r"Error parsing override '([^'=]*)'", text):
+        return f"'{bare[1]}' is not a setting with a value. Remedy: write SETTING=VALUE, such as schedule=RTH"
+    for cause in causes:
+        if isinstance(cause, MissingConfigException) and cause.options:
+            group, _, name = str(cause.missing_cfg_file).rpartition("/")
+            return str(SettingError(group, name, "does not exist", nearest(name, cause.options)))
+        if isinstance(cause, OverrideParseException):
+            key, _, value = cause.override.partition("=")
+            text_of = value.strip("'").replace("'", "\\'")
+            remedy = f"""check its brackets and commas; a text with such characters is written "{key}='{text_of}'\""""
+            return str(SettingError(key, value, "cannot be parsed", remedy))
+    if (unknown := re.search(r"Could not override '([^']+)'", text)) and "not in" in text:
+        return str(unknown_setting(unknown[1]))
+    if refused := re.search(r"Error merging override \+*([^=]+)=([^\n]*)", text):
+        key, value = refused.groups()
+        for words, problem, remedy in _REFUSALS:
+            if found := re.search(words, text):
+                return str(SettingError(key, value, problem, remedy.format(*found.groups(), key=key, value=value)))
+    lines = dict.fromkeys(line for line in text.splitlines() if line.strip() and not line.startswith("  "))
+    return f"{'; '.join(lines)}. Remedy: `python train.py --help` lists all groups, options and settings."
+
+
+def _explain_sweep(text: str) -> str | None:
+    """The message if the choice of a sweep file is wrong; None for other errors."""
+    if missing := re.search(rf"Could not find '{SWEEPS}/([^']*)'", text):
+        folder = re.search(r"provider=bitcycle, path=file://(.*)", text)
+        files = Path(folder[1], SWEEPS).glob("*/*.yaml") if folder else ()
+        known = sorted(f"{file.parent.name}/{file.stem}" for file in files)
+        return str(SettingError(f"+{SWEEPS}", missing[1], "does not exist", nearest(missing[1], known)))
+    if plain := re.search(rf"'{SWEEPS}'. No match in the defaults list.*?\+{SWEEPS}=(\S+)", text, re.DOTALL):
+        name = plain[1].rstrip(".")
+        return str(SettingError(SWEEPS, name, "is not in the defaults list", f"write a + before it: +{SWEEPS}={name}"))
+    return None
+
 
 logger = logging.getLogger("bitcycle")
 

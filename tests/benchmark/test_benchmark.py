@@ -15,8 +15,8 @@ from bitcycle.benchmark import networks as networks_module
 from bitcycle.benchmark.__main__ import arguments, measure
 from bitcycle.benchmark.measure import interleaved, peak_bytes, summarise
 from bitcycle.benchmark.networks import VARIANTS, Network, measure_networks
-from bitcycle.benchmark.runs import images_per_second, write
 from bitcycle.benchmark.table import FOLDER, recorded, tables
+from bitcycle.benchmark.throughput import images_per_second, write
 from bitcycle.shapes import ImageShape
 
 CPU = torch.device("cpu")

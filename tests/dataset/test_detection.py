@@ -18,7 +18,7 @@ from bitcycle.dataset.image_dataset import ImageBatches
 from bitcycle.dataset.image_sets import ImageNet, ImageNetMini
 from bitcycle.errors import DataError
 from bitcycle.settings import SettingError
-from bitcycle.task.detection_loss import NOTHING
+from bitcycle.task.anchors import NOTHING
 from tests.dataset.test_dataset import write_parquet
 from tests.detection_cases import write_voc, write_voc_small
 

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 import bitcycle
-from bitcycle.layer.codes.batch_norm import CodeBatchNorm2d
+from bitcycle.layer.codes.batch_norm import CodeBatchNorm2d, MaskSavingReLU
 from bitcycle.layer.codes.gradients import library
-from bitcycle.layer.codes.mask_saving_relu import MaskSavingReLU
 from bitcycle.layer.quantized import QuantizedLayer
 from bitcycle.layer.twin import twin_of
 

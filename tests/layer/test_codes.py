@@ -11,12 +11,12 @@ from torch._dynamo.utils import counters
 
 import bitcycle
 from bitcycle.layer.codes import product as code_product
-from bitcycle.layer.codes.mask_saving_relu import MaskSavingReLU
+from bitcycle.layer.codes.batch_norm import MaskSavingReLU
 from bitcycle.layer.codes.product import MOST_TERMS, integer_products_work
 from bitcycle.layer.state import PrecisionState
 from bitcycle.quantizer import compiler_works
 from bitcycle.quantizer.codes import decode
-from bitcycle.quantizer.compile_utils import Kernel
+from bitcycle.quantizer.kernels import Kernel
 from bitcycle.quantizer.sbm import SbmActivation, SbmWeight
 from bitcycle.recipe.options import TrainingOptions
 from bitcycle.schedule import Precision

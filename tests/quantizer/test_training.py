@@ -13,7 +13,7 @@ from bitcycle.layer import QuantizedConv2d, QuantizedLinear, penalty
 from bitcycle.model import CifarResNet
 from bitcycle.quantizer import Dorefa, PactBinary, QuantizerOptions, Sbm, Ttq, UniformL2, Wageubn
 from bitcycle.quantizer.l2_step import improved_step, optimal_step
-from bitcycle.recipe.optimizer import OptimizerOptions
+from bitcycle.recipe.options import OptimizerOptions
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 from bitcycle.shapes import ImageShape

@@ -17,11 +17,19 @@ from bitcycle.quantizer import Sbm
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 from bitcycle.shapes import DetectionShape
-from bitcycle.task.anchors import anchors, decode, encode
+from bitcycle.task.anchors import (
+    NOTHING,
+    anchors,
+    decode,
+    detection_losses,
+    encode,
+    focal_terms,
+    match,
+    smooth_l1,
+)
 from bitcycle.task.average_precision import AveragePrecision, Detections, Truth, area_under_envelope
 from bitcycle.task.base import TaskSetup
 from bitcycle.task.detection import Detection, DetectionOptions
-from bitcycle.task.detection_loss import NOTHING, detection_losses, focal_terms, match, smooth_l1
 from bitcycle.training.run import execute
 from tests.conftest import plan
 from tests.detection_cases import write_voc_small

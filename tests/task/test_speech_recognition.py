@@ -16,8 +16,7 @@ from bitcycle.dataset.speech import SpeechManifest
 from bitcycle.dataset.utterances import BLANK
 from bitcycle.files import read_json, read_records
 from bitcycle.task import SpeechRecognitionOptions
-from bitcycle.task.ctc import ctc_loss, edit_distances, greedy
-from bitcycle.task.prefix_search import PrefixSearch, WordTrigram, log_add
+from bitcycle.task.ctc import PrefixSearch, WordTrigram, ctc_loss, edit_distances, greedy, log_add
 from bitcycle.task.speech_recognition import SpeechEvaluation, losses_of, scores
 from bitcycle.training.run import execute
 from tests.conftest import configure, plan

@@ -91,16 +91,6 @@ def plane_rise(run: Run) -> float | None:
     return _mean([third - second for third, second in around if third is not None and second is not None])
 
 
-def mean_rise(run: Run) -> float | None:
-    """The rise of the loss around a network, averaged over pairs of directions."""
-    return _mean([rise(surface) for surface in results_of([run], "surface")])
-
-
-def sharpness(run: Run) -> float | None:
-    """Epsilon-sharpness in percent, averaged over box sizes."""
-    return _mean([value for result in results_of([run], "sharpness") for value in result.numbers("sharpness_percent")])
-
-
 def changed_error(run: Run, kind: str, column: str, phase: int | None = None) -> float | None:
     """The mean of an error column over all corruptions or noises."""
     results = results_of([run], kind, phase)
@@ -122,9 +112,11 @@ METRICS: dict[str, Callable[[Run], Optional[float]]] = {
     "speed": partial(_log, "steps_per_second", 1),
     "depth early": lambda run: depth(run, 5 / 160),
     "depth late": lambda run: depth(run, 85 / 160),
-    "rise": mean_rise,
+    "rise": lambda run: _mean([rise(surface) for surface in results_of([run], "surface")]),
     "rise around it less that around fine-tuning": plane_rise,
-    "sharpness": sharpness,
+    "sharpness": lambda run: _mean(
+        [value for result in results_of([run], "sharpness") for value in result.numbers("sharpness_percent")]
+    ),
     "corruption error": lambda run: changed_error(run, "corruption", "error_percent"),
     "corruption error after two steps": lambda run: changed_error(run, "corruption", "error_percent", 1),
     "error in noise": lambda run: changed_error(run, "noise", "cer_percent"),

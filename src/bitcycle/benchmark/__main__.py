@@ -12,15 +12,19 @@ from typing import Any
 
 import torch
 
-from bitcycle.allocator import keep_freed_memory
 from bitcycle.benchmark.measure import clock_name
 from bitcycle.benchmark.networks import measure_networks, networks
-from bitcycle.benchmark.quantizers import measure_quantizers
-from bitcycle.benchmark.runs import images_per_second, runs_per_hour, sweep_runs_per_hour, write
 from bitcycle.benchmark.table import FOLDER, WORSE, slower, tables
+from bitcycle.benchmark.throughput import (
+    images_per_second,
+    measure_quantizers,
+    runs_per_hour,
+    sweep_runs_per_hour,
+    write,
+)
 from bitcycle.files import read_object
 from bitcycle.training.display import set_up_console
-from bitcycle.training.environment import describe_environment, processor
+from bitcycle.training.environment import describe_environment, keep_freed_memory, processor
 
 PARTS = ("networks", "quantizers", "data", "runs")
 QUICK = ("resnet20", "lstm")

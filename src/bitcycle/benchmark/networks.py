@@ -14,7 +14,7 @@ from bitcycle.layer.compilation import channels_last
 from bitcycle.layer.sparse import make_edges
 from bitcycle.model import MODELS
 from bitcycle.quantizer import compiler_works
-from bitcycle.recipe.optimizer import OptimizerOptions
+from bitcycle.recipe.options import OptimizerOptions
 from bitcycle.schedule import schedule
 from bitcycle.shapes import GraphShape, ImageShape, TokenShape
 

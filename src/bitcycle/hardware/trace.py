@@ -30,8 +30,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from bitcycle.hardware.operation import FLOAT_PRECISION, MatrixProduct, Operation, Workload
-from bitcycle.hardware.product import PRODUCTS, Product
-from bitcycle.hardware.unknown import Unknown, unknown_arithmetic
+from bitcycle.hardware.product import PRODUCTS, Product, Unknown, unknown_arithmetic
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 
@@ -181,8 +180,10 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         keywords = kwargs or {}
-        shortcut = func.overloadpacket in _BATCH_NORMS and args[0].is_meta
-        output = _batch_norm_shapes(func, args[0]) if shortcut else func(*args, **keywords)
+        if func.overloadpacket in _BATCH_NORMS and args[0].is_meta:  # its Python reference would take milliseconds
+            output: Any = (torch.empty_like(args[0]), *(args[0].new_empty(0) for _ in func._schema.returns[1:]))
+        else:
+            output = func(*args, **keywords)
         if not (self.stack and getattr(self.stack[-1], "is_quantizer", False)):  # a quantizer.TensorQuantizer
             self._record(func, args, keywords, output)
         if any(tensor in self.from_input for tensor in _tensors((args, keywords))):
@@ -265,11 +266,6 @@ class _Recorder(TorchDispatchMode):
 
     def workload(self, samples: int) -> Workload:
         return Workload(tuple(self.operations), samples, **self.counts)
-
-
-def _batch_norm_shapes(func: Any, x: Tensor) -> tuple[Tensor, ...]:
-    """What batch normalisation of a meta tensor returns; PyTorch would go through its Python reference for milliseconds."""
-    return torch.empty_like(x), *(x.new_empty(0) for _ in func._schema.returns[1:])
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitcycle import distributed
-from bitcycle.layer.bifurcation import Product
-from bitcycle.layer.block_product import CONVOLUTION, Axes
+from bitcycle.layer.block_product import CONVOLUTION, Axes, Product
 from bitcycle.layer.compilation import has_numbers
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle import distributed
-from bitcycle.layer.bifurcation import Product, Rounding, bifurcated
-from bitcycle.layer.block_product import LINEAR, block_product, copies_of
+from bitcycle.layer.block_product import LINEAR, Product, Rounding, bifurcated, block_product, copies_of
 from bitcycle.layer.compilation import has_numbers, not_compiled
 from bitcycle.layer.matrix_product import MatrixProduct, QuantizedMatrixProduct
 from bitcycle.layer.quantized_product import Context, NoiseKeys, QuantizedProduct

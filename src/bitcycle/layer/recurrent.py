@@ -26,8 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from bitcycle.layer.bifurcation import Rounding
-from bitcycle.layer.block_product import block_product, copies_of
+from bitcycle.layer.block_product import Rounding, block_product, copies_of
 from bitcycle.layer.compilation import refuse_tracing
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
 from bitcycle.layer.quantized_product import Context, NoiseKeys, Quantized

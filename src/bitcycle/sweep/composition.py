@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bitcycle.configuration import GROUPS as OPTION_GROUPS
 from bitcycle.configuration import PRESETS, RunConfig, read_config, register_schemas
-from bitcycle.hydra_errors import explain_hydra
+from bitcycle.guard import explain_hydra
 from bitcycle.settings import SettingError
 from bitcycle.sweep.grid import Overrides, command_line
 

@@ -32,13 +32,13 @@ class Sample(NamedTuple):
 class Task:
     """A learning task with its data."""
 
-    metric: str
+    metric: str = "test_accuracy"
     """Name of the main metric, a key of the result of `evaluate`."""
     unit: str = "%"
     """Unit of the main metric; empty for a pure number."""
-    higher_is_better: bool
+    higher_is_better: bool = True
     """Whether a larger main metric is better."""
-    validation_metric: str
+    validation_metric: str = "validation_accuracy"
     """Name of the selection metric, a key of the result of `validate`; better in the same direction as the main metric."""
     majority_baseline: float
     """Accuracy of always predicting the most frequent class of the training data."""

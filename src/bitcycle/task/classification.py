@@ -34,10 +34,6 @@ class ClassificationOptions(TaskOptions):
 class Classification(Task):
     """A classification task on splits of images. Raises SettingError if there are more processes than images to evaluate."""
 
-    metric = "test_accuracy"
-    validation_metric = "validation_accuracy"
-    higher_is_better = True
-
     def __init__(self, options: ClassificationOptions, setup: TaskSetup) -> None:
         data = setup.dataset.load(setup.data_root, setup.seed)
         self.options, self.classes = options, setup.info.shape.classes

@@ -17,10 +17,9 @@ from bitcycle.dataset import DatasetInfo
 from bitcycle.dataset.detection import DetectionBatch, DetectionBatches, DetectionDatasetOptions
 from bitcycle.optional_imports import require
 from bitcycle.settings import SettingError, setting
-from bitcycle.task.anchors import anchors, decode
+from bitcycle.task.anchors import NOTHING, DetectionLosses, anchors, decode, detection_losses, match
 from bitcycle.task.average_precision import AveragePrecision, Detections, Truth
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, evaluation_splits
-from bitcycle.task.detection_loss import NOTHING, DetectionLosses, detection_losses, match
 
 
 @dataclass
@@ -81,7 +80,6 @@ class Detection(Task):
 
     metric = "test_map50"
     validation_metric = "validation_map50"
-    higher_is_better = True
 
     def __init__(self, options: DetectionOptions, setup: TaskSetup) -> None:
         dataset = setup.dataset

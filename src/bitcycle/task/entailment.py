@@ -43,9 +43,6 @@ class EntailmentOptions(TaskOptions):
 class Entailment(Task):
     """An entailment task on tokenized splits."""
 
-    validation_metric = "validation_accuracy"
-    higher_is_better = True
-
     def __init__(self, options: EntailmentOptions, setup: TaskSetup) -> None:
         dataset = setup.dataset
         if options.evaluation_split == "validation" and dataset.validation == 0:

@@ -103,10 +103,6 @@ class GraphBatch(NamedTuple):
 class NodeClassification(Task):
     """A node classification task on one graph."""
 
-    metric = "test_accuracy"
-    validation_metric = "validation_accuracy"
-    higher_is_better = True
-
     def __init__(self, options: NodeClassificationOptions, setup: TaskSetup) -> None:
         dataset, shape, device = setup.dataset, setup.info.shape, setup.device
         graph = dataset.load(setup.data_root, setup.seed)

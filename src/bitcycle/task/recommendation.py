@@ -66,7 +66,6 @@ class Recommendation(Task):
 
     metric = "test_hr10"
     validation_metric = "validation_hr10"
-    higher_is_better = True
 
     def __init__(self, options: RecommendationOptions, setup: TaskSetup) -> None:
         data = setup.dataset.load(setup.data_root, setup.seed)

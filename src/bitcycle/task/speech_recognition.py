@@ -4,7 +4,7 @@
     WER    the same with words, for the text that `decoder` returns
     loss   -ln p(text | features), see `ctc.py`
 
-Source: HLHLp, section 4.3 (CER of greedy decoding). Its WER uses a finite-state transducer, here `prefix_search.py`.
+Source: HLHLp, section 4.3 (CER of greedy decoding). Its WER uses a finite-state transducer, here `ctc.PrefixSearch`.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,7 @@ from bitcycle.dataset.speech import SpeechDatasetOptions
 from bitcycle.dataset.utterances import SpeechBatch, UtteranceBatches, Utterances
 from bitcycle.settings import setting
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
-from bitcycle.task.ctc import ctc_loss, edit_distances, greedy
-from bitcycle.task.prefix_search import PrefixSearch, WordTrigram
+from bitcycle.task.ctc import PrefixSearch, WordTrigram, ctc_loss, edit_distances, greedy
 
 
 @dataclass

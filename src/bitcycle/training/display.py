@@ -37,12 +37,9 @@ def set_up_console() -> None:
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
-    warnings.showwarning = _show_warning
-
-
-def _show_warning(message: Warning | str, *place: Any, **more: Any) -> None:
-    """Log a warning without its location in the code."""
-    logger.warning("%s", message)
+    warnings.showwarning = lambda message, *place, **more: logger.warning(
+        "%s", message
+    )  # without its place in the code
 
 
 def be_quiet() -> None:

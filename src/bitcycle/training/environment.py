@@ -1,10 +1,11 @@
-"""The environment of a run: versions, commit and machine."""
+"""The environment of a run: versions, commit, machine, and the memory allocator."""
 
+import ctypes
+import functools
 import os
 import platform
 import subprocess
 import sys
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -36,17 +37,14 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 
 def processor(device: torch.device) -> str:
     """The name of the GPU or CPU in use."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return cpu_entry("model name") or platform.processor() or platform.machine()  # the last two give fewer details
 
 
 def commit() -> str | None:
     """The commit of this repository; in a copy without git history, the value of COMMIT_VARIABLE."""
     return os.environ.get(COMMIT_VARIABLE) or _git("rev-parse", "HEAD")
-
-
-@cache
-def _cpu_name() -> str:
-    return cpu_entry("model name") or platform.processor() or platform.machine()  # these give fewer details
 
 
 def _version(package: str) -> str | None:
@@ -63,3 +61,24 @@ def _git(*arguments: str) -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
+"""Parameters of mallopt (malloc.h of the GNU C library)."""
+_NEVER, _GROWTH = 2**31 - 1, 2**26
+
+
+@functools.cache
+def keep_freed_memory() -> bool:
+    """Make the C library's allocator keep freed memory; returns whether this is supported.
+
+    By default the GNU C library returns large blocks to the system and requests them again several times per step. Clearing and
+    mapping these pages took a tenth of the time of a quantized step on a CPU (ResNet-20, 128 images, 30,000 page faults per
+    step). The process holds its peak amount of memory until it ends. Other C libraries and systems are unaffected.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # not the GNU C library
+        return False
+    settings = {_TRIM_THRESHOLD: _NEVER, _TOP_PAD: _GROWTH, _MMAP_MAX: 0}
+    return all(mallopt(parameter, value) == 1 for parameter, value in settings.items())

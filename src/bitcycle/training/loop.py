@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,16 +40,6 @@ GO_ON, SAVE, STOP = range(3)
 """Requests that processes agree on after a step; the greatest wins."""
 COUNTERS = ("step", "elapsed", "evaluating", "metrics_bytes", "timing_bytes")
 """Attributes of the trainer that are saved in checkpoints."""
-
-
-class Stateful(Protocol):
-    """A part of the training state that can be saved in a checkpoint."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """State as tensors, numbers, strings, lists and dictionaries."""
-
-    def load_state_dict(self, state: dict[str, Any], /) -> Any:
-        """Restore what `state_dict` returned."""
 
 
 class Trainer:
@@ -287,8 +277,8 @@ class Trainer:
             self.model.train()
             self.evaluating += time.monotonic() - started
 
-    def stateful_parts(self) -> dict[str, Stateful]:
-        """The parts of a checkpoint besides the counters, by name; used by `save` and `resume`."""
+    def stateful_parts(self) -> dict[str, Any]:
+        """The parts of a checkpoint besides the counters, by name, with `state_dict` and `load_state_dict`."""
         return {
             "model": self.model,
             "optimizer": self.optimizer,

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from bitcycle.errors import RunError
 from bitcycle.layer import PrecisionController
@@ -54,14 +54,51 @@ class JsonLines:
         self.stream.close()
 
 
-class Tracker(Protocol):
-    """A destination for copies of the metrics."""
+class WandbTracker:
+    """Weights & Biases; if the group is a sweep's PAPER/ITEM, PAPER is also a tag. Raises RunError if wandb is not installed."""
+
+    def __init__(self, plan: Plan) -> None:
+        config, options = plan.config, plan.config.logging
+        paper = [options.group.split("/")[0]] if "/" in options.group else []
+        self.run = require("wandb", "wandb").init(
+            entity=options.wandb_entity,
+            project=options.wandb_project,
+            dir=str(plan.folder.path),
+            id=f"{plan.hash}-seed{config.seed}-{config.scale}",  # the same when the run is resumed
+            name=f"{config.model.name}-{config.schedule.name}-seed{config.seed}",
+            group=options.group or None,
+            tags=list(dict.fromkeys([*paper, config.scale, config.quantizer.name, *options.tags])),
+            resume="allow",
+            mode=options.wandb,
+            config=asdict(config),
+        )
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Record numbers after `step` optimizer steps."""
+        self.run.log(dict(values), step=step)
 
     def close(self) -> None:
-        """Finish recording."""
+        self.run.finish()
+
+
+class TensorBoardTracker:
+    """TensorBoard event files in the run folder; hides events after the checkpoint. Raises RunError without tensorboard."""
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        require("tensorboard", "tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1 if first_step else None)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+Tracker = WandbTracker | TensorBoardTracker
+"""A destination for copies of the metrics."""
 
 
 class MetricsLog:
@@ -120,46 +157,3 @@ def numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
         elif isinstance(value, (int, float)):
             found[f"{prefix}{name}"] = float(value)
     return found
-
-
-class WandbTracker:
-    """Weights & Biases; if the group is a sweep's PAPER/ITEM, PAPER is also a tag. Raises RunError if wandb is not installed."""
-
-    def __init__(self, plan: Plan) -> None:
-        config, options = plan.config, plan.config.logging
-        paper = [options.group.split("/")[0]] if "/" in options.group else []
-        self.run = require("wandb", "wandb").init(
-            entity=options.wandb_entity,
-            project=options.wandb_project,
-            dir=str(plan.folder.path),
-            id=f"{plan.hash}-seed{config.seed}-{config.scale}",  # the same when the run is resumed
-            name=f"{config.model.name}-{config.schedule.name}-seed{config.seed}",
-            group=options.group or None,
-            tags=list(dict.fromkeys([*paper, config.scale, config.quantizer.name, *options.tags])),
-            resume="allow",
-            mode=options.wandb,
-            config=asdict(config),
-        )
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        self.run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self.run.finish()
-
-
-class TensorBoardTracker:
-    """TensorBoard event files in the run folder; hides events after the checkpoint. Raises RunError without tensorboard."""
-
-    def __init__(self, folder: Path, first_step: int) -> None:
-        require("tensorboard", "tensorboard")
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1 if first_step else None)
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            self.writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        self.writer.close()

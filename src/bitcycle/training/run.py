@@ -13,7 +13,6 @@ import torch
 from omegaconf import OmegaConf
 
 from bitcycle import distributed
-from bitcycle.allocator import keep_freed_memory
 from bitcycle.errors import RunError
 from bitcycle.files import read_object, write_atomically
 from bitcycle.hardware import CostMeter
@@ -21,7 +20,7 @@ from bitcycle.schedule import SearchSchedule
 from bitcycle.signals import Interrupted, StopSignal
 from bitcycle.training.display import ProgressBar, log_to_file
 from bitcycle.training.distributed import check_sharing, explained
-from bitcycle.training.environment import describe_environment, processor
+from bitcycle.training.environment import describe_environment, keep_freed_memory, processor
 from bitcycle.training.loop import Trainer
 from bitcycle.training.outcome import merit
 from bitcycle.training.plan import Plan

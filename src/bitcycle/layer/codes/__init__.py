@@ -4,8 +4,7 @@ import logging
 
 from torch import nn
 
-from bitcycle.layer.codes.batch_norm import CodeBatchNorm2d, RecomputingBatchNorm2d
-from bitcycle.layer.codes.mask_saving_relu import MaskSavingReLU
+from bitcycle.layer.codes.batch_norm import CodeBatchNorm2d, MaskSavingReLU, RecomputingBatchNorm2d
 from bitcycle.layer.codes.product import code_product
 from bitcycle.layer.quantized import QuantizedLayer
 from bitcycle.layer.twin import modules_of, replace_modules, twin_of

@@ -1,4 +1,4 @@
-"""Batch norm that works with the convolutions and ReLUs of compute=codes (batch_norm.h).
+"""Batch norm and ReLU that work with the convolutions of compute=codes (batch_norm.h).
 
 In training on a CPU, the moments of its channels are those that the preceding convolution has summed, a ReLU in place becomes
 part of it in the backward pass, and the range of its gradient is known to the convolution that quantizes it. Equal to
@@ -13,12 +13,16 @@ the authors' code.
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
 from bitcycle.layer.batch_norm import TrainedBatchNorm2d
 from bitcycle.layer.codes.gradients import library
-from bitcycle.quantizer.cpp_operators import apply_to
+from bitcycle.layer.relu import NotingReLU
+from bitcycle.quantizer.kernels import apply_to, kernel
+from bitcycle.quantizer.layout import flat, unflat
 
 
 class CodeBatchNorm2d(TrainedBatchNorm2d):
@@ -55,3 +59,47 @@ class RecomputingBatchNorm2d(CodeBatchNorm2d):
 
         with saved_tensors_hooks(pack, unpack):
             return super().forward(x)
+
+
+class _MaskSavingRelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, inplace: bool, compile: bool) -> Tensor:
+        if inplace:
+            ctx.mark_dirty(x)
+        y = x.relu_() if inplace else x.relu()
+        ctx.save_for_backward(y.to(torch.bool))
+        ctx.compile = compile
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (passed,) = ctx.saved_tensors
+        masked = kernel(_masked, ctx.compile)(flat(gradient), flat(passed.view(torch.uint8)))
+        return unflat(masked, like=gradient), None, None
+
+
+def _masked(gradient: Tensor, passed: Tensor) -> Tensor:
+    return gradient * passed  # in eager mode five times faster than masked_fill or where
+
+
+class MaskSavingReLU(NotingReLU):
+    """A torch.nn.ReLU that saves a mask of one byte per element for its backward pass, which `compile_kernel` fuses.
+
+        y = max(x, 0),     dL/dx = m dL/dy,     m = 0 where y = 0, else 1
+
+    torch.nn.ReLU saves y, at no extra cost if the next layer saves y as well. But if the next layer saves codes (compute=codes),
+    the ReLU alone needs four bytes per element. Results are identical, except that an infinite dL/dy at m = 0 gives nan instead
+    of 0.
+    """
+
+    compile_kernel = False
+
+    def relu(self, x: Tensor) -> Tensor:
+        if not (torch.is_grad_enabled() and x.requires_grad):
+            return super().relu(x)
+        return _MaskSavingRelu.apply(x, self.inplace, self.compile_kernel)
+
+    def operator(self, x: Tensor, added: Tensor | None) -> Callable[..., Tensor] | None:
+        functions = library()
+        return functions.relu_after_norm if functions is not None and super().operator(x, added) is not None else None

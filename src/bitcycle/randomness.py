@@ -25,9 +25,8 @@ def derive(*parts: int | str) -> int:
     """
     state = 0
     for part in parts:
-        number = (
-            zlib.crc32(part.encode()) if isinstance(part, str) else operator.index(part)
-        )  # NumPy's integers overflow
+        # as a Python integer, because NumPy's overflow
+        number = zlib.crc32(part.encode()) if isinstance(part, str) else operator.index(part)
         state = _splitmix((state ^ (number & _MASK64)) & _MASK64)
     return state >> 1
 

@@ -11,9 +11,8 @@ from typing import Any
 
 from bitcycle.errors import EXIT_INTERRUPTED
 
-STOP_SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
-)  # Windows has no SIGUSR1, which is SLURM's warning
+# Windows has no SIGUSR1, which is SLURM's warning
+STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 
 
 def stop_at_once() -> None:

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from bitcycle.errors import RunError
 from bitcycle.measurement.corruption import CORRUPTIONS, Corruption, corrupt
-from bitcycle.measurement.finished_run import load_run
+from bitcycle.measurement.finished_run import flatten, load_run
 from bitcycle.measurement.job import Job, Network
-from bitcycle.measurement.measurement import flatten
 from bitcycle.measurement.plane import Plane, plane_through
 from bitcycle.measurement.sharpness import Sharpness, find_sharpness
 from tests.measurement.conftest import CPU, DOMAINS, job

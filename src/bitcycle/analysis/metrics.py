@@ -13,10 +13,7 @@ from bitcycle.measurement.artifacts import CLEAN, Result
 EVALUATED, PHASE = "evaluation: ", "phase: "
 """Prefixes of metrics: a value recorded at the last evaluation, by its name; the metric at the end of a phase, by its number
 from 1."""
-DISPLAYS: dict[str, Callable[[float], float]] = {
-    "saving": lambda x: 100 * (1 - math.exp(-x)),
-    "ratio": math.exp,
-}
+DISPLAYS: dict[str, Callable[[float], float]] = {"saving": lambda x: 100 * (1 - math.exp(-x)), "ratio": math.exp}
 """How log ratios are displayed: as percent saved, or as a ratio."""
 COSTS = ("cost", "cost to the best", "energy", "latency", "gbitops")
 RADIUS = 0.5

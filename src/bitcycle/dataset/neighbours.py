@@ -74,9 +74,8 @@ class DglSampler:
         self.dgl = require("dgl", "graph")
         csc = (edges.offsets.long(), edges.sources.long(), torch.empty(0, dtype=torch.int64))
         self.graph = self.dgl.graph(("csc", csc), num_nodes=edges.destinations)
-        self.sampler = self.dgl.dataloading.NeighborSampler(
-            list(neighbours), fused=False
-        )  # fused sampling depends on the order of threads
+        # fused sampling depends on the order of threads
+        self.sampler = self.dgl.dataloading.NeighborSampler(list(neighbours), fused=False)
 
     def sample(self, seeds: Tensor, *key: int | str) -> Neighbourhood:
         """The neighbourhood of distinct nodes `seeds`, int64 [N], drawn by `key`."""

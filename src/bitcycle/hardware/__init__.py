@@ -3,9 +3,8 @@
 from bitcycle.hardware.base import CONVENTIONS, PASSES, PUBLISHED_IMAGES, Cost, CostMeter, HardwareOptions, LayerCost
 from bitcycle.hardware.bitfusion import BitFusion
 from bitcycle.hardware.bitops import BitOps
-from bitcycle.hardware.histogram import Histogram, SampleCounts
 from bitcycle.hardware.latency import TensorCore, Zc706
-from bitcycle.hardware.operation import FLOAT_PRECISION, MatrixProduct, Operation, Workload
+from bitcycle.hardware.operation import FLOAT_PRECISION, Histogram, MatrixProduct, Operation, SampleCounts, Workload
 from bitcycle.hardware.registry import HARDWARE, AllHardware, hardware_options
 from bitcycle.hardware.table import CostTable, cost_table, saving
 from bitcycle.hardware.trace import trace

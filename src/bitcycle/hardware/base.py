@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Optional
 
-from bitcycle.hardware.histogram import Histogram, SampleCounts, check_precision
-from bitcycle.hardware.operation import Operation, Widths, Workload
+from bitcycle.hardware.operation import Histogram, Operation, SampleCounts, Widths, Workload, check_precision
 from bitcycle.schedule import Precision
 from bitcycle.settings import MISSING, Settings, setting
 

@@ -28,8 +28,7 @@ from typing import Any, Optional
 from bitcycle.hardware.base import PASSES, Cost, LayerCost, relative
 from bitcycle.hardware.bitops import BitOps
 from bitcycle.hardware.gemm import Array, Energy, Gemm, Usage, cheapest, energy_pj
-from bitcycle.hardware.histogram import Histogram, SampleCounts
-from bitcycle.hardware.operation import MatrixProduct, Operation, Workload
+from bitcycle.hardware.operation import Histogram, MatrixProduct, Operation, SampleCounts, Workload
 from bitcycle.schedule import Precision
 from bitcycle.settings import setting
 
@@ -173,9 +172,8 @@ class BitFusion(BitOps):
         """Part of the traced samples that an operation processes together, and how often it runs per sample."""
         share = Fraction(self.batch, traced)
         positions = (operation.product.m, operation.input_positions, operation.output_positions)
-        independent = any(
-            (number * share).denominator > 1 for number in positions
-        )  # its size does not depend on samples
+        # whether its size does not depend on samples
+        independent = any((number * share).denominator > 1 for number in positions)
         if independent or operation.kind == "matmul":  # a matmul is one product for each sample (and head)
             return Fraction(1), Fraction(operation.groups, traced)
         return share, Fraction(operation.groups, self.batch)

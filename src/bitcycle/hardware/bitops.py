@@ -23,8 +23,7 @@ from operator import mul
 from typing import Any
 
 from bitcycle.hardware.base import Cost, HardwareOptions, LayerCost, relative
-from bitcycle.hardware.histogram import Histogram, SampleCounts
-from bitcycle.hardware.operation import FLOAT_PRECISION, Operation, Workload
+from bitcycle.hardware.operation import FLOAT_PRECISION, Histogram, Operation, SampleCounts, Workload
 from bitcycle.schedule import Precision
 
 

@@ -5,9 +5,8 @@ from dataclasses import dataclass, fields, replace
 from bitcycle.hardware.base import Cost, HardwareOptions
 from bitcycle.hardware.bitfusion import BitFusion
 from bitcycle.hardware.bitops import BitOps
-from bitcycle.hardware.histogram import SampleCounts
 from bitcycle.hardware.latency import TensorCore, Zc706
-from bitcycle.hardware.operation import Workload
+from bitcycle.hardware.operation import SampleCounts, Workload
 from bitcycle.schedule import Precision
 from bitcycle.settings import Preset, chosen, registry
 
@@ -37,8 +36,7 @@ HARDWARE: dict[str, Preset[HardwareOptions]] = registry(
     {
         "bitops": Preset(BitOps, "bit operations, GBitOps and effective MACs"),
         "bitfusion": Preset(
-            BitFusion,
-            "energy and latency on the Bit Fusion accelerator that FracTrain simulates, and bit operations",
+            BitFusion, "energy and latency on the Bit Fusion accelerator that FracTrain simulates, and bit operations"
         ),
         "zc706": Preset(Zc706, "latency on the FPGA board of CPT, and bit operations"),
         "tensorcore": Preset(

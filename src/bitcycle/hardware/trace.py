@@ -132,9 +132,8 @@ class _NotCheckpointed:
 
 def _eagerly(model: nn.Module) -> AbstractContextManager[None]:
     """Context that runs compiled functions eagerly, so that the recorder is not compiled with them."""
-    compiles = any(
-        getattr(module, "compile_kernel", False) for module in model.modules()
-    )  # a quantizer.TensorQuantizer
+    # an attribute of quantizer.TensorQuantizer
+    compiles = any(getattr(module, "compile_kernel", False) for module in model.modules())
     if not compiles and "torch._dynamo" not in sys.modules:  # importing the compiler takes seconds
         return nullcontext()
     return torch.compiler.set_stance("force_eager")

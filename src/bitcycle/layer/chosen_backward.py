@@ -146,9 +146,8 @@ class ReplayedProduct:
         if tape.reads:
             states = [layer.precision if layer.precision.fixed else part.state for part in tape.parts]
             counted = [layer.call_keys(state).coarse for state in (states[1:] if layer.precision.fixed else states)]
-            keys = (
-                [key, *counted] if layer.precision.fixed else counted
-            )  # a layer with fixed bits has already counted this call
+            # a layer with fixed bits has already counted this call
+            keys = [key, *counted] if layer.precision.fixed else counted
             bits = [(state.gradient_bits, state.step_key, key) for state, key in zip(states, keys)]
             return _Product.apply(x, layer.weight, bias, layer, entry, tape, bits)
         if entry.weight is None:

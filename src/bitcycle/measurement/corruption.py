@@ -37,9 +37,8 @@ from bitcycle.dataset.images import Framing, Images
 from bitcycle.errors import DataError, RunError
 from bitcycle.layer.compilation import channels_last
 from bitcycle.measurement.artifacts import CLEAN, Row
-from bitcycle.measurement.finished_run import FinishedRun
+from bitcycle.measurement.finished_run import FinishedRun, Measurement
 from bitcycle.measurement.job import Analysis, rounded, run_command
-from bitcycle.measurement.measurement import Measurement
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, nearest, setting
 

@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from bitcycle.errors import RunError
 from bitcycle.layer.compilation import channels_last
 from bitcycle.measurement.artifacts import Row
-from bitcycle.measurement.finished_run import FinishedRun
+from bitcycle.measurement.finished_run import FinishedRun, Measurement, assign, flatten
 from bitcycle.measurement.job import Analysis, rounded, run_command
-from bitcycle.measurement.measurement import Measurement, assign, flatten
 from bitcycle.settings import setting
 
 

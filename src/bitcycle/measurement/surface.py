@@ -25,9 +25,8 @@ from torch import Tensor, nn
 
 from bitcycle.layer.compilation import channels_last
 from bitcycle.measurement.artifacts import Row
-from bitcycle.measurement.finished_run import FinishedRun
+from bitcycle.measurement.finished_run import FinishedRun, Measurement
 from bitcycle.measurement.job import Analysis, rounded, run_command
-from bitcycle.measurement.measurement import Measurement
 from bitcycle.randomness import derive
 from bitcycle.schedule import FLOAT
 from bitcycle.settings import SettingError, setting

@@ -21,9 +21,7 @@ class ModelOptions(Settings):
 
     name: str = setting(MISSING, "the network's name, as in model=NAME")
     initial_weights: Optional[str] = setting(
-        None,
-        "folder of a finished run, or checkpoint file, with initial weights; null: random",
-        content=True,
+        None, "folder of a finished run, or checkpoint file, with initial weights; null: random", content=True
     )
     initial_classifier: str = setting(
         "fitting",

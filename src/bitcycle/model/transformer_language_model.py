@@ -213,9 +213,7 @@ class TransformerOptions(ModelOptions):
     final_norm: bool = setting(True, "apply a norm after the last layer (Baevski and Auli: none)")
     quantize_head: bool = setting(False, "quantize the softmax layer too; not with cutoffs")
     cutoffs: Optional[list[int]] = setting(
-        None,
-        "adaptive input and softmax: first word of each band after the first; null: one tied matrix",
-        minimum=1,
+        None, "adaptive input and softmax: first word of each band after the first; null: one tied matrix", minimum=1
     )
     band_factor: int = setting(4, "adaptive: ratio of the embedding widths of consecutive bands", minimum=1)
     tail_dropout: float = setting(0.2, "adaptive: dropout rate before the softmax of a rare band", minimum=0, maximum=1)

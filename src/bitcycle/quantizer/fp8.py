@@ -31,8 +31,7 @@ from bitcycle import distributed
 from bitcycle.quantizer.autograd import is_recomputation
 from bitcycle.quantizer.base import GradientQuantizer, TensorQuantizer
 from bitcycle.quantizer.format import ELEMENTS, Element, FormatOptions, Formatted, round_to_element
-from bitcycle.quantizer.kernels import kernel
-from bitcycle.quantizer.layout import flat, rows, unflat
+from bitcycle.quantizer.kernels import flat, kernel, rows, unflat
 from bitcycle.randomness import uniform_noise
 from bitcycle.settings import setting
 

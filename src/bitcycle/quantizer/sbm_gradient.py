@@ -9,8 +9,7 @@ from bitcycle import distributed
 from bitcycle.quantizer import affine, codes
 from bitcycle.quantizer.base import GradientQuantizer
 from bitcycle.quantizer.codes import GradientCodes
-from bitcycle.quantizer.kernels import GradientRange, batch_operators, kernel
-from bitcycle.quantizer.layout import computable, flat, rows, shaped, unflat
+from bitcycle.quantizer.kernels import GradientRange, batch_operators, computable, flat, kernel, rows, shaped, unflat
 
 
 class SbmGradient(GradientQuantizer):

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from bitcycle.quantizer.autograd import with_gradient
 from bitcycle.quantizer.base import TensorQuantizer
-from bitcycle.quantizer.layout import computable
+from bitcycle.quantizer.kernels import computable
 from bitcycle.quantizer.uniform import UniformActivationOptions
 from bitcycle.settings import setting
 
@@ -111,10 +111,8 @@ class TrainedTernaryWeight(TensorQuantizer):
 class Ttq(UniformActivationOptions):
     """Options of trained ternary quantization."""
 
-    float_roles = (
-        "first",
-        "last",
-    )  # as in the authors' code; a classifier with Wp = Wn = 1, without batch norm, hardly trains
+    # as in the authors' code; a classifier with Wp = Wn = 1, without batch norm, hardly trains
+    float_roles = ("first", "last")
 
     name: str = "ttq"
     threshold: float = setting(

@@ -28,9 +28,8 @@ from bitcycle import distributed
 from bitcycle.quantizer import affine
 from bitcycle.quantizer.autograd import gradient_inside, with_gradient
 from bitcycle.quantizer.base import QuantizerOptions, TensorQuantizer
-from bitcycle.quantizer.kernels import kernel
+from bitcycle.quantizer.kernels import computable, flat, kernel, rows, unflat
 from bitcycle.quantizer.l2_step import improved_step, optimal_step, uniform_codes
-from bitcycle.quantizer.layout import computable, flat, rows, unflat
 from bitcycle.settings import setting
 
 NEVER = -1
@@ -218,9 +217,7 @@ class UniformL2(UniformActivationOptions):
 
     name: str = "uniform_l2"
     granularity: str = setting(
-        "layer",
-        "one step per layer or per output channel (row); not specified by HLHLp 3.1",
-        choices=("layer", "row"),
+        "layer", "one step per layer or per output channel (row); not specified by HLHLp 3.1", choices=("layer", "row")
     )
     update: str = setting(
         "stage",

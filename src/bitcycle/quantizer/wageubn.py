@@ -29,8 +29,7 @@ from torch import Tensor
 
 from bitcycle import distributed
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
-from bitcycle.quantizer.kernels import kernel
-from bitcycle.quantizer.layout import computable, flat, unflat
+from bitcycle.quantizer.kernels import computable, flat, kernel, unflat
 from bitcycle.randomness import uniform_noise
 from bitcycle.settings import SettingError, setting
 

@@ -146,9 +146,7 @@ class Hlhlp(PhasedOptions):
     )
     alpha: float = setting(0.01, "factor of the rate after the first phase (HLHLp 3.2: 0.1 to 0.01)", minimum=0)
     ratio: Optional[float] = setting(
-        None,
-        "factor r of the coarse rate; null: D_2/D_8, measured on the starting weights of the phase",
-        minimum=0,
+        None, "factor r of the coarse rate; null: D_2/D_8, measured on the starting weights of the phase", minimum=0
     )
     candidates: int = setting(5, "number of weights that `flattest` chooses from (HLHLp 3.2: three to five)", minimum=1)
     second_moment: str = setting(

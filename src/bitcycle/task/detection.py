@@ -39,9 +39,7 @@ class DetectionOptions(TaskOptions):
         0.5, "non-maximum suppression: IoU with a better detection above which one is dropped", minimum=0, maximum=1
     )
     nms_candidates: Optional[int] = setting(
-        20_000,
-        "detections kept before non-maximum suppression; null: all (cpt_voc), slow early in training",
-        minimum=1,
+        20_000, "detections kept before non-maximum suppression; null: all (cpt_voc), slow early in training", minimum=1
     )
     detections: int = setting(100, "best detections of an image that are evaluated", minimum=1)
     difficult: str = setting(

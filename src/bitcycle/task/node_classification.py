@@ -49,9 +49,7 @@ class NodeClassificationOptions(TaskOptions):
         choices=("sampled", "full"),
     )
     evaluation_batch_size: Optional[int] = setting(
-        None,
-        "nodes evaluated at once with sampled neighbours; norms depend on it; null: as in training",
-        minimum=1,
+        None, "nodes evaluated at once with sampled neighbours; norms depend on it; null: as in training", minimum=1
     )
 
     def epoch(self, info: DatasetInfo, batch_size: int) -> Epoch:

@@ -37,9 +37,8 @@ def set_up_console() -> None:
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
-    warnings.showwarning = lambda message, *place, **more: logger.warning(
-        "%s", message
-    )  # without its place in the code
+    # without their place in the code
+    warnings.showwarning = lambda message, *place, **more: logger.warning("%s", message)
 
 
 def be_quiet() -> None:

@@ -21,8 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from bitcycle.layer.batch_norm import TrainedBatchNorm2d
 from bitcycle.layer.codes.gradients import library
 from bitcycle.layer.relu import NotingReLU
-from bitcycle.quantizer.kernels import apply_to, kernel
-from bitcycle.quantizer.layout import flat, unflat
+from bitcycle.quantizer.kernels import apply_to, flat, kernel, unflat
 
 
 class CodeBatchNorm2d(TrainedBatchNorm2d):

@@ -33,8 +33,7 @@ from bitcycle.layer.codes.gradients import input_gradient, library, sums_input, 
 from bitcycle.layer.convolution import QuantizedConv2d
 from bitcycle.layer.quantized import QuantizedLayer, QuantizedLinear
 from bitcycle.quantizer.codes import MOST_BITS, Codes, WeightCodes, decode
-from bitcycle.quantizer.kernels import cpp_operators, kernel
-from bitcycle.quantizer.layout import flat, shaped
+from bitcycle.quantizer.kernels import cpp_operators, flat, kernel, shaped
 from bitcycle.quantizer.sbm import SbmActivation, SbmWeight
 from bitcycle.quantizer.sbm_gradient import SbmGradient
 
@@ -69,9 +68,8 @@ class CodeProduct:
             and 1 <= state.precision.activation <= MOST_BITS
             and state.sample_mask is None
             and x.dtype == torch.float32
-            and not torch.is_autocast_enabled(
-                x.device.type
-            )  # autocast rounds the operands of simulated products, and their sums
+            # autocast rounds the operands of simulated products, and their sums
+            and not torch.is_autocast_enabled(x.device.type)
             and not torch.compiler.is_compiling()
             and not x.is_meta
             and weight[0].numel() <= MOST_TERMS

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
 from scipy import stats
 from statsmodels.stats.weightstats import ttost_paired
 
@@ -27,10 +26,10 @@ from bitcycle.analysis.verdict import (
     UNDECIDED,
     ClaimResult,
     judge,
+    read_claim_results,
     write_claims,
 )
 from bitcycle.configuration import GROUPS
-from bitcycle.files import read_csv
 from bitcycle.settings import SettingError
 from tests.claims_cases import CLAIMS, HIGHER, ONE, OTHER, PAIR, PUBLISHED, cell, verdict
 
@@ -274,6 +273,4 @@ def test_verdicts_are_read_as_they_were_written(tmp_path):
         ClaimResult("a/t-c2", "a/t", "a", "three", verdict=UNDECIDED, holds=False, p_raw=0.25, seeds_needed=9),
     ]
     write_claims(found, tmp_path / "x" / "claims.csv")
-    schema, rows = OmegaConf.structured(ClaimResult), read_csv(tmp_path / "x" / "claims.csv")
-    given = [{name: text for name, text in row.items() if text} for row in rows]
-    assert [OmegaConf.to_object(OmegaConf.merge(schema, row)) for row in given] == found
+    assert read_claim_results(tmp_path / "x" / "claims.csv") == found

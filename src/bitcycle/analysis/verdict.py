@@ -9,7 +9,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, cast
+
+from omegaconf import OmegaConf
 
 from bitcycle.analysis import preconditions
 from bitcycle.analysis import statistics as rule
@@ -19,7 +21,7 @@ from bitcycle.analysis.claims import UNTRAINED, Claim, rule_of, tested_reference
 from bitcycle.analysis.contrast import Pool, described, select
 from bitcycle.analysis.metrics import COSTS
 from bitcycle.analysis.predicates import Outcome, evaluate
-from bitcycle.files import write_csv
+from bitcycle.files import read_csv, write_csv
 
 VERDICTS = ("supported", "contradicted", "undecided", "computed", "no test", "not run")
 SUPPORTED, CONTRADICTED, UNDECIDED, COMPUTED, NO_TEST, NOT_RUN = VERDICTS
@@ -69,6 +71,13 @@ FIELDS = tuple(field.name for field in dataclasses.fields(ClaimResult))
 def write_claims(results: Iterable[ClaimResult], path: Path) -> None:
     """Write one row per claim and scope, with six significant digits."""
     write_csv(path, FIELDS, ({name: _as_text(getattr(result, name)) for name in FIELDS} for result in results))
+
+
+def read_claim_results(path: Path) -> list[ClaimResult]:
+    """Read a file written by `write_claims`."""
+    schema = OmegaConf.structured(ClaimResult)
+    rows = ({name: text for name, text in row.items() if text} for row in read_csv(path))
+    return [cast(ClaimResult, OmegaConf.to_object(OmegaConf.merge(schema, row))) for row in rows]
 
 
 def _as_text(value: Any) -> str:

@@ -10,12 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
-from bitcycle.dataset import detection, fetch
+from bitcycle.dataset import detection, sources
 from bitcycle.dataset.detection import DetectionBatches, DetectionDatasetOptions, Voc2012, VocSmall
 from bitcycle.dataset.epoch import grouped_order
-from bitcycle.dataset.fetch import unpack_to_cache
 from bitcycle.dataset.image_dataset import ImageBatches
 from bitcycle.dataset.image_sets import ImageNet, ImageNetMini
+from bitcycle.dataset.sources import unpack_to_cache
 from bitcycle.errors import DataError
 from bitcycle.settings import SettingError
 from bitcycle.task.anchors import NOTHING
@@ -89,7 +89,7 @@ def test_missing_data_are_an_error_that_says_what_to_put_where(tmp_path, monkeyp
     def no_network(*arguments, **keywords):
         raise OSError("no network")
 
-    monkeypatch.setattr(fetch, "urlopen", no_network)
+    monkeypatch.setattr(sources, "urlopen", no_network)
     with pytest.raises(DataError, match=r"no network.*VOCdevkit/VOC2012.*voc_small is a small proxy"):
         Voc2012().read(tmp_path)
 

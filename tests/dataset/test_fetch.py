@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from bitcycle.dataset.fetch import fetch, unpack
+from bitcycle.dataset.sources import fetch, unpack
 from bitcycle.errors import DataError
 
 CONTENT = bytes(range(256)) * 5000

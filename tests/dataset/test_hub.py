@@ -13,9 +13,9 @@ import torch
 from huggingface_hub import constants
 from PIL import Image
 
-from bitcycle.dataset import hub as hub_module
-from bitcycle.dataset.hub import load_hub
+from bitcycle.dataset import sources
 from bitcycle.dataset.image_sets import HubImages
+from bitcycle.dataset.sources import load_hub
 from bitcycle.errors import DataError
 from tests.conftest import configure
 
@@ -71,7 +71,7 @@ def test_without_a_network_the_hub_is_not_asked_again_and_again(monkeypatch):
         raise socket.gaierror("Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    monkeypatch.setattr(hub_module, "getproxies", dict)
+    monkeypatch.setattr(sources, "getproxies", dict)
     started = time.monotonic()
     with pytest.raises(DataError, match=r"cannot be loaded .*[Oo]ffline"):
         load_hub("nobody/nothing-of-this-name", "Remedy.", [])

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bitcycle.dataset import fetch
+from bitcycle.dataset import sources
 from bitcycle.dataset import speech as speech_module
 from bitcycle.dataset.speech import Fsdd, Recording, SpeechManifest, file_recording, read_manifest
 from bitcycle.dataset.utterances import (
@@ -195,7 +195,7 @@ def test_missing_digits_say_what_to_do(tmp_path, monkeypatch):
     def offline(*_arguments, **_options):
         raise URLError("no network")
 
-    monkeypatch.setattr(fetch, "urlopen", offline)
+    monkeypatch.setattr(sources, "urlopen", offline)
     with pytest.raises(DataError, match=r"no network.*recordings/"):
         Fsdd().read(tmp_path)
 

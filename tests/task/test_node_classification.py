@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from bitcycle.dataset import fetch
 from bitcycle.dataset import graph as graphs
+from bitcycle.dataset import sources
 from bitcycle.dataset.graph import SIZES, Citation, Ogbn, scaled
 from bitcycle.dataset.neighbours import DglSampler, edges_of
 from bitcycle.errors import DataError
@@ -223,7 +223,7 @@ def test_missing_and_damaged_data_say_what_to_do(tmp_path, monkeypatch):
         raise URLError("no network")
 
     pytest.importorskip("ogb")
-    monkeypatch.setattr(fetch, "urlopen", offline)
+    monkeypatch.setattr(sources, "urlopen", offline)
     with pytest.raises(DataError, match=r"no network.*ogbn_arxiv is not in .*arxiv\.zip.*cora is a small graph"):
         Ogbn(name="ogbn_arxiv").load(tmp_path, seed=0)
     with pytest.raises(DataError, match=r"cora is not in .*cora\.npz.*kimiyoung/planetoid"):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-import bitcycle.dataset.fetch as fetch_module
+import bitcycle.dataset.sources as fetch_module
 from bitcycle.dataset.interactions import HeldOut, Interactions, MovieLens, Ratings, read_ratings, unchosen_items
 from bitcycle.errors import DataError
 from bitcycle.layer import conversion_plan, quantize_model

@@ -38,8 +38,8 @@ from torch.nn.utils.rnn import pad_sequence
 from bitcycle import distributed
 from bitcycle.dataset.base import DatasetInfo, Splits, check_whole, first_samples, missing, permutation, validation_size
 from bitcycle.dataset.epoch import Epoch, grouped_order
-from bitcycle.dataset.fetch import download, unpack_to_cache
 from bitcycle.dataset.images import DecodingOptions, EncodedImage, check_channels, load_batches, open_image
+from bitcycle.dataset.sources import download, unpack_to_cache
 from bitcycle.errors import DataError
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, setting

@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 
 from bitcycle.dataset.base import UNREADABLE, DatasetInfo, DatasetOptions, check_whole, fixed_order, logger, missing
-from bitcycle.dataset.fetch import download
 from bitcycle.dataset.neighbours import SAMPLERS
+from bitcycle.dataset.sources import download
 from bitcycle.errors import DataError
 from bitcycle.layer.sparse import Edges, make_edges
 from bitcycle.optional_imports import require

@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 
 from bitcycle.dataset.base import UNREADABLE, DatasetInfo, Splits, check_whole, logger, missing
-from bitcycle.dataset.fetch import unpack_to_cache
-from bitcycle.dataset.hub import has_parquet
 from bitcycle.dataset.image_dataset import ImageDatasetOptions
 from bitcycle.dataset.image_sources import REMEDY, hold_out, read_folders, read_hub_images
 from bitcycle.dataset.images import GREY_MODES, DecodingOptions, EncodedImages, Framing, Images, open_image
+from bitcycle.dataset.sources import has_parquet, unpack_to_cache
 from bitcycle.errors import DataError
 from bitcycle.settings import MISSING, SettingError, setting
 from bitcycle.shapes import ImageShape
@@ -65,8 +64,7 @@ class CustomImages(ImageDatasetOptions, DecodingOptions):
             raise DataError(f"dataset.path={self.path} has a single class ({train.class_names[0]}); add another")
         channels = self.channels or (1 if first.mode in GREY_MODES else 3)
         replace(self, image_size=size)  # refuses a smaller `resize`
-        shape = ImageShape(channels, size, len(train.class_names))
-        return DatasetInfo(shape, len(train), len(test))
+        return DatasetInfo(ImageShape(channels, size, len(train.class_names)), len(train), len(test))
 
     def read(self, data_root: Path) -> Splits[Images]:
         """Training and test images, decoded in memory or batch by batch."""

@@ -10,9 +10,9 @@ import torch
 from pyarrow import types
 from torch import Tensor
 
-from bitcycle.dataset.hub import file_bytes, load_hub
 from bitcycle.dataset.image_dataset import draw_of_classes
 from bitcycle.dataset.images import EncodedImage, EncodedImages
+from bitcycle.dataset.sources import file_bytes, load_hub
 from bitcycle.errors import DataError
 
 

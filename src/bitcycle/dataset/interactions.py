@@ -26,7 +26,7 @@ from bitcycle.dataset.base import (
     permutation,
     validation_size,
 )
-from bitcycle.dataset.fetch import download
+from bitcycle.dataset.sources import download
 from bitcycle.errors import DataError
 from bitcycle.randomness import derive, hash_bits, int32_key
 from bitcycle.settings import MISSING, setting

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bitcycle.cache import cached_file
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions, check_whole, first_samples, logger, missing
-from bitcycle.dataset.hub import columns, has_parquet, load_hub
+from bitcycle.dataset.sources import columns, has_parquet, load_hub
 from bitcycle.errors import DataError
 from bitcycle.optional_imports import require
 from bitcycle.settings import MISSING, setting

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, check_whole, first_samples, logger, missing
-from bitcycle.dataset.fetch import download
-from bitcycle.dataset.hub import columns, file_bytes, has_parquet, load_hub
+from bitcycle.dataset.sources import columns, download, file_bytes, has_parquet, load_hub
 from bitcycle.dataset.utterances import LogMel, Utterances
 from bitcycle.errors import DataError
 from bitcycle.optional_imports import require

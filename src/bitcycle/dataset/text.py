@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions, check_whole, missing
-from bitcycle.dataset.hub import columns, has_parquet, load_hub
+from bitcycle.dataset.sources import columns, has_parquet, load_hub
 from bitcycle.errors import DataError
 from bitcycle.settings import MISSING, SettingError, setting
 from bitcycle.shapes import TokenShape

@@ -66,8 +66,7 @@ class Table(NamedTuple):
 
 def tables_of(data: ItemData) -> list[Table]:
     """The non-empty tables of an item: published numbers and our runs."""
-    found = [published_table(data), our_table(data)]
-    return [table for table in found if table.records]
+    return [table for table in (published_table(data), our_table(data)) if table.records]
 
 
 # Published numbers

@@ -84,8 +84,7 @@ def jobs_of(sweep: Sweep, scale: str, runs: Sequence[SweepRun]) -> list[Job | No
                 found += [None] * len(several)
                 continue
             parts = tuple(Network(run.folder, phase) for run, phase in group)
-            data_root = group[-1][0].config.data_root
-            found += [Job(options, parts, data_root) for options in several]
+            found += [Job(options, parts, group[-1][0].config.data_root) for options in several]
     return found
 
 

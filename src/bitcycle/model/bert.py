@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle.layer.matrix_product import MatrixProduct
-from bitcycle.model.base import ModelOptions
-from bitcycle.model.weights import load_weights, read_weights
+from bitcycle.model.base import ModelOptions, load_weights, read_weights
 from bitcycle.optional_imports import require
 from bitcycle.settings import MISSING, SettingError, setting
 from bitcycle.shapes import SentencePairShape

@@ -20,8 +20,7 @@ from typing import NamedTuple, Optional
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bitcycle.model.base import ModelOptions
-from bitcycle.model.weights import load_weights, read_weights
+from bitcycle.model.base import ModelOptions, load_weights, read_weights
 from bitcycle.settings import SettingError, setting
 from bitcycle.shapes import DetectionShape
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bitcycle.layer import convertible_layers
 from bitcycle.model import ModelOptions
-from bitcycle.model.weights import read_weights
+from bitcycle.model.base import read_weights
 from bitcycle.settings import SettingError
 from bitcycle.training.run_folder import RunFolder
 

@@ -19,8 +19,8 @@ from bitcycle.files import read_json, read_records
 from bitcycle.schedule import Precision, schedule
 from bitcycle.schedule.range_test import FirstRangeTest
 from bitcycle.settings import SettingError
-from bitcycle.training.identity import run_hash
 from bitcycle.training.loop import Trainer
+from bitcycle.training.plan import run_hash
 from bitcycle.training.report import plan_report
 from bitcycle.training.run import execute
 from tests.conftest import GOLDEN, configure

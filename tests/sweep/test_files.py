@@ -10,8 +10,7 @@ import pytest
 from bitcycle.configuration import GROUPS, RunConfig, read_config
 from bitcycle.sweep.grid import Overrides
 from bitcycle.sweep.registry import SCALES, Sweep, read_sweep
-from bitcycle.training.identity import run_hash, run_path
-from bitcycle.training.plan import make_plan
+from bitcycle.training.plan import make_plan, run_hash, run_path
 from tests.conftest import COMPOSER, ROOT
 
 SWEEPS = ROOT / "sweeps"

@@ -16,8 +16,8 @@ from bitcycle.dataset.images import Images
 from bitcycle.files import read_json
 from bitcycle.settings import SettingError
 from bitcycle.shapes import ImageShape
-from bitcycle.training.identity import run_hash
 from bitcycle.training.loop import Trainer
+from bitcycle.training.plan import run_hash
 from bitcycle.training.run import execute
 from tests.conftest import configure
 

@@ -1,9 +1,17 @@
-"""The plan of a run: length, precision, products, cost, folder. Planning reads no data and trains nothing."""
+"""The plan of a run: length, precision, products, cost, folder. Planning reads no data and trains nothing.
+
+The name of a run is a hash of the settings that can change the result: the option chosen in each group, and other settings only
+if they differ from their default, so that a new setting with a neutral default does not change existing names. The seed is not
+hashed: runs that differ only in the seed share a parent folder.
+"""
 
 import dataclasses
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -17,9 +25,8 @@ from bitcycle.model import build_seeded, check_kind
 from bitcycle.quantizer import NoQuantizer
 from bitcycle.randomness import derive
 from bitcycle.schedule import FLOAT, Dfq, Phase, Precision, Schedule, Static, UndecidedSchedule
-from bitcycle.settings import SettingError
-from bitcycle.training.identity import run_hash, run_path
-from bitcycle.training.initial_weights import fitting_weights, load_initial_weights
+from bitcycle.settings import SettingError, Settings, default_of
+from bitcycle.training.initial_weights import content_digest, fitting_weights, load_initial_weights
 from bitcycle.training.network import Network, blocks, network
 from bitcycle.training.phases import phase_rate
 from bitcycle.training.run_folder import RunFolder
@@ -277,3 +284,30 @@ def _within(group: str, function: Any, *arguments: Any) -> Any:
         if error.field.partition(".")[0] in GROUPS:
             raise  # already names another group
         raise error.within(group) from None
+
+
+def result_settings(settings: Settings, prefix: str = "") -> dict[str, Any]:
+    """Dotted name -> value, for all option names and for other settings that affect the result and are not default."""
+    found: dict[str, Any] = {f"{prefix}{name}": value for name, value in settings.identity().items()}
+    for one in dataclasses.fields(settings):
+        value = getattr(settings, one.name)
+        if not one.metadata.get("affects_result", True):
+            continue
+        if isinstance(value, Settings):
+            found |= result_settings(value, f"{prefix}{one.name}.")
+        elif one.name == "name" or value != default_of(one):  # names distinguish the options' classes
+            digested = one.metadata.get("content")
+            found[prefix + one.name] = _within(prefix.rstrip("."), content_digest, value) if digested else value
+    return found
+
+
+def run_hash(config: RunConfig) -> str:
+    """Ten hexadecimal digits that identify what a configuration computes."""
+    text = json.dumps(result_settings(config), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def run_path(config: RunConfig) -> Path:
+    """The folder of a run: results_root/SCALE/MODEL-DATASET-QUANTIZER-SCHEDULE-HASH/seed=N."""
+    words = (config.model.name, config.dataset.name, config.quantizer.name, config.schedule.name, run_hash(config))
+    return Path(config.results_root) / config.scale / "-".join(words) / f"seed={config.seed}"

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from bitcycle import cpp_extension
-from bitcycle.quantizer.kernels import AFFINE
+from bitcycle.quantizer.cpp_operators import AFFINE
 
 
 def test_a_file_is_compiled_once(tmp_path, monkeypatch):
@@ -45,6 +45,6 @@ def test_there_is_one_openmp_library():
     if cpp_extension.operators(AFFINE) is None:
         pytest.skip("no compiler")
     # In a process of its own: other libraries, such as scikit-learn, bring one of theirs into this one.
-    program = "from bitcycle.quantizer.kernels import *; operators(AFFINE); print(open('/proc/self/maps').read())"
+    program = "from bitcycle.quantizer.cpp_operators import *; operators(AFFINE); print(open('/proc/self/maps').read())"
     maps = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert len({line.split()[-1] for line in maps.splitlines() if "gomp" in line}) == 1

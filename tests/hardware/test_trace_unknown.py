@@ -16,7 +16,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from bitcycle.hardware import FLOAT_PRECISION, BitFusion, BitOps, trace
 from bitcycle.layer import quantize_model
-from bitcycle.quantizer.kernels import Kernel
+from bitcycle.quantizer.compile_utils import Kernel
 from bitcycle.schedule import Precision
 from tests.hardware_trace_cases import Function
 

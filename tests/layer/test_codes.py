@@ -16,7 +16,7 @@ from bitcycle.layer.codes.product import MOST_TERMS, integer_products_work
 from bitcycle.layer.state import PrecisionState
 from bitcycle.quantizer import compiler_works
 from bitcycle.quantizer.codes import decode
-from bitcycle.quantizer.kernels import Kernel
+from bitcycle.quantizer.compile_utils import Kernel
 from bitcycle.quantizer.sbm import SbmActivation, SbmWeight
 from bitcycle.recipe.options import TrainingOptions
 from bitcycle.schedule import Precision

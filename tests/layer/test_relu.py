@@ -12,7 +12,7 @@ from torch import nn
 import bitcycle
 from bitcycle.cpp_extension import operators
 from bitcycle.layer.relu import NotingReLU, add_relu
-from bitcycle.quantizer.kernels import AFFINE
+from bitcycle.quantizer.cpp_operators import AFFINE
 from bitcycle.quantizer.sbm import SbmActivation
 
 pytestmark = pytest.mark.skipif(operators(AFFINE) is None, reason="needs g++")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bitcycle.cpp_extension import operators
 from bitcycle.quantizer import Mx, Nvfp4
-from bitcycle.quantizer.kernels import AFFINE, BLOCK, cpp_operators
+from bitcycle.quantizer.cpp_operators import AFFINE, BLOCK, cpp_operators
 from bitcycle.quantizer.sbm import SbmActivation, SbmRows, SbmWeight
 from bitcycle.quantizer.sbm_gradient import SbmGradient
 

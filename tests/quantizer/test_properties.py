@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import bitcycle
 from bitcycle.quantizer import QUANTIZERS, QuantizerOptions, compiler_works, dorefa, encode_bits, wageubn
-from bitcycle.quantizer.kernels import Kernel
+from bitcycle.quantizer.compile_utils import Kernel
 from bitcycle.quantizer.l2_step import SortedMagnitudes, fixed_point, improved_step, optimal_step, uniform_codes
 from bitcycle.quantizer.pact_binary import MINIMUM_ALPHA, PactActivation, pact
 from bitcycle.quantizer.ternary import trained_ternary

@@ -15,7 +15,7 @@ from bitcycle.errors import RunError
 from bitcycle.files import read_json, read_records, write_atomically
 from bitcycle.model import check_kind
 from bitcycle.quantizer import compiler_works
-from bitcycle.quantizer.kernels import AFFINE
+from bitcycle.quantizer.cpp_operators import AFFINE
 from bitcycle.recipe.options import OptimizerOptions
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError

@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bitcycle import distributed
 from bitcycle.layer.twin import replace_modules, twin_of
-from bitcycle.quantizer.kernels import cpp_operators
+from bitcycle.quantizer.cpp_operators import cpp_operators
 
 
 def count_batch(norm: _BatchNorm) -> float:

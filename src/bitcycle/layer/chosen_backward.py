@@ -34,7 +34,7 @@ from bitcycle.layer.quantized import QuantizedLayer, QuantizedLinear
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
 from bitcycle.layer.twin import modules_of, replace_modules, twin_of
-from bitcycle.quantizer.kernels import cpp_operators
+from bitcycle.quantizer.cpp_operators import cpp_operators
 from bitcycle.quantizer.sbm import Sbm
 from bitcycle.settings import SettingError
 

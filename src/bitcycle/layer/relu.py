@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bitcycle.layer.batch_norm import TrainedBatchNorm2d
 from bitcycle.layer.twin import replace_modules, twin_of
-from bitcycle.quantizer.kernels import apply_to, cpp_operators
+from bitcycle.quantizer.cpp_operators import apply_to, cpp_operators
 
 
 class NotingReLU(nn.ReLU):

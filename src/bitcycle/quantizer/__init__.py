@@ -1,9 +1,9 @@
 """Quantizers of weights, activations and gradients, and the gradients through them."""
 
 from bitcycle.quantizer.base import ROLES, GradientQuantizer, QuantizerOptions, TensorQuantizer
+from bitcycle.quantizer.compile_utils import compiler_works
 from bitcycle.quantizer.dorefa import Dorefa
 from bitcycle.quantizer.fp8 import Fp8
-from bitcycle.quantizer.kernels import compiler_works
 from bitcycle.quantizer.l2_step import optimal_step
 from bitcycle.quantizer.multibit import Multibit
 from bitcycle.quantizer.mx import Mx, quantize_mx

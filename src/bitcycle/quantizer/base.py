@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from bitcycle import distributed
 from bitcycle.quantizer.autograd import backward_only, straight_through, twice_differentiable
 from bitcycle.quantizer.codes import Codes, GradientCodes, WeightCodes
-from bitcycle.quantizer.kernels import flat, kernel, unflat
+from bitcycle.quantizer.compile_utils import kernel
+from bitcycle.quantizer.layout import flat, unflat
 from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import MISSING, SettingError, Settings, setting
 

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from bitcycle.quantizer.autograd import straight_through
 from bitcycle.quantizer.base import GradientQuantizer, TensorQuantizer
+from bitcycle.quantizer.compile_utils import kernel
+from bitcycle.quantizer.cpp_operators import BLOCK as OPERATORS
+from bitcycle.quantizer.cpp_operators import cpp_operators
 from bitcycle.quantizer.format import FormatOptions, Formatted
-from bitcycle.quantizer.kernels import BLOCK as OPERATORS
-from bitcycle.quantizer.kernels import cpp_operators, kernel
 from bitcycle.randomness import uniform_noise
 from bitcycle.settings import SettingError, setting
 

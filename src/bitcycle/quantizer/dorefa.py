@@ -27,7 +27,8 @@ from bitcycle import distributed
 from bitcycle.quantizer.affine import keyed_noise
 from bitcycle.quantizer.autograd import gradient_inside, with_gradient
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
-from bitcycle.quantizer.kernels import computable, flat, kernel, samples, unflat
+from bitcycle.quantizer.compile_utils import kernel
+from bitcycle.quantizer.layout import computable, flat, samples, unflat
 from bitcycle.quantizer.sbm import SbmActivation
 from bitcycle.settings import setting
 

@@ -30,8 +30,9 @@ from torch import Tensor
 from bitcycle import distributed
 from bitcycle.quantizer.autograd import is_recomputation
 from bitcycle.quantizer.base import GradientQuantizer, TensorQuantizer
+from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.format import ELEMENTS, Element, FormatOptions, Formatted, round_to_element
-from bitcycle.quantizer.kernels import flat, kernel, rows, unflat
+from bitcycle.quantizer.layout import flat, rows, unflat
 from bitcycle.randomness import uniform_noise
 from bitcycle.settings import setting
 

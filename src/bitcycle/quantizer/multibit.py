@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from bitcycle.quantizer.base import QuantizerOptions, TensorQuantizer
-from bitcycle.quantizer.kernels import computable, rows, unflat
+from bitcycle.quantizer.layout import computable, rows, unflat
 from bitcycle.settings import setting
 
 MAXIMUM_BITS = 4

@@ -28,7 +28,8 @@ from torch import Tensor, nn
 
 from bitcycle.quantizer.autograd import gradient_inside, with_gradient
 from bitcycle.quantizer.base import QuantizerOptions, TensorQuantizer
-from bitcycle.quantizer.kernels import flat, kernel, unflat
+from bitcycle.quantizer.compile_utils import kernel
+from bitcycle.quantizer.layout import flat, unflat
 from bitcycle.settings import SettingError, setting
 
 MINIMUM_ALPHA = 1e-3

@@ -9,7 +9,9 @@ from bitcycle import distributed
 from bitcycle.quantizer import affine, codes
 from bitcycle.quantizer.base import GradientQuantizer
 from bitcycle.quantizer.codes import GradientCodes
-from bitcycle.quantizer.kernels import GradientRange, batch_operators, computable, flat, kernel, rows, shaped, unflat
+from bitcycle.quantizer.compile_utils import kernel
+from bitcycle.quantizer.cpp_operators import GradientRange, batch_operators
+from bitcycle.quantizer.layout import computable, flat, rows, shaped, unflat
 
 
 class SbmGradient(GradientQuantizer):

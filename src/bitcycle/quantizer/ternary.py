@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from bitcycle.quantizer.autograd import with_gradient
 from bitcycle.quantizer.base import TensorQuantizer
-from bitcycle.quantizer.kernels import computable
+from bitcycle.quantizer.layout import computable
 from bitcycle.quantizer.uniform import UniformActivationOptions
 from bitcycle.settings import setting
 

@@ -28,8 +28,9 @@ from bitcycle import distributed
 from bitcycle.quantizer import affine
 from bitcycle.quantizer.autograd import gradient_inside, with_gradient
 from bitcycle.quantizer.base import QuantizerOptions, TensorQuantizer
-from bitcycle.quantizer.kernels import computable, flat, kernel, rows, unflat
+from bitcycle.quantizer.compile_utils import kernel
 from bitcycle.quantizer.l2_step import improved_step, optimal_step, uniform_codes
+from bitcycle.quantizer.layout import computable, flat, rows, unflat
 from bitcycle.settings import setting
 
 NEVER = -1

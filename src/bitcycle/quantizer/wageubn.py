@@ -29,7 +29,8 @@ from torch import Tensor
 
 from bitcycle import distributed
 from bitcycle.quantizer.base import GradientQuantizer, QuantizerOptions, TensorQuantizer
-from bitcycle.quantizer.kernels import computable, flat, kernel, unflat
+from bitcycle.quantizer.compile_utils import kernel
+from bitcycle.quantizer.layout import computable, flat, unflat
 from bitcycle.randomness import uniform_noise
 from bitcycle.settings import SettingError, setting
 

@@ -7,7 +7,7 @@ import torch
 from bitcycle import distributed
 from bitcycle.cpp_extension import is_compiled, operators
 from bitcycle.quantizer import Mx, NoQuantizer, Nvfp4, Sbm, compiler_works
-from bitcycle.quantizer.kernels import AFFINE, BLOCK
+from bitcycle.quantizer.cpp_operators import AFFINE, BLOCK
 from bitcycle.training.plan import Plan
 
 COMPILATION_PAYS_ABOVE = 1e9

@@ -21,7 +21,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from bitcycle.layer.batch_norm import TrainedBatchNorm2d
 from bitcycle.layer.codes.gradients import library
 from bitcycle.layer.relu import NotingReLU
-from bitcycle.quantizer.kernels import apply_to, flat, kernel, unflat
+from bitcycle.quantizer.compile_utils import kernel
+from bitcycle.quantizer.cpp_operators import apply_to
+from bitcycle.quantizer.layout import flat, unflat
 
 
 class CodeBatchNorm2d(TrainedBatchNorm2d):

@@ -33,7 +33,9 @@ from bitcycle.layer.codes.gradients import input_gradient, library, sums_input, 
 from bitcycle.layer.convolution import QuantizedConv2d
 from bitcycle.layer.quantized import QuantizedLayer, QuantizedLinear
 from bitcycle.quantizer.codes import MOST_BITS, Codes, WeightCodes, decode
-from bitcycle.quantizer.kernels import cpp_operators, flat, kernel, shaped
+from bitcycle.quantizer.compile_utils import kernel
+from bitcycle.quantizer.cpp_operators import cpp_operators
+from bitcycle.quantizer.layout import flat, shaped
 from bitcycle.quantizer.sbm import SbmActivation, SbmWeight
 from bitcycle.quantizer.sbm_gradient import SbmGradient
 

@@ -1,29 +1,13 @@
-"""Run a pure tensor function eagerly, compiled into one fused kernel, or as a C++ operator.
-
-The operators are for float32 tensors on a CPU and bitwise identical to their Python functions:
-
-affine.cpp    affine.py: one operator quantizes a tensor, updates the observer and is one autograd node, instead of a dozen
-              PyTorch operators or a compiled kernel with Python overhead; relu.h and batch_norm.h what is between quantizers
-block.cpp     block.py with mx.py and nvfp4.py: without the copies into and out of blocks
-
-Kernels compute on views of tensors as flat vectors or as rows, in channels-last order, without copying channels-last tensors.
-The views are detached: quantizers define their own gradients, and compiled kernels would otherwise be recompiled for views of
-different bases. Half-precision tensors are copied to float32, in which all quantizers compute.
-"""
+"""Run a pure tensor function eagerly or compiled into one fused kernel."""
 
 import functools
 import logging
 import shutil
 from collections.abc import Callable, Hashable
-from enum import IntEnum
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from bitcycle import distributed
-from bitcycle.cpp_extension import operators
 
 logger = logging.getLogger(__name__)
 
@@ -144,74 +128,3 @@ def compiler_works(device_type: str) -> bool:
         )
         return False
     return True
-
-
-AFFINE, BLOCK = (Path(__file__).with_name(name) for name in ("affine.cpp", "block.cpp"))
-
-
-class GradientRange(IntEnum):
-    """Granularity of the ranges of a gradient."""
-
-    TENSOR = 0
-    POSITION = 1
-    """One range per position between the first and the last dimension."""
-    STEP = 2
-    """One range per index of the first dimension."""
-    SEQUENCE = 3
-    """One range per index of all dimensions but the last."""
-
-
-def apply_to(x: Tensor) -> bool:
-    """Whether operators apply to x, a float32 tensor on a CPU, and no trace records operations."""
-    return (
-        x.is_cpu
-        and x.dtype == torch.float32
-        and type(x) in PLAIN
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch.compiler.is_compiling()
-    )
-
-
-def cpp_operators(x: Tensor, compile: bool, source: Path = AFFINE) -> Any | None:
-    """The operators, if enabled and applicable to x; None otherwise."""
-    return operators(source) if compile and apply_to(x) else None
-
-
-def batch_operators(x: Tensor, compile: bool) -> Any | None:
-    """The operators that take statistics of x, if x is the whole batch; None otherwise."""
-    return cpp_operators(x, compile) if distributed.current_shard() is None else None
-
-
-HALF = (torch.float16, torch.bfloat16)
-
-
-def flat(x: Tensor) -> Tensor:
-    """All elements as a vector; tensors of four or more dimensions in channels-last order (N, H, W, C)."""
-    return computable((x.movedim(1, -1) if x.dim() >= 4 else x).reshape(-1))
-
-
-def unflat(vector: Tensor, like: Tensor) -> Tensor:
-    """The inverse of `flat`, in the shape and type of `like`."""
-    return shaped(vector.to(like.dtype), like)
-
-
-def shaped(vector: Tensor, like: Tensor) -> Tensor:
-    """The inverse of `flat`, in the shape of `like` and the type of the vector."""
-    if like.dim() < 4:
-        return vector.view(like.shape)
-    return vector.view(like.movedim(1, -1).shape).movedim(-1, 1)
-
-
-def rows(weight: Tensor) -> Tensor:
-    """A weight as a matrix with one row per output channel."""
-    return computable((weight.movedim(1, -1) if weight.dim() >= 4 else weight).reshape(weight.shape[0], -1))
-
-
-def samples(x: Tensor) -> Tensor:
-    """Activations or gradients as a matrix with one row per sample (dimension 0); a vector is one sample."""
-    return rows(x) if x.dim() > 1 else computable(x.view(1, -1))
-
-
-def computable(view: Tensor) -> Tensor:
-    """A detached view, as a float32 copy if it is in half precision."""
-    return view.detach().float() if view.dtype in HALF else view.detach()

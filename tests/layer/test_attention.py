@@ -107,3 +107,17 @@ def test_masks_that_pytorch_refuses_are_refused(masks, error):
     for model in (plain, bitcycle.quantize_model(copy.deepcopy(plain), float_layers=[])):
         with pytest.raises(error):
             model(x, x, x, **masks)
+
+
+def test_weights_are_returned_after_dropout():
+    """As PyTorch's; they were once returned before it, so a loss on them had other gradients."""
+    torch.manual_seed(0)
+    plain = nn.MultiheadAttention(E, 2, dropout=0.5, batch_first=True)
+    model = bitcycle.quantize_model(copy.deepcopy(plain), float_layers=[])
+    model.precision.set(Precision(32, 32, 32))
+    x, found = torch.randn(N, L, E), []
+    for attention in (plain, model):
+        torch.manual_seed(1)
+        found.append(attention(x, x, x))
+    for ours, theirs in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)

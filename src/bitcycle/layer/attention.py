@@ -90,8 +90,8 @@ class QuantizedMultiheadAttention(Quantized, nn.MultiheadAttention):
             k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
         mask = self._mask(attn_mask, key_padding_mask, samples, q.dtype)
         scores = self.scores(q * self.head_dim**-0.5, k.transpose(-2, -1))
-        weights = (scores if mask is None else scores + mask).softmax(-1)
-        y = self.mixture(F.dropout(weights, self.dropout, self.training), v)
+        weights = F.dropout((scores if mask is None else scores + mask).softmax(-1), self.dropout, self.training)
+        y = self.mixture(weights, v)
         y = self.out_proj(y.transpose(1, 2).reshape(samples, length, self.embed_dim))
         if not batched:
             y, weights = y.squeeze(0), weights.squeeze(0)

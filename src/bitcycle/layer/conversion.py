@@ -162,7 +162,7 @@ def quantize_model(
         compile: fuse each quantizer into one kernel by torch.compile; results are identical.
         compute: simulate: multiply quantized float32 tensors; codes: multiply their integer codes at up to 8 bits
             (convolutions and linear layers, quantizer sbm) and save one byte per element for the backward pass, also in
-            torch.nn.ReLU modules. The two differ only in rounding (docs/speed.md).
+            torch.nn.ReLU modules. The two differ only in rounding (docs/speed.md), and codes give channels-last images.
         recompute: with compute=codes, recompute the output of a convolution in the backward pass of the subsequent
             torch.nn.BatchNorm2d instead of saving it: identical results with half of the memory, but slower.
         schedule: required if the network chooses its bits (dfq, fractrain): the blocks in the model's attribute `block_names`

@@ -8,11 +8,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._prims_common import suggest_memory_format
 
 from bitcycle import distributed
 from bitcycle.layer.block_product import CONVOLUTION, Axes, Product
 from bitcycle.layer.compilation import has_numbers
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
+
+
+def _laid_out(y: Tensor, x: Tensor, layer: QuantizedLayer) -> Tensor:
+    """The layer's output y in the memory format of PyTorch's layer, as quantized operands have channels last, and networks take
+    views; with compute=codes, whose operators read each other's outputs, it remains channels last."""
+    contiguous = all(suggest_memory_format(operand) == torch.contiguous_format for operand in (x, layer.weight))
+    return y.contiguous() if contiguous and layer.computation is None else y
 
 
 class QuantizedConvolution(QuantizedLayer):
@@ -23,7 +31,7 @@ class QuantizedConvolution(QuantizedLayer):
     _conv_forward: Product
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.quantized_product(x, self._conv_forward)
+        return _laid_out(self.quantized_product(x, self._conv_forward), x, self)
 
 
 class QuantizedConv1d(QuantizedConvolution, nn.Conv1d):
@@ -57,7 +65,8 @@ class QuantizedTransposedConvolution(QuantizedLayer):
         )
         geometry = (self.stride, self.padding, padding, self.groups, self.dilation)
         convolve: Any = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[dimensions - 1]
-        return self.quantized_product(x, lambda *operands: convolve(*operands, *geometry))
+        y = self.quantized_product(x, lambda *operands: convolve(*operands, *geometry))
+        return _laid_out(y, x, self)
 
 
 class QuantizedConvTranspose1d(QuantizedTransposedConvolution, nn.ConvTranspose1d):

@@ -20,7 +20,7 @@ from bitcycle.layer import PrecisionState, QuantizedProduct, penalty
 from bitcycle.quantizer import QUANTIZERS, quantizer_options
 from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import SettingError
-from tests.layer.test_any_model import tiny_transformers
+from tests.layer.test_library_models import tiny_transformers
 
 models = torchvision.models
 IMAGES = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
+from torch.nn.utils.parametrizations import weight_norm
 
 import bitcycle
 from bitcycle.quantizer import Sbm
@@ -140,6 +142,23 @@ def test_layers_have_the_bits_of_the_schedule_unless_fixed():
 def test_weights_in_blocks_are_refused(quantizer):
     with pytest.raises(ValueError, match=rf"{quantizer}.*state_dict"):
         bitcycle.finalize(language_model(quantizer)[0])
+
+
+@pytest.mark.parametrize("kind", ["weight_norm", "prune", "recurrent"])
+def test_weights_that_are_recomputed_are_refused_until_they_are_permanent(kind, tmp_path):
+    model = bitcycle.quantize_model(nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 4)), float_layers=[])
+    if kind == "prune":
+        prune.l1_unstructured(model[0], "weight", 0.5)
+    else:
+        weight_norm(*(model[1], "weight_hh_l0") if kind == "recurrent" else (model[0],))
+    with pytest.raises(SettingError, match=r"recomputes its weight.*Remedy: make it permanent"):
+        bitcycle.finalize(model)
+    if kind == "prune":
+        prune.remove(model[0], "weight")
+        bitcycle.finalize(model.eval(), path=tmp_path / "model.safetensors")
+        x = torch.randn(3, 2, 4)
+        expected, _ = model(x)
+        assert torch.equal(bitcycle.load_finalized(model, tmp_path / "model.safetensors")(x)[0], expected)
 
 
 def test_the_file_of_another_model_is_refused(tmp_path):

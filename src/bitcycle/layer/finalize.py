@@ -49,8 +49,8 @@ def finalize(
         path: safetensors file to write.
 
     Raises:
-        SettingError (a ValueError): for a model without quantized layers, and for weights in blocks or with more than 256 values
-            in an output channel.
+        SettingError (a ValueError): for a model without quantized layers, and for weights that are recomputed at each call, in
+            blocks, or with more than 256 values in an output channel.
     """
     layers = _layers(model)
     if not layers:
@@ -113,9 +113,15 @@ def load_finalized(model: nn.Module, path: str | Path) -> nn.Module:
 
 
 def _layers(model: nn.Module) -> dict[str, QuantizedLayer]:
-    """Layers with a weight. Raises SettingError if the weights have blocks, whose copies along different dimensions differ."""
+    """Layers with a weight. Raises SettingError if the weights have blocks, whose copies along different dimensions differ, or
+    are recomputed at each call."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
-    for layer in layers.values():
+    saved = model.state_dict()
+    for name, layer in layers.items():
+        if _weight_key(name, layer) not in saved:
+            problem = f"layer {name!r} recomputes its weight at each call (weight_norm, spectral_norm, prune)"
+            remedy = "make it permanent first (remove_parametrizations, prune.remove)"
+            raise SettingError("model", type(model).__name__, problem, remedy)
         if layer.weight_quantizer.has_blocks:
             problem = "uses blocks with scales, which this file format does not support"
             remedy = "save model.state_dict(), which holds the weights and the bits"

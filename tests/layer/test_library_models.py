@@ -75,3 +75,14 @@ def test_transformers_are_converted_with_their_attention(name):
     assert 1e-5 < error < 0.1
     model.train()(**batch).loss.backward()
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_the_execution_order_of_experts_is_found_with_values(capfd):
+    """Their grouped products need values: with a sample conversion failed, and without one it printed a traceback."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.MixtralConfig(vocab_size=50, num_key_value_heads=1, num_local_experts=4, **sizes)
+    for sample in ({"input_ids": torch.randint(0, 50, (2, 7))}, None):
+        model = bitcycle.quantize_model(transformers.MixtralForCausalLM(config), sample=sample)
+        assert {rule.name for rule in model.conversion_rules if "last" in rule.roles} == {"lm_head"}
+    assert "Traceback" not in capfd.readouterr().err

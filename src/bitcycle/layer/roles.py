@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses import fake_tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bitcycle.layer.matrix_product import MatrixProduct
@@ -43,10 +43,10 @@ def find_order(model: nn.Module, layers: Mapping[str, nn.Module], sample: Any = 
     if sample is None and hasattr(model, "float_layers"):  # its rule refers to layers, not embeddings
         return tuple(call for call in registered if call.name in layers)
     try:
-        # of a forward pass without values, unless shapes depend on them, as in detectors of two stages
+        # of a forward pass without values, unless it needs them, as detectors of two stages and experts' grouped products do
         with warnings.catch_warnings(action="ignore"), _unchanged(model):
             if sample is not None:
-                with suppress(DynamicOutputShapeException, DataDependentOutputException):
+                with suppress(Exception):
                     return _run(model, watched, sample)
                 return _run(model, watched, sample, with_values=True)
             if hasattr(model, "dummy_inputs"):
@@ -88,11 +88,13 @@ def _run(
         kept.extend(tensors[:1])
         calls.append(Call(name, id(tensors[0]) if tensors else name))
 
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode, log = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True), fake_tensor.log
     sample = (sample,) if isinstance(sample, Tensor) else sample
     with ExitStack() as stack:
         for name, module in watched.items():
             stack.callback(module.register_forward_pre_hook(partial(note, name), with_kwargs=True).remove)
+        stack.callback(setattr, log, "disabled", log.disabled)
+        log.disabled = True  # it would print a traceback for an operation that needs values
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.random.fork_rng(devices=[]) if with_values else mode)
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))

@@ -295,6 +295,20 @@ def test_a_saved_model_comes_back_converted(kind, quantizer, tmp_path):
     assert type(model).from_pretrained(tmp_path / "again")(**batch).logits.equal(model(**batch).logits)
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_float_layers_of_a_saved_model_are_its_own(wrapped, tmp_path):
+    """Those within its backbone lost their prefix, and those of an enclosing network were added."""
+    model = network("vit")
+    whole = nn.ModuleDict({"head": nn.Linear(4, 4), "net": model}) if wrapped else model
+    bitcycle.quantize_model(whole, float_layers=["*.projection", "*classifier", *["head"] * wrapped])
+    batch = {key: value[None] for key, value in data("vit")[0].items()}
+    model.train()(**batch)
+    model.eval().save_pretrained(tmp_path)
+    found = type(model).from_pretrained(tmp_path)
+    assert found.state_dict().keys() == model.state_dict().keys()
+    assert found(**batch).logits.equal(model(**batch).logits)
+
+
 def test_attention_caps_scores_and_refuses_sinks():
     """Gemma 2 has the one and gpt-oss the other; both were ignored."""
     from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward

@@ -119,13 +119,13 @@ def _takes_attention_function(module: nn.Module) -> bool:
 
 def finish_conversion(model: nn.Module, conversion: dict[str, Any]) -> None:
     """Select the quantized attention function, and record the conversion in the model's config."""
-    outermost = ""
+    outermost: str | None = None
     for name, module in model.named_modules():
         if hasattr(module, PRODUCTS[0]) and hasattr(module, "config"):
             module.config._attn_implementation = ATTENTION
-        if isinstance(module, PreTrainedModel) and not (outermost and name.startswith(outermost)):
-            outermost = f"{name}." if name else "."
-            own = [entry.removeprefix(outermost) for entry in conversion["float_layers"]]
+        if isinstance(module, PreTrainedModel) and (outermost is None or not name.startswith(outermost)):
+            outermost = f"{name}." if name else ""
+            own = [x.removeprefix(outermost) for x in conversion["float_layers"] if x.startswith(outermost)]
             module.config.quantization_config = SavedConversion(**{**conversion, "float_layers": own})
             # keep parameter names: Trainer does not revert the library's renaming (huggingface/transformers issue
             # 48805)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 
 import pytest
@@ -306,3 +307,11 @@ def test_values_on_the_meta_device_are_asked_for_in_words():
     model = Function(lambda layer, x: layer(x[x.sum(1) > 0]), nn.Linear(6, 2)).to("meta")
     with pytest.raises(SettingError, match="trace it on the CPU with a real sample"):
         trace(model, torch.zeros(B, 6, device="meta"))
+
+
+def test_a_model_that_cannot_be_copied_is_refused_in_words():
+    """As those of FSDP, whose assertion did not tell what to do."""
+    model = nn.Linear(2, 2)
+    model.lock = threading.Lock()
+    with pytest.raises(SettingError, match=r"cannot be copied for the trace.*Remedy: trace it before it is wrapped"):
+        trace(model, torch.zeros(1, 2))

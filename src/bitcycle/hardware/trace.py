@@ -50,8 +50,8 @@ def trace(model: nn.Module, *inputs: Any, samples: int | None = None, **keywords
         samples: number of samples in the input; None means the first dimension of the first tensor.
 
     Raises:
-        SettingError (a ValueError): for a sample input without samples, and for a model on the meta device whose shapes
-            depend on values.
+        SettingError (a ValueError): for a sample input without samples, for a model on the meta device whose shapes depend on
+            values, and for a model that cannot be copied.
     """
     with torch.inference_mode(False), torch.enable_grad():
         inputs, keywords = tree_map_only(Tensor, _plain, (inputs, keywords))
@@ -61,7 +61,7 @@ def trace(model: nn.Module, *inputs: Any, samples: int | None = None, **keywords
         if samples < 1:
             raise SettingError("samples", samples, "costs are counted per sample", "give an input of one or more")
         has_targets = model.training and (len(inputs) > 1 or "targets" in keywords)
-        model = copy.deepcopy(model, _computed_tensors(model)).eval()
+        model = _copied(model).eval()
         recorder = _Recorder(model, tensors)
         for module in model.modules():
             # of layer.Gates and QuantizedLayer; found by attribute, as `hardware` does not import `layer`
@@ -84,10 +84,18 @@ def trace(model: nn.Module, *inputs: Any, samples: int | None = None, **keywords
     return recorder.workload(samples)
 
 
-def _computed_tensors(model: nn.Module) -> dict[int, Tensor]:
-    """Memo for deepcopy of tensors it cannot copy: those with a grad_fn, as kept by `torch.nn.utils.weight_norm`."""
+def _copied(model: nn.Module) -> nn.Module:
+    """A copy of the model, with plain tensors in place of those that deepcopy cannot copy: those with a grad_fn, as kept by
+    `torch.nn.utils.weight_norm`. Raises SettingError if the model has other such parts, as with FSDP."""
     kept = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
-    return {id(tensor): tensor.detach() for tensor in kept if not tensor.is_leaf}
+    try:
+        return copy.deepcopy(model, {id(tensor): tensor.detach() for tensor in kept if not tensor.is_leaf})
+    except Exception as error:
+        problem = f"cannot be copied for the trace of its products ({error})"
+        remedy = (
+            "trace it before it is wrapped: PrecisionController(..., workload=bitcycle.hardware.trace(model, sample))"
+        )
+        raise SettingError("model", type(model).__name__, problem, f"{remedy}, and step(t, samples=...)") from error
 
 
 def _unquantized(quantizer: nn.Module, x: Tensor, *bits: Tensor) -> Tensor:

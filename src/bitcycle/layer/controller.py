@@ -41,7 +41,7 @@ class PrecisionController:
         schedule: a result of `bitcycle.schedule`.
         seed: of the noise for stochastic rounding, which depends on (seed, rank, step, layer, call within the step, element).
         hardware: name or options of the cost model.
-        workload: the traced model, if known; otherwise it is traced at the first training batch.
+        workload: the traced model, if known, whose samples `step` is told; otherwise it is traced at the first training batch.
         batch_dimension: sample dimension of the model's first input tensor (1 for an LSTM's [T, N, F]).
         rank: of this process in distributed training, on which its noise depends; None: that of torch.distributed.
 

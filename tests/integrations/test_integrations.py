@@ -213,7 +213,8 @@ def test_lightning_modules_of_several_networks(kind, limit, tmp_path):
     callback = PrecisionCallback("CR", cycles=1, q_min=3, q_max=8)
     trainer = lightning.Trainer(**limit, accelerator="cpu", callbacks=[callback], default_root_dir=tmp_path, **quiet)
     module = Layers() if kind == "layers" else Gan()
-    trainer.fit(module, torch.utils.data.DataLoader(torch.randn(32, 4), batch_size=4))
+    loader = torch.utils.data.DataLoader(torch.randn(32, 4), batch_size=4)
+    trainer.fit(module, loader)
     steps = 8 if "max_steps" in limit else 16
     batches = steps // 2 if kind == "gan" and "max_steps" in limit else steps  # two steps in each batch
     length = callback.control.schedule.length
@@ -223,6 +224,10 @@ def test_lightning_modules_of_several_networks(kind, limit, tmp_path):
     names = {layer.name.partition("#")[0] for layer in callback.control.cost().layers}
     assert names == {"body", "hidden", "head"}
     assert callback.control.cost().samples == 4 * batches
+    if "max_epochs" in limit:
+        trainer.fit_loop.max_epochs = 3
+        trainer.fit(module, loader)  # goes on, and so does the cost
+        assert callback.control.cost().samples == 4 * 24
     assert not hasattr(module.head, "precision") and module.hidden.precision.precision == callback.control.precision
 
 

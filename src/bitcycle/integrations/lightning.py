@@ -66,9 +66,10 @@ class PrecisionCallback(Callback):
         self._counts_batches = not pl_module.automatic_optimization and total != trainer.max_steps
         epoch = min(trainer.num_training_batches / trainer.accumulate_grad_batches, total)  # infinite with max_steps
         bound = bound_schedule(self.schedule, self.options, total, epoch)
-        self.control = PrecisionController(pl_module, bound, seed=self.seed, hardware=self.hardware)
-        if self._saved:
-            self.control.load_state_dict(self._saved)
+        saved = self._saved or (self.state_dict() if trainer.global_step else {})  # else a second call of fit goes on
+        self.control, self._saved = PrecisionController(pl_module, bound, seed=self.seed, hardware=self.hardware), {}
+        if saved:
+            self.control.load_state_dict(saved)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         assert self.control is not None

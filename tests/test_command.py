@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from bitcycle.files import read_json
+from bitcycle.sweep.grid import quoted
 from bitcycle.training.run_folder import RunFolder
 from tests.conftest import ROOT, plan, run_train
 
@@ -62,6 +63,11 @@ WRONG = {
     "logging.picture=maybe": ("logging.picture=maybe", "write logging.picture=true or logging.picture=false"),
     "dry_run=yes": ("dry_run=yes", "use one of: false, json, true"),
     "schedule": ("schedule", "write SETTING=VALUE"),
+    "logging.objective=[validation]": (
+        "logging.objective=validation: this run has no validation data",
+        "dataset.validation=0.1",
+    ),
+    "schedule=CR,RR": ("schedule=CR,RR: is several values", "add -m for one run for each value"),
     "quantizer.depthwise_bits=[8,16": ("quantizer.depthwise_bits=[8,16", "check its brackets"),
     "results_root=/data/{a}": ("results_root=/data/{a}", "results_root='/data/{a}'"),
     "data_root=/data/jörg,a": ("data_root=/data/jörg,a", "data_root='/data/jörg,a'"),
@@ -76,6 +82,13 @@ def test_wrong_configuration_names_field_value_and_remedy(command, arguments):
     assert len(err.splitlines()) == 1, err
     for words in WRONG[arguments]:
         assert words in err
+
+
+@pytest.mark.parametrize("quote", ["", "'"])
+def test_the_home_folder_is_written_as_in_a_shell(monkeypatch, quote):
+    """The unquoted path was once refused, and the quoted one became a folder named ~ in the current folder."""
+    monkeypatch.setenv("HOME", "/home/a b")
+    assert quoted(f"results_root={quote}~/runs{quote}") == f"results_root={quote}/home/a b/runs{quote}"
 
 
 def test_a_model_that_does_not_fit_the_data(command, tmp_path):

@@ -8,7 +8,7 @@ import bitcycle
 from bitcycle.dataset.image_sets import Digits
 from bitcycle.recipe.options import OptimizerOptions, TrainingOptions
 from bitcycle.schedule import SCHEDULES
-from bitcycle.settings import SettingError
+from bitcycle.settings import SettingError, nearest
 
 
 def make(kind, **settings):
@@ -51,3 +51,10 @@ def test_bits_of_a_tensor_are_whole_numbers(bits):
 
     with pytest.raises(SettingError, match="is not a whole number"):
         bitcycle.quantize(torch.ones(2, 2), bits)
+
+
+def test_a_remedy_lists_no_thousand_names():
+    """Those of a library that model.target names once filled pages."""
+    names = [f"name{number}" for number in range(1000)]
+    assert nearest("nam999", names) == "did you mean 'name999'? Known: 1000 names"
+    assert nearest("?", names) == "use one of: 1000 names"

@@ -78,6 +78,9 @@ def run(config: DictConfig, found: list[float]) -> int:
     for key, choice in unused_settings(overrides, run_config):
         logger.warning("%s has no effect with %s", key, choice)
     plan = make_plan(run_config)
+    dataset = plan.config.dataset
+    if "validation" in run_config.logging.objective and not (dataset.validation or dataset.has_validation):
+        raise _no_validation()
     if run_config.dry_run == "json":
         print(json.dumps(plan.describe()))
     elif run_config.dry_run == "true":
@@ -105,10 +108,14 @@ def objective(summary: Mapping[str, Any], name: str) -> float:
     value: Any = summary
     for key in places.get(name, (name,)):
         if key not in value:
-            remedy = "hold out a part of the training data, as dataset.validation=0.1"
-            raise SettingError("logging.objective", name, "this run has no validation data", remedy)
+            raise _no_validation()
         value = value[key]
     return float(value)
+
+
+def _no_validation() -> SettingError:
+    remedy = "hold out a part of the training data, as dataset.validation=0.1"
+    return SettingError("logging.objective", "validation", "this run has no validation data", remedy)
 
 
 def unused_settings(overrides: Iterable[str], config: RunConfig) -> Iterator[tuple[str, str]]:

@@ -53,8 +53,14 @@ def explain_hydra(error: BaseException) -> str:
         if isinstance(cause, OverrideParseException):
             key, _, value = cause.override.partition("=")
             text_of = value.strip("'").replace("'", "\\'")
-            remedy = f"""check its brackets and commas; a text with such characters is written "{key}='{text_of}'\""""
+            remedy = (
+                f"""check its brackets and commas; a text with special characters is written "{key}='{text_of}'\""""
+            )
             return str(SettingError(key, value, "cannot be parsed", remedy))
+    if several := re.search(r"Ambiguous value for argument '([^=]+)=([^']*)'", text):
+        key, values = several.groups()
+        remedy = f"add -m for one run for each value, or write {key}=[{values}] if the setting is a list"
+        return str(SettingError(key, values, "is several values", remedy))
     if (unknown := re.search(r"Could not override '([^']+)'", text)) and "not in" in text:
         return str(unknown_setting(unknown[1]))
     if refused := re.search(r"Error merging override \+*([^=]+)=([^\n]*)", text):

@@ -15,6 +15,8 @@ from typing import Any, Generic, TypeVar, Union, get_args, get_origin, get_type_
 from bitcycle.errors import EXIT_WRONG_CONFIGURATION
 
 MISSING = "???"
+MOST_LISTED = 200
+"""Most names that an error message lists."""
 
 
 class SettingError(ValueError):
@@ -82,7 +84,7 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A remedy for a misspelled word: the closest known word, ignoring case, then all of them.
+    """A remedy for a misspelled word: the closest known word, ignoring case, then all of them, or their number.
 
     Swapped letters come first: difflib finds RHT as close to RTV as to RTH.
 
@@ -95,7 +97,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     by_lower_case = {name.lower(): name for name in known}
     swapped = [name for name in by_lower_case if sorted(name) == sorted(word.lower())]
     close = swapped or difflib.get_close_matches(word.lower(), by_lower_case, n=1, cutoff=0.5)
-    listed = ", ".join(known)
+    listed = ", ".join(known) if len(known) <= MOST_LISTED else f"{len(known)} names"
     return f"did you mean '{by_lower_case[close[0]]}'? Known: {listed}" if close else f"use one of: {listed}"
 
 

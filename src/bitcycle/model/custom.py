@@ -89,8 +89,7 @@ class TimmModel(ModelOptions):
     def check(self, shape: ImageShape) -> None:
         timm = require("timm", "timm")
         if not timm.is_model(self.architecture):
-            close, listed, _ = nearest(self.architecture, timm.list_models()).partition("? Known")
-            remedy = (f"{close}? " if listed else "") + "`timm.list_models()` lists all"  # more than a thousand
+            remedy = f"{nearest(self.architecture, timm.list_models())}; `timm.list_models()` lists all"
             raise SettingError("architecture", self.architecture, "timm has no such network", remedy)
 
     def build(self, shape: ImageShape) -> nn.Module:

@@ -6,6 +6,8 @@ from pathlib import Path
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from omegaconf import DictConfig
 
+from bitcycle.settings import SettingError
+
 
 class LocalLauncher(BasicLauncher):
     """Runs the jobs of a sweep on this machine, as many in parallel as `bitcycle.sweep.local.useful_workers` says if `workers`
@@ -23,6 +25,9 @@ class LocalLauncher(BasicLauncher):
         """Run every job in parallel and return the exit codes."""
         from bitcycle.sweep.local import LocalPool, train_command, useful_workers
 
+        for name, number in {"workers": self.workers, "runs_per_gpu": self.runs_per_gpu}.items():
+            if number is not None and not (isinstance(number, int) and number > 0):
+                raise SettingError(f"hydra.launcher.{name}", number, "is not a number of runs", "use 1 or more")
         workers = min(self.workers or useful_workers(self.runs_per_gpu), len(job_overrides))
         return LocalPool(workers).run([train_command(root_of(self.config), words) for words in job_overrides])
 

@@ -76,7 +76,7 @@ def test_published_layouts_hold_the_same_text(layout, tmp_path, monkeypatch):
     name, options = ("ptb", PennTreebank()) if layout == "ptb" else ("wikitext2", WikiText())
     write_layout(tmp_path / name, layout)
     size = TextSize(8, 2, 3, 5)
-    monkeypatch.setattr(type(options), "size", size)
+    monkeypatch.setattr(type(options), "size", lambda self, data_root: size)
     found = options.load(tmp_path, seed=0)
     assert found.vocabulary == ("a", "b", "c", "<eos>", "<unk>")
     assert (found.train.tolist(), found.test.tolist()) == ([0, 1, 2, 3, 3, 4, 0, 3], [2, 0, 3])
@@ -87,7 +87,7 @@ def test_the_small_text_is_made_of_the_official_small_files(tmp_path, monkeypatc
     folder.mkdir()
     (folder / "wiki.valid.tokens").write_text("a b\n")
     (folder / "wiki.test.tokens").write_text("a\n" * 2226 + "b c\n")
-    monkeypatch.setattr(WikiTextSmall, "size", TextSize(3, 2 * 2226, 3, 4))
+    monkeypatch.setattr(WikiTextSmall, "size", lambda self, data_root: TextSize(3, 2 * 2226, 3, 4))
     found = WikiTextSmall().load(tmp_path, seed=0)
     assert [found.vocabulary[i] for i in found.test] == ["b", "<unk>", "<eos>"]
 
@@ -110,6 +110,15 @@ def test_missing_and_other_data_are_refused(tmp_path):
     (tmp_path / "ptb" / "ptb.train.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(DataError, match="cannot read"):
         PennTreebank().load(tmp_path, seed=0)
+
+
+def test_own_text_lies_below_data_root_like_other_datasets(tmp_path):
+    write_text(tmp_path / "mine")
+    assert len(OwnText(path="mine").load(tmp_path, seed=0).train) == OwnText(path="mine").info(tmp_path).train_samples
+    with pytest.raises(
+        DataError, match=r"dataset.path=other: .*/other is not a folder. Give an absolute path or one below"
+    ):
+        OwnText(path="other").info(tmp_path)
 
 
 def test_settings_that_the_text_cannot_satisfy(tmp_path):

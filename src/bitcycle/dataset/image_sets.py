@@ -123,7 +123,10 @@ class ImageNet(CustomImages):
         "imagenet",
         f"folder of train/ and val/, or of the hub's parquet files; or {HUB}, a download of 150 GB that requires login",
     )
-    image_size: Optional[int] = 224
+    image_size: Optional[int] = setting(
+        224, "size in pixels to scale and crop images to; null: 224", minimum=4, maximum=4096
+    )
+    channels: Optional[int] = setting(None, "1 (greyscale) or 3 (colour); null: 3", minimum=1)
     resize: Optional[int] = 256
     random_crop: bool = True
     flip: bool = True

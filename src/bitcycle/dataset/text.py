@@ -131,14 +131,13 @@ class TextDatasetOptions(DatasetOptions):
         minimum=2,
     )
 
-    @property
-    def size(self) -> TextSize:
+    def size(self, data_root: Path) -> TextSize:
         """Sizes of the whole dataset."""
         return SIZES[self.name]
 
     def full_info(self, data_root: Path) -> DatasetInfo:
         """Sizes in tokens. Raises SettingError if the dataset has fewer distinct tokens than `vocabulary`."""
-        size = self.size
+        size = self.size(data_root)
         if self.vocabulary is not None and self.vocabulary > size.vocabulary:
             problem = f"{self.name} has only {size.vocabulary} distinct tokens"
             remedy = f"use at most {size.vocabulary}, or null for all"
@@ -149,7 +148,7 @@ class TextDatasetOptions(DatasetOptions):
         """The tokens to use; `vocabulary` counts the whole training file, whatever part of it `train_samples` leaves."""
         text = number_tokens(self.read(data_root), self.order == "frequency" or self.vocabulary is not None)
         what = "training, validation, test and distinct tokens"
-        check_whole(self.name, f"what is below {data_root}", what, text.size, self.size)
+        check_whole(self.name, f"what is below {data_root}", what, text.size, self.size(data_root))
         text = text if self.vocabulary is None else most_frequent(text, self.vocabulary)
         train, test = (limit and limit * PIECE for limit in (self.train_samples, self.test_samples))
         return Text(text.train[:train], text.validation[:test], text.test[:test], text.vocabulary)
@@ -231,24 +230,24 @@ class OwnText(TextDatasetOptions):
 
     name: str = "text"
     path: str = setting(
-        MISSING, "folder of train.txt, valid.txt and test.txt, one paragraph per line, words separated by spaces"
+        MISSING,
+        "folder, absolute or below data_root: train.txt, valid.txt and test.txt, one paragraph per line, words separated by "
+        "spaces",
     )
 
-    @property
-    def size(self) -> TextSize:
-        return _size(tuple((path, path.stat().st_mtime_ns) for path in self._files()))
+    def size(self, data_root: Path) -> TextSize:
+        return _size(tuple((path, path.stat().st_mtime_ns) for path in self._files(data_root)))
 
     def read(self, data_root: Path) -> Lines:
-        return [*map(lines_of, self._files())]
+        return [*map(lines_of, self._files(data_root))]
 
-    def _files(self) -> list[Path]:
-        path = Path(self.path).expanduser()
-        if found := find_text([path]):
+    def _files(self, data_root: Path) -> list[Path]:
+        folder = self.located(data_root, self.path)
+        if found := find_text([folder]):
             return found
-        problem = "has no train.txt, valid.txt and test.txt" if path.is_dir() else "is not a folder"
-        raise DataError(
-            f"dataset.path={path} {problem}; put these three files there, one paragraph per line, words between spaces"
-        )
+        problem = "has no train.txt, valid.txt and test.txt" if folder.is_dir() else "is not a folder"
+        remedy = "Give an absolute path or one below data_root, with one paragraph per line and spaces between words."
+        raise DataError(f"dataset.path={self.path}: {folder} {problem}. {remedy}")
 
 
 @functools.lru_cache(maxsize=1)

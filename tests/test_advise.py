@@ -165,6 +165,8 @@ def test_superseded_runs_do_not_count_and_the_board_comes_first(summary):
         (["measure=money"], "latency, energy, bitops"),
         ([*START, "measure=latency"], "hardware=tensorcore"),
         (["top=all"], "top=all: is not a number of entries"),
+        (["top=0"], "top=0: is not a number of entries"),
+        (["summary=absent.csv"], "summary=absent.csv: no such file"),
         (["json=yes"], "json=yes: is neither true nor false"),
     ],
 )

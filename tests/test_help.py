@@ -40,6 +40,13 @@ def test_help_explains_every_option_and_setting_of_a_group():
     assert max(len(line) for line in everything.splitlines()) < 260
 
 
+def test_help_of_imagenet_says_what_null_means():
+    settings = {
+        line.split()[0]: line for line in help_text(ROOT / "conf", "dataset=imagenet").splitlines() if "=" in line
+    }
+    assert "null: 224" in settings["dataset.image_size=224"] and "null: 3" in settings["dataset.channels=null"]
+
+
 def test_help_on_one_option_has_its_values_source_and_equation(command):
     code, out, _ = command("--help", "schedule=RTH")
     assert code == 0
@@ -145,3 +152,19 @@ def test_a_sweep_that_cannot_be_run_is_one_line_with_a_remedy(arguments, problem
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()
     assert problem in line and remedy in line, line
+
+
+@pytest.mark.parametrize("setting", ["workers=x", "workers=0", "runs_per_gpu=-1"])
+def test_a_launcher_is_told_a_number_of_runs(setting, tmp_path):
+    """`workers=x` once ended in a traceback that called it a bug."""
+    words = (
+        "-m",
+        "dataset=digits",
+        "model=resnet8",
+        "scale=smoke",
+        f"hydra.launcher.{setting}",
+        f"results_root={tmp_path}",
+    )
+    done = run_train(*words, launches=False)
+    assert done.returncode == 2
+    assert f"hydra.launcher.{setting}: is not a number of runs. Remedy: use 1 or more" in done.stderr

@@ -146,7 +146,17 @@ def test_sub_commands_explain_themselves(word, monkeypatch, capsys):
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     with contextlib.suppress(SystemExit):
         assert cli.main() == 0
-    assert len(capsys.readouterr().out) > 60
+    out = capsys.readouterr().out
+    assert len(out) > 60 and "python -m" not in out, "the command has a name of its own"
+
+
+@pytest.mark.parametrize("word", ["status", "collect", "manifest"])
+def test_arguments_of_sub_commands_are_explained(word, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bitcycle", word, "--help"])
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "default:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -268,8 +268,12 @@ def _advise(arguments: Sequence[str]) -> None:
             overrides.append(argument)
     if words["json"] not in ("true", "false"):
         raise SettingError("json", words["json"], "is neither true nor false", "use json=true, or omit it")
-    if not words["top"].isdecimal():
-        raise SettingError("top", words["top"], "is not a number of entries", "use a whole number")
+    if not words["top"].isdecimal() or int(words["top"]) == 0:
+        raise SettingError("top", words["top"], "is not a number of entries", "use 1 or more")
+    if words["summary"] and not Path(words["summary"]).is_file():
+        raise SettingError(
+            "summary", words["summary"], "no such file", "give one that `bitcycle collect` wrote, or omit it"
+        )
     if words["measure"] not in ("", *MEASURES):
         raise SettingError("measure", words["measure"], "is not a cost", f"use {', '.join(MEASURES)}, or omit it")
     summary = Path(words["summary"]) if words["summary"] else resource_root() / SUMMARY

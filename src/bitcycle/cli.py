@@ -17,20 +17,26 @@ class SubCommand(NamedTuple):
 
     module: str
     help: str
-    arguments: tuple[str, str] | tuple[()] | None = None
-    """Name and number (as argparse writes it) of its arguments, if the module has no parser of its own."""
+    arguments: tuple[str, str, str] | tuple[()] | None = None
+    """Name, number (as argparse writes it) and help text of its arguments, if the module has no parser of its own."""
 
 
 SUB_COMMANDS = {
     "status": SubCommand(
-        "bitcycle.sweep.status", "all runs and sweeps with their progress and the time left", ("SCALE", "*")
+        "bitcycle.sweep.status",
+        "all runs and sweeps with their progress and the time left",
+        ("SCALE", "*", "paper, mini or smoke; default: every scale with runs in results/runs"),
     ),
     "collect": SubCommand(
-        "bitcycle.analysis.collect", "gather finished runs and their curves into results/summary", ("FOLDER", "?")
+        "bitcycle.analysis.collect",
+        "gather finished runs and their curves into results/summary",
+        ("FOLDER", "?", "folder of the run folders; default: results/runs"),
     ),
     "figures": SubCommand("bitcycle.figure.make", "draw the figures and tables of the papers, results/index.html", ()),
     "manifest": SubCommand(
-        "bitcycle.sweep.manifest", "which run fills which cell of every figure and table", ("SCALE", "*")
+        "bitcycle.sweep.manifest",
+        "which run fills which cell of every figure and table",
+        ("SCALE", "*", "paper, mini or smoke; default: all"),
     ),
     "reproduce": SubCommand("bitcycle.reproduce", "train, analyse and draw every item of the papers at one scale"),
     "campaign": SubCommand("bitcycle.campaign", "train a plan of sweeps in the background, in the order of the plan"),
@@ -58,7 +64,8 @@ def main(conf: Path | None = None) -> int:
         if chosen.arguments is not None:
             parser = argparse.ArgumentParser(f"bitcycle {word}", description=chosen.help)
             if chosen.arguments:
-                parser.add_argument(chosen.arguments[0], nargs=chosen.arguments[1])
+                name, number, text = chosen.arguments
+                parser.add_argument(name, nargs=number, help=text)
             parser.parse_args(sys.argv[2:])
         del sys.argv[1]
         from bitcycle.guard import guarded

@@ -27,7 +27,7 @@ bitcycle trains neural networks at a precision that varies during training.
 If the package is installed, `bitcycle` is the same command from any folder. GROUP=NAME chooses an option of a group,
 GROUP.SETTING=VALUE changes a setting; lists are written [0.5,0.75], no value is null."""
 CLOSING = """\
-Exit codes: 0 done or already done; 1 the run failed; 2 the configuration is wrong; 3 the data are missing; 75 interrupted,
+Exit codes: 0 done or already done; 1 the run failed; 2 the configuration is invalid; 3 the data is missing; 75 interrupted,
 run the same command again. --hydra-help explains Hydra's own flags (-m, --cfg job, -sc for tab completion)."""
 COMMON = (
     *("schedule.q_min", "schedule.q_max", "schedule.cycles", "training.steps", "training.batch_size"),

@@ -77,7 +77,7 @@ def items_table(entries: Sequence[Entry], scale: str) -> Table:
 def main() -> int:
     """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(prog="bitcycle reproduce", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("scale", choices=SCALES)
+    parser.add_argument("scale", choices=SCALES, help="size of every run")
     parser.add_argument("--workers", type=int, help="number of parallel runs; default: one per core or GPU")
     parser.add_argument("--runs-per-gpu", type=int, default=1, help="number of runs that share a GPU")
     given = parser.parse_args()

@@ -38,7 +38,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure; default: all")
     parser.add_argument("--rounds", type=int, default=7, help="timed steps per variant")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads; 1 measures processor time")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda if available")
     parser.add_argument(
         "--quick", action="store_true", help=f"{' and '.join(QUICK)}, 3 rounds, no runs; takes a minute"
     )

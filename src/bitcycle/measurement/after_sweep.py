@@ -1,10 +1,10 @@
-"""Compute pending analyses of sweeps: `python -m bitcycle.measurement.after_sweep [PAPER/ITEM ...] [scale=smoke]`.
+"""Compute pending analyses of sweeps: `bitcycle analyse [PAPER/ITEM ...] [scale=smoke]`.
 
 A sweep file lists its analyses under `analyses`:
 
     analyses:
       - kind: surface                     # one of `KINDS`; one analysis for each run of the sweep
-        split: test                       # options of the kind, see `python -m bitcycle.measurement.KIND --help`
+        split: test                       # options of the kind, see `bitcycle KIND --help`
         seeds: 3                          # repeats the analysis with seed=0, 1, 2
         at_scale: {smoke: {points: 5}}    # options that differ at a smaller scale
       - kind: plane
@@ -106,7 +106,10 @@ def run_jobs(name: str, jobs: Sequence[Job | None], dry_run: bool = False) -> in
                 print(f"{name}: {job.analysis.kind} failed: {error}", file=sys.stderr)
                 codes.append(error.exit_code)
                 counts["failed"] += 1
-    print(f"{name}: {', '.join(f'{count} {what}' for what, count in counts.items() if count) or 'no runs'}", flush=True)
+    print(
+        f"{name}: {', '.join(f'{count} {what}' for what, count in counts.items() if count) or 'no analyses'}",
+        flush=True,
+    )
     return max(codes)
 
 

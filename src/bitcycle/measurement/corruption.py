@@ -1,4 +1,4 @@
-"""Accuracy of a network on corrupted test images: `python -m bitcycle.measurement.corruption RUN_FOLDER[@PHASE]`.
+"""Accuracy of a network on corrupted test images: `bitcycle corruption RUN_FOLDER[@PHASE]`.
 
 The result has one row for the clean images and one for each corruption and severity; the papers report the mean over
 the latter. With `folder`, the images are read from class folders FOLDER/CORRUPTION/SEVERITY/CLASS/, the layout of the

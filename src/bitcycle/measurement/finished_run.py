@@ -120,10 +120,8 @@ def finished_summary(folder: RunFolder) -> dict[str, Any]:
 def _result_of_phase(folder: RunFolder, phases: list[Any], phase: int) -> tuple[dict[str, Any], Precision]:
     """The weights from which the phase after number `phase` started, and the precision of `phase`."""
     if not 1 <= phase < len(phases):
-        known = f"1 to {len(phases) - 1}" if len(phases) > 1 else "none"
-        raise RunError(
-            f"phase={phase}: {folder.path} has no weights of this phase. Remedy: use a phase before the last ({known})."
-        )
+        known = f"use a phase before the last (1 to {len(phases) - 1})" if len(phases) > 1 else f"omit @{phase}"
+        raise RunError(f"phase={phase}: {folder.path} has no weights of this phase. Remedy: {known}.")
     following = phases[phase]
     if following["start_from"] == "previous" or not folder.checkpoint.candidate(following["from_step"]).exists():
         problem = f"phase={phase}: its weights are not in {folder.checkpoint.folder}"

@@ -1,4 +1,4 @@
-"""Error rates of a trained speech recognizer on noisy recordings: `python -m bitcycle.measurement.noise RUN_FOLDER`.
+"""Error rates of a trained speech recognizer on noisy recordings: `bitcycle noise RUN_FOLDER`.
 
 For each signal-to-noise ratio (SNR), each recording x of the test split is mixed with noise n derived from (seed,
 noise, number of the recording), and its features are recomputed:

@@ -1,4 +1,4 @@
-"""The plane through three networks: `python -m bitcycle.measurement.plane RUN_FOLDER RUN_FOLDER RUN_FOLDER[@PHASE]`.
+"""The plane through three networks: `bitcycle plane RUN_FOLDER RUN_FOLDER RUN_FOLDER[@PHASE]`.
 
     u = (w2 - w1) / ||w2 - w1||,   v = v' / ||v'||,   v' = (w3 - w1) - <w3 - w1, u> u        (Gram-Schmidt)
     dx = ||w2 - w1||,   dy = <w3 - w1, v>,   P(i, j) = w1 + i dx u + j dy v

@@ -1,4 +1,4 @@
-"""Epsilon-sharpness of the training loss at a network: `python -m bitcycle.measurement.sharpness RUN_FOLDER[@PHASE]`.
+"""Epsilon-sharpness of the training loss at a network: `bitcycle sharpness RUN_FOLDER[@PHASE]`.
 
     r_i = eps (|(A^+ w)_i| + 1),   phi = 100 (max over |y_i| <= r_i of f(w + A y)  -  f(w)) / (1 + f(w))
 

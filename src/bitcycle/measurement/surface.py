@@ -1,4 +1,4 @@
-"""Loss surface around a network along two random directions: `python -m bitcycle.measurement.surface RUN_FOLDER`.
+"""Loss surface around a network along two random directions: `bitcycle surface RUN_FOLDER`.
 
     L(x, y) = loss(w + x d + y e),   d_k := d_k ||w_k|| / (||d_k|| + 1e-10)   for every filter k, likewise for e
 

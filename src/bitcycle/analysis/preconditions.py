@@ -172,4 +172,4 @@ def _converged(run: Run) -> bool:
 def _few_moments(claim: Claim, runs: Iterable[Run]) -> str:
     counts = [len(run.curve.get("evaluations", {}).get("step", [])) for run in runs] if claim.moments else []
     few = next((count for count in counts if count < claim.moments), None)
-    return "" if few is None else f"{few} evaluations of a run, of which the claim needs {claim.moments}."
+    return "" if few is None else f"A run has {few} evaluations; the claim needs {claim.moments}."

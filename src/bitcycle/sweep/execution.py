@@ -68,9 +68,12 @@ def count_states(states: Sequence[str]) -> str:
 
     >>> count_states(["done", "missing", "done"]), count_states([])
     ('3 runs: 2 done, 1 missing', 'no runs')
+    >>> count_states(["done"])
+    '1 run: 1 done'
     """
     counts = Counter(states)
-    return f"{len(states)} runs: " + ", ".join(f"{counts[s]} {s}" for s in STATES if counts[s]) if states else "no runs"
+    number = "1 run" if len(states) == 1 else f"{len(states)} runs"
+    return f"{number}: " + ", ".join(f"{counts[s]} {s}" for s in STATES if counts[s]) if states else "no runs"
 
 
 def sweep_table(runs: Sequence[SweepRun], title: str) -> Table:

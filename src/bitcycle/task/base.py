@@ -135,7 +135,7 @@ def check_shares(batch_size: int, **splits: Sized | None) -> None:
     sizes = {f"dataset.{name}": len(split) for name, split in splits.items() if split is not None}
     for name, size in {"task.evaluation_batch_size": batch_size, **sizes}.items():
         if size < distributed.world_size():
-            problem = f"gives an evaluation batch of {size} samples, too few for {distributed.world_size()} processes"
+            problem = f"gives evaluation batches of fewer samples than there are processes ({distributed.world_size()})"
             raise SettingError(name, size, problem, "evaluate more, or start fewer processes")
 
 

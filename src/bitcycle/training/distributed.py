@@ -159,7 +159,7 @@ def check_sharing(plan: Plan) -> None:
         raise SettingError("training.compute", config.training.compute, problem, "use training.compute=simulate")
     smallest = config.task.parts(plan.epoch.samples_of(plan.epoch.steps - 1), plan.batch_size)
     if smallest < number:
-        problem = f"the last step of an epoch has {smallest} samples, too few for {number} processes"
+        problem = f"the last step of an epoch has fewer samples ({smallest}) than there are processes ({number})"
         remedy = "choose another batch size or dataset.train_samples, or start fewer processes"
         raise SettingError("training.batch_size", plan.batch_size, problem, remedy)
     try:

@@ -149,7 +149,7 @@ def test_a_file_opens_with_its_four_facts(item):
     assert facts[1].startswith("# published: ") and published in " ".join(facts)
     assert f"# {found.runs} run" in "\n".join(facts) and "(an estimate)" in "\n".join(facts)
     commands = [f"python train.py -m +sweeps={item} scale=smoke"]
-    commands += [f"python -m bitcycle.measurement.after_sweep {item} scale=smoke"] if found.analyses else []
+    commands += [f"python -m bitcycle analyse {item} scale=smoke"] if found.analyses else []
     assert facts[-1].endswith("; ".join(commands))
     assert set(found.trials) == set(SCALES) and found.hours > 0
 

@@ -18,7 +18,7 @@ from bitcycle.analysis.statistics import Estimate, over_seeds
 from bitcycle.sweep.manifest import MANIFEST, read_manifest
 from bitcycle.sweep.registry import Sweep, read_sweep
 
-ANALYSE = "python -m bitcycle.measurement.after_sweep"
+ANALYSE = "python -m bitcycle analyse"
 DESCRIPTIONS = Path(__file__).parent / "papers"
 """PAPER.yaml describes how the items of a paper are drawn, and which of our metrics corresponds to the paper's."""
 

@@ -205,6 +205,14 @@ def test_a_model_without_layers_to_quantize_is_refused_by_name(model, sample):
         bitcycle.quantize_model(nn.Sequential(model), sample=sample)
 
 
+def test_layers_without_a_quantized_counterpart_are_named_if_nothing_else_is_left():
+    class Own(nn.Linear):
+        pass
+
+    with pytest.raises(SettingError, match="all of them stay float, and 2 Own have no quantized counterpart"):
+        bitcycle.quantize_model(nn.Sequential(nn.Linear(2, 2), Own(2, 2), Own(2, 2), nn.Linear(2, 2)))
+
+
 def test_a_sum_of_embeddings_is_the_first_layer():
     model = nn.Sequential(nn.EmbeddingBag(10, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
     words = torch.zeros(2, 3, dtype=torch.long)

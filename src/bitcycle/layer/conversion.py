@@ -221,7 +221,8 @@ def _nothing_to_quantize(model: nn.Module, plan: list[LayerRule], options: Quant
     if any(isinstance(module, QuantizedProduct) for module in model.modules()):
         problem, remedy = "is already converted", "convert a float model, once; PrecisionController changes its bits"
     elif plan:
-        return SettingError("float_layers", options.float_layers, f"{problem}: all of them stay float", remedy)
+        others = f", and {left} have no quantized counterpart" if (left := _untouched(model)) else ""
+        return SettingError("float_layers", options.float_layers, f"{problem}: all of them stay float{others}", remedy)
     else:
         problem, remedy = f"{problem}, as none can be", "use modules such as nn.Linear, nn.Conv2d and nn.LSTM"
     return SettingError("model", type(model).__name__, problem, remedy)
@@ -268,7 +269,8 @@ def _convert(
             module.activation_relu_or_gelu = 0  # disables the fast path of evaluation, which bypasses the layers
         elif isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False  # the input of that path
-    _name_untouched(model)
+    if left := _untouched(model):
+        logger.warning("these layers have no quantized counterpart and stay float: %s", left)
     return model
 
 
@@ -291,8 +293,9 @@ def _quantized(rule: LayerRule, layer: nn.Module, context: Context, device: torc
     return quantized
 
 
-def _name_untouched(model: nn.Module) -> None:
-    untouched = Counter(
+def _untouched(model: nn.Module) -> str:
+    """Number and kind of the layers without a quantized counterpart, such as subclasses of PyTorch's layers."""
+    found = Counter(
         type(module).__name__
         for module in model.modules()
         if isinstance(module, PRODUCT_LAYERS)
@@ -300,9 +303,7 @@ def _name_untouched(model: nn.Module) -> None:
         and not hasattr(module, "precision")
         and not getattr(module, "stays_float", False)  # a model.FloatLinear
     )
-    if untouched:
-        listed = ", ".join(f"{count} {kind}" for kind, count in untouched.items())
-        logger.warning("these layers have no quantized counterpart and stay float: %s", listed)
+    return ", ".join(f"{count} {kind}" for kind, count in found.items())
 
 
 def float_state_dict(model: nn.Module) -> dict[str, Tensor]:

@@ -217,7 +217,7 @@ def test_items_share_runs(one, other, of_one, of_other, count):
     [
         *(("fractrain/table5", "fractrain/table5_pretraining", scale) for scale in SCALES),
         *(("hlhlp/table2", "cpt/table4", scale) for scale in SCALES),
-        *(("hlhlp/appD", "hlhlp/table1" if scale == "mini" else "cpt/table4", scale) for scale in SCALES),
+        *(("hlhlp/appD", "hlhlp/fig1" if scale == "mini" else "cpt/table4", scale) for scale in SCALES),
     ],
 )
 def test_weights_of_another_sweep_are_looked_for_where_it_leaves_them(item, first, scale):

@@ -154,10 +154,11 @@ def test_a_checkpoint_of_another_run_is_passed_over(interrupted):
 
 def test_a_checkpoint_of_other_code_is_one_line(interrupted):
     planned = interrupted()
-    for path in (planned.folder.checkpoint.last, planned.folder.checkpoint.previous):
-        state = torch.load(path, weights_only=True)
-        state["model"].popitem()
-        torch.save(state, path)
+    checkpoint = planned.folder.checkpoint
+    state = torch.load(checkpoint.last, weights_only=True)
+    state["model"].popitem()
+    for _ in range(2):  # as the last one and as the previous one
+        checkpoint.save(state)
     with pytest.raises(RunError, match="another version of this code"):
         execute(planned)
 

@@ -202,6 +202,17 @@ def test_a_flipped_bit_anywhere_is_noticed(tmp_path):
         assert folder.load(CPU)["step"] == 1
 
 
+def test_a_checkpoint_without_a_checksum_is_read(tmp_path):
+    """As written before there was one; a checkpoint that lost its own is damaged."""
+    folder = CheckpointFolder(tmp_path)
+    for step in (1, 2):
+        folder.save({"step": step})
+    folder.last.write_bytes(folder.last.read_bytes()[:-8])
+    assert folder.load(CPU)["step"] == 1
+    torch.save({"step": 3}, folder.last)
+    assert folder.load(CPU)["step"] == 3
+
+
 def test_two_damaged_checkpoints_are_an_error_with_a_remedy(tmp_path):
     folder = CheckpointFolder(tmp_path)
     for step in (1, 2):

@@ -18,6 +18,10 @@ CHECKSUM = 8
 """Length of the checksum, CRC-32 in hexadecimal digits, that is the comment of the archive `torch.save` writes."""
 
 
+END = b"PK\5\6" + bytes(18)
+"""Signature and length of the end of an archive without a comment, whose last two bytes are 0."""
+
+
 class CheckpointFolder:
     """The checkpoints of one run: `last.pt`, `previous.pt`, and `candidate-STEP.pt` with weights that a later phase may choose.
 
@@ -122,4 +126,6 @@ def _damage(path: Path) -> str | None:
         content = memoryview(path.read_bytes())
     except OSError as error:
         return str(error)
+    if content[-len(END) :][:4] == END[:4] and content[-2:] == END[-2:]:
+        return None  # written before checkpoints had a checksum
     return None if _checksum(content[:-CHECKSUM]) == content[-CHECKSUM:] else "does not match its checksum"

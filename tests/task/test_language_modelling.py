@@ -55,6 +55,14 @@ def test_the_state_goes_on_as_values_and_begins_anew_with_each_epoch(text):
     torch.testing.assert_close(task.train(model, again).loss, task.train(model, first).loss, rtol=0, atol=0)
 
 
+def test_guessing_has_the_perplexity_of_equal_probabilities(text):
+    planned = text()
+    task, model = task_of(planned), planned.build_model()
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    assert task.evaluate(model.eval())["test_perplexity"] == pytest.approx(task.chance)
+
+
 def test_evaluation_leaves_the_carried_state_alone(text):
     planned = text()
     task, model = task_of(planned), planned.build_model()

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
@@ -224,6 +225,15 @@ def build_task(made):
 
     config, device = made.config, torch.device("cpu")
     return config.task.build(TaskSetup(config.dataset, config.data_folder, made.info, made.batch_size, 0, device))
+
+
+def test_an_empty_text_has_the_error_of_guessing(speech):
+    planned = speech("quantizer=none")
+    task, model = build_task(planned), planned.build_model()
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    model.classifier.bias.data[0] = 1  # the blank
+    assert task.evaluate(model.eval())["test_cer"] == task.chance == 100
 
 
 def test_loss_by_character(speech):

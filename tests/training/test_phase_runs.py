@@ -213,6 +213,55 @@ def test_damaged_weights_to_choose_from_are_an_error_with_a_remedy(tmp_path):
         folder.load_candidate(4, CPU)
 
 
+def test_a_phase_begins_with_the_full_rate_after_plateaus(digits, monkeypatch):
+    """The drops of the learning rate in one phase do not count in the next, as for HLHLp on speech."""
+    validations = iter(
+        range(1000)
+    )  # of an accuracy that falls: each validation after the first of a phase is a plateau
+    monkeypatch.setattr(Classification, "validate", lambda *_: {"validation_accuracy": -float(next(validations))})
+    plan = digits(
+        *("schedule=fine_tuning", *CHOOSING, "training.learning_rate.name=plateau", "training.log_steps=1"),
+        *("training.learning_rate.patience=1", "training.learning_rate.factor=0.5"),
+    )
+    execute(plan)
+    rates = {record["step"]: record["learning_rate"] for record in records(plan, "train")}
+    first, second = (phase["learning_rate"] for phase in records(plan, "phase"))
+    assert first == pytest.approx(10 * second)
+    assert (rates[1], rates[33]) == pytest.approx((first, second))
+    assert (rates[32], rates[64]) == pytest.approx((first / 2**5, second / 2**5))  # evaluated at 5, 10, ..., 30 and 32
+
+
+def test_a_phase_that_ends_worse_than_guessing_shows_in_the_record(digits, monkeypatch, caplog):
+    """`phases` of summary.json tells of each phase its name, its steps, the metric at its end and its level by guessing."""
+    monkeypatch.setattr(Classification, "chance", 12.5)
+    at_end, original = {16: 20.0, 32: 12.0, 48: 12.5, 64: 50.0}, Trainer.evaluate
+
+    def evaluate(self, bar):
+        monkeypatch.setattr(Classification, "evaluate", lambda *_: {"test_accuracy": at_end.get(self.step, 99.0)})
+        original(self, bar)
+
+    monkeypatch.setattr(Trainer, "evaluate", evaluate)
+    summary = execute(digits("schedule=hlhlp", *CHOOSING))
+    shown = [tuple(phase[key] for key in ("name", "steps", "metric", "chance")) for phase in summary["phases"]]
+    assert shown == [
+        ("float", 16, 20.0, 12.5),
+        ("2/32 bits", 16, 12.0, 12.5),
+        ("8/32 bits", 16, 12.5, 12.5),
+        ("2/32 bits", 16, 50.0, 12.5),
+    ]
+    assert summary["chance"] == 12.5
+    warnings = [record.message for record in caplog.records if "worse than guessing" in record.message]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("phase 2 (2/32 bits) ends at 12")
+
+
+def test_the_level_of_guessing(digits):
+    """Without a chance of its own, an accuracy has that of the most frequent class."""
+    plan = digits("schedule=static")
+    labels = plan.config.dataset.load(plan.config.data_folder, plan.config.seed).train.labels
+    assert execute(plan)["chance"] == pytest.approx(100 * float(labels.bincount().max()) / len(labels))
+
+
 # Settings that do not fit each other
 
 

@@ -47,6 +47,12 @@ class Task:
     splits: Mapping[str, Any]
     """What is evaluated: the split `test`, and `validation` if there is one."""
 
+    @property
+    def chance(self) -> float | None:
+        """The main metric reached by guessing, in its unit, for accuracies by always predicting the most frequent class of the
+        training data; None if there is no such level. A phase or run that ends worse has diverged."""
+        return 100 * self.majority_baseline if self.metric.endswith("accuracy") else None
+
     def batches(self, step: int) -> Iterator[Any]:
         """Yield training batches of steps `step`, `step` + 1, ... indefinitely."""
         return self.training_batches.starting_at(step)

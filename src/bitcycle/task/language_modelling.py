@@ -137,7 +137,13 @@ class LanguageModelling(Task):
                 size, problem = options.evaluation_batch_size, f"the {name} text is too short"
                 raise SettingError("task.evaluation_batch_size", size, problem, "lower it, or give a longer text")
         self.majority_baseline = float(train.bincount().max()) / len(train)
+        self.vocabulary = setup.info.shape.vocabulary
         self.state: tuple[Tensor, ...] = ()
+
+    @property
+    def chance(self) -> float:
+        """The perplexity of equal probabilities: the size of the vocabulary."""
+        return float(self.vocabulary)
 
     def train(self, model: nn.Module, batch: TokenBatch) -> StepOutput:
         losses, right, state = _losses(model, batch.share(), self.state if batch.continues else None)

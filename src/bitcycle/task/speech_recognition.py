@@ -75,6 +75,11 @@ class SpeechRecognition(Task):
         self.training_batches = UtteranceBatches(train, setup.batch_size, options.length_pool, setup.seed)
         self.evaluation = SpeechEvaluation(options, alphabet, train.transcripts)
 
+    @property
+    def chance(self) -> float:
+        """The character error rate of an empty text, in percent."""
+        return 100.0
+
     def train(self, model: nn.Module, batch: SpeechBatch) -> StepOutput:
         """Loss, and 1 - (edits / characters) of the batch's greedily decoded texts, at least 0, as accuracy."""
         logits, lengths = scores(model, batch)

@@ -105,6 +105,8 @@ class Trainer:
                 self.log_training(bar)
             if self.step % self.evaluation_steps == 0 or ended:
                 self.evaluate(bar)
+            if ended:
+                self.phases.warn_if_diverged()
             bar.update(self.step)
             now = time.monotonic()
             due = self.folder.writes and now - saved >= self.options.checkpoint_seconds
@@ -222,7 +224,7 @@ class Trainer:
         if self.best.value is None or merit(value, up) > merit(self.best.value, up):
             self.best.value, self.best.step, self.best.cost = value, self.step, cost
             self.best.samples = self.controller.meter.state_dict()
-        self.phases.note(final=value, best=self.best.value, best_step=self.best.step)
+        self.phases.note(value, self.best.value, self.best.step, self.task.chance)
         at_highest = {f"{self.task.metric}_at_q_max": at_q_max}
         held_out, gates = self.consider(validation), self.controller.record.evaluation_values()
         more = {**at_highest, **held_out, "precision": chosen, "cost": cost, **gates}

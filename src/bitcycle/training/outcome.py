@@ -15,6 +15,15 @@ def merit(metric: float, higher_is_better: bool) -> float:
     return -math.inf if math.isnan(metric) else metric if higher_is_better else -metric
 
 
+def worse(metric: float, than: float, higher_is_better: bool) -> bool:
+    """Whether one value of a metric is worse than another; an undefined value is worse than any.
+
+    >>> worse(9.5, 10.0, higher_is_better=True), worse(635.0, 2000.0, higher_is_better=False)
+    (True, False)
+    """
+    return merit(metric, higher_is_better) < merit(than, higher_is_better)
+
+
 @dataclass
 class Best:
     """The best evaluation of the current phase, cost and samples by precision up to it, and all evaluations of the phase."""

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from bitcycle import distributed
 from bitcycle.layer import PrecisionController, carry_quantized, reset_batch_norm, restart_quantizers, step_ratio
 from bitcycle.recipe.learning_rate import LearningRateOptions
-from bitcycle.schedule import Phase
+from bitcycle.schedule import FLOAT, Phase, Precision
 from bitcycle.training.checkpoint import CheckpointFolder
-from bitcycle.training.outcome import merit
+from bitcycle.training.outcome import merit, worse
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +116,17 @@ def phase_rate(recipe: LearningRateOptions, phase: Phase, step: int, epoch_steps
     return recipe.rate(step - phase.start, phase.steps, epoch_steps) * phase.rate_factor
 
 
+def phase_name(precision: Precision) -> str:
+    """The bits of a phase in words: those of the weights, and after a slash those of the activations if they differ.
+
+    >>> phase_name(Precision(32, 32, 32)), phase_name(Precision(2, 2, 32)), phase_name(Precision(8, 32, 32))
+    ('float', '2 bits', '8/32 bits')
+    """
+    weight, activation = precision.weight, precision.activation
+    bits = f"{weight}" if weight == activation else f"{weight}/{activation}"
+    return "float" if min(weight, activation) >= FLOAT else f"{bits} bits"
+
+
 @dataclass
 class PhaseRunner:
     """Tracks the current phase of a run, and applies the changes at the beginning of each."""
@@ -176,6 +187,7 @@ class PhaseRunner:
         self.moment = SecondMoment(self.model.parameters()) if tracked else None
         record = {
             "phase": self.index + 1,
+            "name": phase_name(self.controller.schedule(phase.start)),
             "phases": len(self.phases),
             "first_step": phase.start,
             "steps": phase.steps,
@@ -214,10 +226,20 @@ class PhaseRunner:
             self.folder.save_candidate(candidate.step, self.model.state_dict())
         self.candidates = best
 
-    def note(self, **results: Any) -> None:
-        """Record results of the current phase for the summary."""
+    def note(self, metric: float, best: float | None, best_step: int, chance: float | None) -> None:
+        """Record the results of the current phase for the summary: the main metric at its last evaluation so far (`metric`, and
+        `final` as in the summary of a run), the best one, and the level of guessing (`chance`, see `Task.chance`)."""
         if self.records:
-            self.records[-1].update(results)
+            self.records[-1].update(final=metric, metric=metric, best=best, best_step=best_step, chance=chance)
+
+    def warn_if_diverged(self) -> None:
+        """Warn if the current phase, which has ended, is worse than guessing."""
+        record = self.records[-1] if self.records else {}
+        if record.get("chance") is not None and worse(record["metric"], record["chance"], self.higher_is_better):
+            logger.warning(
+                "phase %d (%s) ends at %.4g, worse than guessing (%.4g): the phases after it start from useless weights",
+                *(record["phase"], record["name"], record["metric"], record["chance"]),
+            )
 
     def state_dict(self) -> dict[str, Any]:
         return {

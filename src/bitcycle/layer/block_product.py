@@ -11,7 +11,13 @@ depthwise convolution, which does not sum over channels, has blocks along its ch
 made from the float32 tensor at the bits of the forward pass, the second one on demand. The gradient of a bias is the sum of the
 unquantized gradient.
 
-Source: Rouhani et al. 2023, "Microscaling data formats for deep learning", section 4 and figure 2.
+The options of a recipe change the copies of the backward pass: both operands of a product are rotated by a random Hadamard
+transform along what it sums over (`hadamard`), weights keep the values of the forward pass (`square_weights`), operands are
+rounded stochastically (`stochastic_operands`) or have the bits of the gradient (`backward_bits`).
+
+Source: Rouhani et al. 2023, "Microscaling data formats for deep learning", section 4 and figure 2; of the recipes, NVIDIA 2025,
+"Pretraining large language models with NVFP4", section 4 and figure 5, and Tseng et al. 2025, "Training LLMs with MXFP4",
+section 3.
 
 Products with two copies of the gradient only, a coarse one for the product with the weight and a finer one for that with the
 input (gradient bifurcation):
@@ -32,12 +38,18 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.conv import _ConvNd
 
+from bitcycle.quantizer.block import PRODUCTS, BlockOptions
+from bitcycle.quantizer.hadamard import random_signs, rotate
 from bitcycle.randomness import int32_key
 
 Copy = Callable[[Tensor], Tensor]
 Gradients = tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]
 SECOND_COPY = int32_key("second copy of a gradient") >> 1
 """Offset of the noise key of the second copy."""
+OPERAND_COPIES = tuple(int32_key(f"{operand} of a backward product") >> 1 for operand in ("weight", "activation"))
+"""Offsets of the noise keys of weights and activations that are rounded stochastically."""
+SIGNS = {name: int32_key("hadamard", name) for name in ("all", *PRODUCTS)}
+"""Keys of the random signs of Hadamard transforms: one for all products, or one for each."""
 
 
 class Axes(NamedTuple):
@@ -146,27 +158,58 @@ def block_product(
 
 def copies_of(product: Any, key: Tensor) -> Copies:
     """The copies of the operands of a quantized product at its current bits; `key` is the noise key of the gradient."""
-    axes, groups = product.axes, getattr(product, "groups", 1)
-    inputs, outputs = axes.inputs, axes.outputs
-    if 1 < groups == product.in_channels:  # depthwise
+    options, axes, groups = product.quantizer_options, product.axes, getattr(product, "groups", 1)
+    inputs, outputs, is_depthwise = axes.inputs, axes.outputs, 1 < groups == getattr(product, "in_channels", 0)
+    if is_depthwise:
         groups, inputs, outputs = 1, 0, 0
     state, gradients = product.precision, product.gradient_quantizer
     (weights, weight_bits), (activations, bits) = ((quantizer, now.clone()) for quantizer, now in product.operands())
     gradient_bits, key = state.gradient_bits.clone(), state.step_key ^ key
+    back = (gradient_bits, gradient_bits) if options.backward_bits == "gradient" else (weight_bits, bits)
+    weight_key, x_key = (key + offset if options.stochastic_operands else None for offset in OPERAND_COPIES)
+    turned_error, turned_update = (_rotation(options, name, key) for name in PRODUCTS)
+    if is_depthwise:  # its dgrad sums over no channels
+        turned_error = _unturned
 
     def rows(x: Tensor) -> Tensor:
         return x.reshape(-1, x.shape[-1]) if axes.samples is None else x
+
+    def weight(w: Tensor, dim: int, bits: Tensor, key: Tensor | None = None) -> Tensor:
+        if options.square_weights and {inputs, outputs} == {0, 1}:
+            return weights.in_squares(w, bits, (0, 1), groups)
+        return weights.along(w, bits, dim, groups if dim == 0 else 1, key)
 
     samples = axes.samples or 0
     return Copies(
         features=axes.features,
         forward_x=lambda x: activations.along(x, bits, axes.features, groups),
-        forward_weight=lambda w: weights.along(w, weight_bits, inputs, groups if inputs == 0 else 1),
-        error_gradient=lambda g: gradients.along(g, gradient_bits, axes.features, key, groups),
-        error_weight=lambda w: weights.along(w, weight_bits, outputs, groups if outputs == 0 else 1),
-        update_gradient=lambda g: gradients.along(rows(g), gradient_bits, samples, key + SECOND_COPY).view_as(g),
-        update_x=lambda x: activations.along(rows(x), bits, samples).view_as(x),
+        forward_weight=lambda w: weight(w, inputs, weight_bits),
+        error_gradient=lambda g: gradients.along(
+            turned_error(g, axes.features, groups), gradient_bits, axes.features, key, groups
+        ),
+        error_weight=lambda w: weight(
+            turned_error(w, outputs, groups if outputs == 0 else 1), outputs, back[0], weight_key
+        ),
+        update_gradient=lambda g: gradients.along(
+            turned_update(rows(g), samples), gradient_bits, samples, key + SECOND_COPY
+        ).view_as(g),
+        update_x=lambda x: activations.along(turned_update(rows(x), samples), back[1], samples, key=x_key).view_as(x),
     )
+
+
+def _rotation(options: BlockOptions, product: str, key: Tensor) -> Callable[..., Tensor]:
+    """The rotation (x, dim, groups) of both operands of one product of the backward pass; without effect if not requested."""
+    if product not in options.hadamard:
+        return _unturned
+    size = options.hadamard_size
+    signs = random_signs(
+        size, SIGNS[product] ^ key if options.hadamard_signs == "drawn" else key.new_full((), SIGNS["all"])
+    )
+    return lambda x, dim, groups=1: rotate(x, dim, size, signs, groups)
+
+
+def _unturned(x: Tensor, _dim: int, _groups: int = 1) -> Tensor:
+    return x
 
 
 Product = Callable[[Tensor, Tensor, Optional[Tensor]], Tensor]

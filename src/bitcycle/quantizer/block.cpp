@@ -51,16 +51,21 @@ constexpr Element E4M3{3, -6, 8, 448.0f};
 
 // Scale of a block: a power of two (MX), or an E4M3 number times the scale of the tensor (NVFP4)
 struct PowerOfTwo {
-    float down1, down2, up1, up2;
+    float down1, down2, up1, up2, headroom;
 
     PowerOfTwo() = default;
-    PowerOfTwo(uint32_t top, const Element& element, float) {
+    PowerOfTwo(uint32_t top, const Element& element, float headroom) : headroom(headroom) {
         const int32_t exponent = exponent_of(top), shared = std::max(exponent - element.highest, -127), half = shared >> 1;
         down1 = power_of_two(-half), down2 = power_of_two(half - shared);
         up1 = exponent > 127 ? std::numeric_limits<float>::quiet_NaN() : power_of_two(half), up2 = power_of_two(shared - half);
     }
     template <class... Added>
-    float apply(float x, const Element& element, Added... noise) const { return element.round(x * down1 * down2, noise...) * up1 * up2; }
+    float apply(float x, const Element& element, Added... noise) const {
+        if constexpr (sizeof...(noise) > 0)
+            return element.round(x * down1 * down2 * headroom, noise...) * up1 * up2 / headroom;
+        else
+            return element.round(x * down1 * down2) * up1 * up2;
+    }
 };
 
 struct OfTensor {
@@ -84,10 +89,10 @@ struct Shape {
 
 // Blocks of contiguous elements
 template <class Scale, bool STOCHASTIC>
-void quantize_contiguous(const float* from, float* to, int64_t count, const Element& element, float of_tensor, Noise noise) {
+void quantize_contiguous(const float* from, float* to, int64_t count, const Element& element, float factor, Noise noise) {
     uint32_t top = 0;
     for (int64_t i = 0; i < count; i++) top = std::max(top, magnitude(from[i]));
-    const Scale scale(top, element, of_tensor);
+    const Scale scale(top, element, factor);
     for (int64_t i = 0; i < count; i++)
         if constexpr (STOCHASTIC)
             to[i] = scale.apply(from[i], element, noise.at(noise.first + static_cast<uint32_t>(i)));
@@ -97,7 +102,7 @@ void quantize_contiguous(const float* from, float* to, int64_t count, const Elem
 
 // Blocks of strided elements, `LANES` blocks at a time
 template <class Scale, bool STOCHASTIC>
-void quantize_across(const float* from, float* to, int64_t count, int64_t inner, const Element& element, float of_tensor, Noise noise) {
+void quantize_across(const float* from, float* to, int64_t count, int64_t inner, const Element& element, float factor, Noise noise) {
     constexpr int64_t LANES = 64;
     for (int64_t start = 0; start < inner; start += LANES) {
         const int64_t lanes = std::min(LANES, inner - start);
@@ -105,7 +110,7 @@ void quantize_across(const float* from, float* to, int64_t count, int64_t inner,
         Scale scale[LANES];
         for (int64_t i = 0; i < count; i++)
             for (int64_t lane = 0; lane < lanes; lane++) top[lane] = std::max(top[lane], magnitude(from[i * inner + start + lane]));
-        for (int64_t lane = 0; lane < lanes; lane++) scale[lane] = Scale(top[lane], element, of_tensor);
+        for (int64_t lane = 0; lane < lanes; lane++) scale[lane] = Scale(top[lane], element, factor);
         for (int64_t i = 0; i < count; i++) {
             const int64_t at = i * inner + start;
             for (int64_t lane = 0; lane < lanes; lane++)
@@ -118,7 +123,7 @@ void quantize_across(const float* from, float* to, int64_t count, int64_t inner,
 }
 
 template <class Scale, bool STOCHASTIC>
-void quantize(const float* from, float* to, Shape shape, const Element& element, float of_tensor, int32_t key) {
+void quantize(const float* from, float* to, Shape shape, const Element& element, float factor, int32_t key) {
     const int64_t blocks = shape.blocks(), area = shape.size * shape.inner;
     at::parallel_for(0, shape.rows * blocks, std::max<int64_t>(1, GRAIN / area), [&](int64_t first, int64_t last) {
         for (int64_t block = first; block < last; block++) {
@@ -126,9 +131,9 @@ void quantize(const float* from, float* to, Shape shape, const Element& element,
             const int64_t count = std::min(shape.size, shape.length - start);
             const Noise noise{STOCHASTIC, static_cast<uint32_t>(key), static_cast<uint32_t>(block * area)};
             if (shape.inner == 1)
-                quantize_contiguous<Scale, STOCHASTIC>(from + at, to + at, count, element, of_tensor, noise);
+                quantize_contiguous<Scale, STOCHASTIC>(from + at, to + at, count, element, factor, noise);
             else
-                quantize_across<Scale, STOCHASTIC>(from + at, to + at, count, shape.inner, element, of_tensor, noise);
+                quantize_across<Scale, STOCHASTIC>(from + at, to + at, count, shape.inner, element, factor, noise);
         }
     });
 }
@@ -145,9 +150,9 @@ float scale_of_tensor(const float* x, int64_t count, const Element& element) {
 }
 
 // Quantizes x in blocks of `size` along `dim`, separately in `groups` equal parts; element: mantissa, lowest, highest,
-// largest
+// largest; headroom: factor of the elements of MX formats while they are rounded stochastically
 Tensor quantize_blocks(const Tensor& x, int64_t dim, int64_t size, int64_t groups, const Tensor& element, const Tensor& bits,
-                       const std::optional<Tensor>& key, bool tensor_scale) {
+                       const std::optional<Tensor>& key, bool tensor_scale, double headroom) {
     at::NoGradGuard no_grad;
     const bool is_image = x.dim() >= 4;
     const Tensor ordered = is_image ? x.movedim(1, -1).contiguous() : x.contiguous();
@@ -164,11 +169,11 @@ Tensor quantize_blocks(const Tensor& x, int64_t dim, int64_t size, int64_t group
         const Element form{static_cast<int32_t>(row[0]), static_cast<int32_t>(row[1]), static_cast<int32_t>(row[2]), row[3]};
         const float* from = ordered.const_data_ptr<float>();
         float* to = y.mutable_data_ptr<float>();
-        const float of_tensor = tensor_scale ? scale_of_tensor(from, x.numel(), form) : 1.0f;
+        const float factor = tensor_scale ? scale_of_tensor(from, x.numel(), form) : static_cast<float>(headroom);
         const int32_t number = key ? *key->const_data_ptr<int32_t>() : 0;
         const auto function = tensor_scale ? (key ? quantize<OfTensor, true> : quantize<OfTensor, false>)
                                             : (key ? quantize<PowerOfTwo, true> : quantize<PowerOfTwo, false>);
-        function(from, to, shape, form, of_tensor, number);
+        function(from, to, shape, form, factor, number);
     }
     return is_image ? y.movedim(-1, 1) : y;
 }

@@ -24,6 +24,11 @@ from bitcycle.randomness import uniform_noise
 from bitcycle.settings import SettingError, setting
 
 SCALE_BITS = 8
+HEADROOM = 0.75
+"""Factor before stochastic rounding with `headroom`: the largest element of a block, below 8 in units of the scale, stays below
+6, so that nothing saturates ("Training LLMs with MXFP4", section 3.1)."""
+PRODUCTS = ("dgrad", "wgrad")
+"""Products of the backward pass, by the field's names: the gradients of the input and of the weight."""
 Function = Callable[..., Tensor]
 """(blocks [count, size, inner] float32, element [4], bits, noise or None) -> quantized blocks; 0 bits returns them unchanged."""
 
@@ -54,6 +59,25 @@ def join(blocks: Tensor, like: Tensor, dim: int, groups: int = 1) -> Tensor:
     return x.movedim(-1, 1) if like.dim() >= 4 else x
 
 
+def squares(x: Tensor, dims: tuple[int, int], block: int, groups: int = 1) -> Tensor:
+    """x as [count, block * block, inner], with squares of block x block elements of two dimensions in the middle; incomplete
+    ones are padded with zeros. No square crosses the borders of `groups` equal parts of the first dimension."""
+    rows = x.detach().float().movedim(dims, (0, 1))
+    rows = rows.reshape(groups, rows.shape[0] // groups, rows.shape[1], -1)
+    rows = F.pad(rows, (0, 0, 0, -rows.shape[2] % block, 0, -rows.shape[1] % block))
+    tiles = rows.unflatten(2, (-1, block)).unflatten(1, (-1, block)).transpose(2, 3)
+    return tiles.reshape(-1, block * block, rows.shape[3]).contiguous()
+
+
+def from_squares(tiles: Tensor, like: Tensor, dims: tuple[int, int], block: int, groups: int = 1) -> Tensor:
+    """The inverse of `squares`, in the shape and type of `like`."""
+    moved = like.movedim(dims, (0, 1))
+    length, width = moved.shape[0] // groups, moved.shape[1]
+    counts = (-(-length // block), -(-width // block))
+    rows = tiles.reshape(groups, *counts, block, block, -1).transpose(2, 3).flatten(3, 4).flatten(1, 2)
+    return rows[:, :length, :width].reshape(moved.shape).movedim((0, 1), dims).to(like.dtype)
+
+
 def _ordered(x: Tensor, dim: int) -> tuple[Tensor, int]:
     """x in channels-last order if it has four or more dimensions, and the new position of dimension `dim`."""
     dim %= x.dim()
@@ -74,18 +98,26 @@ class Blocks(Formatted):
     def __init__(self, options: "BlockOptions", role: str, compile: bool) -> None:
         super().__init__(options.formats(role), compile, options.stochastic)
         self.function, self.block, self.tensor_scale = options.quantize_blocks, options.block_size, options.tensor_scale
+        self.headroom = options.headroom
         self.samples_are_independent = self.steps_are_independent = not self.tensor_scale
 
-    def quantized(self, x: Tensor, bits: Tensor, dim: int, groups: int, key: Tensor | None = None) -> Tensor:
-        """x in blocks along `dim` that do not cross groups; stochastically rounded if a key is given."""
+    def quantized(
+        self, x: Tensor, bits: Tensor, dim: int, groups: int, key: Tensor | None = None, block: int | None = None
+    ) -> Tensor:
+        """x in blocks along `dim` that do not cross groups; stochastically rounded if a key is given. `block` replaces the
+        number of elements that share a scale."""
         if not x.numel():
             return x
-        element = self.element(bits)
+        element, block = self.element(bits), block or self.block
+        headroom = HEADROOM if self.headroom and key is not None else 1.0
         if (native := cpp_operators(x, self.compile_kernel, OPERATORS)) is not None:
-            return native.quantize_blocks(x, dim, self.block, groups, element, bits, key, self.tensor_scale)
-        function = kernel(self.function if key is None else _with_noise, self.compile_kernel)
-        noise = (None,) if key is None else (key, self.function)
-        return join(function(split(x, dim, self.block, groups), element, bits, *noise), x, dim, groups)
+            return native.quantize_blocks(x, dim, block, groups, element, bits, key, self.tensor_scale, headroom)
+        blocks = split(x, dim, block, groups)
+        if key is None:
+            blocks = kernel(self.function, self.compile_kernel)(blocks, element, bits)
+        else:
+            blocks = kernel(_with_noise, self.compile_kernel)(blocks, element, bits, key, self.function, headroom)
+        return join(blocks, x, dim, groups)
 
 
 class BlockQuantizer(Blocks, TensorQuantizer):
@@ -94,8 +126,16 @@ class BlockQuantizer(Blocks, TensorQuantizer):
     def forward(self, x: Tensor, bits: Tensor) -> Tensor:
         return straight_through(self.along, x, bits, _features(x))
 
-    def along(self, x: Tensor, bits: Tensor, dim: int, groups: int = 1) -> Tensor:
-        return self.quantized(x, bits, dim, groups)
+    def along(self, x: Tensor, bits: Tensor, dim: int, groups: int = 1, key: Tensor | None = None) -> Tensor:
+        """x quantized in blocks along `dim` (see `TensorQuantizer.along`); rounded stochastically if a key is given."""
+        return self.quantized(x, bits, dim, groups, key)
+
+    def in_squares(self, weight: Tensor, bits: Tensor, dims: tuple[int, int], groups: int = 1) -> Tensor:
+        """A weight quantized in squares of block x block elements along two dimensions, the first of which has `groups`: both
+        products that read it get the same values."""
+        tiles = squares(weight, dims, self.block, groups)
+        tiles = self.quantized(tiles, bits, dim=1, groups=1, block=self.block**2)
+        return from_squares(tiles, weight, dims, self.block, groups)
 
 
 class BlockGradient(Blocks, GradientQuantizer):
@@ -108,8 +148,11 @@ class BlockGradient(Blocks, GradientQuantizer):
         return self.quantized(gradient, bits, dim, groups, key if self.stochastic else None)
 
 
-def _with_noise(blocks: Tensor, element: Tensor, bits: Tensor, key: Tensor, function: Function) -> Tensor:
-    return function(blocks, element, bits, uniform_noise(blocks.shape, key))
+def _with_noise(
+    blocks: Tensor, element: Tensor, bits: Tensor, key: Tensor, function: Function, headroom: float
+) -> Tensor:
+    noise = uniform_noise(blocks.shape, key)
+    return function(blocks, element, bits, noise, **({} if headroom == 1 else {"headroom": headroom}))
 
 
 @dataclass
@@ -123,6 +166,52 @@ class BlockOptions(FormatOptions):
     """The function that quantizes blocks."""
 
     stochastic: bool = setting(True, "round gradients stochastically; false: to nearest, halves to even")
+    stochastic_operands: bool = setting(
+        False, "also round weights and activations stochastically in products of the backward pass (MXFP4, section 3.1)"
+    )
+    headroom: bool = setting(
+        False,
+        "multiply by 3/4 before stochastic rounding and by 4/3 after it, so that nothing saturates (MXFP4, section 3.1)",
+    )
+    square_weights: bool = setting(
+        False, "one scale for a square of weights, so that fprop and dgrad read the same values (NVFP4, section 4.3)"
+    )
+    hadamard: list[str] = setting(
+        [],
+        "products whose operands are rotated by a random Hadamard transform: wgrad (NVFP4, section 4.2), and dgrad"
+        " (MXFP4, section 3.2)",
+        choices=PRODUCTS,
+    )
+    hadamard_size: int = setting(
+        16,
+        "elements per tile of the Hadamard transform, a power of two (NVFP4: 16, MXFP4: 64)",
+        minimum=2,
+        maximum=1024,
+    )
+    hadamard_signs: str = setting(
+        "fixed",
+        "random signs: the same ones in all layers and steps (fixed; NVFP4, section 4.2), or new ones for each product (drawn;"
+        " MXFP4's code)",
+        choices=("fixed", "drawn"),
+    )
+    backward_bits: str = setting(
+        "forward",
+        "bits of weights and activations in products of the backward pass: those of the forward pass, or of the gradient"
+        " (MXFP4: forward in FP8, backward in MXFP4)",
+        choices=("forward", "gradient"),
+    )
+
+    def validate(self) -> None:
+        super().validate()
+        size = self.hadamard_size
+        if size & (size - 1):
+            raise SettingError("hadamard_size", size, "is not a power of two", f"use {1 << size.bit_length() - 1}")
+        if self.square_weights and "dgrad" in self.hadamard:
+            problem = "rotates the weight along its outputs, where square_weights keeps the values of the forward pass"
+            raise SettingError("hadamard", self.hadamard, problem, "use hadamard=[wgrad], or square_weights=false")
+        if self.headroom and self.tensor_scale:
+            problem = "is for scales that are powers of two: those of NVFP4 fit the largest element"
+            raise SettingError("headroom", True, problem, "leave it out, or use quantizer=mx")
 
     @property
     def block_size(self) -> int:

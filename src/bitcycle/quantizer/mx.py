@@ -44,15 +44,22 @@ ROUNDINGS = ("even", "nearest", "stochastic")
 
 
 def quantize_blocks(
-    blocks: Tensor, element: Tensor, bits: Tensor, noise: Tensor | None = None, rounding: str = "even"
+    blocks: Tensor,
+    element: Tensor,
+    bits: Tensor,
+    noise: Tensor | None = None,
+    rounding: str = "even",
+    headroom: float = 1.0,
 ) -> Tensor:
     """Blocks [count, size, inner] (float32, from `block.split`) in an MX format; each [i, :, j] shares a scale. 0 bits return
-    them. `element`, `noise` and `rounding` are those of `round_to_element`."""
+    them. `element`, `noise` and `rounding` are those of `round_to_element`; `headroom` scales the elements while they are
+    rounded."""
     exponent = exponent_of(blocks.abs().amax(1, keepdim=True))
     shared = (exponent - element[2].to(torch.int32)).clamp_min(LOWEST_SCALE)
     half = shared >> 1  # in two steps, as 2^-127 is denormal
-    scaled = blocks * power_of_two(-half) * power_of_two(half - shared)
-    quantized = round_to_element(scaled, element, noise, rounding) * power_of_two(half) * power_of_two(shared - half)
+    scaled = blocks * power_of_two(-half) * power_of_two(half - shared) * headroom
+    rounded = round_to_element(scaled, element, noise, rounding)
+    quantized = rounded * power_of_two(half) * power_of_two(shared - half) / headroom
     quantized = torch.where(exponent > 127, torch.nan, quantized)
     return torch.where(bits > 0, quantized, blocks)
 

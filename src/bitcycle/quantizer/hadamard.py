@@ -1,0 +1,58 @@
+"""Random Hadamard transform: an orthogonal rotation of both operands of a product, which spreads outliers over a block.
+
+    (A R)(B R)^T = A B^T,    R = S H_d / sqrt(d)    in tiles of d elements along the dimension that the product sums over
+
+H_d is the Hadamard matrix of Sylvester, H_2d = [[H_d, H_d], [H_d, -H_d]], and S = diag(s) with random signs s. Elements beyond
+the last whole tile stay as they are: the identity is orthogonal, too.
+
+Source: Tseng et al. 2025, "Training LLMs with MXFP4", section 3.2; NVIDIA 2025, "Pretraining large language models with NVFP4",
+section 4.2 and appendix C.
+"""
+
+import math
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from bitcycle.randomness import hash_bits
+
+
+@cache
+def hadamard_matrix(size: int) -> Tensor:
+    """H / sqrt(size) [size, size], orthogonal and symmetric, for a power of two.
+
+    >>> hadamard_matrix(4).tolist()
+    [[0.5, 0.5, 0.5, 0.5], [0.5, -0.5, 0.5, -0.5], [0.5, 0.5, -0.5, -0.5], [0.5, -0.5, -0.5, 0.5]]
+    """
+    assert size > 0 and size & (size - 1) == 0, "the size of a Hadamard matrix is a power of two"
+    matrix = torch.ones(1, 1)
+    while len(matrix) < size:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return matrix / math.sqrt(size)
+
+
+def random_signs(size: int, key: Tensor) -> Tensor:
+    """[size] numbers 1 or -1, drawn with the int32 `key`, on its device."""
+    counter = torch.arange(size, dtype=torch.int32, device=key.device)
+    return 1.0 - 2.0 * ((hash_bits(counter, key) >> 16) & 1)
+
+
+def rotate(x: Tensor, dim: int, size: int, signs: Tensor, groups: int = 1) -> Tensor:
+    """x with each tile of `size` elements along `dim` multiplied by the rotation R of `signs` [size].
+
+    Args:
+        x: floating-point tensor of any shape.
+        dim: the dimension that a product sums over.
+        size: elements per tile, a power of two; the rest of a dimension that is no multiple of it is not rotated.
+        signs: [size], each 1 or -1.
+        groups: equal parts of `dim` whose borders no tile crosses.
+    """
+    matrix = signs[:, None] * hadamard_matrix(size).to(x.device)
+    rows = x.movedim(dim, -1).unflatten(-1, (groups, -1)).float()
+    whole = rows.shape[-1] // size * size
+    if not whole:
+        return x
+    turned = rows[..., :whole].unflatten(-1, (-1, size)) @ matrix
+    rows = torch.cat([turned.flatten(-2), rows[..., whole:]], -1)
+    return rows.flatten(-2).movedim(-1, dim).to(x.dtype)

@@ -71,13 +71,13 @@ manifest: $(VENV)/.ready ## record which run fills which cell of every figure an
 	$(RUN) -m bitcycle manifest $(SCALE)
 
 campaign: $(VENV)/.ready ## train the runs of sweeps/campaign.yaml at low priority, or resume: JOBS=2, PRIORITY=idle|low|normal, RUNS=folder
-	$(RUN) -m bitcycle.campaign --jobs $(or $(JOBS),1) --priority $(or $(PRIORITY),idle) $(if $(RUNS),--results-root "$(RUNS)") $(CAMPAIGN)
+	$(RUN) -m bitcycle campaign --jobs $(or $(JOBS),1) --priority $(or $(PRIORITY),idle) $(if $(RUNS),--results-root "$(RUNS)") $(CAMPAIGN)
 
 collect: $(VENV)/.ready ## collect finished runs and their curves in results/summary
 	$(RUN) -m bitcycle collect
 
 figures: $(VENV)/.ready ## draw every figure and table of the papers and results/index.html from results/summary
-	$(RUN) -m bitcycle.figure.make
+	$(RUN) -m bitcycle figures
 
 browser: ## install headless Chromium and its driver for the tests of the results page (Debian and Ubuntu, as root)
 	apt-get install --yes --no-install-recommends chromium chromium-driver || apt-get install --yes chromium-browser chromium-chromedriver

@@ -1,4 +1,5 @@
 """What several tests need: golden data, composed configurations, and runs of the command line."""
+# ruff: noqa: E402 - threads are chosen before PyTorch is imported
 
 from __future__ import annotations
 
@@ -19,6 +20,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from bitcycle.threads import choose_threads
+
+choose_threads()  # as the command does, before PyTorch is imported
+
 import torch
 from hydra import compose, initialize_config_dir
 from hypothesis import settings

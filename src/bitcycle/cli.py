@@ -10,6 +10,7 @@ from bitcycle.errors import EXIT_WRONG_CONFIGURATION
 from bitcycle.files import resource_root
 from bitcycle.settings import SettingError, nearest
 from bitcycle.signals import stop_at_once
+from bitcycle.threads import choose_threads
 
 
 class SubCommand(NamedTuple):
@@ -58,6 +59,7 @@ def main(conf: Path | None = None) -> int:
     """Run the command line in `sys.argv` and return the exit code; `conf` is the folder of the configuration files. Raises
     SystemExit if a sub-command raises it, and for arguments that it does not have."""
     stop_at_once()  # importing PyTorch takes seconds; a cluster may send a signal meanwhile
+    choose_threads()
     word = sys.argv[1] if len(sys.argv) > 1 else ""
     if word in SUB_COMMANDS:
         chosen = SUB_COMMANDS[word]

@@ -123,6 +123,7 @@ def test_a_check_finds_what_became_slower(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(command, "FOLDER", tmp_path)
     monkeypatch.setattr(command, "processor", lambda device: "one")
+    monkeypatch.setattr(command, "instruction_set", lambda: "avx2")
     monkeypatch.setattr(sys, "argv", ["benchmark", "--check", "--networks", "resnet20", "--device", "cpu"])
     for ratio, code, said in ((1.0, 2, "is missing"), (1.14, 0, "no ratio"), (1.2, 1, "static 8: 1.20 times float32")):
         monkeypatch.setattr(command, "measure", lambda chosen, keep, ratio=ratio: {"networks": networks(ratio)})
@@ -130,7 +131,7 @@ def test_a_check_finds_what_became_slower(tmp_path, monkeypatch, capsys):
             command.main()
         assert exit.value.code == code
         assert said in capsys.readouterr().out
-        write(tmp_path / "one-1-threads.json", {"networks": networks(1.0)})
+        write(tmp_path / "one-avx2-1-threads.json", {"networks": networks(1.0)})
     monkeypatch.setattr(sys, "argv", ["benchmark", "--check", "--networks", "lstm", "--device", "cpu"])
     with pytest.raises(SystemExit, match="2"):
         command.main()

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from bitcycle.benchmark.contention import measure_contention
 from bitcycle.benchmark.measure import clock_name
 from bitcycle.benchmark.networks import measure_networks, networks
 from bitcycle.benchmark.table import FOLDER, WORSE, slower, tables
@@ -24,9 +25,9 @@ from bitcycle.benchmark.throughput import (
 )
 from bitcycle.files import read_object
 from bitcycle.training.display import set_up_console
-from bitcycle.training.environment import describe_environment, keep_freed_memory, processor
+from bitcycle.training.environment import describe_environment, instruction_set, keep_freed_memory, processor
 
-PARTS = ("networks", "quantizers", "data", "runs")
+PARTS = ("networks", "quantizers", "data", "runs", "contention")
 QUICK = ("resnet20", "lstm")
 CHECKED = ("resnet8_16", "resnet20", "lstm2_200", "gcn_cora")
 
@@ -54,7 +55,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         chosen.parts, chosen.networks, chosen.rounds = ["networks"], chosen.networks or list(CHECKED), 5
     if chosen.quick:
         chosen.rounds, chosen.networks = 3, chosen.networks or list(QUICK)
-        chosen.parts = [part for part in chosen.parts if part != "runs"]
+        chosen.parts = [part for part in chosen.parts if part not in ("runs", "contention")]
     return chosen
 
 
@@ -71,7 +72,7 @@ def measure(chosen: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) 
     keep_freed_memory()
     record: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "environment": describe_environment(device),
+        "environment": {**describe_environment(device), "instructions": instruction_set()},
         "clock": clock_name(device),
         "rounds": chosen.rounds,
         "load_average": dict.fromkeys(("before", "after"), os.getloadavg()),
@@ -91,6 +92,8 @@ def measure(chosen: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) 
     if "runs" in chosen.parts:
         record["runs_per_hour"] = runs_per_hour((1, 2, 4))
         record["sweep"] = sweep_runs_per_hour()
+    if "contention" in chosen.parts and device.type == "cpu":
+        record["contention"] = measure_contention()
     record["load_average"]["after"] = os.getloadavg()
     return record
 
@@ -112,7 +115,9 @@ def main() -> None:
     """Run the benchmark."""
     set_up_console()
     chosen = arguments()
-    hardware = re.sub(r"[^a-z0-9]+", "-", f"{processor(device_of(chosen))} {chosen.threads} threads".lower()).strip("-")
+    device = device_of(chosen)
+    name = f"{processor(device)} {instruction_set() if device.type == 'cpu' else ''} {chosen.threads} threads"
+    hardware = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     recorded = FOLDER / f"{hardware}.json"
     if chosen.check:
         sys.exit(check(chosen, recorded))

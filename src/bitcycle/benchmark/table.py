@@ -30,15 +30,18 @@ def tables(record: dict[str, Any]) -> str:
     parts += [networks_table(record)] if "networks" in record else []
     parts += [quantizers_table(record)] if "quantizers" in record else []
     parts += rates(record)
+    parts += [contention_table(record["contention"])] if "contention" in record else []
     return "\n\n".join(parts)
 
 
 def conditions(record: dict[str, Any]) -> str:
     """Hardware, versions, date, clock and load of the machine."""
     environment, load = record["environment"], record["load_average"]
+    instructions = environment.get("instructions", "").upper()
     busy = f"load average {load['before'][0]:.1f} before, {load['after'][0]:.1f} after"
     return (
-        f"{environment['processor']}, threads: {environment['threads']}, torch {environment['packages']['torch']},"
+        f"{environment['processor']}{f', {instructions}' if instructions else ''}, threads: {environment['threads']},"
+        f" torch {environment['packages']['torch']},"
         f" {record['date'][:10]}, {record['rounds']} rounds, {record['clock']} time, {busy}."
     )
 
@@ -72,6 +75,22 @@ def quantizers_table(record: dict[str, Any]) -> str:
         cells = ("" if one is None else f"{one['of_limit']:.1f}" for one in found)
         lines.append((f"`{name}`", *cells))
     return markdown_table(["quantizer", *titles], lines)
+
+
+def contention_table(found: dict[str, Any]) -> str:
+    """Table of the time of a step beside other work, relative to one alone."""
+    cores, runs = found["cores"], found["runs_at_once"]
+    header = [
+        "network",
+        "a step alone",
+        f"beside {cores} busy processes on {cores} cores, times alone (fair share: 2)",
+        f"{runs} runs at once, times alone (fair share: {runs})",
+    ]
+    rows = (
+        (f"`{name}`", f"{times['alone_ms']:.0f} ms", f"{times['busy']:.2f}", f"{times['at_once']:.2f}")
+        for name, times in found["networks"].items()
+    )
+    return markdown_table(header, rows)
 
 
 def rates(record: dict[str, Any]) -> list[str]:

@@ -22,7 +22,6 @@ Better Schedules (1,430 batches of 4); annotations of the official test set are 
 
 import functools
 import itertools
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +43,7 @@ from bitcycle.errors import DataError
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, setting
 from bitcycle.shapes import DetectionShape
+from bitcycle.threads import allowed_cores
 
 MULTIPLE = 32
 """Divisor of the padded height and width: level C5 has a stride of 2^5."""
@@ -79,7 +79,7 @@ class DetectionDatasetOptions(DecodingOptions):
     flip: bool = setting(False, "random horizontal flips of training images (paper: no; cpt_voc: yes)")
     mean: list[float] = setting([0.485, 0.456, 0.406], "mean of each channel, pixels in [0, 1]")
     std: list[float] = setting([0.229, 0.224, 0.225], "standard deviation of each channel", minimum=1e-6)
-    workers: int = min(8, os.cpu_count() or 1)
+    workers: int = min(8, allowed_cores())
 
     def validate(self) -> None:
         if self.longer_side < self.shorter_side:

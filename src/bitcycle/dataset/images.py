@@ -28,6 +28,7 @@ from bitcycle.dataset.base import DatasetOptions, logger
 from bitcycle.errors import DataError
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, setting
+from bitcycle.threads import allowed_cores
 
 CHUNK = 500
 """Images per task of a decoding thread; for single images the overhead would exceed the decoding time."""
@@ -70,7 +71,7 @@ class DecodingOptions(DatasetOptions):
 
     memory_gib: float = setting(4.0, "maximum size of decoded images kept in memory", minimum=0, affects_result=False)
     workers: int = setting(
-        min(16, os.cpu_count() or 1), "processes that decode images not kept in memory", minimum=0, affects_result=False
+        min(16, allowed_cores()), "processes that decode images not kept in memory", minimum=0, affects_result=False
     )
 
 

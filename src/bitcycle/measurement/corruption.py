@@ -20,7 +20,6 @@ images, so the results are not ImageNet-C results. HLHLp, appendix D, tests on I
 which corruptions.
 """
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -41,6 +40,7 @@ from bitcycle.measurement.finished_run import FinishedRun, Measurement
 from bitcycle.measurement.job import Analysis, rounded, run_command
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, nearest, setting
+from bitcycle.threads import allowed_cores
 
 Corrupt = Callable[[Tensor, float, torch.Generator], Tensor]
 """(pixels [N, C, H, W] in [0, 1], s, generator) -> pixels."""
@@ -151,7 +151,7 @@ class Corruption(Analysis):
         encoded = read_class_folders(folder)
         if len(encoded.class_names) != classes:
             raise DataError(f"{folder} does not have the network's {classes} class folders; add the missing ones")
-        framing, workers = Framing(size, size), min(8, os.cpu_count() or 1)
+        framing, workers = Framing(size, size), min(8, allowed_cores())
         whole = replace(encoded, channels=channels, framing=framing, workers=workers)
         return first_images(whole, self.samples)
 

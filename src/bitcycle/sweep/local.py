@@ -17,6 +17,7 @@ from bitcycle.errors import EXIT_INTERRUPTED
 from bitcycle.signals import noted
 from bitcycle.sweep.forkserver import restore, start
 from bitcycle.sweep.progress import SweepProgress, tell
+from bitcycle.threads import allowed_cores, share_of
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +36,7 @@ def useful_workers(runs_per_gpu: int = 1) -> int:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not available on this system
         memory = 4 * MEMORY_OF_A_RUN
-    return max(1, min(useful_cores(), memory // MEMORY_OF_A_RUN))
-
-
-def useful_cores() -> int:
-    """Number of CPU cores that this process may use; on macOS and Windows, of all cores."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(allowed_cores(), memory // MEMORY_OF_A_RUN))
 
 
 class LocalPool:
@@ -100,9 +96,7 @@ class LocalPool:
         """Environment variables that assign a GPU or CPU threads to a run."""
         if self.gpus:
             return {"CUDA_VISIBLE_DEVICES": str(slot % self.gpus)}
-        if self.workers > 1 and "OMP_NUM_THREADS" not in os.environ:
-            return {"OMP_NUM_THREADS": str(max(1, useful_cores() // self.workers))}
-        return {}
+        return share_of(self.workers)
 
 
 def _stop(processes: Sequence[BaseProcess], number: int) -> None:

@@ -42,6 +42,14 @@ def processor(device: torch.device) -> str:
     return cpu_entry("model name") or platform.processor() or platform.machine()  # the last two give fewer details
 
 
+def instruction_set() -> str:
+    """The widest instructions of this CPU that products use: `avx512 vnni` (8-bit products), `avx512`, `avx2`, or `` elsewhere.
+    Processors of one name can differ in them."""
+    flags = set((cpu_entry("flags") or "").split())
+    found = {"avx512 vnni": "avx512_vnni", "avx512": "avx512f", "avx2": "avx2"}
+    return next((name for name, flag in found.items() if flag in flags), "")
+
+
 def commit() -> str | None:
     """The commit of this repository; in a copy without git history, the value of COMMIT_VARIABLE."""
     return os.environ.get(COMMIT_VARIABLE) or _git("rev-parse", "HEAD")

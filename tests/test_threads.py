@@ -1,0 +1,126 @@
+"""Threads and how they wait: chosen by commands before PyTorch is imported, never by `import bitcycle`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bitcycle import threads
+from bitcycle.benchmark import contention
+from bitcycle.threads import POLICY, SCHEDULERS, THREADS, WAITING, allowed_cores, choose_threads, quota_cores, share_of
+
+VARIABLES = (THREADS, POLICY, *WAITING, *SCHEDULERS)
+REPORT = "import json, os; print(json.dumps(dict(os.environ)))"
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(threads, "_chosen", [])
+    monkeypatch.setattr(threads, "quota_cores", lambda: None)
+    monkeypatch.setattr(threads, "visible_cores", lambda: 8)
+
+
+def environment_after(code: str, **given: str) -> dict[str, str]:
+    before = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    command = [sys.executable, "-c", f"{code}; {REPORT}"]
+    done = subprocess.run(command, env=before | given, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_importing_the_library_changes_no_variable():
+    code = "import bitcycle, torch; bitcycle.quantize_model(torch.nn.Linear(2, 2), float_layers=[])"
+    after = environment_after(code)
+    assert not set(VARIABLES) & set(after)
+
+
+def test_the_command_chooses_before_pytorch_is_imported():
+    code = (
+        "import sys; from bitcycle import cli; assert 'torch' not in sys.modules; sys.argv[1:] = ['nothing'];"
+        " code = cli.main(); assert code == 2 and 'torch' not in sys.modules"
+    )
+    after = environment_after(code)
+    assert {name: after[name] for name in WAITING} == WAITING
+
+
+@pytest.mark.parametrize("variable", [THREADS, *WAITING])
+def test_a_value_of_the_user_wins(variable, monkeypatch):
+    monkeypatch.setenv(variable, "7")
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "2")
+    choose_threads()
+    assert os.environ[variable] == "7"
+    assert share_of(2) == ({} if variable == THREADS else {THREADS: "1"})
+
+
+def test_a_waiting_policy_of_the_user_wins(monkeypatch):
+    monkeypatch.setenv(POLICY, "passive")
+    choose_threads()
+    assert not set(WAITING) & set(os.environ)
+
+
+@pytest.mark.parametrize("variable", SCHEDULERS)
+def test_never_more_threads_than_a_scheduler_allows(variable, monkeypatch):
+    monkeypatch.setenv(variable, "3")
+    choose_threads()
+    assert os.environ[THREADS] == "3"
+    assert share_of(2) == {THREADS: "1"}, "several runs share what the scheduler allows"
+
+
+def test_without_a_limit_the_number_is_left_to_pytorch():
+    choose_threads()
+    assert THREADS not in os.environ, "it counts physical cores"
+    assert share_of(1) == {}
+    assert share_of(3) == {THREADS: "2"}
+    assert share_of(20) == {THREADS: "1"}
+
+
+def test_an_allocation_beyond_the_affinity_does_not_count(monkeypatch):
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "64")
+    assert allowed_cores() == 8
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"a/b/cpu.max": "150000 100000"}, 2),
+        ({"a/cpu.max": "300000 100000", "a/b/cpu.max": "max 100000"}, 3),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"a/b/cpu.max": "max 100000"}, None),
+        ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ({}, None),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
+def test_the_quota_of_a_container(files, cores, tmp_path):
+    for name, text in files.items():
+        (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "fs" / name).write_text(text)
+    (tmp_path / "own").write_text("1:name=systemd:/x\n0::/a/b\n")
+    assert quota_cores(tmp_path / "fs", tmp_path / "own") == cores
+
+
+def test_the_benchmark_measures_runs_beside_others(monkeypatch):
+    calls: list[tuple[str, int]] = []
+
+    def steps(name: str, runs: int, seconds: float) -> list[float]:
+        calls.append((name, runs))
+        return {1: [10.0], 3: [31.0, 33.0, 32.0]}[runs]
+
+    monkeypatch.setattr(contention, "_steps", steps)
+    found = contention.measure_contention(["resnet8"], seconds=0)
+    assert calls == [("resnet8", 1), ("resnet8", 1), ("resnet8", 3), ("resnet8", 1)]
+    assert found["networks"] == {"resnet8": {"alone_ms": 10.0, "busy": 1.0, "at_once": 3.3}}
+
+
+@pytest.mark.slow
+def test_a_step_beside_others_takes_a_fair_share(monkeypatch):
+    monkeypatch.undo()
+    choose_threads()
+    found = contention.measure_contention(["resnet8"], seconds=4)["networks"]["resnet8"]
+    assert all(found[name] <= limit for name, limit in contention.LIMITS.items()), found

@@ -152,7 +152,8 @@ def test_conversion_keeps_parameters_outputs_and_unknown_layers():
     assert [type(layer) for layer in converted] == [QuantizedConv2d, nn.Flatten, QuantizedLinear, nn.Linear]
     assert all(parameter is parameters[name] for name, parameter in converted.named_parameters())
     set_bits(converted, 32, 32, 32)
-    assert torch.equal(converted(x), output)
+    # quantizers put channels last, for which a CPU without AVX-512 adds a convolution's products in another order
+    torch.testing.assert_close(converted(x), output, rtol=1e-6, atol=1e-6)
     set_bits(converted, 8, 8, 8)
     assert not torch.equal(converted(x), output)
     torch.testing.assert_close(converted(x), output, rtol=0.2, atol=0.05)

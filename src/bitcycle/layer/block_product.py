@@ -38,6 +38,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.conv import _ConvNd
 
+from bitcycle.layer.memory_format import operands_of
 from bitcycle.quantizer.block import PRODUCTS, BlockOptions
 from bitcycle.quantizer.hadamard import random_signs, rotate
 from bitcycle.randomness import int32_key
@@ -139,6 +140,7 @@ def product_gradients(
     computes them."""
     if isinstance(layer, _ConvNd):
         sizes = [len(weight)] if needed[2] else None
+        gradient, x, weight = operands_of(layer, gradient, x, weight)
         shape = (layer.stride, layer.padding, layer.dilation, layer.transposed, layer.output_padding, layer.groups)
         return torch.ops.aten.convolution_backward(gradient, x, weight, sizes, *shape, list(needed))
     rows = gradient.reshape(-1, gradient.shape[-1])

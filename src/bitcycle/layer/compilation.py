@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor, _compile, nn
+from torch import Tensor, _compile
 
 from bitcycle.settings import SettingError
 
@@ -17,13 +17,6 @@ def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
     disable: Any = vars(_compile)["_disable_dynamo"]
     disabled: Callable[P, R] = disable(function)
     return disabled
-
-
-def channels_last(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model on a device, with the memory format in which convolutions are fastest."""
-    move: Any = model.to
-    moved: nn.Module = move(device, memory_format=torch.channels_last)
-    return moved
 
 
 def has_numbers(x: Tensor) -> bool:

@@ -13,6 +13,7 @@ from torch._prims_common import suggest_memory_format
 from bitcycle import distributed
 from bitcycle.layer.block_product import CONVOLUTION, Axes, Product
 from bitcycle.layer.compilation import has_numbers
+from bitcycle.layer.memory_format import operands_of
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
 
 
@@ -28,7 +29,10 @@ class QuantizedConvolution(QuantizedLayer):
 
     has_positions = False
     axes = CONVOLUTION
-    _conv_forward: Product
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        convolve: Product = super()._conv_forward  # type: ignore[misc]
+        return convolve(*operands_of(self, x, weight), bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return _laid_out(self.quantized_product(x, self._conv_forward), x, self)
@@ -65,7 +69,11 @@ class QuantizedTransposedConvolution(QuantizedLayer):
         )
         geometry = (self.stride, self.padding, padding, self.groups, self.dilation)
         convolve: Any = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[dimensions - 1]
-        y = self.quantized_product(x, lambda *operands: convolve(*operands, *geometry))
+
+        def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            return convolve(*operands_of(self, x, weight), bias, *geometry)
+
+        y = self.quantized_product(x, product)
         return _laid_out(y, x, self)
 
 

@@ -34,7 +34,7 @@ from bitcycle.dataset.image_dataset import first_images
 from bitcycle.dataset.image_sources import read_class_folders
 from bitcycle.dataset.images import Framing, Images
 from bitcycle.errors import DataError, RunError
-from bitcycle.layer.compilation import channels_last
+from bitcycle.layer.memory_format import channels_last
 from bitcycle.measurement.artifacts import CLEAN, Row
 from bitcycle.measurement.finished_run import FinishedRun, Measurement
 from bitcycle.measurement.job import Analysis, rounded, run_command

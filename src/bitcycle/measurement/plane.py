@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle.errors import RunError
-from bitcycle.layer.compilation import channels_last
+from bitcycle.layer.memory_format import channels_last
 from bitcycle.measurement.artifacts import Row
 from bitcycle.measurement.finished_run import FinishedRun, Measurement, assign, flatten
 from bitcycle.measurement.job import Analysis, rounded, run_command

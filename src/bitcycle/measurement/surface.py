@@ -23,7 +23,7 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from bitcycle.layer.compilation import channels_last
+from bitcycle.layer.memory_format import channels_last
 from bitcycle.measurement.artifacts import Row
 from bitcycle.measurement.finished_run import FinishedRun, Measurement
 from bitcycle.measurement.job import Analysis, rounded, run_command

@@ -20,7 +20,7 @@ from bitcycle import distributed
 from bitcycle.errors import RunError
 from bitcycle.hardware import FLOAT_PRECISION
 from bitcycle.layer import PrecisionController, penalty, share_batch_norm
-from bitcycle.layer.compilation import channels_last
+from bitcycle.layer.memory_format import channels_last
 from bitcycle.randomness import derive
 from bitcycle.recipe.weight_averaging import WeightAverage, estimate_statistics, estimated_layers
 from bitcycle.schedule import FeedbackSchedule, Precision, SearchSchedule

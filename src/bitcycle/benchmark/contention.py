@@ -78,7 +78,8 @@ def main() -> None:
     from bitcycle.benchmark.networks import VARIANTS, Step, networks
 
     name, seconds = sys.argv[1], float(sys.argv[2])
-    step, times = Step(networks(False)[name], VARIANTS["static 8"], torch.device("cpu")), []
+    step = Step(networks(False)[name], VARIANTS["static 8"], torch.device("cpu"))
+    times: list[float] = []
     for _ in range(5):
         step()
     print("ready", flush=True)

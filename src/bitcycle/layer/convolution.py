@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._prims_common import suggest_memory_format
 
 from bitcycle import distributed
-from bitcycle.layer.block_product import CONVOLUTION, Axes, Product
+from bitcycle.layer.block_product import CONVOLUTION, Axes
 from bitcycle.layer.compilation import has_numbers
 from bitcycle.layer.memory_format import operands_of
 from bitcycle.layer.quantized import CONVERSIONS, QuantizedLayer
@@ -31,7 +31,7 @@ class QuantizedConvolution(QuantizedLayer):
     axes = CONVOLUTION
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        convolve: Product = super()._conv_forward  # type: ignore[misc]
+        convolve: Any = super()._conv_forward  # type: ignore[misc]
         return convolve(*operands_of(self, x, weight), bias)
 
     def forward(self, x: Tensor) -> Tensor:

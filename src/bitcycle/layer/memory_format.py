@@ -24,7 +24,7 @@ def channels_last(model: nn.Module, device: torch.device) -> nn.Module:
     moved: nn.Module = move(device, memory_format=torch.channels_last)
     for module in moved.modules():
         # a quantized layer guards its own product, whose operands are not those of the layer
-        if needs_contiguous(module) and not hasattr(module, "weight_quantizer"):
+        if isinstance(module, _ConvNd) and needs_contiguous(module) and not hasattr(module, "weight_quantizer"):
             module.weight.data = contiguous(module.weight.data)
             module.register_forward_pre_hook(_with_contiguous_input)
     return moved

@@ -17,6 +17,7 @@ from bitcycle.analysis.claim_functions import relative_cost
 from bitcycle.analysis.collect import SUMMARY
 from bitcycle.analysis.labels import group_of
 from bitcycle.benchmark.table import recorded
+from bitcycle.figure.phases import by_setting
 from bitcycle.files import markdown_table, read_csv
 from bitcycle.hardware import MatrixProduct, Operation, TensorCore, Workload
 from bitcycle.hardware.latency import RATES
@@ -320,6 +321,22 @@ def fuzz_table() -> str:
     return "\n\n".join(tables)
 
 
+def hlhlp_phases_table() -> str:
+    """Perplexities of HLHLp's phases by setting, from the runs of hlhlp-phases.md."""
+    titles = ("network, setting", "seeds", "rate of phase 2, 3", "float", "2 bits", "8 bits", "2 bits", "as in table 6")
+    rows = read_csv((ROOT / SUMMARY).with_name("hlhlp_phases.csv"))
+    lines = []
+    for setting, seeds in by_setting(rows).items():
+        first, second, third, fourth = (statistics.fmean(values) for values in zip(*seeds.values()))
+        held = [second > first, third < second, fourth > third, fourth < second, third < first]
+        rates = {row["phase"]: row["learning_rate"] for row in rows if row["setting"] == setting}
+        values = (f"{value:.1f}" for value in (first, second, third, fourth))
+        lines.append(
+            (setting or "as before", len(seeds), f"{rates['2']}, {rates['3']}", *values, f"{sum(held)} of {len(held)}")
+        )
+    return markdown_table(titles, lines)
+
+
 GENERATED: dict[str, Callable[[], str]] = {
     **{f"{name} list": partial(board_list, name) for name in ("methods", "underfitting", "formats")},
     "board": board,
@@ -336,6 +353,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "pilot": pilot_table,
     "fidelity": fidelity_table,
     "fuzz": fuzz_table,
+    "hlhlp phases": hlhlp_phases_table,
     "tested": claims_table,
     "untested": untested_table,
     "decided": decided_list,
@@ -352,6 +370,7 @@ DOCUMENTS = {
     ROOT / "results" / "notes" / "mini-scale.md": ("deviations",),
     ROOT / "results" / "notes" / "fidelity.md": ("fidelity",),
     ROOT / "results" / "notes" / "fuzz.md": ("fuzz",),
+    ROOT / "results" / "notes" / "hlhlp-phases.md": ("hlhlp phases",),
     ROOT / "results" / "notes" / "plan.md": ("pilot",),
     ROOT / "results" / "notes" / "verdicts.md": (
         "decided",

@@ -7,7 +7,10 @@ from bitcycle.schedule import SCHEDULES
 from tests.made_data import GRAPHS, IMAGES, PAIRS, RATINGS, SPEECH, TEXT, VOC, WEIGHTS
 
 QUICK_STAGES = ["schedule.epoch_steps=2", "schedule.epsilon=0.5", "schedule.alpha=1"]
-CHOOSING = ["quantizer=uniform_l2", "training.evaluation_steps=5", "schedule.candidates=3", "schedule.alpha=0.1"]
+CHOOSING = [
+    *("quantizer=uniform_l2", "training.evaluation_steps=5", "schedule.candidates=3", "schedule.alpha=0.1"),
+    "schedule.later_length=1",
+]
 OPTIONS = {
     "pfq": QUICK_STAGES,
     "fractrain": QUICK_STAGES,

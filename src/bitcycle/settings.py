@@ -47,6 +47,7 @@ def setting(
     affects_result: bool = True,
     content: bool = False,
     unused: bool = False,
+    unnamed: Any = MISSING,
 ) -> Any:
     """Declare one field of a `Settings` dataclass.
 
@@ -59,6 +60,8 @@ def setting(
             name.
         content: for paths of weight files: the run's name depends on the content, not on the path.
         unused: accepted for the convenience of sweeps, but without effect; a single run warns if it is set.
+        unnamed: the value that does not appear in a run's name, if not the default: what runs from before the setting, or
+            before its default changed, were trained with. Their names thus remain theirs.
     """
     metadata = {
         "help": help,
@@ -68,6 +71,7 @@ def setting(
         "affects_result": affects_result,
         "content": content,
         "unused": unused,
+        "unnamed": unnamed,
     }
     if isinstance(default, (list, dict)):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
@@ -81,6 +85,12 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default if field.default is not dataclasses.MISSING else MISSING
+
+
+def unnamed_value(field: dataclasses.Field[Any]) -> Any:
+    """The value of a declared field that does not appear in a run's name: `unnamed`, or the default."""
+    declared = field.metadata.get("unnamed", MISSING)
+    return default_of(field) if declared == MISSING else declared
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -68,7 +68,7 @@ def test_the_split_leaves_the_whole_rate_to_each_part():
 
 
 def test_rates_may_be_constant_within_a_phase():
-    bound = schedule("hlhlp", total_steps=400, decay="constant", ratio=40)
+    bound = schedule("hlhlp", total_steps=400, decay="constant", ratio=40, later_length=1)
     options = LearningRateOptions(initial=0.5, warmup=0.1)
     assert [rate(bound, options, step) for step in (0, 99, 100, 199, 200, 399)] == pytest.approx(
         [0.5, 0.5, 0.2, 0.2, 0.005, 0.005]
@@ -76,7 +76,7 @@ def test_rates_may_be_constant_within_a_phase():
 
 
 def test_hlhlp_by_hand():
-    bound = schedule("hlhlp", total_steps=700, alpha=0.05, ratio=40.0)
+    bound = schedule("hlhlp", total_steps=700, alpha=0.05, ratio=40.0, later_length=1)
     assert bound.run_lengths == [(FLOAT, 175), (TWO, 175), (EIGHT, 175), (TWO, 175)]
     assert [phase.start_from for phase in bound.phases] == ["previous", "best", "flattest", "best"]
     assert [phase.kept for phase in bound.phases] == [0, 1, 5, 1]
@@ -85,6 +85,26 @@ def test_hlhlp_by_hand():
     for start, eta in ((0, 0.1), (175, 0.1 * 0.05 * 40), (350, 0.1 * 0.05), (525, 0.1 * 0.05)):
         found = [rate(bound, options, start + step) for step in (0, 74, 75, 124, 125, 174)]
         assert found == pytest.approx([eta, eta, eta / 10, eta / 10, eta / 100, eta / 100])
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "options", "expected"),
+    [
+        ("hlhlp", 140, {}, [50, 30, 30, 30]),
+        ("hlhlhlp", 200, {}, [50, 30, 30, 30, 30, 30]),
+        ("fine_tuning", 80, {}, [50, 30]),
+        ("hlhlp", 140, {"lengths": [1, 1, 1, 4]}, [20, 20, 20, 80]),
+        (
+            "hlhlp",
+            60,
+            {"bits": [2, 8, 2], "rates": ["coarse", "fine", "fine"], "start_from": ["previous"] * 3},
+            [20] * 3,
+        ),
+    ],
+)
+def test_later_phases_have_the_lengths_of_table_6(name, steps, options, expected):
+    """Three fifths of the float phase; equal lengths where the float network is given, as on ImageNet."""
+    assert [phase.steps for phase in schedule(name, total_steps=steps, **options).phases] == expected
 
 
 def test_the_coarse_rate_is_measured_unless_it_is_given():
@@ -134,13 +154,13 @@ def test_six_phases():
 
 
 def test_fine_tuning_is_the_last_phase_of_hlhlp_after_its_first():
-    tuning, whole = schedule("fine_tuning", total_steps=200), schedule("hlhlp", total_steps=400)
+    tuning, whole = schedule("fine_tuning", total_steps=160), schedule("hlhlp", total_steps=280)
     assert tuning.phases[0] == whole.phases[0]
     assert tuning.phases[1] == Phase(**{**vars(whole.phases[3]), "start": 100})
 
 
 def test_activations_may_have_few_bits_too():
-    bound = schedule("hlhlp", activation_bits=[32, 2, 8, 2], total_steps=4, gradient=8)
+    bound = schedule("hlhlp", activation_bits=[32, 2, 8, 2], total_steps=4, gradient=8, later_length=1)
     assert [bound(step) for step in range(4)] == [FLOAT, (2, 2, 8), (8, 8, 8), (2, 2, 8)]
     assert bound.reference == FLOAT
 

@@ -305,7 +305,7 @@ def test_choosing_by_adams_moments_needs_adam_only_where_something_is_chosen_by_
 
 
 def test_dry_run_describes_the_phases(digits):
-    described = digits("schedule=hlhlp", "quantizer=uniform_l2").describe()["phases"]
+    described = digits("schedule=hlhlp", "quantizer=uniform_l2", "schedule.later_length=1").describe()["phases"]
     assert [phase["first_step"] for phase in described] == [0, 16, 32, 48]
     assert [phase["learning_rate"] for phase in described] == pytest.approx([0.05, None, 0.0005, 0.0005])
     assert [phase["start_from"] for phase in described] == ["previous", "best", "flattest", "best"]

@@ -117,10 +117,13 @@ class Hlhlp(PhasedOptions):
                               flattest of its `candidates` best by validation those with the smallest s = Tr(sqrt v)
         s = sum over all weights of sqrt(v / (1 - beta^k)),  v = average of squared gradients with beta = 0.999, k steps
 
-    Source: HLHLp, sections 3.2 and 4; Kingma and Ba 2014 for v. No code was released. The paper specifies neither the length of
-    later phases, the shape of their rates, alpha beyond "typically from 0.1 to 0.01", nor what happens to the optimizer: all
-    are settings. The paper trains with SGD but measures flatness by Adam's v, so v is tracked separately from the optimizer
-    unless `second_moment=optimizer`.
+    Source: HLHLp, sections 3.2 and 4; Kingma and Ba 2014 for v. No code was released. The paper gives lengths for Penn
+    Treebank (50, 30, 30 and 30 epochs, table 6), which we use for all data, and up to 20 epochs for ImageNet. It specifies
+    neither the shape of the later rates, alpha beyond "typically from 0.1 to 0.01", nor what happens to the optimizer: all are
+    settings. The paper trains with SGD but measures flatness by Adam's v, so v is tracked separately from the optimizer
+    unless `second_moment=optimizer`. On recurrent networks the defaults of alpha and r let the master weights run away from
+    their 2-bit values in the coarse phase, after which the 8-bit phase ends worse than guessing; alpha = 0.1 and r = 1 keep
+    the course of table 6 (results/notes/hlhlp-phases.md).
     """
 
     name: str = "hlhlp"
@@ -131,7 +134,15 @@ class Hlhlp(PhasedOptions):
         None, "bits of the activations in each phase; null: float (HLHLp on images)", minimum=1, maximum=32
     )
     lengths: Optional[list[float]] = setting(
-        None, "relative lengths of the phases, as [50,30,30,30] (HLHLp, table 6); null: equal", minimum=1e-9
+        None,
+        "relative lengths of the phases, as [50,30,30,30] (HLHLp, table 6); null: 1 at the initial rate, `later_length` after it",
+        minimum=1e-9,
+    )
+    later_length: float = setting(
+        0.6,
+        "without `lengths`, length of each later phase relative to the one at the initial rate (HLHLp, table 6: 30 of 50 epochs)",
+        minimum=1e-9,
+        unnamed=1.0,
     )
     rates: list[str] = setting(
         ["initial", "coarse", "fine", "fine"],
@@ -144,9 +155,13 @@ class Hlhlp(PhasedOptions):
         " flattest of its best",
         choices=STARTS,
     )
-    alpha: float = setting(0.01, "factor of the rate after the first phase (HLHLp 3.2: 0.1 to 0.01)", minimum=0)
+    alpha: float = setting(
+        0.01, "factor of the rate after the first phase (HLHLp 3.2: 0.1 to 0.01; recurrent networks: 0.1)", minimum=0
+    )
     ratio: Optional[float] = setting(
-        None, "factor r of the coarse rate; null: D_2/D_8, measured on the starting weights of the phase", minimum=0
+        None,
+        "factor r of the coarse rate; null: D_2/D_8, measured on the starting weights of the phase (recurrent networks: 1)",
+        minimum=0,
     )
     candidates: int = setting(5, "number of weights that `flattest` chooses from (HLHLp 3.2: three to five)", minimum=1)
     second_moment: str = setting(
@@ -178,7 +193,8 @@ class Hlhlp(PhasedOptions):
 
     @property
     def plan(self) -> Sequence[PlannedPhase]:
-        shares, activations = self.lengths or [1] * len(self.bits), self.activation_bits or [FLOAT] * len(self.bits)
+        shares = self.lengths or [1.0 if rate == "initial" else self.later_length for rate in self.rates]
+        activations = self.activation_bits or [FLOAT] * len(self.bits)
         options = [self._options(index, *choice) for index, choice in enumerate(zip(self.rates, self.start_from))]
         return [PlannedPhase(*part) for part in zip(shares, self.bits, activations, options)]
 

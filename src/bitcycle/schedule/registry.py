@@ -95,7 +95,7 @@ SCHEDULES: dict[str, Preset[ScheduleOptions]] = registry(
         "hlhlhlp": Preset(
             Hlhlp,
             "hlhlp with its second and third phase repeated: six phases",
-            f"{HLHLP} training.epochs=1050, six phases of 175",
+            f"{HLHLP} training.epochs=700, 175 of float training and 105 for each later phase",
             bits=[32, 2, 8, 2, 8, 2],
             rates=["initial", "coarse", "fine", "coarse", "fine", "fine"],
             start_from=["previous", "best", "flattest", "best", "flattest", "best"],
@@ -103,7 +103,7 @@ SCHEDULES: dict[str, Preset[ScheduleOptions]] = registry(
         "fine_tuning": Preset(
             Hlhlp,
             "float, then 2 bits at a low learning rate from the best weights: the baseline of hlhlp",
-            "HLHLp, section 4.1 (the last phase of hlhlp right after its first); with training.epochs=350, two phases of 175",
+            "HLHLp, section 4.1 (the last phase of hlhlp right after its first); with training.epochs=280: 175 and 105",
             bits=[32, 2],
             rates=["initial", "fine"],
             start_from=["previous", "best"],

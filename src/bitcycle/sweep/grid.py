@@ -62,12 +62,15 @@ def substitute(run: Overrides, replacements: Mapping[str, Any]) -> Overrides:
     """Replace values of a run, as for a smaller scale.
 
     A mapping replaces the listed values of a setting ({"model": {"resnet152": "resnet20"}}); any other value is set in
-    every run. A seed of null removes the run's seed.
+    every run. A mapping with `by` chooses the value by another setting of the run, and `else` is for its other values. A seed of
+    null removes the run's seed.
 
     >>> substitute({"model": "resnet152", "seed": "1"}, {"model": {"resnet152": "resnet20"}, "dataset.test_samples": 500})
     {'model': 'resnet20', 'seed': '1', 'dataset.test_samples': '500'}
     >>> substitute({"schedule.cycles": "32"}, {"schedule.cycles": {32: 4}})
     {'schedule.cycles': '4'}
+    >>> substitute({"training.epochs": "80"}, {"training.steps": {"by": "training.epochs", 80: 3200, "else": 2000}})
+    {'training.epochs': '80', 'training.steps': '3200'}
     >>> substitute({"model": "resnet8", "seed": "3"}, {"seed": None})
     {'model': 'resnet8'}
     """
@@ -75,8 +78,11 @@ def substitute(run: Overrides, replacements: Mapping[str, Any]) -> Overrides:
     for key, replacement in replacements.items():
         if not isinstance(replacement, Mapping):
             found[key] = as_text(replacement)
+            continue
+        by_text = {as_text(old): new for old, new in replacement.items()}  # YAML reads 32: 4 as numbers
+        if "by" in by_text:
+            found[key] = as_text(by_text.get(run.get(by_text["by"], ""), by_text["else"]))
         elif key in found:
-            by_text = {as_text(old): new for old, new in replacement.items()}  # YAML reads 32: 4 as numbers
             found[key] = as_text(by_text.get(found[key], found[key]))
     if found.get("seed") == "null":
         del found["seed"]

@@ -1,8 +1,8 @@
 """The plan of a run: length, precision, products, cost, folder. Planning reads no data and trains nothing.
 
 The name of a run is a hash of the settings that can change the result: the option chosen in each group, and other settings only
-if they differ from their default, so that a new setting with a neutral default does not change existing names. The seed is not
-hashed: runs that differ only in the seed share a parent folder.
+if they differ from their default, or from what it was when the first runs were named, so that neither a new setting nor a new
+default changes existing names. The seed is not hashed: runs that differ only in the seed share a parent folder.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from bitcycle.model import build_seeded, check_kind
 from bitcycle.quantizer import NoQuantizer
 from bitcycle.randomness import derive
 from bitcycle.schedule import FLOAT, Dfq, Phase, Precision, Schedule, Static, UndecidedSchedule
-from bitcycle.settings import SettingError, Settings, default_of
+from bitcycle.settings import SettingError, Settings, unnamed_value
 from bitcycle.training.initial_weights import content_digest, fitting_weights, load_initial_weights
 from bitcycle.training.network import Network, blocks, network
 from bitcycle.training.phases import phase_rate
@@ -287,7 +287,8 @@ def _within(group: str, function: Any, *arguments: Any) -> Any:
 
 
 def result_settings(settings: Settings, prefix: str = "") -> dict[str, Any]:
-    """Dotted name -> value, for all option names and for other settings that affect the result and are not default."""
+    """Dotted name -> value, for all option names and for other settings that affect the result and are not default, or not what
+    the default once was (`unnamed`)."""
     found: dict[str, Any] = {f"{prefix}{name}": value for name, value in settings.identity().items()}
     for one in dataclasses.fields(settings):
         value = getattr(settings, one.name)
@@ -295,7 +296,7 @@ def result_settings(settings: Settings, prefix: str = "") -> dict[str, Any]:
             continue
         if isinstance(value, Settings):
             found |= result_settings(value, f"{prefix}{one.name}.")
-        elif one.name == "name" or value != default_of(one):  # names distinguish the options' classes
+        elif one.name == "name" or value != unnamed_value(one):  # names distinguish the options' classes
             digested = one.metadata.get("content")
             found[prefix + one.name] = _within(prefix.rstrip("."), content_digest, value) if digested else value
     return found

@@ -32,7 +32,10 @@ def phased(tmp_path_factory):
     """Finished runs of HLHLp and of fine-tuning."""
     root = tmp_path_factory.mktemp("phased")
     common = (*SMALL, "quantizer=uniform_l2", "training.steps=16", f"results_root={root}/runs")
-    plans = [plan(*common, f"schedule={name}", "schedule.ratio=10", "schedule.later_length=1") for name in ("hlhlp", "fine_tuning")]
+    plans = [
+        plan(*common, f"schedule={name}", "schedule.ratio=10", "schedule.later_length=1")
+        for name in ("hlhlp", "fine_tuning")
+    ]
     for made in plans:
         execute(made)
     return plans

@@ -31,7 +31,10 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.table import Table
 from yaml import YAMLError
 
+from bitcycle.analysis.claims import read_claims
 from bitcycle.analysis.collect import RUNS, SUMMARY, collect_folders, identity
+from bitcycle.analysis.frozen import check_frozen, read_families
+from bitcycle.analysis.items import PUBLISHED
 from bitcycle.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_WRONG_CONFIGURATION, RunError
 from bitcycle.files import read_csv, resource_root, try_lock
 from bitcycle.guard import guarded
@@ -288,6 +291,7 @@ def run(given: argparse.Namespace, root: Path) -> int:
     for name, number in {"--jobs": given.jobs, "--threads": given.threads}.items():
         if number < 1:
             raise SettingError(name, number, "is too small", "use 1 or more")
+    check_frozen(read_claims(root / PUBLISHED), read_families(root / PUBLISHED))
     parts = read_plan(given.plan or root / PLAN)
     results_root = str(Path(given.results_root).expanduser())
     with composing(root / "conf") as compose:

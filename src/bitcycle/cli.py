@@ -41,6 +41,9 @@ SUB_COMMANDS = {
     ),
     "reproduce": SubCommand("bitcycle.reproduce", "train, analyse and draw every item of the papers at one scale"),
     "campaign": SubCommand("bitcycle.campaign", "train a plan of sweeps in the background, in the order of the plan"),
+    "freeze": SubCommand(
+        "bitcycle.analysis.frozen", "freeze the tests of claims before the first run that decides them"
+    ),
     "advise": SubCommand("bitcycle.advise", "the schedules within a cost budget, with their recorded accuracy"),
     "bench": SubCommand("bitcycle.benchmark", "time and memory of steps, quantizers, data and runs"),
     "analyse": SubCommand("bitcycle.measurement.after_sweep", "the analyses of finished runs that a sweep file lists"),

@@ -15,7 +15,7 @@ from bitcycle.analysis.aggregation import Cell, Results
 from bitcycle.analysis.claims import read_claims
 from bitcycle.analysis.contrast import Pool
 from bitcycle.analysis.metrics import rise, rise_around
-from bitcycle.analysis.verdict import NOT_RUN, UNDECIDED, judge
+from bitcycle.analysis.verdict import NOT_TESTED, UNDECIDED, judge
 from bitcycle.figure.data import ItemData
 from bitcycle.figure.landscape import contours, network_name, radial_rise
 from bitcycle.figure.make import draw_item
@@ -88,7 +88,7 @@ def test_wider_minima(slopes, pairs, expected):
     second part of the claim. One network of each decides nothing."""
     claim = next(claim for claim in read_claims(ROOT / "results" / "published") if claim.id == "cpt/fig2-c1")
     (found,) = judge([claim], {claim.item: Results("paper", tuple(three_cells(slopes, pairs)))}, Pool([]))
-    assert found.verdict == (UNDECIDED if pairs else NOT_RUN)
+    assert found.verdict == (UNDECIDED if pairs else NOT_TESTED)
     assert found.estimate == (None if expected is None else pytest.approx(expected, abs=0.1))
 
 

@@ -19,11 +19,11 @@ from bitcycle.settings import SettingError, Settings, nearest, setting
 PREDICATES = {
     "higher": "a minus b is above {reference}: two-sided paired t test, 95 % interval",
     "lower": "a minus b is below {reference}: two-sided paired t test, 95 % interval",
-    "equivalent": "a minus b lies within {margin} of 0: two one-sided t tests at 5 %, 90 % interval",
-    "at_least": "a minus b is above -{margin}: one-sided t test at 5 %, 90 % interval",
-    "at_most": "a minus b is below {margin}: one-sided t test at 5 %, 90 % interval",
-    "all_equivalent": "settings of a lie within {margin} of each other: two one-sided t tests of the worst pair, 90 % interval",
-    "none_better": "no setting of a exceeds b by {margin}: the one-sided t test of the worst one, 90 % interval",
+    "equivalent": "a minus b lies within {margin} of 0: its 95 % interval (paired t)",
+    "at_least": "a minus b is above -{margin}: its 95 % interval (paired t)",
+    "at_most": "a minus b is below {margin}: its 95 % interval (paired t)",
+    "all_equivalent": "settings of a lie within {margin} of each other: the 95 % interval of the worst pair (paired t)",
+    "none_better": "no setting of a exceeds b by {margin}: the 95 % interval of the worst one (paired t)",
     "rising": "a rises with {by}: Page's test over seeds, 95 % interval of the rank correlation",
     "falling": "a falls with {by}: Page's test over seeds, 95 % interval of the rank correlation",
     "smaller_spread": "the deviation between seeds of a is below that of b: F test of pooled variances, 95 % interval",
@@ -71,7 +71,15 @@ class Claim(Settings):
     requires: list[str] = setting([], "additional preconditions, see `preconditions`")
     too_far: Any = setting({}, "networks on which the claim cannot be tested, with the reason")
     moments: int = setting(0, "required number of evaluations per run", minimum=0)
-    looks: int = setting(1, "number of times it was tested as seeds were added; multiplies its p-value", minimum=1)
+    looks: int = setting(
+        1, "without a family: number k of tests so far as seeds were added; multiplies p by k (k + 1)", minimum=1
+    )
+    each: bool = setting(
+        False, "the predicate must hold in every cell (the sentence says every, or all), not on average"
+    )
+    untested: str = setting("", "parts of the sentence that a proxy cannot test: it is at most supported in part")
+    amended: str = setting("", "date and reason of a change of the test after a result: the claim is exploratory")
+    quote: str = setting("", "words or numbers of the paper that margin and direction come from")
     lengths: str = setting(
         "equal",
         "training lengths; converged: may differ if all runs are long enough to have converged",
@@ -118,10 +126,16 @@ class Claim(Settings):
         return PERCENT_OF_PERPLEXITY if self.margin_percent is None else self.margin_percent
 
     @property
-    def level(self) -> float:
-        """Confidence level of the interval: 90 % for two one-sided tests of a margin."""
-        margins = ("equivalent", "at_least", "at_most", "all_equivalent", "none_better")
-        return 0.9 if self.predicate in margins else 0.95
+    def has_margin(self) -> bool:
+        """Whether the predicate is about a margin, not a direction."""
+        return self.predicate in ("equivalent", "at_least", "at_most", "all_equivalent", "none_better")
+
+    def bounds(self, margin: float | None, reference: float) -> list[tuple[float, int]]:
+        """The bounds that the interval must lie beyond: (value, 1: above, or -1: below)."""
+        if margin is None:
+            return [(reference, 1 if self.predicate == "higher" else -1)]
+        low = [] if self.predicate in ("at_most", "none_better") else [(-margin, 1)]
+        return low + ([] if self.predicate == "at_least" else [(margin, -1)])
 
 
 def read_claims(published: Path = PUBLISHED) -> list[Claim]:
@@ -163,13 +177,22 @@ def rule_of(claim: Claim, margin: float | None = None) -> str:
         + (f" (a: {described(part.a)})" if part.a != claim.a else "")
         for part in claim.parts[1:]
     )
-    looks = f"; p multiplied by {claim.looks} for {claim.looks} looks" if claim.looks > 1 else ""
-    return f"{words} ({arms}{where}){more}{looks}"
+    every = "; in every cell" if claim.each else ""
+    return f"{words} ({arms}{where}{every}){more}"
 
 
 def tested_reference(claim: Claim) -> float:
-    """The reference on the scale of the test, which is logarithmic for savings and ratios."""
-    reference = float(claim.reference)
+    """The reference on the scale of the test, which is logarithmic for savings and ratios; that of a margin, or of a published
+    number for each network, is 0."""
+    return 0.0 if claim.has_margin or isinstance(claim.reference, Mapping) else _tested(claim, float(claim.reference))
+
+
+def published_effect(claim: Claim) -> float:
+    """The published effect on the scale of the test; without a number, that of a margin is 0."""
+    return _tested(claim, claim.value or 0.0)
+
+
+def _tested(claim: Claim, value: float) -> float:
     if claim.display == "saving":
-        return -math.log(1 - reference / 100)
-    return math.log(reference) if claim.display == "ratio" else reference
+        return -math.log(1 - value / 100)
+    return math.log(value) if claim.display == "ratio" and value > 0 else value

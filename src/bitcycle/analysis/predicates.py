@@ -73,7 +73,7 @@ def _contrasts(claim: Claim, cells: Sequence[Cell], ours: Sequence[Cell], arms: 
         return [_bare(ours, claim.metrics[0])]
     minus = None if claim.minus is None else (select(cells, claim.where, claim.minus), claim.minus_match)
     whole = [contrast(ours, theirs, claim.match, claim.metrics, minus) for theirs in arms]
-    if claim.predicate == "none_better":
+    if claim.predicate == "none_better" or claim.each:
         return _distinct(replace(one, units=(unit,)) for one in whole for unit in one.units)
     return whole
 
@@ -103,7 +103,7 @@ def _tested(claim: Claim, found: Contrast, pool: Pool) -> Outcome | None:
 
 
 def _margin(claim: Claim, found: Contrast) -> float | None:
-    if claim.level == 0.95:
+    if not claim.has_margin:
         return None
     if claim.fixed_margin is not None:
         return claim.fixed_margin
@@ -117,10 +117,9 @@ def _decide(claim: Claim, estimate: Estimate, margin: float | None, contrasts: l
         sign = 1 if claim.predicate == "higher" else -1
         values = rule.direction_test(estimate, sign, tested_reference(claim), claim.metrics[0] in COSTS)
     else:
-        low = None if claim.predicate in ("at_most", "none_better") else -margin
-        high = None if claim.predicate == "at_least" else margin
-        values = rule.margin_test(estimate, low, high)
-    ends = estimate.interval(claim.level)
+        bounds = {side: value for value, side in claim.bounds(margin, 0.0)}
+        values = rule.margin_test(estimate, bounds.get(1), bounds.get(-1))
+    ends = estimate.interval()
     interval = None if ends is None else (shown(ends[0]), shown(ends[1]))
     return Outcome(values, estimate, shown(estimate.mean), interval, margin, contrasts)
 

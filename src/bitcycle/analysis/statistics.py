@@ -129,12 +129,14 @@ def direction_test(estimate: Estimate, sign: int, reference: float = 0.0, comput
 
 
 def margin_test(estimate: Estimate, low: float | None, high: float | None) -> PValues:
-    """Two one-sided t tests of whether a contrast lies between two margins; a single test if there is one margin."""
+    """Two-sided p-values of whether a contrast lies between two margins, or on one side of a single one: below 0.05 if its 95 %
+    interval does, the same strength of evidence as for a direction."""
     if estimate.error is None:
         return UNTESTED
     tests = [] if low is None else [(estimate.above(low), estimate.below(low))]
     tests += [] if high is None else [(estimate.below(high), estimate.above(high))]
-    return PValues(max(inside for inside, _ in tests), min(outside for _, outside in tests))
+    inside, outside = max(inside for inside, _ in tests), min(outside for _, outside in tests)
+    return PValues(min(1.0, 2 * inside), min(1.0, 2 * outside))
 
 
 def all_of(tests: Sequence[PValues]) -> PValues:
@@ -210,9 +212,25 @@ def detectable(deviation: float, seeds: int, df: float, tests: int = 1) -> float
 
 
 def provable_margin(deviation: float, seeds: int, df: float, tests: int = 1) -> float:
-    """The smallest margin within which two one-sided tests prove a contrast of zero with a power of 80 %."""
-    quantiles = stats.t.ppf([1 - SIGNIFICANCE / tests, (1 + POWER) / 2], df)
+    """The smallest margin within which the 95 % interval of a contrast of zero lies with a power of 80 %."""
+    quantiles = stats.t.ppf([1 - SIGNIFICANCE / tests / 2, (1 + POWER) / 2], df)
     return float(quantiles.sum()) * deviation / math.sqrt(seeds)
+
+
+def power(estimate: Estimate, effect: float, bounds: Sequence[tuple[float, int]]) -> float | None:
+    """The probability that the 95 % interval of a contrast with this standard error lies beyond every bound, if the true contrast
+    is `effect`; None without a standard error. A bound is (value, side): above it (1) or below it (-1).
+
+    With the noncentral t of noncentrality d = (effect - value) side / error:  1 - sum over bounds of P(t < t_0.975)
+    """
+    if not estimate.error:
+        return None
+    critical = float(stats.t.ppf(1 - SIGNIFICANCE / 2, estimate.df))
+    misses = (
+        1 - float(stats.nct.sf(critical, estimate.df, side * (effect - value) / estimate.error))
+        for value, side in bounds
+    )
+    return max(0.0, 1 - sum(misses))
 
 
 def seeds_needed(deviation: float | None, effect: float | None, tests: int, margin: bool = False) -> int | None:

@@ -1,13 +1,17 @@
 """The verdicts on all claims, which `make figures` writes to results/summary/claims.csv.
 
-The rule is the same at every scale: a claim is decided if its p-value, multiplied by the number of looks (Bonferroni) and
-corrected over all claims of the scale (Holm), is below 0.05; it is leaning if only the uncorrected p-value is. Claims that could
-not be tested have a reason. The scope names the setting for which the verdict holds.
+The rule is the same at every scale: a claim is decided if its p-value, corrected for looks and over all claims of its family
+(Holm), is below 0.05; it is leaning if only the uncorrected p-value is. A frozen family (`frozen.py`) has a planned number K of
+looks, and p is multiplied by K; all other claims of a scale are a family of their own, and look k is multiplied by k (k + 1),
+which bounds the false decisions of any number of looks. A claim whose power at the published effect is below one half is not in a
+family. Claims that could not be tested have a reason. The scope names the setting for which the verdict holds.
 """
 
 import dataclasses
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Optional, cast
 
@@ -15,16 +19,21 @@ from omegaconf import OmegaConf
 
 from bitcycle.analysis import preconditions
 from bitcycle.analysis import statistics as rule
-from bitcycle.analysis.aggregation import Cell, Results
+from bitcycle.analysis.aggregation import Cell, Results, Run
 from bitcycle.analysis.claim_functions import COMPUTED as FORMULAS
-from bitcycle.analysis.claims import UNTRAINED, Claim, rule_of, tested_reference
+from bitcycle.analysis.claims import UNTRAINED, Claim, published_effect, rule_of, tested_reference
 from bitcycle.analysis.contrast import Pool, described, select
+from bitcycle.analysis.frozen import LEAST_POWER, Family, differs, family_of
 from bitcycle.analysis.metrics import COSTS
 from bitcycle.analysis.predicates import Outcome, evaluate
 from bitcycle.files import read_csv, write_csv
 
-VERDICTS = ("supported", "contradicted", "undecided", "computed", "no test", "not run")
-SUPPORTED, CONTRADICTED, UNDECIDED, COMPUTED, NO_TEST, NOT_RUN = VERDICTS
+VERDICTS = (
+    *("supported", "supported in part", "contradicted", "undecided", "exploratory", "computed"),
+    *("no test", "not tested at this scale"),
+)
+SUPPORTED, IN_PART, CONTRADICTED, UNDECIDED, EXPLORATORY, COMPUTED, NO_TEST, NOT_TESTED = VERDICTS
+LEVEL = 0.95
 SCALES = ("paper", "mini")
 """Scales at which claims are tested; smoke runs are too short."""
 
@@ -44,23 +53,29 @@ class ClaimResult:
     unit: str = ""  # unit of estimate, interval, margin and published value
     scope: str = ""  # "paper scale" or "proxy: NETWORK, DATA"; empty if no runs are involved
     scale: str = ""  # paper or mini; empty if no runs are involved
-    verdict: str = NOT_RUN  # one of VERDICTS
+    verdict: str = NOT_TESTED  # one of VERDICTS
     holds: Optional[bool] = None  # whether a computed claim holds
     decided: bool = False  # whether the corrected p-value is significant
     leaning: str = ""  # supported or contradicted, if the uncorrected p-value is significant
     estimate: Optional[float] = None  # estimate of the contrast in the rule
     low: Optional[float] = None  # lower end of the confidence interval
     high: Optional[float] = None  # upper end of the confidence interval
-    level: Optional[float] = None  # confidence level: 0.95, or 0.9 for margins
+    level: Optional[float] = None  # confidence level
     n: Optional[int] = None  # number of seeds
     trainings: Optional[int] = None  # number of distinct runs
     df: Optional[float] = None  # degrees of freedom of the standard error
     looks: Optional[int] = None  # number of times it was tested as seeds were added
-    p_raw: Optional[float] = None  # p-value: two-sided for directions, one-sided for margins
-    p_corrected: Optional[float] = None  # p-value corrected for looks (Bonferroni), then over claims (Holm)
+    family: str = ""  # frozen family of claims, if it is in one
+    p_raw: Optional[float] = None  # two-sided p-value
+    p_corrected: Optional[float] = None  # p-value corrected for looks, then over the claims of its family (Holm)
+    deviation: Optional[float] = None  # standard deviation of the tested contrast between seeds
+    power: Optional[float] = None  # power at the published effect, with these seeds and this deviation
     margin: Optional[float] = None  # margin of equivalence or non-inferiority
     published_effect: str = ""  # published effect as printed
     published_value: Optional[float] = None  # published effect as a number, in the direction of the estimate
+    published_inside: Optional[bool] = (
+        None  # whether it lies inside of the interval; beside the verdict, and not part of it
+    )
     reason: str = ""  # why there is no test, or a remark on the test
     seeds_needed: Optional[int] = None  # number of seeds that would decide an effect of the published size
 
@@ -91,20 +106,43 @@ def _as_text(value: Any) -> str:
 # Judging
 
 
-def judge(claims: Sequence[Claim], results: Mapping[str, Results], pool: Pool) -> list[ClaimResult]:
-    """The verdict on every claim at each scale with runs for it, given the results of each item. The p-values of a scale are
-    corrected jointly."""
+def judge(
+    claims: Sequence[Claim], results: Mapping[str, Results], pool: Pool, families: Sequence[Family] = ()
+) -> list[ClaimResult]:
+    """The verdict on every claim at each scale with runs for it, given the results of each item. The p-values of a family are
+    corrected jointly; claims that are in no frozen family are one family at each scale."""
     judged: list[tuple[Claim, ClaimResult, Outcome | None]] = []
     for claim in claims:
         rows = [] if claim.predicate in UNTRAINED else [_judge_at(claim, scale, results, pool) for scale in SCALES]
         known = [row for row in rows if row is not None] or [(_without_runs(claim, results), None)]
         judged += [(claim, *row) for row in known]
-    for scale in SCALES:
-        tested = [one for one in judged if one[1].scale == scale and one[1].p_raw is not None]
-        adjusted = rule.corrected([min(1.0, (row.p_raw or 0.0) * claim.looks) for claim, row, _ in tested])
-        for (claim, row, found), p in zip(tested, adjusted):
-            _correct(claim, row, found, p, len(tested) * claim.looks)
+    for claim, row, _ in judged:
+        _explore(claim, row, family_of(claim, families))
+    for scale, home in product(SCALES, (None, *families)):
+        tested = [
+            (claim, row, found)
+            for claim, row, found in judged
+            if row.scale == scale and row.p_raw is not None and row.verdict == UNDECIDED
+            if family_of(claim, families) is home
+        ]
+        factors = [claim.looks * (claim.looks + 1) if home is None else home.looks for claim, _, _ in tested]
+        adjusted = rule.corrected([min(1.0, (row.p_raw or 0.0) * k) for k, (_, row, _) in zip(factors, tested)])
+        for (claim, row, found), p, factor in zip(tested, adjusted, factors):
+            row.rule += f"; p multiplied by {factor} for looks"
+            _correct(claim, row, found, p, len(tested) * factor)
+            if claim.untested and row.scope.startswith("proxy"):
+                row.verdict = IN_PART if row.verdict == SUPPORTED else row.verdict
+                row.reason = "; ".join(filter(None, (row.reason, f"not tested: {claim.untested}")))
     return [row for _, row, _ in judged]
+
+
+def _explore(claim: Claim, row: ClaimResult, family: Family | None) -> None:
+    """A test that was changed after a result, or differs from the frozen one, decides nothing and is not in a family."""
+    row.family = "" if family is None else family.name
+    changed = "it differs from the frozen one" if family is not None and differs(claim, family) else claim.amended
+    if changed and row.verdict == UNDECIDED and row.p_raw is not None:
+        row.verdict = EXPLORATORY
+        row.reason = "; ".join(filter(None, (f"test changed: {changed}", row.reason)))
 
 
 def _empty(claim: Claim) -> ClaimResult:
@@ -125,7 +163,7 @@ def _without_runs(claim: Claim, results: Mapping[str, Results]) -> ClaimResult:
     if claim.predicate == "none":
         return replace(row, verdict=NO_TEST, reason=claim.reason)
     some = any(results[item].done for item in (claim.item, *claim.items) if item in results)
-    return replace(row, reason="The runs that it needs are missing." if some else "")
+    return replace(row, reason="The runs that it needs are missing." if some else "No trainings are recorded.")
 
 
 def _judge_at(
@@ -148,11 +186,16 @@ def _judge_at(
         no_test = replace(row, verdict=NO_TEST, scope=_scope(scale, every), reason=reason)
         return (no_test, None) if reason else None
     row.scope = _scope(scale, [cell for one in first.contrasts for unit in one.units for cell in unit.cells])
+    if row.scope:
+        row.scope += _reached(claim, first)
     row.rule, row.verdict, row.estimate = rule_of(claim, first.margin), UNDECIDED, first.shown
     if first.tested.error == 0 and claim.metrics[0] not in COSTS:
         row.rule = row.rule.replace("paired t test", "sign test, as all seeds agree")
     row.low, row.high = first.interval or (None, None)
-    row.level, row.margin, row.n, row.df = claim.level, first.margin, first.tested.n, first.tested.df or None
+    row.level, row.margin, row.n, row.df = LEVEL, first.margin, first.tested.n, first.tested.df or None
+    row.deviation, row.power = first.tested.deviation, _power(claim, first)
+    if claim.value is not None and row.low is not None and row.high is not None:
+        row.published_inside = row.low <= claim.value <= row.high
     runs = {run.training: run for one in first.contrasts for run in one.runs}
     row.trainings = len(runs)
     proxy = bool(row.scope) and scale != "paper"
@@ -161,7 +204,21 @@ def _judge_at(
     else:
         _test(row, parts, found)
         row.reason = "; ".join(filter(None, (row.reason, preconditions.left_out(every, cells))))
+        if row.power is not None and row.power < LEAST_POWER:
+            row.verdict, row.leaning = NOT_TESTED, ""
+            row.seeds_needed = _seeds_needed(claim, first, 1)
+            low = f"power {row.power:.2f} at the published effect, below one half"
+            row.reason = "; ".join(filter(None, (low, row.reason)))
     return row, first
+
+
+def _power(claim: Claim, found: Outcome) -> float | None:
+    """The power of a test at the published effect; None if the paper prints no number, or the deviation is unknown."""
+    if claim.value is None and found.margin is None:
+        return None
+    if not claim.arms and found.margin is None:  # compared with a published number, which is not an effect
+        return None
+    return rule.power(found.tested, published_effect(claim), claim.bounds(found.margin, tested_reference(claim)))
 
 
 def _test(row: ClaimResult, parts: Sequence[Claim], found: Sequence[Outcome | None]) -> None:
@@ -193,15 +250,53 @@ def _correct(claim: Claim, row: ClaimResult, found: Outcome | None, p: float, te
             row.verdict = row.leaning
         else:
             row.reason = "; ".join(filter(None, ("an order within one seed decides nothing", row.reason)))
-    elif found is not None and found.tested.deviation is not None:
-        effect = claim.value if found.margin is None else found.margin
-        if found.margin is None and effect is not None and claim.display:
-            effect = tested_reference(replace(claim, reference=effect)) - tested_reference(claim)
-        row.seeds_needed = rule.seeds_needed(found.tested.deviation, effect, tests, margin=found.margin is not None)
+    elif found is not None:
+        row.seeds_needed = _seeds_needed(claim, found, tests)
+
+
+def _seeds_needed(claim: Claim, found: Outcome, tests: int) -> int | None:
+    """The number of seeds that would decide an effect of the published size, corrected for a number of tests."""
+    effect = found.margin
+    if effect is None and claim.value is not None:
+        effect = published_effect(claim) - tested_reference(claim)
+    return rule.seeds_needed(found.tested.deviation, effect, tests, margin=found.margin is not None)
 
 
 def _scope(scale: str, cells: Iterable[Cell]) -> str:
     """The scope of a verdict from these cells: the paper's setting, or a proxy."""
-    proxies = list(dict.fromkeys(preconditions.proxy_label(cell) for cell in cells if cell.runs))
-    words = " / ".join(filter(None, proxies))
+    lengths: dict[str, set[str]] = {}
+    for cell in cells:
+        if cell.runs and (label := preconditions.proxy_label(cell)):
+            lengths.setdefault(label, set()).update(map(_length, cell.runs))
+    words = " / ".join(
+        f"{label}, {' or '.join(sorted(several))}" for label, several in lengths.items() if len(several) < 4
+    )
+    words = words or " / ".join(lengths)
     return f"proxy: {words}" if words else "paper scale" if scale == "paper" else ""
+
+
+def _length(run: Run) -> str:
+    """Length of a run in epochs, if it has at least one, or else in steps."""
+    steps, samples, batch = (
+        float(run.row["total_steps"]),
+        run.number("train_samples"),
+        run.setting("training.batch_size"),
+    )
+    epochs = steps * batch / samples if samples and batch else 0.0
+    return f"{epochs:.3g} epochs" if epochs >= 1 else f"{steps:,.0f} steps"
+
+
+def _reached(claim: Claim, found: Outcome) -> str:
+    """What the baseline of a contrast reaches: the mean of its runs' final metric."""
+    runs = {
+        run.training: run
+        for one in found.contrasts
+        for unit in one.units
+        for _, cell, _ in unit.theirs
+        for run in cell.runs
+    }
+    names = {run.row.get("metric", "") for run in runs.values()}
+    values = [value for run in runs.values() if (value := run.number("final")) is not None]
+    if len(names) != 1 or not values or not claim.arms:
+        return ""
+    return f"; {described(claim.arms[0])}: {statistics.fmean(values):.3g} {names.pop().replace('_', ' ')}"

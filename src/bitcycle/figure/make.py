@@ -18,6 +18,7 @@ from bitcycle.analysis.aggregation import Results, read_runs
 from bitcycle.analysis.claims import read_claims
 from bitcycle.analysis.collect import SUMMARY, curve_name
 from bitcycle.analysis.contrast import Pool
+from bitcycle.analysis.frozen import read_families
 from bitcycle.analysis.items import PUBLISHED, SWEEPS, Item, read_items
 from bitcycle.analysis.verdict import judge, write_claims
 from bitcycle.cache import cached
@@ -53,7 +54,7 @@ def make_all(root: Path, target: Path, summary: Path) -> list[Entry]:
     tracked = track(items, "items", console=Console(stderr=True))
     entries = [make_item(gather(item, pool, root), target / FIGURES) for item in tracked]
     found = {entry.data.item.id: entry.data.results for entry in entries}
-    claims = judge(read_claims(root / PUBLISHED), found, pool)
+    claims = judge(read_claims(root / PUBLISHED), found, pool, read_families(root / PUBLISHED))
     write_claims(claims, target / "summary" / "claims.csv")
     shown = [row for row in claims if row.estimate is not None and (row.decided or row.leaning)]
     inputs = [vars(row) for row in shown]

@@ -13,7 +13,7 @@ import yaml
 from PIL import Image
 
 from bitcycle.analysis.items import PAPERS, PUBLISHED
-from bitcycle.analysis.verdict import COMPUTED, CONTRADICTED, NO_TEST, NOT_RUN, SUPPORTED, UNDECIDED, ClaimResult
+from bitcycle.analysis.verdict import EXPLORATORY, UNDECIDED, VERDICTS, ClaimResult
 from bitcycle.configuration import first_comment
 from bitcycle.figure.data import ItemData, status_line
 from bitcycle.figure.table import Table, as_markdown, number, signed
@@ -98,15 +98,25 @@ def claim_words(row: ClaimResult) -> dict[str, Any]:
     if row.verdict == "computed" and row.holds is not None:
         kind, words = ("holds", "computed: holds") if row.holds else ("fails", "computed: fails")
     elif row.leaning and not row.decided:
-        kind, words = f"{row.leaning} leaning", f"leaning: {row.leaning}"
-    shown = {"kind": kind, "verdict_words": words, "estimate_words": estimate(row), "details": details(row)}
+        of = "exploratory, " if row.verdict == EXPLORATORY else ""
+        kind, words = f"{row.leaning} leaning", f"{of}leaning: {row.leaning}"
+    size = {None: "", True: "inside", False: "excluded"}[row.published_inside]
+    texts = {"kind": kind, "verdict_words": words, "estimate_words": estimate(row), "details": details(row)}
+    shown = {**texts, "published_size": size}
     return {**asdict(row), **shown}
 
 
 def _state(row: ClaimResult) -> int:
-    """The rank of a verdict in the table: decided, computed, leaning, undecided, no test, not run."""
-    places = {SUPPORTED: 0, CONTRADICTED: 0, COMPUTED: 1, UNDECIDED: 3, NO_TEST: 4, NOT_RUN: 5}
-    return 2 if row.verdict == UNDECIDED and row.leaning else places[row.verdict]
+    """The rank of a verdict in the table: decided, computed, leaning, undecided, exploratory, and those without a test."""
+    decided = ("supported", "supported in part", "contradicted")
+    order = [
+        "computed",
+        "leaning",
+        UNDECIDED,
+        *(name for name in VERDICTS if name not in (*decided, "computed", UNDECIDED)),
+    ]
+    word = "leaning" if row.verdict == UNDECIDED and row.leaning else row.verdict
+    return 0 if word in decided else 1 + order.index(word)
 
 
 def estimate(row: ClaimResult) -> str:
@@ -126,10 +136,13 @@ def details(row: ClaimResult) -> str:
         (row.p_raw, f"p = {number(row.p_raw)}"),
         (row.p_corrected, f"corrected p = {number(row.p_corrected)}"),
         (row.margin, f"margin {number(row.margin)}"),
+        (row.power, f"power {row.power or 0:.2f} at the published effect"),
         (row.seeds_needed, f"{row.seeds_needed} seeds would decide an effect of the published size"),
     )
     counts = ", ".join(words for value, words in numbers if value is not None)
     published = f"Published: {row.published_effect}" if row.published_effect else ""
+    if row.published_inside is not None:
+        published += " (inside of the interval)" if row.published_inside else " (excluded by the interval)"
     parts = [row.scope[:1].upper() + row.scope[1:], row.rule, counts, published, row.reason]
     return ". ".join(part.rstrip(". ") for part in parts if part) + "."
 
@@ -151,7 +164,10 @@ def write_pages(
         "notes": sorted(path.name for path in (folder / "notes").glob("*.md")),
         "claims": rows,
         "counts": sorted(Counter((row["verdict_words"], row["kind"]) for row in rows).items()),
-        "filters": [(name, sorted({row[name] for row in rows} - {""})) for name in ("paper", "verdict", "scope")],
+        "filters": [
+            (name, sorted({row[name] for row in rows} - {""}))
+            for name in ("paper", "verdict", "published_size", "scope")
+        ],
         "forest": forest,
         "papers": papers,
         "titles": {**PAPERS, "board": BOARD},

@@ -10,7 +10,7 @@
     const wanted = Object.fromEntries(new FormData(form)), words = wanted.text.trim().toLowerCase().split(/\s+/);
     let shown = 0;
     for (const row of rows) {
-      const fits = ["paper", "verdict", "scope"].every(name => !wanted[name] || row.dataset[name] === wanted[name]);
+      const fits = ["paper", "verdict", "published_size", "scope"].every(name => !wanted[name] || row.dataset[name] === wanted[name]);
       const text = row.textContent.toLowerCase();
       row.hidden = !(fits && words.every(word => text.includes(word)));
       shown += !row.hidden;

@@ -1,0 +1,187 @@
+"""Families of claims, whose tests are frozen before their first run: `bitcycle freeze`.
+
+A family is a file results/published/families/NAME.yaml: the day it was frozen, the number of looks, and for each claim the
+fingerprint of its test, its seeds, and the power at the published effect. Training for a family and judging it both refuse a
+claim whose test has another fingerprint. After a result, a test can only be changed as an amendment (`amended` in the claim's
+entry): the claim is then exploratory, and decided by new seeds alone, in a family of their own.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import OmegaConf
+
+from bitcycle.analysis.claims import Claim, published_effect, read_claims, tested_reference
+from bitcycle.analysis.items import PUBLISHED
+from bitcycle.analysis.statistics import Estimate, power
+from bitcycle.errors import EXIT_DONE
+from bitcycle.files import read_csv, write_bytes
+from bitcycle.settings import SettingError, nearest
+
+LOOKS = 2
+"""Planned tests of a family: at half of the seeds and at the end. p-values are multiplied by it."""
+LEAST_POWER = 0.5
+"""Claims with less power at the published effect stay out of a family: they could only cost the others."""
+TEST = (
+    *(
+        "predicate",
+        "metric",
+        "where",
+        "a",
+        "b",
+        "match",
+        "minus",
+        "minus_match",
+        "by",
+        "function",
+        "options",
+        "items",
+        "reference",
+    ),
+    *("margin", "margin_percent", "display", "also", "requires", "too_far", "moments", "lengths", "each", "unit"),
+)
+"""The fields of a claim that make up its test."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A frozen family of claims.
+
+    Attributes:
+        name: its file.
+        frozen: day on which it was frozen.
+        looks: planned number of tests.
+        tests: claim -> fingerprint of its test.
+        seeds: claim -> planned number of seeds.
+        power: claim -> power at the published effect; None if the paper prints no number.
+    """
+
+    name: str
+    frozen: str
+    looks: int
+    tests: Mapping[str, str]
+    seeds: Mapping[str, int]
+    power: Mapping[str, float | None]
+
+
+def fingerprint(claim: Claim) -> str:
+    """Twelve hexadecimal digits that depend on the test of a claim, and not on its words, remarks or published effect."""
+    test = {name: getattr(claim, name) for name in TEST}
+    return hashlib.sha256(json.dumps(test, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def read_families(published: Path = PUBLISHED) -> list[Family]:
+    """The frozen families, by name. Raises SettingError if a claim is in two of them."""
+    families = [_read(path) for path in sorted((published / "families").glob("*.yaml"))]
+    homes: dict[str, str] = {}
+    for family in families:
+        for claim in family.tests:
+            if claim in homes:
+                problem = f"is frozen in the families {homes[claim]} and {family.name}"
+                raise SettingError(
+                    "claim", claim, problem, "a claim is tested in one family; new seeds need a new claim"
+                )
+            homes[claim] = family.name
+    return families
+
+
+def _read(path: Path) -> Family:
+    content = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(path)))
+    claims: dict[str, dict[str, Any]] = content["claims"]
+    tests, seeds, power = (
+        {claim: entry.get(key) for claim, entry in claims.items()} for key in ("test", "seeds", "power")
+    )
+    return Family(
+        path.stem, str(content["frozen"]), int(content["looks"]), cast(Any, tests), cast(Any, seeds), cast(Any, power)
+    )
+
+
+def family_of(claim: Claim, families: Iterable[Family]) -> Family | None:
+    """The family that a claim is frozen in."""
+    return next((family for family in families if claim.id in family.tests), None)
+
+
+def differs(claim: Claim, family: Family) -> bool:
+    """Whether the test of a claim is another than the frozen one."""
+    return family.tests[claim.id] != fingerprint(claim)
+
+
+def check_frozen(claims: Sequence[Claim], families: Sequence[Family]) -> None:
+    """Refuse tests that differ from the frozen ones, and claims that are gone. Raises SettingError naming the claim."""
+    known = {claim.id: claim for claim in claims}
+    for family in families:
+        for name in family.tests:
+            if name not in known:
+                problem = f"is frozen in the family {family.name} and missing in results/published/claims"
+                raise SettingError("claim", name, problem, "restore its entry")
+            if differs(known[name], family):
+                problem = f"its test is another than the one frozen on {family.frozen} in the family {family.name}"
+                remedy = "restore the test; after a result, `amended` with date and reason makes the claim exploratory"
+                raise SettingError("claim", name, problem, remedy)
+
+
+def freeze(name: str, claims: Sequence[Claim], seeds: int, powers: Mapping[str, float | None], published: Path) -> Path:
+    """Write a new family. Raises SettingError if it exists, or has a claim without enough power."""
+    path = published / "families" / f"{name}.yaml"
+    if path.exists():
+        raise SettingError("family", name, "is frozen already", "choose another name; a frozen family does not change")
+    for claim in claims:
+        found = powers.get(claim.id)
+        if found is not None and found < LEAST_POWER:
+            problem = f"has a power of {found:.2f} at the published effect with {seeds} seeds"
+            raise SettingError("claim", claim.id, problem, f"leave it out, or plan seeds for at least {LEAST_POWER}")
+    entries = {
+        claim.id: {"test": fingerprint(claim), "seeds": seeds, "power": _rounded(powers.get(claim.id))}
+        for claim in claims
+    }
+    content = {"frozen": datetime.now(UTC).date().isoformat(), "looks": LOOKS, "claims": entries}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, f"# A frozen family of claims\n{OmegaConf.to_yaml(OmegaConf.create(content))}".encode())
+    read_families(published)
+    return path
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def planned_power(claim: Claim, rows: Sequence[Mapping[str, str]], seeds: int) -> float | None:
+    """Power of a claim at its published effect with a number of seeds, with the deviation that results/summary/claims.csv tells
+    of its earlier trainings; None if there are none, or the paper prints no number."""
+    row = next((row for row in rows if row["claim_id"] == claim.id and row["deviation"]), None)
+    if row is None or (claim.value is None and not claim.has_margin):
+        return None
+    estimate = Estimate(0.0, float(row["deviation"]) / math.sqrt(seeds), seeds - 1, seeds)
+    margin = float(row["margin"]) if row["margin"] else None
+    return power(estimate, published_effect(claim), claim.bounds(margin, tested_reference(claim)))
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Freeze the tests of claims before their first run."""
+    parser = argparse.ArgumentParser(prog="bitcycle freeze", description=main.__doc__)
+    parser.add_argument("name", help="name of the family")
+    parser.add_argument("claims", nargs="+", help="PAPER/ITEM-cN")
+    parser.add_argument("--seeds", type=int, required=True, help="planned number of seeds")
+    parser.add_argument("--published", type=Path, default=PUBLISHED, help=argparse.SUPPRESS)
+    given = parser.parse_args(words)
+    known = {claim.id: claim for claim in read_claims(given.published)}
+    for name in given.claims:
+        if name not in known:
+            raise SettingError("claim", name, "there is no such claim", nearest(name, known))
+    chosen = [known[name] for name in given.claims]
+    rows = read_csv(given.published.parent / "summary" / "claims.csv", missing_ok=True)
+    powers = {claim.id: planned_power(claim, rows, given.seeds) for claim in chosen}
+    print(freeze(given.name, chosen, given.seeds, powers, given.published))
+    return EXIT_DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""Frozen families: training and judging refuse a test that was changed after it was frozen."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+from scipy import stats
+
+from bitcycle import campaign
+from bitcycle.analysis import frozen
+from bitcycle.analysis.aggregation import Results
+from bitcycle.analysis.claims import read_claims
+from bitcycle.analysis.contrast import Pool
+from bitcycle.analysis.frozen import TEST, Family, check_frozen, fingerprint, read_families
+from bitcycle.analysis.verdict import EXPLORATORY, SUPPORTED, judge
+from bitcycle.settings import SettingError
+from tests.claims_cases import HIGHER, ONE, OTHER, PAIR, PUBLISHED, cell
+from tests.conftest import ROOT
+
+
+def family(*claims, looks: int = 2) -> Family:
+    tests = {claim.id: fingerprint(claim) for claim in claims}
+    return Family("f", "2026-11-24", looks, tests, dict.fromkeys(tests, 4), dict.fromkeys(tests))
+
+
+def test_the_repository_s_families_are_those_that_were_frozen():
+    check_frozen(read_claims(PUBLISHED), read_families(PUBLISHED))
+
+
+def test_the_fingerprint_depends_on_the_test_alone():
+    same = replace(HIGHER, sentence="other words", note="x", value=3.0, looks=9, amended="today", quote="y")
+    assert fingerprint(same) == fingerprint(HIGHER)
+    changes = {
+        "predicate": "lower",
+        "metric": "best",
+        "a": {"schedule": "RR"},
+        "margin": 1.0,
+        "each": True,
+        "moments": 3,
+    }
+    others = {fingerprint(replace(HIGHER, **{name: value})) for name, value in changes.items()}
+    assert len(others | {fingerprint(HIGHER)}) == len(changes) + 1 and set(changes) <= set(TEST)
+
+
+def test_a_changed_test_is_not_decided_and_not_trained(tmp_path, monkeypatch):
+    home = family(HIGHER)
+    rows = judge([HIGHER], {"x/y": Results("mini", PAIR)}, Pool([]), [home])
+    p = float(stats.ttest_rel(ONE, OTHER).pvalue)
+    assert (rows[0].verdict, rows[0].family, rows[0].p_corrected) == (SUPPORTED, "f", pytest.approx(2 * p))
+    changed = replace(HIGHER, reference=-1.0)
+    (found,) = judge([changed], {"x/y": Results("mini", PAIR)}, Pool([]), [home])
+    assert (found.verdict, found.decided) == (EXPLORATORY, False) and "frozen" in found.reason
+    with pytest.raises(SettingError, match=r"x/y-c1: its test is another than the one frozen on 2026-11-24"):
+        check_frozen([changed], [home])
+    with pytest.raises(SettingError, match="missing"):
+        check_frozen([], [home])
+
+
+def test_a_campaign_refuses_a_test_that_was_changed(tmp_path, capsys):
+    for name in ("results/published", "sweeps", "conf"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("families"))
+    assert frozen.main(["f", "cpt/fig2-c1", "--seeds", "4", "--published", str(tmp_path / "results/published")]) == 0
+    claims = tmp_path / "results/published/claims/cpt.yaml"
+    given = argparse.Namespace(
+        jobs=1, threads=1, plan=None, results_root="runs", summary=tmp_path / "s.csv", dry_run=True
+    )
+    before = claims.read_text()
+    claims.write_text(before.replace("    metric: rise\n", "    metric: final\n", 1))
+    assert claims.read_text() != before
+    with pytest.raises(SettingError, match="cpt/fig2-c1: its test is another"):
+        campaign.run(given, tmp_path)
+
+
+def test_freezing(tmp_path, capsys):
+    shutil.copytree(PUBLISHED / "claims", tmp_path / "published" / "claims")
+    summary = tmp_path / "summary" / "claims.csv"
+    summary.parent.mkdir()
+    summary.write_text("claim_id,deviation,margin\ncpt/fig1-c2,0.5,\ncpt/fig1-c1,5.0,\n")
+    common = ["--seeds", "6", "--published", str(tmp_path / "published")]
+    assert frozen.main(["one", "cpt/fig1-c2", *common]) == 0
+    (made,) = read_families(tmp_path / "published")
+    assert (made.name, made.looks, made.seeds) == ("one", 2, {"cpt/fig1-c2": 6})
+    assert made.power["cpt/fig1-c2"] == pytest.approx(0.93, abs=0.03)  # an effect of 0.91 at a deviation of 0.5
+    for words, message in (
+        (["one", "cpt/fig1-c1"], "frozen already"),
+        (["two", "cpt/fig1-c1"], "power of 0.0"),
+        (["two", "cpt/fig1-c2"], "is frozen in the families"),
+        (["two", "cpt/fig99-c1"], "there is no such claim"),
+    ):
+        with pytest.raises(SettingError, match=message):
+            frozen.main([*words, *common])
+        (tmp_path / "published/families/two.yaml").unlink(missing_ok=True)
+
+
+def decided(seed: int, claims: int = 8, seeds: int = 8) -> bool:
+    """Whether a family without any effect decides something at its planned half or end."""
+    generator = np.random.default_rng(seed)
+    several = [replace(HIGHER, id=f"x/y{number}-c1") for number in range(claims)]
+    home = family(*several)
+    arms = [[generator.normal(70, 1, seeds) for _ in ("CR", "static")] for _ in several]
+    for n in (seeds // 2, seeds):
+        results = {
+            claim.item: Results(
+                "mini", tuple(cell(*values[:n], schedule=name) for name, values in zip(("CR", "static"), arm))
+            )
+            for claim, arm in zip(several, arms)
+        }
+        if any(row.decided for row in judge(several, results, Pool([]), [home])):
+            return True
+    return False
+
+
+def test_without_effects_at_most_one_family_in_twenty_decides_something_at_either_look(monkeypatch):
+    monkeypatch.setattr("gc.collect", lambda: 0)  # which statsmodels calls each time
+    false = sum(decided(seed) for seed in range(60))
+    assert false <= stats.binom.ppf(0.999, 60, 0.05)
+
+
+@pytest.mark.slow
+def test_the_share_of_false_families_over_many_simulations(monkeypatch):
+    monkeypatch.setattr("gc.collect", lambda: 0)
+    false = sum(decided(seed) for seed in range(1000))
+    assert false / 1000 <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 1000)
+
+
+def test_families_are_files_that_omegaconf_reads(tmp_path):
+    shutil.copytree(PUBLISHED / "claims", tmp_path / "published" / "claims")
+    frozen.main(["f", "cpt/fig2-c1", "--seeds", "4", "--published", str(tmp_path / "published")])
+    content = OmegaConf.load(tmp_path / "published/families/f.yaml")
+    assert content.looks == 2 and list(content.claims) == ["cpt/fig2-c1"]

@@ -27,7 +27,15 @@ from bitcycle.quantizer.block import SCALE_BITS
 from bitcycle.quantizer.mx import BLOCK, FORMATS, Mx
 from bitcycle.schedule import SCHEDULES, SUITE, Precision, Static, schedule
 from board import board, board_list
-from claim_tables import claims_table, decided_list, untested_table, verdicts_table
+from claim_tables import (
+    claims_table,
+    decided_list,
+    history_list,
+    judged_anew,
+    untested_table,
+    verdicts_table,
+    withdrawn_line,
+)
 from deviations import spread_table
 from pictures import draw_formats, draw_suite, values_of
 
@@ -357,15 +365,19 @@ GENERATED: dict[str, Callable[[], str]] = {
     "tested": claims_table,
     "untested": untested_table,
     "decided": decided_list,
+    "judged anew": judged_anew,
+    "withdrawn": withdrawn_line,
+    "history": history_list,
 }
 DOCUMENTS = {
-    README: ("schedules", "board", "verdicts"),
+    README: ("schedules", "board", "verdicts", "withdrawn"),
     ROOT / "docs" / "schedules.md": ("schedules",),
     ROOT / "docs" / "quantizers.md": ("quantizers",),
     ROOT / "docs" / "formats.md": ("formats", "format costs"),
     ROOT / "docs" / "cost-models.md": ("costs",),
     ROOT / "docs" / "results.md": ("verdicts", "results"),
     ROOT / "docs" / "speed.md": ("benchmark",),
+    ROOT / "results" / "notes" / "claim-history.md": ("judged anew", "history"),
     ROOT / "results" / "notes" / "board.md": ("methods list", "underfitting list", "formats list"),
     ROOT / "results" / "notes" / "mini-scale.md": ("deviations",),
     ROOT / "results" / "notes" / "fidelity.md": ("fidelity",),

@@ -43,7 +43,9 @@ def update(path: Path, claims: Path) -> None:
 
 def withdrawn(history: Iterable[Mapping[str, str]], now: Iterable[ClaimResult]) -> list[str]:
     """The claims that were decided once, at some scale, and are not any more."""
-    once = {row["claim_id"] for row in history if row["verdict"] in DECIDED}
+    once = {
+        row["claim_id"] for row in history if row["verdict"].startswith(DECIDED)
+    }  # earlier words name the scale, too
     return sorted(once - {row.claim_id for row in now if row.verdict in DECIDED})
 
 

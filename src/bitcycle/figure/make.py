@@ -14,6 +14,7 @@ import matplotlib
 from rich.console import Console
 from rich.progress import track
 
+from bitcycle.analysis import history
 from bitcycle.analysis.aggregation import Results, read_runs
 from bitcycle.analysis.claims import read_claims
 from bitcycle.analysis.collect import SUMMARY, curve_name
@@ -56,6 +57,7 @@ def make_all(root: Path, target: Path, summary: Path) -> list[Entry]:
     found = {entry.data.item.id: entry.data.results for entry in entries}
     claims = judge(read_claims(root / PUBLISHED), found, pool, read_families(root / PUBLISHED))
     write_claims(claims, target / "summary" / "claims.csv")
+    history.update(target / "summary" / "claims_history.csv", target / "summary" / "claims.csv")
     shown = [row for row in claims if row.estimate is not None and (row.decided or row.leaning)]
     inputs = [vars(row) for row in shown]
     intervals = write_picture("claims", inputs, target / "pictures" / "claims", lambda: plots.forest(shown))

@@ -7,7 +7,7 @@ from datetime import date
 from pathlib import Path
 
 from bitcycle.analysis import history
-from bitcycle.analysis.verdict import NO_TEST, NOT_TESTED, ClaimResult, read_claim_results
+from bitcycle.analysis.verdict import COMPUTED, NO_TEST, NOT_TESTED, ClaimResult, read_claim_results
 from bitcycle.files import markdown_table, read_csv
 
 CLAIMS = Path(__file__).parent.parent / "results" / "summary" / "claims.csv"
@@ -78,7 +78,7 @@ def judged_anew() -> str:
     lines = []
     for row in read_claim_results(CLAIMS):
         was = before.get((row.claim_id, row.scale), {}).get("verdict") or last.get(row.claim_id)
-        if was is not None and was != row.verdict:
+        if was is not None and was != row.verdict and row.verdict != COMPUTED:
             lean = f", leaning {row.leaning}" if row.leaning and not row.decided else ""
             lines.append((f"{row.claim_id}: {row.sentence}", was, row.verdict + lean, row.reason or _why(row)))
     return markdown_table(("claim", "before", "now", "reason"), lines) if lines else "None."

@@ -157,6 +157,7 @@ ROOMS = (
             "cache",
             "files",
             "signals",
+            "threads",
             "optional_imports",
             "cpp_extension",
         },

@@ -25,7 +25,8 @@ $(VENV)/.ready: requirements.lock requirements-uv.lock pyproject.toml
 	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-uv.lock
 ifdef CPU
 	$(VENV)/bin/uv pip install --python $(RUN) --no-deps --torch-backend cpu \
-		$$(grep -oE '^($(TORCH))==[0-9.]+' requirements.lock)
+		$$(grep -oE '^($(TORCH))==[0-9.]+' requirements.lock) \
+		|| { echo "cannot reach PyTorch's index of CPU builds: use plain \`make setup\`, whose CUDA builds also run on a CPU"; exit 1; }
 	@# the rest of the lock file, without PyTorch's CUDA packages
 	awk '/^[a-z0-9]/ {kept = !/^(nvidia-|cuda-|triton==|($(TORCH))==)/} kept' requirements.lock > $(VENV)/cpu.lock
 	$(VENV)/bin/uv pip install --compile-bytecode --python $(RUN) --no-deps --require-hashes -r $(VENV)/cpu.lock

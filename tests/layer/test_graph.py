@@ -220,3 +220,11 @@ def test_norms():
     expected = (x - x.mean(1, keepdim=True)) / (x.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
     torch.testing.assert_close(norm(x, "node"), expected)
     assert norm(x, "none") is x
+
+
+def test_sums_of_rows_are_made_where_the_features_are():
+    """The stored elements were made on the default device, the CPU, wherever the features were."""
+    h, edges = torch.randn(4, 3), Edges(torch.tensor([0, 1, 2, 2, 4]), torch.tensor([1, 0, 3, 2]))
+    expected = edges_module._sum_of_rows(h, edges.offsets, edges.sources)
+    with torch.device("meta"):  # another default device
+        assert torch.equal(edges_module._sum_of_rows(h, edges.offsets, edges.sources), expected)

@@ -112,9 +112,9 @@ def _sum_of_rows(h: Tensor, offsets: Tensor, indices: Tensor) -> Tensor:
     if h.is_cuda:
         return _sum_of_segments(h, offsets, indices)
     _announce_sparse_rows()
-    ones = torch.ones(len(indices), dtype=h.dtype)
+    ones = h.new_ones(len(indices))
     size = (len(offsets) - 1, h.shape[0])
-    return torch.sparse_csr_tensor(offsets, indices, ones, size, check_invariants=False) @ h
+    return torch.sparse_csr_tensor(offsets, indices, ones, size, device=h.device, check_invariants=False) @ h
 
 
 def _sum_of_segments(h: Tensor, offsets: Tensor, indices: Tensor) -> Tensor:

@@ -200,9 +200,8 @@ def set_up_torch(plan: Plan) -> torch.device:
     if options.deterministic and device.type != "cpu":  # all operations used here are deterministic on a CPU
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = (
-            False  # it would write every torch.empty, which nothing here reads
-        )
+        memory: Any = torch.utils.deterministic
+        memory.fill_uninitialized_memory = False  # it would write every torch.empty, whose values nothing here reads
         torch.backends.cudnn.benchmark = False
     return device
 

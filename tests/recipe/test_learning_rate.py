@@ -155,7 +155,7 @@ def test_cycles_shorter_than_a_step_are_refused(cycles, steps):
 
 
 def test_cycles_must_fit_into_each_phase(digits):
-    options = ["schedule=fine_tuning", "training.learning_rate.name=cyclic"]
+    options = ["schedule=fine_tuning", "schedule.later_length=1", "training.learning_rate.name=cyclic"]
     assert digits(*options, "training.learning_rate.cycles=5")
     with pytest.raises(SettingError, match=r"training.learning_rate.cycles=7: .*32 steps"):
         digits(*options, "training.learning_rate.cycles=7")

@@ -120,6 +120,20 @@ def test_cifar_refuses_another_data_set_in_its_place(tmp_path):
         Cifar(name="cifar10").load(tmp_path, seed=0)
 
 
+def test_seeds_draw_their_own_images_if_asked(tmp_path):
+    """All seeds shared one subset, so that intervals over seeds did not cover other images."""
+
+    def drawn(seed: int, **options) -> torch.Tensor:
+        return Digits(train_samples=100, **options).load(tmp_path, seed=seed).train.pixels
+
+    shared, own = drawn(0), [drawn(seed, draw="by_seed") for seed in (0, 1)]
+    assert torch.equal(shared, drawn(1)), "by default, as in all recorded runs"
+    assert torch.equal(own[0], drawn(0, draw="by_seed")) and not torch.equal(own[0], own[1])
+    assert not torch.equal(own[0], shared) and len(own[0]) == 100
+    whole = [Digits(draw="by_seed").load(tmp_path, seed=seed).train.pixels for seed in (0, 1)]
+    assert torch.equal(*whole), "without train_samples there is nothing to draw"
+
+
 def test_half_of_the_classes_at_16_pixels(tmp_path, small_cifar):
     """Labels of a part were those of the whole again once training images had been chosen."""
     for split, labels in (("train", TRAIN_LABELS), ("test", TEST_LABELS)):

@@ -49,9 +49,9 @@ def permutation(samples: int, seed: int = 0) -> Tensor:
     return torch.randperm(samples, generator=torch.Generator().manual_seed(seed))
 
 
-def fixed_order(samples: int, count: int | None = None) -> Tensor:
-    """The first `count` of a fixed permutation of 0 .. samples-1; all in order if there are no more."""
-    return torch.arange(samples) if count is None or count >= samples else permutation(samples)[:count]
+def fixed_order(samples: int, count: int | None = None, seed: int = 0) -> Tensor:
+    """The first `count` of a permutation of 0 .. samples-1 that depends on `seed` alone; all in order if there are no more."""
+    return torch.arange(samples) if count is None or count >= samples else permutation(samples, seed)[:count]
 
 
 def first_samples(samples: Sequence[S], count: int | None) -> list[S]:
@@ -128,7 +128,8 @@ class DatasetOptions(Settings):
         raise NotImplementedError
 
     def load(self, data_root: Path, seed: int) -> Any:
-        """Read the splits to use; `seed` determines the samples held out for validation. Raises DataError as `read`."""
+        """Read the splits to use; `seed` determines the samples held out for validation, and the images with `draw=by_seed`.
+        Raises DataError as `read`."""
         raise NotImplementedError
 
     def limited(self, full: DatasetInfo) -> DatasetInfo:

@@ -48,6 +48,12 @@ class ImageDatasetOptions(DatasetOptions):
         "half of the classes, or half of each class's training samples (FracTrain, section 4.5); all: everything",
         choices=PARTS,
     )
+    draw: str = setting(
+        "once",
+        "images that `train_samples` leaves: the same for all seeds (once), or others for each seed, so that a confidence"
+        " interval covers other images, too (by_seed)",
+        choices=("once", "by_seed"),
+    )
 
     def info(self, data_root: Path) -> DatasetInfo:
         full = self.full_info(data_root)
@@ -63,7 +69,8 @@ class ImageDatasetOptions(DatasetOptions):
 
     def load(self, data_root: Path, seed: int) -> Splits[Images]:
         classes, whole = self.full_info(data_root).shape.classes, self.read(data_root)
-        train = first_images(take_part(whole.train, self.part, classes, True), self.train_samples).decoded()
+        drawn = 0 if self.draw == "once" else derive(seed, "subset")
+        train = first_images(take_part(whole.train, self.part, classes, True), self.train_samples, drawn).decoded()
         test = first_images(take_part(whole.test, self.part, classes, False), self.test_samples).decoded()
         count = validation_size(len(train), self.validation)
         if count == 0:
@@ -72,9 +79,9 @@ class ImageDatasetOptions(DatasetOptions):
         return Splits(train.subset(~held_out), test, train.subset(held_out))
 
 
-def first_images(images: Images, count: int | None) -> Images:
-    """The first `count` images of a random order that is fixed for all runs; all for None, or if there are no more."""
-    return images if count is None or count >= len(images) else images.subset(fixed_order(len(images), count))
+def first_images(images: Images, count: int | None, seed: int = 0) -> Images:
+    """The first `count` images of a random order that depends on `seed` alone; all for None, or if there are no more."""
+    return images if count is None or count >= len(images) else images.subset(fixed_order(len(images), count, seed))
 
 
 def validation_mask(labels: Tensor, count: int, seed: int) -> Tensor:

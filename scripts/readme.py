@@ -37,6 +37,7 @@ from claim_tables import (
     withdrawn_line,
 )
 from deviations import spread_table
+from evaluation_error import evaluation_table
 from pictures import draw_formats, draw_suite, values_of
 
 ROOT = Path(__file__).parent.parent
@@ -353,6 +354,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "formats": formats_table,
     "format costs": format_costs_table,
     "costs": costs_line,
+    "evaluation": evaluation_table,
     "results": results_table,
     "verdicts": verdicts_table,
     "benchmark": recorded,
@@ -375,6 +377,7 @@ DOCUMENTS = {
     ROOT / "docs" / "quantizers.md": ("quantizers",),
     ROOT / "docs" / "formats.md": ("formats", "format costs"),
     ROOT / "docs" / "cost-models.md": ("costs",),
+    ROOT / "docs" / "own-models.md": ("evaluation",),
     ROOT / "docs" / "results.md": ("verdicts", "results"),
     ROOT / "docs" / "speed.md": ("benchmark",),
     ROOT / "results" / "notes" / "claim-history.md": ("judged anew", "history"),

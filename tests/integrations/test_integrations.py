@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 import bitcycle
+from bitcycle.layer.quantized_product import QuantizedProduct
+from bitcycle.layer.state import PrecisionState
 from bitcycle.settings import SettingError
 
 transformers = pytest.importorskip("transformers")
@@ -328,3 +330,70 @@ def test_attention_caps_scores_and_refuses_sinks():
         torch.testing.assert_close(ours, theirs)
     with pytest.raises(SettingError, match="attention sinks"):
         attention(module, *operands, None, s_aux=torch.zeros(2))
+
+
+def seen_bits(model: nn.Module) -> dict[bool, set[int]]:
+    """The bits of weights in later forward passes, in training mode (True) and in evaluation mode."""
+    state = next(module for module in model.modules() if isinstance(module, PrecisionState))
+    seen: dict[bool, set[int]] = {True: set(), False: set()}
+
+    def look(module: nn.Module, *_: object) -> None:
+        seen[module.training].add(int(state.weight_bits))
+
+    next(m for m in model.modules() if isinstance(m, QuantizedProduct)).register_forward_pre_hook(look)
+    return seen
+
+
+def low_schedule():
+    """A schedule whose first steps have 3 bits."""
+    return bitcycle.schedule("CR", q_min=3, q_max=8, cycles=1, total_steps=100)
+
+
+@pytest.mark.parametrize(("word", "expected"), [("q_max", 8), ("step", 3)])
+def test_evaluations_of_transformers_are_at_the_chosen_precision(word, expected, tmp_path):
+    from bitcycle.integrations.transformers import PrecisionCallback
+
+    plain, _ = trainer("bert", tmp_path, eval_strategy="steps", eval_steps=1, save_strategy="no")
+    callback = PrecisionCallback(low_schedule(), evaluate_at=word)
+    sets = {"train_dataset": data("bert"), "eval_dataset": data("bert")}
+    whole = transformers.Trainer(network("bert"), plain.args, callbacks=[callback], **sets)
+    seen = seen_bits(whole.model)
+    whole.train()
+    whole.evaluate()
+    assert seen == {True: {3}, False: {expected}}
+    with pytest.raises(SettingError, match="evaluate_at=best"):
+        PrecisionCallback("CR", evaluate_at="best")
+
+
+@pytest.mark.parametrize(("word", "expected"), [("q_max", 8), ("step", 3)])
+def test_evaluations_of_lightning_are_at_the_chosen_precision(word, expected, tmp_path):
+    lightning = pytest.importorskip("lightning.pytorch")
+    from bitcycle.integrations.lightning import PrecisionCallback
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+
+        def training_step(self, batch, _index):
+            return self.net(batch).square().mean()
+
+        def validation_step(self, batch, _index):
+            self.net(batch)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    loader = torch.utils.data.DataLoader(torch.randn(8, 6), batch_size=4)
+    module = Module()
+    module.net = bitcycle.quantize_model(module.net)
+    seen = seen_bits(module)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    callback = PrecisionCallback(low_schedule(), evaluate_at=word)
+    whole = lightning.Trainer(
+        max_epochs=2, num_sanity_val_steps=0, default_root_dir=tmp_path, callbacks=[callback], **quiet
+    )
+    whole.fit(module, loader, loader)
+    assert seen == {True: {3}, False: {expected}}
+    whole.validate(module, loader)
+    assert seen == {True: {3}, False: {expected}}

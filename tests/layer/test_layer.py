@@ -186,7 +186,7 @@ def test_a_state_dict_has_ranges_and_once_the_bits():
     plain = CifarResNet((1, 1, 1), ImageShape(3, 32, 10))
     names = set(plain.state_dict())
     added = [name.rsplit(".", 1)[1] for name in bitcycle.quantize_model(plain).state_dict() if name not in names]
-    assert set(added) == {"running_zero_point", "running_range", "bits"}
+    assert set(added) == {"running_zero_point", "running_range", "running_weight", "bits"}
     assert added.count("bits") == 1
 
 

@@ -7,6 +7,16 @@ from bitcycle.schedule import Schedule
 from bitcycle.schedule import schedule as make_schedule
 from bitcycle.settings import SettingError
 
+EVALUATE_AT = ("step", "q_max")
+"""Precision of a trainer's evaluations: that of the last training step, or the schedule's highest."""
+
+
+def check_evaluate_at(word: str) -> str:
+    """`word`. Raises SettingError (a ValueError) if it is not one of EVALUATE_AT."""
+    if word not in EVALUATE_AT:
+        raise SettingError("evaluate_at", word, "is not one of the options", f"use {' or '.join(EVALUATE_AT)}")
+    return word
+
 
 def bound_schedule(
     schedule: str | Schedule, options: dict[str, Any], total_steps: float, steps_per_epoch: float

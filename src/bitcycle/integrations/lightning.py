@@ -4,12 +4,13 @@
 >>> trainer = Trainer(max_steps=1000, callbacks=[PrecisionCallback("RTH", q_min=3, q_max=8)])        # doctest: +SKIP
 """
 
+from contextlib import ExitStack
 from typing import Any
 
 from lightning.pytorch import Callback
 from torch import nn
 
-from bitcycle.integrations import bound_schedule
+from bitcycle.integrations import bound_schedule, check_evaluate_at
 from bitcycle.layer.controller import PrecisionController
 from bitcycle.layer.conversion import quantize_model
 from bitcycle.layer.quantized_product import QuantizedProduct
@@ -26,6 +27,7 @@ class PrecisionCallback(Callback):
         hardware: name of the cost model.
         seed: seed of stochastic rounding.
         conversion: further arguments of `quantize_model`.
+        evaluate_at: precision of validation, test and prediction: step (that of the last training step) or q_max.
         options: options of the schedule, such as q_min and q_max.
 
     Resume is exact from a checkpoint at the end of an epoch, and within an epoch if the data loader has `state_dict`
@@ -42,12 +44,14 @@ class PrecisionCallback(Callback):
         hardware: str = "bitops",
         seed: int = 0,
         conversion: dict[str, Any] | None = None,
+        evaluate_at: str = "step",
         **options: Any,
     ) -> None:
         self.schedule, self.quantizer, self.hardware, self.seed = schedule, quantizer, hardware, seed
         self.conversion, self.options = conversion or {}, options
         self.control: PrecisionController | None = None
         self._saved: dict[str, Any] = {}
+        self.evaluate_at, self._evaluation = check_evaluate_at(evaluate_at), ExitStack()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if any(isinstance(module, QuantizedProduct) for module in pl_module.modules()):
@@ -82,6 +86,19 @@ class PrecisionCallback(Callback):
         cost = self.control.cost()
         values = {f"bits_{role}": float(bits) for role, bits in self.control.precision._asdict().items()}
         pl_module.log_dict({**values, "gbitops": cost.gbitops, "cost_relative_to_static": cost.relative_to_static})
+
+    def _begin_evaluation(self, trainer: Any, pl_module: Any) -> None:
+        if self.control is not None and self.evaluate_at == "q_max":
+            self._evaluation.enter_context(self.control.at_q_max())
+
+    def _end_evaluation(self, trainer: Any, pl_module: Any) -> None:
+        self._evaluation.close()
+
+    on_validation_start = on_test_start = on_predict_start = _begin_evaluation
+    on_validation_end = on_test_end = on_predict_end = _end_evaluation
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._evaluation.close()
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.control is None else self.control.state_dict()

@@ -14,6 +14,7 @@ A converted model is saved with its original parameter names and with its conver
 import json
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -30,7 +32,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.trainer_utils import has_length
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from bitcycle.integrations import bound_schedule
+from bitcycle.integrations import bound_schedule, check_evaluate_at
 from bitcycle.layer.block_product import Axes
 from bitcycle.layer.controller import PrecisionController
 from bitcycle.layer.conversion import quantize_model
@@ -184,6 +186,8 @@ class PrecisionCallback(TrainerCallback):
         quantizer: name or options; the model is converted when the Trainer is created, unless already converted.
         hardware: name of the cost model.
         conversion: further arguments of `quantize_model`.
+        evaluate_at: precision of forward passes in evaluation mode (evaluate, predict, generate), during training and after
+            it: step (that of the last training step) or q_max.
         options: options of the schedule, such as q_min and q_max.
 
     Penalties of quantizers (PACT) are added to the loss. `control` is the PrecisionController.
@@ -195,11 +199,14 @@ class PrecisionCallback(TrainerCallback):
         quantizer: str | QuantizerOptions = "sbm",
         hardware: str = "bitops",
         conversion: dict[str, Any] | None = None,
+        evaluate_at: str = "step",
         **options: Any,
     ) -> None:
         self.schedule, self.quantizer, self.hardware = schedule, quantizer, hardware
         self.conversion, self.options = conversion or {}, options
         self.control: PrecisionController | None = None
+        self.evaluate_at, self._evaluation = check_evaluate_at(evaluate_at), ExitStack()
+        self._hooks: list[RemovableHandle] = []
 
     def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Convert the model before a checkpoint is loaded into it."""
@@ -222,6 +229,18 @@ class PrecisionCallback(TrainerCallback):
         if state.global_step and saved.exists():
             self.control.load_state_dict(json.loads(saved.read_text()))
         self._penalties = model.register_forward_hook(_add_penalty)
+        for hook in self._hooks:  # of an earlier training
+            hook.remove()
+        if self.evaluate_at == "q_max":
+            begin, end = self._begin_evaluation, self._end_evaluation
+            self._hooks = [model.register_forward_pre_hook(begin), model.register_forward_hook(end, always_call=True)]
+
+    def _begin_evaluation(self, model: nn.Module, _inputs: Any) -> None:
+        if not model.training and self.control is not None:
+            self._evaluation.enter_context(self.control.at_q_max())
+
+    def _end_evaluation(self, _model: nn.Module, _inputs: Any, _output: Any) -> None:
+        self._evaluation.close()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         assert self.control is not None

@@ -204,6 +204,24 @@ class PrecisionController:
                 state.set(precision)
 
     @contextmanager
+    def at_q_max(self) -> Iterator[None]:
+        """Context of an evaluation at the schedule's highest bits; then the model has its previous bits again.
+
+        `with control.at_q_max(): evaluate(model)`
+        """
+        before = [(state, state.precision, state.is_controlled) for state in self.states]
+        chose = self._record.chooses
+        self.use(self.schedule.reference)
+        try:
+            yield
+        finally:
+            self._record.choose(chose)
+            for state, precision, was_controlled in before:
+                state.is_controlled = was_controlled
+                if not state.fixed:
+                    state.set(precision)
+
+    @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Context of training-mode forward passes that are not counted, such as for estimating batch norm statistics."""
         self._counting = False

@@ -203,6 +203,11 @@ class GateRecord:
         for gates in self.gates:
             gates.target.fill_(100.0 if target is None else target)
 
+    @property
+    def chooses(self) -> bool:
+        """Whether the gates choose; true without gates."""
+        return all(gates.active for gates in self.gates)
+
     def choose(self, active: bool) -> None:
         """Let the gates choose, or use the bits of the model's other layers in all blocks."""
         for gates in self.gates:

@@ -305,6 +305,10 @@ class QuantizerOptions(Settings):
         """These options with defaults that depend on the network resolved for `model`."""
         return self
 
+    def as_released(self) -> "QuantizerOptions":
+        """These options with the defaults of the reproduction, where those of `quantize_model` differ."""
+        return self
+
     def input_gradient(self, compile: bool) -> GradientQuantizer | None:
         """A new quantizer of the gradient of a layer's input; None leaves it unquantized."""
         return None

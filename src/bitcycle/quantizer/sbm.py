@@ -22,7 +22,7 @@ SBM paper, as their code does, in the single copy of the gradient (unless `bifur
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -87,8 +87,12 @@ class SbmRows(TensorQuantizer):
 class SbmActivation(TensorQuantizer):
     """Affine quantizer with the range of the current batch, and an observer that tracks a running range.
 
-    Evaluation clamps to the running range. As in the released code, it starts at zero without bias correction, is shared by all
-    precisions, and is updated only in training steps with quantized activations; with activation checkpointing, once per step.
+    Evaluation clamps to the running range, an average that is shared by all precisions and updated only in training steps with
+    quantized activations; with activation checkpointing, once per step. It starts at zero, as in the released code, so that
+    evaluation soon after conversion clips most values. `debias` divides it by the sum of its weights, as Adam does:
+
+        range_T / (1 - momentum^T)          after T batches
+
     Evaluation before any training step uses the range of its first batch (the released code returns a constant); this does not
     affect training.
     """
@@ -98,12 +102,15 @@ class SbmActivation(TensorQuantizer):
 
     running_zero_point: Tensor
     running_range: Tensor
+    running_weight: Tensor | None
+    """Sum of the weights of the observed batches, 1 - momentum^T; None: no correction."""
 
-    def __init__(self, momentum: float = 0.9, compile: bool = False) -> None:
+    def __init__(self, momentum: float = 0.9, compile: bool = False, debias: bool = False) -> None:
         super().__init__(compile)
         self.momentum = momentum
         self.register_buffer("running_zero_point", torch.zeros(()))
         self.register_buffer("running_range", torch.zeros(()))
+        self.register_buffer("running_weight", torch.zeros(()) if debias else None)
         self.calibrated: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -127,7 +134,25 @@ class SbmActivation(TensorQuantizer):
 
     def evaluation_range(self) -> tuple[Tensor, Tensor]:
         """Zero point and range in evaluation."""
-        return (self.running_zero_point, self.running_range) if self.calibrated is None else self.calibrated
+        if self.calibrated is not None:
+            return self.calibrated
+        if self.running_weight is None:
+            return self.running_zero_point, self.running_range
+        weight = torch.where(self.running_weight > 0, self.running_weight, 1)
+        return self.running_zero_point / weight, self.running_range / weight
+
+    def note(self, bits: Tensor, batches: int = 1) -> None:
+        """Add the weights of observed batches (or time steps); for every training pass that moves the running range."""
+        if self.running_weight is None or is_recomputation():
+            return
+        share = (1 - self.momentum**batches) * (bits > 0)
+        self.running_weight.add_((1 - self.running_weight) * share)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        name = f"{prefix}running_weight"
+        if self.running_weight is not None and f"{prefix}running_range" in state_dict and name not in state_dict:
+            state_dict[name] = torch.ones_like(self.running_weight)  # saved without correction
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def ranges(self) -> tuple[Tensor, Tensor]:
         """Zero point and range that an operator reads and updates in training; copies if they must not change."""
@@ -148,6 +173,7 @@ class SbmActivation(TensorQuantizer):
             if native is not None:
                 return native.quantize_clamped(x, bits, *self.ranges())
             return super().forward(x, bits)
+        self.note(bits)
         if native is not None:
             return native.quantize_and_observe(x, bits, *self.ranges(), self.momentum)
         y, zero_point, value_range = straight_through(self._quantize, x, bits)
@@ -160,6 +186,7 @@ class SbmActivation(TensorQuantizer):
             zero_point = zero_point.clone()  # the copy saved for the backward pass must not change with the observer
             integers, scale = kernel(codes.encode, self.compile_kernel)(flat(x), zero_point, value_range, bits)
             return Codes(shaped(integers, like=x), scale, zero_point)
+        self.note(bits)
         function, running = kernel(codes.encode_and_observe, self.compile_kernel), self.running_zero_point
         integers, scale, low, zero_point, value_range = function(
             flat(x), bits, running, self.running_range, self.momentum
@@ -170,6 +197,7 @@ class SbmActivation(TensorQuantizer):
     def quantize_sequence(self, x: Tensor, bits: Tensor) -> Tensor:
         if not self.training:
             return self(x, bits)
+        self.note(bits, len(x))
         if (native := batch_operators(x, self.compile_kernel)) is not None:
             return native.quantize_sequence(x, bits, *self.ranges(), self.momentum)
         y, low, value_range = straight_through(self._quantize_steps, x, bits)
@@ -208,6 +236,12 @@ class Sbm(QuantizerOptions):
     momentum: float = setting(
         0.9, "momentum of the running activation range; FracTrain's CIFAR code has 0.1", minimum=0, maximum=1
     )
+    running_range: Optional[str] = setting(
+        None,
+        "start of the running activation range: at zero (code, as the released code), or corrected for that, so that evaluation"
+        " is right after any number of steps (debiased); null: code in runs of the command line, debiased in quantize_model",
+        choices=("code", "debiased"),
+    )
     stochastic: bool = setting(True, "round gradients stochastically (unbiased)")
     bifurcate: Optional[int] = setting(
         None,
@@ -239,6 +273,9 @@ class Sbm(QuantizerOptions):
             return self
         return replace(self, quantized_bias=bool(getattr(model, "quantized_bias", False)))
 
+    def as_released(self) -> "Sbm":
+        return replace(self, running_range=self.running_range or "code")
+
     @property
     def fine_gradient_bits(self) -> int | None:
         return self.bifurcate
@@ -255,7 +292,7 @@ class Sbm(QuantizerOptions):
         return SbmWeight(compile)
 
     def activation(self, compile: bool, signed: bool = False) -> SbmActivation:
-        return SbmActivation(self.momentum, compile)
+        return SbmActivation(self.momentum, compile, debias=self.running_range != "code")
 
     def row_activation(self, compile: bool) -> SbmRows:
         return SbmRows(compile)

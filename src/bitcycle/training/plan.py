@@ -117,7 +117,7 @@ class Plan:
         load_initial_weights(self.config.model, model)
         return quantize_model(
             model,
-            self.config.quantizer,
+            self.config.quantizer.as_released(),
             compile=compile,
             compute=self.config.training.compute,
             recompute=self.config.training.recompute,

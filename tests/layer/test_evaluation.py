@@ -1,0 +1,95 @@
+"""Evaluation of a converted model: right after any number of training steps, and at q_max on request."""
+
+from __future__ import annotations
+
+import copy
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import bitcycle
+from bitcycle.quantizer import Sbm, SbmActivation
+from tests.conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "scripts"))
+from evaluation_error import STEPS, evaluation_errors
+
+
+@pytest.mark.parametrize("bits", [3, 4, 8])
+def test_evaluation_is_right_after_any_number_of_steps(bits):
+    """The error before any training is that of rounding alone; later ones add what a batch clips that is no training batch."""
+    before, *later = evaluation_errors("debiased", bits)
+    assert before < {3: 0.5, 4: 0.25, 8: 0.015}[bits]
+    assert max(later) < before + 0.025
+
+
+def test_the_released_codes_range_is_a_setting():
+    errors = dict(zip(STEPS, evaluation_errors("code")))
+    assert errors[1] > 0.3 and errors[20] < 0.2
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_the_corrected_range_is_the_weighted_mean_of_the_batches(compile):
+    observer, momentum = SbmActivation(0.9, compile, debias=True), 0.9
+    batches = [torch.randn(8, 4) * scale for scale in (1, 3, 2)]
+    for x in batches:
+        observer(x, torch.tensor(8))
+        observer(x, torch.tensor(0))  # full precision is not observed
+    weights = [momentum**age for age in (2, 1, 0)]
+    low = sum(w * float(x.min()) for w, x in zip(weights, batches)) / sum(weights)
+    value_range = sum(w * float(x.max() - x.min()) for w, x in zip(weights, batches)) / sum(weights)
+    observer.eval()
+    assert [float(x) for x in observer.evaluation_range()] == pytest.approx([low, value_range], rel=1e-6)
+
+
+def test_time_steps_count_one_by_one():
+    one, other = (SbmActivation(0.9, debias=True) for _ in range(2))
+    sequence = torch.randn(5, 3, 4)
+    one.quantize_sequence(sequence, torch.tensor(8))
+    for step in sequence:
+        other(step, torch.tensor(8))
+    torch.testing.assert_close(one.state_dict(), other.state_dict())
+    assert float(one.running_weight) == pytest.approx(1 - 0.9**5)
+
+
+@pytest.mark.parametrize("compute", ["simulate", "codes"])
+def test_every_way_to_compute_has_the_same_range(compute):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
+    model = bitcycle.quantize_model(net, float_layers=[], compute=compute)
+    x = torch.randn(2, 3, 8, 8)
+    model(x).sum().backward()
+    zero_point, value_range = model[0].activation_quantizer.evaluation_range()
+    torch.testing.assert_close(torch.stack([zero_point, value_range]), torch.stack([x.min(), x.max() - x.min()]))
+
+
+def test_a_state_of_the_released_form_is_read_as_it_is():
+    old, new = SbmActivation(), SbmActivation(debias=True)
+    old(torch.randn(8, 4), torch.tensor(8))
+    new.load_state_dict(old.state_dict())
+    assert new.evaluation_range() == old.evaluation_range()
+
+
+def test_runs_of_the_command_line_keep_the_released_range():
+    assert Sbm().as_released().activation(False).running_weight is None
+    assert Sbm(running_range="debiased").as_released().activation(False).running_weight is not None
+
+
+def test_an_evaluation_at_q_max_is_one_word():
+    model = bitcycle.quantize_model(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), float_layers=[])
+    schedule = bitcycle.schedule("CR", q_min=2, q_max=8, cycles=1, total_steps=8)
+    control, x = bitcycle.PrecisionController(model, schedule), torch.randn(16, 4)
+    assert control.step(0).weight == 2
+    model(x)
+    at_8 = copy.deepcopy(model).eval()
+    bitcycle.PrecisionController(at_8, schedule).use((8, 8, 8))
+    model.eval()
+    before = model(x)
+    with control.at_q_max():
+        assert torch.equal(model(x), at_8(x))
+    assert torch.equal(model(x), before) and not torch.equal(before, at_8(x))
+    with pytest.raises(RuntimeError, match="stop"), control.at_q_max():
+        raise RuntimeError("stop")
+    assert model[0].precision.precision.weight == 2

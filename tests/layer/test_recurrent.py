@@ -28,7 +28,7 @@ with np.load(ROOT / "tests" / "data" / "golden-domains" / "ptb_qlstm.npz") as go
 
 
 def golden_layer(bits: int, gradient_bits: int) -> QuantizedLSTM:
-    layer = QuantizedLSTM(F, H, quantizer=Sbm(stochastic=False, quantized_bias=True))
+    layer = QuantizedLSTM(F, H, quantizer=Sbm(stochastic=False, quantized_bias=True, running_range="code"))
     layer.precision.set(Precision(bits, bits, gradient_bits))
     with torch.no_grad():
         layer.weight_ih_l0.copy_(GOLDEN["W_weight"])

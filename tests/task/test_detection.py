@@ -53,7 +53,7 @@ def data_root(tmp_path_factory):
 
 def test_quantized_bias_and_shared_observer_are_those_of_the_released_code():
     golden = arrays("voc_qconv_bias")
-    layer = QuantizedConv2d(4, 6, 3, padding=1, quantizer=Sbm(quantized_bias=True))
+    layer = QuantizedConv2d(4, 6, 3, padding=1, quantizer=Sbm(quantized_bias=True, running_range="code"))
     layer.weight.data, layer.bias.data = golden["w"], golden["bias"]
     layer.precision.set(Precision(5, 5, 8))
     for level in range(3):

@@ -238,8 +238,8 @@ class Sbm(QuantizerOptions):
     )
     running_range: Optional[str] = setting(
         None,
-        "start of the running activation range: at zero (code, as the released code), or corrected for that, so that evaluation"
-        " is right after any number of steps (debiased); null: code in runs of the command line, debiased in quantize_model",
+        "running activation range: starts at zero (code, the released code), or is corrected for that (debiased); null: code"
+        " on the command line, debiased in quantize_model",
         choices=("code", "debiased"),
     )
     stochastic: bool = setting(True, "round gradients stochastically (unbiased)")

@@ -67,7 +67,9 @@ def test_recurrent_weights_are_dropped_once_a_batch_and_come_back(quantizer):
         torch.manual_seed(seed)
         outputs.append(built(tokens)[0])
     assert torch.equal(outputs[0], outputs[1]) and not torch.equal(outputs[0], outputs[2])
-    assert all(torch.equal(value, before[name]) for name, value in built.state_dict().items() if name.partition("weight_")[1])
+    assert all(
+        torch.equal(value, before[name]) for name, value in built.state_dict().items() if name.partition("weight_")[1]
+    )
     built.zero_grad()
     torch.manual_seed(0)
     built(tokens)[0].square().sum().backward()

@@ -207,7 +207,8 @@ def test_a_model_without_layers_to_quantize_is_refused_by_name(model, sample):
 
 def test_layers_without_a_quantized_counterpart_are_named_if_nothing_else_is_left():
     class Own(nn.Linear):
-        pass
+        def forward(self, x):
+            return super().forward(2 * x)
 
     with pytest.raises(SettingError, match="all of them stay float, and 2 Own have no quantized counterpart"):
         bitcycle.quantize_model(nn.Sequential(nn.Linear(2, 2), Own(2, 2), Own(2, 2), nn.Linear(2, 2)))
@@ -310,7 +311,6 @@ def test_a_report_says_what_became_of_each_layer(capsys):
 
     parts = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Bilinear(4, 4, 4), nn.Linear(2, 2), nn.Linear(2, 2)
     report = bitcycle.conversion_report(bitcycle.quantize_model(Network(*parts)), torch.zeros(1, 3, 6, 6))
-    assert capsys.readouterr().out.strip() == str(report)
     found = {row.name: (row.bits, row.reason) for row in report.rows}
     assert found["0"] == ("float", "float_layers: first")
     assert found["1"] == ("8/8/8", "")

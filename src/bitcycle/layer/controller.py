@@ -32,8 +32,9 @@ class PrecisionController:
 
     Costs depend on the shapes of the model's products, which are traced from the first training batch. The number of samples of a
     step is passed to `step`; otherwise samples are counted in the model's training-mode forward passes with gradients, which
-    suffices for a plain loop. If training calls not the model but its parts (in Lightning, or of a ModuleDict), the samples are
-    those of the part that is called first, and the products those of all calls of the first step.
+    suffices for a plain loop. With several processes, which are taken to have batches of the same size, the samples of all count.
+    If training calls not the model but its parts (in Lightning, or of a ModuleDict), the samples are those of the part that is
+    called first, and the products those of all calls of the first step.
 
     Args:
         model: converted by `quantize_model`; a float model is accepted and has the cost of float32. May be wrapped by
@@ -97,7 +98,8 @@ class PrecisionController:
                 part.register_forward_hook(watch.after, always_call=True)
 
     def step(self, t: int, samples: int = 0) -> Precision:
-        """Set the bits and the noise of step t; count `samples` training samples at these bits, if given.
+        """Set the bits and the noise of step t; count `samples` training samples (of all processes) at these bits, if
+        given.
 
         Raises:
             SettingError (a ValueError): for a step outside the schedule's run, for bits that the quantizer does not support, and
@@ -279,7 +281,8 @@ class PrecisionController:
             self._has_noticed = True
             logger.warning("%s; for other counts, use a new controller from that step on", change)
         if not self._told and self._first.counts(part):
-            self._meter.add(self.precision, samples_of(arguments, keywords, self.batch_dimension))
+            samples = samples_of(arguments, keywords, self.batch_dimension)
+            self._meter.add(self.precision, samples * distributed.world_size())
 
     def _trace(
         self,

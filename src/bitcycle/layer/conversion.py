@@ -15,12 +15,12 @@ from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizat
 
 from bitcycle.layer import roles
 from bitcycle.layer.codes import compute_codes
+from bitcycle.layer.counterpart import counterpart
 from bitcycle.layer.gate import Gates
 from bitcycle.layer.gated_block import GatedBlock, gate_blocks
-from bitcycle.layer.quantized import CONVERSIONS
 from bitcycle.layer.quantized_product import Context, QuantizedProduct
 from bitcycle.layer.relu import use_operators
-from bitcycle.layer.roles import ROLES
+from bitcycle.layer.roles import PRODUCT_LAYERS, ROLES
 from bitcycle.layer.state import PrecisionState
 from bitcycle.layer.twin import replace_modules, twin_of
 from bitcycle.quantizer import GradientQuantizer, NoQuantizer, QuantizerOptions, TensorQuantizer, quantizer_options
@@ -36,7 +36,6 @@ DEFAULT_FLOAT_LAYERS = ("first", "last", "shortcut")
 DEFAULT_SIGNED_INPUTS = ("first",)
 """Default of layers with signed inputs if a model defines none: the layer that reads the data."""
 
-PRODUCT_LAYERS = (nn.modules.conv._ConvNd, nn.Linear, nn.Bilinear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 _LIBRARIES = ("transformers", "dgl")
 """Libraries with their own layers, supported by a module of the same name in `bitcycle.integrations`."""
 
@@ -58,7 +57,7 @@ def convertible_layers(model: nn.Module) -> dict[str, nn.Module]:
     conversion adds to the model.
     """
     integrations = _integrations(model)  # importing them registers conversions
-    layers = {n: module for n, module in model.named_modules() if type_before_parametrizations(module) in CONVERSIONS}
+    layers = {name: module for name, module in model.named_modules() if counterpart(module) is not None}
     for integration in integrations:
         layers |= getattr(integration, "added_products", lambda _: {})(model)
     return layers
@@ -270,7 +269,10 @@ def _convert(
         elif isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False  # the input of that path
     if left := _untouched(model):
-        logger.warning("these layers have no quantized counterpart and stay float: %s", left)
+        logger.warning(
+            "these layers have no quantized counterpart and stay float: %s; to quantize them, use PyTorch's own classes",
+            left,
+        )
     return model
 
 
@@ -284,7 +286,9 @@ def _quantized(rule: LayerRule, layer: nn.Module, context: Context, device: torc
         remedy = "apply that to the converted model instead, or name the layer in float_layers"
         raise SettingError("model", rule.kind, problem, remedy)
     try:
-        converted = twin_of(layer, CONVERSIONS[type(layer)])
+        kind = counterpart(layer)
+        assert kind is not None, "the plan lists convertible layers"
+        converted = twin_of(layer, kind)
         converted.attach(context)
     except SettingError as error:
         raise SettingError(error.field, error.value, f"layer {rule.name!r}: {error.problem}", error.remedy) from error
@@ -299,7 +303,7 @@ def _untouched(model: nn.Module) -> str:
         type(module).__name__
         for module in model.modules()
         if isinstance(module, PRODUCT_LAYERS)
-        and type_before_parametrizations(module) not in CONVERSIONS
+        and counterpart(module) is None
         and not hasattr(module, "precision")
         and not getattr(module, "stays_float", False)  # a model.FloatLinear
     )

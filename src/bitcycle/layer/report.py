@@ -11,6 +11,7 @@ from bitcycle.hardware import trace
 from bitcycle.layer.conversion import convertible_layers
 from bitcycle.layer.quantized_product import QuantizedProduct
 
+NOT_CONVERTED = "not converted yet"
 NOT_CALLED = "not called with this input; a function that reads its weights computes in float"
 
 
@@ -26,11 +27,12 @@ class Row:
     share: float | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ConversionReport:
-    """A table of layers; its `str` is printed by `conversion_report`."""
+    """A table of layers: print it, or read its rows; `is_converted`: whether the model has any quantized product."""
 
     rows: tuple[Row, ...]
+    is_converted: bool = True
 
     @property
     def quantized_share(self) -> float | None:
@@ -47,7 +49,11 @@ class ConversionReport:
         ]
         lines.append(("quantized", "", "", "", _percent(self.quantized_share)))
         widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-        return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+        table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
+        title = [] if self.is_converted else ["This model is not converted: bitcycle.quantize_model quantizes it."]
+        return "\n".join([*title, *table])
+
+    __repr__ = __str__
 
 
 def _bits(row: Row) -> str:
@@ -59,16 +65,20 @@ def _percent(share: float | None) -> str:
 
 
 def conversion_report(model: nn.Module, *inputs: Any, **keywords: Any) -> ConversionReport:
-    """Print and return the treatment of each layer of a converted model.
+    """The treatment of each layer of a converted model: `print(conversion_report(model, x))`.
 
     Args:
-        model: converted by `quantize_model`, or a float model.
-        inputs, keywords: of the forward pass, for the shares of the multiply-accumulates; without them shares are unknown.
+        model: converted by `quantize_model`, or a float model, which the report says.
+        inputs, keywords: of the forward pass, for the shares of the multiply-accumulates; without them shares are unknown. A
+            single tuple (arguments) or dictionary (keywords) is a sample as in `quantize_model`.
     """
+    if len(inputs) == 1 and not keywords and isinstance(inputs[0], tuple | Mapping):
+        inputs, keywords = ((), dict(inputs[0])) if isinstance(inputs[0], Mapping) else (inputs[0], {})
     rules = {rule.name: rule for rule in getattr(model, "conversion_rules", ())}
     macs, kinds = _macs(model, inputs, keywords), dict(model.named_modules())
     quantized = {name: m for name, m in kinds.items() if isinstance(m, QuantizedProduct)}
-    names = dict.fromkeys([*rules, *convertible_layers(model), *quantized, *_others(model), *(macs or {})])
+    convertible = convertible_layers(model)
+    names = dict.fromkeys([*rules, *convertible, *quantized, *_others(model), *(macs or {})])
     rows, total = [], sum((macs or {}).values())
     for name in names:
         if name in rules and any(part.startswith(f"{name}.") for part in quantized):
@@ -77,14 +87,13 @@ def conversion_report(model: nn.Module, *inputs: Any, **keywords: Any) -> Conver
         found = quantized.get(name)
         unused = found is not None and macs is not None and not macs.get(name)
         bits = "float" if found is None or unused else "/".join(map(str, found.precision.precision))
-        reason = "no quantized counterpart" if rule is None else rule.reason if found is None else ""
+        missing = NOT_CONVERTED if name in convertible and not quantized else "no quantized counterpart"
+        reason = missing if rule is None else rule.reason if found is None else ""
         reason = NOT_CALLED if unused else reason
         kind = rule.kind if rule is not None else type(module).__name__
         share = None if macs is None else macs.get(name, 0) / max(total, 1)
         rows.append(Row(name, kind, rule.roles if rule is not None else (), bits, reason, share))
-    report = ConversionReport(tuple(rows))
-    print(report)
-    return report
+    return ConversionReport(tuple(rows), bool(quantized))
 
 
 def _macs(model: nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, int] | None:

@@ -2,7 +2,8 @@
 
 First and last refer to the order of execution, which is determined with a sample input (without arithmetic), or else by torch.fx;
 if neither is possible, the order of registration is used. Layers that read the same tensor share these roles, so that query, key
-and value are treated alike. An embedding that precedes them is the first layer; embeddings stay float.
+and value are treated alike. An embedding that precedes them is the first layer; embeddings stay float. Layers that cannot be
+converted count, too: if such a layer is the last one, no convertible layer is.
 """
 
 import warnings
@@ -20,7 +21,9 @@ from bitcycle.layer.matrix_product import MatrixProduct
 
 ROLES = ("first", "last", "shortcut", "depthwise")
 
+PRODUCT_LAYERS = (nn.modules.conv._ConvNd, nn.Linear, nn.Bilinear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase, nn.GroupNorm)
 _SHORTCUT_NAMES = {"shortcut", "skip"}
 _SIBLINGS = (
     *({"q", "k", "v"}, {"query", "key", "value"}, {"q_proj", "k_proj", "v_proj"}, {"q_lin", "k_lin", "v_lin"}),
@@ -29,17 +32,19 @@ _SIBLINGS = (
 
 
 class Call(NamedTuple):
-    """A call of a layer, with an identifier of its input."""
+    """A call of a layer, with an identifier of its input; `kind` is product, embedding, or other (a module with a weight of its
+    own)."""
 
     name: str
     reads: object
+    kind: str = "product"
 
 
 def find_order(model: nn.Module, layers: Mapping[str, nn.Module], sample: Any = None) -> tuple[Call, ...]:
-    """The order in which the convertible layers and embeddings of `model` run on `sample`: a tensor, a tuple of arguments, a
-    dictionary of keywords, or None for the `dummy_inputs` of transformers models."""
-    watched = {**layers, **{name: m for name, m in model.named_modules() if isinstance(m, _EMBEDDINGS)}}
-    registered = tuple(Call(name, name) for name, _ in model.named_modules() if name in watched)
+    """The order in which the layers with weights of `model`, convertible or not, and its embeddings run on `sample`: a tensor, a
+    tuple of arguments, a dictionary of keywords, or None for the `dummy_inputs` of transformers models."""
+    watched = {**layers, **{name: m for name, m in model.named_modules() if _kind(m) and name not in layers}}
+    registered = tuple(Call(name, name, _kind(m)) for name, m in model.named_modules() if name in watched)
     if sample is None and hasattr(model, "float_layers"):  # its rule refers to layers, not embeddings
         return tuple(call for call in registered if call.name in layers)
     try:
@@ -56,6 +61,20 @@ def find_order(model: nn.Module, layers: Mapping[str, nn.Module], sample: Any = 
         if sample is not None:
             raise
         return registered
+
+
+def _kind(module: nn.Module) -> str:
+    """Whether the module is a layer (product), an embedding, or another module without parts that has a weight (other)."""
+    if isinstance(module, _EMBEDDINGS):
+        return "embedding"
+    if isinstance(module, PRODUCT_LAYERS):
+        return "product"
+    is_leaf = not module._modules and not isinstance(module, _NORMS)
+    return "other" if is_leaf and any(_is_matrix(parameter) for parameter in module._parameters.values()) else ""
+
+
+def _is_matrix(parameter: Tensor | None) -> bool:
+    return parameter is not None and sum(size > 1 for size in parameter.shape) > 1
 
 
 @contextmanager
@@ -83,10 +102,10 @@ def _run(
     calls: list[Call] = []
     kept: list[Tensor] = []  # keeps tensors alive, so that ids are unique
 
-    def note(name: str, _module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def note(name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         tensors = [leaf for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)]
         kept.extend(tensors[:1])
-        calls.append(Call(name, id(tensors[0]) if tensors else name))
+        calls.append(Call(name, id(tensors[0]) if tensors else name, _kind(module)))
 
     mode, log = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True), fake_tensor.log
     sample = (sample,) if isinstance(sample, Tensor) else sample
@@ -115,7 +134,11 @@ def _symbolic(model: nn.Module, watched: Mapping[str, nn.Module]) -> tuple[Call,
     graph = Tracer().trace(model)
     nodes = [node for node in graph.nodes if node.op == "call_module"]
     found = [(names.get(id(model.get_submodule(str(node.target)))), node) for node in nodes]
-    return tuple(Call(name, str(next(iter(node.all_input_nodes), name))) for name, node in found if name is not None)
+    return tuple(
+        Call(name, str(next(iter(node.all_input_nodes), name)), _kind(watched[name]))
+        for name, node in found
+        if name is not None
+    )
 
 
 def layer_roles(layers: Mapping[str, nn.Module], order: Sequence[Call]) -> dict[str, tuple[str, ...]]:
@@ -125,9 +148,12 @@ def layer_roles(layers: Mapping[str, nn.Module], order: Sequence[Call]) -> dict[
     in layer2.0.downsample.0 or conv_shortcut); depthwise: a convolution with one input channel per group.
     """
     touched = [call for call in order if not isinstance(layers.get(call.name), MatrixProduct)]  # without a weight
-    weighted = [call for call in touched if call.name in layers]
+    weighted = [call for call in touched if call.name in layers or call.kind != "embedding"]
     called = {call.name for call in order}
-    first = _group(touched[0], touched) & called if touched else set()
+    readers = [
+        call for call in touched if call.name in layers or call.kind != "other"
+    ]  # others may be learned positions
+    first = _group(readers[0], readers) & called if readers else set()
     last = _group(weighted[-1], weighted) & called - first if len(weighted) > 1 else set()
     roles: dict[str, tuple[str, ...]] = {}
     for name, layer in layers.items():

@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from bitcycle.hardware import Workload
 from bitcycle.layer.compilation import not_compiled
-from bitcycle.layer.conversion import PRODUCT_LAYERS
 from bitcycle.layer.quantized import NOTICED_SHARE
 from bitcycle.layer.quantized_product import QuantizedProduct
+from bitcycle.layer.roles import PRODUCT_LAYERS
 from bitcycle.settings import SettingError
 
 if TYPE_CHECKING:

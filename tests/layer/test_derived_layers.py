@@ -1,0 +1,176 @@
+"""Classes derived from PyTorch's layers, and the last layer of networks whose layers cannot all be converted."""
+
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import bitcycle
+from bitcycle import distributed
+from bitcycle.layer import QuantizedLayer
+
+
+class Reordered(nn.Linear):
+    """As Falcon's: the product first, then the bias."""
+
+    def forward(self, input):
+        hidden = input @ self.weight.T
+        return hidden if self.bias is None else hidden + self.bias
+
+
+class Named(nn.Conv2d):
+    """Changes nothing."""
+
+
+class Padded(nn.Conv2d):
+    def forward(self, x):
+        return super().forward(F.pad(x, (1, 1, 1, 1)))
+
+
+class Scaled(nn.Linear):
+    def forward(self, x):
+        return F.linear(x, self.weight / 2, self.bias)
+
+
+class Noisy(nn.Linear):
+    def forward(self, x):
+        return super().forward(F.dropout(x, 0.5, self.training))
+
+
+class Adapted(nn.Linear):
+    """A low-rank adapter whose second factor is zero at first."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.down, self.up = nn.Parameter(torch.randn(1, sizes[0])), nn.Parameter(torch.zeros(sizes[1], 1))
+
+    def forward(self, x):
+        return super().forward(x) + x @ self.down.T @ self.up.T
+
+
+class TwoInputs(nn.Linear):
+    def forward(self, x, scale):
+        return super().forward(x) * scale
+
+
+class Gathering(nn.Linear):
+    """Its method would be missing in the converted layer."""
+
+    def gather(self):
+        return self.weight
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_class_that_only_changes_the_order_is_converted(bias):
+    torch.manual_seed(0)
+    derived, plain = Reordered(6, 5, bias=bias), nn.Linear(6, 5, bias=bias)
+    plain.load_state_dict(derived.state_dict())
+    state = torch.get_rng_state()
+    models = [bitcycle.quantize_model(nn.Sequential(layer), float_layers=[]) for layer in (derived, plain)]
+    assert torch.equal(state, torch.get_rng_state())
+    x = torch.randn(3, 6)
+    assert isinstance(models[0][0], QuantizedLayer) and torch.equal(models[0](x), models[1](x))
+    assert bitcycle.conversion_report(models[0], x).rows[0].kind == "Reordered"
+
+
+def test_a_class_that_changes_nothing_is_converted():
+    assert isinstance(bitcycle.quantize_model(nn.Sequential(Named(3, 4, 3)), float_layers=[])[0], QuantizedLayer)
+
+
+@pytest.mark.parametrize(
+    "layer", [Padded(3, 4, 3), Scaled(4, 4), Noisy(4, 4), Adapted(4, 4), TwoInputs(4, 4), Gathering(4, 4)], ids=type
+)
+def test_a_class_that_may_compute_something_else_stays_float(layer, caplog):
+    with caplog.at_level(logging.WARNING):
+        model = bitcycle.quantize_model(nn.ModuleList([layer, nn.Linear(4, 4)]), float_layers=[])
+    assert type(model[0]) is type(layer) and isinstance(model[1], QuantizedLayer)
+    assert f"stay float: 1 {type(layer).__name__}; to quantize them" in caplog.text
+
+
+def test_a_weight_that_is_zero_is_tried_with_others():
+    layer = Scaled(4, 4)
+    nn.init.zeros_(layer.weight)
+    model = bitcycle.quantize_model(nn.ModuleList([layer, nn.Linear(4, 4)]), float_layers=[])
+    assert type(model[0]) is Scaled
+
+
+def floats(model):
+    return {rule.name for rule in model.conversion_rules if rule.treatment == "float"}
+
+
+def test_the_last_layer_is_found_whatever_its_class():
+    """Of Falcon only the head was quantized, as all layers before it were of its own class."""
+    x = torch.randint(0, 9, (2, 5))
+    layers = nn.Embedding(9, 4), Scaled(4, 4), Scaled(4, 4), nn.Linear(4, 4), nn.Linear(4, 9)
+    assert floats(bitcycle.quantize_model(nn.Sequential(*layers), sample=x)) == {"4"}
+    with pytest.raises(bitcycle.settings.SettingError, match="all of them stay float, and 2 Scaled"):
+        bitcycle.quantize_model(nn.Sequential(*layers[:3], layers[-1]), sample=x)
+
+
+class Cosine(nn.Module):
+    """A head with a weight of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.prototypes = nn.Parameter(torch.randn(9, 4))
+
+    def forward(self, x):
+        return F.normalize(x, dim=-1) @ F.normalize(self.prototypes, dim=-1).T
+
+
+@pytest.mark.parametrize("head", [Cosine(), Scaled(4, 9), nn.Bilinear(4, 4, 9)], ids=type)
+@pytest.mark.parametrize("sample", [torch.zeros(2, 4), None])
+def test_the_layer_before_a_head_that_stays_float_is_quantized(head, sample):
+    class Network(nn.Sequential):
+        def forward(self, x):
+            h = self[2](self[1](self[0](x)))
+            return head(h, h) if isinstance(head, nn.Bilinear) else self[3](h)
+
+    model = Network(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), head)
+    assert floats(bitcycle.quantize_model(model, sample=sample)) == {"0"}
+
+
+def test_norms_and_single_numbers_after_the_last_layer_are_no_layers():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 1), nn.LayerNorm((4, 2, 2)))
+    model = bitcycle.quantize_model(model, sample=torch.zeros(1, 3, 6, 6))
+    assert floats(model) == {"0", "2"}
+
+
+def test_the_cost_counts_the_samples_of_all_processes(monkeypatch):
+    """With two processes it was that of one."""
+    costs = {}
+    for processes in (1, 2):
+        monkeypatch.setattr(distributed, "world_size", lambda processes=processes: processes)
+        model = bitcycle.quantize_model(nn.Sequential(nn.Linear(4, 4)), float_layers=[])
+        control = bitcycle.PrecisionController(model, bitcycle.schedule("CR", cycles=1, total_steps=4), rank=0)
+        control.step(0)
+        model(torch.randn(3, 4))
+        costs[processes] = control.cost()
+    assert costs[2].gbitops == 2 * costs[1].gbitops > 0
+    assert costs[2].relative_to_static == costs[1].relative_to_static
+
+
+def test_a_report_on_a_float_model_says_so(capsys):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Bilinear(4, 4, 2))
+    report = bitcycle.conversion_report(model)
+    assert str(report).startswith("This model is not converted")
+    assert [row.reason for row in report.rows] == ["not converted yet"] * 2 + ["no quantized counterpart"]
+    assert capsys.readouterr().out == "" and repr(report) == str(report)
+
+
+class ByKeyword(nn.Sequential):
+    def forward(self, *, pixels):
+        return super().forward(pixels)
+
+
+def test_a_report_takes_the_samples_that_the_conversion_takes():
+    """A dictionary raised a bare TypeError."""
+    model = ByKeyword(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    sample = {"pixels": torch.zeros(2, 4)}
+    model = bitcycle.quantize_model(model, sample=sample)
+    reports = bitcycle.conversion_report(model, sample), bitcycle.conversion_report(model, **sample)
+    assert reports[0] == reports[1] and reports[0].quantized_share == pytest.approx(16 / 40)
+    plain = bitcycle.quantize_model(nn.Sequential(nn.Linear(4, 4)), float_layers=[])
+    assert bitcycle.conversion_report(plain, (torch.zeros(2, 4),)).quantized_share == 1

@@ -85,7 +85,8 @@ def test_a_campaign_without_jobs_is_refused(tmp_path):
 
 
 def test_the_plan_of_this_repository_is_a_plan():
-    assert all(part.expand(ROOT, "runs") for part in read_plan(ROOT / "sweeps/campaign.yaml"))
+    for plan in ("campaign", "evidence"):
+        assert all(part.expand(ROOT, "runs") for part in read_plan(ROOT / "sweeps" / f"{plan}.yaml"))
 
 
 def test_a_part_chooses_runs_settings_and_seeds(root):

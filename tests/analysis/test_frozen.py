@@ -13,19 +13,19 @@ from scipy import stats
 
 from bitcycle import campaign
 from bitcycle.analysis import frozen
-from bitcycle.analysis.aggregation import Results
+from bitcycle.analysis.aggregation import Results, Run
 from bitcycle.analysis.claims import read_claims
 from bitcycle.analysis.contrast import Pool
 from bitcycle.analysis.frozen import TEST, Family, check_frozen, fingerprint, read_families
-from bitcycle.analysis.verdict import EXPLORATORY, SUPPORTED, judge
+from bitcycle.analysis.verdict import EXPLORATORY, NOT_TESTED, SUPPORTED, ClaimResult, judge
 from bitcycle.settings import SettingError
 from tests.claims_cases import HIGHER, ONE, OTHER, PAIR, PUBLISHED, cell
 from tests.conftest import ROOT
 
 
-def family(*claims, looks: int = 2) -> Family:
+def family(*claims, looks: int = 2, seeds: int = 4) -> Family:
     tests = {claim.id: fingerprint(claim) for claim in claims}
-    return Family("f", "2026-11-24", looks, tests, dict.fromkeys(tests, 4), dict.fromkeys(tests))
+    return Family("f", "2026-11-24", looks, tests, dict.fromkeys(tests, range(seeds)), dict.fromkeys(tests))
 
 
 def test_the_repository_s_families_are_those_that_were_frozen():
@@ -84,12 +84,13 @@ def test_freezing(tmp_path, capsys):
     common = ["--seeds", "6", "--published", str(tmp_path / "published")]
     assert frozen.main(["one", "cpt/fig1-c2", *common]) == 0
     (made,) = read_families(tmp_path / "published")
-    assert (made.name, made.looks, made.seeds) == ("one", 2, {"cpt/fig1-c2": 6})
+    assert (made.name, made.looks, made.seeds) == ("one", 2, {"cpt/fig1-c2": range(6)})
     assert made.power["cpt/fig1-c2"] == pytest.approx(0.93, abs=0.03)  # an effect of 0.91 at a deviation of 0.5
     for words, message in (
         (["one", "cpt/fig1-c1"], "frozen already"),
         (["two", "cpt/fig1-c1"], "power of 0.0"),
         (["two", "cpt/fig1-c2"], "is frozen in the families"),
+        (["two", "cpt/table7-c2"], "does not quote"),
         (["two", "cpt/fig99-c1"], "there is no such claim"),
     ):
         with pytest.raises(SettingError, match=message):
@@ -97,11 +98,40 @@ def test_freezing(tmp_path, capsys):
         (tmp_path / "published/families/two.yaml").unlink(missing_ok=True)
 
 
+def test_a_family_is_tested_at_half_of_its_seeds_and_at_the_end():
+    arms = {name: cell(*values, schedule=name) for name, values in (("CR", ONE), ("static", OTHER))}
+    home = family(HIGHER)  # four seeds
+
+    def judged(trained: int, finished: str = "2026-11-25T00:00:00") -> ClaimResult:
+        cells = []
+        for one in arms.values():
+            runs = [Run({**run.row, "finished": finished}, run.settings) for run in one.runs[:trained]]
+            for run in runs:
+                vars(run).update(curve={}, analyses=[])
+            cells.append(replace(one, runs=tuple(runs)))
+        return judge([HIGHER], {"x/y": Results("mini", tuple(cells))}, Pool([]), [home])[0]
+
+    assert [judged(n).n for n in (1, 2, 3, 4)] == [None, 2, 2, 4]
+    assert judged(1).verdict == NOT_TESTED and judged(1).reason.startswith("1 of 4 planned seeds are trained")
+    assert "tested at 2 of 4 planned seeds" in judged(3).reason
+    old = judged(4, finished="2026-11-23T23:59:59")
+    assert (old.verdict, old.n) == (NOT_TESTED, None)  # seen before the family was frozen
+
+
+def test_a_margin_needs_a_quote(tmp_path):
+    shutil.copytree(PUBLISHED / "claims", tmp_path / "claims")
+    path = tmp_path / "claims" / "fractrain.yaml"
+    lines = [line for line in path.read_text().splitlines() if "while achieving a comparable accuracy" not in line]
+    path.write_text("\n".join(lines))
+    with pytest.raises(SettingError, match=r"fractrain/table4-c1: margin has no quote|table4-c1.*has no quote"):
+        read_claims(tmp_path)
+
+
 def decided(seed: int, claims: int = 8, seeds: int = 8) -> bool:
     """Whether a family without any effect decides something at its planned half or end."""
     generator = np.random.default_rng(seed)
     several = [replace(HIGHER, id=f"x/y{number}-c1") for number in range(claims)]
-    home = family(*several)
+    home = family(*several, seeds=seeds)
     arms = [[generator.normal(70, 1, seeds) for _ in ("CR", "static")] for _ in several]
     for n in (seeds // 2, seeds):
         results = {

@@ -121,6 +121,11 @@ class Claim(Settings):
         return self.margin if self.margin is not None or relative else POINTS
 
     @property
+    def assumed_margin(self) -> bool:
+        """Whether the margin is our default, because the paper has words for it and no number."""
+        return self.has_margin and self.margin is None and self.margin_percent is None
+
+    @property
     def percent(self) -> float:
         """The margin in percent of the mean of b, if it is not fixed."""
         return PERCENT_OF_PERPLEXITY if self.margin_percent is None else self.margin_percent
@@ -155,9 +160,12 @@ def _claim(paper: str, entry: dict[str, Any]) -> Claim:
         if key not in known:
             raise SettingError(name, key, "is not a field of a claim", nearest(key, known))
     try:
-        return Claim(**{**entry, "id": name})
+        claim = Claim(**{**entry, "id": name})
     except SettingError as error:
         raise error.within(name) from None
+    if claim.has_margin and not claim.quote:
+        raise SettingError(name, "margin", "has no quote", "quote the words or numbers of the paper that it comes from")
+    return claim
 
 
 def rule_of(claim: Claim, margin: float | None = None) -> str:

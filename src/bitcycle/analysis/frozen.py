@@ -3,7 +3,8 @@
 A family is a file results/published/families/NAME.yaml: the day it was frozen, the number of looks, and for each claim the
 fingerprint of its test, its seeds, and the power at the published effect. Training for a family and judging it both refuse a
 claim whose test has another fingerprint. After a result, a test can only be changed as an amendment (`amended` in the claim's
-entry): the claim is then exploratory, and decided by new seeds alone, in a family of their own.
+entry): the claim is then exploratory, and decided by new seeds alone, in a family of their own. A family counts only runs of its
+seeds that finished since it was frozen, and is tested at half of them and at the end, however many are trained in between.
 """
 
 import argparse
@@ -12,14 +13,16 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import OmegaConf
 
+from bitcycle.analysis.aggregation import Cell
 from bitcycle.analysis.claims import Claim, published_effect, read_claims, tested_reference
+from bitcycle.analysis.contrast import matches
 from bitcycle.analysis.items import PUBLISHED
 from bitcycle.analysis.statistics import Estimate, power
 from bitcycle.errors import EXIT_DONE
@@ -60,7 +63,7 @@ class Family:
         frozen: day on which it was frozen.
         looks: planned number of tests.
         tests: claim -> fingerprint of its test.
-        seeds: claim -> planned number of seeds.
+        seeds: claim -> planned seeds, in the order in which they are trained.
         power: claim -> power at the published effect; None if the paper prints no number.
     """
 
@@ -68,7 +71,7 @@ class Family:
     frozen: str
     looks: int
     tests: Mapping[str, str]
-    seeds: Mapping[str, int]
+    seeds: Mapping[str, Sequence[int]]
     power: Mapping[str, float | None]
 
 
@@ -96,12 +99,10 @@ def read_families(published: Path = PUBLISHED) -> list[Family]:
 def _read(path: Path) -> Family:
     content = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(path)))
     claims: dict[str, dict[str, Any]] = content["claims"]
-    tests, seeds, power = (
-        {claim: entry.get(key) for claim, entry in claims.items()} for key in ("test", "seeds", "power")
-    )
-    return Family(
-        path.stem, str(content["frozen"]), int(content["looks"]), cast(Any, tests), cast(Any, seeds), cast(Any, power)
-    )
+    tests, power = ({claim: entry.get(key) for claim, entry in claims.items()} for key in ("test", "power"))
+    ranges = {claim: (int(entry.get("first_seed", 0)), int(entry["seeds"])) for claim, entry in claims.items()}
+    seeds = {claim: range(first, first + count) for claim, (first, count) in ranges.items()}
+    return Family(path.stem, str(content["frozen"]), int(content["looks"]), cast(Any, tests), seeds, cast(Any, power))
 
 
 def family_of(claim: Claim, families: Iterable[Family]) -> Family | None:
@@ -128,18 +129,57 @@ def check_frozen(claims: Sequence[Claim], families: Sequence[Family]) -> None:
                 raise SettingError("claim", name, problem, remedy)
 
 
-def freeze(name: str, claims: Sequence[Claim], seeds: int, powers: Mapping[str, float | None], published: Path) -> Path:
-    """Write a new family. Raises SettingError if it exists, or has a claim without enough power."""
+def due(claim: Claim, cells: Sequence[Cell], family: Family) -> tuple[list[Cell], str]:
+    """The runs that count at the test that is due, and which test it is, or what it waits for. Only runs of the family's seeds
+    since it was frozen count: those of the first half of the seeds until all are trained, and none before."""
+    seeds = list(map(str, family.seeds[claim.id]))
+    own = [_restricted(cell, seeds, family.frozen) for cell in cells]
+    arms = [arm for part in claim.parts for arm in (part.a, *part.arms, part.minus) if arm]
+    trained = [
+        {run.row["seed"] for run in cell.runs} for cell in own if cell.runs and any(matches(cell, a) for a in arms)
+    ]
+    complete = next((n for n, seed in enumerate(seeds) if not all(seed in some for some in trained)), len(seeds))
+    half = math.ceil(len(seeds) / 2)
+    count = 0 if not trained or complete < half else len(seeds) if complete == len(seeds) else half
+    words = f"tested at {count} of {len(seeds)} planned seeds"
+    if not count:
+        words = f"{complete if trained else 0} of {len(seeds)} planned seeds are trained; the first test is at {half}"
+    return [_restricted(cell, seeds[:count], family.frozen) for cell in own], words
+
+
+def _restricted(cell: Cell, seeds: Sequence[str], since: str) -> Cell:
+    runs = (run for run in cell.runs if run.row["seed"] in seeds and (run.row.get("finished") or since) >= since)
+    return replace(cell, runs=tuple(runs))
+
+
+def freeze(
+    name: str,
+    claims: Sequence[Claim],
+    seeds: range,
+    powers: Mapping[str, float | None],
+    published: Path,
+    deviations: Mapping[str, float] | None = None,
+) -> Path:
+    """Write a new family. Raises SettingError if it exists, or has a claim without enough power, or a margin without a quote."""
     path = published / "families" / f"{name}.yaml"
     if path.exists():
         raise SettingError("family", name, "is frozen already", "choose another name; a frozen family does not change")
     for claim in claims:
         found = powers.get(claim.id)
         if found is not None and found < LEAST_POWER:
-            problem = f"has a power of {found:.2f} at the published effect with {seeds} seeds"
+            problem = f"has a power of {found:.2f} at the published effect with {len(seeds)} seeds"
             raise SettingError("claim", claim.id, problem, f"leave it out, or plan seeds for at least {LEAST_POWER}")
+        if not claim.quote:
+            problem = "does not quote the words or numbers of the paper that its direction or margin comes from"
+            raise SettingError("claim", claim.id, problem, "add a quote to its entry")
     entries = {
-        claim.id: {"test": fingerprint(claim), "seeds": seeds, "power": _rounded(powers.get(claim.id))}
+        claim.id: {
+            "test": fingerprint(claim),
+            "seeds": len(seeds),
+            "first_seed": seeds.start,
+            "deviation": _rounded((deviations or {}).get(claim.id)),
+            "power": _rounded(powers.get(claim.id)),
+        }
         for claim in claims
     }
     content = {"frozen": datetime.now(UTC).date().isoformat(), "looks": LOOKS, "claims": entries}
@@ -153,15 +193,27 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-def planned_power(claim: Claim, rows: Sequence[Mapping[str, str]], seeds: int) -> float | None:
-    """Power of a claim at its published effect with a number of seeds, with the deviation that results/summary/claims.csv tells
-    of its earlier trainings; None if there are none, or the paper prints no number."""
-    row = next((row for row in rows if row["claim_id"] == claim.id and row["deviation"]), None)
-    if row is None or (claim.value is None and not claim.has_margin):
+def planned_power(claim: Claim, deviation: float | None, margin: float | None, seeds: int) -> float | None:
+    """Power of a claim at its published effect with a number of seeds, given the deviation of its contrast between seeds, on the
+    scale of the test; None if the deviation is unknown, or the paper prints no number."""
+    if deviation is None or (claim.value is None and not claim.has_margin):
         return None
-    estimate = Estimate(0.0, float(row["deviation"]) / math.sqrt(seeds), seeds - 1, seeds)
-    margin = float(row["margin"]) if row["margin"] else None
+    estimate = Estimate(0.0, deviation / math.sqrt(seeds), seeds - 1, seeds)
     return power(estimate, published_effect(claim), claim.bounds(margin, tested_reference(claim)))
+
+
+def measured(claim: Claim, rows: Sequence[Mapping[str, str]]) -> tuple[float | None, float | None]:
+    """Deviation and margin of a claim that results/summary/claims.csv tells of its earlier trainings."""
+    row = next((row for row in rows if row["claim_id"] == claim.id and row["deviation"]), None)
+    margin = claim.fixed_margin if claim.has_margin else None
+    if row is None:
+        return None, margin
+    return float(row["deviation"]), float(row["margin"]) if row["margin"] else margin
+
+
+def _value(text: str) -> tuple[str, float]:
+    name, _, value = text.rpartition("=")
+    return name, float(value)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -170,7 +222,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("name", help="name of the family")
     parser.add_argument("claims", nargs="+", help="PAPER/ITEM-cN")
     parser.add_argument("--seeds", type=int, required=True, help="planned number of seeds")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of them; default: 0")
+    told = "deviation of a claim's contrast between seeds, measured on other runs; default: that of its earlier runs"
+    parser.add_argument("--deviation", type=_value, action="append", default=[], metavar="CLAIM=VALUE", help=told)
     parser.add_argument("--published", type=Path, default=PUBLISHED, help=argparse.SUPPRESS)
+    told = "power of a claim, for a trend from a simulation; default: computed for its published effect and deviation"
+    parser.add_argument("--power", type=_value, action="append", default=[], metavar="CLAIM=VALUE", help=told)
     given = parser.parse_args(words)
     known = {claim.id: claim for claim in read_claims(given.published)}
     for name in given.claims:
@@ -178,8 +235,15 @@ def main(words: Sequence[str] | None = None) -> int:
             raise SettingError("claim", name, "there is no such claim", nearest(name, known))
     chosen = [known[name] for name in given.claims]
     rows = read_csv(given.published.parent / "summary" / "claims.csv", missing_ok=True)
-    powers = {claim.id: planned_power(claim, rows, given.seeds) for claim in chosen}
-    print(freeze(given.name, chosen, given.seeds, powers, given.published))
+    known_rows = {claim.id: measured(claim, rows) for claim in chosen}
+    deviations = {name: deviation for name, (deviation, _) in known_rows.items() if deviation is not None}
+    deviations |= dict(given.deviation)
+    powers = {
+        claim.id: planned_power(claim, deviations.get(claim.id), known_rows[claim.id][1], given.seeds)
+        for claim in chosen
+    } | dict(given.power)
+    seeds = range(given.first_seed, given.first_seed + given.seeds)
+    print(freeze(given.name, chosen, seeds, powers, given.published, deviations))
     return EXIT_DONE
 
 

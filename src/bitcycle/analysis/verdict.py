@@ -23,7 +23,7 @@ from bitcycle.analysis.aggregation import Cell, Results, Run
 from bitcycle.analysis.claim_functions import COMPUTED as FORMULAS
 from bitcycle.analysis.claims import UNTRAINED, Claim, published_effect, rule_of, tested_reference
 from bitcycle.analysis.contrast import Pool, described, select
-from bitcycle.analysis.frozen import LEAST_POWER, Family, differs, family_of
+from bitcycle.analysis.frozen import LEAST_POWER, Family, differs, due, family_of
 from bitcycle.analysis.metrics import COSTS
 from bitcycle.analysis.predicates import Outcome, evaluate
 from bitcycle.files import read_csv, write_csv
@@ -113,7 +113,10 @@ def judge(
     corrected jointly; claims that are in no frozen family are one family at each scale."""
     judged: list[tuple[Claim, ClaimResult, Outcome | None]] = []
     for claim in claims:
-        rows = [] if claim.predicate in UNTRAINED else [_judge_at(claim, scale, results, pool) for scale in SCALES]
+        home = family_of(claim, families)
+        rows = (
+            [] if claim.predicate in UNTRAINED else [_judge_at(claim, scale, results, pool, home) for scale in SCALES]
+        )
         known = [row for row in rows if row is not None] or [(_without_runs(claim, results), None)]
         judged += [(claim, *row) for row in known]
     for claim, row, _ in judged:
@@ -167,13 +170,18 @@ def _without_runs(claim: Claim, results: Mapping[str, Results]) -> ClaimResult:
 
 
 def _judge_at(
-    claim: Claim, scale: str, results: Mapping[str, Results], pool: Pool
+    claim: Claim, scale: str, results: Mapping[str, Results], pool: Pool, home: Family | None = None
 ) -> tuple[ClaimResult, Outcome | None] | None:
-    """The verdict at one scale, before correction; None if there are no runs."""
+    """The verdict at one scale, before correction; None if there are no runs. A claim in a family counts its runs alone."""
     at_scale = [results[item].at(scale) for item in (claim.item, *claim.items) if item in results]
     every = select([cell for one in at_scale if one is not None for cell in one.cells], claim.where)
     if not any(cell.runs for cell in every):
         return None
+    planned = ""
+    if home is not None:
+        every, planned = due(claim, every, home)
+        if not any(cell.runs for cell in every):
+            return replace(_empty(claim), scale=scale, reason=f"{planned}."), None
     cells, excluded = preconditions.counting(claim, every, pool)
     parts = claim.parts
     found = [evaluate(part, cells, pool) for part in parts]
@@ -203,8 +211,10 @@ def _judge_at(
         row.verdict, row.reason = NO_TEST, failed
     else:
         _test(row, parts, found)
-        row.reason = "; ".join(filter(None, (row.reason, preconditions.left_out(every, cells))))
-        if row.power is not None and row.power < LEAST_POWER:
+        row.reason = "; ".join(filter(None, (row.reason, preconditions.left_out(every, cells), planned)))
+        if claim.assumed_margin:
+            row.reason = "; ".join(filter(None, (row.reason, "the margin is ours, the paper prints none")))
+        if home is None and row.power is not None and row.power < LEAST_POWER:
             row.verdict, row.leaning = NOT_TESTED, ""
             row.seeds_needed = _seeds_needed(claim, first, 1)
             low = f"power {row.power:.2f} at the published effect, below one half"

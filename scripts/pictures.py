@@ -11,7 +11,7 @@ from bitcycle.analysis.labels import group_of
 from bitcycle.figure.schematic import BITS, LONG, draw_bits
 from bitcycle.figure.style import PROFILES, panels, save
 from bitcycle.quantizer.format import ELEMENTS, Element
-from bitcycle.schedule import SUITE, schedule
+from bitcycle.schedule import SCHEDULES, schedule
 
 LAYOUT = ("RR", "LR", "CR", "ER", "RTV", "RTH", "LT", "CT", "ETH", "ETV")
 
@@ -21,7 +21,7 @@ def draw_suite(path: Path) -> Path:
     figure, axes = panels(len(LAYOUT), columns=5, width=2.2, height=1.7)
     for part, name in zip(axes, LAYOUT):
         bound = schedule(name, q_min=3, q_max=8, cycles=8, total_steps=LONG)
-        draw_bits(part, bound, PROFILES[SUITE[name][0]])
+        draw_bits(part, bound, PROFILES[SCHEDULES[name].values["profile"]])
         part.set_title(f"{name} saves {100 * (1 - relative_cost(bound)):.0f} % ({group_of(name)})", fontsize=9)
         part.set_xticks([0, 0.5, 1], ["0", f"{LONG // 2000}k", f"{LONG // 1000}k"])
     figure.supxlabel("training step", fontsize=10)

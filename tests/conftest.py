@@ -31,7 +31,7 @@ from hypothesis import settings
 from omegaconf import DictConfig
 
 from bitcycle.command import main
-from bitcycle.configuration import RunConfig, read_config, register_schemas
+from bitcycle.configuration import RunConfig, read_config
 from bitcycle.sweep import forkserver
 from bitcycle.sweep.composition import Composer
 from bitcycle.training.plan import Plan, make_plan
@@ -65,7 +65,6 @@ def configure(*overrides: str) -> RunConfig:
 
 def hydra_config(arguments: list[str]) -> DictConfig:
     """What Hydra makes of the arguments of train.py, from the beginning: a quarter of a second."""
-    register_schemas()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return compose("config", overrides=arguments)
 

@@ -75,7 +75,7 @@ def test_commands_of_documents_can_be_typed(command, tmp_path, monkeypatch):
     elif program == "python" and words[0] == "-m":
         assert importlib.util.find_spec(words[1])
     elif words[:1] == ["--help"] or words[1:2] == ["--help"]:
-        assert help_text(ROOT / "conf", *words[words.index("--help") + 1 :])
+        assert help_text(*words[words.index("--help") + 1 :])
     else:
         assert program == "bitcycle" or (program, words[0]) in PROGRAMS, program
         words = [word for word in words if "=" in word and not word.startswith(("hydra", "--"))]

@@ -26,7 +26,7 @@ from rich.table import Column, Table
 
 from bitcycle.analysis.collect import SUMMARY
 from bitcycle.analysis.statistics import over_seeds
-from bitcycle.configuration import GROUPS, RunConfig, read_config, register_schemas
+from bitcycle.configuration import GROUPS, RunConfig, read_config
 from bitcycle.files import read_csv, resource_root
 from bitcycle.guard import guarded
 from bitcycle.recipe.options import TrainingOptions
@@ -116,11 +116,16 @@ def group_of(row: Mapping[str, Any]) -> str:
     """The group of comparable runs that a recorded run belongs to: the settings that they share, as JSON."""
     shared = {key: value for key, value in json.loads(row["settings"]).items() if key not in IGNORED}
     shared["training"] = {key: value for key, value in shared["training"].items() if key not in IGNORED_TRAINING}
-    kinds = {group: options.get(shared[group]["name"]) for group, options in GROUPS.items() if group in shared}
+    kinds = {group: _kind(group, shared[group]["name"]) for group in GROUPS if group in shared}
     for group, kind in {**kinds, "training": TrainingOptions}.items():
         if kind is not None:
             shared[group] = _changed(shared[group], kind)
     return json.dumps(shared, sort_keys=True)
+
+
+def _kind(group: str, name: str) -> type[Settings] | None:
+    """The class of an option; None if there is no such option any more."""
+    return GROUPS[group][name].kind if name in GROUPS[group] else None
 
 
 def _changed(values: Mapping[str, Any], kind: type[Settings]) -> dict[str, Any]:
@@ -297,7 +302,6 @@ def _percent(text: str) -> float:
 
 def _configured(overrides: Sequence[str]) -> RunConfig:
     """The configuration of a baseline run with these settings."""
-    register_schemas()
     with initialize_config_dir(str(resource_root() / "conf"), version_base="1.3"):
         config = read_config(compose("config", overrides=[*overrides, "schedule=static"]))
     return replace(config, schedule=SCHEDULES["static"](q_max=config.quantizer.initial_precision.weight))

@@ -14,7 +14,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from bitcycle import distributed
-from bitcycle.configuration import GROUPS, RunConfig, read_config, register_schemas
+from bitcycle.configuration import GROUPS, RunConfig, read_config
 from bitcycle.errors import EXIT_DONE
 from bitcycle.guard import SWEEPS, JobFailed, guarded
 from bitcycle.help import help_text
@@ -34,9 +34,8 @@ def main(conf: Path) -> int:
     """Run the command line in `sys.argv` and return the exit code; `conf` is the folder of the configuration files."""
     asked = next((index for index, word in enumerate(sys.argv) if word in ("--help", "-h")), None)
     if asked is not None:
-        return guarded(lambda: show(help_text(conf, *sys.argv[asked + 1 : asked + 2])))
+        return guarded(lambda: show(help_text(*sys.argv[asked + 1 : asked + 2])))
     set_up_console()
-    register_schemas()
     # Makes Hydra raise errors instead of printing them and exiting with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv[1:] = map(quoted, sys.argv[1:])

@@ -7,22 +7,21 @@ accepts: unknown keys (including those added with +) and incompatible values.
 import dataclasses
 import difflib
 import itertools
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from bitcycle.dataset import DATASETS, DatasetOptions
 from bitcycle.hardware import HARDWARE, HardwareOptions
 from bitcycle.model import MODELS, ModelOptions
+from bitcycle.presets import Presets
 from bitcycle.quantizer import QUANTIZERS, QuantizerOptions
 from bitcycle.recipe.options import LoggingOptions, TrainingOptions
 from bitcycle.schedule import SCHEDULES, ScheduleOptions
-from bitcycle.settings import MISSING, Preset, SettingError, Settings, nearest, setting
+from bitcycle.settings import MISSING, SettingError, Settings, nearest, setting
 from bitcycle.task import TASKS, TaskOptions
 
 
@@ -61,46 +60,17 @@ class RunConfig(Settings):
         return Path(self.data_root).expanduser()
 
 
-PRESETS: dict[str, Mapping[str, Preset[Settings]]] = {
+GROUPS: dict[str, Presets[Any]] = {
     "schedule": SCHEDULES,
     "model": MODELS,
+    "dataset": DATASETS,
     "task": TASKS,
     "quantizer": QUANTIZERS,
     "hardware": HARDWARE,
 }
-"""Groups whose options are defined in a registry; options that set several groups at once are files in `conf/`."""
-
-GROUPS: dict[str, dict[str, type[Settings]]] = {
-    **{group: {name: preset.kind for name, preset in presets.items()} for group, presets in PRESETS.items()},
-    "dataset": dict(DATASETS),
-}
-"""Configuration group -> option -> the dataclass that describes it."""
-
-
-def register_schemas() -> None:
-    """Make presets known to Hydra as `GROUP: NAME`, and dataclasses as `/schema/GROUP: CLASS`, for the files of `conf/`."""
-    store = ConfigStore.instance()
-    # Hydra copies the store with all schemas for every composition, but never modifies it
-    setattr(store, "__deepcopy__", lambda memo: store)  # noqa: B010, as mypy knows no such attribute
-    for group, presets in PRESETS.items():
-        for name, preset in presets.items():
-            _register(group, name, preset.kind, preset.values)
-    _register("schema", "RunConfig", RunConfig)
-    _register("schema/training", "TrainingOptions", TrainingOptions)
-    for group, options in GROUPS.items():
-        for kind in set(options.values()):
-            _register(f"schema/{group}", kind.__name__, kind)
-
-
-_registered: dict[tuple[str, str], type[Settings]] = {}
-
-
-def _register(group: str, name: str, kind: type[Settings], values: Mapping[str, Any] | None = None) -> None:
-    """Register a dataclass or preset once; converting all of them takes a tenth of a second."""
-    if _registered.get((group, name)) is not kind:
-        node = OmegaConf.merge(OmegaConf.structured(kind), values) if values else kind
-        ConfigStore.instance().store(group=group, name=name, node=node)
-        _registered[group, name] = kind
+"""Configuration groups of which a run has one option, by its name."""
+PRESETS: dict[str, Presets[Any]] = {**GROUPS, "training": Presets("training")}
+"""All groups of settings."""
 
 
 def read_config(config: DictConfig) -> RunConfig:
@@ -144,8 +114,8 @@ def nearest_key(key: str, known: Iterable[str] | None = None) -> str:
 def all_keys() -> Iterator[str]:
     """Every setting of every option of every group, by dotted name."""
     yield from fields_below(RunConfig, "")
-    for group, options in GROUPS.items():
-        for kind in set(options.values()):
+    for group, presets in GROUPS.items():
+        for kind in set(presets.kinds().values()):
             yield from fields_below(kind, f"{group}.")
 
 
@@ -202,18 +172,3 @@ def _to_settings(node: DictConfig, path: str) -> Any:
         return kind(**values)
     except SettingError as error:
         raise error.within(path) from None
-
-
-def summaries(group: str, conf: Path) -> dict[str, str]:
-    """A one-line summary of each option of a group: from its preset, or the first comment of its file in `conf`."""
-    found = {path.stem: first_comment(path) for path in conf.glob(f"{group}/*.yaml")}
-    found |= {name: preset.summary for name, preset in PRESETS.get(group, {}).items()}
-    # resnet8 before resnet20
-    names = sorted(found, key=lambda name: (re.sub(r"\d", "", name), int(re.sub(r"\D", "", name) or 0)))
-    return {name: found[name] for name in names}
-
-
-def first_comment(path: Path) -> str:
-    """The first comment line of a configuration file, its one-line summary."""
-    lines = path.read_text().splitlines()
-    return next((line.lstrip("# ") for line in lines if line.startswith("#") and not line.startswith("# @")), "")

@@ -30,7 +30,8 @@ _REFUSALS = (
 def unknown_setting(key: str) -> SettingError:
     """The error for a setting that the chosen options do not have, naming the options that have it."""
     group = key.split(".")[0]
-    owners = [name for name, kind in GROUPS.get(group, {}).items() if key in set(fields_below(kind, f"{group}."))]
+    kinds = GROUPS[group].kinds() if group in GROUPS else {}
+    owners = [name for name, kind in kinds.items() if key in set(fields_below(kind, f"{group}."))]
     if owners:
         return SettingError(key, "...", f"the chosen {group} has no such setting", f"these have: {', '.join(owners)}")
     return SettingError(key, "...", "unknown setting", nearest_key(key))

@@ -4,13 +4,13 @@ import dataclasses
 import inspect
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from bitcycle.cli import SUB_COMMANDS
-from bitcycle.configuration import GROUPS, PRESETS, RunConfig, summaries
+from bitcycle.configuration import GROUPS, PRESETS, RunConfig
+from bitcycle.presets import Presets
 from bitcycle.recipe.options import LoggingOptions, TrainingOptions
 from bitcycle.settings import MISSING, SettingError, Settings, default_of, nearest
 from bitcycle.sweep.grid import as_text
@@ -35,46 +35,47 @@ COMMON = (
 )
 """The most frequently changed settings."""
 HELPS = {field.name: field.metadata["help"] for field in dataclasses.fields(RunConfig)}
+SCALE = "scale"
+"""The group whose options set several groups at once, and which declares no settings."""
+OPTIONS: dict[str, Presets[Any]] = {**PRESETS, SCALE: Presets(SCALE)}
 TOP, LOGGING = "settings", "logging"
 """Topics besides the groups: settings outside of groups, and logging."""
 
 
-def help_text(conf: Path, topic: str = "") -> str:
+def help_text(topic: str = "") -> str:
     """Return the help on a topic: none (overview, at most 70 lines), a group, GROUP=NAME, settings, or logging. Raises
     SettingError for an unknown topic."""
     group, _, name = topic.partition("=")
     if not topic:
-        return "\n".join(_overview(conf))
+        return "\n".join(_overview())
     if group == TOP:
         return "\n".join(_settings(RunConfig))
     if group == LOGGING:
         return "\n".join(_settings(LoggingOptions, "logging."))
-    if group not in groups(conf):
-        raise SettingError("--help", topic, "is not a help topic", nearest(group, [*groups(conf), TOP, LOGGING]))
+    if group not in OPTIONS:
+        raise SettingError("--help", topic, "is not a help topic", nearest(group, [*groups(), TOP, LOGGING]))
     if not name:
-        return "\n".join(_group(group, conf))
-    if name not in summaries(group, conf):
-        raise SettingError("--help", topic, "does not exist", nearest(name, summaries(group, conf)))
-    return "\n".join(_option(group, name, conf))
+        return "\n".join(_group(group))
+    if name not in OPTIONS[group]:
+        raise SettingError("--help", topic, "does not exist", nearest(name, OPTIONS[group]))
+    return "\n".join(_option(group, name))
 
 
-def groups(conf: Path) -> list[str]:
-    """The groups in the order of the configuration, the group of scales last."""
-    fields = [field.name for field in dataclasses.fields(RunConfig)]
-    found = {*GROUPS, *(path.parent.name for path in conf.glob("*/*.yaml"))}
-    return sorted(found, key=lambda group: fields.index(group) if group in fields else len(fields))
+def groups() -> list[str]:
+    """The groups in the order of the configuration."""
+    return [field.name for field in dataclasses.fields(RunConfig) if field.name in OPTIONS]
 
 
-def _overview(conf: Path) -> Iterator[str]:
+def _overview() -> Iterator[str]:
     yield from INTRODUCTION.splitlines()
     yield ""
-    for group in groups(conf):
-        names = ", ".join(_listed(names, 4) for names in _options(group, conf).values())
+    for group in groups():
+        names = ", ".join(_listed(names, 4) for names in _options(group).values())
         listed = f"{group + '=':<10} {HELPS[group]}: {names}"
         yield from textwrap.wrap(listed, WIDTH, subsequent_indent=" " * 11, break_on_hyphens=False)
     yield ""
     yield "Most frequently changed settings:"
-    owners = {"": RunConfig, "training.": TrainingOptions, "schedule.": GROUPS["schedule"]["CR"]}
+    owners = {"": RunConfig, "training.": TrainingOptions, "schedule.": GROUPS["schedule"]["CR"].kind}
     lines = [line for prefix, kind in owners.items() for line in _settings(kind, prefix)]
     declared = {line.split("=")[0].strip(): line for line in lines}
     yield from (declared[name] for name in COMMON)
@@ -86,51 +87,44 @@ def _overview(conf: Path) -> Iterator[str]:
     yield from CLOSING.splitlines()
 
 
-def _group(group: str, conf: Path) -> Iterator[str]:
+def _group(group: str) -> Iterator[str]:
     yield f"{group.upper()}: {HELPS[group]}"
-    for summary, names in _options(group, conf).items():
+    for summary, names in _options(group).items():
         listed = f"  {group}={', '.join(names):<18} {summary}"
         yield from textwrap.wrap(listed, 160, subsequent_indent=" " * 6, break_on_hyphens=False)
-    kinds = [TrainingOptions] if group == "training" else list(dict.fromkeys(GROUPS.get(group, {}).values()))
+    kinds = OPTIONS[group].kinds() if group != SCALE else {}
     shown: set[str] = set()
-    for kind in kinds:
+    several = set(kinds.values())
+    for kind in dict.fromkeys(kinds.values()):
         lines = [line for line in _settings(kind, f"{group}.") if line not in shown]
         if lines:
-            names = [name for name, option in GROUPS.get(group, {}).items() if option is kind]
-            yield "settings" + (f" of {_listed(names, 12)}" if len(kinds) > 1 else "") + ":"
+            names = [name for name, option in kinds.items() if option is kind]
+            yield "settings" + (f" of {_listed(names, 12)}" if len(several) > 1 else "") + ":"
             yield from lines
             shown |= set(lines)
 
 
-def _option(group: str, name: str, conf: Path) -> Iterator[str]:
+def _option(group: str, name: str) -> Iterator[str]:
     """An option's summary, its source and equation, and its settings with their values."""
-    yield f"{group}={name}: {summaries(group, conf)[name]}"
-    preset, file = PRESETS.get(group, {}).get(name), conf / group / f"{name}.yaml"
-    kind: type[Settings] | None = GROUPS.get(group, {}).get(name, TrainingOptions if group == "training" else None)
-    values: Mapping[str, Any] = preset.values if preset else {}
-    if preset is not None:
-        if preset.source:
-            yield f"Source: {preset.source}"
-        yield ""
-        own, module = (inspect.getdoc(part) or "" for part in (preset.kind, inspect.getmodule(preset.kind)))
-        yield from (own if "\n" in own or "\n" not in module else module).splitlines()
-    else:
-        comments = [line.lstrip("# ") for line in file.read_text().splitlines() if line.startswith("#")]
-        yield from comments[1:]
-        content: Any = OmegaConf.to_container(OmegaConf.load(file))
-        values = {key: value for key, value in content.items() if key != "defaults"}
+    preset = OPTIONS[group][name]
+    yield f"{group}={name}: {preset.summary}"
+    if preset.source:
+        yield f"Source: {preset.source}"
     yield ""
-    if kind is None:  # an option that sets several groups at once
-        yield OmegaConf.to_yaml(OmegaConf.create(dict(values))).rstrip()
-    else:
-        yield from _settings(kind, f"{group}.", values)
+    if group == SCALE:
+        yield OmegaConf.to_yaml(OmegaConf.create(preset.values)).rstrip()
+        return
+    own, module = (inspect.getdoc(part) or "" for part in (preset.kind, inspect.getmodule(preset.kind)))
+    yield from (own if "\n" in own or "\n" not in module else module).splitlines()
+    yield ""
+    yield from _settings(preset.kind, f"{group}.", preset.values)
 
 
-def _options(group: str, conf: Path) -> dict[str, list[str]]:
+def _options(group: str) -> dict[str, list[str]]:
     """Summary -> names of the options of a group."""
     together: dict[str, list[str]] = {}
-    for name, summary in summaries(group, conf).items():
-        together.setdefault(summary, []).append(name)
+    for name, preset in OPTIONS[group].items():
+        together.setdefault(preset.summary, []).append(name)
     return together
 
 

@@ -8,9 +8,9 @@ import dataclasses
 import difflib
 import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
-from typing import Any, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from bitcycle.errors import EXIT_WRONG_CONFIGURATION
 
@@ -145,38 +145,6 @@ class Settings:
     def identity(self) -> dict[str, Any]:
         """Values that identify a run besides its settings, such as a digest of code that a setting refers to."""
         return {}
-
-
-S_co = TypeVar("S_co", bound=Settings, covariant=True)
-
-
-class Preset(Generic[S_co]):
-    """A named option of a configuration group, such as schedule=RTH, for Python and the command line: the class of its options,
-    one line for `--help`, paper and section, and the settings that define it."""
-
-    def __init__(self, kind: type[S_co], summary: str, source: str = "", /, **values: Any) -> None:
-        self.kind, self.summary, self.source, self.values = kind, summary, source, values
-
-    def __call__(self, **values: Any) -> S_co:
-        """The options with some values changed. Raises SettingError for a setting that this class does not have, or an
-        invalid value."""
-        for name, value in values.items():
-            if name not in self.kind.__dataclass_fields__:
-                problem = f"{self.values['name']} has no such setting"
-                raise SettingError(name, value, problem, nearest(name, self.kind.__dataclass_fields__))
-        return self.kind(**{**self.values, **values})
-
-
-def registry(presets: Mapping[str, Preset[S_co]]) -> dict[str, Preset[S_co]]:
-    """The options of a group by name, with the name set in each."""
-    return {name: Preset(p.kind, p.summary, p.source, **{"name": name, **p.values}) for name, p in presets.items()}
-
-
-def chosen(group: str, presets: Mapping[str, Preset[S_co]], name: str) -> Preset[S_co]:
-    """The option `name` of a group. Raises SettingError for an unknown name."""
-    if name not in presets:
-        raise SettingError(group, name, "does not exist", nearest(str(name), presets))
-    return presets[name]
 
 
 _types = cache(get_type_hints)

@@ -16,9 +16,8 @@ from torch import nn
 from bitcycle.dataset.speech import SpeechManifest
 from bitcycle.dataset.utterances import BLANK
 from bitcycle.files import read_json, read_records
-from bitcycle.task import SpeechRecognitionOptions
 from bitcycle.task.ctc import PrefixSearch, WordTrigram, ctc_loss, edit_distances, greedy, log_add
-from bitcycle.task.speech_recognition import SpeechEvaluation, losses_of, scores
+from bitcycle.task.speech_recognition import SpeechEvaluation, SpeechRecognitionOptions, losses_of, scores
 from bitcycle.training.run import execute
 from tests.conftest import configure, plan
 from tests.speech_data import RATE, digit_rows, write_digits, write_manifests

@@ -16,7 +16,7 @@ from bitcycle.files import read_records
 from bitcycle.layer import step_ratio
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
-from bitcycle.task import Classification
+from bitcycle.task.classification import Classification
 from bitcycle.training.checkpoint import CheckpointFolder
 from bitcycle.training.loop import Trainer
 from bitcycle.training.phases import Candidate, best_candidates, choose

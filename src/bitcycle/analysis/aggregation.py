@@ -115,7 +115,7 @@ def _default(key: str, schedule: str | None, other: Any) -> Any:
 
 @cache
 def _options(schedule: str | None) -> ScheduleOptions | None:
-    return SCHEDULES[schedule]() if schedule in SCHEDULES else None
+    return SCHEDULES[schedule]() if schedule and schedule in SCHEDULES else None
 
 
 def parse_value(text: str) -> Any:

@@ -17,7 +17,7 @@ from bitcycle.analysis.claim_functions import relative_cost
 from bitcycle.analysis.labels import group_of, schedule_of
 from bitcycle.figure.data import ItemData
 from bitcycle.figure.style import FORMS, ORDERED, PROFILES, Drawing, Style, panels
-from bitcycle.schedule import SUITE, Cyclic, Schedule, schedule
+from bitcycle.schedule import SCHEDULES, SUITE, Cyclic, Schedule, schedule
 from bitcycle.schedule.cyclic import growth_profile
 
 STEPS = 1600
@@ -50,8 +50,8 @@ def suite_style(cell: Cell) -> Style:
     name = schedule_of(cell)
     if name not in SUITE:
         return Style("", "0.35", "s", edge)
-    profile, form, _ = SUITE[name]
-    return Style("", PROFILES[profile], FORMS[form], edge)
+    values = SCHEDULES[name].values
+    return Style("", PROFILES[values["profile"]], FORMS[values["form"]], edge)
 
 
 def suite_legend(figure: Figure) -> None:
@@ -83,10 +83,11 @@ def suite_picture(data: ItemData) -> Drawing:
     for part in axes[:2]:
         beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
         part.legend(fontsize=6.5, frameon=False, handlelength=1.0, borderpad=0, **beside)
-    order = list(PROFILES), list(FORMS)
-    for part, name in zip(axes[2:], sorted(SUITE, key=lambda name: [o.index(w) for o, w in zip(order, SUITE[name])])):
+    looks = {"profile": list(PROFILES), "form": list(FORMS)}
+    order = {name: [known.index(SCHEDULES[name].values[key]) for key, known in looks.items()] for name in SUITE}
+    for part, name in zip(axes[2:], sorted(SUITE, key=order.__getitem__)):
         bound = schedule(name, q_min=3, q_max=8, cycles=2, total_steps=STEPS)
-        draw_bits(part, bound, PROFILES[SUITE[name][0]])
+        draw_bits(part, bound, PROFILES[SCHEDULES[name].values["profile"]])
         part.set_title(f"{name}: cost {relative_cost(bound):.2f} ({group_of(name)})", fontsize=8.5)
     figure.supxlabel("share of the run", fontsize=9)
     figure.supylabel(BITS, fontsize=9)

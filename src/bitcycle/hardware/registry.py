@@ -1,4 +1,4 @@
-"""Registry of cost models by name, and all of them together: `hardware=all`."""
+"""The cost models by name, and all of them together: `hardware=all`."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -7,8 +7,8 @@ from bitcycle.hardware.bitfusion import BitFusion
 from bitcycle.hardware.bitops import BitOps
 from bitcycle.hardware.latency import TensorCore, Zc706
 from bitcycle.hardware.operation import SampleCounts, Workload
+from bitcycle.presets import Presets
 from bitcycle.schedule import Precision
-from bitcycle.settings import Preset, chosen, registry
 
 MODELS: tuple[type[HardwareOptions], ...] = (BitOps, BitFusion, Zc706, TensorCore)
 
@@ -32,22 +32,10 @@ class AllHardware(HardwareOptions):
         return replace(costs["bitops"], by_hardware=costs)
 
 
-HARDWARE: dict[str, Preset[HardwareOptions]] = registry(
-    {
-        "bitops": Preset(BitOps, "bit operations, GBitOps and effective MACs"),
-        "bitfusion": Preset(
-            BitFusion, "energy and latency on the Bit Fusion accelerator that FracTrain simulates, and bit operations"
-        ),
-        "zc706": Preset(Zc706, "latency on the FPGA board of CPT, and bit operations"),
-        "tensorcore": Preset(
-            TensorCore, "time at the published peak rates of an H100, B200 or MI355X, and bit operations"
-        ),
-        "all": Preset(AllHardware, "all cost models side by side"),
-    }
-)
+HARDWARE: Presets[HardwareOptions] = Presets("hardware")
 """Cost model name -> its options."""
 
 
 def hardware_options(hardware: str | HardwareOptions) -> HardwareOptions:
     """The options of a cost model given by name, or the options themselves. Raises SettingError for an unknown name."""
-    return hardware if isinstance(hardware, HardwareOptions) else chosen("hardware", HARDWARE, hardware)()
+    return hardware if isinstance(hardware, HardwareOptions) else HARDWARE.chosen(hardware)()

@@ -23,7 +23,7 @@ from bitcycle.layer.phase_transition import carry_quantized
 from bitcycle.recipe.weight_averaging import estimate_statistics
 from bitcycle.schedule import FLOAT, Precision
 from bitcycle.settings import SettingError
-from bitcycle.task import ClassificationOptions
+from bitcycle.task.classification import ClassificationOptions
 from bitcycle.training.plan import Plan, make_plan
 from bitcycle.training.run_folder import RunFolder
 
@@ -72,7 +72,7 @@ def read_run_config(folder: RunFolder, data_root: str | None = None) -> RunConfi
     the file cannot be read, or was written by an incompatible version."""
     try:
         loaded: Any = OmegaConf.load(folder.config)
-        kinds = {group: OmegaConf.structured(options[loaded[group].name]) for group, options in GROUPS.items()}
+        kinds = {group: OmegaConf.structured(options[loaded[group].name].kind) for group, options in GROUPS.items()}
         merged: Any = OmegaConf.merge(OmegaConf.structured(RunConfig), kinds, loaded)
         config = read_config(merged)
     except (OSError, KeyError, AttributeError, OmegaConfBaseException, SettingError) as error:

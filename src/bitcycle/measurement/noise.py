@@ -38,7 +38,7 @@ from bitcycle.measurement.finished_run import FinishedRun
 from bitcycle.measurement.job import Analysis, run_command
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, setting
-from bitcycle.task import SpeechEvaluation, SpeechRecognitionOptions
+from bitcycle.task.speech_recognition import SpeechEvaluation, SpeechRecognitionOptions
 
 Noise = Callable[[int, torch.Generator], Tensor]
 """(samples, generator) -> noise [samples]."""

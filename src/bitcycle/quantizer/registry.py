@@ -1,24 +1,15 @@
-"""Registry of quantizers by name, and `quantize` for a single tensor."""
+"""The quantizers by name, and `quantize` for a single tensor."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from bitcycle.presets import Presets
 from bitcycle.quantizer.base import ROLES, QuantizerOptions
-from bitcycle.quantizer.dorefa import Dorefa
-from bitcycle.quantizer.fp8 import Fp8
-from bitcycle.quantizer.multibit import Multibit
-from bitcycle.quantizer.mx import Mx
-from bitcycle.quantizer.nvfp4 import Nvfp4
-from bitcycle.quantizer.pact_binary import PactBinary
-from bitcycle.quantizer.sbm import Sbm
-from bitcycle.quantizer.ternary import Ternary, Ttq
-from bitcycle.quantizer.uniform import UniformL2
-from bitcycle.quantizer.wageubn import Wageubn
 from bitcycle.randomness import int32_key
 from bitcycle.schedule import FLOAT
-from bitcycle.settings import Preset, SettingError, chosen, nearest, registry
+from bitcycle.settings import SettingError, nearest
 
 
 @dataclass
@@ -28,34 +19,13 @@ class NoQuantizer(QuantizerOptions):
     name: str = "none"
 
 
-QUANTIZERS: dict[str, Preset[QuantizerOptions]] = registry(
-    {
-        "sbm": Preset(Sbm, "affine min-max quantizer of Better Schedules, CPT and FracTrain"),
-        "dorefa": Preset(Dorefa, "DoReFa: tanh weights, activations in [0, 1], gradients with one range per sample"),
-        "wageubn": Preset(Wageubn, "WAGEUBN: fixed point with power-of-two ranges for weights, activations and errors"),
-        "pact_binary": Preset(PactBinary, "1-bit PACT activations and 1-bit sign weights of partial pre-training"),
-        "uniform_l2": Preset(UniformL2, "symmetric uniform levels with the step of least squared error (HLHLp)"),
-        "ternary": Preset(
-            Ternary, "symmetric ternary weights with a threshold at 2/3 of their mean magnitude (HLHLp, after HitNet)"
-        ),
-        "multibit": Preset(
-            Multibit, "sums of sign vectors, 4 levels at 2 bits (HLHLp, after Guo et al. and Xu et al.)"
-        ),
-        "ttq": Preset(Ttq, "ternary weights with two trained values for each layer (HLHLp, after TTQ)"),
-        "mx": Preset(Mx, "OCP Microscaling formats: blocks of 32 elements of 4, 6 or 8 bits share a power of two"),
-        "nvfp4": Preset(
-            Nvfp4, "NVFP4: blocks of 16 elements of 4 bits with an E4M3 scale, and a float32 scale for the tensor"
-        ),
-        "fp8": Preset(Fp8, "FP8: E4M3 forward and E5M2 for gradients, with one scale for each tensor"),
-        "none": Preset(NoQuantizer, "no quantization: float32, the baseline of accuracy and speed"),
-    }
-)
+QUANTIZERS: Presets[QuantizerOptions] = Presets("quantizer")
 """Quantizer name -> its options."""
 
 
 def quantizer_options(quantizer: str | QuantizerOptions) -> QuantizerOptions:
     """The options of a quantizer given by name, or the options themselves. Raises SettingError for an unknown name."""
-    return quantizer if isinstance(quantizer, QuantizerOptions) else chosen("quantizer", QUANTIZERS, quantizer)()
+    return quantizer if isinstance(quantizer, QuantizerOptions) else QUANTIZERS.chosen(quantizer)()
 
 
 def encode_bits(bits: int) -> int:

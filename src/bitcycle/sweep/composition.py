@@ -6,25 +6,26 @@ It takes a tenth of Hydra's time per configuration.
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bitcycle.configuration import GROUPS as OPTION_GROUPS
-from bitcycle.configuration import PRESETS, RunConfig, read_config, register_schemas
+from bitcycle.configuration import RunConfig, read_config
 from bitcycle.guard import explain_hydra
-from bitcycle.settings import SettingError
+from bitcycle.presets import Preset
+from bitcycle.settings import SettingError, Settings
 from bitcycle.sweep.grid import Overrides, command_line
 
 GROUPS = (*OPTION_GROUPS, "training", "scale")
 """Settings that select a file of `conf/`; all others set values in the selected files."""
 ALONE = ("schedule", "quantizer")
-"""Independent groups: their options are presets, which set nothing outside the group, and no file sets anything inside it."""
+"""Independent groups: their presets set nothing outside the group, and no other file sets anything inside it."""
 
 
 class Composer:
@@ -39,7 +40,7 @@ class Composer:
 
     def __call__(self, run: Overrides) -> DictConfig:
         """The configuration of a run; raises Hydra's errors for an unknown setting or a value of the wrong type."""
-        alone = {key: run[key] for key in ALONE if run.get(key) in PRESETS[key]}
+        alone = {key: run[key] for key in ALONE if key in run and self._is_alone(key, run[key])}
         choices = {k: v for k, v in run.items() if (k in GROUPS or not _is_plain(k)) and k not in alone}
         try:
             found = self._chosen(choices, alone)
@@ -62,6 +63,9 @@ class Composer:
                 self._checked[key] = explain_hydra(error)
         return self._checked[key]
 
+    def _is_alone(self, group: str, option: str) -> bool:
+        return option in OPTION_GROUPS[group] and OPTION_GROUPS[group][option].self_contained
+
     def _chosen(self, choices: Overrides, alone: Overrides) -> DictConfig:
         """A new configuration with these group choices, in which presets of independent groups are inserted.
 
@@ -73,9 +77,14 @@ class Composer:
         found: DictConfig = pickle.loads(self._composed[name])
         OmegaConf.set_readonly(found, False)
         for group, option in alone.items():
-            found[group] = ConfigStore.instance().load(f"{group}/{option}.yaml").node
+            found[group] = _node(OPTION_GROUPS[group][option])
         OmegaConf.set_struct(found, True)
         return found
+
+
+@cache
+def _node(preset: Preset[Settings]) -> DictConfig:
+    return OmegaConf.merge(OmegaConf.structured(preset.kind), preset.values)  # type: ignore[return-value]
 
 
 def _is_plain(key: str) -> bool:
@@ -94,6 +103,5 @@ def without_hydra(config: DictConfig) -> DictConfig:
 @contextmanager
 def composing(conf: Path) -> Iterator[Callable[[Overrides], RunConfig | str]]:
     """Provide `Composer.checked` for the configuration files in `conf`."""
-    register_schemas()
     with initialize_config_dir(str(conf.absolute()), version_base="1.3"):
         yield Composer(lambda arguments: compose("config", overrides=arguments)).checked

@@ -9,6 +9,6 @@ with contextlib.suppress(PermissionError):  # already a session leader
     os.setsid()  # signals to the sweep's process group do not reach the runs: the sweep forwards them
 # the thread that causes this warning belongs to a library that stops it around a fork
 warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-importlib.import_module("bitcycle.configuration").register_schemas()
+importlib.import_module("bitcycle.configuration")
 with contextlib.suppress(ImportError):
     importlib.import_module("hydra.core.plugins").Plugins.instance()  # Hydra searches for plugins once per process

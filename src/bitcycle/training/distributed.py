@@ -37,7 +37,6 @@ NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
 _SYNC_BUFFERS = "forward_sync_buffers"
 if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel.__init__).parameters:  # before torch 2.13
     _SYNC_BUFFERS = "broadcast_buffers"
-SHARED_TASKS = [name for name, preset in TASKS.items() if preset.kind.can_be_shared]
 FIRST_PORT, PORTS = 20_000, 12_000
 """Range of ports for the tasks of a SLURM job; the port is derived from the job id."""
 
@@ -141,7 +140,8 @@ def check_sharing(plan: Plan) -> None:
         return
     alone = "train it in one process"
     if not config.task.can_be_shared:
-        problem = f"cannot be trained in {number} processes; only {', '.join(SHARED_TASKS)} can"
+        shared = ", ".join(name for name, kind in TASKS.kinds().items() if kind.can_be_shared)
+        problem = f"cannot be trained in {number} processes; only {shared} can"
         raise SettingError("task.name", config.task.name, problem, alone)
     if ":" in config.training.device and torch.cuda.device_count() > 1:
         problem = f"is one GPU, but there are {number} processes, and each takes its own"

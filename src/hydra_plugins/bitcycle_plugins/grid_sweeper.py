@@ -5,13 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
-from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
@@ -27,16 +25,6 @@ GROUP = "sweeps"
 """Config group of the sweep files; its choice is not a setting of a run."""
 NEUTRAL = {"scale", "seed", "dry_run", "results_root", "data_root"}
 """Command-line settings with which a sweep's runs still belong to its item."""
-
-
-class SweepsSearchPath(SearchPathPlugin):
-    """Appends the parent folder of `conf/` to the search path, so that `sweeps/` is the group of +sweeps=PAPER/ITEM."""
-
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        for element in list(search_path.get_path()):
-            folder = Path(str(element.path).removeprefix("file://"))
-            if element.provider == "main" and (folder.parent / "sweeps").is_dir():
-                search_path.append(provider="bitcycle", path=f"file://{folder.parent}")
 
 
 @runtime_checkable

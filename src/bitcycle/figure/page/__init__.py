@@ -14,7 +14,7 @@ from PIL import Image
 
 from bitcycle.analysis.items import PAPERS, PUBLISHED
 from bitcycle.analysis.verdict import EXPLORATORY, UNDECIDED, VERDICTS, ClaimResult
-from bitcycle.configuration import first_comment
+from bitcycle.dataset import DATASETS
 from bitcycle.figure.data import ItemData, status_line
 from bitcycle.figure.table import Table, as_markdown, number, signed
 
@@ -63,8 +63,7 @@ class Entry:
     def listing(self) -> str:
         """Its listing, if any: an algorithm, or the datasets of this repository (hlhlp, appendix C)."""
         if self.data.item.id == "hlhlp/appC":
-            files = sorted((self.data.root / "conf" / "dataset").glob("*.yaml"))
-            return "\n".join(f"dataset={file.stem:20} {first_comment(file)}" for file in files)
+            return "\n".join(f"dataset={name:20} {preset.summary}" for name, preset in DATASETS.items())
         return str(yaml.safe_load((HERE / "listings.yaml").read_text()).get(self.data.item.id, ""))
 
     @property

@@ -87,7 +87,7 @@ def test_so_many_files_are_touched():
         "schedule": 2,
         "quantizer": 3,
         "model": 2,
-        "dataset": 3,
+        "dataset": 2,
         "item": 3,
         "claim": 1,
     }

@@ -54,7 +54,7 @@ WRONG = {
     "schedule.q_max=null": ("schedule.q_max=null", "cannot be null"),
     "schedule=CR schedule.q_min=null": ("schedule.q_min=null", "a whole number"),
     "schedule.name=RTH": ("schedule.name=RTH", "write schedule=RTH"),
-    "schedule.exp_k=3": ("schedule.exp_k", "these have: CR, CT, LR"),
+    "schedule.exp_k=3": ("schedule.exp_k", "these have: CR, CT, ER"),
     "training.learning_rate.milestones=0.5": ("milestones=0.5", "write training.learning_rate.milestones=[0.5]"),
     "training.optimizer=adam": ("training.optimizer=adam", "training.optimizer.name=adam"),
     "training.steps=null": ("training.steps=null", "set exactly one of"),

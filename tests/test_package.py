@@ -97,7 +97,7 @@ def test_light_imports(statement):
     loaded = imported_by(statement)
     assert not loaded & {"torch", "numpy", "hydra", "omegaconf", "rich", "scipy", "pandas"}
     ours = {name.split(".")[1] for name in loaded if name.startswith("bitcycle.")}
-    assert ours <= {"schedule", "settings", "cli", "errors", "files", "signals", "threads"}
+    assert ours <= {"schedule", "settings", "presets", "cli", "errors", "files", "signals", "threads"}
 
 
 def test_every_public_name_is_there():

@@ -18,6 +18,7 @@ from bitcycle.configuration import GROUPS, RunConfig, read_config
 from bitcycle.errors import EXIT_DONE
 from bitcycle.guard import SWEEPS, JobFailed, guarded
 from bitcycle.help import help_text
+from bitcycle.presets import add_sources
 from bitcycle.settings import SettingError
 from bitcycle.sweep.execution import SweepEnded, worst
 from bitcycle.sweep.grid import quoted
@@ -68,6 +69,7 @@ def show(text: str) -> None:
 
 def run(config: DictConfig, found: list[float]) -> int:
     """Run one composed configuration: validate, plan, then print the plan or execute it and add objectives to `found`."""
+    add_sources(HydraConfig.get().runtime.config_sources)
     overrides, sweep = HydraConfig.get().overrides.task, HydraConfig.get().runtime.choices.get(SWEEPS)
     refuse_renamed_options(overrides)
     if sweep is not None:

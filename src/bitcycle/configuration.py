@@ -86,6 +86,7 @@ def read_config(config: DictConfig) -> RunConfig:
         name: str = getattr(run, group).name
         if name not in options:
             raise SettingError(f"{group}.name", name, "is not one of the options", nearest("", options))
+        assert isinstance(getattr(run, group), options[name].kind), "Hydra and Presets read the same file"
     return run
 
 

@@ -16,15 +16,13 @@ Hydra composes these files for the command line, and `Presets` reads them for th
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, cached_property
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Generic, TypeVar
-
-from omegaconf import OmegaConf
 
 from bitcycle.files import resource_root
 from bitcycle.settings import SettingError, Settings, nearest
@@ -58,9 +56,17 @@ def _installed_folders() -> tuple[Path, ...]:
 
 def add_folder(folder: Path) -> None:
     """Search a folder of configuration files too, in this process and in those that it starts."""
+    folder = folder.absolute()
     known = [name for name in os.environ.get(FOLDERS, "").split(os.pathsep) if name]
     if str(folder) not in known:
         os.environ[FOLDERS] = os.pathsep.join([*known, str(folder)])
+
+
+def add_sources(sources: Iterable[Any]) -> None:
+    """Search the folders that Hydra searches: `hydra.runtime.config_sources`."""
+    for source in sources:
+        if source.schema == "file" and source.provider not in ("main", "bitcycle"):  # conf/ and sweeps/ of this package
+            add_folder(Path(source.path))
 
 
 def settings_class(path: str) -> type[Settings]:
@@ -102,6 +108,8 @@ class Preset(Generic[S_co]):
 
     @cached_property
     def _content(self) -> dict[str, Any]:
+        from omegaconf import OmegaConf  # slow to import, and only needed for values
+
         # not yaml.safe_load, which follows YAML 1.1 and takes 1e-4 for text
         content: Any = OmegaConf.to_container(OmegaConf.load(self.path))
         return content or {}

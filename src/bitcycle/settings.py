@@ -6,10 +6,12 @@ validates a run's configuration and determines which settings enter the run's na
 
 import dataclasses
 import difflib
+import hashlib
 import inspect
 import math
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from bitcycle.errors import EXIT_WRONG_CONFIGURATION
@@ -143,8 +145,11 @@ class Settings:
         """Check constraints between fields; override to add some."""
 
     def identity(self) -> dict[str, Any]:
-        """Values that identify a run besides its settings, such as a digest of code that a setting refers to."""
-        return {}
+        """Values that identify a run besides its settings: for a class of a user, the digest of its file, as changed code is
+        another run."""
+        if type(self).__module__.partition(".")[0] == "bitcycle":
+            return {}
+        return {"source": hashlib.sha256(Path(inspect.getfile(type(self))).read_bytes()).hexdigest()}
 
 
 _types = cache(get_type_hints)

@@ -15,6 +15,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from bitcycle.errors import EXIT_DONE, EXIT_WRONG_CONFIGURATION
+from bitcycle.presets import add_sources
 from bitcycle.settings import SettingError
 from bitcycle.sweep.grid import expand
 
@@ -47,6 +48,7 @@ class GridSweeper(Sweeper):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         from bitcycle.sweep.composition import Composer, without_hydra
 
+        add_sources(config.hydra.runtime.config_sources)
         self.loader = hydra_context.config_loader
         composer = Composer(lambda arguments: without_hydra(self.loader.load_sweep_config(config, arguments)))
         self.compose = composer.checked

@@ -1,0 +1,110 @@
+"""docs/own-presets.md, followed literally in an empty folder: presets of a user that live outside of the package."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+import bitcycle
+from bitcycle import presets
+from bitcycle.presets import Presets
+from bitcycle.schedule import SCHEDULES
+from bitcycle.settings import SettingError
+from bitcycle.training.plan import run_hash
+from tests.conftest import ROOT, configure
+
+PAGE = (ROOT / "docs" / "own-presets.md").read_text()
+FILES = re.findall(r'```\w+ title="(.*?)"\n(.*?)```', PAGE, re.DOTALL)
+COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder with the files of the page, which is the current one."""
+    for name, text in FILES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv(presets.FOLDERS, str(tmp_path / "conf"))
+    yield tmp_path
+    for name, _ in FILES:
+        sys.modules.pop(name.removesuffix(".py"), None)
+
+
+def run(words: list[str], cwd) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k != presets.FOLDERS}
+    environment |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "bitcycle", *words]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+def test_the_page_works_in_an_empty_folder(folder):
+    assert len(FILES) == 5 and len(COMMANDS) == 3
+    for command in COMMANDS:
+        done = run(shlex.split(command)[1:], folder)
+        assert done.returncode == 0, (command, done.stderr)
+    runs = {path.parent.parent.name.split("-")[3] for path in folder.rglob("summary.json")}
+    assert runs == {"sawtooth", "RTH", "RTH4"}
+
+
+def test_hydras_search_path_finds_presets_too(folder):
+    words = ["schedule=sawtooth", "model=resnet8", "dataset=digits", "dry_run=json", "training.steps=100"]
+    done = run([*words, f"hydra.searchpath=[file://{folder}/conf]"], folder)
+    assert done.returncode == 0, done.stderr
+    bits = [weight for weight, *_ in json.loads(done.stdout)["precision"]]
+    assert bits == [3, 4, 5, 6, 7, 8] * 2
+    refused = run(words, folder)
+    assert refused.returncode == 2 and "schedule=sawtooth: does not exist" in refused.stderr
+
+
+def test_python_reads_own_presets(folder):
+    bound = bitcycle.schedule("sawtooth", total_steps=120)
+    assert [bound(step).weight for step in (0, 10, 59, 60)] == [3, 4, 8, 3]
+    assert bitcycle.schedule("sawtooth", total_steps=120, teeth=1)(60).weight == 6
+    variant = SCHEDULES["RTH4"]()
+    assert vars(variant) == vars(SCHEDULES["RTH"](name="RTH4", q_min=4, cycles=4))
+    assert configure("schedule=RTH4").schedule == variant
+    with pytest.raises(SettingError, match="teeth=0: is too small"):
+        SCHEDULES["sawtooth"](teeth=0)
+
+
+def test_changed_code_is_another_run(folder):
+    before = run_hash(configure("schedule=sawtooth"))
+    assert run_hash(configure("schedule=sawtooth")) == before
+    (folder / "sawtooth.py").write_text((folder / "sawtooth.py").read_text() + "\n# changed\n")
+    assert run_hash(configure("schedule=sawtooth")) != before
+    assert run_hash(configure("schedule=RTH")) == run_hash(configure("schedule=RTH"))
+
+
+def test_names_of_the_package_come_first(folder):
+    (folder / "conf" / "schedule" / "CR.yaml").write_text("defaults: [RTH, _self_]\nname: CR\n")
+    assert Presets("schedule")["CR"].values["profile"] == "cosine"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("defaults: [/schema@_here_: nowhere.Thing, _self_]", "nowhere.Thing: cannot be imported"),
+        ("defaults: [/schema@_here_: pathlib.Path, _self_]", "pathlib.Path: declares no settings"),
+        ("q_min: 3", "names no class of its settings"),
+    ],
+)
+def test_files_that_name_no_class_of_settings(folder, text, problem):
+    (folder / "conf" / "schedule" / "wrong.yaml").write_text(f"# wrong\n# wrong\n{text}\nname: wrong\n")
+    with pytest.raises(SettingError, match=problem):
+        Presets("schedule")["wrong"]()
+    done = run(["--config-dir", "conf", "schedule=wrong", "dry_run=true"], folder)
+    assert done.returncode == 2 and "Remedy" in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_a_folder_that_does_not_exist_is_named(monkeypatch):
+    monkeypatch.setenv(presets.FOLDERS, "/nowhere/at/all")
+    with pytest.raises(SettingError, match=r"BITCYCLE_CONF=/nowhere/at/all: is not a folder"):
+        list(SCHEDULES)

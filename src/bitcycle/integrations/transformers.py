@@ -129,6 +129,9 @@ def finish_conversion(model: nn.Module, conversion: dict[str, Any]) -> None:
             outermost = f"{name}." if name else ""
             own = [x.removeprefix(outermost) for x in conversion["float_layers"] if x.startswith(outermost)]
             module.config.quantization_config = SavedConversion(**{**conversion, "float_layers": own})
+            if bits := conversion["quantizer"].get("layer_bits"):
+                within = {x.removeprefix(outermost): value for x, value in bits.items() if x.startswith(outermost)}
+                module.config.quantization_config.quantizer["layer_bits"] = within
             # keep parameter names: Trainer does not revert the library's renaming (huggingface/transformers issue
             # 48805)
             module._weight_conversions = []  # type: ignore[assignment]

@@ -3,7 +3,7 @@
 import fnmatch
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -24,7 +24,8 @@ from bitcycle.layer.roles import PRODUCT_LAYERS, ROLES
 from bitcycle.layer.state import PrecisionState
 from bitcycle.layer.twin import replace_modules, twin_of
 from bitcycle.quantizer import GradientQuantizer, NoQuantizer, QuantizerOptions, TensorQuantizer, quantizer_options
-from bitcycle.schedule import Dfq, Precision, Schedule
+from bitcycle.quantizer.base import layer_precision
+from bitcycle.schedule import FLOAT, Dfq, Precision, Schedule
 from bitcycle.settings import SettingError
 
 logger = logging.getLogger(__name__)
@@ -41,13 +42,14 @@ _LIBRARIES = ("transformers", "dgl")
 
 
 class LayerRule(NamedTuple):
-    """One convertible layer of a model: its name, roles, treatment (quantized, float, fixed bits), and the reason."""
+    """One convertible layer of a model: its name, roles, treatment (quantized, float, fixed bits), the reason, and fixed bits."""
 
     name: str
     kind: str
     roles: tuple[str, ...]
     treatment: str
     reason: str = ""
+    precision: Precision | None = None
 
 
 def convertible_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -106,26 +108,48 @@ def conversion_plan(
     model: nn.Module, options: QuantizerOptions, schedule: Schedule | None = None, sample: Any = None
 ) -> list[LayerRule]:
     """The treatment of each convertible layer of `model` by `quantize_model`. Raises SettingError if an entry of
-    options.float_layers is neither a role nor matches a layer's name."""
+    options.float_layers or options.layer_bits is neither a role nor matches a layer's name.
+
+    A layer listed in options.float_layers stays float. Otherwise an entry of options.layer_bits applies, the most specific one: a
+    name before a pattern, a longer pattern before a shorter one, a role last. Then the rule of the model or quantizer for float
+    layers, then fixed bits of depthwise convolutions.
+    """
     gates, rule = gates_of(model, schedule), getattr(model, "float_layers", DEFAULT_FLOAT_LAYERS)
     float_layers = options.float_rule(rule if gates is None else ("first", *rule))
     layers, found = convertible_layers(model), layer_roles(model, sample)
-    for entry in float_layers:
-        if entry not in ROLES and not any(_match(name, (), [entry]) for name in layers):
-            remedy = f"use the roles {', '.join(ROLES)} or patterns of these names: {', '.join(layers) or 'none'}"
-            raise SettingError("float_layers", entry, "is neither a role nor matches a layer of the model", remedy)
+    own_bits = options.layer_bits or {}
+    for field, entries in (("float_layers", float_layers), ("layer_bits", own_bits)):
+        for entry in entries:
+            if entry not in ROLES and not any(_match(name, (), [entry]) for name in layers):
+                remedy = f"use the roles {', '.join(ROLES)} or patterns of these names: {', '.join(layers) or 'none'}"
+                raise SettingError(field, entry, "is neither a role nor matches a layer of the model", remedy)
     blocks = tuple(f"{name}." for name in getattr(model, "block_names", ())) if gates is not None else ()
     depthwise = _depthwise_precision(options, gates)
     plan = []
     for name, layer in layers.items():
-        entry = _match(name, found[name], float_layers)
-        treatment, reason = "by gate" if name.startswith(blocks) else "quantized", ""
+        entry, own = _match(name, found[name], float_layers), _most_specific(name, found[name], own_bits)
+        treatment, reason, fixed = "by gate" if name.startswith(blocks) else "quantized", "", None
+        if own and (not entry or options.float_layers is None):
+            entry, fixed = "", layer_precision(own, own_bits[own])
+            reason = f"layer_bits: {own}"
+        elif not entry and "depthwise" in found[name]:
+            fixed = depthwise
         if entry or isinstance(options, NoQuantizer):
-            treatment, reason = "float", f"float_layers: {entry}" if entry else "quantizer=none"
-        elif "depthwise" in found[name] and depthwise is not None:
-            treatment = "fixed {1}/{2}".format(*depthwise)
-        plan.append(LayerRule(name, type_before_parametrizations(layer).__name__, found[name], treatment, reason))
+            treatment, reason, fixed = "float", f"float_layers: {entry}" if entry else "quantizer=none", None
+        elif fixed is not None and min(fixed[:2]) == FLOAT:
+            treatment, fixed = "float", None
+        elif fixed is not None:
+            numbers = fixed[1:] if fixed.weight == fixed.activation else fixed
+            treatment = f"fixed {'/'.join(map(str, numbers))}"
+        kind = type_before_parametrizations(layer).__name__
+        plan.append(LayerRule(name, kind, found[name], treatment, reason, fixed))
     return plan
+
+
+def _most_specific(name: str, found: Sequence[str], entries: Iterable[str]) -> str:
+    """The entry of `layer_bits` that applies to a layer; empty: none. The order of the entries has no effect."""
+    matching = (entry for entry in entries if _match(name, found, [entry]))
+    return max(matching, key=lambda entry: (entry not in ROLES, entry == name, len(entry), entry), default="")
 
 
 def _depthwise_precision(options: QuantizerOptions, gates: Dfq | None) -> Precision | None:
@@ -143,6 +167,7 @@ def quantize_model(
     quantizer: str | QuantizerOptions = "sbm",
     *,
     float_layers: Sequence[str] | None = None,
+    layer_bits: Mapping[str, int | str | Sequence[int]] | None = None,
     compile: bool = False,
     compute: str = "simulate",
     recompute: bool = False,
@@ -158,6 +183,9 @@ def quantize_model(
         float_layers: roles or name patterns of layers to leave float; None means options.float_layers, and if that is None,
             the quantizer's rule or the model's attribute `float_layers`, else first, last and shortcut layers (the papers'
             rule for ImageNet).
+        layer_bits: bits of layers apart from the schedule, by role or name pattern: {"first": 8, "*.mlp.*": [4, 8]}. A value is
+            one number for all, [forward, gradient], [weight, activation, gradient], 32 for float, or "schedule" for a layer
+            that would otherwise be float; the most specific entry applies. None means options.layer_bits.
         compile: fuse each quantizer into one kernel by torch.compile; results are identical.
         compute: simulate: multiply quantized float32 tensors; codes: multiply their integer codes at up to 8 bits
             (convolutions and linear layers, quantizer sbm) and save one byte per element for the backward pass, also in
@@ -178,7 +206,7 @@ def quantize_model(
 
     Raises:
         SettingError (a ValueError), leaving the model unchanged: if nothing would be quantized, an entry of `float_layers`
-            matches no layer, the schedule needs blocks and the model has none, `compute` is neither of the two,
+            or `layer_bits` matches no layer, the schedule needs blocks and the model has none, `compute` is neither of the two,
             `recompute` is set without codes, a layer recomputes its weight (weight_norm), or has none yet (LazyLinear).
     """
     if compute not in COMPUTE:
@@ -187,11 +215,7 @@ def quantize_model(
         raise SettingError(
             "recompute", recompute, "has no codes to compute from", "use compute=codes, or recompute=false"
         )
-    options = quantizer_options(quantizer)
-    if isinstance(float_layers, str):  # whose letters would be patterns
-        raise SettingError("float_layers", float_layers, "is not a list", f"use [{float_layers!r}]")
-    if float_layers is not None:
-        options = type(options)(**{**vars(options), "float_layers": list(float_layers)})
+    options = _with_layers(quantizer_options(quantizer), float_layers, layer_bits)
     if isinstance(options, NoQuantizer):
         return model
     _check_model(model)
@@ -200,7 +224,7 @@ def quantize_model(
     plan = [rule for rule in whole_plan if rule.treatment != "float"]
     if not plan:
         raise _nothing_to_quantize(model, whole_plan, options)
-    model = _convert(model, plan, options, gates, compile)
+    model = _convert(model, plan, options, compile)
     vars(model)["conversion_rules"] = tuple(whole_plan)
     if compute == "codes":
         model = compute_codes(model, compile, recompute)
@@ -208,10 +232,29 @@ def quantize_model(
         model = use_operators(model)
     left = [rule.name for rule in whole_plan if rule.treatment == "float"]
     conversion = {"quantizer": vars(options), "float_layers": left, "compute": compute, "recompute": recompute}
+    if options.layer_bits:  # by name, as roles may depend on the sample
+        own = {rule.name: list(rule.precision) if rule.precision else "schedule" for rule in plan}
+        conversion["quantizer"] = {**vars(options), "layer_bits": own}
     for integration in _integrations(model):
         if hasattr(integration, "finish_conversion"):
             integration.finish_conversion(model, conversion)
     return model if gates is None else gate_blocks(model, gates, seed)
+
+
+def _with_layers(
+    options: QuantizerOptions,
+    float_layers: Sequence[str] | None,
+    layer_bits: Mapping[str, int | str | Sequence[int]] | None,
+) -> QuantizerOptions:
+    """The options with the layers that `quantize_model` was given."""
+    if isinstance(float_layers, str):  # whose letters would be patterns
+        raise SettingError("float_layers", float_layers, "is not a list", f"use [{float_layers!r}]")
+    given: dict[str, Any] = {}
+    if float_layers is not None:
+        given["float_layers"] = list(float_layers)
+    if layer_bits is not None:
+        given["layer_bits"] = dict(layer_bits)
+    return type(options)(**{**vars(options), **given}) if given else options
 
 
 def _nothing_to_quantize(model: nn.Module, plan: list[LayerRule], options: QuantizerOptions) -> SettingError:
@@ -238,23 +281,19 @@ def _check_model(model: object) -> None:
             raise SettingError("model", kind, problem, "run the float model on a sample first")
 
 
-def _convert(
-    model: nn.Module, plan: list[LayerRule], options: QuantizerOptions, gates: Dfq | None, compile: bool
-) -> nn.Module:
+def _convert(model: nn.Module, plan: list[LayerRule], options: QuantizerOptions, compile: bool) -> nn.Module:
     """The model with the layers of `plan` quantized."""
     options = options.configure_for(model)
-    shared = fixed = PrecisionState(options.initial_precision)
-    depthwise = _depthwise_precision(options, gates)
-    if depthwise is not None and any(rule.treatment.startswith("fixed") for rule in plan):
-        options.check([depthwise])
-        fixed = PrecisionState(depthwise, fixed=True)
+    apart = list(dict.fromkeys(rule.precision for rule in plan if rule.precision is not None))
+    options.check(apart)
+    states: dict[Precision | None, PrecisionState] = {bits: PrecisionState(bits, fixed=True) for bits in apart}
+    states[None] = PrecisionState(options.initial_precision)
     layers = convertible_layers(model)
     signed = {rule.name for rule in plan if has_signed_input(model, rule.name, rule.roles)}
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     converted: dict[str, nn.Module] = {}
     for rule in plan:  # create all of them before changing the model
-        state = fixed if rule.treatment.startswith("fixed") else shared
-        context = Context(options, state, rule.name, compile, rule.name in signed)
+        context = Context(options, states[rule.precision], rule.name, compile, rule.name in signed)
         converted[rule.name] = _quantized(rule, layers[rule.name], context, device)
     present = set(model.modules())
     for name, new in converted.items():

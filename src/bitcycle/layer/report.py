@@ -57,7 +57,7 @@ class ConversionReport:
 
 
 def _bits(row: Row) -> str:
-    return f"float: {row.reason}" if row.bits == "float" and row.reason else row.bits
+    return f"{row.bits}{': ' if row.bits == 'float' else ', '}{row.reason}" if row.reason else row.bits
 
 
 def _percent(share: float | None) -> str:
@@ -88,7 +88,7 @@ def conversion_report(model: nn.Module, *inputs: Any, **keywords: Any) -> Conver
         unused = found is not None and macs is not None and not macs.get(name)
         bits = "float" if found is None or unused else "/".join(map(str, found.precision.precision))
         missing = NOT_CONVERTED if name in convertible and not quantized else "no quantized counterpart"
-        reason = missing if rule is None else rule.reason if found is None else ""
+        reason = missing if rule is None and found is None else rule.reason if rule is not None else ""
         reason = NOT_CALLED if unused else reason
         kind = rule.kind if rule is not None else type(module).__name__
         share = None if macs is None else macs.get(name, 0) / max(total, 1)

@@ -207,8 +207,17 @@ class QuantizerOptions(Settings):
         minimum=1,
         maximum=32,
     )
+    layer_bits: Any = setting(
+        None,
+        "bits of layers apart from the schedule, by role or name pattern, as {first: 8, layer4.*: [4, 8]}: all, [forward,"
+        " gradient], [weight, activation, gradient], 32 for float, or schedule for a layer that is otherwise float",
+    )
 
     def validate(self) -> None:
+        if self.layer_bits is not None and not isinstance(self.layer_bits, dict):
+            raise SettingError("layer_bits", self.layer_bits, "is not a mapping", "write it as {first: 8}")
+        for layer, bits in (self.layer_bits or {}).items():
+            layer_precision(layer, bits)
         if self.depthwise_bits is not None and len(self.depthwise_bits) != 2:
             raise SettingError(
                 "depthwise_bits", self.depthwise_bits, "needs two numbers", "write [forward, gradient], as [8, 16]"
@@ -326,6 +335,18 @@ class QuantizerOptions(Settings):
     def fine_gradient_bits(self) -> int | None:
         """Bits of a finer copy of the output's gradient, used for the weight's gradient; None: one copy for both products."""
         return None
+
+
+def layer_precision(layer: str, bits: object) -> Precision | None:
+    """The precision that an entry of `layer_bits` stands for; None: that of the schedule. Raises SettingError for anything but 1
+    to 3 numbers of bits from 1 to 32, or the word schedule."""
+    if bits == "schedule":
+        return None
+    numbers: list[Any] = list(bits) if isinstance(bits, list | tuple) else [bits]
+    if not 1 <= len(numbers) <= 3 or not all(type(number) is int and 1 <= number <= FLOAT for number in numbers):
+        remedy = "use bits from 1 to 32 as 8, [forward, gradient] or [weight, activation, gradient], or schedule"
+        raise SettingError("layer_bits", f"{layer}: {bits}", "is not a precision", remedy)
+    return Precision(numbers[0], numbers[-2] if len(numbers) > 1 else numbers[0], numbers[-1])
 
 
 def bits_in_words(bits: Sequence[int]) -> str:

@@ -113,7 +113,7 @@ def test_defaults_fit_the_network():
     assert [treatments[name] for name in ("conv1", "blocks.0.conv1", "blocks.0.conv2", "conv2", "fc")] == [
         "float",
         "by gate",
-        "fixed 8/16",
+        "fixed 4/8/16",
         "quantized",
         "float",
     ]

@@ -209,8 +209,8 @@ class QuantizerOptions(Settings):
     )
     layer_bits: Any = setting(
         None,
-        "bits of layers apart from the schedule by role or name pattern, as {first: 8, layer4.*: [4, 8]}: all, [forward, gradient],"
-        " [weight, activation, gradient], 32 (float), or schedule if float by default",
+        "bits of layers apart from the schedule by role or name pattern, as {first: 8, layer4.*: [4, 8]}: all, [forward,"
+        " gradient], [weight, activation, gradient], 32 (float), or schedule if float by default",
     )
 
     def validate(self) -> None:

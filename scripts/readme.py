@@ -330,6 +330,15 @@ def fuzz_table() -> str:
     return "\n\n".join(tables)
 
 
+def null_families_line() -> str:
+    """False decisions in simulated families without any effect."""
+    (row,) = read_csv((ROOT / SUMMARY).with_name("null_families.csv"))
+    return (
+        f"Of {int(row['families']):,} families of {row['claims']} claims with {row['seeds']} seeds and {row['looks']} looks, "
+        f"{row['deciding']} decided something: {row['percent']} % (95 % interval {row['low']} to {row['high']} %)."
+    )
+
+
 def hlhlp_phases_table() -> str:
     """Perplexities of HLHLp's phases by setting, from the runs of hlhlp-phases.md."""
     titles = ("network, setting", "seeds", "rate of phase 2, 3", "float", "2 bits", "8 bits", "2 bits", "as in table 6")
@@ -363,6 +372,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "pilot": pilot_table,
     "fidelity": fidelity_table,
     "fuzz": fuzz_table,
+    "null families": null_families_line,
     "hlhlp phases": hlhlp_phases_table,
     "tested": claims_table,
     "untested": untested_table,
@@ -378,7 +388,7 @@ DOCUMENTS = {
     ROOT / "docs" / "formats.md": ("formats", "format costs"),
     ROOT / "docs" / "cost-models.md": ("costs",),
     ROOT / "docs" / "own-models.md": ("evaluation",),
-    ROOT / "docs" / "results.md": ("verdicts", "results"),
+    ROOT / "docs" / "results.md": ("verdicts", "null families", "results"),
     ROOT / "docs" / "speed.md": ("benchmark",),
     ROOT / "results" / "notes" / "claim-history.md": ("judged anew", "history"),
     ROOT / "results" / "notes" / "board.md": ("methods list", "underfitting list", "formats list"),

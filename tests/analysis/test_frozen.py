@@ -17,15 +17,16 @@ from bitcycle.analysis.aggregation import Results, Run
 from bitcycle.analysis.claims import read_claims
 from bitcycle.analysis.contrast import Pool
 from bitcycle.analysis.frozen import TEST, Family, check_frozen, fingerprint, read_families
+from bitcycle.analysis.null_families import decides
 from bitcycle.analysis.verdict import EXPLORATORY, NOT_TESTED, SUPPORTED, ClaimResult, judge
 from bitcycle.settings import SettingError
 from tests.claims_cases import HIGHER, ONE, OTHER, PAIR, PUBLISHED, cell
 from tests.conftest import ROOT
 
 
-def family(*claims, looks: int = 2, seeds: int = 4) -> Family:
+def family(*claims, looks: int = 2) -> Family:
     tests = {claim.id: fingerprint(claim) for claim in claims}
-    return Family("f", "2026-11-24", looks, tests, dict.fromkeys(tests, range(seeds)), dict.fromkeys(tests))
+    return Family("f", "2026-11-24", looks, tests, dict.fromkeys(tests, range(4)), dict.fromkeys(tests))
 
 
 def test_the_repository_s_families_are_those_that_were_frozen():
@@ -127,34 +128,16 @@ def test_a_margin_needs_a_quote(tmp_path):
         read_claims(tmp_path)
 
 
-def decided(seed: int, claims: int = 8, seeds: int = 8) -> bool:
-    """Whether a family without any effect decides something at its planned half or end."""
-    generator = np.random.default_rng(seed)
-    several = [replace(HIGHER, id=f"x/y{number}-c1") for number in range(claims)]
-    home = family(*several, seeds=seeds)
-    arms = [[generator.normal(70, 1, seeds) for _ in ("CR", "static")] for _ in several]
-    for n in (seeds // 2, seeds):
-        results = {
-            claim.item: Results(
-                "mini", tuple(cell(*values[:n], schedule=name) for name, values in zip(("CR", "static"), arm))
-            )
-            for claim, arm in zip(several, arms)
-        }
-        if any(row.decided for row in judge(several, results, Pool([]), [home])):
-            return True
-    return False
-
-
 def test_without_effects_at_most_one_family_in_twenty_decides_something_at_either_look(monkeypatch):
     monkeypatch.setattr("gc.collect", lambda: 0)  # which statsmodels calls each time
-    false = sum(decided(seed) for seed in range(60))
+    false = sum(decides(seed) for seed in range(60))
     assert false <= stats.binom.ppf(0.999, 60, 0.05)
 
 
 @pytest.mark.slow
 def test_the_share_of_false_families_over_many_simulations(monkeypatch):
     monkeypatch.setattr("gc.collect", lambda: 0)
-    false = sum(decided(seed) for seed in range(1000))
+    false = sum(decides(seed) for seed in range(1000))
     assert false / 1000 <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 1000)
 
 

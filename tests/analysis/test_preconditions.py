@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bitcycle.analysis.aggregation import Cell
+from bitcycle.analysis.aggregation import Cell, Run
 from bitcycle.analysis.claim_functions import speedup
 from bitcycle.analysis.claims import Claim
 from bitcycle.analysis.contrast import Pool
 from bitcycle.analysis.metrics import allocation_at
-from bitcycle.analysis.preconditions import reached_last_stage
+from bitcycle.analysis.preconditions import diverged, reached_last_stage
 from bitcycle.analysis.verdict import (
     CONTRADICTED,
     NO_TEST,
@@ -155,6 +155,33 @@ def test_proxies_that_are_too_far():
     assert found.verdict == SUPPORTED and found.estimate == pytest.approx(np.mean(ONE) - 69)
 
 
+def test_a_phase_that_ends_worse_than_guessing_is_no_test():
+    phases = [{"final": 60.0, "chance": 10.0}, {"final": 7.0, "chance": 10.0}, {"final": 70.0, "chance": 10.0}]
+    sound = [{**phase, "final": 60.0} for phase in phases]
+    bad, good, static = (
+        cell(*ONE, schedule="CR", curve={"phases": phases}),
+        cell(*ONE, schedule="CR", curve={"phases": sound}),
+        PAIR[1],
+    )
+    assert "4 of 8 trainings became worse than guessing (7 after phase 2, where guessing is 10)" in reason(
+        HIGHER, bad, static
+    )
+    assert verdict(HIGHER, good, static).verdict == SUPPORTED
+    mixed = replace(bad, runs=(bad.runs[0], *good.runs[1:]))
+    found = verdict(HIGHER, mixed, static)
+    assert found.n == 3 and "1 training that became worse than guessing does not count" in found.reason
+
+
+def test_guessing_a_word_has_the_perplexity_of_the_vocabulary():
+    settings = {"dataset": {"name": "ptb", "vocabulary": 2000}}
+    runs = [Run({"metric": "test_perplexity", "final": final, "dataset": "ptb"}, settings) for final in ("1999", "nan")]
+    for run in runs:
+        vars(run)["curve"] = {}
+    assert [bool(diverged(run)) for run in runs] == [False, True]
+    vars(runs[0])["curve"] = {"phases": [{"final": 2842.5}]}  # recorded before phases knew the level of guessing
+    assert diverged(runs[0]) == "2842 after phase 1, where guessing is 2000"
+
+
 # Errors of earlier verdicts
 
 
@@ -231,7 +258,7 @@ def test_the_gap_to_float_is_that_to_the_network_hlhlp_starts_from():
     one = cell(*np.add(OTHER, 1.0), schedule="hlhlp", schedule__bits="[32, 2, 8, 2]", **common)
     for run, first in zip(one.runs, np.add(OTHER, (3.0, 3.5, 2.5, 3.0))):
         run.settings["schedule"]["bits"] = [32, 2, 8, 2]
-        vars(run)["curve"] = {"phases": [{"final": value} for value in (first, 0, 0, 0)]}
+        vars(run)["curve"] = {"phases": [{"final": value} for value in (first, 60, 60, 60)]}
     two = cell(*OTHER, schedule="fine_tuning", **common)
     assert verdict("hlhlp/table1-c1", one, two).estimate == pytest.approx(1.0)
     found = verdict("hlhlp/table1-c2", one, two)

@@ -2,9 +2,10 @@
 
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import ne
+from typing import Any
 
 from bitcycle.analysis import labels
 from bitcycle.analysis.aggregation import Cell, Run
@@ -18,6 +19,8 @@ CEILING = 99.0
 CHANCE = {**{name: 100 / classes for name, classes in labels.IMAGES.items()}, "xnli": 100 / 3}
 CHANCE |= {"cora": 31.9, "citeseer": 23.1, "sick": 56.9}
 """Percentage of the most frequent class in the test data, if known: the accuracy of always predicting it."""
+LOWER = ("perplexity", "cer", "loss")
+"""Ends of the names of metrics of which lower values are better."""
 ABOVE_CHANCE = 2.0
 """Distance in points at which an accuracy counts as above chance."""
 EPOCHS = 30
@@ -52,7 +55,8 @@ def counting(claim: Claim, cells: Sequence[Cell], pool: Pool) -> tuple[list[Cell
     """The cells with only the runs that count for a claim, and the reason why others do not.
 
     Network and data must be close enough to the paper's. Timings count only if a run had its machine to itself. Runs that did not
-    reach the last stage of their schedule do not count, nor does any run of a cell most of whose runs did not.
+    reach the last stage of their schedule do not count, nor those that are worse than guessing at the end or after a phase, nor
+    any run of a cell for most of whose runs this is so.
     """
     reasons = [_too_far(cell, claim) if cell.runs else "" for cell in cells]
     kept = [replace(cell, runs=()) if reason else cell for cell, reason in zip(cells, reasons)]
@@ -62,12 +66,17 @@ def counting(claim: Claim, cells: Sequence[Cell], pool: Pool) -> tuple[list[Cell
             reasons.append("Timings on a machine that other runs shared.")
         kept = quiet
     if "last stage" in claim.requires:
-        late = [replace(cell, runs=tuple(filter(reached_last_stage, cell.runs))) for cell in kept]
         reasons.append(_unfinished(kept))
-        kept = [
-            some if 2 * len(some.runs) > len(cell.runs) else replace(cell, runs=()) for cell, some in zip(kept, late)
-        ]
+        kept = [_mostly(cell, reached_last_stage) for cell in kept]
+    reasons.append(_useless(kept))
+    kept = [_mostly(cell, lambda run: not diverged(run)) for cell in kept]
     return kept, next(filter(None, reasons), "")
+
+
+def _mostly(cell: Cell, counts: Callable[[Run], bool]) -> Cell:
+    """A cell with the runs that count, or with none if most do not."""
+    some = tuple(filter(counts, cell.runs))
+    return replace(cell, runs=some if 2 * len(some) > len(cell.runs) else ())
 
 
 def _too_far(cell: Cell, claim: Claim) -> str:
@@ -105,12 +114,50 @@ def reached_last_stage(run: Run) -> bool:
     return True
 
 
+def diverged(run: Run) -> str:
+    """Where a run is worse than guessing: at the end of a phase, or of the whole run; empty if nowhere. An accuracy has to be
+    ABOVE_CHANCE points worse, and only in a phase, since all runs at chance are a matter of the metric (`failed`)."""
+    lower_is_better = run.row.get("metric", "").endswith(LOWER)
+    phases: Sequence[Mapping[str, Any]] = run.curve.get("phases", [])
+    ends = [
+        (f"phase {number}", phase.get("final"), phase.get("chance")) for number, phase in enumerate(phases, start=1)
+    ]
+    for where, value, recorded in [*ends, *[("the end", run.number("final"), None)] * lower_is_better]:
+        level = guessing(run) if recorded is None else float(recorded)
+        if value is None or level is None:
+            continue
+        if not (value <= level if lower_is_better else value >= level - ABOVE_CHANCE):  # also true of a nan
+            return f"{value:.4g} after {where}, where guessing is {level:.4g}"
+    return ""
+
+
+def guessing(run: Run) -> float | None:
+    """What guessing reaches: the vocabulary (perplexity), 100 % (characters), or the most frequent class; None if unknown."""
+    metric = run.row.get("metric", "")
+    if metric.endswith("perplexity"):
+        size = run.setting("dataset.vocabulary")
+        return float(size) if size else None
+    return 100.0 if metric.endswith("cer") else CHANCE.get(run.row.get("dataset", ""))
+
+
+def _useless(cells: Iterable[Cell]) -> str:
+    every = {run.training: run for cell in cells for run in cell.runs}
+    bad = [words for run in every.values() if (words := diverged(run))]
+    return f"{len(bad)} of {len(every)} trainings became worse than guessing ({bad[0]})." if bad else ""
+
+
 def left_out(every: Sequence[Cell], counted: Sequence[Cell]) -> str:
-    """A note on runs that `counting` excluded for not reaching the last stage."""
+    """A note on runs that `counting` excluded for not reaching the last stage, or for being worse than guessing."""
     kept = {run.training for cell in counted for run in cell.runs}
-    early = {run.training for cell in every for run in cell.runs if not reached_last_stage(run)} - kept
-    number, verb = ("1 training", "does") if len(early) == 1 else (f"{len(early)} trainings", "do")
-    return f"{number} that did not reach the last stage of the schedule {verb} not count" if early else ""
+    runs = {run.training: run for cell in every for run in cell.runs if run.training not in kept}
+    useless = sum(bool(diverged(run)) for run in runs.values())
+    early = sum(not reached_last_stage(run) for run in runs.values() if not diverged(run))
+    what = {"that did not reach the last stage of the schedule": early, "that became worse than guessing": useless}
+    return "; ".join(
+        f"1 training {words} does not count" if number == 1 else f"{number} trainings {words} do not count"
+        for words, number in what.items()
+        if number
+    )
 
 
 def _unfinished(cells: Iterable[Cell]) -> str:

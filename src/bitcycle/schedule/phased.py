@@ -121,9 +121,11 @@ class Hlhlp(PhasedOptions):
     Treebank (50, 30, 30 and 30 epochs, table 6), which we use for all data, and up to 20 epochs for ImageNet. It specifies
     neither the shape of the later rates, alpha beyond "typically from 0.1 to 0.01", nor what happens to the optimizer: all are
     settings. The paper trains with SGD but measures flatness by Adam's v, so v is tracked separately from the optimizer
-    unless `second_moment=optimizer`. On recurrent networks the defaults of alpha and r let the master weights run away from
-    their 2-bit values in the coarse phase, after which the 8-bit phase ends worse than guessing; alpha = 0.1 and r = 1 keep
-    the course of table 6 (results/notes/hlhlp-phases.md).
+    unless `second_moment=optimizer`. The factor r is the paper's ("approximately alpha eta D_2/D_8", "initially designed by
+    considering the quantization step size ratios", section 3.2) and applies "to all experiments" (section 4.1), hence the
+    defaults; the third phase begins at a lower rate than the second, which r = 1 does not keep. On recurrent networks the
+    defaults of alpha and r let the master weights run away from their 2-bit values in the coarse phase, after which the 8-bit
+    phase ends worse than guessing; alpha = 0.1 and r = 1 keep the course of table 6 (results/notes/hlhlp-phases.md).
     """
 
     name: str = "hlhlp"

@@ -46,6 +46,8 @@ QUANTIZER_SCHEDULES: dict[str, list[str]] = {
     "ttq": [*FLOAT_THEN_LOW, "schedule.q_min=2"],
     "mx": ["schedule=RTH", "schedule.q_min=4"],
     "nvfp4": ["schedule=deficit", "schedule.q_max=32", "schedule.q_min=4", "schedule.start=0.3", "schedule.end=0.7"],
+    "nvfp4_pretraining": ["schedule=late_switch", "schedule.share=0.3"],
+    "mxfp4_backward": ["schedule=mxfp4_backward"],
     "fp8": ["schedule=static"],
 }
 """Quantizer -> a schedule within the bits that it offers; CR for the others."""

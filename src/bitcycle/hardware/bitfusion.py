@@ -161,8 +161,9 @@ class BitFusion(BitOps):
         computed = (1, both * operation.input_gradients, both * operation.needs_weight_gradient)
         sums = {name: [0] * len(Usage._fields) for name in PASSES}
         for scheduled, samples in histogram.items():
-            w, a, g = self.precision_of(operation, scheduled)
-            for name, bits, times in zip(PASSES, ((a, w), (g, w), (a, g)), computed):
+            w, a, _ = self.precision_of(operation, scheduled)
+            error_w, update_a, g = self.precision_of(operation, operation.in_backward(scheduled))
+            for name, bits, times in zip(PASSES, ((a, w), (g, error_w), (update_a, g)), computed):
                 if times:
                     usage = cheapest(Gemm(*products[name], *bits), array)
                     sums[name] = [sum_ + times * samples * number for sum_, number in zip(sums[name], usage)]

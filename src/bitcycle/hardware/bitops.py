@@ -83,8 +83,9 @@ class BitOps(HardwareOptions):
         counted = (1, backward * errors, backward * operation.needs_weight_gradient)
         sums: list[Any] = [0, 0, 0]
         for scheduled, samples in histogram.items():
-            w, a, g = widths(operation, scheduled)
-            for index, operands in enumerate(((w, a), (w, g), (a, g))):
+            w, a, _ = widths(operation, scheduled)
+            error_w, update_a, g = widths(operation, operation.in_backward(scheduled))
+            for index, operands in enumerate(((w, a), (error_w, g), (update_a, g))):
                 sums[index] += operation.macs * samples * counted[index] * cost_of_mac(*operands)
         return sums
 

@@ -49,6 +49,7 @@ class Operation:
         needs_weight_gradient: False for a frozen weight, and for a matmul whose second operand needs no gradient.
         storage: for each of weights, activations and gradients, scheduled bits -> stored bits per element, including the share
             of a scale; empty where both are equal.
+        backward_at_gradient_bits: whether products of the backward pass read weights and activations at the bits of gradients.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Operation:
     fixed_precision: Precision | None
     needs_weight_gradient: bool = True
     storage: tuple[Mapping[int, Fraction], ...] = ()
+    backward_at_gradient_bits: bool = False
 
     @property
     def is_float(self) -> bool:
@@ -82,6 +84,10 @@ class Operation:
     def precision(self, scheduled: Precision) -> Precision:
         """Bits of this operation at a scheduled precision."""
         return scheduled if self.fixed_precision is None else self.fixed_precision
+
+    def in_backward(self, scheduled: Precision) -> Precision:
+        """The scheduled precision of the operands of the backward pass."""
+        return Precision(*3 * [scheduled.gradient]) if self.backward_at_gradient_bits else scheduled
 
     def stored(self, precision: Precision) -> Widths:
         """Stored bits per element at `precision`, including the share of a scale."""

@@ -234,6 +234,7 @@ class _Recorder(TorchDispatchMode):
                 fixed_precision=_fixed_precision(module),
                 needs_weight_gradient=held.requires_grad and wanted,
                 storage=_storage(module),
+                backward_at_gradient_bits=_reads_gradient_bits(module),
             )
         )
 
@@ -287,6 +288,11 @@ def _fixed_precision(module: nn.Module) -> Precision | None:
     if state is None or not hasattr(state, "fixed"):
         return FLOAT_PRECISION
     return state.precision if state.fixed else None
+
+
+def _reads_gradient_bits(module: nn.Module) -> bool:
+    options = getattr(module, "quantizer_options", None)
+    return getattr(options, "backward_bits", "forward") == "gradient"
 
 
 def _storage(module: nn.Module) -> tuple[Mapping[int, Fraction], ...]:

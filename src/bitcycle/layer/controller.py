@@ -19,6 +19,7 @@ from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.layer.state import PrecisionState
 from bitcycle.layer.twin import modules_of
 from bitcycle.layer.watch import Call, FirstStep, Watch, called_parts, name_functions, products_of, samples_of
+from bitcycle.quantizer import with_formats
 from bitcycle.quantizer.autograd import is_recomputation
 from bitcycle.randomness import int32_key
 from bitcycle.schedule import FLOAT, FeedbackSchedule, GatedSchedule, Precision, Schedule
@@ -71,6 +72,12 @@ class PrecisionController:
         options = (product.quantizer_options for product in modules_of(model, QuantizedProduct))
         self._quantizers = list({id(quantizer): quantizer for quantizer in options}.values())
         for quantizer in self._quantizers:
+            if with_formats(quantizer, schedule) != quantizer:
+                problem, remedy = (
+                    "the model was converted without them",
+                    "use quantize_model(model, ..., schedule=schedule)",
+                )
+                raise SettingError("schedule.formats", schedule.format_lists, problem, remedy)
             quantizer.check_ends(schedule.lowest, schedule.reference)
         self._stepping = [
             layer for layer in modules_of(model, QuantizedLayer) if layer.weight_quantizer.works_each_step

@@ -23,7 +23,14 @@ from bitcycle.layer.relu import use_operators
 from bitcycle.layer.roles import PRODUCT_LAYERS, ROLES
 from bitcycle.layer.state import PrecisionState
 from bitcycle.layer.twin import replace_modules, twin_of
-from bitcycle.quantizer import GradientQuantizer, NoQuantizer, QuantizerOptions, TensorQuantizer, quantizer_options
+from bitcycle.quantizer import (
+    GradientQuantizer,
+    NoQuantizer,
+    QuantizerOptions,
+    TensorQuantizer,
+    quantizer_options,
+    with_formats,
+)
 from bitcycle.quantizer.base import layer_precision
 from bitcycle.schedule import FLOAT, Dfq, Precision, Schedule
 from bitcycle.settings import SettingError
@@ -143,7 +150,15 @@ def conversion_plan(
             treatment = f"fixed {'/'.join(map(str, numbers))}"
         kind = type_before_parametrizations(layer).__name__
         plan.append(LayerRule(name, kind, found[name], treatment, reason, fixed))
-    return plan
+    return _with_float_share(plan, options.float_share)
+
+
+def _with_float_share(plan: list[LayerRule], share: float) -> list[LayerRule]:
+    """The plan with the last `share` of the quantized layers float; products without a weight are not counted."""
+    counted = [rule.name for rule in plan if rule.treatment == "quantized" and "matmul" not in rule.roles]
+    kept = set(counted[len(counted) - round(share * len(counted)) :])
+    reason = f"float_share: {share:g}"
+    return [rule._replace(treatment="float", reason=reason) if rule.name in kept else rule for rule in plan]
 
 
 def _most_specific(name: str, found: Sequence[str], entries: Iterable[str]) -> str:
@@ -193,7 +208,7 @@ def quantize_model(
         recompute: with compute=codes, recompute the output of a convolution in the backward pass of the subsequent
             torch.nn.BatchNorm2d instead of saving it: identical results with half of the memory, but slower.
         schedule: required if the network chooses its bits (dfq, fractrain): the blocks in the model's attribute `block_names`
-            get gates. Other schedules have no effect here.
+            get gates; and for a schedule over formats, which become those of the quantizer. Others have no effect here.
         seed: of the initial weights of gates.
         sample: input of the forward pass (a tensor, a tuple, a dictionary of keywords) for determining the execution order,
             which defines the roles first and last; None: see `layer/roles.py`.
@@ -216,6 +231,8 @@ def quantize_model(
             "recompute", recompute, "has no codes to compute from", "use compute=codes, or recompute=false"
         )
     options = _with_layers(quantizer_options(quantizer), float_layers, layer_bits)
+    if schedule is not None:
+        options = with_formats(options, schedule)
     if isinstance(options, NoQuantizer):
         return model
     _check_model(model)

@@ -1,4 +1,4 @@
-"""Roles of layers in a network: first, last, shortcut, depthwise.
+"""Roles of layers in a network: first, last, shortcut, depthwise, matmul.
 
 First and last refer to the order of execution, which is determined with a sample input (without arithmetic), or else by torch.fx;
 if neither is possible, the order of registration is used. Layers that read the same tensor share these roles, so that query, key
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bitcycle.layer.matrix_product import MatrixProduct
 
-ROLES = ("first", "last", "shortcut", "depthwise")
+ROLES = ("first", "last", "shortcut", "depthwise", "matmul")
 
 PRODUCT_LAYERS = (nn.modules.conv._ConvNd, nn.Linear, nn.Bilinear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -145,7 +145,8 @@ def layer_roles(layers: Mapping[str, nn.Module], order: Sequence[Call]) -> dict[
     """Roles of the convertible layers.
 
     first, last: see above; shortcut: its name contains the word shortcut or skip, or downsample if it is a 1x1 convolution (as
-    in layer2.0.downsample.0 or conv_shortcut); depthwise: a convolution with one input channel per group.
+    in layer2.0.downsample.0 or conv_shortcut); depthwise: a convolution with one input channel per group; matmul: a product of
+    two activations, as in attention.
     """
     touched = [call for call in order if not isinstance(layers.get(call.name), MatrixProduct)]  # without a weight
     weighted = [call for call in touched if call.name in layers or call.kind != "embedding"]
@@ -161,6 +162,7 @@ def layer_roles(layers: Mapping[str, nn.Module], order: Sequence[Call]) -> dict[
             "first": name in first,
             "last": name in last,
             "shortcut": _is_shortcut(name, layer),
+            "matmul": isinstance(layer, MatrixProduct),
             "depthwise": isinstance(layer, nn.modules.conv._ConvNd) and 1 < layer.groups == layer.in_channels,
         }
         roles[name] = tuple(role for role in ROLES if found[role])

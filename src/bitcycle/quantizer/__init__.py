@@ -1,6 +1,7 @@
 """Quantizers of weights, activations and gradients, and the gradients through them."""
 
 from bitcycle.quantizer.base import ROLES, GradientQuantizer, QuantizerOptions, TensorQuantizer
+from bitcycle.quantizer.by_format import with_formats
 from bitcycle.quantizer.compile_utils import compiler_works
 from bitcycle.quantizer.dorefa import Dorefa
 from bitcycle.quantizer.fp8 import Fp8
@@ -44,4 +45,5 @@ __all__ = [
     "quantize",
     "quantize_mx",
     "quantizer_options",
+    "with_formats",
 ]

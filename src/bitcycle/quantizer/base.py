@@ -197,8 +197,14 @@ class QuantizerOptions(Settings):
     name: str = setting(MISSING, "the quantizer's name, as in quantizer=NAME")
     float_layers: Optional[list[str]] = setting(
         None,
-        "layers that stay float: first, last, shortcut, depthwise, or patterns of module names; null: the papers' choice for"
-        " this quantizer and network (dry_run=json lists the layers)",
+        "layers that stay float: first, last, shortcut, depthwise, matmul, or patterns of module names; null: the papers'"
+        " choice for this quantizer and network (dry_run=json lists the layers)",
+    )
+    float_share: float = setting(
+        0.0,
+        "share of the other layers with a weight that stays float, too, at the end of the network (NVFP4, section 4.1: 0.15)",
+        minimum=0,
+        maximum=1,
     )
     depthwise_bits: Optional[list[int]] = setting(
         None,

@@ -6,11 +6,12 @@ dimension is given, blocks run along the channels of [N, C, H, W] (dimension 1),
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar
+from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from bitcycle.quantizer.cpp_operators import BLOCK as OPERATORS
 from bitcycle.quantizer.cpp_operators import cpp_operators
 from bitcycle.quantizer.format import FormatOptions, Formatted
 from bitcycle.randomness import uniform_noise
+from bitcycle.schedule import FLOAT
 from bitcycle.settings import SettingError, setting
 
 SCALE_BITS = 8
@@ -31,6 +33,15 @@ PRODUCTS = ("dgrad", "wgrad")
 """Products of the backward pass, by the field's names: the gradients of the input and of the weight."""
 Function = Callable[..., Tensor]
 """(blocks [count, size, inner] float32, element [4], bits, noise or None) -> quantized blocks; 0 bits returns them unchanged."""
+
+
+class Scaling(NamedTuple):
+    """How the blocks of a format are scaled: the function that quantizes them, the elements of a block, and whether there are
+    E4M3 scales per block and one for the tensor (NVFP4) instead of powers of two (MX)."""
+
+    function: Function
+    block: int
+    of_tensor: bool
 
 
 def split(x: Tensor, dim: int, block: int, groups: int = 1) -> Tensor:
@@ -91,33 +102,61 @@ def _features(x: Tensor) -> int:
 
 
 class Blocks(Formatted):
-    """Quantizes in blocks along any dimension. With `compile` the function is one kernel, or the equivalent C++ operator."""
+    """Quantizes in blocks along any dimension. With `compile` the function is one kernel, or the equivalent C++ operator.
+
+    Formats of different scalings follow each other, each with 0 bits, at which a tensor stays as it is, unless the bits select
+    it: so the format is data, as all bits are.
+    """
 
     has_blocks = True
+    uses: Tensor
+    """[scalings, 33], 1 for the bits whose format has the scaling."""
 
     def __init__(self, options: "BlockOptions", role: str, compile: bool) -> None:
         super().__init__(options.formats(role), compile, options.stochastic)
-        self.function, self.block, self.tensor_scale = options.quantize_blocks, options.block_size, options.tensor_scale
-        self.headroom = options.headroom
-        self.samples_are_independent = self.steps_are_independent = not self.tensor_scale
+        by_bits = options.scalings(role)
+        self.scalings, self.headroom = tuple(dict.fromkeys(by_bits.values())), options.headroom
+        self.register_buffer("uses", uses_by_bits(by_bits, self.scalings), persistent=False)
+        of_tensor = any(scaling.of_tensor for scaling in self.scalings)
+        self.samples_are_independent = self.steps_are_independent = not of_tensor
 
-    def quantized(
-        self, x: Tensor, bits: Tensor, dim: int, groups: int, key: Tensor | None = None, block: int | None = None
+    def by_scaling(self, bits: Tensor) -> list[tuple[Scaling, Tensor]]:
+        """Each scaling with its bits: `bits` if they select a format of it, else 0."""
+        if len(self.scalings) == 1:
+            return [(self.scalings[0], bits)]
+        uses = self.uses.index_select(1, bits.view(1)).view(-1)
+        return [(scaling, bits * use) for scaling, use in zip(self.scalings, uses.unbind())]
+
+    def quantized(self, x: Tensor, bits: Tensor, dim: int, groups: int, key: Tensor | None = None) -> Tensor:
+        """x in blocks along `dim` that do not cross groups; stochastically rounded if a key is given."""
+        if x.numel():
+            for scaling, own in self.by_scaling(bits):
+                x = self.scaled(x, own, scaling, dim, groups, key)
+        return x
+
+    def scaled(
+        self, x: Tensor, bits: Tensor, scaling: Scaling, dim: int, groups: int = 1, key: Tensor | None = None
     ) -> Tensor:
-        """x in blocks along `dim` that do not cross groups; stochastically rounded if a key is given. `block` replaces the
-        number of elements that share a scale."""
-        if not x.numel():
-            return x
-        element, block = self.element(bits), block or self.block
-        headroom = HEADROOM if self.headroom and key is not None else 1.0
+        """`quantized` with a given scaling."""
+        element = self.element(bits)
+        headroom = HEADROOM if self.headroom and key is not None and not scaling.of_tensor else 1.0
         if (native := cpp_operators(x, self.compile_kernel, OPERATORS)) is not None:
-            return native.quantize_blocks(x, dim, block, groups, element, bits, key, self.tensor_scale, headroom)
-        blocks = split(x, dim, block, groups)
+            return native.quantize_blocks(
+                x, dim, scaling.block, groups, element, bits, key, scaling.of_tensor, headroom
+            )
+        blocks = split(x, dim, scaling.block, groups)
         if key is None:
-            blocks = kernel(self.function, self.compile_kernel)(blocks, element, bits)
+            blocks = kernel(scaling.function, self.compile_kernel)(blocks, element, bits)
         else:
-            blocks = kernel(_with_noise, self.compile_kernel)(blocks, element, bits, key, self.function, headroom)
+            blocks = kernel(_with_noise, self.compile_kernel)(blocks, element, bits, key, scaling.function, headroom)
         return join(blocks, x, dim, groups)
+
+
+def uses_by_bits(by_bits: Mapping[int, Scaling], scalings: Sequence[Scaling]) -> Tensor:
+    """[scalings, 33] int64: 1 where the bits, or the next wider ones that have a format, select a format of the scaling."""
+    widths = sorted(by_bits)
+    chosen = [by_bits[next((width for width in widths if width >= bits), widths[-1])] for bits in range(FLOAT + 1)]
+    return torch.tensor([[int(scaling == of_bits) for of_bits in chosen] for scaling in scalings])
 
 
 class BlockQuantizer(Blocks, TensorQuantizer):
@@ -133,9 +172,11 @@ class BlockQuantizer(Blocks, TensorQuantizer):
     def in_squares(self, weight: Tensor, bits: Tensor, dims: tuple[int, int], groups: int = 1) -> Tensor:
         """A weight quantized in squares of block x block elements along two dimensions, the first of which has `groups`: both
         products that read it get the same values."""
-        tiles = squares(weight, dims, self.block, groups)
-        tiles = self.quantized(tiles, bits, dim=1, groups=1, block=self.block**2)
-        return from_squares(tiles, weight, dims, self.block, groups)
+        for scaling, own in self.by_scaling(bits):
+            tiles = squares(weight, dims, scaling.block, groups)
+            tiles = self.scaled(tiles, own, scaling._replace(block=scaling.block**2), dim=1)
+            weight = from_squares(tiles, weight, dims, scaling.block, groups)
+        return weight
 
 
 class BlockGradient(Blocks, GradientQuantizer):
@@ -160,11 +201,6 @@ class BlockOptions(FormatOptions):
     """Options of a quantizer with blocks."""
 
     quantizers = (BlockQuantizer, BlockGradient)
-    tensor_scale: ClassVar[bool] = False
-    """Whether there are E4M3 scales per block and one per tensor (NVFP4) instead of powers of two (MX)."""
-    quantize_blocks: ClassVar[Function]
-    """The function that quantizes blocks."""
-
     stochastic: bool = setting(True, "round gradients stochastically; false: to nearest, halves to even")
     stochastic_operands: bool = setting(
         False, "also round weights and activations stochastically in products of the backward pass (MXFP4, section 3.1)"
@@ -209,18 +245,22 @@ class BlockOptions(FormatOptions):
         if self.square_weights and "dgrad" in self.hadamard:
             problem = "rotates the weight along its outputs, where square_weights keeps the values of the forward pass"
             raise SettingError("hadamard", self.hadamard, problem, "use hadamard=[wgrad], or square_weights=false")
-        if self.headroom and self.tensor_scale:
+        if self.headroom and all(scaling.of_tensor for scaling in self.scalings("gradient").values()):
             problem = "is for scales that are powers of two: those of NVFP4 fit the largest element"
             raise SettingError("headroom", True, problem, "leave it out, or use quantizer=mx")
 
-    @property
-    def block_size(self) -> int:
-        """Elements that share a scale."""
+    def scalings(self, role: str) -> Mapping[int, Scaling]:
+        """The scalings of the formats of tensors of `role` by their bits."""
         raise NotImplementedError
 
-    @property
-    def scale_share(self) -> Fraction:
-        return Fraction(SCALE_BITS, self.block_size)
+    def storage_bits(self, role: str) -> Mapping[int, Fraction]:
+        scalings = self.scalings(role)
+        offered = sorted(scalings)
+
+        def share(bits: int) -> Fraction:
+            return Fraction(SCALE_BITS, scalings[next(width for width in offered if width >= bits)].block)
+
+        return {bits: self._next(role, bits) + share(bits) for bits in range(offered[0], offered[-1] + 1)}
 
     def check_sharing(self) -> None:
         """Refuse data-parallel training, as blocks of the weight's gradient run along the samples."""

@@ -115,11 +115,6 @@ class FormatOptions(QuantizerOptions):
         """The formats of tensors of `role` by their bits."""
         raise NotImplementedError
 
-    @property
-    def scale_share(self) -> Fraction:
-        """Bits per element for storing scales."""
-        return Fraction(0)
-
     def weight(self, compile: bool) -> TensorQuantizer:
         return self.quantizers[0](self, "weight", compile)
 
@@ -150,4 +145,4 @@ class FormatOptions(QuantizerOptions):
 
     def storage_bits(self, role: str) -> Mapping[int, Fraction]:
         offered = self.bits(role)
-        return {bits: self._next(role, bits) + self.scale_share for bits in range(offered[0], offered[-1] + 1)}
+        return {bits: Fraction(self._next(role, bits)) for bits in range(offered[0], offered[-1] + 1)}

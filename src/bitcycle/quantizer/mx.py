@@ -15,7 +15,8 @@ between the element's largest value and twice the power of two of its binade sat
 [[0.0, 0.5, -1.0, 4.0]]
 
 The bits of a schedule select the format, with one table for the forward pass and one for gradients: 4 mxfp4_e2m1, 6 mxfp6_e2m3,
-8 mxfp8_e4m3, and mxfp8_e5m2 for gradients. Bits between two formats take the next wider one (`between`).
+8 mxfp8_e4m3, and mxfp8_e5m2 for gradients; nvfp4 (see quantizer=nvfp4) can take the place of mxfp4_e2m1. Bits
+between two formats take the next wider one (`between`).
 
 Source: OCP Microscaling Formats (MX) specification 1.0; Rouhani et al. 2023, "Microscaling data formats for deep learning",
 which trains with blocks along the dimension that each product sums over. Differs from the authors' code only in stochastic
@@ -29,7 +30,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bitcycle.quantizer.block import BlockOptions, join, split
+from bitcycle.quantizer import nvfp4
+from bitcycle.quantizer.block import BlockOptions, Scaling, join, split
 from bitcycle.quantizer.format import ELEMENTS, Element, elements_by_bits, exponent_of, power_of_two, round_to_element
 from bitcycle.randomness import int32_key, uniform_noise
 from bitcycle.settings import SettingError, nearest, setting
@@ -40,6 +42,8 @@ FORMATS: dict[str, Element] = {
     f"mx{'' if name.startswith('int') else f'fp{element.bits}_'}{name}": element for name, element in ELEMENTS.items()
 }
 """Formats by name: mxfp4_e2m1, mxfp6_e2m3, mxfp6_e3m2, mxfp8_e4m3, mxfp8_e5m2, mxint8, and mxint4 (not in OCP)."""
+BLOCK_FORMATS = FORMATS | {"nvfp4": nvfp4.ELEMENT}
+"""Formats of the quantizer: those of MX and NVFP4."""
 ROUNDINGS = ("even", "nearest", "stochastic")
 
 
@@ -100,8 +104,8 @@ def quantize_mx(
     return join(quantize_blocks(blocks, row, torch.ones_like(row[0]), noise, rounding), x, dim)
 
 
-def _by_width(names: list[str], field: str) -> Mapping[int, Element]:
-    formats = {FORMATS[name].bits: FORMATS[name] for name in names}
+def _by_width(names: list[str], field: str) -> Mapping[int, str]:
+    formats = {BLOCK_FORMATS[name].bits: name for name in names}
     if not names or len(formats) < len(names):
         remedy = "give at most one format of each width, as [mxfp4_e2m1,mxfp6_e2m3,mxfp8_e4m3]"
         raise SettingError(field, names, "names no format, or two of the same width", remedy)
@@ -112,16 +116,14 @@ def _by_width(names: list[str], field: str) -> Mapping[int, Element]:
 class Mx(BlockOptions):
     """Options of the microscaling quantizer."""
 
-    quantize_blocks = staticmethod(quantize_blocks)
-
     name: str = "mx"
     forward_formats: list[str] = setting(
         ["mxfp4_e2m1", "mxfp6_e2m3", "mxfp8_e4m3"],
         "formats of weights and activations; the bits of a schedule select the format of that width",
-        choices=FORMATS,
+        choices=BLOCK_FORMATS,
     )
     gradient_formats: list[str] = setting(
-        ["mxfp4_e2m1", "mxfp6_e2m3", "mxfp8_e5m2"], "formats of gradients, selected the same way", choices=FORMATS
+        ["mxfp4_e2m1", "mxfp6_e2m3", "mxfp8_e5m2"], "formats of gradients, selected the same way", choices=BLOCK_FORMATS
     )
     block: int = setting(BLOCK, "elements that share a scale (the specification: 32)", minimum=1, maximum=1024)
 
@@ -131,9 +133,12 @@ class Mx(BlockOptions):
         _by_width(self.gradient_formats, "gradient_formats")
 
     def formats(self, role: str) -> Mapping[int, Element]:
+        return {bits: BLOCK_FORMATS[name] for bits, name in self._names(role).items()}
+
+    def scalings(self, role: str) -> Mapping[int, Scaling]:
+        powers = Scaling(quantize_blocks, self.block, of_tensor=False)
+        return {bits: nvfp4.SCALING if name == "nvfp4" else powers for bits, name in self._names(role).items()}
+
+    def _names(self, role: str) -> Mapping[int, str]:
         field = "gradient_formats" if role == "gradient" else "forward_formats"
         return _by_width(getattr(self, field), field)
-
-    @property
-    def block_size(self) -> int:
-        return self.block

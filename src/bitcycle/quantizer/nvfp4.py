@@ -7,7 +7,8 @@
     gradient              rounded stochastically unless `stochastic` is false
 
 A block with an infinity or a NaN becomes NaN and does not affect s; a block whose scale rounds to zero becomes zero. Blocks run
-along the dimension that each product sums over, as with quantizer="mx". There is only a 4-bit format: schedules use 4 or 32 bits.
+along the dimension that each product sums over, as with quantizer="mx". There is only a 4-bit format: schedules use 4 or
+32 bits, or combine it with wider formats (`schedule.formats`).
 
 >>> import torch
 >>> from bitcycle.quantizer import quantize
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bitcycle.quantizer.block import BlockOptions
+from bitcycle.quantizer.block import BlockOptions, Scaling
 from bitcycle.quantizer.format import ELEMENTS, Element, round_to_element
 
 BLOCK = 16
@@ -45,14 +46,17 @@ def quantize_blocks(blocks: Tensor, element: Tensor, bits: Tensor, noise: Tensor
     return torch.where(bits > 0, quantized, blocks)
 
 
+ELEMENT, SCALING = ELEMENTS["e2m1"], Scaling(quantize_blocks, BLOCK, of_tensor=True)
+
+
 @dataclass
 class Nvfp4(BlockOptions):
     """Options of NVFP4."""
 
     name: str = "nvfp4"
-    tensor_scale = True
-    quantize_blocks = staticmethod(quantize_blocks)
-    block_size = BLOCK
 
     def formats(self, role: str) -> Mapping[int, Element]:
-        return {4: ELEMENTS["e2m1"]}
+        return {4: ELEMENT}
+
+    def scalings(self, role: str) -> Mapping[int, Scaling]:
+        return {4: SCALING}

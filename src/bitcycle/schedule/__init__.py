@@ -2,7 +2,9 @@
 
 from bitcycle.schedule.base import FeedbackSchedule, Phase, RunLength, Schedule, ScheduleOptions, SearchSchedule
 from bitcycle.schedule.cyclic import Cyclic, Delayed
+from bitcycle.schedule.formats import FORMAT_BITS
 from bitcycle.schedule.gated import Dfq, FracTrain, GatedSchedule
+from bitcycle.schedule.late_switch import LateSwitch
 from bitcycle.schedule.phased import Hlhlp, PartialPretrain, PhasedOptions
 from bitcycle.schedule.precision import FLOAT, Precision
 from bitcycle.schedule.range_test import RangeTest, RangeTestSchedule, UndecidedSchedule
@@ -12,6 +14,7 @@ from bitcycle.schedule.static import Deficit, Static
 
 __all__ = [
     "FLOAT",
+    "FORMAT_BITS",
     "SCHEDULES",
     "SUITE",
     "Cyclic",
@@ -22,6 +25,7 @@ __all__ = [
     "FracTrain",
     "GatedSchedule",
     "Hlhlp",
+    "LateSwitch",
     "PartialPretrain",
     "Pfq",
     "PfqSchedule",

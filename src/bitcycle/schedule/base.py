@@ -128,6 +128,11 @@ class ScheduleOptions(Settings):
         return Precision(self.q_max, self.q_max, self.q_max)
 
     @property
+    def format_lists(self) -> tuple[Sequence[str], Sequence[str]] | None:
+        """Formats of weights and activations, and of gradients, which the bits select; None: those of the quantizer."""
+        return None
+
+    @property
     def chooses(self) -> bool:
         """Whether weights are chosen during the run, which requires held-out training data."""
         return False
@@ -215,6 +220,11 @@ class Schedule:
     def reference(self) -> Precision:
         """The static precision that this schedule is compared with (static q_max)."""
         return effective(self.options.reference)
+
+    @property
+    def format_lists(self) -> tuple[Sequence[str], Sequence[str]] | None:
+        """Formats of weights and activations, and of gradients, which the bits select; None: those of the quantizer."""
+        return self.options.format_lists
 
     @cached_property
     def phases(self) -> tuple[Phase, ...]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Optional
 
-from bitcycle.schedule.base import AUTO, RunLength, Schedule, ScheduleOptions
+from bitcycle.schedule.base import AUTO, RunLength, Schedule
+from bitcycle.schedule.formats import FormatLevels, bits_of
 from bitcycle.schedule.precision import Precision, joined
 from bitcycle.schedule.range_test import FirstRangeTest, RangeTest, RangeTestRule, UndecidedSchedule
 from bitcycle.settings import MISSING, SettingError, setting
@@ -46,7 +47,7 @@ def growth_profile(name: str, rex_d: float, exp_k: float, renormalise: bool) -> 
 
 
 @dataclass
-class Cyclic(ScheduleOptions):
+class Cyclic(FormatLevels):
     """Precision that moves between q_min and q_max in `cycles` cycles along a growth profile g.
 
     With T steps, period P = T / cycles, cycle c = floor(t / P) from 0 and z = (t mod P) / P:
@@ -58,7 +59,8 @@ class Cyclic(ScheduleOptions):
         s(t) = g(1 - z)                                       form = annealing   (high to low in each cycle)
         bits = round(q_min + (q_max - q_min) s(t))
 
-    Gradient bits follow the same formula between gradient_min and gradient_max, which both default to q_max.
+    Gradient bits follow the same formula between gradient_min and gradient_max, which both default to q_max. With a list of
+    `formats`, the formula gives an index from 0 to the last one, in place of bits from q_min to q_max.
 
     Source: Better Schedules, section 3.2 (the first three forms), CPT, equation 1, table 6 (`within`, `annealing`) and
     table 8 (cycles of the gradient). Differs from the authors' code in rounding the period up if `cycles` does not divide
@@ -94,6 +96,9 @@ class Cyclic(ScheduleOptions):
 
     def validate(self) -> None:
         self.check_q_min()
+        self._read_formats()
+        if self.gradient_formats is not None:
+            self.gradient_min, *_, self.gradient_max = 2 * bits_of(self.gradient_formats)
         if self.q_min != AUTO:
             super().validate()
         elif self.range_test.start >= self.q_max:
@@ -121,10 +126,12 @@ class Cyclic(ScheduleOptions):
         if self.cycles > steps:
             problem = f"the run has only {steps} {self.unit}s, less than one per cycle"
             raise SettingError("cycles", self.cycles, problem, f"use at most {steps} cycles or train longer")
-        end = self.lowest_forward + (self.q_max - self.lowest_forward) * self._growth(1.0)
-        if self.profile == "exponential" and ROUNDINGS[self.rounding](end) < self.q_max:
+        low, high = (self.lowest_forward, self.q_max) if self.formats is None else (0, len(self.formats) - 1)
+        end = low + (high - low) * self._growth(1.0)
+        if self.profile == "exponential" and ROUNDINGS[self.rounding](end) < high:
+            unit = "bits" if self.formats is None else f"of {high} steps between formats"
             warnings.warn(
-                f"exp_k={self.exp_k} is so small that a cycle ends at {end:.2f} bits, below q_max={self.q_max}; "
+                f"exp_k={self.exp_k} is so small that a cycle ends at {end:.2f} {unit}, below q_max={self.q_max}; "
                 "set renormalise=true or a larger exp_k",
                 stacklevel=2,
             )
@@ -163,8 +170,9 @@ class Cyclic(ScheduleOptions):
         if self.end_at_q_max and step == length.total_steps - 1:
             return self.reference
         level = self.level(step, length)
-        forward = self._bits(level, self.q_min, self.q_max)
-        return Precision(forward, forward, self._bits(level, self.lowest_gradient, self.highest_gradient))
+        forward = self._level_bits(level, self.q_min, self.q_max, self.formats)
+        gradient = self._level_bits(level, self.lowest_gradient, self.highest_gradient, self.gradient_formats)
+        return Precision(forward, forward, gradient)
 
     def course(self, length: RunLength) -> list[tuple[Precision, int]]:
         if type(self).precision is not Cyclic.precision or self.period_rounding == "exact":
@@ -215,6 +223,11 @@ class Cyclic(ScheduleOptions):
 
     def _growth(self, z: float) -> float:
         return growth_profile(self.profile, self.rex_d, self.exp_k, self.renormalise)(z)
+
+    def _level_bits(self, level: float, low: int, high: int, formats: list[str] | None) -> int:
+        if formats is None:
+            return self._bits(level, low, high)
+        return bits_of(formats)[self._bits(level, 0, len(formats) - 1)]
 
     def _bits(self, level: float, low: int, high: int) -> int:
         return min(high, max(low, ROUNDINGS[self.rounding](low + (high - low) * level)))

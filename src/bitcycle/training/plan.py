@@ -22,7 +22,7 @@ from bitcycle.dataset.epoch import Epoch
 from bitcycle.hardware import FLOAT_PRECISION, Cost, Workload
 from bitcycle.layer import Choices, LayerRule, quantize_model
 from bitcycle.model import build_seeded, check_kind
-from bitcycle.quantizer import NoQuantizer
+from bitcycle.quantizer import NoQuantizer, with_formats
 from bitcycle.randomness import derive
 from bitcycle.schedule import FLOAT, Dfq, Phase, Precision, Schedule, Static, UndecidedSchedule
 from bitcycle.settings import SettingError, Settings, unnamed_value
@@ -138,6 +138,7 @@ class Plan:
             "steps_per_epoch": self.epoch.steps,
             "parameters": self.parameters,
             "precision": [[*precision, steps] for precision, steps in lengths] if lengths is not None else None,
+            "formats": dict(zip(("forward", "gradient"), map(list, self.schedule.format_lists or ()))) or None,
             "phases": [self.describe_phase(phase) for phase in self.schedule.phases],
             "macs_per_sample": {"total": self.workload.macs_of_sample, "by_layer": self.workload.macs_per_sample},
             "cost": cost.summary() if cost is not None else dict.fromkeys(bounds["least"]),
@@ -193,9 +194,10 @@ def make_plan(config: RunConfig) -> Plan:
     if config.model.initial_weights is not None:
         _within("model", fitting_weights, config.model, config.model.build(info.shape))
     evaluated = schedule.reference._replace(gradient=FLOAT)  # at q_max, without gradients
-    _within("quantizer", config.quantizer.check, [*schedule.precisions, evaluated])
-    _within("quantizer", config.quantizer.check_ends, schedule.lowest, schedule.reference)
-    converted: Network = _within("quantizer", network, config.model, info, config.task, config.quantizer, schedule)
+    quantizer = with_formats(config.quantizer, schedule)
+    _within("quantizer", quantizer.check, [*schedule.precisions, evaluated])
+    _within("quantizer", quantizer.check_ends, schedule.lowest, schedule.reference)
+    converted: Network = _within("quantizer", network, config.model, info, config.task, quantizer, schedule)
     if config.hardware.run_samples is None:  # to which published image counts refer
         samples = epoch.samples_before(total_steps)
         config = replace(config, hardware=replace(config.hardware, run_samples=samples))

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bitcycle.hardware import cost_table, saving
-from bitcycle.schedule import Precision
+from bitcycle.schedule import FORMAT_BITS, Precision
 from bitcycle.training.display import console
 from bitcycle.training.plan import Plan
 from bitcycle.training.run_folder import RunFolder
@@ -54,6 +54,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         ("parameters", f"{plan.parameters:,}"),
         ("MACs per sample", f"{plan.workload.macs_of_sample:,.0f}"),
         ("bits w/a/g x steps", _precision(plan)),
+        *([("formats", _formats(plan))] if plan.schedule.format_lists else []),
         *_phases(plan),
     ]
 
@@ -68,6 +69,13 @@ def _phases(plan: Plan) -> list[tuple[str, str]]:
         line = f"from step {phase['first_step']}, {shown}, {begins} weights, {phase['evaluations']} evaluations"
         lines.append((f"phase {number}", line))
     return lines if len(lines) > 1 else []
+
+
+def _formats(plan: Plan) -> str:
+    """The formats that the bits of the schedule select."""
+    forward, gradient = plan.schedule.format_lists or ((), ())
+    words = (", ".join(f"{name} ({FORMAT_BITS[name]})" for name in names) for names in (forward, gradient))
+    return "; gradients ".join(words)
 
 
 def _precision(plan: Plan) -> str:

@@ -11,7 +11,7 @@ from typing import Optional
 
 from bitcycle.schedule.base import ScheduleOptions
 from bitcycle.schedule.precision import FLOAT
-from bitcycle.settings import SettingError, default_of, setting
+from bitcycle.settings import SettingError, default_of, nearest, setting
 
 FORMAT_BITS: dict[str, int] = {
     "nvfp4": 4,
@@ -37,12 +37,10 @@ class FormatLevels(ScheduleOptions):
         None,
         "number formats in ascending order of cost, as [nvfp4,mxfp6,mxfp8]: the schedule runs over their index instead of bits"
         " (quantizer mx, nvfp4 or a recipe of these); null: over bits",
-        choices=FORMAT_BITS,
     )
     gradient_formats: Optional[list[str]] = setting(
         None,
         "formats of gradients, over which the schedule runs too; null: always the last of `formats` (late_switch: `formats`)",
-        choices=FORMAT_BITS,
     )
 
     def validate(self) -> None:
@@ -84,6 +82,9 @@ def bits_of(formats: Sequence[str]) -> list[int]:
 
 def check_order(field: str, formats: Sequence[str]) -> None:
     """Raise SettingError unless the formats have ascending numbers of bits, one format for each."""
+    for name in formats:
+        if name not in FORMAT_BITS:
+            raise SettingError(field, name, "is not a number format", nearest(name, FORMAT_BITS))
     bits = bits_of(formats)
     if not bits or any(low >= high for low, high in pairwise(bits)):
         example = sorted({width: name for name, width in zip(formats, bits)}.items())

@@ -18,10 +18,10 @@ FORMATS = ["nvfp4", "mxfp6", "mxfp8"]
 @pytest.mark.parametrize("name", SUITE)
 def test_the_index_of_a_format_follows_the_formula_of_bits(name):
     """A schedule over three formats is the one over 2, 3 and 4 bits, whose halves are rounded to the same side."""
-    by_bits = bitcycle.schedule(name, q_min=2, q_max=4, total_steps=240)
-    by_format = bitcycle.schedule(name, formats=FORMATS, total_steps=240)
+    by_bits = bitcycle.schedule(name, q_min=2, q_max=4, total_steps=184)
+    by_format = bitcycle.schedule(name, formats=FORMATS, total_steps=184)
     widths = [FORMAT_BITS[format] for format in FORMATS]
-    for step in range(240):
+    for step in range(184):
         assert by_format(step).weight == by_format(step).activation == widths[by_bits(step).weight - 2]
         assert by_format(step).gradient == 8
     assert [(p.weight, n) for p, n in by_format.run_lengths] == [
@@ -30,7 +30,7 @@ def test_the_index_of_a_format_follows_the_formula_of_bits(name):
 
 
 def test_gradients_over_formats_of_their_own():
-    schedule = bitcycle.schedule("CR", formats=FORMATS, gradient_formats=["mxfp4", "mxfp8"], total_steps=240)
+    schedule = bitcycle.schedule("CR", formats=FORMATS, gradient_formats=["mxfp4", "mxfp8"], total_steps=184)
     assert {p.gradient for p in schedule.precisions} == {4, 8}
     assert schedule.format_lists == (FORMATS, ["mxfp4", "mxfp8"])
 

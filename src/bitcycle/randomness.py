@@ -6,10 +6,14 @@ A hash has no state, so a resumed run uses the same numbers as an uninterrupted 
 
 import math
 import operator
+import random
+import sys
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _MASK64 = (1 << 64) - 1
 # Multipliers of the "lowbias32" integer hash (C. Wellons, 2018), as signed 32-bit numbers.
@@ -66,3 +70,18 @@ def uniform_noise(shape: tuple[int, ...], key: Tensor, first: Tensor | None = No
     if first is not None:
         counter = counter + first
     return ((hash_bits(counter, key) >> 8) & 0xFFFFFF).to(torch.float32) * 2.0**-24 - 0.5
+
+
+@contextmanager
+def random_state_kept(model: nn.Module) -> Iterator[None]:
+    """Context after which the generators of Python, NumPy and PyTorch (on the CPU and the model's devices) are as before."""
+    devices = sorted({parameter.get_device() for parameter in model.parameters() if parameter.is_cuda})
+    numpy = sys.modules.get("numpy")
+    of_python, of_numpy = random.getstate(), numpy and numpy.random.get_state()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(of_python)
+        if numpy is not None:
+            numpy.random.set_state(of_numpy)

@@ -149,6 +149,7 @@ def test_an_unreadable_image_of_a_stream_is_one_line(tmp_path, workers):
         next(ImageBatches(train, folder_options(tmp_path), 6, 0, CPU).starting_at(0))
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith(f"cannot read the image {tmp_path}/dog/")
+    assert "it is no image. Replace it" in str(caught.value)  # and not the address of an object
     assert not multiprocessing.active_children()  # the workers end with the error, not when the memory is collected
 
 

@@ -107,6 +107,11 @@ def test_missing_and_other_data_are_refused(tmp_path):
         WikiText(name="wikitext103").load(tmp_path, seed=0)
     with pytest.raises(DataError, match=r"has no train.txt"):
         plan("dataset=text", f"dataset.path={tmp_path}")
+    (tmp_path / "own").mkdir()
+    for split in ("train", "valid", "test"):
+        (tmp_path / "own" / f"{split}.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match=r"cannot read .*own/train.txt.* Save it as text in UTF-8"):
+        plan("dataset=text", f"dataset.path={tmp_path}/own")
     (tmp_path / "ptb" / "ptb.train.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(DataError, match="cannot read"):
         PennTreebank().load(tmp_path, seed=0)

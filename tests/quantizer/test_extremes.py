@@ -34,6 +34,17 @@ def test_a_gradient_that_is_not_finite_stays_so(name, value):
                 assert not y[(1, *(0 for _ in shape[1:]))].isfinite()
 
 
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", [name for name in VARIANTS if not name.startswith("fp8")])  # which saturates
+def test_a_weight_that_is_infinite_stays_visible(name, value):
+    """DoReFa, ternary, TTQ and WAGEUBN returned finite weights."""
+    for number in offered(VARIANTS[name], "weight"):
+        for shape in ((3, 4), (64, 64)):
+            x = tensor(shape)
+            x[1, 0] = value
+            assert not bitcycle.quantize(x, number, VARIANTS[name], "weight")[1, 0].isfinite(), number
+
+
 @pytest.mark.parametrize("layer", ["convolution", "tokens", "lstm"])
 @pytest.mark.parametrize("name", [name for name in VARIANTS if VARIANTS[name].bits("gradient")])
 def test_a_gradient_scaler_notices_an_overflow(name, layer):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import bitcycle
-from bitcycle.quantizer import QUANTIZERS, quantize_mx
+from bitcycle.quantizer import QUANTIZERS, nvfp4, quantize_mx
 from bitcycle.quantizer.format import ELEMENTS, elements_by_bits, round_to_element
 from bitcycle.quantizer.mx import FORMATS
 from bitcycle.schedule import SUITE
@@ -112,11 +112,35 @@ def test_nvfp4_is_what_its_definition_says(scale):
             of_block = (block.abs().max() / 6 / of_tensor).to(torch.float8_e4m3fn).float()
             step = of_block * of_tensor
             if step > 0:
-                expected[i, first : first + 16] = step * round_to_element(block / step, row("e2m1"))
+                lift = 2.0**64 if of_tensor < 2.0**-64 else 1.0
+                inverse = 1 / (of_tensor * lift) / of_block
+                expected[i, first : first + 16] = step * round_to_element(block * lift * inverse, row("e2m1"))
     if of_tensor == 0:
         assert not y.any()
     else:
         assert torch.equal(y, expected)
+
+
+def test_nvfp4_equals_torchao_bit_for_bit():
+    """Elements were divided by the product of both scales, which decides ties in another way."""
+    arrays = golden_arrays("nvfp4")
+    for case in ("integers", "relu", "normal", "tiny"):
+        x, expected = arrays[case], arrays[f"{case}_quantized"]
+        assert torch.equal(bitcycle.quantize(x, 4, quantizer="nvfp4", role="weight"), expected), case
+        blocks = nvfp4.quantize_blocks(x.view(-1, 16, 1), row("e2m1"), torch.tensor(4))
+        assert torch.equal(blocks.view_as(x), expected), case
+
+
+@pytest.mark.parametrize("case", ["integers", "relu", "wide"])
+def test_nvfp4_equals_torchao_on_a_million_values(case):
+    source = pytest.importorskip("torchao.prototype.mx_formats.nvfp4_tensor")
+    x = random(4096, 256)
+    x = {"integers": (4 * x).round(), "relu": x.relu().bfloat16().float(), "wide": x * torch.linspace(0, 20, 4096)[:, None].exp2()}[case]
+    theirs = source.NVFP4Tensor.to_nvfp4(x, per_tensor_scale=source.per_tensor_amax_to_scale(x.abs().max()))
+    ours = bitcycle.quantize(x, 4, quantizer="nvfp4", role="weight")
+    alike = theirs.scale.float().view(4096, 16, 1).expand(-1, -1, 16).reshape(x.shape) > 2.0**-6  # theirs go no lower
+    assert torch.equal(ours[alike], theirs.dequantize(torch.float32)[alike])
+    assert alike.float().mean() > 0.5
 
 
 def test_delayed_scaling_uses_the_last_calls_and_evaluation_changes_nothing():

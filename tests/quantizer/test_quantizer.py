@@ -89,11 +89,10 @@ def test_at_most_two_to_the_bits_levels_within_the_range(bits, scale, seed):
         assert (y.view(-1) - x).abs().max() <= error + 1e-5 * scale
 
 
-@pytest.mark.parametrize("bits", [0, 32])
 @pytest.mark.parametrize("role", ["activation", "weight", "gradient"])
-def test_float_bits_leave_the_tensor_alone(bits, role):
+def test_float_bits_leave_the_tensor_alone(role):
     x = torch.randn(6, 5)
-    assert torch.equal(bitcycle.quantize(x, bits, role=role), x)
+    assert torch.equal(bitcycle.quantize(x, 32, role=role), x)
     assert torch.equal(bitcycle.quantize(x, 4, quantizer="none", role=role), x)
 
 
@@ -120,6 +119,7 @@ def test_memory_layout_does_not_change_the_numbers():
     [
         ({"bits": 33}, "use 1 to 32"),
         ({"bits": -1}, "use 1 to 32"),
+        ({"bits": 0}, "use 1 to 32"),
         ({"bits": 8, "quantizer": "smb"}, "did you mean 'sbm'"),
         ({"bits": 8, "role": "gradients"}, "did you mean 'gradient'"),
     ],

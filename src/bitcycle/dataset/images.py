@@ -217,8 +217,10 @@ def open_image(image: EncodedImage) -> Image.Image:
         picture = Image.open(io.BytesIO(image.read()))
         picture.load()
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+        # Pillow's message names an object instead of the file
+        reason = "it is no image" if isinstance(error, UnidentifiedImageError) else error
         remedy = "Replace it, or remove it from the dataset"
-        raise DataError(f"cannot read the image {image.origin}: {error}. {remedy}.") from error
+        raise DataError(f"cannot read the image {image.origin}: {reason}. {remedy}.") from error
     return picture
 
 

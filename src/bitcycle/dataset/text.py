@@ -154,13 +154,13 @@ class TextDatasetOptions(DatasetOptions):
         return Text(text.train[:train], text.validation[:test], text.test[:test], text.vocabulary)
 
 
-def lines_of(path: Path) -> Iterator[str]:
-    """The lines of a file. Raises DataError if it cannot be read."""
+def lines_of(path: Path, remedy: str = "Download the file again") -> Iterator[str]:
+    """The lines of a file. Raises DataError with the remedy if it cannot be read."""
     try:
         with open(path, encoding="utf-8") as stream:
             yield from stream
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {path}: {error}. Download the file again.") from error
+        raise DataError(f"cannot read {path}: {error}. {remedy}.") from error
 
 
 def find_text(folders: Sequence[Path], splits: Sequence[str] = ("train", "valid", "test")) -> list[Path]:
@@ -224,6 +224,10 @@ class WikiTextSmall(TextDatasetOptions):
         raise missing(self.name, folders[0], put)
 
 
+OWN_TEXT = "Save it as text in UTF-8"
+"""Remedy for a user's file that cannot be read."""
+
+
 @dataclass
 class OwnText(TextDatasetOptions):
     """Options of user-defined text; sizes are read from the files."""
@@ -239,7 +243,7 @@ class OwnText(TextDatasetOptions):
         return _size(tuple((path, path.stat().st_mtime_ns) for path in self._files(data_root)))
 
     def read(self, data_root: Path) -> Lines:
-        return [*map(lines_of, self._files(data_root))]
+        return [lines_of(path, OWN_TEXT) for path in self._files(data_root)]
 
     def _files(self, data_root: Path) -> list[Path]:
         folder = self.located(data_root, self.path)
@@ -253,4 +257,4 @@ class OwnText(TextDatasetOptions):
 @functools.lru_cache(maxsize=1)
 def _size(files: tuple[tuple[Path, int], ...]) -> TextSize:
     """Sizes of files given with their modification times; cached until they change."""
-    return number_tokens([lines_of(path) for path, _ in files]).size
+    return number_tokens([lines_of(path, OWN_TEXT) for path, _ in files]).size

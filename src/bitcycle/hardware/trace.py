@@ -31,6 +31,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from bitcycle.hardware.operation import FLOAT_PRECISION, MatrixProduct, Operation, Workload
 from bitcycle.hardware.product import PRODUCTS, Product, Unknown, unknown_arithmetic
+from bitcycle.randomness import random_state_kept
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 
@@ -70,8 +71,7 @@ def trace(model: nn.Module, *inputs: Any, samples: int | None = None, **keywords
                 module.training = has_targets
             if getattr(module, "is_quantizer", False):  # a quantizer.TensorQuantizer
                 module.forward = partial(_unquantized, module)
-        devices = sorted({p.get_device() for p in model.parameters() if p.is_cuda})
-        with torch.random.fork_rng(devices), _taken_apart(model), _follow_modules(model, recorder), recorder:
+        with random_state_kept(model), _taken_apart(model), _follow_modules(model, recorder), recorder:
             try:
                 model(*inputs, **keywords)
             except RuntimeError as error:
@@ -85,11 +85,13 @@ def trace(model: nn.Module, *inputs: Any, samples: int | None = None, **keywords
 
 
 def _copied(model: nn.Module) -> nn.Module:
-    """A copy of the model, with plain tensors in place of those that deepcopy cannot copy: those with a grad_fn, as kept by
-    `torch.nn.utils.weight_norm`. Raises SettingError if the model has other such parts, as with FSDP."""
-    kept = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
+    """A copy of the model, with copies of what deepcopy cannot copy: generators, and tensors with a grad_fn, as kept by
+    `torch.nn.utils.weight_norm` (as plain tensors). Raises SettingError if the model has other such parts, as with FSDP."""
+    kept = [value for module in model.modules() for value in vars(module).values()]
+    copies: dict[int, Any] = {id(x): x.detach() for x in kept if isinstance(x, Tensor) and not x.is_leaf}
+    copies |= {id(x): x.clone_state() for x in kept if isinstance(x, torch.Generator)}
     try:
-        return copy.deepcopy(model, {id(tensor): tensor.detach() for tensor in kept if not tensor.is_leaf})
+        return copy.deepcopy(model, copies)
     except Exception as error:
         problem = f"cannot be copied for the trace of its products ({error})"
         remedy = (

@@ -7,8 +7,8 @@ converted count, too: if such a layer is the last one, no convertible layer is.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from torch._subclasses import fake_tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bitcycle.layer.matrix_product import MatrixProduct
+from bitcycle.layer.untouched import untouched
 
 ROLES = ("first", "last", "shortcut", "depthwise", "matmul")
 
@@ -49,14 +50,16 @@ def find_order(model: nn.Module, layers: Mapping[str, nn.Module], sample: Any = 
         return tuple(call for call in registered if call.name in layers)
     try:
         # of a forward pass without values, unless it needs them, as detectors of two stages and experts' grouped products do
-        with warnings.catch_warnings(action="ignore"), _unchanged(model):
+        with warnings.catch_warnings(action="ignore"):
             if sample is not None:
-                with suppress(Exception):
+                with suppress(Exception), untouched(model):
                     return _run(model, watched, sample)
-                return _run(model, watched, sample, with_values=True)
-            if hasattr(model, "dummy_inputs"):
-                return _run(model, watched, model.dummy_inputs)
-            return _symbolic(model, watched)
+                with untouched(model, parameters=True):
+                    return _run(model, watched, sample, with_values=True)
+            with untouched(model):
+                if hasattr(model, "dummy_inputs"):
+                    return _run(model, watched, model.dummy_inputs)
+                return _symbolic(model, watched)
     except Exception:  # untraceable control flow can raise any exception
         if sample is not None:
             raise
@@ -75,24 +78,6 @@ def _kind(module: nn.Module) -> str:
 
 def _is_matrix(parameter: Tensor | None) -> bool:
     return parameter is not None and sum(size > 1 for size in parameter.shape) > 1
-
-
-@contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Context after which the modules' modes, attributes and buffers are those of before: caches would hold tensors without
-    values, and modes may differ between modules."""
-    modules = list(model.modules())
-    before = [dict(vars(module)) for module in modules]
-    kept = [(value, value.copy()) for values in before for value in values.values() if isinstance(value, list | dict)]
-    try:
-        yield
-    finally:
-        for module, attributes in zip(modules, before):
-            vars(module).clear()
-            vars(module).update(attributes)
-        for container, values in kept:
-            container.clear()
-            container.extend(values) if isinstance(container, list) else container.update(values)
 
 
 def _run(
@@ -115,7 +100,7 @@ def _run(
         stack.callback(setattr, log, "disabled", log.disabled)
         log.disabled = True  # it would print a traceback for an operation that needs values
         stack.enter_context(torch.no_grad())
-        stack.enter_context(torch.random.fork_rng(devices=[]) if with_values else mode)
+        stack.enter_context(nullcontext() if with_values else mode)
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         sample = tree_map_only(
             Tensor, lambda x: x.to(device) if with_values else mode.from_tensor(x.to(device)), sample

@@ -69,17 +69,20 @@ struct PowerOfTwo {
 };
 
 struct OfTensor {
-    float step;
+    float step, lift, inverse;
     bool is_zero;
 
     OfTensor() = default;
     OfTensor(uint32_t top, const Element& element, float of_tensor) {
-        step = E4M3.round(std::bit_cast<float>(top) / element.largest / of_tensor) * of_tensor;
+        const float scale = E4M3.round(std::bit_cast<float>(top) / element.largest / of_tensor);
+        step = scale * of_tensor;
         is_zero = !(step > 0);
+        lift = of_tensor < 0x1p-64f ? 0x1p64f : 1.0f;  // exact; without it 1 / of_tensor could be infinite
+        inverse = 1.0f / (of_tensor * lift) / scale;
         if (top >= INFINITE) step = std::numeric_limits<float>::quiet_NaN();
     }
     template <class... Added>
-    float apply(float x, const Element& element, Added... noise) const { return step * element.round(is_zero ? 0.0f : x / step, noise...); }
+    float apply(float x, const Element& element, Added... noise) const { return step * element.round(is_zero ? 0.0f : x * lift * inverse, noise...); }
 };
 
 struct Shape {

@@ -45,13 +45,13 @@ def quantize_activation(x: Tensor, bits: Tensor) -> Tensor:
 
 
 def quantize_weight(weight: Tensor, bits: Tensor) -> Tensor:
-    """The weight of a layer on 2^bits values; 0 bits returns it."""
+    """The weight of a layer on 2^bits values, an infinite element or NaN as itself; 0 bits returns the weight."""
     w = computable(weight)
     t = w.tanh()
     several = 2 * round_unit(t / (2 * _largest(t)) + 0.5, bits) - 1
     mean = w.abs().mean()
     single = torch.where(w >= 0, mean, -mean)
-    return torch.where(bits > 1, several, torch.where(bits == 1, single, w)).to(weight.dtype)
+    return torch.where(w.isfinite(), torch.where(bits > 1, several, torch.where(bits == 1, single, w)), w).to(weight.dtype)
 
 
 def weight_gradient(gradient: Tensor, weight: Tensor, bits: Tensor) -> Tensor:

@@ -1,11 +1,13 @@
 """nvfp4: blocks of 16 elements of 4 bits (E2M1) with a scale in E4M3, and one float32 scale for the tensor.
 
     s = max |x| / (6 * 448)  of the tensor;    X = round_e4m3(max |x| / (6 s))  of the block
-    Q(x) = s X round_e2m1(x / (s X))
+    Q(x) = s X round_e2m1(x r),    r = (1 / s) / X  rounded to float32 after each division
 
     weight, activation    rounded to nearest, halves to even, straight-through
     gradient              rounded stochastically unless `stochastic` is false
 
+The order of the divisions decides ties; it is that of Transformer Engine and torchao, whose codes are the same bit by bit, except
+for the lowest block scales: torchao raises X to 2^-6 at least, here X goes down to E4M3's denormal 2^-9.
 A block with an infinity or a NaN becomes NaN and does not affect s; a block whose scale rounds to zero becomes zero. Blocks run
 along the dimension that each product sums over, as with quantizer="mx". There is only a 4-bit format: schedules use 4 or
 32 bits, or combine it with wider formats (`schedule.formats`).
@@ -31,6 +33,8 @@ from bitcycle.quantizer.format import ELEMENTS, Element, round_to_element
 
 BLOCK = 16
 SCALE = ELEMENTS["e4m3"]
+TINY = 2.0**-64
+"""Scale of a tensor below which its elements are multiplied by 1 / TINY before they are scaled."""
 
 
 def quantize_blocks(blocks: Tensor, element: Tensor, bits: Tensor, noise: Tensor | None = None) -> Tensor:
@@ -41,7 +45,9 @@ def quantize_blocks(blocks: Tensor, element: Tensor, bits: Tensor, noise: Tensor
     of_tensor = torch.where(of_tensor > 0, of_tensor, 1)
     scale = round_to_element(of_block / largest / of_tensor, torch.stack([largest.new_full((), n) for n in SCALE[1:]]))
     step = scale * of_tensor
-    quantized = step * round_to_element(torch.where(step > 0, blocks / step, 0), element, noise)
+    lift = torch.where(of_tensor < TINY, 1 / TINY, 1)  # exact; without it 1 / s could be infinite
+    inverse = 1 / (of_tensor * lift) / scale
+    quantized = step * round_to_element(torch.where(step > 0, blocks * lift * inverse, 0), element, noise)
     quantized = torch.where(of_block.isfinite(), quantized, torch.nan)
     return torch.where(bits > 0, quantized, blocks)
 

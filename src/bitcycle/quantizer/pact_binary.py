@@ -97,8 +97,8 @@ class PactActivation(TensorQuantizer):
 
 
 def binarize(weight: Tensor, scale: Tensor, bits: Tensor) -> Tensor:
-    """scale * sign(weight); the sign of 0 is -1. 0 bits returns the weight."""
-    return torch.where((bits > 0) & ~weight.isnan(), torch.where(weight > 0, scale, -scale), weight)
+    """scale * sign(weight); the sign of 0 is -1, infinite elements and NaN stay. 0 bits returns the weight."""
+    return torch.where((bits > 0) & weight.isfinite(), torch.where(weight > 0, scale, -scale), weight)
 
 
 class BinaryWeight(TensorQuantizer):

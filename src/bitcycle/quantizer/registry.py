@@ -56,7 +56,7 @@ def quantize(
 
     Args:
         x: float tensor; a weight has its output channels in dimension 0, activations and gradients their samples.
-        bits: bits that the quantizer supports, 1 to 31 with SBM; 32 (or 0) returns x.
+        bits: bits that the quantizer supports, 1 to 31 with SBM; 32 returns x.
         quantizer: name or options.
         role: activation, weight or gradient.
         stochastic: False: round to nearest instead of stochastically.
@@ -73,6 +73,8 @@ def quantize(
         raise SettingError("x", kind, "is not a tensor of floating-point numbers", "convert it, e.g. by x.float()")
     if role not in ROLES:
         raise SettingError("role", role, "is not a role of a tensor", nearest(role, ROLES))
+    if bits == 0 and not isinstance(bits, bool):  # which is float32 in the encoding only
+        raise SettingError("bits", bits, "is outside the range of a precision", "use 1 to 32, where 32 means float32")
     encoded = torch.tensor(encode_bits(bits), device=x.device)
     options.check_bits(role, bits)
     if isinstance(options, NoQuantizer) or not x.numel():

@@ -34,12 +34,13 @@ from bitcycle.settings import setting
 
 
 def ternarize(weight: Tensor, factor: float, bits: Tensor) -> Tensor:
-    """a sign(w) where |w| > factor * mean |w|, else 0; a is the mean magnitude above the threshold. 0 bits returns the weight."""
+    """a sign(w) where |w| > factor * mean |w|, else 0; a is the mean magnitude above the threshold.
+    Infinite elements and NaN stay; 0 bits returns the weight."""
     magnitudes = computable(weight).abs()
     above = magnitudes > factor * magnitudes.mean()
     scale = torch.where(above, magnitudes, 0).sum() / above.sum().clamp_min(1)
     values = torch.where(above, weight.sign() * scale, 0).to(weight.dtype)
-    return torch.where((bits > 0) & ~weight.isnan(), values, weight)
+    return torch.where((bits > 0) & weight.isfinite(), values, weight)
 
 
 class TernaryWeight(TensorQuantizer):
@@ -77,10 +78,10 @@ def ternary_signs(weight: Tensor, threshold: float) -> Tensor:
 
 
 def trained_ternary(weight: Tensor, positive: Tensor, negative: Tensor, threshold: float, bits: Tensor) -> Tensor:
-    """Wp, 0 or -Wn for each weight; 0 bits returns the weight."""
+    """Wp, 0 or -Wn for each weight; infinite elements and NaN stay. 0 bits returns the weight."""
     signs = ternary_signs(weight, threshold)
     values = torch.where(signs > 0, positive, torch.where(signs < 0, -negative, 0)).to(weight.dtype)
-    return torch.where((bits > 0) & ~weight.isnan(), values, weight)
+    return torch.where((bits > 0) & weight.isfinite(), values, weight)
 
 
 class TrainedTernaryWeight(TensorQuantizer):

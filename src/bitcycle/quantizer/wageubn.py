@@ -52,10 +52,10 @@ def round_fixed(x: Tensor, bits: Tensor) -> Tensor:
 
 
 def quantize_weight(weight: Tensor, bits: Tensor) -> Tensor:
-    """W: fixed point within +-(1 - 2^(1-k)); 0 bits returns the weight."""
+    """W: fixed point within +-(1 - 2^(1-k)), an infinite element or NaN as itself; 0 bits returns the weight."""
     limit = 1 - 1 / half_levels(bits, weight.dtype)
     quantized = torch.minimum(torch.maximum(round_fixed(weight, bits), -limit), limit)
-    return torch.where(bits > 0, quantized, weight)
+    return torch.where((bits > 0) & weight.isfinite(), quantized, weight)
 
 
 def quantize_activation(x: Tensor, bits: Tensor) -> Tensor:

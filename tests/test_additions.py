@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md's worked diffs, applied together to a copy of the code: what they add is found, trained and judged."""
+"""The worked diffs of docs/adding.md, applied together to a copy of the code: what they add is found, trained and judged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COPIED = (
     "train.py",
     "tests/settings.py",
 )
-DIFFS = re.findall(r"```diff\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+DIFFS = re.findall(r"```diff\n(.*?)```", (ROOT / "docs" / "adding.md").read_text(), re.DOTALL)
 
 
 def files_of(diff: str) -> list[tuple[str, list[str]]]:

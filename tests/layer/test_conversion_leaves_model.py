@@ -56,7 +56,11 @@ class Counting(nn.Sequential):
         super().__init__(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
         self.needs_values, self.calls, self.generator = needs_values, 0, torch.Generator()
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
-        self.plain, self.recent, self.history = torch.zeros(2), deque([torch.zeros(3)], maxlen=2), {"of": [torch.zeros(1)]}
+        self.plain, self.recent, self.history = (
+            torch.zeros(2),
+            deque([torch.zeros(3)], maxlen=2),
+            {"of": [torch.zeros(1)]},
+        )
         self.average = nn.Parameter(torch.zeros(4, 4), requires_grad=False)
 
     def forward(self, x):

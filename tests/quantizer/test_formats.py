@@ -135,7 +135,11 @@ def test_nvfp4_equals_torchao_bit_for_bit():
 def test_nvfp4_equals_torchao_on_a_million_values(case):
     source = pytest.importorskip("torchao.prototype.mx_formats.nvfp4_tensor")
     x = random(4096, 256)
-    x = {"integers": (4 * x).round(), "relu": x.relu().bfloat16().float(), "wide": x * torch.linspace(0, 20, 4096)[:, None].exp2()}[case]
+    x = {
+        "integers": (4 * x).round(),
+        "relu": x.relu().bfloat16().float(),
+        "wide": x * torch.linspace(0, 20, 4096)[:, None].exp2(),
+    }[case]
     theirs = source.NVFP4Tensor.to_nvfp4(x, per_tensor_scale=source.per_tensor_amax_to_scale(x.abs().max()))
     ours = bitcycle.quantize(x, 4, quantizer="nvfp4", role="weight")
     alike = theirs.scale.float().view(4096, 16, 1).expand(-1, -1, 16).reshape(x.shape) > 2.0**-6  # theirs go no lower

@@ -51,7 +51,9 @@ def quantize_weight(weight: Tensor, bits: Tensor) -> Tensor:
     several = 2 * round_unit(t / (2 * _largest(t)) + 0.5, bits) - 1
     mean = w.abs().mean()
     single = torch.where(w >= 0, mean, -mean)
-    return torch.where(w.isfinite(), torch.where(bits > 1, several, torch.where(bits == 1, single, w)), w).to(weight.dtype)
+    return torch.where(w.isfinite(), torch.where(bits > 1, several, torch.where(bits == 1, single, w)), w).to(
+        weight.dtype
+    )
 
 
 def weight_gradient(gradient: Tensor, weight: Tensor, bits: Tensor) -> Tensor:

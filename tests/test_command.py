@@ -148,15 +148,11 @@ def test_dry_run_needs_no_data_and_leaves_nothing_behind(command, tmp_path):
 
 
 def test_a_batch_larger_than_the_data_is_said(command):
-    _, _, errors = command(
-        "model=resnet8", "dataset=digits", "scale=smoke", "training.batch_size=1000", "dry_run=true"
-    )
+    _, _, errors = command("model=resnet8", "dataset=digits", "scale=smoke", "training.batch_size=1000", "dry_run=true")
     assert (
         "training.batch_size=1000 is more than an epoch has: each of the 64 steps trains on all 256 samples" in errors
     )
-    _, _, errors = command(
-        "model=resnet8", "dataset=digits", "scale=smoke", "training.batch_size=256", "dry_run=true"
-    )
+    _, _, errors = command("model=resnet8", "dataset=digits", "scale=smoke", "training.batch_size=256", "dry_run=true")
     assert "more than an epoch" not in errors
 
 

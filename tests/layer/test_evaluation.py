@@ -93,3 +93,13 @@ def test_an_evaluation_at_q_max_is_one_word():
     with pytest.raises(RuntimeError, match="stop"), control.at_q_max():
         raise RuntimeError("stop")
     assert model[0].precision.precision.weight == 2
+
+
+def test_a_model_in_evaluation_mode_is_right_once_converted():
+    """Its layers took an empty range, as they noticed no change of mode: every output was a constant."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    x = torch.randn(16, 8)
+    expected = plain(x)
+    model = bitcycle.quantize_model(plain, float_layers=[])
+    assert not model.training and (model(x) - expected).norm() < 0.03 * expected.norm()

@@ -14,6 +14,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
 from bitcycle.layer import roles
+from bitcycle.layer.by_function import added_products, redirect_functions
 from bitcycle.layer.codes import compute_codes
 from bitcycle.layer.counterpart import counterpart
 from bitcycle.layer.gate import Gates
@@ -62,11 +63,12 @@ class LayerRule(NamedTuple):
 def convertible_layers(model: nn.Module) -> dict[str, nn.Module]:
     """All layers that have a quantized counterpart, by name, in the order of registration; shared layers once.
 
-    Products that layers of other libraries compute by function calls, as attention does, are represented by modules, which the
-    conversion adds to the model.
+    The two products of attention computed by functions (`by_function`, or of other libraries) are represented by modules, which
+    the conversion adds to the model.
     """
     integrations = _integrations(model)  # importing them registers conversions
     layers = {name: module for name, module in model.named_modules() if counterpart(module) is not None}
+    layers |= added_products(model)
     for integration in integrations:
         layers |= getattr(integration, "added_products", lambda _: {})(model)
     return layers
@@ -319,6 +321,7 @@ def _convert(model: nn.Module, plan: list[LayerRule], options: QuantizerOptions,
             model.get_submodule(parent).add_module(attribute, new)
     twins = {layers[name]: new for name, new in converted.items()}
     model = replace_modules(model, lambda module: twins.get(module, module))
+    redirect_functions(model)
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0  # disables the fast path of evaluation, which bypasses the layers

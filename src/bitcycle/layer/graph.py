@@ -282,7 +282,7 @@ class QuantizedGraphConvolution(QuantizedLayer, QuantizedGraphLayer, GraphConvol
     def product(self, h: Tensor) -> Tensor:
         return self.quantized_product(h, lambda x, weight, _bias: x @ weight)
 
-    def quantized_bias(self) -> Tensor | None:
+    def quantized_bias(self, *given: Tensor | None) -> Tensor | None:
         """None, as the bias is added after the aggregation."""
         return None
 

@@ -90,9 +90,9 @@ class QuantizedLayer(QuantizedProduct):
         """The weight with its output channels in dimension 0, as quantizers expect it; the function is its own inverse."""
         return weight
 
-    def quantized_bias(self) -> Tensor | None:
-        """The bias, at the bits of the weight if there is a bias quantizer."""
-        bias: Tensor | None = self.bias
+    def quantized_bias(self, *given: Tensor | None) -> Tensor | None:
+        """The bias, or the `given` one, at the bits of the weight if there is a bias quantizer."""
+        bias: Tensor | None = given[0] if given else self.bias
         if bias is None or self.bias_quantizer is None:
             return bias
         return self.bias_quantizer(bias, self.precision.weight_bits)
@@ -144,22 +144,22 @@ class QuantizedLayer(QuantizedProduct):
         weight: Tensor = self.weight
         self.weight_quantizer.begin_step(self.rows_of(weight.detach()), new_epoch)
 
-    def quantized_product(self, x: Tensor, product: Product) -> Tensor:
-        """product(x, weight, bias) of the quantized operands, with quantized gradients."""
-        return self.masked(product, lambda masked_product: self._product(x, masked_product))
+    def quantized_product(self, x: Tensor, product: Product, *bias: Tensor | None) -> Tensor:
+        """product(x, weight, bias) of the quantized operands, with quantized gradients; `bias`: in place of the layer's own."""
+        return self.masked(product, lambda masked_product: self._product(x, masked_product, *bias))
 
-    def _product(self, x: Tensor, product: Product) -> Tensor:
+    def _product(self, x: Tensor, product: Product, *bias: Tensor | None) -> Tensor:
         if not x.numel():
-            return product(x, self.weight, self.bias)
+            return product(x, self.weight, *(bias or (self.bias,)))
         if not self.adapted:
             self.adapt(x)
         keys = self.call_keys()
         if self.computation is not None and self.computation.accepts(x):
-            return self.computation(x, self.quantized_bias(), keys.coarse)
+            return self.computation(x, self.quantized_bias(*bias), keys.coarse)
         if self.weight_quantizer.has_blocks:
-            return block_product(product, x, self.weight, self.quantized_bias(), copies_of(self, keys.coarse))
+            return block_product(product, x, self.weight, self.quantized_bias(*bias), copies_of(self, keys.coarse))
         x, weight = self.quantized_operands(x, keys.coarse)
-        return self.multiply(product, x, weight, self.quantized_bias(), keys)
+        return self.multiply(product, x, weight, self.quantized_bias(*bias), keys)
 
     def multiply(self, product: Product, x: Tensor, weight: Tensor, bias: Tensor | None, keys: NoiseKeys) -> Tensor:
         """product(x, weight, bias) with a quantized gradient, in two copies if the quantizer requests a finer one."""
@@ -180,8 +180,18 @@ class QuantizedLayer(QuantizedProduct):
 class QuantizedLinear(QuantizedLayer, nn.Linear):
     """A quantized torch.nn.Linear: [..., F] -> [..., F']."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.quantized_product(x, nn.functional.linear)
+    is_read = False
+    """Whether the module that contains it reads its weight, and redirects F.linear (`by_function`)."""
+
+    def forward(self, x: Tensor, *bias: Tensor | None) -> Tensor:
+        """The layer's output; `bias`: in place of the layer's own, from a function that reads its weight."""
+        return self.quantized_product(x, _linear if self.is_read else nn.functional.linear, *bias)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """F.linear under a name that is not redirected."""
+    y: Tensor = torch.ops.aten.linear(x, weight, bias)
+    return y
 
 
 CONVERSIONS: dict[type[nn.Module], type[nn.Module]] = {

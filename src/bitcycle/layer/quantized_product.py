@@ -146,7 +146,8 @@ class QuantizedProduct(Quantized, Noisy):
         self.look_again()
 
     def train(self, mode: bool = True) -> QuantizedProduct:
-        changes = mode != self.training
+        # those of a model that was in evaluation mode before its conversion are new, in training mode
+        changes = any(module.training != mode for module in (self, *(quantizer for quantizer, _ in self.operands())))
         super().train(mode)
         if changes:
             self.look_again()

@@ -132,7 +132,7 @@ def test_products_are_charged_at_the_bits_of_activations():
 def test_products_are_neither_first_nor_last():
     model = nn.Sequential(MatrixProduct(), nn.Linear(2, 2), nn.Linear(2, 2), MatrixProduct())
     roles = bitcycle.layer.conversion.layer_roles(model)
-    assert list(roles.values()) == [(), ("first",), ("last",), ()]
+    assert list(roles.values()) == [("matmul",), ("first",), ("last",), ("matmul",)]
 
 
 @pytest.mark.parametrize("name", [name for name in QUANTIZERS if name not in ("none", "pact_binary")])

@@ -4,6 +4,7 @@ A hash has no state, so a resumed run uses the same numbers as an uninterrupted 
 (seed, epoch), augmentation on (seed, epoch, sample), noise on (seed, step, layer, element).
 """
 
+import importlib
 import math
 import operator
 import random
@@ -11,9 +12,10 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 _MASK64 = (1 << 64) - 1
 # Multipliers of the "lowbias32" integer hash (C. Wellons, 2018), as signed 32-bit numbers.
@@ -72,16 +74,32 @@ def uniform_noise(shape: tuple[int, ...], key: Tensor, first: Tensor | None = No
     return ((hash_bits(counter, key) >> 8) & 0xFFFFFF).to(torch.float32) * 2.0**-24 - 0.5
 
 
+def random_state() -> dict[str, Any]:
+    """The state of the generators of Python, NumPy and PyTorch (CPU, and GPUs in use), as numbers, tuples and tensors."""
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if "numpy" in sys.modules:
+        name, keys, *rest = sys.modules["numpy"].random.get_state()
+        state["numpy"] = (name, keys.tolist(), *rest)
+    if torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Restore what `random_state` returned."""
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "numpy" in state:
+        importlib.import_module("numpy").random.set_state(state["numpy"])
+    if "cuda" in state and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
 @contextmanager
-def random_state_kept(model: nn.Module) -> Iterator[None]:
-    """Context after which the generators of Python, NumPy and PyTorch (on the CPU and the model's devices) are as before."""
-    devices = sorted({parameter.get_device() for parameter in model.parameters() if parameter.is_cuda})
-    numpy = sys.modules.get("numpy")
-    of_python, of_numpy = random.getstate(), numpy and numpy.random.get_state()
+def random_state_kept() -> Iterator[None]:
+    """Context after which every generator is as before."""
+    state = random_state()
     try:
-        with torch.random.fork_rng(devices):
-            yield
+        yield
     finally:
-        random.setstate(of_python)
-        if numpy is not None:
-            numpy.random.set_state(of_numpy)
+        set_random_state(state)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -171,6 +174,50 @@ def test_the_trainer_of_lightning(stateful, stop, quantizer, tmp_path):
         assert after.control.cost() == callback.control.cost()
     exact = all(torch.equal(resumed.state_dict()[name], value) for name, value in module.state_dict().items())
     assert exact == (stateful or stop == 2)
+
+
+@pytest.mark.parametrize(("stateful", "stop"), [(True, 1), (True, 3), (False, 2), (False, 4)])
+def test_lightning_resumes_dropout_and_the_order_of_samples(stateful, stop, tmp_path):
+    """Two batches an epoch and a validation, which draws random numbers, too; other random numbers pass before resuming."""
+    lightning = pytest.importorskip("lightning.pytorch")
+    from bitcycle.integrations.lightning import PrecisionCallback
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 1))
+
+        def training_step(self, batch, _index):
+            return self.net(batch + random.random() + numpy.random.rand()).square().mean()
+
+        def validation_step(self, batch, _index):
+            self.net(batch)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def fit(steps: int, seed: int, folder, checkpoint=None):
+        x = torch.randn(8, 6, generator=torch.Generator().manual_seed(2))
+        torch.manual_seed(seed)
+        random.seed(seed)
+        numpy.random.seed(seed)
+        loader = torch.utils.data.DataLoader(x, batch_size=4, shuffle=not stateful)
+        callback = PrecisionCallback(bitcycle.schedule("CR", cycles=2, total_steps=6))
+        saving = lightning.callbacks.ModelCheckpoint(folder, every_n_train_steps=1, save_top_k=-1, filename="{step}")
+        if not stateful:
+            saving = lightning.callbacks.ModelCheckpoint(folder, every_n_epochs=1, save_top_k=-1, filename="{step}")
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+        trainer = lightning.Trainer(max_steps=steps, default_root_dir=folder, callbacks=[saving, callback], **quiet)
+        module = Module()
+        validation = torch.utils.data.DataLoader(x, batch_size=4)
+        trainer.fit(module, StatefulLoader(loader) if stateful else loader, validation, ckpt_path=checkpoint)
+        return module.state_dict()
+
+    whole = fit(6, 1, tmp_path / "whole")
+    fit(stop, 1, tmp_path / "parts")
+    resumed = fit(6, 5, tmp_path / "parts", tmp_path / "parts" / f"step={stop}.ckpt")
+    assert all(torch.equal(resumed[name], value) for name, value in whole.items())
 
 
 @pytest.mark.parametrize("limit", [{"max_epochs": 2}, {"max_steps": 8}])

@@ -71,7 +71,7 @@ def trace(model: nn.Module, *inputs: Any, samples: int | None = None, **keywords
                 module.training = has_targets
             if getattr(module, "is_quantizer", False):  # a quantizer.TensorQuantizer
                 module.forward = partial(_unquantized, module)
-        with random_state_kept(model), _taken_apart(model), _follow_modules(model, recorder), recorder:
+        with random_state_kept(), _taken_apart(model), _follow_modules(model, recorder), recorder:
             try:
                 model(*inputs, **keywords)
             except RuntimeError as error:

@@ -15,6 +15,7 @@ from bitcycle.layer.controller import PrecisionController
 from bitcycle.layer.conversion import quantize_model
 from bitcycle.layer.quantized_product import QuantizedProduct
 from bitcycle.quantizer import QuantizerOptions
+from bitcycle.randomness import random_state, set_random_state
 
 
 class PrecisionCallback(Callback):
@@ -31,8 +32,8 @@ class PrecisionCallback(Callback):
         options: options of the schedule, such as q_min and q_max.
 
     Resume is exact from a checkpoint at the end of an epoch, and within an epoch if the data loader has `state_dict`
-    and `load_state_dict` (such as torchdata's StatefulDataLoader); otherwise Lightning restarts the epoch. Lightning
-    does not save the state of random generators.
+    and `load_state_dict` (such as torchdata's StatefulDataLoader); otherwise Lightning restarts the epoch. Checkpoints of
+    trainings in one process include the state of the random generators, so that dropout and the order of samples go on.
 
     If the quantizer has a penalty (PACT), add `bitcycle.layer.penalty(self)` to the loss in `training_step`.
     """
@@ -51,6 +52,8 @@ class PrecisionCallback(Callback):
         self.conversion, self.options = conversion or {}, options
         self.control: PrecisionController | None = None
         self._saved: dict[str, Any] = {}
+        self._random_state: dict[str, Any] | None = None
+        self._is_alone = False
         self.evaluate_at, self._evaluation = check_evaluate_at(evaluate_at), ExitStack()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -70,13 +73,28 @@ class PrecisionCallback(Callback):
         self._counts_batches = not pl_module.automatic_optimization and total != trainer.max_steps
         epoch = min(trainer.num_training_batches / trainer.accumulate_grad_batches, total)  # infinite with max_steps
         bound = bound_schedule(self.schedule, self.options, total, epoch)
-        saved = self._saved or (self.state_dict() if trainer.global_step else {})  # else a second call of fit goes on
+        saved = self._saved or (self._own_state() if trainer.global_step else {})  # else a second call of fit goes on
+        self._is_alone = trainer.world_size == 1  # else only the state of the first process would be saved
         self.control, self._saved = PrecisionController(pl_module, bound, seed=self.seed, hardware=self.hardware), {}
         if saved:
-            self.control.load_state_dict(saved)
+            self._random_state = saved.get("random_state") if self._is_alone else None
+            self.control.load_state_dict({key: value for key, value in saved.items() if key != "random_state"})
+        if self._random_state is not None:
+            set_random_state(
+                self._random_state
+            )  # before Lightning creates the iterator of an epoch, which draws its seed
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        loop = trainer.fit_loop
+        kept = getattr(loop, "is_resuming", False) or loop.epoch_loop.restarting
+        if self._random_state is not None and trainer.current_epoch > 0 and not kept:
+            set_random_state(self._random_state)  # Lightning creates another iterator after this event
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         assert self.control is not None
+        if self._random_state is not None and batch_idx:  # resumed within an epoch, whose iterator had been created
+            set_random_state(self._random_state)
+        self._random_state = None
         step = trainer.fit_loop.epoch_loop.total_batch_idx if self._counts_batches else trainer.global_step
         if step >= self.control.next_step:  # batches of gradient accumulation share the bits of the step
             self.control.step(step)
@@ -101,6 +119,10 @@ class PrecisionCallback(Callback):
         self._evaluation.close()
 
     def state_dict(self) -> dict[str, Any]:
+        state = self._own_state()
+        return {**state, "random_state": random_state()} if state and self._is_alone else state
+
+    def _own_state(self) -> dict[str, Any]:
         return {} if self.control is None else self.control.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

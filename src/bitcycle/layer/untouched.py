@@ -23,7 +23,7 @@ def untouched(model: nn.Module, parameters: bool = False) -> Iterator[None]:
     modules = list(model.modules())
     before = [dict(vars(module)) for module in modules]
     copies: dict[int, Any] = {}
-    with random_state_kept(model):
+    with random_state_kept():
         try:
             for module in modules:
                 vars(module).update({name: _copied(value, parameters, copies) for name, value in vars(module).items()})

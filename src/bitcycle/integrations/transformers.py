@@ -3,9 +3,9 @@
 >>> from bitcycle.integrations.transformers import PrecisionCallback           # doctest: +SKIP
 >>> trainer = Trainer(model, arguments, train_dataset=data, callbacks=[PrecisionCallback("RTH")])    # doctest: +SKIP
 
-`quantize_model` converts `Conv1D` (GPT-2) and, if a model takes its attention function from the library's registry, the
-two products of attention, q k^T and P v. The attention function "bitcycle" computes the library's eager attention with
-quantized operands.
+`quantize_model` converts `Conv1D` (GPT-2), mixtures of experts (`experts.py`) and, if a model takes its attention function from the
+library's registry, the two products of attention, q k^T and P v. The attention function "bitcycle" computes the library's eager
+attention with quantized operands.
 
 A converted model is saved with its original parameter names and with its conversion as `quantization_config` of method
 "bitcycle" in its config.json. If this module is imported, `from_pretrained` restores the conversion and the saved bits.
@@ -32,7 +32,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.trainer_utils import has_length
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from bitcycle.integrations import bound_schedule, check_evaluate_at
+from bitcycle.integrations import bound_schedule, check_evaluate_at, experts
 from bitcycle.layer.block_product import Axes
 from bitcycle.layer.controller import PrecisionController
 from bitcycle.layer.conversion import quantize_model
@@ -104,8 +104,8 @@ ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, ALL_MASK_ATTENTION_FUNCTIONS["e
 
 
 def added_products(model: nn.Module) -> dict[str, nn.Module]:
-    """Products to add to the model's attention layers, by their future names."""
-    found: dict[str, nn.Module] = {}
+    """Products to add to the model's attention layers and mixtures of experts, by their future names."""
+    found = experts.added_products(model)
     for name, module in model.named_modules():
         if hasattr(module, PRODUCTS[0]) or not _takes_attention_function(module):
             continue
@@ -120,7 +120,8 @@ def _takes_attention_function(module: nn.Module) -> bool:
 
 
 def finish_conversion(model: nn.Module, conversion: dict[str, Any]) -> None:
-    """Select the quantized attention function, and record the conversion in the model's config."""
+    """Select the quantized functions of attention and experts, and record the conversion in the model's config."""
+    experts.use_experts(model)
     outermost: str | None = None
     for name, module in model.named_modules():
         if hasattr(module, PRODUCTS[0]) and hasattr(module, "config"):

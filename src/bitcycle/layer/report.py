@@ -78,10 +78,13 @@ def conversion_report(model: nn.Module, *inputs: Any, **keywords: Any) -> Conver
     macs, kinds = _macs(model, inputs, keywords), dict(model.named_modules())
     quantized = {name: m for name, m in kinds.items() if isinstance(m, QuantizedProduct)}
     convertible = convertible_layers(model)
-    names = dict.fromkeys([*rules, *convertible, *quantized, *_others(model), *(macs or {})])
+    names = dict.fromkeys(
+        [*rules, *(name for name in convertible if name in kinds), *quantized, *_others(model), *(macs or {})]
+    )
     rows, total = [], sum((macs or {}).values())
     for name in names:
-        if name in rules and any(part.startswith(f"{name}.") for part in quantized):
+        has_products = any(part.startswith(f"{name}.") for part in quantized)
+        if has_products and (name in rules or (macs is not None and not macs.get(name))):
             continue  # its products are listed
         rule, module = rules.get(name), kinds.get(name)
         found = quantized.get(name)

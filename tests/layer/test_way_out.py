@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 from torch import nn
@@ -174,6 +176,54 @@ def test_onnx_of_attention_and_recurrent_layers(quantizer, tmp_path):
     model, x = language_model(quantizer)
     difference = bitcycle.export_onnx(model, tmp_path / "model.onnx", x[:, :2])
     assert difference < 1e-4 * float(model(x).abs().max())
+
+
+class Tokens(nn.Module):
+    """A language model of one layer: numbers of words [N, T] -> logits [N, T, 20]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(20, 16), nn.Linear(16, 20)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+
+    def forward(self, x):
+        return self.head(self.layer(self.embedding(x)))
+
+
+def images(samples: int, size: int) -> torch.Tensor:
+    return torch.randn(samples, 3, size, size)
+
+
+def words(samples: int, length: int) -> torch.Tensor:
+    return torch.randint(20, (samples, length))
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("kind", ["images", "words"])
+def test_onnx_takes_other_batches_and_lengths(kind, bits, tmp_path, caplog, recwarn):
+    """The file took only batches of the size that it was exported with, and a warning per layer was printed."""
+    pytest.importorskip("onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    if kind == "images":
+        layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8), nn.ReLU()]
+        model, make = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)), images
+    else:
+        model, make = Tokens(), words
+    model = bitcycle.quantize_model(model, float_layers=[])
+    bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=bits, total_steps=9)).step(0)
+    for _ in range(3):
+        model(make(4, 9))
+    model.eval()
+    for exported in (1, 4) if bits == 4 else (4,):
+        recwarn.clear()
+        bitcycle.export_onnx(model, tmp_path / "model.onnx", make(exported, 9))
+        assert not recwarn.list and not [r for r in caplog.records if r.levelno >= logging.WARNING]
+        session = runtime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+        for samples, size in ((1, 9), (7, 9), (3, 12)):
+            x = make(samples, size)
+            [found] = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+            torch.testing.assert_close(torch.from_numpy(found), model(x).detach(), rtol=1e-4, atol=1e-5)
 
 
 OF_ONE_LAYER = ("dorefa", "wageubn", "uniform_l2", "ternary", "multibit", "ttq", "mx", "nvfp4", "fp8")

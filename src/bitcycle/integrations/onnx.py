@@ -7,6 +7,10 @@ Zero points are float32, as in training, and are therefore added separately: the
 """
 
 import copy
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +96,8 @@ def export_onnx(model: nn.Module, path: str | Path, *inputs: Tensor, **options: 
         model: a trained model converted by `quantize_model`; it is not changed.
         path: path of the file.
         inputs: arguments of the forward pass.
-        options: further arguments of torch.onnx.export, such as dynamic_shapes.
+        options: further arguments of torch.onnx.export. By default every dimension of the inputs may change that the network
+            does not fix (batch, sequence length, image size); dynamic_shapes=None fixes all of them.
 
     Returns the maximum absolute difference between the outputs of onnxruntime and of the simulated network. Raises RunError
     if onnx, onnxscript or onnxruntime is not installed; SettingError (a ValueError) if ONNX has no operators for the network
@@ -100,14 +105,16 @@ def export_onnx(model: nn.Module, path: str | Path, *inputs: Tensor, **options: 
     """
     require("onnxscript", "export")
     runtime = require("onnxruntime", "export")
-    model = copy.deepcopy(model).eval()
-    with torch.no_grad():
+    sample, model = inputs, copy.deepcopy(model).eval()
+    with torch.no_grad(), _quietly():
         expected = model(*inputs)
         layers = modules_of(model, QuantizedLayer)
         for layer in layers:
             layer.computation, layer.adapted = None, True
             _use_nodes(layer, layer.precision.precision)
         try:
+            if "dynamic_shapes" not in options:
+                options["dynamic_shapes"], inputs = tuple(map(_any_shape, inputs)), _of_several(inputs)
             program = torch.onnx.export(model, inputs, dynamo=True, verbose=False, **options)
         except torch.onnx.OnnxExporterError as error:
             name = ", ".join({layer.quantizer_options.name: "" for layer in layers})
@@ -116,10 +123,33 @@ def export_onnx(model: nn.Module, path: str | Path, *inputs: Tensor, **options: 
     assert program is not None, "the exporter returns the program if it is given no path"
     program.save(str(path))
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    feeds = {declared.name: x.numpy(force=True) for declared, x in zip(session.get_inputs(), inputs)}
+    feeds = {declared.name: x.numpy(force=True) for declared, x in zip(session.get_inputs(), sample)}
     found = [torch.from_numpy(output) for output in session.run(None, feeds)]
     tensors = [leaf for leaf in tree_leaves(expected) if isinstance(leaf, Tensor)]
     return max(float((ours - theirs.cpu()).abs().max()) for ours, theirs in zip(found, tensors, strict=True))
+
+
+def _any_shape(x: Tensor) -> dict[int, Any]:
+    return dict.fromkeys(range(x.dim()), torch.export.Dim.AUTO)
+
+
+def _of_several(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The inputs, with two samples instead of one: the exporter fixes sizes of 1."""
+    single = all(x.dim() and len(x) == 1 for x in inputs)
+    return tuple(torch.cat([x, x]) for x in inputs) if single else inputs
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Context without the exporter's warnings about what is meant: bits are no part of the file."""
+    log = logging.getLogger("torch.onnx._internal.exporter._core")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        log.setLevel(level)
 
 
 def _use_nodes(layer: QuantizedLayer, bits: Precision) -> None:

@@ -41,6 +41,7 @@ DATASETS = {
     "cifar10_16": "CIFAR-10 at 16x16",
     "digits": "handwritten digits",
     "wikitext2_small": "WikiText-2, a small part",
+    "wikitext2_bytes": "WikiText-2, a small part in bytes",
     "movielens_100k": "MovieLens-100K",
     "cora": "Cora",
     "citeseer": "Citeseer",

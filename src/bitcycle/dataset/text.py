@@ -8,6 +8,8 @@ A text consists of three plain text files, one paragraph per line, or of parquet
 
 Penn Treebank is the version of Mikolov et al. 2011: a vocabulary of 10,000 words, lower case, without punctuation. It
 is licensed by the Linguistic Data Consortium (LDC99T42) and never downloaded. WikiText: Merity et al. 2016.
+With `unit=byte` a text is its UTF-8 bytes, of which there are 256; a loss is then in bits per byte, too.
+
 wikitext2_small uses the validation file of WikiText-2 for training and the first and second half of the articles of the
 test file for validation and testing; its perplexities are not comparable with published ones.
 """
@@ -57,6 +59,9 @@ SIZES = {
     "wikitext103": TextSize(train=103_227_021, validation=217_646, test=245_569, vocabulary=267_735),
     "wikitext2_small": TextSize(train=217_646, validation=123_449, test=122_120, vocabulary=13_777),
 }
+SIZES_IN_BYTES = dict.fromkeys(
+    ("wikitext2_small", "wikitext2_bytes"), TextSize(train=1_121_681, validation=629_737, test=626_712, vocabulary=256)
+)
 
 
 class Text(NamedTuple):
@@ -90,6 +95,18 @@ def number_tokens(lines: Lines, by_frequency: bool = False) -> Text:
         splits = [order.argsort()[part] for part in splits]
         vocabulary = [vocabulary[number] for number in order.tolist()]
     return Text(splits[0], splits[1], splits[2], tuple(vocabulary))
+
+
+def number_bytes(lines: Lines) -> Text:
+    """The UTF-8 bytes of three files as token ids.
+
+    >>> text = number_bytes([["ab\\n"], ["é"], ["a"]])
+    >>> text.train.tolist(), text.validation.tolist()
+    ([97, 98, 10], [195, 169])
+    """
+    files = ("".join(part for line in each for part in line).encode() for each in lines)
+    train, validation, test = (torch.from_numpy(np.frombuffer(file, np.uint8).astype(np.int64)) for file in files)
+    return Text(train, validation, test, tuple(map(chr, range(256))))
 
 
 def most_frequent(text: Text, size: int) -> Text:
@@ -131,9 +148,24 @@ class TextDatasetOptions(DatasetOptions):
         minimum=2,
     )
 
+    unit: str = setting("word", "tokens: words separated by spaces, or bytes", choices=("word", "byte"))
+
+    def validate(self) -> None:
+        super().validate()
+        if self.unit == "byte" and (self.vocabulary is not None or self.order != "occurrence"):
+            problem = "has 256 tokens in the order of their values"
+            raise SettingError("unit", "byte", problem, "leave out dataset.vocabulary and dataset.order")
+
     def size(self, data_root: Path) -> TextSize:
-        """Sizes of the whole dataset."""
-        return SIZES[self.name]
+        """Sizes of the whole dataset. Raises SettingError if they are not known in bytes."""
+        if self.unit == "word":
+            return SIZES[self.name]
+        if self.name not in SIZES_IN_BYTES:
+            problem = f"the size of {self.name} in bytes is not known"
+            raise SettingError(
+                "unit", "byte", problem, "use dataset=wikitext2_bytes, or dataset=text with your own files"
+            )
+        return SIZES_IN_BYTES[self.name]
 
     def full_info(self, data_root: Path) -> DatasetInfo:
         """Sizes in tokens. Raises SettingError if the dataset has fewer distinct tokens than `vocabulary`."""
@@ -146,7 +178,9 @@ class TextDatasetOptions(DatasetOptions):
 
     def load(self, data_root: Path, seed: int) -> Text:
         """The tokens to use; `vocabulary` counts the whole training file, whatever part of it `train_samples` leaves."""
-        text = number_tokens(self.read(data_root), self.order == "frequency" or self.vocabulary is not None)
+        by_frequency = self.order == "frequency" or self.vocabulary is not None
+        lines = self.read(data_root)
+        text = number_bytes(lines) if self.unit == "byte" else number_tokens(lines, by_frequency)
         what = "training, validation, test and distinct tokens"
         check_whole(self.name, f"what is below {data_root}", what, text.size, self.size(data_root))
         text = text if self.vocabulary is None else most_frequent(text, self.vocabulary)
@@ -208,7 +242,7 @@ class WikiText(TextDatasetOptions):
 
 @dataclass
 class WikiTextSmall(TextDatasetOptions):
-    """Options of the small proxy of WikiText-2."""
+    """Options of the small proxy of WikiText-2, in words or bytes."""
 
     name: str = "wikitext2_small"
 
@@ -240,7 +274,7 @@ class OwnText(TextDatasetOptions):
     )
 
     def size(self, data_root: Path) -> TextSize:
-        return _size(tuple((path, path.stat().st_mtime_ns) for path in self._files(data_root)))
+        return _size(tuple((path, path.stat().st_mtime_ns) for path in self._files(data_root)), self.unit)
 
     def read(self, data_root: Path) -> Lines:
         return [lines_of(path, OWN_TEXT) for path in self._files(data_root)]
@@ -255,6 +289,7 @@ class OwnText(TextDatasetOptions):
 
 
 @functools.lru_cache(maxsize=1)
-def _size(files: tuple[tuple[Path, int], ...]) -> TextSize:
+def _size(files: tuple[tuple[Path, int], ...], unit: str) -> TextSize:
     """Sizes of files given with their modification times; cached until they change."""
-    return number_tokens([lines_of(path, OWN_TEXT) for path, _ in files]).size
+    lines = [lines_of(path, OWN_TEXT) for path, _ in files]
+    return (number_bytes(lines) if unit == "byte" else number_tokens(lines)).size

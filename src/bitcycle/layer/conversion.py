@@ -250,10 +250,11 @@ def quantize_model(
     elif compile:
         model = use_operators(model)
     left = [rule.name for rule in whole_plan if rule.treatment == "float"]
-    conversion = {"quantizer": vars(options), "float_layers": left, "compute": compute, "recompute": recompute}
+    saved = {**vars(options), "float_share": 0.0}  # whose layers are in `left`
+    conversion = {"quantizer": saved, "float_layers": left, "compute": compute, "recompute": recompute}
     if options.layer_bits:  # by name, as roles may depend on the sample
         own = {rule.name: list(rule.precision) if rule.precision else "schedule" for rule in plan}
-        conversion["quantizer"] = {**vars(options), "layer_bits": own}
+        saved["layer_bits"] = own
     for integration in _integrations(model):
         if hasattr(integration, "finish_conversion"):
             integration.finish_conversion(model, conversion)

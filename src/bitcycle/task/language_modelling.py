@@ -138,6 +138,7 @@ class LanguageModelling(Task):
                 raise SettingError("task.evaluation_batch_size", size, problem, "lower it, or give a longer text")
         self.majority_baseline = float(train.bincount().max()) / len(train)
         self.vocabulary = setup.info.shape.vocabulary
+        self.counts_bytes = setup.dataset.unit == "byte"
         self.state: tuple[Tensor, ...] = ()
 
     @property
@@ -157,7 +158,7 @@ class LanguageModelling(Task):
         return len(batch.inputs) / self.options.sequence_length if self.options.lengths == "drawn" else 1.0
 
     def measure(self, model: nn.Module, split: str) -> dict[str, float]:
-        """`test_perplexity`, and `test_loss`, the mean cross-entropy in nats."""
+        """`test_perplexity`, `test_loss`, the mean cross-entropy in nats, and that of bytes in bits, `test_bits_per_byte`."""
         state: tuple[Tensor, ...] | None = None
         sums = torch.zeros((), dtype=torch.float64)  # of losses, and their number
         for batch in self.splits[split].of_epoch():
@@ -169,7 +170,8 @@ class LanguageModelling(Task):
             sums = sums + torch.stack([losses.sum(dtype=torch.float64), losses.new_tensor(losses.numel()).double()])
         total, count = distributed.all_sum(sums).tolist()
         mean = total / count
-        return {f"{split}_perplexity": math.exp(min(mean, 700.0)), f"{split}_loss": mean}
+        found = {f"{split}_perplexity": math.exp(min(mean, 700.0)), f"{split}_loss": mean}
+        return found | ({f"{split}_bits_per_byte": mean / math.log(2)} if self.counts_bytes else {})
 
     def state_dict(self) -> dict[str, Any]:
         return {"state": tuple(distributed.whole(part, self.training_batches.count, dim=-2) for part in self.state)}

@@ -21,10 +21,10 @@ from bitcycle.figure.phases import by_setting
 from bitcycle.files import markdown_table, read_csv
 from bitcycle.hardware import MatrixProduct, Operation, TensorCore, Workload
 from bitcycle.hardware.latency import RATES
-from bitcycle.quantizer import QUANTIZERS, ROLES, NoQuantizer
+from bitcycle.quantizer import QUANTIZERS, ROLES, NoQuantizer, QuantizerOptions, with_formats
 from bitcycle.quantizer.base import bits_in_words
 from bitcycle.quantizer.block import SCALE_BITS
-from bitcycle.quantizer.mx import BLOCK, FORMATS, Mx
+from bitcycle.quantizer.mx import BLOCK, FORMATS
 from bitcycle.schedule import SCHEDULES, SUITE, Precision, Static, schedule
 from board import board, board_list
 from claim_tables import (
@@ -92,25 +92,35 @@ def format_costs_table() -> str:
     rows["static mxfp6, gradients mxfp8"] = Static(q_max=6, gradient=8)
     rows |= {name: SCHEDULES[name](q_min=4) for name in SUITE}
     rows |= {f"{name}, gradients too": SCHEDULES[name](q_min=4, gradient_min=4) for name in ("RTH", "CR")}
+    levels = ["nvfp4", "mxfp6", "mxfp8"]
+    rows["late_switch from nvfp4 to mxfp8"] = SCHEDULES["late_switch"](formats=["nvfp4", "mxfp8"])
+    for name in ("RTH", "CR"):
+        rows[f"{name} over {', '.join(levels)}, gradients too"] = SCHEDULES[name](
+            formats=levels, gradient_formats=levels
+        )
+    rows["mxfp4_backward"] = SCHEDULES["mxfp4_backward"]()
     lines = []
     for title, options in rows.items():
-        histogram = options.bind(64_000).histogram
-        costs = [device.cost(ONE_PRODUCT, histogram, EIGHT) for device in devices.values()]
+        bound = options.bind(64_000)
+        quantizer = with_formats(QUANTIZERS["mxfp4_backward" if title == "mxfp4_backward" else "mx"](), bound)
+        workload = one_product(quantizer)
+        costs = [device.cost(workload, bound.histogram, EIGHT) for device in devices.values()]
         parts = [costs[0].relative_to_static, *(cost.latency_relative_to_static or 0 for cost in costs)]
         lines.append((title, *(f"{100 * part:.0f}" for part in parts)))
     return markdown_table(["schedule", "bit operations", *devices], lines)
 
 
 EIGHT = Precision(8, 8, 8)
-ONE_PRODUCT = Workload(
-    (
-        Operation(
-            *("product", "linear", 1, MatrixProduct(1, 1, 1), 1, 1, 1, 1, True, None, True),
-            storage=tuple(Mx().storage_bits(role) for role in ROLES),
-        ),
+
+
+def one_product(options: QuantizerOptions) -> Workload:
+    """A network with a single quantized product and all three passes."""
+    operation = Operation(
+        *("product", "linear", 1, MatrixProduct(1, 1, 1), 1, 1, 1, 1, True, None, True),
+        storage=tuple(options.storage_bits(role) for role in ROLES),
+        backward_at_gradient_bits=getattr(options, "backward_bits", "forward") == "gradient",
     )
-)
-"""A network with a single product and all three passes."""
+    return Workload((operation,))
 
 
 def results_table() -> str:

@@ -147,6 +147,19 @@ def test_nvfp4_equals_torchao_on_a_million_values(case):
     assert alike.float().mean() > 0.5
 
 
+@pytest.mark.parametrize("name", ["mxfp4_e2m1", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2"])
+def test_mx_equals_torchao_bit_for_bit(name):
+    source = pytest.importorskip("torchao.prototype.mx_formats.mx_tensor")
+    elements = {
+        "mxfp4_e2m1": torch.float4_e2m1fn_x2,
+        "mxfp8_e4m3": torch.float8_e4m3fn,
+        "mxfp8_e5m2": torch.float8_e5m2,
+    }
+    x = random(4096, 256) * torch.linspace(-30, 30, 4096)[:, None].exp2()
+    theirs = source.MXTensor.to_mx(x, elements.get(name, name.removeprefix("mx")), 32).dequantize(torch.float32)
+    assert torch.equal(quantize_mx(x, name), theirs)
+
+
 def test_delayed_scaling_uses_the_last_calls_and_evaluation_changes_nothing():
     quantizer, bits = QUANTIZERS["fp8"](history=2).activation(False), torch.tensor(8)
     for large, expected in ((4.0, 4.0), (8.0, 4.0), (1.0, 1.0), (1.0, 1.0), (9.0, 1.0)):

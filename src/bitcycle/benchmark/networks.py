@@ -1,6 +1,7 @@
 """Training steps of several networks on synthetic data, float and quantized in several variants."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -26,18 +27,6 @@ STRIDE = 1001
 Loss = Callable[[nn.Module], Tensor]
 
 
-class Network(NamedTuple):
-    """A network: functions that build it and its data, and a description of its samples per step.
-
-    `batch` maps a device to the loss of one batch as a function of the model.
-    """
-
-    build: Callable[[], nn.Module]
-    batch: Callable[[torch.device], Loss]
-    samples: str
-    gated: bool = False
-
-
 class Variant(NamedTuple):
     """A variant of training."""
 
@@ -47,6 +36,8 @@ class Variant(NamedTuple):
     recompute: bool = False
     backward: str = "all"
     """Option of gated networks; see Dfq."""
+    options: Mapping[str, Any] = MappingProxyType({})
+    """Options of the schedule."""
 
 
 VARIANTS = {
@@ -59,6 +50,30 @@ VARIANTS = {
     "DFQ": Variant(schedule="dfq"),
     "DFQ, chosen": Variant(schedule="dfq", backward="chosen"),
 }
+LEVELS = ["nvfp4", "mxfp6", "mxfp8"]
+RECIPES = {
+    "float": Variant(quantizer="none"),
+    "static mxfp8": Variant("mx"),
+    "static mxfp4": Variant("mx", options={"q_max": 4}),
+    "static nvfp4": Variant("nvfp4", options={"q_max": 4}),
+    "nvfp4_pretraining at 4 bits": Variant("nvfp4_pretraining", options={"q_max": 4}),
+    "mxfp4_backward": Variant("mxfp4_backward", "mxfp4_backward"),
+    "CR, nvfp4 to mxfp8": Variant("nvfp4_pretraining", "CR", options={"formats": LEVELS, "gradient_formats": LEVELS}),
+}
+"""Recipes of 4-bit training and the formats in them."""
+
+
+class Network(NamedTuple):
+    """A network: functions that build it and its data, and a description of its samples per step.
+
+    `batch` maps a device to the loss of one batch as a function of the model.
+    """
+
+    build: Callable[[], nn.Module]
+    batch: Callable[[torch.device], Loss]
+    samples: str
+    gated: bool = False
+    variants: Mapping[str, Variant] = MappingProxyType(VARIANTS)
 
 
 def _images(name: str, samples: int, shape: ImageShape, gated: bool = False) -> Network:
@@ -123,6 +138,7 @@ def networks(cuda: bool) -> dict[str, Network]:
         "resnet18": _images("resnet18", tiny, imagenet),
         "lstm": _words("lstm", words),
         "lstm2_200": _words("lstm2", words, hidden=200),
+        "llama": _words("llama", 64 if cuda else 8, length=128, vocabulary=256)._replace(variants=RECIPES),
         "gcn_cora": _graph(GraphShape(features=1433, classes=7, nodes=2708, edges=10_556)),
         "gcn": _graph(GraphShape(features=128, classes=40, nodes=20_000, edges=120_000)),
         "linear": _sentences(sentences, layers),
@@ -136,7 +152,8 @@ class Step:
         torch.manual_seed(0)
         model = network.build()
         gates: dict[str, Any] = {"family": getattr(model, "block_family", None), "backward": variant.backward}
-        plan = schedule(variant.schedule, total_steps=STEPS, **(gates if variant.schedule == "dfq" else {}))
+        options = dict(variant.options) | (gates if variant.schedule == "dfq" else {})
+        plan = schedule(variant.schedule, total_steps=STEPS, **options)
         if variant.quantizer != "none":
             how: dict[str, Any] = {"compute": variant.compute, "recompute": variant.recompute, "schedule": plan}
             model = quantize_model(model, variant.quantizer, compile=compiler_works(device.type), **how)
@@ -163,7 +180,9 @@ def measure_networks(names: list[str], repetitions: int, device: torch.device) -
     """Yield name and measurements of each network: time, ratio to float, peak memory and its ratio, by variant."""
     for name in names:
         network = networks(device.type == "cuda")[name]
-        chosen = {key: variant for key, variant in VARIANTS.items() if network.gated or variant.schedule != "dfq"}
+        chosen = {
+            key: variant for key, variant in network.variants.items() if network.gated or variant.schedule != "dfq"
+        }
         steps = {key: Step(network, variant, device) for key, variant in chosen.items()}
         steps = {
             key: step

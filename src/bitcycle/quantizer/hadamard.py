@@ -48,11 +48,17 @@ def rotate(x: Tensor, dim: int, size: int, signs: Tensor, groups: int = 1) -> Te
         signs: [size], each 1 or -1.
         groups: equal parts of `dim` whose borders no tile crosses.
     """
-    matrix = signs[:, None] * hadamard_matrix(size).to(x.device)
-    rows = x.movedim(dim, -1).unflatten(-1, (groups, -1)).float()
-    whole = rows.shape[-1] // size * size
+    dim %= x.dim()
+    if x.dim() >= 4 and dim == 1:  # channels, which lie next to each other
+        return rotate(x.movedim(1, -1), -1, size, signs, groups).movedim(-1, 1)
+    length, inner = x.shape[dim] // groups, math.prod(x.shape[dim + 1 :])
+    whole = length // size * size
     if not whole:
         return x
-    turned = rows[..., :whole].unflatten(-1, (-1, size)) @ matrix
-    rows = torch.cat([turned.flatten(-2), rows[..., whole:]], -1)
-    return rows.flatten(-2).movedim(-1, dim).to(x.dtype)
+    matrix, rows = signs[:, None] * hadamard_matrix(size).to(x.device), x.float().reshape(-1, length, inner)
+    tiles = rows[:, :whole].reshape(-1, size, inner)
+    turned = tiles.squeeze(-1) @ matrix if inner == 1 else matrix.T @ tiles
+    turned = turned.reshape(-1, whole, inner)
+    if whole < length:
+        turned = torch.cat([turned, rows[:, whole:]], 1)
+    return turned.reshape(x.shape).to(x.dtype)

@@ -20,7 +20,7 @@ from bitcycle.analysis.frozen import TEST, Family, check_frozen, fingerprint, re
 from bitcycle.analysis.null_families import decides
 from bitcycle.analysis.verdict import EXPLORATORY, NOT_TESTED, SUPPORTED, ClaimResult, judge
 from bitcycle.settings import SettingError
-from tests.claims_cases import HIGHER, ONE, OTHER, PAIR, PUBLISHED, cell
+from tests.claims_cases import HIGHER, ONE, OTHER, PAIR, PUBLISHED, cell, verdict
 from tests.conftest import ROOT
 
 
@@ -117,6 +117,13 @@ def test_a_family_is_tested_at_half_of_its_seeds_and_at_the_end():
     assert "tested at 2 of 4 planned seeds" in judged(3).reason
     old = judged(4, finished="2026-11-23T23:59:59")
     assert (old.verdict, old.n) == (NOT_TESTED, None)  # seen before the family was frozen
+
+
+def test_a_margin_that_the_paper_has_no_number_for_is_called_ours():
+    close = [cell(*values, schedule=name) for name, values in (("CR", (70.0, 73.1, 73.0, 70.1)), ("static", OTHER))]
+    ours, printed = replace(HIGHER, predicate="at_least"), replace(HIGHER, predicate="at_least", margin=0.5)
+    assert (ours.assumed_margin, printed.assumed_margin, HIGHER.assumed_margin) == (True, False, False)
+    assert "the margin is ours" in verdict(ours, *close).reason and "ours" not in verdict(printed, *close).reason
 
 
 def test_a_margin_needs_a_quote(tmp_path):

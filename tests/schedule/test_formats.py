@@ -73,28 +73,29 @@ def test_formats_of_a_schedule_become_those_of_the_quantizer():
         with_formats(QUANTIZERS["sbm"](), schedule)
 
 
-def linear_step(quantizer, schedule, step, square=False):
+def linear_step(quantizer, schedule, step, square, compile):
     torch.manual_seed(0)
     layer, x = nn.Linear(64, 48, bias=False), torch.randn(64, 64, requires_grad=True)
     options = QUANTIZERS[quantizer](square_weights=square)
-    model = bitcycle.quantize_model(layer, options, float_layers=[], schedule=schedule)
+    model = bitcycle.quantize_model(layer, options, float_layers=[], schedule=schedule, compile=compile)
     bitcycle.PrecisionController(model, schedule).step(step)
     y = model(x)
     y.backward(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)))
     return y.detach(), x.grad, next(model.parameters()).grad
 
 
+@pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("square", [False, True])
-def test_each_step_computes_in_its_format(square):
-    """Bit for bit as with a quantizer of this format alone."""
+def test_each_step_computes_in_its_format(square, compile):
+    """Bit for bit as with a quantizer of this format alone, by functions and by C++ operators."""
     formats = {"formats": FORMATS, "gradient_formats": FORMATS, "cycles": 2}
     mixed = bitcycle.schedule("CR", total_steps=20, **formats)
     steps = {mixed(step).weight: step for step in range(20)}
     assert set(steps) == {4, 6, 8}
     for bits, step in steps.items():
         alone = bitcycle.schedule("static", q_max=bits, total_steps=20)
-        found = linear_step("mx", mixed, step, square)
-        expected = linear_step("nvfp4" if bits == 4 else "mx", alone, step, square)
+        found = linear_step("mx", mixed, step, square, compile)
+        expected = linear_step("nvfp4" if bits == 4 else "mx", alone, step, square, compile)
         for ours, theirs in zip(found, expected):
             assert torch.equal(ours, theirs), bits
 

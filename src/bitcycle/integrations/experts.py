@@ -3,8 +3,8 @@
     h = gate(x_e W_up,e^T),  y_e = h W_down,e^T          x_e [tokens of expert e, in], W [experts, out, in]
 
 The input of each product has one quantizer for all experts; weights have the ranges that linear layers of the single experts
-would have, one per output channel with SBM; the gradient of each product is quantized once. Routers stay float. The products become
-the modules `up_product` and `down_product`; their weights remain in the experts' module.
+would have, one per output channel with SBM; the gradient of each product is quantized once. Routers stay float. The products
+become the modules `up_product` and `down_product`; their weights remain in the experts' module.
 """
 
 from typing import Any

@@ -39,6 +39,7 @@ from claim_tables import (
 from deviations import spread_table
 from evaluation_error import evaluation_table
 from pictures import draw_formats, draw_suite, values_of
+from support_table import support_table
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -374,6 +375,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "format costs": format_costs_table,
     "costs": costs_line,
     "evaluation": evaluation_table,
+    "support": support_table,
     "results": results_table,
     "verdicts": verdicts_table,
     "benchmark": recorded,
@@ -397,7 +399,7 @@ DOCUMENTS = {
     ROOT / "docs" / "quantizers.md": ("quantizers",),
     ROOT / "docs" / "formats.md": ("formats", "format costs"),
     ROOT / "docs" / "cost-models.md": ("costs",),
-    ROOT / "docs" / "own-models.md": ("evaluation",),
+    ROOT / "docs" / "own-models.md": ("evaluation", "support"),
     ROOT / "docs" / "results.md": ("verdicts", "null families", "results"),
     ROOT / "docs" / "speed.md": ("benchmark",),
     ROOT / "results" / "notes" / "claim-history.md": ("judged anew", "history"),

@@ -189,7 +189,7 @@ def test_sampled_neighbours_are_distinct_edges_of_the_graph(sampler):
     assert torch.equal(found.nodes[:3], seeds)
     assert len(found.nodes.unique()) == len(found.nodes)
     for layer, count in zip(found.edges, (3, 5)):
-        rows = edges_module.destination_of_each(layer.offsets)
+        rows = edges_module.destination_of_each(layer.offsets, len(layer.sources))
         taken = torch.stack([found.nodes[rows], found.nodes[layer.sources.long()]])
         assert (matrix[taken[0], taken[1]] == 1).all()
         assert len(taken.unique(dim=1).T) == len(taken.T)

@@ -271,7 +271,7 @@ def test_the_penalty_pulls_alpha_down(digits, tmp_path):
             "quantizer=pact_binary", *LOW_BITS["pact_binary"], f"quantizer.l2={l2}", f"results_root={tmp_path}/{l2}"
         )
         execute(run)
-        state = run.folder.checkpoint.load(torch.device("cpu"))["model"]
+        state = run.folder.checkpoint.load()["model"]
         finals.append(torch.stack([value for name, value in state.items() if name.endswith("alpha")]))
     assert (finals[1] < finals[0] - 0.1).all()
 

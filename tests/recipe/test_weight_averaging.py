@@ -124,7 +124,7 @@ def test_training_does_not_notice_the_average(digits, tmp_path, quantizer):
     plain = digits(*options, f"results_root={tmp_path}/plain")
     averaging = digits(*options, *AVERAGING, f"results_root={tmp_path}/averaging")
     summaries = execute(plain), execute(averaging)
-    states = [plan.folder.checkpoint.load(CPU) for plan in (plain, averaging)]
+    states = [plan.folder.checkpoint.load() for plan in (plain, averaging)]
     torch.testing.assert_close(states[1]["model"], states[0]["model"], rtol=0, atol=0)
     assert states[0]["average"] == {"count": 0, "state": {}}
     assert summaries[0]["final"] == summaries[1]["final"] and "averaged" not in summaries[0]

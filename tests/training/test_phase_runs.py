@@ -89,7 +89,7 @@ def test_the_test_images_choose_nothing(digits, finished_digits, monkeypatch):
         Classification, "evaluate", lambda self, model: {"test_accuracy": float((7 * next(values)) % 50)}
     )
     execute(other)
-    weights = [plan.folder.checkpoint.load(CPU)["model"] for plan in (plain, other)]
+    weights = [plan.folder.checkpoint.load()["model"] for plan in (plain, other)]
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
 
 
@@ -118,7 +118,7 @@ def test_splits_of_partial_pretraining_train(digits, split):
     first = round(64 * split)
     assert bits == [(32, 32, 32)] * first + [(1, 1, 32)] * (64 - first)
     assert ("phases" in summary) == (split == 0.25)
-    state = plan.folder.checkpoint.load(CPU)["model"]
+    state = plan.folder.checkpoint.load()["model"]
     alphas = [value for name, value in state.items() if name.endswith("alpha")]
     assert len(alphas) == 6
     assert all((alpha == 3) == (split == 1) for alpha in alphas)
@@ -192,7 +192,7 @@ def test_the_previous_checkpoint_finds_the_weights_that_it_chooses_from(digits, 
         with pytest.raises(Crash):
             execute(cut)
     folder = cut.folder.checkpoint
-    assert folder.load(CPU)["step"] == 33
+    assert folder.load()["step"] == 33
     assert sorted(folder.folder.glob("candidate-*"))
     folder.last.write_bytes(b"torn")
     execute(cut)
@@ -202,15 +202,15 @@ def test_the_previous_checkpoint_finds_the_weights_that_it_chooses_from(digits, 
 def test_damaged_weights_to_choose_from_are_an_error_with_a_remedy(tmp_path):
     folder = CheckpointFolder(tmp_path)
     with pytest.raises(RunError, match="Delete the folder to restart"):
-        folder.load_candidate(3, CPU)
+        folder.load_candidate(3)
     folder.save_candidate(3, {"weight": torch.ones(2)})
     folder.save_candidate(4, {"weight": torch.ones(2)})
-    assert folder.load_candidate(3, CPU)["weight"].tolist() == [1, 1]
+    assert folder.load_candidate(3)["weight"].tolist() == [1, 1]
     folder.keep_candidates({4})
     assert [path.name for path in tmp_path.iterdir()] == ["candidate-4.pt"]
     folder.candidate(4).write_bytes(b"torn")
     with pytest.raises(RunError, match="candidate-4"):
-        folder.load_candidate(4, CPU)
+        folder.load_candidate(4)
 
 
 def test_a_phase_begins_with_the_full_rate_after_plateaus(digits, monkeypatch):

@@ -96,7 +96,7 @@ def test_tracked_moments_are_those_of_the_gradients_whatever_the_optimizer_makes
         *("training.optimizer.nesterov=true", "training.optimizer.weight_decay=0"),
     )
     trainer = Trainer(plan, CPU)
-    trainer.phases.begin(CPU)
+    trainer.phases.begin()
     weight, expected = trainer.model.conv1.weight, torch.zeros_like(trainer.model.conv1.weight)
     gradients: list[torch.Tensor] = []
     weight.register_post_accumulate_grad_hook(lambda p: gradients.append(p.grad.clone()))

@@ -33,7 +33,7 @@ class Crash(BaseException):
 
 def result(folder: RunFolder):
     """Everything about a finished run that must not depend on interruptions."""
-    state = folder.checkpoint.load(CPU)
+    state = folder.checkpoint.load()
     state = {key: value for key, value in state.items() if key not in ("elapsed", "evaluating", "timing_bytes")}
     summary = {key: value for key, value in read_json(folder.summary).items() if key not in UNTIMED}
     told = state["phases"].pop("records"), state.pop("run")  # words, which assert_close does not compare
@@ -184,7 +184,7 @@ def test_every_damage_is_noticed(tmp_path, caplog, damage):
     for step in (1, 2):
         folder.save({"step": step, "weights": torch.ones(1000)})
     folder.last.write_bytes(damaged(folder.last.read_bytes())[damage])
-    assert folder.load(CPU)["step"] == 1
+    assert folder.load()["step"] == 1
     assert "skipping the damaged checkpoint" in caplog.text
 
 
@@ -199,7 +199,7 @@ def test_a_flipped_bit_anywhere_is_noticed(tmp_path):
         damaged_content = bytearray(content)
         damaged_content[bit // 8] ^= 1 << bit % 8
         folder.last.write_bytes(damaged_content)
-        assert folder.load(CPU)["step"] == 1
+        assert folder.load()["step"] == 1
 
 
 def test_a_checkpoint_without_a_checksum_is_read(tmp_path):
@@ -208,9 +208,9 @@ def test_a_checkpoint_without_a_checksum_is_read(tmp_path):
     for step in (1, 2):
         folder.save({"step": step})
     folder.last.write_bytes(folder.last.read_bytes()[:-8])
-    assert folder.load(CPU)["step"] == 1
+    assert folder.load()["step"] == 1
     torch.save({"step": 3}, folder.last)
-    assert folder.load(CPU)["step"] == 3
+    assert folder.load()["step"] == 3
 
 
 def test_two_damaged_checkpoints_are_an_error_with_a_remedy(tmp_path):
@@ -220,18 +220,18 @@ def test_two_damaged_checkpoints_are_an_error_with_a_remedy(tmp_path):
     for path in (folder.last, folder.previous):
         path.write_bytes(b"torn")
     with pytest.raises(RunError, match="Delete that folder to start over"):
-        folder.load(CPU)
+        folder.load()
 
 
 def test_the_previous_checkpoint_is_kept_and_a_lost_last_one_replaced(tmp_path):
     folder = CheckpointFolder(tmp_path / "checkpoint")
-    assert folder.load(CPU) is None
+    assert folder.load() is None
     for step in (1, 2, 3):
         folder.save({"step": step, "weights": torch.ones(2)})
-    assert folder.load(CPU)["step"] == 3
+    assert folder.load()["step"] == 3
     folder.last.unlink()  # killed between the two renames
     assert folder.exists()
-    assert folder.load(CPU)["step"] == 2
+    assert folder.load()["step"] == 2
 
 
 def test_a_full_disk_keeps_the_previous_checkpoint(digits, monkeypatch, tmp_path):
@@ -253,7 +253,7 @@ def test_a_full_disk_keeps_the_previous_checkpoint(digits, monkeypatch, tmp_path
     assert folder.read_status()["state"] == "failed"
     assert "No space left" in folder.read_status()["reason"]
     assert sorted(path.name for path in folder.checkpoint.last.parent.iterdir()) == ["last.pt", "previous.pt"]
-    assert folder.checkpoint.load(CPU)["step"] == 16
+    assert folder.checkpoint.load()["step"] == 16
     execute(plans[1])
     assert_equal(result(folder), result(plans[0].folder))
 

@@ -141,7 +141,7 @@ def test_evaluation_leaves_training_undisturbed(digits, tmp_path):
     )
     for plan in (seldom, often):
         execute(plan)
-    models = [plan.folder.checkpoint.load(CPU)["model"] for plan in (seldom, often)]
+    models = [plan.folder.checkpoint.load()["model"] for plan in (seldom, often)]
     torch.testing.assert_close(*models, rtol=0, atol=0)
 
 

@@ -39,6 +39,7 @@ from bitcycle.dataset.base import DatasetInfo, Splits, check_whole, first_sample
 from bitcycle.dataset.epoch import Epoch, grouped_order
 from bitcycle.dataset.images import DecodingOptions, EncodedImage, check_channels, load_batches, open_image
 from bitcycle.dataset.sources import download, unpack_to_cache
+from bitcycle.device import to_device
 from bitcycle.errors import DataError
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, setting
@@ -190,14 +191,14 @@ class DetectionBatches:
         boxes = []
         for row, (index, picture) in enumerate(zip(mine, pictures, strict=True)):
             flipped = epoch is not None and self.options.flip and bool(derive(self.seed, "flip", epoch, index) & 1)
-            values = picture.to(self.device).permute(2, 0, 1)
+            values = to_device(picture, self.device).permute(2, 0, 1)
             values = values.flip(2) if flipped else values
             images[row, :, : values.shape[1], : values.shape[2]] = (values - self.mean) / self.std
             boxes.append(self._boxes(index, flipped))
         known = [self.images[index] for index in mine]
         labels = pad_sequence([image.labels for image in known], batch_first=True, padding_value=-1)
         difficult = pad_sequence([image.difficult for image in known], batch_first=True)
-        padded = (part.to(self.device) for part in (pad_sequence(boxes, batch_first=True), labels, difficult))
+        padded = (to_device(part, self.device) for part in (pad_sequence(boxes, batch_first=True), labels, difficult))
         return DetectionBatch(images, *padded, tuple(self.sizes[index] for index in mine), len(group))  # type: ignore[call-arg, arg-type]
 
     def _boxes(self, index: int, flipped: bool) -> Tensor:

@@ -25,6 +25,7 @@ from bitcycle import distributed
 from bitcycle.dataset.base import DatasetInfo, DatasetOptions, Splits, fixed_order, permutation, validation_size
 from bitcycle.dataset.epoch import Epoch
 from bitcycle.dataset.images import Images, IndexBatch, check_channels
+from bitcycle.device import scalar, to_device
 from bitcycle.randomness import derive, hash_bits, int32_key
 from bitcycle.settings import SettingError, setting
 
@@ -169,7 +170,7 @@ class ImageBatches:
         made = self.images.batches(IndexBatch(mine) for _, mine in shares)
         for (batch, _), (_, pixels, labels) in zip(shares, made, strict=True):
             with distributed.sharded(len(batch)):
-                yield self._batch(pixels.to(self.device), labels)
+                yield self._batch(to_device(pixels, self.device), labels)
 
     def starting_at(self, step: int) -> Iterator[Batch]:
         """Yield batches of steps `step`, `step` + 1, ... indefinitely."""
@@ -178,18 +179,20 @@ class ImageBatches:
             for epoch, indices in self.epoch.shuffled(self.seed, step)
         )
         for number, (indices, pixels, labels) in enumerate(self.images.batches(shares), step):
-            pixels = self._augment(pixels.to(self.device), indices.to(self.device), number // self.epoch.steps)
+            pixels = self._augment(
+                to_device(pixels, self.device), to_device(indices, self.device), number // self.epoch.steps
+            )
             yield self._batch(pixels, labels)
 
     def _batch(self, pixels: Tensor, labels: Tensor) -> Batch:
-        return Batch(((pixels - self.mean) / self.std).permute(0, 3, 1, 2), labels.to(self.device))
+        return Batch(((pixels - self.mean) / self.std).permute(0, 3, 1, 2), to_device(labels, self.device))
 
     def _augment(self, pixels: Tensor, indices: Tensor, epoch: int) -> Tensor:
         """Random crop with zero padding and random horizontal flip, determined by (seed, epoch, sample)."""
         padding, size = self.options.crop_padding, pixels.shape[1]
         if not padding and not self.options.flip:
             return pixels
-        key = torch.tensor(int32_key(self.seed, "augmentation", epoch), dtype=torch.int32, device=pixels.device)
+        key = scalar(int32_key(self.seed, "augmentation", epoch), torch.int32, pixels.device)
         bits = hash_bits(indices.to(torch.int32), key).long() & 0x7FFFFFFF  # 31 bits, independent of the batch
         rows = torch.arange(size, device=pixels.device).repeat(len(indices), 1)
         columns = rows

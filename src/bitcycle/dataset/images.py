@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 from bitcycle import distributed
 from bitcycle.cache import cached_file
 from bitcycle.dataset.base import DatasetOptions, logger
+from bitcycle.device import to_device
 from bitcycle.errors import DataError
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, setting
@@ -108,7 +109,7 @@ class Images:
     def batches(self, index_batches: Iterable[IndexBatch]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Indices [N], uint8 pixels [N, H, W, C] and labels [N] of each batch."""
         for indices, _ in index_batches:
-            here = indices.to(self.pixels.device)
+            here = to_device(indices, self.pixels.device)
             yield here, self.pixels[here], self.labels[here]
 
 

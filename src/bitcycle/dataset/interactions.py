@@ -27,6 +27,7 @@ from bitcycle.dataset.base import (
     validation_size,
 )
 from bitcycle.dataset.sources import download
+from bitcycle.device import scalar
 from bitcycle.errors import DataError
 from bitcycle.randomness import derive, hash_bits, int32_key
 from bitcycle.settings import MISSING, setting
@@ -134,7 +135,7 @@ class NegativeSampler:
 
     def draw(self, users: Tensor, numbers: Tensor, seed: int, epoch: int) -> Tensor:
         """Draw one item for each of `users`; the result depends only on the user and (seed, epoch, number)."""
-        key = torch.tensor(int32_key(seed, "negatives", epoch), dtype=torch.int32, device=users.device)
+        key = scalar(int32_key(seed, "negatives", epoch), torch.int32, users.device)
         bits = hash_bits(numbers.to(torch.int32), key).long() & 0x7FFFFFFF
         return self.item(users, bits * self.free[users] >> 31)
 

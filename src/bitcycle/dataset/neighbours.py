@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bitcycle.device import scalar
 from bitcycle.layer.sparse import Edges
 from bitcycle.optional_imports import require
 from bitcycle.randomness import derive, hash_bits, int32_key
@@ -103,7 +104,7 @@ def choose(degrees: Tensor, nodes: Tensor, count: int, key: int) -> Tensor:
     """
     draws = torch.arange(count, device=nodes.device)
     counters = (nodes.unsqueeze(1) * count + draws).to(torch.int32)
-    bits = hash_bits(counters, torch.tensor(key, dtype=torch.int32, device=nodes.device)).long() & 0x7FFFFFFF
+    bits = hash_bits(counters, scalar(key, torch.int32, nodes.device)).long() & 0x7FFFFFFF
     chosen = draws.repeat(len(nodes), 1)
     many = degrees > count
     highest = (degrees - count).clamp_min(0).unsqueeze(1) + draws  # the j-th draw is at most this

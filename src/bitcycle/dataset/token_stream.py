@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bitcycle import distributed
 from bitcycle.dataset.epoch import Epoch
+from bitcycle.device import to_device
 from bitcycle.randomness import derive
 
 SHORT_SHARE, LENGTH_DEVIATION, MINIMUM_LENGTH = 0.05, 5.0, 5
@@ -113,7 +114,7 @@ class TokenBlocks:
     def starting_at(self, step: int) -> Iterator[TokenBatch]:
         """Batches of steps `step`, `step` + 1, and so on without end."""
         for _, order in Epoch(len(self.inputs), self.count).shuffled(self.seed, step):
-            numbers = order.to(self.inputs.device)
+            numbers = to_device(order, self.inputs.device)
             yield TokenBatch(self.inputs[numbers].T, self.targets[numbers].T, continues=False)
 
     def of_epoch(self) -> Iterator[TokenBatch]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from bitcycle.dataset.epoch import Epoch, epoch_order, grouped_order
+from bitcycle.device import to_device
 from bitcycle.randomness import derive
 
 FLOOR = 1e-8
@@ -61,7 +62,7 @@ class LogMel:
 def differences(x: Tensor, lengths: Tensor) -> Tensor:
     """Differences [N, T, F] of features [N, T, F] with `lengths` [N] valid frames; of other frames they are undefined."""
     frames = torch.arange(x.shape[1], device=x.device)
-    last = (lengths.to(x.device) - 1).clamp_min(0)[:, None]
+    last = (to_device(lengths, x.device) - 1).clamp_min(0)[:, None]
 
     def at(distance: int) -> Tensor:
         places = (frames + distance).clamp_min(0)[None].minimum(last)
@@ -74,8 +75,8 @@ def differences(x: Tensor, lengths: Tensor) -> Tensor:
 
 def normalise(x: Tensor, lengths: Tensor) -> Tensor:
     """Normalise features [N, T, F] over the valid frames of each utterance; other frames become 0."""
-    real = (torch.arange(x.shape[1], device=x.device) < lengths.to(x.device)[:, None])[:, :, None]
-    count = lengths.to(x.device)[:, None, None].clamp_min(1)
+    real = (torch.arange(x.shape[1], device=x.device) < to_device(lengths, x.device)[:, None])[:, :, None]
+    count = to_device(lengths, x.device)[:, None, None].clamp_min(1)
     centred = torch.where(real, x - torch.where(real, x, 0).sum(1, keepdim=True) / count, 0)
     std = (centred.square().sum(1, keepdim=True) / count).sqrt()
     return centred / (std + STD_FLOOR)

@@ -86,8 +86,11 @@ class GatedBlock(nn.Module):
         """The same with a graph of only the chosen candidates; see chosen_backward.py."""
         passes = self._forward_passes()
         options = [option for same in passes for option in same]
-        rank = mask.detach()[:, options].argmax(1)
-        order, counts = rank.argsort(stable=True), rank.bincount(minlength=len(options)).tolist()
+        chosen = torch.stack([mask.detach()[:, option] for option in options], dim=1)
+        rank = chosen.argmax(1)
+        order = rank.argsort(stable=True)
+        # what is computed depends on these numbers: the only wait for the device
+        counts = (rank[:, None] == torch.arange(len(options), device=rank.device)).sum(0).tolist()
         ends = dict(zip(options, itertools.accumulate(counts)))
         firsts = {option: ends[option] - count for option, count in zip(options, counts)}
         x_sorted, outputs, parts, of_option = Sorted.apply(x, order), [], [], [-1] * mask.shape[1]

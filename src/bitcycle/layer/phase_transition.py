@@ -43,5 +43,5 @@ def step_ratio(model: nn.Module, bits: int, other_bits: int) -> float:
     for layer in layers or [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]:
         weight: torch.Tensor = layer.weight.detach().reshape(1, -1)
         steps = [optimal_step(weight, (1 << (b - 1)) - 1) for b in (bits, other_bits)]
-        ratios.append((steps[0] / steps[1]).double().log().mean())
+        ratios.append((steps[0] / steps[1]).cpu().double().log().mean())
     return float(torch.stack(ratios).mean().exp())

@@ -54,7 +54,7 @@ class Edges(NamedTuple):
         """Offsets and destinations of the reversed edges, for the given number of sources."""
         if self.back_offsets is not None and self.back_destinations is not None:
             return self.back_offsets, self.back_destinations
-        return compressed(self.sources, destination_of_each(self.offsets), sources)
+        return compressed(self.sources, destination_of_each(self.offsets, len(self.sources)), sources)
 
     def to(self, device: torch.device) -> "Edges":
         """The same edges on another device."""
@@ -71,14 +71,15 @@ def make_edges(pairs: Tensor, nodes: int) -> Edges:
 def compressed(keys: Tensor, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Offsets of the keys 0 .. count-1, and the values stably sorted by their keys, both int32."""
     order = keys.argsort(stable=True)
-    offsets = torch.zeros(count + 1, dtype=torch.int64, device=keys.device)
-    offsets[1:] = torch.bincount(keys, minlength=count).cumsum(0)
+    numbers = torch.arange(count + 1, dtype=keys.dtype, device=keys.device)
+    offsets = torch.searchsorted(keys[order], numbers)  # bincount would make the host wait
     return offsets.to(torch.int32), values[order].to(torch.int32)
 
 
-def destination_of_each(offsets: Tensor) -> Tensor:
-    """The destination of each edge, int64 [edges]."""
-    return torch.arange(len(offsets) - 1, device=offsets.device).repeat_interleave(offsets.diff())
+def destination_of_each(offsets: Tensor, edges: int) -> Tensor:
+    """The destination of each of the edges, int64 [edges]; with their number, the host does not wait for it."""
+    destinations = torch.arange(len(offsets) - 1, device=offsets.device)
+    return destinations.repeat_interleave(offsets.diff(), output_size=edges)
 
 
 def neighbour_sum(h: Tensor, edges: Edges) -> Tensor:

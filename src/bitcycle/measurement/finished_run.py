@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from bitcycle.configuration import GROUPS, RunConfig, read_config
 from bitcycle.dataset.image_dataset import ImageBatches, ImageDatasetOptions, first_images
 from bitcycle.dataset.images import Images
+from bitcycle.device import widest_float
 from bitcycle.errors import RunError
 from bitcycle.files import read_records
 from bitcycle.layer import PrecisionController
@@ -98,7 +99,7 @@ def load_run(path: str | Path, data_root: str | None = None, phase: int | None =
     plan = make_plan(read_run_config(folder, data_root))
     model = plan.build_model()
     if phase is None:
-        state = folder.checkpoint.load(torch.device("cpu"))
+        state = folder.checkpoint.load()
         assert state is not None, "a finished run has a checkpoint"
         model.load_state_dict(state["model"])
         precision = Precision(*[r["precision"] for r in read_records(folder.metrics) if r["kind"] == "evaluation"][-1])
@@ -129,7 +130,7 @@ def _result_of_phase(folder: RunFolder, phases: list[Any], phase: int) -> tuple[
             f"{problem}; current versions keep only weights selected as the start of a later phase. Remedy: set "
             "schedule.start_from=best for the next phase, or move the folder away and run its command again."
         )
-    weights = folder.checkpoint.load_candidate(following["from_step"], torch.device("cpu"))
+    weights = folder.checkpoint.load_candidate(following["from_step"])
     return weights, Precision(*phases[phase - 1]["precision"])
 
 
@@ -155,11 +156,11 @@ class Measurement:
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> tuple[float, float]:
         """Mean cross-entropy, and error in percent, summed on the device to synchronize only once."""
-        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        sums = torch.zeros(2, dtype=widest_float(self.device), device=self.device)
         for batch in self.batches:
             logits = model(batch.inputs)
             wrong = (logits.argmax(1) != batch.targets).sum()
-            sums += torch.stack([F.cross_entropy(logits, batch.targets, reduction="sum").double(), wrong.double()])
+            sums += torch.stack([F.cross_entropy(logits, batch.targets, reduction="sum").to(sums), wrong.to(sums)])
         loss, errors = (sums / len(self.images)).tolist()
         return loss, 100 * errors
 

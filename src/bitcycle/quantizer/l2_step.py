@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bitcycle.device import widest_float
+
 STARTS = 400
 STARTS_PER_RANGE = 200
 ITERATED_STARTS = 5
@@ -63,7 +65,7 @@ def optimal_step(groups: Tensor, top: int) -> Tensor:
     if magnitudes.shape[1] > SORTED_ELEMENTS_PER_LEVEL * top:
         tried = SortedMagnitudes(magnitudes, top)
         chosen = _best_starts(tried.squared_error, starts, len(groups) * top)
-        steps = fixed_point(starts.gather(0, chosen).double(), tried.improved_step).to(groups.dtype)
+        steps = fixed_point(starts.gather(0, chosen).to(tried.values.dtype), tried.improved_step).to(groups.dtype)
         steps = improved_step(magnitudes, steps, top)
     else:
         chosen = _best_starts(lambda part: _squared_error(magnitudes, part, top), starts, magnitudes.numel())
@@ -77,13 +79,14 @@ class SortedMagnitudes:
     """Sorted non-negative magnitudes [groups, elements] with suffix sums. `top` is the largest code L."""
 
     def __init__(self, magnitudes: Tensor, top: int) -> None:
-        self.values = magnitudes.double().sort(dim=1).values
+        wide = widest_float(magnitudes.device)
+        self.values = magnitudes.to(wide).sort(dim=1).values
         self.sums_behind = F.pad(self.values.flip(1).cumsum(1).flip(1), (0, 1))
-        self.levels = torch.arange(1, top + 1, dtype=torch.float64, device=magnitudes.device)
+        self.levels = torch.arange(1, top + 1, dtype=wide, device=magnitudes.device)
 
     def moments(self, step: Tensor) -> tuple[Tensor, Tensor]:
         """sum(|w| |z|) and sum(z^2), [starts, groups, 1] like `step`."""
-        thresholds = (step.double() * (self.levels - 0.5)).movedim(0, 1).contiguous()
+        thresholds = (step.to(self.values.dtype) * (self.levels - 0.5)).movedim(0, 1).contiguous()
         first = torch.searchsorted(self.values, thresholds.flatten(1))
         products = self.sums_behind.gather(1, first).view_as(thresholds).sum(-1)
         counts = (self.values.shape[1] - first).view_as(thresholds)
@@ -95,7 +98,7 @@ class SortedMagnitudes:
         return self.values.square().sum(dim=1, keepdim=True) - 2 * step * products + step.square() * squares
 
     def improved_step(self, step: Tensor) -> Tensor:
-        """One iteration from `step` [starts, groups, 1], in double precision."""
+        """One iteration from `step` [starts, groups, 1], in the device's widest type."""
         products, squares = self.moments(step)
         return torch.where(squares > 0, products / squares, step)
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bitcycle.device import widest_float
 from bitcycle.quantizer.base import QuantizerOptions, TensorQuantizer
 from bitcycle.quantizer.layout import computable, rows, unflat
 from bitcycle.settings import setting
@@ -64,9 +65,9 @@ def _greedy(vectors: Tensor, bits: Tensor, refine: bool) -> tuple[Tensor, Tensor
 
 def _least_squares(vectors: Tensor, codes: Tensor) -> Tensor:
     """a that minimises |w - B a|^2 in each row; 0 for columns of zeros."""
-    n = vectors.shape[1]
-    products = (codes.mT @ codes).double() / n  # integers, exact in float32
-    values = (codes.mT @ vectors.unsqueeze(2)).double() / n
+    n, wide = vectors.shape[1], widest_float(vectors.device)
+    products = (codes.mT @ codes).to(wide) / n  # integers, exact in float32
+    values = (codes.mT @ vectors.unsqueeze(2)).to(wide) / n
     is_used = products.diagonal(dim1=1, dim2=2) > 0
     diagonal = torch.where(is_used, RIDGE, 1.0)
     # The _ex variant does not synchronise with the device to report singular systems, which cannot occur.

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from bitcycle import distributed
+from bitcycle.device import to_device
 
 LEVELS = (3, 4, 5, 6, 7)
 SCALES = (2**0, 2 ** (1 / 3), 2 ** (2 / 3))
@@ -50,7 +51,14 @@ def anchors(height: int, width: int, device: torch.device | None = None) -> Tens
         y, x = torch.meshgrid((rows + 0.5) * stride, (columns + 0.5) * stride, indexing="ij")
         centres = torch.stack([x, y, x, y], dim=-1).reshape(-1, 1, 4)
         found.append((centres + cell_anchors(level)).reshape(-1, 4))
-    return torch.cat(found).float().to(device)
+    found_here = torch.cat(found).float()
+    return found_here if device is None else to_device(found_here, device)
+
+
+@lru_cache(maxsize=4)
+def _offset_scale(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """OFFSET_SCALE on a device, copied once and not in every step."""
+    return torch.tensor(OFFSET_SCALE, dtype=dtype, device=device)
 
 
 def _centres_and_sizes(boxes: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,12 +70,12 @@ def encode(boxes: Tensor, places: Tensor) -> Tensor:
     """Offsets [..., A, 4] of boxes [..., A, 4] from anchors [A, 4]."""
     (anchor_centres, anchor_sizes), (centres, sizes) = _centres_and_sizes(places), _centres_and_sizes(boxes)
     offsets = [(centres - anchor_centres) / anchor_sizes, (sizes.clamp_min(1) / anchor_sizes).log()]
-    return torch.cat(offsets, dim=-1) / boxes.new_tensor(OFFSET_SCALE)
+    return torch.cat(offsets, dim=-1) / _offset_scale(boxes.dtype, boxes.device)
 
 
 def decode(offsets: Tensor, places: Tensor) -> Tensor:
     """Boxes [..., A, 4] from offsets [..., A, 4] of anchors [A, 4]; the inverse of `encode`."""
-    offsets = offsets * offsets.new_tensor(OFFSET_SCALE)
+    offsets = offsets * _offset_scale(offsets.dtype, offsets.device)
     anchor_centres, anchor_sizes = _centres_and_sizes(places)
     centres = anchor_centres + offsets[..., :2] * anchor_sizes
     half = offsets[..., 2:].exp() * anchor_sizes / 2

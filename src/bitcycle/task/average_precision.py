@@ -65,8 +65,8 @@ class AveragePrecision:
             there = classes == label
             self.objects[label] += int((there & ~ignored).sum())
             right, counted = self._judge(boxes[rows], objects[there], ignored[there])
-            self.scores[label].append(scores[rows][counted].double())
-            self.right[label].append(right[counted].double())
+            self.scores[label].append(scores[rows][counted].cpu().double())
+            self.right[label].append(right[counted].cpu().double())
 
     def _judge(self, boxes: Tensor, objects: Tensor, ignored: Tensor) -> tuple[Tensor, Tensor]:
         """Masks of the correct and of the evaluated detections."""

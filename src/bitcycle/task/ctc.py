@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bitcycle.dataset.utterances import BLANK
+from bitcycle.device import to_device
 
 
 def ctc_loss(logits: Tensor, lengths: Tensor, targets: Tensor, target_lengths: Tensor) -> Tensor:
@@ -45,7 +46,7 @@ def greedy(logits: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     path = logits.argmax(2)
     frames = path.shape[1]
     before = F.pad(path, (1, 0), value=BLANK)[:, :frames]
-    real = torch.arange(frames, device=path.device) < lengths.to(path.device)[:, None]
+    real = torch.arange(frames, device=path.device) < to_device(lengths, path.device)[:, None]
     kept = real & (path != BLANK) & (path != before)
     places = torch.where(kept, kept.cumsum(1) - 1, frames)  # removed symbols are written to a column that is cut off
     found = torch.full((len(path), frames + 1), BLANK, device=path.device, dtype=path.dtype)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from bitcycle import distributed
 from bitcycle.dataset import DatasetInfo
 from bitcycle.dataset.sentence_pairs import SentencePairOptions, TokenPairs
+from bitcycle.device import to_device
 from bitcycle.settings import SettingError, setting
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, accuracies_and_loss, check_shares
 
@@ -61,7 +62,7 @@ class Entailment(Task):
     def batches(self, step: int) -> Iterator[TokenPairs]:
         train = self.splits["train"]
         for _, indices in self.epoch.shuffled(self.seed, step):
-            yield train.batch(distributed.local_shard(indices.to(self.device)))
+            yield train.batch(distributed.local_shard(to_device(indices, self.device)))
 
     def train(self, model: nn.Module, batch: TokenPairs) -> StepOutput:
         logits = model(batch.ids, batch.segments, batch.mask)
@@ -82,7 +83,7 @@ class Entailment(Task):
         """Logits and labels of each batch of a split."""
         pairs = self.splits[split]
         for whole, mine in distributed.local_batches(len(pairs.labels), self.options.evaluation_batch_size):
-            batch = pairs.batch(mine.to(self.device))
+            batch = pairs.batch(to_device(mine, self.device))
             with distributed.sharded(len(whole)):
                 logits = model(batch.ids, batch.segments, batch.mask)
             yield logits, batch.labels

@@ -29,6 +29,7 @@ from bitcycle.dataset.token_stream import (
     mean_length,
     stream_epoch,
 )
+from bitcycle.device import scalar, widest_float
 from bitcycle.settings import SettingError, setting
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, check_shares
 
@@ -160,14 +161,15 @@ class LanguageModelling(Task):
     def measure(self, model: nn.Module, split: str) -> dict[str, float]:
         """`test_perplexity`, `test_loss`, the mean cross-entropy in nats, and that of bytes in bits, `test_bits_per_byte`."""
         state: tuple[Tensor, ...] | None = None
-        sums = torch.zeros((), dtype=torch.float64)  # of losses, and their number
+        sums = torch.zeros(())  # of losses, and their number
         for batch in self.splits[split].of_epoch():
             mine = batch.share()
             if not mine.targets.numel():
                 continue
+            wide = widest_float(mine.targets.device)
             with distributed.sharded(batch.streams):
                 losses, _, state = _losses(model, mine, state if batch.continues else None)
-            sums = sums + torch.stack([losses.sum(dtype=torch.float64), losses.new_tensor(losses.numel()).double()])
+            sums = sums + torch.stack([losses.sum(dtype=wide), scalar(losses.numel(), wide, losses.device)])
         total, count = distributed.all_sum(sums).tolist()
         mean = total / count
         found = {f"{split}_perplexity": math.exp(min(mean, 700.0)), f"{split}_loss": mean}

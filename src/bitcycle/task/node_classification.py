@@ -22,6 +22,7 @@ from bitcycle.dataset.base import DatasetInfo
 from bitcycle.dataset.epoch import Epoch
 from bitcycle.dataset.graph import GraphDatasetOptions
 from bitcycle.dataset.neighbours import SAMPLERS
+from bitcycle.device import to_device
 from bitcycle.layer.sparse import Edges
 from bitcycle.settings import setting
 from bitcycle.shapes import GraphShape
@@ -120,7 +121,7 @@ class NodeClassification(Task):
             while True:
                 yield whole
         for number, (_, places) in enumerate(self.epoch.shuffled(self.seed, step), step):
-            yield self._sampled(self.train_nodes[places.to(self.device)], "train", number)
+            yield self._sampled(self.train_nodes[to_device(places, self.device)], "train", number)
 
     def _whole_graph(self, nodes: Tensor) -> GraphBatch:
         return GraphBatch(self.features, (self.edges,), nodes, self.labels[nodes])

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from bitcycle.dataset import DatasetInfo
 from bitcycle.dataset.epoch import Epoch
 from bitcycle.dataset.interactions import HeldOut, InteractionOptions, Interactions, NegativeSampler
+from bitcycle.device import to_device
 from bitcycle.settings import setting
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
 
@@ -80,7 +81,7 @@ class Recommendation(Task):
 
     def batches(self, step: int) -> Iterator[InteractionBatch]:
         for epoch, numbers in self.epoch.shuffled(self.seed, step):
-            yield self.batch(numbers.to(self.device), epoch)
+            yield self.batch(to_device(numbers, self.device), epoch)
 
     def batch(self, numbers: Tensor, epoch: int) -> InteractionBatch:
         """The batch of samples with these numbers; each interaction has 1 + negatives samples, the positive first."""
@@ -126,11 +127,12 @@ def ranks_of_first(scores: Tensor, valid: Tensor) -> Tensor:
 
 def hit_rate(ranks: Tensor) -> float:
     """Percentage of ranks (from 0) below 10."""
-    return round(100 * float((ranks < BEST).double().mean()), 4)
+    return round(100 * float((ranks < BEST).cpu().double().mean()), 4)
 
 
 def discounted_gain(ranks: Tensor) -> float:
     """100 times the mean of log 2 / log(rank + 2) for ranks (from 0) below 10, else of 0."""
+    ranks = ranks.cpu()
     gains = math.log(2) / (ranks.double() + 2).log()
     return round(100 * float(torch.where(ranks < BEST, gains, 0).mean()), 4)
 

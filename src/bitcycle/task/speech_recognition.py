@@ -114,7 +114,7 @@ class SpeechEvaluation:
         for indices in torch.arange(len(utterances)).split(self.options.evaluation_batch_size):
             batch = utterances.batch(indices)
             logits, lengths = scores(model, batch)
-            loss += float(losses_of(self.options, logits, lengths, batch).double().sum())
+            loss += float(losses_of(self.options, logits, lengths, batch).cpu().double().sum())
             wanted = [utterances.transcripts[index] for index in indices.tolist()]
             found = texts(logits, lengths, self.alphabet)
             cer.update(found, wanted)

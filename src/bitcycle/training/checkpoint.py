@@ -68,14 +68,14 @@ class CheckpointFolder:
         if self.writes:
             self._write(self.candidate(step), weights)
 
-    def load_candidate(self, step: int, device: torch.device) -> dict[str, Any]:
-        """Load candidate weights. Raises RunError if they are missing or damaged."""
+    def load_candidate(self, step: int) -> dict[str, Any]:
+        """Load candidate weights to the CPU. Raises RunError if they are missing or damaged."""
         path = self.candidate(step)
         if problem := _damage(path):
             raise RunError(
                 f"cannot read the weights from which this run continues: {path} ({problem}). Delete the folder to restart."
             )
-        weights: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        weights: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         return weights
 
     def keep_candidates(self, steps: set[int]) -> None:
@@ -85,16 +85,20 @@ class CheckpointFolder:
             if self.writes and path not in wanted:
                 path.unlink(missing_ok=True)
 
-    def load(self, device: torch.device, run: dict[str, Any] | None = None) -> dict[str, Any] | None:
+    def load(self, run: dict[str, Any] | None = None) -> dict[str, Any] | None:
         """The newest readable checkpoint of the identity `run` (None: any), or None if there is no checkpoint. Raises RunError
-        if there are checkpoints and none of them can be used."""
+        if there are checkpoints and none of them can be used.
+
+        Its tensors are on the CPU, from where each part copies what it keeps on its device. Adam keeps its number of steps on
+        the CPU; on a device, the host would wait for it once per parameter and step.
+        """
         problems = []
         for path in filter(Path.exists, (self.last, self.previous)):
             if problem := _damage(path):
                 problems.append(f"{path.name}: {problem}")
                 logger.warning("skipping the damaged checkpoint %s (%s)", path, problem)
                 continue
-            state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
             if run is None or state.get("run") == run:
                 return state
             problems.append(f"{path.name}: belongs to the run {state.get('run')}, not to {run}")

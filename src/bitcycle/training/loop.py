@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle import distributed
+from bitcycle.device import seed_step
 from bitcycle.errors import RunError
 from bitcycle.hardware import FLOAT_PRECISION
 from bitcycle.layer import PrecisionController, penalty, share_batch_norm
@@ -125,7 +126,7 @@ class Trainer:
 
     def begin_phase(self) -> None:
         """Begin the next phase with its weights and learning rate, and reset the best evaluation."""
-        record = self.phases.begin(self.device)
+        record = self.phases.begin()
         if len(self.schedule.phases) > 1:
             self.best, self.average = Best(), WeightAverage()
             self.plateau.restart()
@@ -142,8 +143,7 @@ class Trainer:
         self.controller.step(self.step, samples=samples)
         own = (distributed.rank(),) if distributed.rank() else ()
         seed = derive(self.plan.config.seed, "step", self.step, *own)  # for modules that draw noise, such as dropout
-        # torch.manual_seed would format three tracebacks for devices that are not there, a millisecond each
-        (torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed)(seed)
+        seed_step(self.device, seed)
         rate = self.phases.rate(self.step) * self.plateau.multiplier * self.task.rate_factor(batch)
         for group in self.optimizer.param_groups:
             group["lr"] = rate

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from bitcycle.device import widest_float
 from bitcycle.recipe.learning_rate import LearningRateOptions
 from bitcycle.task import StepOutput
 
@@ -48,7 +49,7 @@ class RunningMean:
     """Mean loss and accuracy over some steps, accumulated on the device to avoid synchronisation."""
 
     def __init__(self, device: torch.device) -> None:
-        self.sums, self.count = torch.zeros(2, dtype=torch.float64, device=device), 0
+        self.sums, self.count = torch.zeros(2, dtype=widest_float(device), device=device), 0
 
     def add(self, outcome: StepOutput) -> None:
         """Add the outcome of a step."""
@@ -66,7 +67,7 @@ class RunningMean:
         return {"sums": self.sums, "count": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.sums, self.count = state["sums"].to(self.sums.device), state["count"]
+        self.sums, self.count = state["sums"].to(self.sums), state["count"]
 
 
 class ReduceOnPlateau:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bitcycle import distributed
+from bitcycle.device import widest_float
 from bitcycle.layer import PrecisionController, carry_quantized, reset_batch_norm, restart_quantizers, step_ratio
 from bitcycle.recipe.learning_rate import LearningRateOptions
 from bitcycle.schedule import FLOAT, Phase, Precision
@@ -77,8 +78,8 @@ def adam_trace_sqrt(optimizer: torch.optim.Optimizer) -> float:
 
 
 def sum_of_roots(terms: Iterable[tuple[Tensor, float]]) -> float:
-    """The sum of sqrt(v / correction) over all elements of all tensors v, in double precision on the device."""
-    sums = [v.sqrt().sum(dtype=torch.float64) / correction**0.5 for v, correction in terms]
+    """The sum of sqrt(v / correction) over all elements of all tensors v, in the device's widest type."""
+    sums = [v.sqrt().sum(dtype=widest_float(v.device)) / correction**0.5 for v, correction in terms]
     return float(torch.stack(sums).sum()) if sums else 0.0
 
 
@@ -168,7 +169,7 @@ class PhaseRunner:
         epoch_steps = self.controller.schedule.length.steps_per_epoch
         return phase_rate(self.learning_rate, self.phase, step, epoch_steps) * self.ratio
 
-    def begin(self, device: torch.device) -> dict[str, Any]:
+    def begin(self) -> dict[str, Any]:
         """Begin the next phase; returns values to log."""
         phase = self.following
         assert phase is not None, "a phase is due"
@@ -176,7 +177,7 @@ class PhaseRunner:
         if phase.kept:
             distributed.barrier()  # wait until process 0 has written the weights
             chosen, why = choose(self.candidates, phase.start_from)
-            self.model.load_state_dict(self.folder.load_candidate(chosen.step, device))
+            self.model.load_state_dict(self.folder.load_candidate(chosen.step))
             from_step = chosen.step
         if phase.start:
             self._change(phase)

@@ -107,7 +107,7 @@ def _record_failure(plan: Plan, error: Exception) -> None:
 def _train(plan: Plan) -> dict[str, Any]:
     folder, device = plan.folder, set_up_torch(plan)
     trainer = Trainer(plan, device)
-    state = folder.checkpoint.load(device, trainer.identity())
+    state = folder.checkpoint.load(trainer.identity())
     if state is not None:
         _resume(trainer, state)
     first = distributed.broadcast(trainer.step)

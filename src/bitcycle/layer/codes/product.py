@@ -225,7 +225,7 @@ def _backward_of_integers(
 
 def _begins_above_zero(codes: Codes) -> bool:
     """Whether the codes have a nonzero offset; assumed on a GPU to avoid synchronisation, as an offset of 0 is also correct."""
-    return codes.zero_point.is_cuda or bool(codes.zero_point != 0)
+    return codes.zero_point.device.type != "cpu" or bool(codes.zero_point != 0)
 
 
 def _add_offsets(y: Tensor, window: Tensor, rest: Tensor, offsets: Tensor) -> Tensor:

@@ -1,0 +1,106 @@
+"""One run on the pretended accelerator, in a process of its own: trained, evaluated, interrupted, resumed, and what it waited for."""
+
+from __future__ import annotations
+
+import collections
+import json
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bitcycle.training import run as running
+from bitcycle.training.loop import Trainer
+from bitcycle.training.run import execute
+from tests.accelerator.pretended import DEVICE, start
+from tests.conftest import digits_plan
+from tests.made_data import with_made_data
+
+
+class Crash(BaseException):
+    """Ends a run as a kill does."""
+
+
+class Watched:
+    """Waits and blocking copies of the steady steps of a run: those after a step of the same process at the same bits, in the
+    same phase and epoch, that no schedule observes."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.found: collections.Counter[str] = collections.Counter()
+        self.steady = self.observed = 0
+        self.before: Any = None
+        self.crash_after: int | None = None
+        self.drawn: collections.Counter[str] = collections.Counter()
+        train_step, init = Trainer.train_step, Trainer.__init__
+
+        def step(trainer: Trainer, batch: Any) -> None:
+            if trainer.step == self.crash_after:
+                raise Crash
+            interval = getattr(trainer.schedule, "observation_steps", None)
+            with DEVICE.watch() as seen:
+                train_step(trainer, batch)
+            trainer.options.checkpoint_seconds = 0 if trainer.step + 1 == self.crash_after else 1e9
+            now = (id(trainer), trainer.phases.index, trainer.controller.precision, trainer.step // trainer.epoch.steps)
+            if interval and trainer.step % interval == 0:
+                self.observed += 1
+            elif now == self.before:
+                self.steady += 1
+                self.found += seen
+                self.found += self.drawn
+            self.before = now
+
+        def made(trainer: Trainer, *arguments: Any) -> None:
+            init(trainer, *arguments)
+            batches = trainer.task.batches
+            trainer.task.batches = lambda step: self._drawn(batches(step))  # type: ignore[method-assign]
+
+        patch.setattr(Trainer, "train_step", step)
+        patch.setattr(Trainer, "__init__", made)
+
+    def _drawn(self, batches: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            with DEVICE.watch() as self.drawn:
+                batch = next(batches)
+            yield batch
+
+
+def outcome(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
+    """What a run with these settings did: `error` (None: none), `differs` after a resume, `steady` steps, `found` in them."""
+    device = start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "choose_device", lambda name: device)
+        watched = Watched(patch)
+        try:
+            settings = with_made_data(list(overrides), folder, patch)
+            plans = [digits_plan(folder / name, *settings, "training.compile=false") for name in ("whole", "parts")]
+            execute(plans[0])
+            watched.crash_after = plans[0].total_steps * 2 // 3
+            try:
+                execute(plans[1])
+            except Crash:
+                watched.crash_after = None
+                execute(plans[1])
+            states = [plan.folder.checkpoint.load() for plan in plans]
+            same = plans[0].folder.metrics.read_bytes() == plans[1].folder.metrics.read_bytes()
+            torch.testing.assert_close(states[0]["model"], states[1]["model"], rtol=0, atol=0)
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {str(error)[:600]}\n{traceback.format_exc()[-1500:]}"}
+        found = dict(watched.found)
+        return {"error": None, "same": same, "steady": watched.steady, "observed": watched.observed, "found": found}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write the outcome of the settings in a file to another file."""
+    settings, target = arguments
+    with tempfile.TemporaryDirectory() as folder:
+        found = outcome(json.loads(Path(settings).read_text()), Path(folder))
+    Path(target).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -36,7 +36,7 @@ def scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def seed_step(device: torch.device, seed: int) -> None:
-    """Seed the generators of a device and of the CPU; `torch.manual_seed` asks all kinds of devices, which takes a millisecond."""
+    """Seed the generators of a device and of the CPU; `torch.manual_seed` asks all kinds of them, which takes a millisecond."""
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed(seed)

@@ -1,11 +1,10 @@
-"""One run on the pretended accelerator, in a process of its own: trained, evaluated, interrupted, resumed, and what it waited for."""
+"""One run on the pretended accelerator, in a process of its own: trained, evaluated, interrupted, resumed; what it waited for."""
 
 from __future__ import annotations
 
 import collections
 import json
-import sys
-import tempfile
+import logging
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,8 +26,8 @@ class Crash(BaseException):
 
 
 class Watched:
-    """Waits and blocking copies of the steady steps of a run: those after a step of the same process at the same bits, in the
-    same phase and epoch, that no schedule observes."""
+    """Waits and blocking copies of the steady steps of a run: those directly after a step of the same process at the same bits,
+    in the same phase and epoch, without an evaluation between them, that no schedule observes."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.found: collections.Counter[str] = collections.Counter()
@@ -59,6 +58,13 @@ class Watched:
             batches = trainer.task.batches
             trainer.task.batches = lambda step: self._drawn(batches(step))  # type: ignore[method-assign]
 
+        evaluate_at = Trainer.evaluate_at
+
+        def evaluated(trainer: Trainer, *arguments: Any, **options: Any) -> dict[str, float]:
+            self.before = None  # the next step adapts to other bits again
+            return evaluate_at(trainer, *arguments, **options)
+
+        patch.setattr(Trainer, "evaluate_at", evaluated)
         patch.setattr(Trainer, "train_step", step)
         patch.setattr(Trainer, "__init__", made)
 
@@ -94,13 +100,8 @@ def outcome(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
         return {"error": None, "same": same, "steady": watched.steady, "observed": watched.observed, "found": found}
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Write the outcome of the settings in a file to another file."""
-    settings, target = arguments
-    with tempfile.TemporaryDirectory() as folder:
-        found = outcome(json.loads(Path(settings).read_text()), Path(folder))
-    Path(target).write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def record(overrides: Sequence[str], folder: Path, target: Path) -> None:
+    """Write the outcome of a run to a file; for a process of its own."""
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    target.write_text(json.dumps(outcome(overrides, folder)))

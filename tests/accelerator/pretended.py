@@ -1,21 +1,20 @@
 """A pretended accelerator: tensors of a device `pretended` whose values lie in tensors on the CPU.
 
-It refuses what a real accelerator refuses (operands on two devices; with `refuse_float64` also float64, as Metal does), and counts
-what makes a real one slow: waits of the host for results, and copies from host memory that are not pinned, or block.
+It refuses what a real accelerator refuses (operands on two devices; with `refuse_float64` also float64, as Metal does), and
+counts what makes a real one slow: waits of the host for results, and copies from host memory that are not pinned, or block.
 `start` changes this process for good, so it belongs into a process of its own.
 """
 
 from __future__ import annotations
 
 import collections
-import traceback
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 aten = torch.ops.aten
@@ -41,7 +40,6 @@ INDEXED = {
     aten._unsafe_index.Tensor,
 }
 COPIES = {aten.copy_.default, aten._to_copy.default, aten._copy_from.default}
-VIEWS_OF_OTHERS = {aten.set_.source_Tensor, aten.set_.source_Storage, aten.resize_.default}
 
 
 class Pretended(Tensor):
@@ -110,12 +108,12 @@ class Device:
 
     def run(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The operator on the values, after checks of its operands."""
-        flat, spec = pytree.tree_flatten((args, kwargs))
         if function in COPIES:
             return self._copy(function, args, kwargs)
+        flat: list[Any] = []
+        raw_args, raw_kwargs = _unwrapped(args, flat), {name: _unwrapped(value, flat) for name, value in kwargs.items()}
         self._check(function, flat, args, kwargs)
         mine = {id(x.raw): x for x in flat if isinstance(x, Pretended)}
-        raw_args, raw_kwargs = pytree.tree_unflatten([_raw(x) for x in flat], spec)
         wanted = raw_kwargs.get("device")
         stays = wanted is None or torch.device(wanted).type != "cpu"
         if wanted is not None:
@@ -124,14 +122,16 @@ class Device:
         self.refuse(raw_kwargs.get("dtype"))
         with torch._C._DisableTorchDispatch():
             found = function(*raw_args, **raw_kwargs)
-        if function in VIEWS_OF_OTHERS:
-            raise NotImplementedError(f"{function} on the pretended device")
-        for raw, x in zip(map(_raw, mine.values()), mine.values()):
-            if raw.shape != x.shape:
+        for x in mine.values():
+            if x.raw.shape != x.shape:
                 raise NotImplementedError(f"{function} resizes a tensor of the pretended device")
-        return pytree.tree_map_only(Tensor, lambda x: self._wrapped(x, mine, stays), found)
+        return self._wrapped(found, mine, stays)
 
-    def _wrapped(self, x: Tensor, mine: dict[int, Pretended], stays: bool) -> Tensor:
+    def _wrapped(self, x: Any, mine: dict[int, Pretended], stays: bool) -> Any:
+        if isinstance(x, (tuple, list)):
+            return type(x)(self._wrapped(part, mine, stays) for part in x)
+        if not isinstance(x, Tensor):
+            return x
         if id(x) in mine:
             return mine[id(x)]
         if not stays:
@@ -166,12 +166,11 @@ class Device:
             [source] = args
             wanted = torch.device(kwargs.pop("device", None) or NAME)
             kwargs.pop("pin_memory", None)
-            blocks = not kwargs.pop("non_blocking", False)
+            kwargs.pop("non_blocking", None)
             if wanted.type == "cpu":
                 self.note("a copy to the host")
             else:
                 self.refuse(kwargs.get("dtype"))
-            del blocks
             with torch._C._DisableTorchDispatch():
                 copied = function(source.raw, **kwargs)
             return copied if wanted.type == "cpu" else Pretended(copied)
@@ -196,11 +195,22 @@ def _raw(x: Any) -> Any:
     return x.raw if isinstance(x, Pretended) else x
 
 
+def _unwrapped(x: Any, flat: list[Any]) -> Any:
+    """x with the values of tensors, which are added to `flat`."""
+    if isinstance(x, (tuple, list)):
+        return [_unwrapped(part, flat) for part in x]
+    if isinstance(x, Tensor):
+        flat.append(x)
+    return _raw(x)
+
+
 def _origin() -> str:
-    """The innermost line of the package that leads here."""
-    for frame in reversed(traceback.extract_stack()):
-        if "/bitcycle/" in frame.filename:
-            return f"{frame.filename.rpartition('/bitcycle/')[2]}:{frame.name}"
+    """The innermost function of the package that leads here."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if "/bitcycle/" in frame.f_code.co_filename:
+            return f"{frame.f_code.co_filename.rpartition('/bitcycle/')[2]}:{frame.f_code.co_name}"
+        frame = frame.f_back  # type: ignore[assignment]
     return "a library"
 
 
@@ -303,11 +313,6 @@ def start() -> torch.device:
     LIBRARY.impl("_thnn_fused_lstm_cell", _lstm_cell, "AutogradPrivateUse1")
     changed: Any = torch.Tensor
     changed.pin_memory = _pin_memory
-    for module in (torch.nn.utils.clip_grad,):
-        _allow(module, "_has_foreach_support", lambda tensors, device: True)
+    clipping: Any = torch.nn.utils.clip_grad
+    clipping._has_foreach_support = lambda tensors, device: True  # PyTorch asks for its own class of tensors
     return torch.device(NAME, 0)
-
-
-def _allow(module: Any, name: str, function: Callable[..., Any]) -> None:
-    if hasattr(module, name):
-        setattr(module, name, function)

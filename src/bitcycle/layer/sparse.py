@@ -110,7 +110,7 @@ class _NeighbourSum(torch.autograd.Function):
 def _sum_of_rows(h: Tensor, offsets: Tensor, indices: Tensor) -> Tensor:
     if h.is_meta:  # sparse tensors have no meta kernels; this has the same number of products
         return h.new_zeros(len(offsets) - 1, h.shape[1]).index_add(0, indices, h.index_select(0, indices))
-    if h.is_cuda:
+    if h.device.type != "cpu":
         return _sum_of_segments(h, offsets, indices)
     _announce_sparse_rows()
     ones = h.new_ones(len(indices))

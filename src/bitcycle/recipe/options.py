@@ -96,7 +96,11 @@ class TrainingOptions(Settings):
         choices=("auto", "true", "false"),
         affects_result=False,
     )
-    device: str = setting("auto", "cpu, cuda, cuda:1, mps, or auto (cuda if available)", affects_result=False)
+    device: str = setting(
+        "auto",
+        "cpu, cuda, cuda:1, xpu, mps, or auto (the first of cuda, xpu and mps that is there)",
+        affects_result=False,
+    )
     threads: Optional[int] = setting(None, "CPU threads; null: PyTorch's choice", minimum=1, affects_result=False)
     deterministic: bool = setting(
         True, "use deterministic algorithms, required for exact resume on a GPU", affects_result=False
@@ -110,8 +114,8 @@ class TrainingOptions(Settings):
         if (self.steps is None) == (self.epochs is None):
             problem = "both steps and epochs are set" if self.steps else "neither steps nor epochs is set"
             raise SettingError("steps", self.steps, problem, "set exactly one of training.steps and training.epochs")
-        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
-            raise SettingError("device", self.device, "is not a device", "use auto, cpu, cuda, cuda:NUMBER or mps")
+        if not re.fullmatch(r"auto|cpu|mps|xpu|cuda(:\d+)?", self.device):
+            raise SettingError("device", self.device, "is not a device", "use auto, cpu, cuda, cuda:NUMBER, xpu or mps")
         if self.recompute and self.compute != "codes":
             remedy = "set training.compute=codes, or training.recompute=false"
             raise SettingError("recompute", True, "requires compute=codes", remedy)

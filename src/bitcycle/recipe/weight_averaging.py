@@ -93,7 +93,7 @@ class WeightAverage:
         state = {name: value.detach().clone() for name, value in model.state_dict().items()}
         if self.count:
             for name, _ in model.named_parameters(remove_duplicate=False):
-                state[name] = self.state[name].lerp(state[name], 1 / (self.count + 1))
+                state[name] = self.state[name].to(state[name].device).lerp(state[name], 1 / (self.count + 1))
         self.state, self.count = state, self.count + 1
 
     @contextmanager

@@ -65,7 +65,7 @@ def edit_distances(found: Tensor, found_lengths: Tensor, wanted: Tensor, wanted_
     device = found.device
     places = torch.arange(wanted.shape[1] + 1, device=device)
     row = places.repeat(len(found), 1)
-    found_lengths, wanted_lengths = found_lengths.to(device), wanted_lengths.to(device)
+    found_lengths, wanted_lengths = to_device(found_lengths, device), to_device(wanted_lengths, device)
     for index in range(found.shape[1]):
         replaced = row[:, :-1] + (found[:, index, None] != wanted)
         new = torch.cat([row[:, :1] + 1, torch.minimum(row[:, 1:] + 1, replaced)], 1)

@@ -130,7 +130,7 @@ class LanguageModelling(Task):
         check_shares(options.evaluation_batch_size)
         text = setup.dataset.load(setup.data_root, setup.seed)
         train, validation, test = (split.to(setup.device) for split in text[:3])
-        self.options = options
+        self.options, self.device = options, setup.device
         self.training_batches = options.training_batches(train, setup.batch_size, setup.seed)
         self.splits = {"test": options.evaluation_batches(test), "validation": options.evaluation_batches(validation)}
         for name, batches in self.splits.items():
@@ -179,7 +179,7 @@ class LanguageModelling(Task):
         return {"state": tuple(distributed.whole(part, self.training_batches.count, dim=-2) for part in self.state)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.state = tuple(distributed.local_shard(part, dim=-2) for part in state["state"])
+        self.state = tuple(distributed.local_shard(part, dim=-2).to(self.device) for part in state["state"])
 
 
 def _losses(

@@ -207,12 +207,15 @@ def set_up_torch(plan: Plan) -> torch.device:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device with a given name: cpu, cuda, cuda:1, mps, or auto. Raises RunError if the device does not exist."""
+    """The device with a given name: cpu, cuda, cuda:1, xpu, mps, or auto. Raises RunError if the device does not exist."""
     kind, _, number = name.partition(":")
     if kind == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "cpu"
+        there = {"cuda": torch.cuda.is_available, "xpu": torch.xpu.is_available, "mps": torch.backends.mps.is_available}
+        kind = next((name for name, is_available in there.items() if is_available()), "cpu")
     if kind == "mps" and not torch.backends.mps.is_available():
         raise RunError("training.device=mps, but PyTorch sees no Metal device; use training.device=cpu or auto")
+    if kind == "xpu" and not torch.xpu.is_available():
+        raise RunError("training.device=xpu, but PyTorch sees no Intel GPU; use training.device=cpu or auto")
     if kind == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if int(number or 0) >= count:

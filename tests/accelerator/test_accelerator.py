@@ -1,4 +1,4 @@
-"""Runs on a pretended accelerator stay on their device, need no float64 there, resume exactly, and do not wait in a steady step."""
+"""Runs on a pretended accelerator stay on it, need no float64 there, resume exactly, and do not wait in a steady step."""
 
 from __future__ import annotations
 

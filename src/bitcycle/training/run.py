@@ -210,8 +210,12 @@ def choose_device(name: str) -> torch.device:
     """The device with a given name: cpu, cuda, cuda:1, xpu, mps, or auto. Raises RunError if the device does not exist."""
     kind, _, number = name.partition(":")
     if kind == "auto":
-        there = {"cuda": torch.cuda.is_available, "xpu": torch.xpu.is_available, "mps": torch.backends.mps.is_available}
-        kind = next((name for name, is_available in there.items() if is_available()), "cpu")
+        kinds = {
+            "cuda": torch.cuda.is_available(),
+            "xpu": torch.xpu.is_available(),
+            "mps": torch.backends.mps.is_available(),
+        }
+        kind = next((name for name, is_there in kinds.items() if is_there), "cpu")
     if kind == "mps" and not torch.backends.mps.is_available():
         raise RunError("training.device=mps, but PyTorch sees no Metal device; use training.device=cpu or auto")
     if kind == "xpu" and not torch.xpu.is_available():

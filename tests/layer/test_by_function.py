@@ -200,3 +200,17 @@ def test_swin_computes_its_linear_layers_by_functions():
     assert 1e-5 < (model(x) - expected).norm() / expected.norm() < 0.05
     set_bits(model, FLOAT)
     torch.testing.assert_close(model(x), expected)
+
+
+@pytest.mark.parametrize("kind", [Attention, Reading])
+def test_autocast_and_averages_of_weights(kind):
+    torch.manual_seed(0)
+    model, x = bitcycle.quantize_model(kind(), float_layers=[]), torch.randn(2, 4, 8)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    expected = model(x)
+    torch.testing.assert_close(average(x), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = model(x)
+    assert (y - expected).norm() < 0.1 * expected.norm()
+    y.float().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())

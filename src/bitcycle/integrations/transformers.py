@@ -4,8 +4,8 @@
 >>> trainer = Trainer(model, arguments, train_dataset=data, callbacks=[PrecisionCallback("RTH")])    # doctest: +SKIP
 
 `quantize_model` converts `Conv1D` (GPT-2), mixtures of experts (`experts.py`) and, if a model takes its attention function from
-the library's registry, the two products of attention, q k^T and P v. The attention function "bitcycle" computes the library's eager
-attention with quantized operands.
+the library's registry, the two products of attention, q k^T and P v. The attention function "bitcycle" computes the library's
+eager attention with quantized operands.
 
 A converted model is saved with its original parameter names and with its conversion as `quantization_config` of method
 "bitcycle" in its config.json. If this module is imported, `from_pretrained` restores the conversion and the saved bits.

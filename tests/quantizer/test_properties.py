@@ -139,7 +139,7 @@ def test_docstrings_say_what_is_computed_and_where_it_comes_from(name):
 
 
 LEVELS = {"ternary": {2: 3}, "ttq": {2: 3}}
-BLOCKS = {"mx": 32, "nvfp4": 16}
+BLOCKS = {"mx": 32, "nvfp4": 16, "mxfp4_backward": 32, "nvfp4_pretraining": 16}
 """Elements that share a scale, where not all of a row do."""
 
 

@@ -18,7 +18,7 @@ The bits of a schedule select the format, with one table for the forward pass an
 8 mxfp8_e4m3, and mxfp8_e5m2 for gradients; nvfp4 (see quantizer=nvfp4) can take the place of mxfp4_e2m1. Bits
 between two formats take the next wider one (`between`).
 
-quantizer="mxfp4_backward" is the recipe of Tseng et al. 2025, "Training LLMs with MXFP4": it sets the options of the backward pass.
+quantizer="mxfp4_backward" is the recipe of Tseng et al. 2025, "Training LLMs with MXFP4": options of the backward pass.
 
 Source: OCP Microscaling Formats (MX) specification 1.0; Rouhani et al. 2023, "Microscaling data formats for deep learning",
 which trains with blocks along the dimension that each product sums over. Differs from the authors' code only in stochastic

@@ -17,8 +17,8 @@ along the dimension that each product sums over, as with quantizer="mx". There i
 >>> quantize(torch.tensor([[0.1, 0.4, -1.1, 6.0]]), 4, quantizer="nvfp4", role="weight").tolist()
 [[0.0, 0.5, -1.0, 6.0]]
 
-Source: NVIDIA 2025, "Pretraining large language models with NVFP4", section 2 and appendix B. Without options, differs from the
-authors' code in weights, whose blocks are 1x16 in both copies instead of 16x16, and in omitting random Hadamard transforms;
+Source: NVIDIA 2025, "Pretraining large language models with NVFP4", section 2 and appendix B. Differs from the authors' code in
+weights, whose blocks are 1x16 in both copies instead of 16x16, and in omitting random Hadamard transforms;
 quantizer="nvfp4_pretraining" has both, and keeps some layers in float (there: BF16).
 """
 

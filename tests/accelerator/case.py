@@ -27,7 +27,7 @@ class Crash(BaseException):
 
 class Watched:
     """Waits and blocking copies of the steady steps of a run: those directly after a step of the same process at the same bits,
-    in the same phase and epoch, without an evaluation between them, that no schedule observes."""
+    in the same phase and epoch, without an evaluation or averaging between them, that no schedule observes."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.found: collections.Counter[str] = collections.Counter()
@@ -58,13 +58,18 @@ class Watched:
             batches = trainer.task.batches
             trainer.task.batches = lambda step: self._drawn(batches(step))  # type: ignore[method-assign]
 
-        evaluate_at = Trainer.evaluate_at
+        evaluate_at, average_weights = Trainer.evaluate_at, Trainer.average_weights
 
         def evaluated(trainer: Trainer, *arguments: Any, **options: Any) -> dict[str, float]:
             self.before = None  # the next step adapts to other bits again
             return evaluate_at(trainer, *arguments, **options)
 
+        def averaged(trainer: Trainer) -> None:
+            self.before = None  # as after an evaluation
+            average_weights(trainer)
+
         patch.setattr(Trainer, "evaluate_at", evaluated)
+        patch.setattr(Trainer, "average_weights", averaged)
         patch.setattr(Trainer, "train_step", step)
         patch.setattr(Trainer, "__init__", made)
 

@@ -161,7 +161,7 @@ ROOMS = (
             "optional_imports",
             "cpp_extension",
         },
-        {"presets"},
+        {"presets", "device"},
     ),
     *(
         {"randomness", "distributed", "shapes", "schedule"},

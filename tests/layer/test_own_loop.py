@@ -322,10 +322,10 @@ def test_products_of_functions_are_named_at_the_first_step(caplog):
     class Functional(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+            self.layer, self.weight = nn.Linear(8, 8), nn.Parameter(torch.randn(3, 8))
 
         def forward(self, x):
-            return nn.functional.linear(self.layer(x), self.head.weight)
+            return nn.functional.linear(self.layer(x), self.weight)  # the weight of no layer
 
     model = bitcycle.quantize_model(Functional(), float_layers=[])
     control = bitcycle.PrecisionController(model, bitcycle.schedule("static", q_max=8, total_steps=2))

@@ -50,13 +50,19 @@ def test_observer_equals_released_code_bit_for_bit():
     assert torch.equal(untrained(golden["eval__x"], torch.tensor(8)), golden["untrained_eval__y"])
 
 
-def test_observer_rests_at_full_precision_and_in_evaluation():
-    observer = SbmActivation()
-    x = torch.randn(4, 3)
-    assert torch.equal(observer(x, torch.tensor(0)), x)
+@pytest.mark.parametrize("method", ["forward", "encode", "quantize_sequence"])
+def test_observer_rests_at_full_precision_and_in_evaluation(method):
+    """After one batch of [-1, 3] and momentum 0.9 it is at 0.1 times that, whatever follows."""
+    observer = SbmActivation(debias=True)
+    observer(torch.tensor([[[-1.0, 3.0]]]), torch.tensor(8))
+    seen = [buffer.clone() for buffer in observer.buffers()]
+    torch.testing.assert_close(seen, [torch.tensor(value) for value in (-0.1, 0.4, 0.1)])
+    x = torch.randn(2, 4, 3)
+    y = getattr(observer, method)(x, torch.tensor(0))
+    assert method == "encode" or torch.equal(y, x)
     observer.eval()
-    observer(x, torch.tensor(8))
-    assert observer.running_range == 0
+    getattr(observer, method)(x, torch.tensor(8))
+    assert list(observer.buffers()) == seen
 
 
 def test_stochastic_gradients_have_the_released_codes_mean_and_variance():

@@ -226,6 +226,16 @@ def test_delayed_start(cycle_length):
     assert {never(step) for step in range(400)} == {Precision(3, 3, 8)}
 
 
+def test_a_delayed_start_is_rounded_to_the_nearest_unit():
+    rest = schedule("CR", cycles=4, total_steps=69)
+    late = schedule("delayed", cycles=4, total_steps=99, start=0.3)  # step 29.7
+    assert [late(step) for step in range(30, 99)] == [rest(step) for step in range(69)]
+    late = schedule(
+        "delayed", profile="linear", cycles=1, total_steps=104, steps_per_epoch=10, unit="epoch", start=0.33
+    )
+    assert [late(step).weight for step in (49, 50)] == [3, 4]  # 5 bits in 7 epochs from epoch 3.63 of 11
+
+
 def test_deficit_window():
     bound = schedule("deficit", total_steps=100, start=0.2, end=0.5)
     assert [bound(t).weight for t in (19, 20, 49, 50)] == [8, 3, 3, 8]

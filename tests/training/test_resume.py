@@ -14,6 +14,7 @@ import torch
 from bitcycle.errors import RunError
 from bitcycle.files import read_json, read_records
 from bitcycle.quantizer import compiler_works
+from bitcycle.task.classification import Classification
 from bitcycle.training.checkpoint import CheckpointFolder
 from bitcycle.training.loop import Trainer
 from bitcycle.training.run import execute
@@ -74,6 +75,33 @@ def test_a_crash_leaves_no_trace(case, digits, monkeypatch, tmp_path):
                 execute(disturbed)
     execute(disturbed)
     assert_equal(result(disturbed.folder), result(undisturbed.folder))
+
+
+def test_the_time_of_interrupted_runs_adds_up(digits, monkeypatch):
+    """A step takes a second, an evaluation ten: what was trained before and after the crash counts, what was lost does not."""
+    now = [0.0]
+
+    def timed(function, seconds):
+        def wrapped(self, argument):
+            now[0] += seconds
+            return function(self, argument)
+
+        return wrapped
+
+    monkeypatch.setattr("bitcycle.training.loop.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(Trainer, "train_step", timed(Trainer.train_step, 1))
+    monkeypatch.setattr(Classification, "evaluate", timed(Classification.evaluate, 10))
+    plan = digits("schedule=static", "training.evaluation_steps=8")
+    with monkeypatch.context() as patch:
+        crash_at(patch, 30, 20)
+        with pytest.raises(Crash):
+            execute(plan)
+    summary = execute(plan)
+    assert summary["seconds"] == 64 + 8 * 10
+    assert summary["evaluation_seconds"] == 8 * 10
+    assert summary["steps_per_second"] == pytest.approx(1)
+    times = [(record["step"], record["seconds"]) for record in read_records(plan.folder.timing)]
+    assert times == [(20, 20 + 2 * 10), (64, 64 + 8 * 10)]
 
 
 def test_another_seed_gives_another_result(finished_digits):

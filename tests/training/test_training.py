@@ -19,6 +19,7 @@ from bitcycle.quantizer.cpp_operators import AFFINE
 from bitcycle.recipe.options import OptimizerOptions
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
+from bitcycle.task.classification import Classification
 from bitcycle.training.compilation import wants_compilation
 from bitcycle.training.loop import Trainer
 from bitcycle.training.metrics_log import JsonLines
@@ -105,6 +106,16 @@ def test_summary_follows_from_the_metrics(digits):
     assert summary["cost"]["total"] == tests[-1]["cost"]
     assert summary["mean_of_last"] == {"mean": pytest.approx(sum(accuracy[-5:]) / 5), "evaluations": 5}
     assert summary["at_q_max"]["best"] == max(record["test_accuracy_at_q_max"] for record in tests)
+
+
+def test_of_equal_evaluations_the_first_is_the_best(digits, monkeypatch):
+    """The cost to the best evaluation would otherwise grow with every repetition of its value."""
+    accuracies = iter([10.0, 30.0, 30.0, 20.0])
+    monkeypatch.setattr(Classification, "evaluate", lambda *_: {"test_accuracy": next(accuracies)})
+    plan = digits("schedule=static", "training.evaluation_steps=16")
+    summary = execute(plan)
+    assert (summary["best"], summary["best_step"]) == (30.0, 32)
+    assert summary["cost"]["to_best"]["gbitops"] == pytest.approx(summary["cost"]["total"]["gbitops"] / 2)
 
 
 @pytest.mark.parametrize(("choice", "bits"), [("last", [3, 3, 8]), ("max", [8, 8, 8]), ("float", [32, 32, 32])])

@@ -115,6 +115,14 @@ class DatasetOptions(Settings):
         """`path` below data_root, or itself if it is absolute; ~ is the home folder."""
         return data_root / Path(path).expanduser()
 
+    def place(self, data_root: Path) -> Path | None:
+        """Where the data lie, as a rule below data_root; None if they do not. Reads no data and downloads nothing."""
+        raise NotImplementedError
+
+    def absent(self, data_root: Path) -> DataError:
+        """The error for data that are not there: what to put where."""
+        raise NotImplementedError
+
     def full_info(self, data_root: Path) -> DatasetInfo:
         """Shape and sizes of the whole dataset. Raises DataError if they must be read and the data are missing."""
         raise NotImplementedError

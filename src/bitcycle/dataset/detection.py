@@ -244,21 +244,35 @@ class Voc2012(DetectionDatasetOptions):
     name: str = "voc2012"
 
     def read(self, data_root: Path) -> Splits[list[AnnotatedImage]]:
-        folders = (data_root / folder for folder in self.folders)
-        root = next((root for root in folders if (root / f"VOCdevkit/VOC{self.year}").is_dir()), None)
-        root = root or self.unpacked(data_root / self.folders[0])
+        root = self._devkit(data_root) or self.unpacked(data_root)
         found = [read_split(root, self.year, split, self.class_names) for split in self.splits]
         check_whole(self.name, root, "training and test images", [*map(len, found[:2])], self.sizes)
         return Splits(*found)
 
-    def unpacked(self, folder: Path) -> Path:
-        """Return the folder that contains VOCdevkit, after unpacking the archive. Raises DataError if there is no archive."""
+    def _devkit(self, data_root: Path) -> Path | None:
+        """The folder that contains VOCdevkit."""
+        folders = (data_root / folder for folder in self.folders)
+        return next((root for root in folders if (root / f"VOCdevkit/VOC{self.year}").is_dir()), None)
+
+    def place(self, data_root: Path) -> Path | None:
+        archive = data_root / self.folders[0] / self._source["filename"]
+        return self._devkit(data_root) or (archive if archive.is_file() else None)
+
+    def absent(self, data_root: Path) -> DataError:
+        put = f"the official folder VOCdevkit/VOC2012, or the official archive {self._source['filename']},"
+        return missing(self.name, data_root / self.folders[0], put, " dataset=voc_small is a small proxy.")
+
+    @property
+    def _source(self) -> dict[str, str]:
         from torchvision.datasets.voc import DATASET_YEAR_DICT
 
-        source = DATASET_YEAR_DICT[self.year]
-        put = f"the official folder VOCdevkit/VOC2012, or the official archive {source['filename']},"
-        absent = missing(self.name, folder, put, " dataset=voc_small is a small proxy.")
-        return download(source["url"], folder / "VOCdevkit", "VOCdevkit", absent, source["md5"]).parent
+        source: dict[str, str] = DATASET_YEAR_DICT[self.year]
+        return source
+
+    def unpacked(self, data_root: Path) -> Path:
+        """Return the folder that contains VOCdevkit, after unpacking the archive. Raises DataError if there is no archive."""
+        folder, absent = data_root / self.folders[0] / "VOCdevkit", self.absent(data_root)
+        return download(self._source["url"], folder, "VOCdevkit", absent, self._source["md5"]).parent
 
 
 @dataclass
@@ -277,11 +291,19 @@ class VocSmall(Voc2012):
     shorter_side: int = 320
     longer_side: int = 512
 
-    def unpacked(self, folder: Path) -> Path:
-        archives = (folder.with_name(name) / "VOCdevkit-small.tar" for name in self.folders)
-        if archive := next(filter(Path.is_file, archives), None):
-            return unpack_to_cache(archive)
-        raise missing(self.name, folder, "VOCdevkit-small.tar, or the folder VOCdevkit that it unpacks to,")
+    def place(self, data_root: Path) -> Path | None:
+        archives = (data_root / name / "VOCdevkit-small.tar" for name in self.folders)
+        return self._devkit(data_root) or next(filter(Path.is_file, archives), None)
+
+    def absent(self, data_root: Path) -> DataError:
+        put = "VOCdevkit-small.tar, or the folder VOCdevkit that it unpacks to,"
+        return missing(self.name, data_root / self.folders[0], put)
+
+    def unpacked(self, data_root: Path) -> Path:
+        archive = self.place(data_root)
+        if archive is None:
+            raise self.absent(data_root)
+        return unpack_to_cache(archive)
 
 
 def read_split(root: Path, year: str, split: str, class_names: tuple[str, ...]) -> list[AnnotatedImage]:

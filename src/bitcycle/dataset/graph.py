@@ -174,20 +174,27 @@ class Citation(GraphDatasetOptions):
 
     features: str = "row_normalised"
 
+    def place(self, data_root: Path) -> Path | None:
+        file = data_root / self.name / f"{self.name}.npz"
+        return file if file.is_file() else None
+
+    def absent(self, data_root: Path) -> DataError:
+        put = f"{self.name}.npz (arrays {', '.join(ARRAYS)}, saved by numpy.savez)"
+        more = f" Create it from ind.{self.name}.* of github.com/kimiyoung/planetoid."
+        return missing(self.name, data_root / self.name, put, more)
+
     def read(self, data_root: Path) -> Graph[Tensor]:
         from scipy.sparse import csr_matrix
 
-        file = data_root / self.name / f"{self.name}.npz"
+        file = self.place(data_root)
+        if file is None:
+            raise self.absent(data_root)
         try:
             with np.load(file, allow_pickle=False) as arrays:
                 *parts, shape, labels, edges = (arrays[name] for name in ARRAYS[:6])
                 features = torch.from_numpy(csr_matrix(tuple(parts), shape, dtype=np.float32).toarray())
                 splits = (torch.from_numpy(arrays[name]).nonzero().flatten() for name in SPLITS)
                 return Graph(features, torch.from_numpy(labels).long(), torch.from_numpy(edges).long(), *splits)
-        except FileNotFoundError as error:
-            put = f"{file.name} (arrays {', '.join(ARRAYS)}, saved by numpy.savez)"
-            more = f" Create it from ind.{self.name}.* of github.com/kimiyoung/planetoid."
-            raise missing(self.name, file.parent, put, more) from error
         except UNREADABLE as error:
             raise DataError(f"cannot read {file}: {type(error).__name__}: {error}") from error
 
@@ -196,13 +203,21 @@ class Citation(GraphDatasetOptions):
 class Ogbn(GraphDatasetOptions):
     """Options of ogbn-arxiv; `conf/dataset/ogbn_products.yaml` has those of ogbn-products."""
 
+    def place(self, data_root: Path) -> Path | None:
+        folder = data_root / self.name
+        return folder if folder.is_dir() else None
+
+    def absent(self, data_root: Path) -> DataError:
+        archive = self.name.removeprefix("ogbn_")
+        put = f"the folder {archive}/ of {ARCHIVES}{archive}.zip, as {self.name}/,"
+        return missing(self.name, data_root, put, " dataset=cora is a small graph.")
+
     def read(self, data_root: Path) -> Graph[Tensor]:
-        folder, library = data_root / self.name, _ogb()
-        if not folder.is_dir():
+        folder, library = self.place(data_root), _ogb()
+        if folder is None:
             archive = self.name.removeprefix("ogbn_")
-            put = f"the folder {archive}/ of {ARCHIVES}{archive}.zip, as {self.name}/,"
-            absent = missing(self.name, data_root, put, " dataset=cora is a small graph.")
-            download(f"{ARCHIVES}{archive}.zip", folder, archive, absent)
+            url = f"{ARCHIVES}{archive}.zip"
+            folder = download(url, data_root / self.name, archive, self.absent(data_root))
         if not list(folder.glob("RELEASE_v*.txt")):  # without it, ogb asks the user whether to delete the folder
             raise DataError(f"{folder} lacks RELEASE_v1.txt of the official archive. Unpack the whole archive there.")
         logger.info("reading %s", folder)

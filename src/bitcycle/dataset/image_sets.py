@@ -12,6 +12,7 @@ Handwritten Digits" data. Four fifths of each class are training, one fifth test
 runs.
 """
 
+import itertools
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -77,12 +78,19 @@ class CustomImages(ImageDatasetOptions, DecodingOptions):
             workers = self.workers
         return Splits(*(replace(split, channels=shape.channels, framing=framing, workers=workers) for split in splits))
 
+    def place(self, data_root: Path) -> Path | None:
+        folder = self.located(data_root, self.path)
+        return folder if folder.is_dir() else None
+
+    def absent(self, data_root: Path) -> DataError:
+        problem = f"dataset.path={self.path}: {self.located(data_root, self.path)} is not a folder"
+        return DataError(f"{problem}. Give an absolute path or one below data_root.")
+
     def _encoded(self, data_root: Path) -> tuple[EncodedImages, EncodedImages]:
         """Training and test images as stored."""
-        folder = self.located(data_root, self.path)
-        if not folder.is_dir():
-            problem = f"dataset.path={self.path}: {folder} is not a folder"
-            raise DataError(f"{problem}. Give an absolute path or one below data_root.")
+        folder = self.place(data_root)
+        if folder is None:
+            raise self.absent(data_root)
         if self.name == "image_parquet":
             return read_hub_images(folder, label_column=self.label_column, test_fraction=self.test_fraction)
         return read_folders(folder, self.test_fraction)
@@ -102,9 +110,11 @@ class HubImages(CustomImages):
     train_split: str = setting("train", "name of the training split")
     test_split: Optional[str] = setting(None, "test split; null: test, validation, or test_fraction of train")
 
+    def absent(self, data_root: Path) -> DataError:
+        return DataError(f"{self.path} is not a folder below {data_root}; it is searched on the hub. {REMEDY}")
+
     def _encoded(self, data_root: Path) -> tuple[EncodedImages, EncodedImages]:
-        folder = self.located(data_root, self.path)
-        where = folder if folder.is_dir() else self.path
+        where = self.place(data_root) or self.path
         splits = self.train_split, self.test_split
         return read_hub_images(
             where, REMEDY, self.subset, self.revision, *splits, self.label_column, self.test_fraction
@@ -143,15 +153,15 @@ class ImageNet(CustomImages):
         return splits
 
     def _encoded(self, data_root: Path) -> tuple[EncodedImages, EncodedImages]:
-        folder = self.located(data_root, self.path)
-        if self.path == HUB or has_parquet(folder):
-            where = folder if folder.is_dir() else HUB
-            return read_hub_images(where, test_split="validation", label_column=self.label_column)
-        if not folder.is_dir():
-            put = "the class folders train/ and val/ of ILSVRC 2012 (image-net.org, registration needed)"
-            more = f" Or set dataset.path={HUB} to download it from the hub. dataset=image_folder reads any folder."
-            raise missing("ImageNet", folder, put, more)
+        folder = self.place(data_root)
+        if self.path == HUB or (folder is not None and has_parquet(folder)):
+            return read_hub_images(folder or HUB, test_split="validation", label_column=self.label_column)
         return super()._encoded(data_root)
+
+    def absent(self, data_root: Path) -> DataError:
+        put = "the class folders train/ and val/ of ILSVRC 2012 (image-net.org, registration needed)"
+        more = f" Or set dataset.path={HUB} to download it from the hub. dataset=image_folder reads any folder."
+        return missing("ImageNet", self.located(data_root, self.path), put, more)
 
 
 @dataclass
@@ -169,13 +179,22 @@ class ImageNetMini(ImageNet):
     image_size: Optional[int] = 112
     resize: Optional[int] = 128
 
-    def _encoded(self, data_root: Path) -> tuple[EncodedImages, EncodedImages]:
+    def place(self, data_root: Path) -> Path | None:
         folder = self.located(data_root, self.path)
-        archive = folder / "imagenet-mini.tar"
-        root = unpack_to_cache(archive) if archive.is_file() and not (folder / "train").is_dir() else folder
-        found = next((path for path in (root, root / "imagenet-mini") if (path / "train").is_dir()), None)
+        places = folder, folder / "imagenet-mini", folder / "imagenet-mini.tar"
+        return next((path for path in places if path.is_file() or (path / "train").is_dir()), None)
+
+    def absent(self, data_root: Path) -> DataError:
+        folder = self.located(data_root, self.path)
+        return missing(self.name, folder, "imagenet-mini.tar, or its folders train/ and val/,")
+
+    def _encoded(self, data_root: Path) -> tuple[EncodedImages, EncodedImages]:
+        found = self.place(data_root)
+        if found is not None and found.is_file():
+            root = unpack_to_cache(found)
+            found = next((path for path in (root, root / "imagenet-mini") if (path / "train").is_dir()), None)
         if found is None:
-            raise missing(self.name, folder, "imagenet-mini.tar, or its folders train/ and val/,")
+            raise self.absent(data_root)
         return read_folders(found, self.test_fraction)
 
 
@@ -204,21 +223,31 @@ class Cifar(ImageDatasetOptions):
     def full_info(self, data_root: Path) -> DatasetInfo:
         return DatasetInfo(ImageShape(3, 32, self.classes), TRAIN_SAMPLES, TEST_SAMPLES)
 
+    @property
+    def source(self) -> str:
+        """The whole dataset, cifar10 or cifar100, which `name` may be a variant of."""
+        return f"cifar{self.classes}"
+
+    def place(self, data_root: Path) -> Path | None:
+        places = data_root / self.source, data_root / "uoft-cs" / self.source
+        official = (place for place in (*places, data_root) if (place / OFFICIAL[self.source]).is_dir())
+        folders = (place for place in places[:1] if (place / "train").is_dir())
+        return next(itertools.chain(official, filter(has_parquet, places), folders), None)
+
+    def absent(self, data_root: Path) -> DataError:
+        name = self.source
+        put = f"{name}/train-*.parquet and test-*.parquet, {name}/train/CLASS/*.png and test/, or {name}/{OFFICIAL[name]},"
+        return missing(name, data_root, put, " dataset=digits needs no download.")
+
     def read(self, data_root: Path) -> Splits[Images]:
-        name, hub = f"cifar{self.classes}", f"uoft-cs/cifar{self.classes}"
-        folder, places = data_root / name, (data_root / name, data_root / hub)
-        for place in (*places, data_root):
-            if (place / OFFICIAL[name]).is_dir():
-                return self._checked(self._read_official(place), place)
-        where: Path | str = next(filter(has_parquet, places), hub)
-        if where == hub and (folder / "train").is_dir():
-            where, found = folder, read_folders(folder, 0.2)
-        else:
-            put = f"{name}/train-*.parquet and test-*.parquet, {name}/train/CLASS/*.png and test/, or {name}/{OFFICIAL[name]},"
-            remedy = missing(name, data_root, put, " dataset=digits needs no download.")
-            logger.info("reading the images of %s from the cache of datasets or from the hub", where)
-            found = read_hub_images(where, str(remedy), test_split="test")
-        return self._checked(Splits(*found), where)
+        place, hub = self.place(data_root), f"uoft-cs/{self.source}"
+        if place is not None and (place / OFFICIAL[self.source]).is_dir():
+            return self._checked(self._read_official(place), place)
+        if place is not None and not has_parquet(place):
+            return self._checked(Splits(*read_folders(place, 0.2)), place)
+        logger.info("reading the images of %s from the cache of datasets or from the hub", place or hub)
+        found = read_hub_images(place or hub, str(self.absent(data_root)), test_split="test")
+        return self._checked(Splits(*found), place or hub)
 
     def _read_official(self, folder: Path) -> Splits[Images]:
         from torchvision.datasets import CIFAR10, CIFAR100
@@ -277,6 +306,11 @@ class Digits(ImageDatasetOptions):
     mean: list[float] = setting([0.3060], "mean of each channel, pixels in [0, 1]")
     std: list[float] = setting([0.3763], "standard deviation of each channel", minimum=1e-6)
     crop_padding: int = 1
+
+    def place(self, data_root: Path) -> Path | None:
+        import sklearn
+
+        return Path(sklearn.__file__).parent
 
     def full_info(self, data_root: Path) -> DatasetInfo:
         return DatasetInfo(ImageShape(1, 8, 10), 1438, 359)

@@ -159,13 +159,18 @@ class MovieLens(InteractionOptions):
         users, items, ratings, *_ = RELEASES[self.name]
         return DatasetInfo(InteractionShape(users, items), ratings - users, users)
 
+    def place(self, data_root: Path) -> Path | None:
+        return next(filter(Path.is_file, (data_root / place for place in RELEASES[self.name].places)), None)
+
+    def absent(self, data_root: Path) -> DataError:
+        more = " dataset=movielens_100k is a small proxy of movielens_20m."
+        return missing(self.name, data_root, RELEASES[self.name].places[0], more)
+
     def read(self, data_root: Path) -> Interactions:
-        release = RELEASES[self.name]
-        file = next(filter(Path.is_file, (data_root / place for place in release.places)), None)
+        release, file = RELEASES[self.name], self.place(data_root)
         if file is None:
             archive, _, name = release.places[0].partition("/")
-            more = " dataset=movielens_100k is a small proxy of movielens_20m."
-            absent = missing(self.name, data_root, release.places[0], more)
+            absent = self.absent(data_root)
             file = download(f"{SOURCE}/{archive}.zip", data_root / archive, archive, absent, release.md5) / name
         interactions = read_ratings(file)
         found = *interactions.shape, len(interactions.users)
@@ -179,6 +184,13 @@ class Ratings(InteractionOptions):
 
     name: str = "ratings"
     path: str = setting(MISSING, "file, absolute or below data_root; may be compressed (.gz)")
+
+    def place(self, data_root: Path) -> Path | None:
+        file = self.located(data_root, self.path)
+        return file if file.is_file() else None
+
+    def absent(self, data_root: Path) -> DataError:
+        return missing(self.name, self.located(data_root, self.path), f"a file with the columns {', '.join(COLUMNS)}")
 
     def full_info(self, data_root: Path) -> DatasetInfo:
         found = self.read(data_root)

@@ -240,13 +240,24 @@ class Xnli(SentencePairOptions):
     tokenizer: Optional[str] = "bert-base-multilingual-cased"
     vocabulary: int = 119_547
 
+    def place(self, data_root: Path) -> Path | None:
+        places = [self._folder(data_root, language) for language in (self.train_language, self.language)]
+        return places[0] if all(places) else None
+
+    def absent(self, data_root: Path) -> DataError:
+        language = self.language if self._folder(data_root, self.train_language) else self.train_language
+        put = "the parquet files of this language of the hub's facebook/xnli"
+        return missing(f"xnli in {language}", data_root / "xnli" / language, put, " dataset=sick is a small proxy.")
+
     def table(self, data_root: Path, split: str) -> tuple[Any, object]:
         language = self.train_language if split == "train" else self.language
-        folders = [data_root / name / language for name in ("xnli", HUB, "nli/xnli")]
-        folder = next((folder for folder in folders if has_parquet(folder)), None)
-        put = "the parquet files of this language of the hub's facebook/xnli"
-        remedy = str(missing(f"xnli in {language}", folders[0], put, " dataset=sick is a small proxy."))
+        folder, remedy = self._folder(data_root, language), str(self.absent(data_root))
         return load_hub(folder or HUB, remedy, [split], None if folder else language)[split], folder or HUB
+
+    @staticmethod
+    def _folder(data_root: Path, language: str) -> Path | None:
+        folders = (data_root / name / language for name in ("xnli", HUB, "nli/xnli"))
+        return next(filter(has_parquet, folders), None)
 
 
 @dataclass
@@ -259,13 +270,19 @@ class SentencePairFolder(SentencePairOptions):
     name: str = "sentence_pairs"
     path: str = setting(MISSING, "the folder with the parquet files, absolute or below data_root")
 
-    def table(self, data_root: Path, split: str) -> tuple[Any, object]:
+    def place(self, data_root: Path) -> Path | None:
         folder = self.located(data_root, self.path)
+        return folder if has_parquet(folder) else None
+
+    def absent(self, data_root: Path) -> DataError:
         put = "train-*.parquet, validation-*.parquet and test-*.parquet (columns premise, hypothesis, label)"
-        error = missing(self.name, folder, put, f" Or set dataset.path.{self.more}")
-        if not has_parquet(folder):
-            raise error
-        return load_hub(folder, str(error), SPLITS)[split], folder
+        return missing(self.name, self.located(data_root, self.path), put, f" Or set dataset.path.{self.more}")
+
+    def table(self, data_root: Path, split: str) -> tuple[Any, object]:
+        folder, absent = self.place(data_root), self.absent(data_root)
+        if folder is None:
+            raise absent
+        return load_hub(folder, str(absent), SPLITS)[split], folder
 
 
 @dataclass

@@ -14,6 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,17 @@ from bitcycle.dataset.base import logger
 from bitcycle.errors import DataError
 
 TIMEOUT_SECONDS = 20
+_downloads = ContextVar("downloads", default=True)
+
+
+@contextmanager
+def without_downloads() -> Iterator[None]:
+    """Context in which data that would be downloaded are missing: DataError instead."""
+    token = _downloads.set(False)
+    try:
+        yield
+    finally:
+        _downloads.reset(token)
 
 
 def fetch(url: str, path: Path, remedy: str, md5: str | None = None) -> Path:
@@ -58,6 +70,8 @@ def fetch(url: str, path: Path, remedy: str, md5: str | None = None) -> Path:
 def _download(url: str, part: Path) -> None:
     from rich.progress import wrap_file
 
+    if not _downloads.get():
+        raise OSError("downloads are switched off")
     begun = part.stat().st_size if part.is_file() else 0
     try:
         asked = Request(url, headers={"Range": f"bytes={begun}-"} if begun else {})
@@ -133,11 +147,14 @@ def load_hub(
 
 @contextmanager
 def _offline_without_network(datasets: Any) -> Iterator[None]:
-    """Context that uses only the library's cache if the hub's host is unknown, which saves half a minute."""
+    """Context that uses only the library's cache if downloads are switched off, or if the hub's host is unknown, which saves half
+    a minute."""
     from huggingface_hub import constants
 
     before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
     try:
+        if not _downloads.get():
+            raise OSError("downloads are switched off")
         if not getproxies():
             socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
     except OSError:

@@ -27,6 +27,7 @@ from bitcycle.settings import setting
 from bitcycle.shapes import SpeechShape
 
 MANIFEST = "a CSV file with the header audio,transcript, or lines of JSON with these keys"
+OWN_LISTS = "set dataset.train_manifest, validation_manifest and test_manifest to your lists"
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 SPEAKERS = 6
 TRAIN, TEST, VALIDATION = range(10, 45), range(5), range(5, 10)
@@ -132,9 +133,20 @@ class SpeechManifest(SpeechDatasetOptions):
         train, test, _ = self.read(data_root)
         return DatasetInfo(self.shape(each.transcript for each in train), len(train), len(test))
 
-    def read(self, data_root: Path) -> Splits[list[Recording]]:
+    def _files(self, data_root: Path) -> list[Path]:
         manifests = (self.train_manifest, self.test_manifest, self.validation_manifest)
-        return Splits(*(read_manifest(self.located(data_root, manifest)) for manifest in manifests))
+        return [self.located(data_root, manifest) for manifest in manifests]
+
+    def place(self, data_root: Path) -> Path | None:
+        files = self._files(data_root)
+        return files[0] if all(map(Path.is_file, files)) else None
+
+    def absent(self, data_root: Path) -> DataError:
+        lacking = next(file for file in self._files(data_root) if not file.is_file())
+        return missing(self.name, lacking, MANIFEST, f" Or {OWN_LISTS}.")
+
+    def read(self, data_root: Path) -> Splits[list[Recording]]:
+        return Splits(*map(read_manifest, self._files(data_root)))
 
 
 def read_manifest(file: Path) -> list[Recording]:
@@ -151,8 +163,7 @@ def read_manifest(file: Path) -> list[Recording]:
     try:
         table = read(file, dtype=str, encoding="utf-8-sig")
     except (OSError, ValueError) as error:
-        hint = "set dataset.train_manifest, validation_manifest and test_manifest to your lists"
-        raise DataError(f"cannot read {file}: {error}. It should be {MANIFEST}; {hint}.") from error
+        raise DataError(f"cannot read {file}: {error}. It should be {MANIFEST}; {OWN_LISTS}.") from error
     if table.empty:
         raise DataError(f"{file} lists no recordings; it should be {MANIFEST}")
     recordings = []
@@ -179,8 +190,18 @@ class Fsdd(SpeechDatasetOptions):
         sizes = (len(split) * SPEAKERS * len(WORDS) for split in (TRAIN, TEST))
         return DatasetInfo(self.shape(WORDS), *sizes)
 
+    def place(self, data_root: Path) -> Path | None:
+        folder = data_root / "fsdd"
+        return folder if has_parquet(folder) or (folder / "recordings").is_dir() else None
+
+    def absent(self, data_root: Path) -> DataError:
+        put = "the folder recordings/ of github.com/Jakobovski/free-spoken-digit-dataset, or fsdd.parquet,"
+        return missing(self.name, data_root / "fsdd", put)
+
     def read(self, data_root: Path) -> Splits[list[Recording]]:
         folder = data_root / "fsdd"
+        if self.place(data_root) is None:
+            download(URL, folder / "recordings", f"{ARCHIVE}/recordings", self.absent(data_root))
         found = _parquet_digits(folder) if has_parquet(folder) else _file_digits(folder)
         parts = (TRAIN, TEST, VALIDATION)
         splits = [[found[key] for key in sorted(found) if key[0] in part] for part in parts]
@@ -201,12 +222,9 @@ def _parquet_digits(folder: Path) -> dict[tuple[int, int, str], Recording]:
 
 
 def _file_digits(folder: Path) -> dict[tuple[int, int, str], Recording]:
-    """(index, digit, speaker) -> recording, from the project's folder, which is downloaded if missing."""
-    recordings, put = folder / "recordings", "the folder recordings/ of github.com/Jakobovski/free-spoken-digit-dataset"
-    if not recordings.is_dir():
-        absent = missing("fsdd", folder, f"{put}, or fsdd.parquet,")
-        download(URL, recordings, f"{ARCHIVE}/recordings", absent)
-    names = ((path, re.fullmatch(r"(\d)_([a-z]+)_(\d+)\.wav", path.name)) for path in recordings.iterdir())
+    """(index, digit, speaker) -> recording, from the project's folder."""
+    paths = (folder / "recordings").iterdir()
+    names = ((path, re.fullmatch(r"(\d)_([a-z]+)_(\d+)\.wav", path.name)) for path in paths)
     return {
         (int(name[3]), int(name[1]), name[2]): file_recording(path, WORDS[int(name[1])]) for path, name in names if name
     }

@@ -176,6 +176,23 @@ class TextDatasetOptions(DatasetOptions):
             raise SettingError("vocabulary", self.vocabulary, problem, remedy)
         return DatasetInfo(TokenShape(self.vocabulary or size.vocabulary), size.train, size.test)
 
+    def files(self, data_root: Path) -> list[Path]:
+        """The plain text files of the splits; empty if there are none."""
+        raise NotImplementedError
+
+    def place(self, data_root: Path) -> Path | None:
+        found = self.files(data_root)
+        return found[0].parent if found else None
+
+    def read(self, data_root: Path) -> Lines:
+        return [*map(lines_of, self._required(data_root))]
+
+    def _required(self, data_root: Path) -> list[Path]:
+        found = self.files(data_root)
+        if not found:
+            raise self.absent(data_root)
+        return found
+
     def load(self, data_root: Path, seed: int) -> Text:
         """The tokens to use; `vocabulary` counts the whole training file, whatever part of it `train_samples` leaves."""
         by_frequency = self.order == "frequency" or self.vocabulary is not None
@@ -213,12 +230,12 @@ class PennTreebank(TextDatasetOptions):
 
     name: str = "ptb"
 
-    def read(self, data_root: Path) -> Lines:
-        folders = [data_root / name for name in ("ptb", "penn", "penn-treebank", "ptb/data")]
-        if found := find_text(folders):
-            return [*map(lines_of, found)]
+    def files(self, data_root: Path) -> list[Path]:
+        return find_text([data_root / name for name in ("ptb", "penn", "penn-treebank", "ptb/data")])
+
+    def absent(self, data_root: Path) -> DataError:
         put = "ptb.train.txt, ptb.valid.txt and ptb.test.txt (Mikolov's preparation; licensed, so not downloaded)"
-        raise missing(self.name, folders[0], put, " dataset=wikitext2_small is a small free text.")
+        return missing(self.name, data_root / "ptb", put, " dataset=wikitext2_small is a small free text.")
 
 
 @dataclass
@@ -227,17 +244,31 @@ class WikiText(TextDatasetOptions):
 
     name: str = "wikitext2"
 
+    @property
+    def subset(self) -> str:
+        """Its name on the hub."""
+        return f"wikitext-{self.name.removeprefix('wikitext')}-v1"
+
+    def files(self, data_root: Path) -> list[Path]:
+        return find_text(self._folders(data_root))
+
+    def place(self, data_root: Path) -> Path | None:
+        parquet = (*self._folders(data_root), data_root / HUB / self.subset)
+        return super().place(data_root) or next(filter(has_parquet, parquet), None)
+
+    def absent(self, data_root: Path) -> DataError:
+        put = f"wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens, or the parquet files of the hub's {HUB} {self.subset},"
+        return missing(self.name, self._folders(data_root)[0], put)
+
     def read(self, data_root: Path) -> Lines:
-        subset = f"wikitext-{self.name.removeprefix('wikitext')}-v1"
-        folders = [data_root / name for name in (self.name, subset.removesuffix("-v1"), subset)]
-        if found := find_text(folders):
-            return [*map(lines_of, found)]
-        folder = next((folder for folder in (*folders, data_root / HUB / subset) if has_parquet(folder)), None)
-        put = f"wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens, or the parquet files of the hub's {HUB} {subset},"
-        remedy = str(missing(self.name, folders[0], put))
-        names = ("train", "validation", "test")
-        splits = load_hub(folder or HUB, remedy, names, None if folder else subset)
+        if self.files(data_root):
+            return super().read(data_root)
+        folder, names = self.place(data_root), ("train", "validation", "test")
+        splits = load_hub(folder or HUB, str(self.absent(data_root)), names, None if folder else self.subset)
         return [columns(splits[name], ["text"], folder or HUB)[0] for name in names]
+
+    def _folders(self, data_root: Path) -> list[Path]:
+        return [data_root / name for name in (self.name, self.subset.removesuffix("-v1"), self.subset)]
 
 
 @dataclass
@@ -246,16 +277,22 @@ class WikiTextSmall(TextDatasetOptions):
 
     name: str = "wikitext2_small"
 
-    def read(self, data_root: Path) -> Lines:
-        folders = [data_root / name for name in (self.name, "wikitext2-small")]
-        if found := find_text(folders):
-            return [*map(lines_of, found)]
+    def files(self, data_root: Path) -> list[Path]:
+        """Three files, or two of WikiText-2: its validation and test files."""
         official = [data_root / name for name in ("wikitext2", "wikitext-2", "wikitext-2-v1")]
-        if found := find_text(official, ("valid", "test")):
-            rest = list(lines_of(found[1]))
-            return [lines_of(found[0]), rest[:SMALL_VALIDATION_LINES], rest[SMALL_VALIDATION_LINES:]]
-        put = f"train.txt, valid.txt and test.txt, or WikiText-2's wiki.valid.tokens and wiki.test.tokens into {official[0]},"
-        raise missing(self.name, folders[0], put)
+        own = find_text([data_root / name for name in (self.name, "wikitext2-small")])
+        return own or find_text(official, ("valid", "test"))
+
+    def absent(self, data_root: Path) -> DataError:
+        official = "WikiText-2's wiki.valid.tokens and wiki.test.tokens"
+        put = f"train.txt, valid.txt and test.txt, or {official} into {data_root / 'wikitext2'},"
+        return missing(self.name, data_root / self.name, put)
+
+    def read(self, data_root: Path) -> Lines:
+        if len(found := self.files(data_root)) != 2:
+            return super().read(data_root)
+        rest = list(lines_of(found[1]))
+        return [lines_of(found[0]), rest[:SMALL_VALIDATION_LINES], rest[SMALL_VALIDATION_LINES:]]
 
 
 OWN_TEXT = "Save it as text in UTF-8"
@@ -274,18 +311,19 @@ class OwnText(TextDatasetOptions):
     )
 
     def size(self, data_root: Path) -> TextSize:
-        return _size(tuple((path, path.stat().st_mtime_ns) for path in self._files(data_root)), self.unit)
+        return _size(tuple((path, path.stat().st_mtime_ns) for path in self._required(data_root)), self.unit)
 
     def read(self, data_root: Path) -> Lines:
-        return [lines_of(path, OWN_TEXT) for path in self._files(data_root)]
+        return [lines_of(path, OWN_TEXT) for path in self._required(data_root)]
 
-    def _files(self, data_root: Path) -> list[Path]:
+    def files(self, data_root: Path) -> list[Path]:
+        return find_text([self.located(data_root, self.path)])
+
+    def absent(self, data_root: Path) -> DataError:
         folder = self.located(data_root, self.path)
-        if found := find_text([folder]):
-            return found
         problem = "has no train.txt, valid.txt and test.txt" if folder.is_dir() else "is not a folder"
         remedy = "Give an absolute path or one below data_root, with one paragraph per line and spaces between words."
-        raise DataError(f"dataset.path={self.path}: {folder} {problem}. {remedy}")
+        return DataError(f"dataset.path={self.path}: {folder} {problem}. {remedy}")
 
 
 @functools.lru_cache(maxsize=1)

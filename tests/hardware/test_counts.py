@@ -22,6 +22,7 @@ from bitcycle.hardware import (
     trace,
 )
 from bitcycle.layer import quantize_model
+from bitcycle.quantizer import Mx
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 from tests.hardware_models_cases import three_layers
@@ -72,10 +73,39 @@ def test_counts_of_single_operations_on_the_array_by_hand(network):
     assert found == [3 * low + high for low, high in zip(mixed, at_8)]
 
 
+def test_a_backward_pass_at_the_bits_of_gradients_has_their_operands_throughout():
+    """Weights of 8 and activations of 6 bits, and 4 of both in the backward pass, each with a quarter of a bit of scale."""
+    model = quantize_model(
+        nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 32)), Mx(backward_bits="gradient"), float_layers=[]
+    )
+    network, histogram = trace(model, torch.zeros(1, 64)), {Precision(8, 6, 4): 3}
+    forward, *backward = dataclasses.astuple(BitOps().cost(network, histogram, P8).layers[1])[1:]
+    assert forward == 3 * 2048 * 8.25 * 6.25
+    assert backward == 2 * [3 * 2048 * 4.25**2]
+    assert BitOps().cost(network, histogram, P8).layers[0].error == 0
+    latencies = dataclasses.astuple(Zc706().cost(network, histogram, P8).latency_layers[1])[1:]
+    assert latencies == pytest.approx([3 * 2048 * bits / 16 / (128 * 2e8) for bits in (8 + 6, 4 + 4, 4 + 4)])
+    low, mixed = (
+        BitFusion(**FAST).cost(network, {bits: 3}, P8).latency_layers[1]
+        for bits in (Precision(4, 4, 4), Precision(8, 6, 4))
+    )
+    assert (mixed.error, mixed.weight_gradient) == (low.error, low.weight_gradient)
+    assert mixed.forward > low.forward
+
+
+def test_elements_of_norms_cost_the_products_of_their_roles():
+    network = Workload(
+        (), batch_norm_elements=10, layer_norm_elements=7, relu_elements=5, pooled_inputs=3, pooled_outputs=1
+    )
+    for count, elements in (("weights_and_norm", 4 * 7), ("with_bn", 2 * 10 + 3 + 1), ("with_bn_relu", 2 * 10 + 3 + 5)):
+        (layer,) = BitOps(count=count).cost(network, {Precision(4, 2, 6): 3}, P8).layers
+        assert dataclasses.astuple(layer) == ("(elementwise)", *(3 * elements * bits for bits in (4 * 2, 2 * 6, 2 * 6)))
+
+
 def test_counts_of_a_module_hold_for_all_within_and_the_longest_name_wins():
-    block = nn.Sequential(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1))
+    block = nn.Sequential(nn.Conv2d(4, 4, 1), nn.Sequential(nn.Conv2d(4, 4, 1)))
     network = trace(quantize_model(nn.Sequential(nn.Conv2d(3, 4, 1), block), float_layers=[]), torch.zeros(1, 3, 2, 2))
-    assert [operation.name for operation in network.operations] == ["0", "1.0", "1.1"]
+    assert [operation.name for operation in network.operations] == ["0", "1.0", "1.1.0"]
     low = Precision(2, 2, 6)
     cost = BitOps().cost(network, {P8: 4}, P8, {"1": {P4: 4}, "1.1": {low: 2}})
     assert [layer.forward for layer in cost.layers] == [48 * 4 * 64, 64 * 4 * 16, 64 * 2 * 4]
@@ -90,6 +120,8 @@ def test_the_meter_costs_what_was_counted_to_the_last_digit(network, name):
         meter.add(P8 if step < 35 else P4, 2, operation="2")
     assert meter.cost() == hardware.cost(network, {P8: 40, P4: 80}, P8, {"2": gate})
     restored = CostMeter(network, hardware, P8)
+    restored.add(P4, 7)  # which the state replaces
+    restored.add(P4, 7, operation="0")
     restored.load_state_dict(meter.state_dict())
     assert restored.cost() == meter.cost()
     assert meter.state_dict() == {"8,8,8": 40, "4,4,8": 80, "2:8,8,8": 70, "2:4,4,8": 50}

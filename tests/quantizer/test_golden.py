@@ -95,6 +95,10 @@ def test_dorefa_weights(case):
     assert torch.equal(DOREFA[f"weight__{case}__b32__q"], dorefa.quantize_weight(weight, bits(0)))
 
 
+def test_the_sign_of_a_dorefa_weight_of_zero_is_positive():
+    assert dorefa.quantize_weight(torch.tensor([0.0, -3.0, 1.5]), bits(1)).tolist() == [1.5, -1.5, 1.5]
+
+
 @pytest.mark.parametrize("case", cases(DOREFA, "act__"))
 def test_dorefa_activations(case):
     x = DOREFA[f"act__{case}__x"]

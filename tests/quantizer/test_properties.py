@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from itertools import combinations
 
 import pytest
 import torch
@@ -207,6 +208,17 @@ def test_gradients_of_dorefa_are_unbiased(number):
     mean = averaged(lambda g, key: module.quantize(g, torch.tensor(number), key, zero), gradient)
     step = 2 * gradient.abs().amax(1, keepdim=True) / (2**number - 1)
     assert ((mean - gradient).abs() <= 0.05 * step).all()  # five deviations of the mean
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name, options in VARIANTS.items() if options.bits("gradient") and options.gradient(False).stochastic],
+)
+def test_noise_of_gradients_depends_on_step_and_layer(name):
+    module, number = VARIANTS[name].gradient(False), torch.tensor(max(offered(VARIANTS[name], "gradient")))
+    keys = torch.tensor([[1, 20], [1, 30], [4, 20]], dtype=torch.int32)  # of step and layer
+    draws = [module.quantize(tensor((4, 32)), number, step, layer) for step, layer in keys]
+    assert not any(torch.equal(one, other) for one, other in combinations(draws, 2))
 
 
 def test_weight_gradients_of_wageubn_are_unbiased_and_lose_their_scale():

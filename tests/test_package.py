@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,10 +18,10 @@ from pathlib import Path
 import pytest
 
 import bitcycle
-from bitcycle import cli, files
+from bitcycle import cli, files, optional_imports
 from bitcycle.cli import SUB_COMMANDS
 from bitcycle.errors import RunError
-from bitcycle.optional_imports import require
+from bitcycle.optional_imports import explain_missing, require
 from bitcycle.sweep.local import train_command
 from bitcycle.training.run_folder import RunFolder
 from tests.conftest import ROOT
@@ -98,6 +99,131 @@ def test_light_imports(statement):
     assert not loaded & {"torch", "numpy", "hydra", "omegaconf", "rich", "scipy", "pandas"}
     ours = {name.split(".")[1] for name in loaded if name.startswith("bitcycle.")}
     assert ours <= {"schedule", "settings", "presets", "cli", "errors", "files", "signals", "threads"}
+
+
+OPTIONAL = {
+    *(
+        "torchvision",
+        "transformers",
+        "dgl",
+        "ogb",
+        "datasets",
+        "wandb",
+        "pandas",
+        "pyarrow",
+        "scipy",
+        "sklearn",
+        "statsmodels",
+    ),
+    *(
+        "matplotlib",
+        "jinja2",
+        "torchmetrics",
+        "PIL",
+        "lightning",
+        "accelerate",
+        "timm",
+        "onnx",
+        "onnxruntime",
+        "onnxscript",
+    ),
+    *("tokenizers", "soundfile", "tensorboard", "submitit", "optuna", "huggingface_hub", "pycocotools", "sqlalchemy"),
+}
+
+
+def test_the_interface_imports_little_besides_torch():
+    """All of it together stays within 1.15 times the time of `import torch`."""
+    everything = (
+        "import torch; before = set(sys.modules); import bitcycle; [getattr(bitcycle, n) for n in bitcycle.__all__]"
+    )
+    code = f"import sys; {everything}; print(*set(sys.modules) - before)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    roots = {name.split(".")[0].lstrip("_") for name in loaded}
+    assert "bitcycle.layer.conversion" in loaded
+    assert roots - set(sys.stdlib_module_names) <= {"bitcycle", "numpy", "safetensors", "decimal"}
+
+
+def test_few_packages_are_required():
+    required = {re.split(r"[<>=]", line)[0] for line in PROJECT["dependencies"]}
+    assert required == {"torch", "numpy", "hydra-core", "omegaconf", "pyyaml", "rich", "safetensors", "filelock"}
+
+
+WITHOUT_OPTIONAL = f"""
+import sys
+from importlib.machinery import PathFinder
+
+class Installed(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.split(".")[0] in {OPTIONAL} else PathFinder.find_spec(name, path, target)
+
+sys.meta_path[:] = [Installed if finder is PathFinder else finder for finder in sys.meta_path]
+
+import torch
+from torch import nn
+import bitcycle
+from bitcycle import cli
+
+def command(*arguments):
+    sys.argv[:] = ["bitcycle", *arguments]
+    return cli.main()
+
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+model = bitcycle.quantize_model(model, sample=torch.zeros(1, 4))
+control = bitcycle.PrecisionController(model, bitcycle.schedule("CR", q_min=3, q_max=8, cycles=1, total_steps=2))
+for step in range(2):
+    control.step(step)
+    model(torch.randn(4, 4)).sum().backward()
+assert 0 < control.cost().relative_to_static < 1
+bitcycle.conversion_report(model, torch.zeros(1, 4))
+bitcycle.finalize(model.eval(), path="model.safetensors")
+bitcycle.load_finalized(model, "model.safetensors")
+try:
+    bitcycle.export_onnx(model, "model.onnx", torch.zeros(1, 4))
+except RuntimeError as error:
+    print(error, file=sys.stderr)
+
+assert command("schedule=RTH", "model=resnet74", "dry_run=true") == 0
+assert [command("--help", group) for group in ("dataset", "model", "task", "quantizer", "schedule")] == [0] * 5
+assert command("dataset=digits", "model=resnet8", "scale=smoke") == 1
+assert command("advise") == 1
+"""
+
+
+def test_what_needs_no_optional_package_works_without_any(wheel, tmp_path):
+    """And what needs one names it, and the extra that includes it."""
+    environment = {**os.environ, "PYTHONPATH": str(wheel), "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, "-P", "-c", WITHOUT_OPTIONAL]
+    done = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "60.1 %" in done.stdout
+    assert re.search(
+        r"^onnxscript is not installed: pip install .*'onnx>=.*\(the extra export\)$", done.stderr, re.MULTILINE
+    )
+    words = r"^run failed: torchmetrics is not installed: pip install 'torchvision>=.*\(the extra images\)$"
+    assert re.search(words, done.stderr, re.MULTILINE)
+    assert re.search(
+        r"^run failed: pandas is not installed: pip install 'pandas>=.*extras .*reproduction", done.stderr, re.M
+    )
+
+
+def test_every_optional_module_belongs_to_an_extra(monkeypatch):
+    extras = {name: lines for name, lines in PROJECT["optional-dependencies"].items() if name not in ("all", "dev")}
+    declared = [f"{line.split(';')[0]}; extra == '{name}'" for name, lines in extras.items() for line in lines]
+    monkeypatch.setattr(optional_imports, "requires", lambda _: declared)
+    for module in (
+        "torchvision",
+        "PIL.Image",
+        "sklearn",
+        "datasets",
+        "pandas",
+        "pyarrow.parquet",
+        "scipy",
+        "torchmetrics",
+    ):
+        sentence = explain_missing(ModuleNotFoundError("", name=module))
+        assert sentence is not None and "the extra" in sentence, module
+    assert explain_missing(ModuleNotFoundError("", name="no_such_module")) is None
 
 
 def test_every_public_name_is_there():

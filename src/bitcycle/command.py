@@ -18,6 +18,7 @@ from bitcycle.configuration import GROUPS, RunConfig, read_config
 from bitcycle.errors import EXIT_DONE
 from bitcycle.guard import SWEEPS, JobFailed, guarded
 from bitcycle.help import help_text
+from bitcycle.optional_imports import explain_missing
 from bitcycle.presets import add_sources
 from bitcycle.settings import SettingError
 from bitcycle.sweep.execution import SweepEnded, worst
@@ -97,8 +98,11 @@ def run(config: DictConfig, found: list[float]) -> int:
             summary, is_first = execute(plan), distributed.rank() == 0
         if is_first:
             print_report(summary_report(summary, plan.schedule.reference))
-            for picture in pictures(plan, summary):
-                print(f"picture: {picture}")
+            try:
+                for picture in pictures(plan, summary):
+                    print(f"picture: {picture}")
+            except ModuleNotFoundError as error:  # what was trained is kept
+                logger.warning("no picture: %s", explain_missing(error) or error)
             print(f"run folder: {plan.folder.path}")
         found += [objective(summary, name) for name in run_config.logging.objective]
     return EXIT_DONE

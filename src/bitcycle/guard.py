@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bitcycle.configuration import GROUPS, fields_below, nearest_key
 from bitcycle.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, DataError, RunError
+from bitcycle.optional_imports import explain_missing
 from bitcycle.settings import SettingError, nearest
 from bitcycle.signals import Interrupted
 
@@ -113,6 +114,8 @@ def guarded(action: Callable[[], object]) -> int:
     except KeyboardInterrupt:
         return _complain("interrupted", "what was saved is kept; run the same command again", EXIT_INTERRUPTED)
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and (sentence := explain_missing(error)):
+            return _complain(RunError.kind, sentence, RunError.exit_code)
         if isinstance(error, ValueError) and "Config group override" in str(error):  # a check of Hydra
             words = "a group is set to null; choose one of its options"
             return _complain(SettingError.kind, words, SettingError.exit_code)

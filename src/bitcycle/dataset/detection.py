@@ -30,7 +30,6 @@ from xml.etree import ElementTree
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -211,6 +210,8 @@ class DetectionBatches:
 
 def _scaled(images: Sequence[AnnotatedImage], sizes: Sequence[tuple[int, int]], index: int) -> Tensor:
     """A scaled image as uint8 [H, W, 3]."""
+    from PIL import Image
+
     record, (height, width) = images[index], sizes[index]
     picture = open_image(record.image).convert("RGB")
     if picture.size != (record.width, record.height):

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from pyarrow import types
 from torch import Tensor
 
 from bitcycle.dataset.image_dataset import draw_of_classes
@@ -90,6 +89,8 @@ def read_table(split: Any, origin: str, label_column: str | None = None) -> Enco
 
     Without `label_column`, labels are label, labels, fine_label or the only integer column. Raises DataError for others.
     """
+    from pyarrow import types
+
     table = split.data.table
     structs = (field for field in table.schema if types.is_struct(field.type))
     image_column = next((field.name for field in structs if "bytes" in {child.name for child in field.type}), None)
@@ -105,6 +106,8 @@ def read_table(split: Any, origin: str, label_column: str | None = None) -> Enco
 
 def _label_column(schema: Any, wanted: str | None, origin: str) -> str:
     """Name of the column of labels: the wanted one, one with a common name, or the only integer column."""
+    from pyarrow import types
+
     integers = [field.name for field in schema if types.is_integer(field.type)]
     usual = [name for name in ([wanted] if wanted else ["label", "labels", "fine_label"]) if name in integers]
     found: list[str] = usual or ([] if wanted else integers)

@@ -13,12 +13,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.pool import ThreadPool
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import PIL
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -30,6 +28,9 @@ from bitcycle.errors import DataError
 from bitcycle.randomness import derive
 from bitcycle.settings import SettingError, setting
 from bitcycle.threads import allowed_cores
+
+if TYPE_CHECKING:  # Pillow belongs to the extra `images`
+    from PIL import Image
 
 CHUNK = 500
 """Images per task of a decoding thread; for single images the overhead would exceed the decoding time."""
@@ -138,6 +139,8 @@ class EncodedImages(Images):
 
     def decoded(self) -> Images:
         """The decoded images; if decoding takes seconds, they are cached for other runs on this machine."""
+        import PIL
+
         if self.workers is not None:
             return self
         if len(self) < WORTH_KEEPING or len(self) * self.framing.size**2 * self.channels > MOST_BYTES:
@@ -214,6 +217,8 @@ def _leave_process_group(worker: int) -> None:
 
 def open_image(image: EncodedImage) -> Image.Image:
     """Decode an image. Raises DataError naming the image, if it cannot be read."""
+    from PIL import Image, UnidentifiedImageError
+
     try:
         picture = Image.open(io.BytesIO(image.read()))
         picture.load()
@@ -229,6 +234,8 @@ def decode(
     image: EncodedImage, channels: int, framing: Framing, generator: random.Random | None = None
 ) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """An image as uint8 [size, size, channels]: a random crop with a generator, a centre crop without."""
+    from PIL import Image, ImageOps
+
     picture = _as_bytes(open_image(image), channels, image.origin)
     size = (framing.size, framing.size)
     if generator and (box := random_box(*picture.size, generator)):
@@ -241,6 +248,8 @@ def decode(
 
 def _as_bytes(picture: Image.Image, channels: int, origin: str) -> Image.Image:
     """Convert a picture to 1 or 3 channels of 8 bits."""
+    from PIL import Image
+
     is_grey = picture.mode in GREY_MODES
     if picture.mode.startswith("I"):  # 16 bits, which Pillow would clip at 255
         values = np.asarray(picture).astype(np.int64)

@@ -22,7 +22,6 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, getproxies, urlopen
 
-import pyarrow.parquet as parquet
 from filelock import FileLock
 
 from bitcycle.cache import cache_folder
@@ -49,8 +48,6 @@ def fetch(url: str, path: Path, remedy: str, md5: str | None = None) -> Path:
     An interrupted download is kept in PATH.part, where the next call continues. If several processes call this, one downloads
     and the others wait. Raises DataError if the download fails or does not have the checksum `md5`; contains `remedy`.
     """
-    from torchvision.datasets.utils import calculate_md5
-
     part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,13 +55,18 @@ def fetch(url: str, path: Path, remedy: str, md5: str | None = None) -> Path:
             if not path.is_file():
                 logger.info("%s is missing; downloading it from %s", path, url)
                 _download(url, part)
-                if md5 is not None and (found := calculate_md5(part)) != md5:
+                if md5 is not None and (found := _md5(part)) != md5:
                     part.unlink()
                     raise OSError(f"its MD5 checksum is {found} instead of {md5}")
                 part.replace(path)
     except (HTTPException, OSError) as error:
         raise DataError(f"{path} is missing and cannot be downloaded from {url} ({error}). {remedy}") from error
     return path
+
+
+def _md5(path: Path) -> str:
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "md5").hexdigest()
 
 
 def _download(url: str, part: Path) -> None:
@@ -167,6 +169,8 @@ def _offline_without_network(datasets: Any) -> Iterator[None]:
 
 def _check_class_names(folder: Path, datasets: Any) -> None:
     """Reject files with different class numbers, as `datasets` applies those of the first file to all."""
+    import pyarrow.parquet as parquet
+
     names: dict[str, list[str]] = {}
     for file in sorted(folder.rglob("*.parquet")):
         for column, feature in datasets.Features.from_arrow_schema(parquet.read_schema(file)).items():

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from bitcycle.layer.memory_format import channels_last
@@ -109,6 +108,8 @@ def find_sharpness(
     >>> found.loss, found.largest, found.sharpness  # the box is 1 - 1 .. 1 + 1
     (1.0, 4.0, 150.0)
     """
+    from scipy.optimize import minimize
+
     inner = weights if matrix is None else torch.linalg.lstsq(matrix, weights.unsqueeze(1)).solution.squeeze(1)
     radius = epsilon * (inner.abs() + 1)
     values: list[float] = []

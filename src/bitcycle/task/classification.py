@@ -8,6 +8,7 @@ from torch import nn
 
 from bitcycle.dataset import DatasetInfo
 from bitcycle.dataset.image_dataset import Batch, ImageBatches, ImageDatasetOptions
+from bitcycle.optional_imports import require
 from bitcycle.settings import setting
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, accuracies_and_loss, evaluation_splits
 
@@ -28,6 +29,7 @@ class ClassificationOptions(TaskOptions):
         return Sample((torch.zeros(1, channels, size, size, device="meta"),), samples=1)
 
     def build(self, setup: TaskSetup) -> "Classification":
+        require("torchmetrics", "images")  # fail before training instead of at the first evaluation
         return Classification(self, setup)
 
 

@@ -11,6 +11,7 @@ from bitcycle import distributed
 from bitcycle.dataset import DatasetInfo
 from bitcycle.dataset.sentence_pairs import SentencePairOptions, TokenPairs
 from bitcycle.device import to_device
+from bitcycle.optional_imports import require
 from bitcycle.settings import SettingError, setting
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup, accuracies_and_loss, check_shares
 
@@ -38,6 +39,7 @@ class EntailmentOptions(TaskOptions):
         return Sample((tokens, tokens, torch.ones_like(tokens, dtype=torch.bool)), samples=1)
 
     def build(self, setup: TaskSetup) -> "Entailment":
+        require("torchmetrics", "entailment")  # fail before training instead of at the first evaluation
         return Entailment(self, setup)
 
 

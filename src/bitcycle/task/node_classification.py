@@ -24,6 +24,7 @@ from bitcycle.dataset.graph import GraphDatasetOptions
 from bitcycle.dataset.neighbours import SAMPLERS
 from bitcycle.device import to_device
 from bitcycle.layer.sparse import Edges
+from bitcycle.optional_imports import require
 from bitcycle.settings import setting
 from bitcycle.shapes import GraphShape
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
@@ -71,6 +72,7 @@ class NodeClassificationOptions(TaskOptions):
         return Sample((torch.zeros(nodes, shape.features, device="meta"), tuple(reversed(layers))), seeds)
 
     def build(self, setup: TaskSetup) -> "NodeClassification":
+        require("torchmetrics", "graph")  # fail before training instead of at the first evaluation
         return NodeClassification(self, setup)
 
 

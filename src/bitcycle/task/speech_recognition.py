@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from bitcycle.dataset import DatasetInfo
 from bitcycle.dataset.speech import SpeechDatasetOptions
 from bitcycle.dataset.utterances import SpeechBatch, UtteranceBatches, Utterances
+from bitcycle.optional_imports import require
 from bitcycle.settings import setting
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
 from bitcycle.task.ctc import PrefixSearch, WordTrigram, ctc_loss, edit_distances, greedy
@@ -55,6 +56,7 @@ class SpeechRecognitionOptions(TaskOptions):
         return Sample((torch.zeros(1, info.shape.frames, info.shape.features, device="meta"),), samples=1)
 
     def build(self, setup: TaskSetup) -> "SpeechRecognition":
+        require("torchmetrics", "speech")  # fail before training instead of at the first evaluation
         return SpeechRecognition(self, setup)
 
 

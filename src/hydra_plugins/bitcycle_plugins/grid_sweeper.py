@@ -1,6 +1,7 @@
 """Hydra sweeper: expands a list of grids instead of a single product, and launches only the missing runs."""
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -21,6 +22,7 @@ from bitcycle.sweep.grid import expand
 
 if TYPE_CHECKING:
     from bitcycle.sweep.registry import SweepRun
+    from bitcycle.training.run_folder import RunFolder
 
 GROUP = "sweeps"
 """Config group of the sweep files; its choice is not a setting of a run."""
@@ -88,9 +90,7 @@ class GridSweeper(Sweeper):
         if dry_run == "false":
             if missing:
                 codes += self._launch(missing, names, fixed)
-            from bitcycle.figure.table import show_sweep
-
-            show_sweep("".join(names[:1]), [run.folder for run in located])
+            _show("".join(names[:1]), [run.folder for run in located])
         raise SweepEnded(worst(codes))
 
     def _launch(self, runs: "Sequence[SweepRun]", names: Sequence[str], fixed: Mapping[str, str]) -> list[int]:
@@ -101,6 +101,18 @@ class GridSweeper(Sweeper):
         if isinstance(self.runner, RunLauncher):
             return self.runner.launch_into(arguments, [run.folder.path for run in runs])
         return [_exit_code(job) for job in self.runner.launch(arguments, initial_job_idx=0)]
+
+
+def _show(name: str, folders: "Sequence[RunFolder]") -> None:
+    """The table of a sweep's results, or what to install for it."""
+    from bitcycle.optional_imports import explain_missing
+
+    try:
+        from bitcycle.figure.table import show_sweep
+    except ModuleNotFoundError as error:
+        print(f"no table of the results: {explain_missing(error) or error}", file=sys.stderr)
+    else:
+        show_sweep(name, folders)
 
 
 def _exit_code(job: JobReturn) -> int:

@@ -17,6 +17,7 @@ from bitcycle.analysis.claims import PREDICATES, Claim, read_claims, rule_of
 from bitcycle.analysis.contrast import FACTS, Pool
 from bitcycle.analysis.items import PAPERS, read_items
 from bitcycle.analysis.metrics import METRICS
+from bitcycle.analysis.predicates import _decide, _joined
 from bitcycle.analysis.verdict import (
     COMPUTED,
     CONTRADICTED,
@@ -122,6 +123,24 @@ def test_trends_and_spreads():
     )
     spread = Claim("x/y-c2", "narrow", predicate="smaller_spread", a={"schedule": "static"}, b={"schedule": "CR"})
     assert verdict(spread, *wide, *narrow).verdict == SUPPORTED
+
+
+def test_spreads_are_compared_by_an_f_test_of_pooled_variances():
+    """For 2 and m degrees of freedom the distribution function of F is 1 - (1 + 2 x / m)^(-m / 2)."""
+    ours, theirs = [[1.0, 2.0, 3.0]], [[0.0, 2.0, 4.0], [5.0, 9.0, 7.0]]  # variances 1 and 4, the latter of 4 degrees
+    ratio, _, df, p = rule.spread_test(ours, theirs)
+    below = 1 - (1 + 2 * 0.25 / 4) ** -2
+    assert (ratio, df) == (pytest.approx(0.5), 2)
+    assert p == pytest.approx((2 * below, 1.0))
+
+
+def test_of_several_tests_the_one_that_supports_least_is_shown():
+    """Of tests with the same p-value, the one with the smallest difference."""
+    for predicate, sign in (("higher", 1), ("lower", -1)):
+        claim, estimates = replace(HIGHER, predicate=predicate), [rule.Estimate(sign * n, 0.0, 4, 5) for n in (3, 1, 2)]
+        tests = [_decide(claim, estimate, None, []) for estimate in estimates]
+        assert {test.values for test in tests} == {(2 * 0.5**5, 1.0)}
+        assert _joined(claim, tests, []).shown == sign
 
 
 def test_panels_of_one_seed_are_no_further_evidence_of_a_trend():
@@ -280,6 +299,10 @@ def test_the_scope_tells_length_and_baseline():
 def test_how_many_seeds_would_decide():
     assert rule.seeds_needed(1.0, 1.0, tests=1) == 10  # statsmodels' TTestPower: 9.94
     assert rule.seeds_needed(1.0, 1.0, tests=20) > 10
+    wide_enough = (
+        (stats.t.ppf(0.975, 15) + stats.t.ppf(0.9, 15)) * 2.0 / 4
+    )  # both ends of an interval have to be inside
+    assert rule.provable_margin(2.0, 16, 15) == pytest.approx(wide_enough)
     assert rule.seeds_needed(None, 1.0, 1) is None and rule.seeds_needed(1.0, 0.0, 1) is None
     wide = cell(71.0, 78.0, 74.0, schedule="CR"), cell(70.0, 73.0, 76.0, schedule="static")
     found = verdict(replace(HIGHER, value=1.0), *wide)

@@ -45,6 +45,7 @@ def test_rise_is_the_mean_over_a_ring():
     assert rise(made_surface(lambda r: 7 + r)) == pytest.approx(0.5, abs=0.02)
     assert rise(made_surface(lambda r: 3 * r * r)) == pytest.approx(0.75, abs=0.06)
     assert rise(made_surface(lambda r: math.nan if r > 0.5 else 1.0)) == math.inf
+    assert rise(made_surface(lambda r: 3 if 0.45 <= r <= 0.55 else 1.0 if r == 0 else 1000)) == 2, "one grid step wide"
 
 
 def test_rise_around_a_network():

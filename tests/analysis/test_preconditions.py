@@ -93,8 +93,10 @@ def test_unequal_lengths_count_where_trainings_have_converged():
     assert "have not converged" in reason(claim, longer, short)
     for run in (*longer.runs, *short.runs):
         run.row["train_samples"] = "1000"
-        run.settings["training"] = {"batch_size": 32}
+        run.settings["training"] = {"batch_size": 30}  # the shorter ones have 30 epochs, which is enough
     assert verdict(claim, longer, short).verdict == SUPPORTED
+    short.runs[0].settings["training"] = {"batch_size": 29}
+    assert "have not converged" in reason(claim, longer, short)
 
 
 def test_arms_train_on_equally_many_samples_if_those_of_the_paper_do():
@@ -170,14 +172,17 @@ def test_a_phase_that_ends_worse_than_guessing_is_no_test():
     mixed = replace(bad, runs=(bad.runs[0], *good.runs[1:]))
     found = verdict(HIGHER, mixed, static)
     assert found.n == 3 and "1 training that became worse than guessing does not count" in found.reason
+    half = replace(bad, runs=(*bad.runs[:2], *good.runs[2:]))
+    assert "2 of 8 trainings became worse than guessing" in reason(HIGHER, half, static), "half is not most"
 
 
 def test_guessing_a_word_has_the_perplexity_of_the_vocabulary():
     settings = {"dataset": {"name": "ptb", "vocabulary": 2000}}
-    runs = [Run({"metric": "test_perplexity", "final": final, "dataset": "ptb"}, settings) for final in ("1999", "nan")]
+    values = ("1999", "2000", "nan")
+    runs = [Run({"metric": "test_perplexity", "final": final, "dataset": "ptb"}, settings) for final in values]
     for run in runs:
         vars(run)["curve"] = {}
-    assert [bool(diverged(run)) for run in runs] == [False, True]
+    assert [bool(diverged(run)) for run in runs] == [False, False, True]
     vars(runs[0])["curve"] = {"phases": [{"final": 2842.5}]}  # recorded before phases knew the level of guessing
     assert diverged(runs[0]) == "2842 after phase 1, where guessing is 2000"
 

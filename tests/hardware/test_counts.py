@@ -93,6 +93,17 @@ def test_a_backward_pass_at_the_bits_of_gradients_has_their_operands_throughout(
     assert mixed.forward > low.forward
 
 
+def test_the_compute_percentage_is_relative_to_float32_also_where_bits_are_fixed(network):
+    """The classifier is float32 in any case; the other layers have 64 of 1,024 bit operations per product."""
+    cost = BitOps().cost(network, {P8: 1}, P8)
+    quantized, whole = 64 * (2 * CONV + 3 * GROUPED), 1024 * (2 * CONV + 3 * GROUPED + 3 * LINEAR)
+    assert cost.compute_percentage == pytest.approx(100 * (quantized + 1024 * 3 * LINEAR) / whole)
+    fixed = Workload(tuple(dataclasses.replace(operation, fixed_precision=P4) for operation in network.operations))
+    assert BitOps().cost(fixed, {P8: 1}, P8).compute_percentage == pytest.approx(
+        100 * (32 * (2 * CONV + 3 * GROUPED + 3 * LINEAR) - 16 * (CONV + GROUPED + LINEAR)) / whole
+    )
+
+
 def test_elements_of_norms_cost_the_products_of_their_roles():
     network = Workload(
         (), batch_norm_elements=10, layer_norm_elements=7, relu_elements=5, pooled_inputs=3, pooled_outputs=1

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from bitcycle.files import read_records
 from bitcycle.recipe.learning_rate import LearningRateOptions
 from bitcycle.settings import SettingError
+from bitcycle.training.outcome import ReduceOnPlateau
 from bitcycle.training.run import execute
 from tests.conftest import configure, golden_json
 from tests.settings import RESUME
@@ -115,6 +116,10 @@ def test_exponential_and_inverse_square_root():
     """HLHLp, PTB: rate * 0.9^(epoch - 10) after 10 of 50 epochs; Transformer: up to the warm-up's end, then 1 / sqrt(step)."""
     options = LearningRateOptions(name="exponential", initial=1.0, delay=0.2, final_factor=0.9**40)
     assert [options.rate(epoch, 50) for epoch in (0, 9, 10, 11, 30)] == pytest.approx([1, 1, 1, 0.9, 0.9**20])
+    rounded = LearningRateOptions(
+        name="exponential", initial=1.0, delay=0.19, final_factor=0.5
+    )  # held for 1.9 of 10 steps
+    assert [rounded.rate(step, 10) for step in (1, 2, 3)] == pytest.approx([1, 1, 0.5 ** (1 / 8)])
     options = LearningRateOptions(name="inverse_sqrt", initial=5e-4, warmup=0.08, warmup_shape="linear")
     assert [options.rate(step, 50_000) for step in (0, 2000, 4000, 16_000)] == pytest.approx([0, 2.5e-4, 5e-4, 2.5e-4])
     with pytest.raises(SettingError, match="set warmup above 0"):
@@ -136,6 +141,23 @@ def test_plateau_drops_the_rate_where_validation_stops_improving(digits):
             best, rate = max(best, record["validation_accuracy"]), rate if improved else rate * 0.1
             dropped += not improved
     assert dropped >= 2
+
+
+def test_the_state_of_plateaus_goes_on():
+    """A drop at the third validation without a new best, two of which were before the interruption."""
+    options = LearningRateOptions(name="plateau", factor=0.5, patience=3)
+    whole, first, second = (ReduceOnPlateau(options, higher_is_better=True) for _ in range(3))
+    values, multipliers = (3.0, 2.0, 1.0, 3.0, 2.5, 4.0, 3.0), []
+    for value in values:
+        whole.observe(value)
+        multipliers.append(whole.multiplier)
+    assert multipliers == [1, 1, 1, 0.5, 0.5, 0.5, 0.5]
+    for value in values[:3]:
+        first.observe(value)
+    second.load_state_dict(first.state_dict())
+    for value in values[3:]:
+        second.observe(value)
+    assert vars(second) == vars(whole)
 
 
 def test_plateau_needs_validation(digits):

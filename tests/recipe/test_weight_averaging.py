@@ -27,6 +27,19 @@ def test_when_the_released_code_would_average():
     assert [step for step in range(64_001) if options.due(step, 64_000)] == list(range(48_000, 64_001, 1170))
     assert not any(WeightAveragingOptions().due(step, 100) for step in range(101))
     assert [step for step in range(9) if WeightAveragingOptions(start=0, every=0).due(step, 8)] == list(range(1, 9))
+    rounded = WeightAveragingOptions(start=0.78, every=0.19)
+    assert [step for step in range(11) if rounded.due(step, 10)] == [8, 10]  # from step 7.8 of 10, every 1.9 steps
+
+
+def test_statistics_are_estimated_on_the_batches_of_the_current_epoch(digits, monkeypatch):
+    trainer = Trainer(digits("schedule=static"), CPU)
+    batches, asked = trainer.task.batches, []
+    monkeypatch.setattr(trainer.task, "batches", lambda step: (asked.append(step), batches(step))[1])
+    trainer.begin_phase()
+    trainer.train_step(next(batches(0)))
+    trainer.step = 20
+    trainer.average_weights()
+    assert asked == [16]  # of 16 steps per epoch
 
 
 def test_the_average_is_the_plain_mean_and_leaves_the_model_alone():

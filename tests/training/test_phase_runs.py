@@ -154,21 +154,31 @@ def test_a_run_without_phases_says_nothing_of_them(digits):
 
 
 def test_validation_without_choosing_is_reported(digits):
-    plan = digits("schedule=static", "dataset.validation=0.25", "training.evaluation_steps=16")
+    plan = digits("schedule=RTH", "dataset.validation=0.25", "training.evaluation_steps=4")
     summary = execute(plan)
     found = [(r["validation_accuracy"], r["test_accuracy"]) for r in records(plan, "evaluation")]
-    assert len(found) == 4
+    assert len(found) == 16
     best = max(found, key=lambda pair: pair[0])
     assert summary["validation"] == {"final": found[-1][0], "best": best[0], "test_at_best": best[1]}
     assert summary["train_samples"] == 192
     assert summary["cost"]["total"] == plan.describe()["cost"]
 
 
-@pytest.mark.parametrize(("checkpoint_step", "crash_step"), [(31, 32), (32, 33), (33, 34), (30, 40)])
+@pytest.mark.parametrize(
+    ("checkpoint_step", "crash_step", "ratio"),
+    [
+        (31, 32, ["schedule.ratio=40"]),
+        (32, 33, ["schedule.ratio=40"]),
+        (33, 34, ["schedule.ratio=40"]),
+        (30, 40, []),
+        (20, 22, []),
+    ],
+)
 def test_a_crash_around_a_change_of_phase_leaves_no_trace(
-    digits, finished_digits, monkeypatch, checkpoint_step, crash_step
+    digits, finished_digits, monkeypatch, checkpoint_step, crash_step, ratio
 ):
-    overrides = ["schedule=hlhlp", *CHOOSING, "schedule.ratio=40"]
+    """The ratio of step sizes is given, or measured at the beginning of the second phase."""
+    overrides = ["schedule=hlhlp", *CHOOSING, *ratio]
     cut = digits(*overrides)
     with monkeypatch.context() as patch:
         crash_at(patch, crash_step, checkpoint_step)
@@ -193,8 +203,10 @@ def test_the_previous_checkpoint_finds_the_weights_that_it_chooses_from(digits, 
             execute(cut)
     folder = cut.folder.checkpoint
     assert folder.load()["step"] == 33
-    assert sorted(folder.folder.glob("candidate-*"))
     folder.last.write_bytes(b"torn")
+    previous = folder.load()
+    assert previous["step"] == 32
+    assert all(folder.candidate(found["step"]).exists() for found in previous["phases"]["candidates"])
     execute(cut)
     assert_equal(result(cut.folder), result(finished_digits(*overrides).folder))
 

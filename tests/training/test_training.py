@@ -13,14 +13,17 @@ from bitcycle.cpp_extension import is_compiled
 from bitcycle.dataset import DatasetOptions
 from bitcycle.errors import RunError
 from bitcycle.files import read_json, read_records, write_atomically
+from bitcycle.hardware import CostMeter
 from bitcycle.model import check_kind
 from bitcycle.quantizer import compiler_works
 from bitcycle.quantizer.cpp_operators import AFFINE
+from bitcycle.randomness import derive
 from bitcycle.recipe.options import OptimizerOptions
 from bitcycle.schedule import Precision
 from bitcycle.settings import SettingError
 from bitcycle.task.classification import Classification
 from bitcycle.training.compilation import wants_compilation
+from bitcycle.training.display import ProgressBar
 from bitcycle.training.loop import Trainer
 from bitcycle.training.metrics_log import JsonLines
 from bitcycle.training.report import status_table
@@ -104,6 +107,10 @@ def test_summary_follows_from_the_metrics(digits):
     assert (summary["best"], summary["best_step"]) == (accuracy[best], tests[best]["step"])
     assert summary["cost"]["to_best"] == tests[best]["cost"]
     assert summary["cost"]["total"] == tests[-1]["cost"]
+    for part in ("to_best", "total"):  # from which costs of other hardware are computed later
+        meter = CostMeter(plan.workload, plan.config.hardware, plan.schedule.reference)
+        meter.load_state_dict(summary["samples"][part])
+        assert meter.cost().summary() == summary["cost"][part]
     assert summary["mean_of_last"] == {"mean": pytest.approx(sum(accuracy[-5:]) / 5), "evaluations": 5}
     assert summary["at_q_max"]["best"] == max(record["test_accuracy_at_q_max"] for record in tests)
 
@@ -116,6 +123,47 @@ def test_of_equal_evaluations_the_first_is_the_best(digits, monkeypatch):
     summary = execute(plan)
     assert (summary["best"], summary["best_step"]) == (30.0, 32)
     assert summary["cost"]["to_best"]["gbitops"] == pytest.approx(summary["cost"]["total"]["gbitops"] / 2)
+
+
+def test_the_network_at_q_max_is_another_one_if_only_activations_differ(digits, monkeypatch):
+    plan = digits(
+        "schedule=hlhlp", "quantizer=uniform_l2", "schedule.bits=[8,8,8,8]", "schedule.activation_bits=[8,4,8,4]"
+    )
+    trainer, used = Trainer(plan, CPU), []
+    trainer.begin_phase()
+    trainer.train_step(next(trainer.task.batches(0)))
+    monkeypatch.setattr(
+        Trainer, "evaluate_at", lambda self, bits, *_, **__: used.append(bits) or {"test_accuracy": 1.0}
+    )
+    monkeypatch.setattr(Trainer, "consider", lambda self, validation: {})
+    for activation, evaluations in ((4, [4, 8, 4]), (8, [8, 8])):  # at the step's bits, at q_max, for validation
+        monkeypatch.setattr(trainer.controller, "precision", Precision(8, activation, 32))
+        trainer.evaluate(ProgressBar(64, 0, False))
+        assert [bits.activation for bits in used] == evaluations
+        used.clear()
+
+
+def test_random_numbers_of_a_step_are_those_of_seed_and_step(digits, monkeypatch):
+    seeds = []
+    monkeypatch.setattr("bitcycle.training.loop.seed_step", lambda device, seed: seeds.append(seed))
+    for seed in (0, 3):
+        trainer = Trainer(digits("schedule=static", f"seed={seed}"), CPU)
+        trainer.begin_phase()
+        batches = trainer.task.batches(0)
+        for _ in range(2):
+            trainer.train_step(next(batches))
+    assert seeds == [derive(seed, "step", step) for seed in (0, 3) for step in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)]
+)
+def test_an_optimizer_has_its_options(name, kind):
+    options = OptimizerOptions(name=name, momentum=0.7, weight_decay=0.01, beta1=0.8, beta2=0.95, epsilon=1e-6)
+    optimizer = options.build(torch.nn.Linear(2, 1))
+    assert type(optimizer) is kind
+    expected = {"momentum": 0.7} if name == "sgd" else {"betas": (0.8, 0.95), "eps": 1e-6}
+    assert expected.items() | {"weight_decay": 0.01}.items() <= optimizer.defaults.items()
 
 
 @pytest.mark.parametrize(("choice", "bits"), [("last", [3, 3, 8]), ("max", [8, 8, 8]), ("float", [32, 32, 32])])

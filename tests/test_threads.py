@@ -11,9 +11,21 @@ import pytest
 
 from bitcycle import threads
 from bitcycle.benchmark import contention
-from bitcycle.threads import POLICY, SCHEDULERS, THREADS, WAITING, allowed_cores, choose_threads, quota_cores, share_of
+from bitcycle.threads import (
+    CHOSEN,
+    POLICY,
+    SCHEDULERS,
+    THREADS,
+    WAITING,
+    allowed_cores,
+    choose_threads,
+    quota_cores,
+    share_of,
+    users_threads,
+)
+from tests.slurm_cases import JobInSlurm
 
-VARIABLES = (THREADS, POLICY, *WAITING, *SCHEDULERS)
+VARIABLES = (THREADS, CHOSEN, POLICY, *WAITING, *SCHEDULERS)
 REPORT = "import json, os; print(json.dumps(dict(os.environ)))"
 
 
@@ -21,7 +33,6 @@ REPORT = "import json, os; print(json.dumps(dict(os.environ)))"
 def clean(monkeypatch):
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(threads, "_chosen", [])
     monkeypatch.setattr(threads, "quota_cores", lambda: None)
     monkeypatch.setattr(threads, "visible_cores", lambda: 8)
 
@@ -79,6 +90,60 @@ def test_without_a_limit_the_number_is_left_to_pytorch():
     assert share_of(20) == {THREADS: "1"}
 
 
+def test_a_number_that_another_command_chose_is_chosen_anew(monkeypatch):
+    """A job of SLURM has the variables of the command that submitted it, maybe from a machine with fewer cores."""
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "2")
+    choose_threads()
+    assert os.environ[THREADS] == "2" and users_threads() is None
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "4")
+    choose_threads()
+    assert os.environ[THREADS] == "4" and share_of(2) == {THREADS: "2"}
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK")
+    choose_threads()
+    assert THREADS not in os.environ and CHOSEN not in os.environ
+
+
+def test_a_share_is_not_chosen_anew_by_the_run_that_got_it(monkeypatch):
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "4")
+    choose_threads()
+    for name, value in share_of(2).items():
+        monkeypatch.setenv(name, value)
+    choose_threads()
+    assert os.environ[THREADS] == "2"
+
+
+@pytest.mark.parametrize("module", ["bitcycle.benchmark", "bitcycle.sweep.status"])
+def test_a_module_run_by_its_name_is_a_command(module, tmp_path):
+    """A module that is run imports PyTorch when it begins, here one that reports the variables."""
+    (tmp_path / "torch.py").write_text(f"{REPORT}; import os; os._exit(0)")
+    before = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    environment = before | {"PYTHONPATH": str(tmp_path), "SLURM_CPUS_PER_TASK": "1"}
+    command = [sys.executable, "-c", "import os; print(len(os.sched_getaffinity(0)))"]
+    cores = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    done = subprocess.run([sys.executable, "-u", "-m", module], env=environment, capture_output=True, text=True)
+    after = json.loads(done.stdout.splitlines()[-1])
+    assert {name: after.get(name) for name in WAITING} == WAITING
+    assert after.get(THREADS) == ("1" if cores > 1 else None)
+
+
+def test_a_module_of_another_package_is_not_a_command(monkeypatch):
+    for words in (["python", "-m", "other.tool"], ["python", "-m", "bitcycle_tools"], ["python", "tool.py"]):
+        monkeypatch.setattr(sys, "orig_argv", words)
+        monkeypatch.setattr(sys, "argv", ["-m"])
+        assert not threads.runs_a_module()
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "bitcycle.campaign"])
+    assert threads.runs_a_module()
+    monkeypatch.setattr(sys, "argv", ["tool.py", "bitcycle"])
+    assert not threads.runs_a_module(), "the package is imported later than its module is located"
+
+
+def test_a_job_leaves_the_number_to_its_run(tmp_path, monkeypatch):
+    """Its variable would count as the user's choice, and neither affinity nor a container's quota would limit it."""
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "64")
+    job = JobInSlurm(tmp_path)
+    assert job.start('test -z "$OMP_NUM_THREADS"').wait(60) == 0
+
+
 def test_an_allocation_beyond_the_affinity_does_not_count(monkeypatch):
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "64")
     assert allowed_cores() == 8
@@ -93,6 +158,15 @@ def test_an_allocation_beyond_the_affinity_does_not_count(monkeypatch):
         ({"a/b/cpu.max": "max 100000"}, None),
         ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4),
         ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ({"cpu/c/d/cpu.cfs_quota_us": "250000", "cpu/c/d/cpu.cfs_period_us": "100000"}, 3),
+        (
+            {
+                **{"cpu/c/d/cpu.cfs_quota_us": "900000", "cpu/c/d/cpu.cfs_period_us": "100000"},
+                **{"cpu/c/cpu.cfs_quota_us": "50000", "cpu/c/cpu.cfs_period_us": "50000"},
+            },
+            1,
+        ),
+        ({"cpu/x/cpu.cfs_quota_us": "100000", "cpu/x/cpu.cfs_period_us": "100000"}, None),
         ({}, None),
     ],
 )
@@ -101,7 +175,7 @@ def test_the_quota_of_a_container(files, cores, tmp_path):
     for name, text in files.items():
         (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "fs" / name).write_text(text)
-    (tmp_path / "own").write_text("1:name=systemd:/x\n0::/a/b\n")
+    (tmp_path / "own").write_text("1:name=systemd:/x\n4:cpu,cpuacct:/c/d\n0::/a/b\n")
     assert quota_cores(tmp_path / "fs", tmp_path / "own") == cores
 
 

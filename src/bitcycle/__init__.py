@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitcycle.schedule import Precision, schedule
+from bitcycle.threads import choose_threads, runs_a_module
+
+if runs_a_module():  # `python -m bitcycle.benchmark` is a command, and its module imports PyTorch at once
+    choose_threads()
 
 if TYPE_CHECKING:
     from bitcycle.integrations.onnx import export_onnx

@@ -59,6 +59,7 @@ from bitcycle.sweep.registry import (
     read_sweep,
 )
 from bitcycle.sweep.status import Speeds, recorded_seconds, sweeps_table
+from bitcycle.threads import THREADS, users_threads
 from bitcycle.training.display import console, set_up_console
 from bitcycle.training.run_folder import RunFolder
 
@@ -273,7 +274,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bitcycle campaign", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--plan", type=Path, help=f"default: {PLAN} of the repository")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; default: 1")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads of a run; default: 1")
+    parser.add_argument("--threads", type=int, help="CPU threads of a run; default: OMP_NUM_THREADS, or 1")
     words = "scheduling priority of runs; default: idle, only otherwise unused CPU time"
     parser.add_argument("--priority", choices=NICENESS, default="idle", help=words)
     parser.add_argument("--results-root", default=str(RUNS), help="folder of the run folders")
@@ -289,7 +290,7 @@ def main() -> int:
 def run(given: argparse.Namespace, root: Path) -> int:
     """Read the plan, then print its table or train its runs."""
     for name, number in {"--jobs": given.jobs, "--threads": given.threads}.items():
-        if number < 1:
+        if number is not None and number < 1:
             raise SettingError(name, number, "is too small", "use 1 or more")
     check_frozen(read_claims(root / PUBLISHED), read_families(root / PUBLISHED))
     parts = read_plan(given.plan or root / PLAN)
@@ -299,7 +300,7 @@ def run(given: argparse.Namespace, root: Path) -> int:
         if given.dry_run:
             console(200).print(campaign.table(given.jobs))
             return EXIT_DONE
-        os.environ |= {"OMP_NUM_THREADS": str(given.threads), PRIORITY_VARIABLE: given.priority}
+        os.environ |= {THREADS: str(given.threads or users_threads() or 1), PRIORITY_VARIABLE: given.priority}
         summaries = Summaries(given.summary, given.figures)
         with alone(Path(results_root)):
             for part, runs in zip(parts, campaign.runs, strict=True):

@@ -4,11 +4,13 @@ PyTorch starts a thread per core, and a thread that waits spins: GNU OpenMP trie
 another program needs, too, spinning costs its whole share of time, so that a step on a busy machine took up to thirty times as
 long as on an idle one. A bounded number of tries keeps the speed alone (`bitcycle bench` measures both; docs/speed.md).
 
-Only commands choose: `import bitcycle` in another program leaves the environment alone. A variable that is set already wins.
+Only commands choose: `import bitcycle` in another program leaves the environment alone. A variable that is set already wins, unless
+another command of bitcycle has set it: a job may start on another machine than the command that submits it.
 """
 
 import math
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -21,25 +23,40 @@ SCHEDULERS = ("SLURM_CPUS_PER_TASK", "PBS_NUM_PPN", "NSLOTS", "LSB_DJOB_NUMPROC"
 """Variables in which SLURM, PBS, Grid Engine and LSF give the cores of a job."""
 
 
+CHOSEN = "BITCYCLE_CHOSEN_THREADS"
+"""Variable with the number of threads that a command chose; other values of `OMP_NUM_THREADS` are the user's."""
+
+
 def choose_threads() -> None:
     """Set the waiting policy, and the number of threads if a scheduler or a container allows fewer than PyTorch would start. Must
     run before PyTorch is imported."""
     if POLICY not in os.environ:
         for variable, value in WAITING.items():
             os.environ.setdefault(variable, value)
-    if THREADS not in os.environ and (allowed := allowed_cores()) < visible_cores():
-        os.environ[THREADS] = str(allowed)
-        _chosen.append(THREADS)
+    if users_threads() is not None:
+        return
+    for variable in (THREADS, CHOSEN):
+        os.environ.pop(variable, None)
+    if (allowed := allowed_cores()) < visible_cores():
+        os.environ |= {THREADS: str(allowed), CHOSEN: str(allowed)}
 
 
-_chosen: list[str] = []
-"""The number of threads if it was chosen here, not by the user."""
+def users_threads() -> str | None:
+    """The value of `OMP_NUM_THREADS` if the user, not a command of bitcycle, has set it."""
+    threads = os.environ.get(THREADS)
+    return None if threads == os.environ.get(CHOSEN) else threads
+
+
+def runs_a_module() -> bool:
+    """Whether this process is `python -m bitcycle.MODULE` and about to run it: `sys.argv` begins with -m while Python locates the
+    module, for which it imports the packages around it."""
+    return sys.argv[:1] == ["-m"] and any(re.fullmatch(r"(-\w*m)?bitcycle(\.\w+)*", word) for word in sys.orig_argv[1:])
 
 
 def share_of(runs: int) -> dict[str, str]:
     """Environment of one of `runs` processes that start together: each gets its share of the allowed cores, unless the user has
     chosen a number of threads."""
-    if runs < 2 or (THREADS in os.environ and not _chosen):
+    if runs < 2 or users_threads() is not None:
         return {}
     return {THREADS: str(max(1, allowed_cores() // runs))}
 
@@ -69,13 +86,19 @@ def quota_cores(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/sel
         lines = own.read_text().splitlines()
     except OSError:
         return None
-    folder = next((line.partition("::")[2].strip("/") for line in lines if line.startswith("0::")), "")
-    quotas = [_quota(root / folder)]
-    while folder:
-        folder = folder.rpartition("/")[0]
-        quotas.append(_quota(root / folder))
-    quotas.append(_quota_of_version_1(root / "cpu"))
+    quotas: list[float | None] = []
+    for _, controllers, group in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+        if not controllers:
+            quotas += [_quota(folder) for folder in _and_parents(root, group)]
+        elif "cpu" in controllers.split(","):
+            quotas += [_quota_of_version_1(folder) for folder in _and_parents(root / "cpu", group)]
     return min((math.ceil(quota) for quota in quotas if quota), default=None)
+
+
+def _and_parents(root: Path, group: str) -> list[Path]:
+    """Folders of a control group and of those that contain it, which limit it, too; a container may see the root's only."""
+    folder = root / group.strip("/")
+    return [folder, *(parent for parent in folder.parents if parent.is_relative_to(root))]
 
 
 def _quota(group: Path) -> float | None:

@@ -62,11 +62,8 @@ class SlurmJob:
 
     def _train(self) -> int:
         """Start the run, forward signals to it, and return its exit code."""
-        environment = dict(os.environ)
-        if "SLURM_CPUS_PER_TASK" in environment:
-            environment.setdefault("OMP_NUM_THREADS", environment["SLURM_CPUS_PER_TASK"])
         try:
-            process = subprocess.Popen(self.command, cwd=self.folder, env=environment)
+            process = subprocess.Popen(self.command, cwd=self.folder)
         except OSError as error:
             say(f"cannot start {self.command[0]}: {error}")
             return EXIT_FAILED

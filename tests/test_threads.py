@@ -161,8 +161,10 @@ def test_an_allocation_beyond_the_affinity_does_not_count(monkeypatch):
         ({"cpu/c/d/cpu.cfs_quota_us": "250000", "cpu/c/d/cpu.cfs_period_us": "100000"}, 3),
         (
             {
-                **{"cpu/c/d/cpu.cfs_quota_us": "900000", "cpu/c/d/cpu.cfs_period_us": "100000"},
-                **{"cpu/c/cpu.cfs_quota_us": "50000", "cpu/c/cpu.cfs_period_us": "50000"},
+                "cpu/c/d/cpu.cfs_quota_us": "900000",
+                "cpu/c/d/cpu.cfs_period_us": "100000",
+                "cpu/c/cpu.cfs_quota_us": "50000",
+                "cpu/c/cpu.cfs_period_us": "50000",
             },
             1,
         ),

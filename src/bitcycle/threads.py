@@ -4,8 +4,8 @@ PyTorch starts a thread per core, and a thread that waits spins: GNU OpenMP trie
 another program needs, too, spinning costs its whole share of time, so that a step on a busy machine took up to thirty times as
 long as on an idle one. A bounded number of tries keeps the speed alone (`bitcycle bench` measures both; docs/speed.md).
 
-Only commands choose: `import bitcycle` in another program leaves the environment alone. A variable that is set already wins, unless
-another command of bitcycle has set it: a job may start on another machine than the command that submits it.
+Only commands choose: `import bitcycle` in another program leaves the environment alone. A variable that is set already wins,
+unless another command of bitcycle has set it: a job may start on another machine than the command that submits it.
 """
 
 import math

@@ -16,7 +16,7 @@ from torch import nn
 from bitcycle.dataset.speech import SpeechManifest
 from bitcycle.dataset.utterances import BLANK
 from bitcycle.files import read_json, read_records
-from bitcycle.task.ctc import PrefixSearch, WordTrigram, ctc_loss, edit_distances, greedy, log_add
+from bitcycle.task.ctc import ctc_loss, edit_distances, greedy
 from bitcycle.task.speech_recognition import SpeechEvaluation, SpeechRecognitionOptions, losses_of, scores
 from bitcycle.training.run import execute
 from tests.conftest import configure, plan
@@ -130,59 +130,6 @@ def test_edits_are_those_of_the_table(pairs):
     assert edits.tolist() == [edits_by_table(*pair) for pair in pairs]
 
 
-# Decoding with a language model
-
-
-def sentence(model: WordTrigram, text: str) -> float:
-    """ln S of a whole sentence, including its end."""
-    words = ["<s>", "<s>", *text.split(), "</s>"]
-    return sum(model.score(*words[place - 2 : place + 1]) for place in range(2, len(words)))
-
-
-def test_trigram_backs_off():
-    model = WordTrigram(["a b a", "a b c"])
-    score = {words: math.exp(model.score(*words.split())) for words in ("<s> a b", "a b c", "x b c", "x y a", "x y z")}
-    expected = {"<s> a b": 1.0, "a b c": 0.5, "x b c": 0.4 * 0.5, "x y a": 0.4**2 * 3 / 8, "x y z": 0.4**3 / 8}
-    assert score == pytest.approx(expected)
-    assert math.exp(sentence(model, "a b c")) == pytest.approx(1 * 1 * 0.5 * 1)
-
-
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize(("weight", "bonus"), [(0.0, 0.0), (1.0, 0.0), (0.7, 0.9)])
-def test_prefix_search_finds_the_best_text(seed, weight, bonus):
-    """With a beam that holds everything, the text of the largest value among all texts, by brute force over paths."""
-    alphabet, language = "ab ", WordTrigram(["a b", "ab a", "b"])
-    generator = torch.Generator().manual_seed(seed)
-    frames = (2 * torch.randn(5, 4, dtype=torch.float64, generator=generator)).log_softmax(1)
-
-    def value(symbols: tuple[int, ...], p: float) -> float:
-        words = "".join(alphabet[symbol - 1] for symbol in symbols)
-        return math.log(p) + weight * sentence(language, words) + bonus * len(words.split())
-
-    values = {symbols: value(symbols, p) for symbols, p in brute_force(frames).items()}
-    best = "".join(alphabet[symbol - 1] for symbol in max(values, key=values.get)).strip()
-    search = PrefixSearch(alphabet, language, 10_000, weight, bonus, least=-math.inf)
-    assert search(frames.tolist()) == best
-
-
-def test_a_narrow_beam_may_miss_it_and_the_usual_one_does_not():
-    frames = (3 * torch.randn(9, 4, generator=torch.Generator().manual_seed(1))).log_softmax(1).tolist()
-    exact = PrefixSearch("ab ", None, 5000, least=-math.inf)(frames)
-    assert PrefixSearch("ab ")(frames) == exact
-
-
-def test_words_decide_between_texts_that_sound_alike():
-    frames = torch.tensor([[0.1, 0.5, 0.4], [0.9, 0.05, 0.05]]).log().tolist()
-    assert PrefixSearch("ab")(frames) == "a"
-    assert PrefixSearch("ab", WordTrigram(["b", "b"]))(frames) == "b"
-
-
-def test_sum_of_logarithms():
-    assert log_add(math.log(0.25), math.log(0.5)) == pytest.approx(math.log(0.75))
-    assert log_add(-math.inf, -1.0) == -1.0
-    assert log_add(-math.inf, -math.inf) == -math.inf
-
-
 # Task
 
 
@@ -196,7 +143,7 @@ def test_rates_are_edits_over_characters(utterances):
             path[:, 0], path[:, 2] = 2, 3
             return 50 * F.one_hot(path, 6).float()  # " abcd": every text becomes "ab"
 
-    evaluation = SpeechEvaluation(SpeechRecognitionOptions(), " abcd", utterances.transcripts)
+    evaluation = SpeechEvaluation(SpeechRecognitionOptions(), " abcd")
     found = evaluation.measure(Fixed(), utterances, "test")
     edits = sum(edits_by_table("ab", text) for text in utterances.transcripts)
     assert found["test_cer"] == pytest.approx(100 * edits / sum(map(len, utterances.transcripts)), abs=1e-4)
@@ -258,7 +205,6 @@ def test_recipe_of_the_paper():
         3,
     )
     assert (training.clip_norm, training.batch_size, training.evaluation_steps) == (4.0, 32, None)
-    assert config.task.choose_by == "loss"
 
 
 def test_a_dry_run_needs_no_data(tmp_path):
@@ -287,11 +233,11 @@ def test_digits_can_be_learned_a_little(speech):
 RUNS = {
     "CR": ["schedule=CR", "schedule.cycles=2"],
     "dorefa": ["schedule=RTH", "schedule.cycles=2", "quantizer=dorefa"],
-    "static, words by prefix search": ["task.decoder=prefix", "task.beam=4"],
+    "static": [],
     "float proxy": ["quantizer=none", "dataset=fsdd"],
     "hlhlp": [
         *("schedule=hlhlp", "quantizer=uniform_l2", "schedule.candidates=2", "schedule.alpha=0.1"),
-        *("task.choose_by=cer", "training.evaluation_steps=2"),
+        *("training.evaluation_steps=2"),
     ],
 }
 

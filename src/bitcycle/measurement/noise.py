@@ -23,9 +23,8 @@ train noise to WSJ. Noises and SNRs here are ours, so the results are not Aurora
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
 
 import torch
 from torch import Tensor
@@ -181,7 +180,6 @@ class NoiseTest(Analysis):
         ["5:15"], "SNR in dB: 10, or 5:15 to draw it for each recording (Aurora-4's range, from memory)"
     )
     seed: int = setting(0, "seed of the noise", minimum=0)
-    decoder: Optional[str] = setting(None, "decoder of words; null: the run's", choices=("greedy", "prefix"))
 
     def validate(self) -> None:
         for ratio in self.snr:
@@ -204,10 +202,8 @@ class NoiseTest(Analysis):
         self.conditions = [(CLEAN, ""), *((name, snr) for name in self.made for snr in self.snr)]
         task = config.task
         assert isinstance(task, SpeechRecognitionOptions)
-        task = task if self.decoder is None else replace(task, decoder=self.decoder)
-        transcripts = [recording.transcript for recording in splits.train]
-        self.evaluation = SpeechEvaluation(task, self.alphabet, transcripts)
-        facts = {"bits": run.bits, "utterances": len(self.recordings), "decoder": task.decoder}
+        self.evaluation = SpeechEvaluation(task, self.alphabet)
+        facts = {"bits": run.bits, "utterances": len(self.recordings)}
         return len(self.conditions), run.subject | facts
 
     def rows(self, unit: int) -> list[Row]:

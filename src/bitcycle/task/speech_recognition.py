@@ -1,10 +1,11 @@
 """Speech recognition by CTC: character and word error rate.
 
     CER    100 * character edits between the greedily decoded and the reference text / characters of the reference texts
-    WER    the same with words, for the text that `decoder` returns
+    WER    the same with words
     loss   -ln p(text | features), see `ctc.py`
 
-Source: HLHLp, section 4.3 (CER of greedy decoding). Its WER uses a finite-state transducer, here `ctc.PrefixSearch`.
+Source: HLHLp, section 4.3 (CER of greedy decoding). Its WER uses a finite-state transducer with a retrained trigram, which was
+not released; here the words, too, are decoded greedily.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from bitcycle.dataset.utterances import SpeechBatch, UtteranceBatches, Utterance
 from bitcycle.optional_imports import require
 from bitcycle.settings import setting
 from bitcycle.task.base import Sample, StepOutput, Task, TaskOptions, TaskSetup
-from bitcycle.task.ctc import PrefixSearch, WordTrigram, ctc_loss, edit_distances, greedy
+from bitcycle.task.ctc import ctc_loss, edit_distances, greedy
 
 
 @dataclass
@@ -34,22 +35,9 @@ class SpeechRecognitionOptions(TaskOptions):
         "mean over utterances of -ln p, or of -ln p per character (not specified by HLHLp)",
         choices=("utterance", "character"),
     )
-    choose_by: str = setting(
-        "loss",
-        "validation metric for the learning rate and for selecting weights: loss (HLHLp, section 4.3) or cer",
-        choices=("loss", "cer"),
-    )
     length_pool: int = setting(
         16, "number of batches whose utterances are sorted by length to reduce padding; 1: none", minimum=1
     )
-    decoder: str = setting(
-        "greedy",
-        "decoder for test_wer: greedy, or prefix (beam search with a word trigram: slow); CER is always greedy",
-        choices=("greedy", "prefix"),
-    )
-    beam: int = setting(64, "decoder=prefix: beam size", minimum=1)
-    language_weight: float = setting(1.0, "decoder=prefix: weight of the trigram", minimum=0)
-    word_bonus: float = setting(0.0, "decoder=prefix: score added per word")
     evaluation_batch_size: int = setting(64, "utterances evaluated at once", minimum=1)
 
     def sample(self, info: DatasetInfo) -> Sample:
@@ -65,6 +53,8 @@ class SpeechRecognition(Task):
 
     metric = "test_cer"
     higher_is_better = False
+    validation_metric = "validation_loss"
+    """For the learning rate and for selecting weights (HLHLp, section 4.3)."""
     majority_baseline = 0.0
     """Accuracy of an empty text, the output of a network that always predicts the blank, its most frequent symbol."""
 
@@ -73,9 +63,8 @@ class SpeechRecognition(Task):
         data, alphabet = dataset.load(setup.data_root, setup.seed), dataset.alphabet(setup.data_root)
         train, test, validation = (dataset.utterances(split or [], alphabet).to(setup.device) for split in data)
         self.options, self.splits = options, {"test": test, "validation": validation}
-        self.validation_metric = f"validation_{options.choose_by}"
         self.training_batches = UtteranceBatches(train, setup.batch_size, options.length_pool, setup.seed)
-        self.evaluation = SpeechEvaluation(options, alphabet, train.transcripts)
+        self.evaluation = SpeechEvaluation(options, alphabet)
 
     @property
     def chance(self) -> float:
@@ -98,14 +87,10 @@ class SpeechRecognition(Task):
 
 
 class SpeechEvaluation:
-    """Evaluation of a network on utterances. The transcripts of the training split are for the language model."""
+    """Evaluation of a network on utterances."""
 
-    def __init__(self, options: SpeechRecognitionOptions, alphabet: Sequence[str], transcripts: Sequence[str]) -> None:
+    def __init__(self, options: SpeechRecognitionOptions, alphabet: Sequence[str]) -> None:
         self.options, self.alphabet = options, alphabet
-        self.search = None
-        if options.decoder == "prefix":
-            values = options.beam, options.language_weight, options.word_bonus
-            self.search = PrefixSearch(alphabet, WordTrigram(transcripts), *values)
 
     @torch.no_grad()
     def measure(self, model: nn.Module, utterances: Utterances, split: str, words: bool = True) -> dict[str, float]:
@@ -121,7 +106,7 @@ class SpeechEvaluation:
             found = texts(logits, lengths, self.alphabet)
             cer.update(found, wanted)
             if words:
-                wer.update(found if self.search is None else searched(self.search, logits, lengths), wanted)
+                wer.update(found, wanted)
         rates = {f"{split}_cer": cer, **({f"{split}_wer": wer} if words else {})}
         percent = {name: round(100 * float(rate.compute()), 4) for name, rate in rates.items()}
         return {**percent, f"{split}_loss": loss / len(utterances)}
@@ -146,9 +131,3 @@ def texts(logits: Tensor, lengths: Tensor, alphabet: Sequence[str]) -> list[str]
     found, counts = greedy(logits, lengths)
     rows = zip(found.tolist(), counts.tolist(), strict=True)
     return ["".join(alphabet[symbol - 1] for symbol in row[:count]).strip() for row, count in rows]
-
-
-def searched(search: PrefixSearch, logits: Tensor, lengths: Tensor) -> list[str]:
-    """Texts found by prefix search."""
-    frames = logits.float().log_softmax(2).cpu()
-    return [search(rows[:length].tolist()) for rows, length in zip(frames, lengths.tolist(), strict=True)]
